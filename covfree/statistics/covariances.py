@@ -1,0 +1,46 @@
+"""Class covariances of one client: what FedCOF's oracle (and CCVR) sends."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from covfree.linalg import product
+from covfree.statistics.groups import accumulation_dtype
+from covfree.statistics.means import class_means
+
+
+def class_covariances(
+    features: Float[Array, "examples dim"], labels: Int[Array, " examples"], num_classes: int
+) -> Float[Array, "classes dim dim"]:
+    """Unbiased sample covariance of each class, for one client.
+
+    S_kc = Σ_i (f_i − μ_kc)(f_i − μ_kc)ᵀ / (n_kc − 1), 0 where n_kc < 2. One class at a time, so that the
+    memory beyond the result is n·d.
+
+    Args:
+        features: features of the client's examples.
+        labels: their classes; a label outside [0, num_classes) is padding.
+        num_classes: C, static. The result has C·d² numbers: ask for it with few classes.
+
+    Returns:
+        Covariances. Equivalent to ``numpy.cov(features[labels == c], rowvar=False)`` for each class c.
+
+    Raises:
+        ValueError: if shapes do not fit.
+        TypeError: if labels are no integers.
+
+    >>> import jax.numpy as jnp
+    >>> class_covariances(jnp.array([[1.0], [3.0], [9.0]]), jnp.array([0, 0, 1]), 2).ravel().tolist()
+    [2.0, 0.0]
+    """
+    means, counts = class_means(features, labels, num_classes)
+    values = features.astype(accumulation_dtype(features))
+
+    def one_class(operand: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        label, mean, count = operand
+        centred = jnp.where((labels == label)[:, None], values - mean[None, :], 0)
+        return product(centred.T, centred) / jnp.maximum(count - 1, 1).astype(values.dtype)
+
+    return jax.lax.map(one_class, (jnp.arange(num_classes), means, counts))

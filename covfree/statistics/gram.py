@@ -1,0 +1,55 @@
+"""The Gram matrix and class sums of one client: what Fed3R sends."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from covfree.linalg import product
+from covfree.statistics.groups import accumulation_dtype, check_examples, check_positive, sum_groups
+
+
+class GramStatistics(NamedTuple):
+    """Fed3R's statistics; those of several clients add up.
+
+    Attributes:
+        gram: A = F Fᵀ = Σ_i f_i f_iᵀ.
+        class_sum: columns of Fed3R's b, here as rows: Σ of the features of each class.
+        count: examples of each class.
+    """
+
+    gram: Float[Array, "dim dim"]
+    class_sum: Float[Array, "classes dim"]
+    count: Int[Array, " classes"]
+
+
+def gram(
+    features: Float[Array, "examples dim"], labels: Int[Array, " examples"], num_classes: int
+) -> GramStatistics:
+    """Gram matrix F Fᵀ, class sums and counts of one client.
+
+    Args:
+        features: features of the client's examples. Half precisions are summed in float32.
+        labels: their classes; a label outside [0, num_classes) is padding.
+        num_classes: C, static.
+
+    Returns:
+        The statistics. Batch over clients with ``jax.vmap``; add them up with ``jax.tree.map``.
+
+    Raises:
+        ValueError: if shapes do not fit.
+        TypeError: if labels are no integers.
+
+    Source: Fed3R (Fanì et al. 2024), eq. 5 and 6.
+
+    >>> import jax.numpy as jnp
+    >>> gram(jnp.array([[1.0, 2.0]]), jnp.array([0]), 1).gram.tolist()
+    [[1.0, 2.0], [2.0, 4.0]]
+    """
+    check_examples(features=features, labels=labels)
+    check_positive("num_classes", num_classes)
+    kept = (labels >= 0) & (labels < num_classes)
+    values = jnp.where(kept[:, None], features, 0).astype(accumulation_dtype(features))
+    return GramStatistics(product(values.T, values), *sum_groups(features, labels, num_classes))

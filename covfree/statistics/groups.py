@@ -1,0 +1,107 @@
+"""Assigning examples to groups and to random subsets of them, by sorting: no loop, no group-sized arrays."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key, UInt32
+
+
+def accumulation_dtype(features: jax.Array) -> jnp.dtype:
+    """Data type in which features are summed: float32 for the half precisions, else their own."""
+    return jnp.promote_types(features.dtype, jnp.float32)
+
+
+def sum_groups(
+    features: Float[Array, "examples dim"], group: Int[Array, " examples"], num_groups: int
+) -> tuple[Float[Array, "groups dim"], Int[Array, " groups"]]:
+    """Sum features and count examples by group; a group below 0 is padding.
+
+    Returns:
+        Sums in `accumulation_dtype` and counts.
+    """
+    kept = (group >= 0) & (group < num_groups)
+    # Padding may hold anything, NaN too; it goes to no group, but XLA may still add it as 0 times itself.
+    values = jnp.where(kept[:, None], features, 0).astype(accumulation_dtype(features))
+    sums = jax.ops.segment_sum(values, jnp.where(kept, group, num_groups), num_groups)
+    counts = jax.ops.segment_sum(kept.astype(jnp.int32), jnp.where(kept, group, num_groups), num_groups)
+    return sums, counts
+
+
+def means_of(sums: Float[Array, "groups dim"], counts: Int[Array, " groups"]) -> Float[Array, "groups dim"]:
+    """Divide sums by counts; the mean of nothing is 0."""
+    return sums / jnp.maximum(counts, 1)[:, None].astype(sums.dtype)
+
+
+def subset_groups(
+    keys: tuple[Int[Array, " examples"], ...],
+    kept: Bool[Array, " examples"],
+    num_subsets: int,
+    key: Key[Array, ""] | UInt32[Array, "2"] | None,
+) -> tuple[Int[Array, " examples"], Int[Array, " examples"]]:
+    """Number the random subsets of the groups of examples that share all ``keys``.
+
+    A group of m examples is cut into min(num_subsets, ⌊m/2⌋) subsets, at least one, whose sizes differ
+    by at most 1: each has at least 2 examples unless the group has only one (FedCOF, App. E).
+
+    Args:
+        keys: integers that examples of one group share; the first is the slowest in the order of groups.
+        kept: False for padding.
+        num_subsets: most subsets of a group.
+        key: PRNG key that deals the examples; may be None for one subset.
+
+    Returns:
+        For each example its subset's number among all subsets, consecutive from 0 in the order of the
+        groups, and its subset's number within its group; −1 in both for padding.
+    """
+    n = kept.shape[0]
+    if n == 0:
+        return (jnp.zeros(0, jnp.int32),) * 2
+    index = jnp.arange(n, dtype=jnp.int32)
+    draw = () if key is None else (jax.random.bits(key, (n,), jnp.uint32),)
+    # Padding sorts behind everything else.
+    operands = ((~kept).astype(jnp.int32), *keys, *draw, index)
+    padding, *rest = jax.lax.sort(operands, num_keys=len(operands) - 1)
+    sorted_keys, order = rest[: len(keys)], rest[-1]
+    change = jnp.zeros(n - 1, bool)
+    for values in (padding, *sorted_keys):
+        change |= values[1:] != values[:-1]
+    starts = jnp.concatenate([jnp.ones(1, bool), change])
+    group = jnp.cumsum(starts) - 1
+    size = jax.ops.segment_sum((padding == 0).astype(jnp.int32), group, n, indices_are_sorted=True)
+    subsets = jnp.clip(size // 2, 1, num_subsets)
+    first_subset = jnp.cumsum(subsets) - subsets
+    rank = index - jax.lax.cummax(jnp.where(starts, index, 0))
+    within = rank % subsets[group]
+    whole = jnp.where(padding == 0, first_subset[group] + within, -1)
+    scatter = jnp.zeros(n, jnp.int32)
+    return (
+        scatter.at[order].set(whole.astype(jnp.int32), unique_indices=True),
+        scatter.at[order].set(jnp.where(padding == 0, within, -1).astype(jnp.int32), unique_indices=True),
+    )
+
+
+def check_examples(**arrays: jax.Array) -> None:
+    """Raise unless ``features`` is [examples, dim] floating and the other arrays are [examples] integers."""
+    features = arrays.pop("features")
+    if jnp.ndim(features) != 2 or not jnp.issubdtype(jnp.result_type(features), jnp.floating):
+        raise ValueError(
+            f"features: expected floats of shape [examples, dim], got {jnp.result_type(features)} of shape "
+            f"{jnp.shape(features)}; functions describe one client, vmap batches them"
+        )
+    for name, array in arrays.items():
+        if not jnp.issubdtype(jnp.result_type(array), jnp.integer):
+            raise TypeError(f"{name}: expected integers, got {jnp.result_type(array)}")
+        if jnp.shape(array) != jnp.shape(features)[:1]:
+            raise ValueError(
+                f"{name}: expected shape {jnp.shape(features)[:1]} as features has "
+                f"{jnp.shape(features)[0]} examples, got {jnp.shape(array)}"
+            )
+
+
+def check_positive(name: str, value: int) -> None:
+    """Raise unless a static size is an integer of at least 1."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name}: expected an integer of at least 1, got {value!r}")
+    if value.__index__() < 1:
+        raise ValueError(f"{name}: expected an integer of at least 1, got {value!r}")

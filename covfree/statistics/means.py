@@ -1,0 +1,84 @@
+"""Class means of one client: what FedNCM and FedCOF send."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key, UInt32
+
+from covfree.statistics.groups import check_examples, check_positive, means_of, subset_groups, sum_groups
+
+
+def class_means(
+    features: Float[Array, "examples dim"], labels: Int[Array, " examples"], num_classes: int
+) -> tuple[Float[Array, "classes dim"], Int[Array, " classes"]]:
+    """Mean feature and number of examples of each class, for one client.
+
+    Args:
+        features: features of the client's examples. Half precisions are summed in float32.
+        labels: their classes; a label outside [0, num_classes) is padding.
+        num_classes: C, static.
+
+    Returns:
+        Means (0 for an absent class) and counts n_kc. Batch over clients with ``jax.vmap``.
+
+    Raises:
+        ValueError: if shapes do not fit.
+        TypeError: if labels are no integers.
+
+    Source: FedNCM (Legate et al. 2023); FedCOF (Magistri et al. 2024), section 3.
+
+    >>> import jax.numpy as jnp
+    >>> means, counts = class_means(jnp.array([[1.0], [3.0], [9.0]]), jnp.array([0, 0, 2]), 3)
+    >>> means.ravel().tolist(), counts.tolist()
+    ([2.0, 0.0, 9.0], [2, 0, 1])
+    """
+    check_examples(features=features, labels=labels)
+    check_positive("num_classes", num_classes)
+    sums, counts = sum_groups(features, labels, num_classes)
+    return means_of(sums, counts), counts
+
+
+def subset_class_means(
+    features: Float[Array, "examples dim"],
+    labels: Int[Array, " examples"],
+    num_classes: int,
+    num_subsets: int,
+    *,
+    key: Key[Array, ""] | UInt32[Array, "2"],
+) -> tuple[Float[Array, "classes subsets dim"], Int[Array, "classes subsets"]]:
+    """Means of disjoint random subsets of each class, for one client: more rows from few clients.
+
+    A class of n_kc examples gives min(num_subsets, ⌊n_kc/2⌋) means, at least one, of subsets whose sizes
+    differ by at most 1. Each so has at least 2 examples unless the client has only one: the mean of a
+    single example would send the example itself.
+
+    Args:
+        features: features of the client's examples.
+        labels: their classes; a label outside [0, num_classes) is padding.
+        num_classes: C, static.
+        num_subsets: most subsets of a class, static.
+        key: PRNG key that deals the examples to subsets.
+
+    Returns:
+        Means and counts; an unused subset has count 0 and mean 0.
+
+    Raises:
+        ValueError: if shapes do not fit or ``num_subsets`` is below 1.
+        TypeError: if labels are no integers.
+
+    Source: FedCOF (Magistri et al. 2024), App. E.
+
+    >>> import jax
+    >>> x, y = jax.numpy.ones((7, 2)), jax.numpy.zeros(7, int)
+    >>> subset_class_means(x, y, 1, 3, key=jax.random.key(0))[1].tolist()
+    [[3, 2, 2]]
+    """
+    check_examples(features=features, labels=labels)
+    check_positive("num_classes", num_classes)
+    check_positive("num_subsets", num_subsets)
+    kept = (labels >= 0) & (labels < num_classes)
+    _, subset = subset_groups((labels,), kept, num_subsets, key)
+    group = jnp.where(kept, labels * num_subsets + subset, -1)
+    sums, counts = sum_groups(features, group, num_classes * num_subsets)
+    shape = (num_classes, num_subsets)
+    return means_of(sums, counts).reshape(*shape, -1), counts.reshape(shape)

@@ -1,0 +1,84 @@
+"""Rows of a whole federation at once, from flat arrays: never ``[clients, classes, dim]``."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Key, UInt32
+
+from covfree.statistics.groups import check_examples, check_positive, means_of, subset_groups, sum_groups
+from covfree.types import Rows
+
+
+def count_rows(
+    labels: Int[np.ndarray, " examples"], clients: Int[np.ndarray, " examples"], num_subsets: int = 1
+) -> int:
+    """Number of rows that `client_rows` makes, counted on the host from concrete arrays.
+
+    >>> import numpy as np
+    >>> count_rows(np.array([0, 0, 1, 1]), np.array([0, 0, 0, 5]))
+    3
+    """
+    check_positive("num_subsets", num_subsets)
+    labels, clients = np.asarray(labels), np.asarray(clients)
+    kept = (labels >= 0) & (clients >= 0)
+    # A pair as one number, which sorts several times faster than pairs; Python's int for the bound.
+    width = int(labels.max(initial=0)) + 1
+    pairs = clients[kept].astype(np.int64) * width + labels[kept]
+    sizes = np.unique(pairs, return_counts=True)[1]
+    return int(np.clip(sizes // 2, 1, num_subsets).sum())
+
+
+def client_rows(
+    features: Float[Array, "examples dim"],
+    labels: Int[Array, " examples"],
+    clients: Int[Array, " examples"],
+    *,
+    num_rows: int,
+    num_subsets: int = 1,
+    key: Key[Array, ""] | UInt32[Array, "2"] | None = None,
+) -> Rows:
+    """Class means of all clients as rows, ordered by client, class and subset.
+
+    Costs one sort of n small keys and one pass over the features; memory n + num_rows·d.
+
+    Args:
+        features: features of all clients' examples, in any order.
+        labels: their classes; below 0 is padding.
+        clients: the client of each example; below 0 is padding.
+        num_rows: rows of the result, static; from `count_rows`, or any bound (``len(labels)`` always
+            holds). What is over is padding; what does not fit is an error, or lost under ``jit``.
+        num_subsets: most random subsets of a client's class, static; see `subset_class_means`.
+        key: PRNG key that deals examples to subsets; needed if ``num_subsets`` is above 1.
+
+    Returns:
+        Rows, those beyond the pairs that exist with count 0 and label −1.
+
+    Raises:
+        ValueError: if shapes do not fit, a key is missing, or ``num_rows`` is too small.
+        TypeError: if labels or clients are no integers.
+
+    >>> import jax.numpy as jnp
+    >>> features = jnp.array([[1.0], [3.0], [9.0]])
+    >>> rows = client_rows(features, jnp.array([0, 0, 1]), jnp.array([7, 7, 2]), num_rows=2)
+    >>> rows.mean.ravel().tolist(), rows.count.tolist(), rows.label.tolist()
+    ([9.0, 2.0], [1, 2], [1, 0])
+    """
+    check_examples(features=features, labels=labels, clients=clients)
+    check_positive("num_rows", num_rows)
+    check_positive("num_subsets", num_subsets)
+    if num_subsets > 1 and key is None:
+        raise ValueError("key: expected a PRNG key as num_subsets > 1 deals examples at random, got None")
+    kept = (labels >= 0) & (clients >= 0)
+    row, _ = subset_groups((clients, labels), kept, num_subsets, key if num_subsets > 1 else None)
+    sums, counts = sum_groups(features, row, num_rows)
+    if not isinstance(counts, jax.core.Tracer) and counts.sum() != kept.sum():
+        raise ValueError(
+            f"num_rows: {num_rows} rows cannot hold all client-class pairs: "
+            f"{kept.sum() - counts.sum()} of {kept.sum()} examples would be lost; use count_rows(labels, clients)"
+        )
+    label = jax.ops.segment_max(
+        jnp.where(kept, labels, -1).astype(jnp.int32), jnp.where(kept, row, num_rows), num_rows
+    )
+    return Rows(means_of(sums, counts), counts, jnp.where(counts > 0, label, -1))

@@ -1,0 +1,160 @@
+"""The vocabulary of the library: class rows, their moments, and the linear head.
+
+Axes, everywhere: ``examples`` (n), ``dim`` (d), ``classes`` (C), ``clients`` (K), ``rows`` (M).
+"""
+
+from __future__ import annotations
+
+from os import PathLike
+from typing import NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Num, Real
+
+# A number that may be a Python float or a traced scalar: what a user may sweep with vmap or differentiate.
+Scalar: TypeAlias = float | int | Real[Array, ""]
+
+
+class Rows(NamedTuple):
+    """A table of class rows: row r says that ``count[r]`` features of class ``label[r]`` have mean ``mean[r]``.
+
+    A raw example is a row with count 1; a client's class mean is a row with count n_kc. A row with
+    count 0 or with a label below 0 is padding: it changes nothing, whatever its mean holds.
+
+    Attributes:
+        mean: mean feature of each row.
+        count: number of examples behind each row, integer or float, at least 0.
+        label: class of each row, in [0, num_classes), or below 0 for padding.
+    """
+
+    mean: Float[Array, "rows dim"]
+    count: Num[Array, " rows"]
+    label: Int[Array, " rows"]
+
+    @classmethod
+    def from_means(
+        cls, means: Float[Array, "*batch classes dim"], counts: Num[Array, "*batch classes"]
+    ) -> Rows:
+        """Flatten dense class means, e.g. ``[clients, classes, dim]`` from a ``vmap``, to rows.
+
+        Args:
+            means: class means; the second last axis is the class.
+            counts: their counts; 0 where a client lacks the class (such a row is padding).
+
+        Returns:
+            Rows, one for each entry of ``counts``.
+
+        >>> import jax.numpy as jnp
+        >>> Rows.from_means(jnp.ones((5, 3, 2)), jnp.ones((5, 3))).mean.shape
+        (15, 2)
+        """
+        label = jnp.broadcast_to(jnp.arange(counts.shape[-1], dtype=jnp.int32), counts.shape)
+        return cls(means.reshape(-1, means.shape[-1]), counts.reshape(-1), label.reshape(-1))
+
+    @classmethod
+    def from_examples(cls, features: Float[Array, "examples dim"], labels: Int[Array, " examples"]) -> Rows:
+        """View raw examples as rows of count 1.
+
+        Estimators called on these rows give the exact within-class scatter, FedCOF's oracle.
+        """
+        return cls(features, jnp.ones(labels.shape, jnp.int32), labels)
+
+
+class Moments(NamedTuple):
+    """What the first phase sums up for each class; enough for the class means and priors.
+
+    Attributes:
+        count: N_c, examples of each class.
+        rows: K_c, rows of each class with a count above 0. Where each client sends one mean a class,
+            the number of clients that hold the class.
+        total: sum of the class's features, Σ_r n_r x_r.
+    """
+
+    count: Num[Array, " classes"]
+    rows: Int[Array, " classes"]
+    total: Float[Array, "classes dim"]
+
+    @property
+    def mean(self) -> Float[Array, "classes dim"]:
+        """Class means μ_c; 0 for an absent class."""
+        count = jnp.where(self.count > 0, self.count, 1).astype(self.total.dtype)
+        return self.total / count[:, None]
+
+    @property
+    def grand_mean(self) -> Float[Array, " dim"]:
+        """Mean μ_g of all examples; 0 if there are none."""
+        count = self.count.sum()
+        return self.total.sum(0) / jnp.where(count > 0, count, 1).astype(self.total.dtype)
+
+    @property
+    def present(self) -> jax.Array:
+        """Whether each class has an example."""
+        return self.count > 0
+
+    @property
+    def within_degrees(self) -> Float[Array, ""]:
+        """Σ_c (N_c − 1) over the present classes, N − C: the weight of the within-class scatter in Ĝ."""
+        return jnp.maximum(self.count.astype(self.total.dtype) - 1, 0).sum()
+
+    @property
+    def spread_degrees(self) -> Float[Array, ""]:
+        """Σ_c (K_c − 1) over the present classes: degrees of freedom behind the scatter between rows."""
+        return jnp.maximum(self.rows - 1, 0).sum().astype(self.total.dtype)
+
+
+class LinearHead(NamedTuple):
+    """A linear classifier: ``head(features)`` gives a score for each class.
+
+    A class that no row held has a weight column of 0 and a bias of −∞, so that it is never predicted
+    and has probability 0 under a softmax.
+
+    Attributes:
+        weight: one column a class.
+        bias: one number a class.
+
+    >>> import jax.numpy as jnp
+    >>> head = LinearHead(weight=jnp.eye(2), bias=jnp.zeros(2))
+    >>> head(jnp.array([[0.2, 0.7]])).argmax(-1)
+    Array([1], dtype=int32)
+    """
+
+    weight: Float[Array, "dim classes"]
+    bias: Float[Array, " classes"]
+
+    def __call__(self, features: Float[Array, "*batch dim"]) -> Float[Array, "*batch classes"]:
+        """Scores (logits) of each class."""
+        scores = jnp.matmul(features, self.weight, precision=jax.lax.Precision.HIGHEST)
+        return scores + jnp.broadcast_to(self.bias, scores.shape)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write ``weight`` and ``bias`` to a safetensors file (needs the ``safetensors`` extra)."""
+        from safetensors.flax import save_file
+
+        save_file({"weight": self.weight, "bias": self.bias}, path, metadata={"format": "covfree.LinearHead"})
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> LinearHead:
+        """Read a head written by `save`.
+
+        Raises:
+            ValueError: if the file holds other tensors than a ``weight [dim, classes]`` and a
+                ``bias [classes]``; the message names what it holds.
+        """
+        from safetensors.flax import load_file
+
+        tensors = load_file(path)
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        weight, bias = tensors.get("weight"), tensors.get("bias")
+        if (
+            len(tensors) != 2
+            or weight is None
+            or bias is None
+            or weight.ndim != 2
+            or bias.shape != weight.shape[1:]
+        ):
+            raise ValueError(
+                f"path: {path} is not a linear head: expected tensors weight [dim, classes] and "
+                f"bias [classes], got {shapes}"
+            )
+        return cls(weight, bias)
