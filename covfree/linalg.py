@@ -190,9 +190,7 @@ def factorise(matrix: Float[Array, "dim dim"] | Scatter) -> Factorisation:
     return Factorisation(scatter, basis, diagonal, ~sound, smallest)
 
 
-def solve(
-    factorisation: Factorisation, right: Float[Array, "dim columns"]
-) -> Float[Array, "dim columns"]:
+def solve(factorisation: Factorisation, right: Float[Array, "dim columns"]) -> Float[Array, "dim columns"]:
     """Solve A X = B, with minimum norm where A is singular to working precision.
 
     Differentiable in A and B (implicitly: dX = A⁻¹(dB − dA X)).

@@ -1,0 +1,145 @@
+"""The door: values are checked where data enters, with errors that name the client and the row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from covfree.types import Rows
+
+
+def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int | None = None) -> None:
+    """Raise unless these arrays are what the library expects of a federation.
+
+    Structure and values: a feature that is NaN or infinite, a label past the end, arrays of unequal
+    length. Traced arrays have no values to look at; of them only the structure is checked.
+
+    Args:
+        features: [examples, dim], floating point.
+        labels: [examples], integers below ``num_classes``; below 0 is padding (then the features may
+            hold anything).
+        clients: [examples], integers; below 0 is padding. None if there are no clients.
+        num_classes: C, or None for any number.
+
+    Raises:
+        TypeError: if a data type is wrong.
+        ValueError: if a shape or a value is wrong; the message names the argument, the client and the row.
+
+    >>> import numpy as np
+    >>> check(np.array([[1.0], [np.nan]]), np.array([0, 1]), np.array([3, 4]))
+    Traceback (most recent call last):
+        ...
+    ValueError: features: row 1 of client 4 (class 1) holds nan at position 0; expected finite numbers
+    """
+    shape, dtype = np.shape(features), _dtype(features)
+    if not _floating(dtype):
+        raise TypeError(f"features: expected floats, got {dtype}")
+    if len(shape) != 2 or shape[1] < 1:
+        raise ValueError(
+            f"features: expected shape [examples, dim] with dim of at least 1, got {list(shape)}"
+        )
+    for name, array in (("labels", labels), ("clients", clients)):
+        if array is None:
+            continue
+        if not np.issubdtype(_dtype(array), np.integer):
+            raise TypeError(f"{name}: expected integers, got {_dtype(array)}")
+        if np.shape(array) != shape[:1]:
+            raise ValueError(
+                f"{name}: expected shape [{shape[0]}], one for each row of features, "
+                f"got {list(np.shape(array))}"
+            )
+    if any(isinstance(x, jax.core.Tracer) for x in (features, labels, clients)):
+        return
+    labels = np.asarray(labels)
+    owners = None if clients is None else np.asarray(clients)
+    if num_classes is not None and (labels >= num_classes).any():
+        row = int(np.argmax(labels >= num_classes))
+        raise ValueError(
+            f"labels: {_place(row, owners)} has label {labels[row]}; expected labels below num_classes = "
+            f"{num_classes} (below 0 is padding)"
+        )
+    used = labels >= 0 if owners is None else (labels >= 0) & (owners >= 0)
+    position = _first_non_finite(np.asarray(features), used)
+    if position is not None:
+        row, column = position
+        raise ValueError(
+            f"features: {_place(row, owners)} (class {labels[row]}) holds {np.asarray(features)[row, column]} "
+            f"at position {column}; expected finite numbers"
+        )
+
+
+def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
+    """Raise unless class rows, as a server received them, are sound.
+
+    Args:
+        rows: what came.
+        num_classes: C.
+        dim: d that is expected, or None for any.
+
+    Raises:
+        TypeError: if a data type is wrong.
+        ValueError: if a shape or a value is wrong: a NaN or infinite mean of a row that counts, a count that
+            is negative or not finite, a label past the end.
+
+    >>> import jax.numpy as jnp
+    >>> check_rows(Rows(jnp.ones((1, 2)), jnp.array([-3]), jnp.array([0])), num_classes=4)
+    Traceback (most recent call last):
+        ...
+    ValueError: count: row 0 has count -3; expected finite numbers of at least 0
+    """
+    mean, count, label = (np.asarray(x) for x in rows)
+    if not _floating(mean.dtype):
+        raise TypeError(f"mean: expected floats, got {mean.dtype}")
+    if not (_floating(count.dtype) or np.issubdtype(count.dtype, np.integer)):
+        raise TypeError(f"count: expected numbers, got {count.dtype}")
+    if not np.issubdtype(label.dtype, np.integer):
+        raise TypeError(f"label: expected integers, got {label.dtype}")
+    if mean.ndim != 2 or (dim is not None and mean.shape[1] != dim):
+        raise ValueError(
+            f"mean: expected shape [rows, {'dim' if dim is None else dim}], got {list(mean.shape)}"
+        )
+    for name, array in (("count", count), ("label", label)):
+        if array.shape != mean.shape[:1]:
+            raise ValueError(f"{name}: expected shape [{mean.shape[0]}] as mean has, got {list(array.shape)}")
+    bad = ~(np.isfinite(count) & (count >= 0))
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise ValueError(f"count: row {row} has count {count[row]}; expected finite numbers of at least 0")
+    if (label >= num_classes).any():
+        row = int(np.argmax(label >= num_classes))
+        raise ValueError(
+            f"label: row {row} has label {label[row]}; expected labels below num_classes = {num_classes}"
+        )
+    position = _first_non_finite(mean, (count > 0) & (label >= 0))
+    if position is not None:
+        row, column = position
+        raise ValueError(
+            f"mean: row {row} (class {label[row]}) holds {mean[row, column]} at position {column}; "
+            "expected finite numbers"
+        )
+
+
+def _dtype(array: Any) -> np.dtype:
+    return np.dtype(array.dtype) if hasattr(array, "dtype") else np.asarray(array).dtype
+
+
+def _floating(dtype: np.dtype) -> bool:
+    # bfloat16 is no np.floating.
+    return jax.numpy.issubdtype(dtype, jax.numpy.floating)
+
+
+def _place(row: int, clients: np.ndarray | None) -> str:
+    return f"row {row}" if clients is None else f"row {row} of client {clients[row]}"
+
+
+def _first_non_finite(values: np.ndarray, used: np.ndarray) -> tuple[int, int] | None:
+    # A row's sum is finite unless it holds a NaN or an infinity (or overflows, which the second look
+    # tells): one pass without a mask of the features' size.
+    sums = values.sum(1, dtype=np.float64)
+    for row in np.flatnonzero(~np.isfinite(sums) & used):
+        wrong = ~np.isfinite(values[row].astype(np.float64))
+        if wrong.any():
+            return int(row), int(np.argmax(wrong))
+    return None

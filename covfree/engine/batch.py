@@ -1,0 +1,224 @@
+"""The one-batch engine: all rows at once, in memory, compiled."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Key, UInt32
+
+from covfree import linalg
+from covfree.checks import check
+from covfree.methods import Factor, Method
+from covfree.types import LinearHead, Moments, Rows
+
+
+def accumulate(method: Method, rows: Rows, num_classes: int) -> tuple[Any, ...]:
+    """Totals of all the method's phases over these rows, in one batch.
+
+    Args:
+        method: the method.
+        rows: all rows.
+        num_classes: C, static.
+
+    Returns:
+        One total a phase; what a phase marked as a `Factor` is a `covfree.linalg.Scatter`.
+    """
+
+    def reduce(term: Any) -> Any:
+        return linalg.Scatter.from_factor(term.rows) if isinstance(term, Factor) else term
+
+    totals: tuple[Any, ...] = ()
+    for phase in method.phases:
+        terms = phase(method.params, totals, rows, num_classes)
+        totals += (jax.tree.map(reduce, terms, is_leaf=lambda term: isinstance(term, Factor)),)
+    return totals
+
+
+@jax.jit
+def solve_totals(method: Method, *totals: Any) -> LinearHead:
+    """The head from totals that were summed elsewhere, e.g. over clients' messages.
+
+    Args:
+        method: the method.
+        totals: one a phase, as `accumulate` gives them.
+    """
+    return method.solve(*totals)
+
+
+@partial(jax.jit, static_argnames="num_classes")
+def solve_rows(method: Method, rows: Rows, *, num_classes: int) -> LinearHead:
+    """The head from the rows that a server holds.
+
+    Args:
+        method: the method; its numbers may be traced, so that ``vmap`` sweeps them.
+        rows: all rows; padding changes nothing.
+        num_classes: C, static.
+
+    Returns:
+        The head.
+
+    >>> import covfree, jax, jax.numpy as jnp
+    >>> rows = covfree.Rows(jnp.array([[0.0], [2.0], [5.0], [7.0]]), jnp.ones(4), jnp.array([0, 0, 1, 1]))
+    >>> def bias(gamma):
+    ...     return solve_rows(covfree.fedcof(shrinkage=gamma), rows, num_classes=2).bias
+    >>> jax.vmap(bias)(jnp.array([0.0, 0.1, 1.0])).shape
+    (3, 2)
+    """
+    return method.solve(*accumulate(method, rows, num_classes))
+
+
+class RowsReport(NamedTuple):
+    """What the server could and could not see in the rows.
+
+    Attributes:
+        rows: K_c, rows of each class.
+        count: N_c, examples of each class.
+        absent: number of classes that no row holds: never predicted.
+        without_spread: number of classes with one row: they add nothing but shrinkage to the covariance.
+        degrees: Σ_c (K_c − 1), degrees of freedom behind the covariance.
+        system: how the method's linear system was solved; None for a method that solves none.
+    """
+
+    rows: Int[Array, " classes"]
+    count: Array
+    absent: Int[Array, ""]
+    without_spread: Int[Array, ""]
+    degrees: Float[Array, ""]
+    system: linalg.Diagnostics | None
+
+
+@partial(jax.jit, static_argnames="num_classes")
+def inspect_rows(method: Method, rows: Rows, *, num_classes: int) -> RowsReport:
+    """Diagnostics of `solve_rows`: values that are wrong under ``jit`` do not raise, they show here.
+
+    Costs several times the solve.
+
+    Args:
+        method: the method.
+        rows: all rows.
+        num_classes: C, static.
+    """
+    totals = accumulate(method, rows, num_classes)
+    moments = next(t for t in jax.tree.leaves(totals, is_leaf=_is_moments) if _is_moments(t))
+    system = None
+    if method.system is not None:
+        system = linalg.diagnose(linalg.factorise(method.system(method.params, *totals)))
+    return RowsReport(
+        rows=moments.rows,
+        count=moments.count,
+        absent=(moments.rows == 0).sum(),
+        without_spread=(moments.rows == 1).sum(),
+        degrees=moments.spread_degrees,
+        system=system,
+    )
+
+
+def _is_moments(node: Any) -> bool:
+    return isinstance(node, Moments)
+
+
+def _bucket(rows: int) -> int:
+    """Round up by less than an eighth, so that federations of about one size share a compiled function."""
+    step = max(1, 1 << max(rows - 1, 0).bit_length() >> 4)
+    return max(1, -(-rows // step) * step)
+
+
+def summarise(
+    method: Method,
+    features: Float[Array, "examples dim"],
+    labels: Int[Array, " examples"],
+    clients: Int[Array, " examples"],
+    *,
+    key: Key[Array, ""] | UInt32[Array, "2"] | None = None,
+) -> Rows:
+    """What all clients of a simulated federation make of their examples, as one table of rows.
+
+    Args:
+        method: the method.
+        features: features of all examples.
+        labels: their classes; below 0 is padding.
+        clients: their clients; below 0 is padding.
+        key: PRNG key for methods that cut classes into random subsets.
+
+    Returns:
+        The rows, padded to a size that federations of about the same size share; under ``jit``, to the
+        number of examples.
+    """
+    if any(isinstance(x, jax.core.Tracer) for x in (labels, clients)):
+        num_rows = max(1, labels.shape[0])
+    else:
+        num_rows = _bucket(method.summary.count(np.asarray(labels), np.asarray(clients)))
+    return _summarise(method, features, labels, clients, key, num_rows)
+
+
+@partial(jax.jit, static_argnames="num_rows")
+def _summarise(method: Method, features: Any, labels: Any, clients: Any, key: Any, num_rows: int) -> Rows:
+    return method.summary.all_clients(features, labels, clients, num_rows, key)
+
+
+def fit(
+    method: Method,
+    features: Any,
+    labels: Any,
+    clients: Any,
+    *,
+    num_classes: int | None = None,
+    key: Key[Array, ""] | UInt32[Array, "2"] | None = None,
+) -> LinearHead:
+    """Simulate a federation in one call: examples of all clients in, the server's head out.
+
+    Args:
+        method: e.g. ``covfree.fedcof()``.
+        features: [examples, dim], floating point; half precisions are summed in float32.
+        labels: [examples], integers; below 0 is padding.
+        clients: [examples], integers in any order, gaps allowed; below 0 is padding.
+        num_classes: C; by default the largest label plus 1. Needed under ``jit``.
+        key: PRNG key for methods that cut classes into random subsets.
+
+    Returns:
+        The head.
+
+    Raises:
+        TypeError: if a data type is wrong.
+        ValueError: if a shape or value is wrong; the message names the client and the row.
+
+    >>> import covfree, numpy as np
+    >>> features = np.array([[0.0], [1.0], [4.0], [5.0]], np.float32)
+    >>> head = fit(covfree.fedcof(), features, np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1]))
+    >>> head(features).argmax(-1)
+    Array([0, 0, 1, 1], dtype=int32)
+    """
+    check(features, labels, clients, num_classes=num_classes)
+    if num_classes is None:
+        if isinstance(labels, jax.core.Tracer):
+            raise ValueError("num_classes: expected the number of classes, as labels are traced; got None")
+        num_classes = int(np.max(labels, initial=-1)) + 1
+        if num_classes < 1:
+            raise ValueError("labels: expected at least one label of 0 or above, got none")
+    elif num_classes < 1:
+        raise ValueError(f"num_classes: expected at least 1, got {num_classes}")
+    features, labels, clients = (jnp.asarray(x) for x in (features, labels, clients))
+    rows = summarise(method, features, labels, clients, key=key)
+    return solve_rows(method, rows, num_classes=num_classes)
+
+
+@jax.jit
+def evaluate(
+    head: LinearHead, features: Float[Array, "examples dim"], labels: Int[Array, " examples"]
+) -> Float[Array, ""]:
+    """Share of the examples whose class the head predicts, in [0, 1].
+
+    Args:
+        head: a linear head.
+        features: test features.
+        labels: their classes; below 0 is padding. A class that the head never saw counts as an error.
+
+    Returns:
+        The accuracy; NaN if there is no example.
+    """
+    right = (head(features.astype(head.weight.dtype)).argmax(-1) == labels) & (labels >= 0)
+    return right.sum() / (labels >= 0).sum()

@@ -1,0 +1,17 @@
+"""The server's side: rows in, scatter and covariance out."""
+
+from covfree.estimators.covariance import aggregate_covariances as aggregate_covariances
+from covfree.estimators.covariance import estimate_covariance as estimate_covariance
+from covfree.estimators.covariance import estimate_covariances as estimate_covariances
+from covfree.estimators.moments import first_moments as first_moments
+from covfree.estimators.scatter import Weighting as Weighting
+from covfree.estimators.scatter import between_scatter as between_scatter
+from covfree.estimators.scatter import gram_factor as gram_factor
+from covfree.estimators.scatter import total_gram as total_gram
+from covfree.estimators.scatter import within_factor as within_factor
+from covfree.estimators.scatter import within_scatter as within_scatter
+from covfree.estimators.shrinkage import Shrinkage as Shrinkage
+from covfree.estimators.shrinkage import identity as identity
+from covfree.estimators.shrinkage import ledoit_wolf as ledoit_wolf
+from covfree.estimators.shrinkage import oas as oas
+from covfree.estimators.shrinkage import relative as relative

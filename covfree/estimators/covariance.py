@@ -1,0 +1,113 @@
+"""Class covariances: from class means alone (FedCOF), or aggregated from clients' covariances (the oracle)."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Num
+
+from covfree.estimators.moments import first_moments
+from covfree.estimators.scatter import centred_rows
+from covfree.estimators.shrinkage import Shrinkage, as_shrinkage
+from covfree.linalg import Scatter, product
+from covfree.types import Rows, Scalar
+
+
+def estimate_covariance(
+    means: Float[Array, "rows dim"],
+    counts: Num[Array, " rows"],
+    *,
+    shrinkage: Scalar | str | Shrinkage = 0.0,
+) -> Float[Array, "dim dim"]:
+    """Covariance of one class from how its rows' means spread: FedCOF's estimator.
+
+    Σ̂ = Σ_k n_k (μ_k − μ)(μ_k − μ)ᵀ / (K_c − 1), with μ the weighted mean and K_c the number of rows with a
+    count above 0. If the class's features are iid with covariance Σ, the mean of n_k of them has
+    covariance Σ/n_k, so each √n_k (μ_k − μ) measures Σ and E[Σ̂] = Σ. For Gaussian features
+    Var[Σ̂_ij] = (Σ_ii Σ_jj + Σ_ij²)/(K_c − 1).
+
+    Args:
+        means: the class's mean at each client.
+        counts: examples behind each mean; rows with count 0 are ignored, whatever they hold.
+        shrinkage: a number γ adds γI (FedCOF eq. 6); or a rule such as ``relative(0.1)`` or ``oas()``.
+
+    Returns:
+        Σ̂, unbiased for γ = 0; with fewer than two rows no spread is seen and only the shrinkage is left.
+
+    Raises:
+        ValueError: if shapes do not fit, or the shrinkage is unknown.
+
+    Source: FedCOF (Magistri et al. 2024), eq. 5 and 6. The paper's divisor K − 1 counts clients; for a class
+    that some client lacks it must be K_c − 1.
+
+    >>> import jax.numpy as jnp
+    >>> estimate_covariance(jnp.array([[0.0, 1.0], [2.0, 1.0]]), jnp.array([3, 3]))
+    Array([[6., 0.],
+           [0., 0.]], dtype=float32)
+    """
+    if jnp.ndim(means) != 2 or jnp.shape(counts) != jnp.shape(means)[:1]:
+        raise ValueError(
+            f"means: expected [rows, dim] with counts [rows], got {jnp.shape(means)} with {jnp.shape(counts)}; "
+            "the function describes one class, vmap batches it"
+        )
+    rows = Rows(means, counts, jnp.zeros(counts.shape, jnp.int32))
+    moments = first_moments(rows, 1)
+    degrees = moments.spread_degrees
+    weight = jnp.where(degrees > 0, 1 / jnp.where(degrees > 0, degrees, 1), 0)
+    factor = centred_rows(rows, moments, jnp.broadcast_to(weight, (1,)))
+    rule = as_shrinkage(shrinkage)
+    covariance = Scatter.from_factor(factor)
+    return rule.apply(covariance, moments, rule.summary(factor)).dense()
+
+
+def estimate_covariances(
+    rows: Rows, num_classes: int, *, shrinkage: Scalar | str | Shrinkage = 0.0
+) -> Float[Array, "classes dim dim"]:
+    """`estimate_covariance` of every class.
+
+    Args:
+        rows: class rows of all classes.
+        num_classes: C, static. The result has C·d² numbers; heads do not need it, `within_scatter`
+            is their one product.
+        shrinkage: see `estimate_covariance`; a data-driven rule is applied to each class by itself.
+
+    Returns:
+        Σ̂_c for each class.
+    """
+
+    def one_class(label: jax.Array) -> jax.Array:
+        counts = jnp.where(rows.label == label, rows.count, 0)
+        return estimate_covariance(rows.mean, counts, shrinkage=shrinkage)
+
+    return jax.lax.map(one_class, jnp.arange(num_classes, dtype=rows.label.dtype))
+
+
+def aggregate_covariances(
+    means: Float[Array, "clients dim"],
+    counts: Num[Array, " clients"],
+    covariances: Float[Array, "clients dim dim"],
+) -> Float[Array, "dim dim"]:
+    """Covariance of one class from the covariances of its clients: exact, the oracle's.
+
+    S = [Σ_k (n_k − 1) S_k + Σ_k n_k (μ_k − μ)(μ_k − μ)ᵀ] / (N − 1). The paper's eq. 24 writes the second
+    sum as Σ_k n_k μ_k μ_kᵀ − N μμᵀ, which is the same but cancels in float32 where the mean is large.
+
+    Args:
+        means: the class's mean at each client.
+        counts: its examples there; clients with count 0 are ignored.
+        covariances: its unbiased covariance there (any value where the count is below 2).
+
+    Returns:
+        The sample covariance of the pooled examples; 0 with fewer than two examples.
+
+    Source: FedCOF (Magistri et al. 2024), eq. 24; CCVR (Luo et al. 2021), eq. 3.
+    """
+    rows = Rows(means, counts, jnp.zeros(counts.shape, jnp.int32))
+    moments = first_moments(rows, 1)
+    valid = counts > 0
+    count = jnp.where(valid, counts, 0).astype(means.dtype)
+    centred = jnp.where(valid[:, None], means - moments.mean, 0) * jnp.sqrt(count)[:, None]
+    inner = jnp.where((counts > 1)[:, None, None], covariances, 0)
+    degrees = jnp.maximum(count - 1, 0)
+    scatter = jnp.tensordot(degrees, inner, 1, precision=jax.lax.Precision.HIGHEST)
+    return (scatter + product(centred.T, centred)) / jnp.maximum(count.sum() - 1, 1)

@@ -1,0 +1,152 @@
+"""Phase two: scatter matrices, each as one product of scaled rows."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias, get_args
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from covfree.estimators.moments import valid_rows
+from covfree.linalg import Scatter, as_scatter, product
+from covfree.types import Moments, Rows
+
+Weighting: TypeAlias = Literal["per_class", "pooled"]
+
+
+def class_weights(moments: Moments, weighting: Weighting) -> Float[Array, " classes"]:
+    """Weights w_c that make Σ_c w_c S_c estimate the within-class scatter Σ_c (N_c − 1) Σ_c.
+
+    See `within_scatter` for the two weightings and their derivation.
+    """
+    if weighting == "per_class":
+        numerator = jnp.maximum(moments.count.astype(moments.total.dtype) - 1, 0)
+        denominator = (moments.rows - 1).astype(moments.total.dtype)
+    elif weighting == "pooled":
+        numerator = jnp.broadcast_to(moments.within_degrees, moments.rows.shape)
+        denominator = jnp.broadcast_to(moments.spread_degrees, moments.rows.shape)
+    else:
+        raise ValueError(f"weighting: expected one of {get_args(Weighting)}, got {weighting!r}")
+    spread = (moments.rows > 1) & (denominator > 0)
+    return jnp.where(spread, numerator / jnp.where(spread, denominator, 1), 0)
+
+
+def centred_rows(
+    rows: Rows, moments: Moments, class_weight: Float[Array, " classes"]
+) -> Float[Array, "rows dim"]:
+    """Rows √(w_c n_r) (x_r − μ_c), 0 where the row is padding."""
+    valid = valid_rows(rows, class_weight.shape[0])
+    label = jnp.where(valid, rows.label, 0)
+    # Centring before squaring: E[xxᵀ] − μμᵀ would cancel where the mean is large against the spread.
+    centred = jnp.where(valid[:, None], rows.mean - moments.mean[label], 0)
+    weight = jnp.where(valid, class_weight[label] * rows.count.astype(rows.mean.dtype), 0)
+    # The inner `where` keeps the derivative of the root at 0 from being infinite.
+    scale = jnp.where(weight > 0, jnp.sqrt(jnp.where(weight > 0, weight, 1)), 0)
+    return centred * scale[:, None]
+
+
+def gram_factor(rows: Rows, num_classes: int) -> Float[Array, "rows dim"]:
+    """Rows √n_r x_r, 0 where the row is padding: on raw examples, the factor F of Fed3R's F Fᵀ."""
+    valid = valid_rows(rows, num_classes)
+    count = jnp.where(valid, rows.count, 0).astype(rows.mean.dtype)
+    return jnp.where(valid[:, None], rows.mean, 0) * jnp.sqrt(count)[:, None]
+
+
+def within_factor(
+    rows: Rows, moments: Moments, *, weighting: Weighting = "per_class"
+) -> Float[Array, "rows dim"]:
+    """Scaled centred rows Y, y_r = √(w_c n_r) (x_r − μ_c), so that YᵀY is the `within_scatter`.
+
+    Args:
+        rows: class rows, all of them or a chunk.
+        moments: phase one of *all* rows.
+        weighting: see `within_scatter`.
+
+    Returns:
+        The factor; 0 in padding rows.
+    """
+    return centred_rows(rows, moments, class_weights(moments, weighting))
+
+
+def within_scatter(
+    rows: Rows, moments: Moments, *, weighting: Weighting = "per_class"
+) -> Float[Array, "dim dim"]:
+    r"""Estimate of the within-class scatter Σ_c (N_c − 1) Σ_c from class rows, as one product YᵀY.
+
+    With S_c = Σ_r n_r (x_r − μ_c)(x_r − μ_c)ᵀ over the K_c rows of class c and E[S_c] = (K_c − 1) Σ_c:
+
+    - ``"per_class"``: Σ_c (N_c − 1)/(K_c − 1) · S_c = Σ_c (N_c − 1) Σ̂_c, the paper's. Unbiased for any
+      covariances Σ_c, but a class of few rows and many examples weighs its noise heavily. A class with
+      K_c = 1 shows no spread and adds 0.
+    - ``"pooled"``: (N − C)/Σ_c (K_c − 1) · Σ_c S_c. Each degree of freedom weighs the same: the least
+      variance where classes share one covariance, as linear heads assume; for classes of different
+      covariance it estimates another mixture of them.
+
+    On raw examples (`Rows.from_examples`) K_c = N_c, both weights are 1, and this is the exact
+    within-class scatter.
+
+    Args:
+        rows: class rows, all of them or a chunk (terms add up).
+        moments: phase one of *all* rows.
+        weighting: one of the two above.
+
+    Returns:
+        The scatter; divide by ``moments.within_degrees`` for a covariance.
+
+    Raises:
+        ValueError: if ``weighting`` is unknown.
+
+    Source: FedCOF (Magistri et al. 2024), eq. 5 and Prop. 2. The divisor is K_c, the rows that hold class
+    c: with the number of clients K, as eq. 5 prints it, E[Σ̂_c] = (K_c − 1)/(K − 1) Σ_c.
+
+    >>> import jax.numpy as jnp
+    >>> from covfree.estimators.moments import first_moments
+    >>> rows = Rows(jnp.array([[1.0], [3.0]]), jnp.array([5, 5]), jnp.array([0, 0]))
+    >>> within_scatter(rows, first_moments(rows, 1))
+    Array([[90.]], dtype=float32)
+    """
+    factor = within_factor(rows, moments, weighting=weighting)
+    return product(factor.T, factor)
+
+
+def _between_factor(moments: Moments) -> Float[Array, "classes dim"]:
+    centred = moments.mean - moments.grand_mean[None, :]
+    return centred * jnp.sqrt(moments.count.astype(moments.total.dtype))[:, None]
+
+
+def between_scatter(moments: Moments) -> Float[Array, "dim dim"]:
+    """Scatter between classes, Σ_c N_c (μ_c − μ_g)(μ_c − μ_g)ᵀ; exact, it needs the first moments alone.
+
+    >>> import jax.numpy as jnp
+    >>> from covfree.estimators.moments import first_moments
+    >>> rows = Rows(jnp.array([[1.0], [3.0]]), jnp.array([5, 5]), jnp.array([0, 1]))
+    >>> between_scatter(first_moments(rows, 2))
+    Array([[10.]], dtype=float32)
+    """
+    factor = _between_factor(moments)
+    return product(factor.T, factor)
+
+
+def total_gram(
+    within: Float[Array, "dim dim"] | Scatter, moments: Moments, *, between_class: bool = True
+) -> Scatter:
+    """The Gram matrix F Fᵀ put together from its parts, with or without the scatter between classes.
+
+    F Fᵀ = Σ_c (N_c − 1) Σ_c + Σ_c N_c (μ_c − μ_g)(μ_c − μ_g)ᵀ + N μ_g μ_gᵀ: within, between, and the grand
+    mean. FedCOF drops the second and keeps the third, as a ridge head has no intercept.
+
+    Args:
+        within: the within-class scatter, exact or estimated.
+        moments: phase one of all rows.
+        between_class: whether to add the scatter between classes.
+
+    Returns:
+        The Gram matrix, kept as a factor where ``within`` is one of few rows.
+
+    Source: FedCOF (Magistri et al. 2024), Prop. 2.
+    """
+    count = moments.count.sum().astype(moments.total.dtype)
+    parts = [jnp.sqrt(count) * moments.grand_mean[None, :]]
+    if between_class:
+        parts.append(_between_factor(moments))
+    return as_scatter(within).with_factor(jnp.concatenate(parts))

@@ -1,0 +1,164 @@
+"""Shrinkage of a covariance towards a multiple of the identity, behind one interface.
+
+A covariance from few rows has far too small small eigenvalues, and its inverse is dominated by them. Every
+rule here chooses (a, b) in a·Σ̂ + b·I. The data-driven rules use the degrees of freedom that were spent,
+ν = Σ_c (K_c − 1): a row whose class mean was estimated from few rows tells less than a full observation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from covfree.linalg import Scatter
+from covfree.types import Moments, Scalar
+
+# (strength, Σ̂, moments, row statistics) to (a, b).
+Rule: TypeAlias = Callable[[jax.Array, Scatter, Moments, Any], tuple[jax.Array, jax.Array]]
+
+
+def _nothing(factor: Float[Array, "rows dim"]) -> None:
+    """Row statistics of a rule that needs none."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Shrinkage:
+    """A shrinkage rule: a record of pure functions, and a pytree whose one leaf is ``strength``.
+
+    Attributes:
+        strength: the number a user may sweep or differentiate; what it means is the rule's to say.
+        rule: ``(strength, covariance, moments, statistics) -> (a, b)``.
+        statistics: what the rule must know of single rows, as sums over them: a function of the rows y_r
+            with Σ̂ = Σ_r y_r y_rᵀ, called on any chunk of them.
+    """
+
+    strength: Scalar
+    rule: Rule = field(metadata={"static": True})
+    statistics: Callable[[Float[Array, "rows dim"]], Any] = field(default=_nothing, metadata={"static": True})
+
+    def apply(self, covariance: Scatter, moments: Moments, statistics: Any) -> Scatter:
+        """Return a·Σ̂ + b·I.
+
+        Args:
+            covariance: Σ̂.
+            moments: phase one of all rows.
+            statistics: sums of ``self.statistics`` over all rows.
+        """
+        scale, shift = self.rule(jnp.asarray(self.strength), covariance, moments, statistics)
+        return covariance.scaled(scale).shifted(shift)
+
+
+def as_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
+    """Take a number γ (the paper's γI), ``"auto"``, or a rule.
+
+    Raises:
+        ValueError: if a number is negative or not finite, or a string is unknown.
+        TypeError: if it is none of these.
+    """
+    if isinstance(shrinkage, Shrinkage):
+        return shrinkage
+    if isinstance(shrinkage, str):
+        if shrinkage != "auto":
+            raise ValueError(f"shrinkage: expected a number, 'auto' or a rule, got {shrinkage!r}")
+        return relative(0.2)
+    return identity(shrinkage)
+
+
+def _strength(name: str, value: Scalar) -> Scalar:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float, jax.Array))
+        and not hasattr(value, "dtype")
+    ):
+        raise TypeError(f"{name}: expected a number, got {value!r}")
+    if isinstance(value, (int, float)) and not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name}: expected a finite number of at least 0, got {value!r}")
+    return value
+
+
+def _mean_variance(covariance: Scatter) -> Float[Array, ""]:
+    """tr(Σ̂)/d, the same from the matrix and from its dual."""
+    return jnp.trace(covariance.core()) / covariance.dim
+
+
+def _identity(strength, covariance, moments, statistics):
+    return jnp.ones_like(covariance.shift), strength
+
+
+def identity(gamma: Scalar) -> Shrinkage:
+    """Σ̂ + γI: the paper's; γ's right size depends on the features' scale.
+
+    Source: FedCOF (Magistri et al. 2024), eq. 6.
+    """
+    return Shrinkage(_strength("gamma", gamma), _identity)
+
+
+def _relative(strength, covariance, moments, statistics):
+    return jnp.ones_like(covariance.shift), strength * _mean_variance(covariance)
+
+
+def relative(gamma: Scalar) -> Shrinkage:
+    """Σ̂ + γ·tr(Σ̂)/d·I: γ in units of the mean variance, so that scaling the features changes nothing."""
+    return Shrinkage(_strength("gamma", gamma), _relative)
+
+
+def _convex(weight: jax.Array, covariance: Scatter) -> tuple[jax.Array, jax.Array]:
+    """(1 − ρ) Σ̂ + ρ·tr(Σ̂)/d·I with ρ cut to [0, 1]; ρ = 1 where it is undefined (nothing was observed)."""
+    weight = jnp.where(jnp.isfinite(weight), jnp.clip(weight, 0, 1), 1)
+    return 1 - weight, weight * _mean_variance(covariance)
+
+
+def _square_norm(covariance: Scatter) -> Float[Array, ""]:
+    return jnp.sum(jnp.square(covariance.core()))
+
+
+def _oas(strength, covariance, moments, statistics):
+    dim, degrees = covariance.dim, moments.spread_degrees
+    # Both terms over d², as in scikit-learn, so that they stay of order one.
+    square = _square_norm(covariance) / dim**2
+    mean_square = jnp.square(_mean_variance(covariance))
+    return _convex((square + mean_square) / ((degrees + 1) * (square - mean_square / dim)), covariance)
+
+
+def oas() -> Shrinkage:
+    """Oracle Approximating Shrinkage, (1 − ρ) Σ̂ + ρ·tr(Σ̂)/d·I.
+
+    ρ = (tr Σ̂² + tr² Σ̂) / ((ν + 1)(tr Σ̂² − tr² Σ̂/d)), at most 1, where ν = Σ_c (K_c − 1) stands for the
+    number of observations about a known mean. Equivalent to ``sklearn.covariance.OAS(assume_centered=True)``
+    on ν observations with the same Σ̂; like it, without the terms of order 1/d of the paper's eq. 23.
+
+    Source: Chen, Wiesel, Eldar and Hero (2010).
+    """
+    return Shrinkage(0.0, _oas)
+
+
+def _fourth_moment(factor: Float[Array, "rows dim"]) -> Float[Array, ""]:
+    return jnp.sum(jnp.square(jnp.sum(jnp.square(factor), axis=1)))
+
+
+def _ledoit_wolf(strength, covariance, moments, statistics):
+    dim, degrees = covariance.dim, moments.spread_degrees
+    square = _square_norm(covariance)
+    # Rows z_r = √ν y_r would be the observations; Σ ‖z‖⁴/ν² = Σ ‖y‖⁴.
+    noise = statistics - square / jnp.where(degrees > 0, degrees, jnp.nan)
+    spread = square - dim * jnp.square(_mean_variance(covariance))
+    return _convex(jnp.minimum(noise, spread) / spread, covariance)
+
+
+def ledoit_wolf() -> Shrinkage:
+    """Ledoit-Wolf shrinkage, (1 − ρ) Σ̂ + ρ·tr(Σ̂)/d·I.
+
+    With observations z_r = √ν y_r (Σ̂ = Σ_r z_r z_rᵀ/ν, ν = Σ_c (K_c − 1)),
+    ρ = [Σ_r ‖z_r‖⁴/ν² − tr(Σ̂²)/ν] / [tr Σ̂² − tr² Σ̂/d], between 0 and 1. Equivalent to
+    ``sklearn.covariance.LedoitWolf(assume_centered=True)`` on the z_r but for ν in place of their number.
+
+    Source: Ledoit and Wolf (2004).
+    """
+    return Shrinkage(0.0, _ledoit_wolf, _fourth_moment)

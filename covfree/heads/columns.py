@@ -1,0 +1,27 @@
+"""What the heads share: unit columns, and the meaning of an absent class."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from covfree.types import LinearHead, Moments
+
+
+def unit_columns(weight: Float[Array, "dim classes"]) -> Float[Array, "dim classes"]:
+    """Scale each column to norm 1; a column of zeros stays.
+
+    The largest entry is divided out first, so that squares neither overflow nor vanish in float32.
+    """
+    largest = jnp.abs(weight).max(0, keepdims=True, initial=0)
+    weight = weight / jnp.where(largest > 0, largest, 1)
+    square = jnp.sum(jnp.square(weight), axis=0, keepdims=True)
+    return weight / jnp.sqrt(jnp.where(square > 0, square, 1))
+
+
+def head_for_present(
+    weight: Float[Array, "dim classes"], bias: Float[Array, " classes"], moments: Moments
+) -> LinearHead:
+    """A head in which a class without examples has weight 0 and bias −∞, so that it is never predicted."""
+    present = moments.present
+    return LinearHead(jnp.where(present[None, :], weight, 0), jnp.where(present, bias, -jnp.inf))

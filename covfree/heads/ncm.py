@@ -1,0 +1,27 @@
+"""The nearest class mean head."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from covfree.heads.columns import head_for_present, unit_columns
+from covfree.types import LinearHead, Moments
+
+
+def ncm_head(moments: Moments) -> LinearHead:
+    """Class means, scaled to norm 1, as weights: the class whose mean has the largest cosine wins.
+
+    Args:
+        moments: phase one of all rows.
+
+    Returns:
+        The head, without bias (−∞ for an absent class).
+
+    Source: FedNCM (Legate et al. 2023).
+
+    >>> import jax.numpy as jnp
+    >>> ncm_head(Moments(jnp.array([2]), jnp.array([1]), jnp.array([[6.0, 8.0]]))).weight.ravel()
+    Array([0.6, 0.8], dtype=float32)
+    """
+    weight = unit_columns(moments.mean.T)
+    return head_for_present(weight, jnp.zeros_like(weight[0]), moments)

@@ -1,0 +1,36 @@
+"""The ridge regression head."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from covfree.heads.columns import head_for_present, unit_columns
+from covfree.linalg import Scatter, as_scatter, factorise, solve
+from covfree.types import LinearHead, Moments, Scalar
+
+
+def ridge_head(
+    gram: Float[Array, "dim dim"] | Scatter, moments: Moments, *, ridge: Scalar = 0.0
+) -> LinearHead:
+    """W = (G + λI)⁻¹ B with B the class sums, columns scaled to norm 1: ridge regression to one-hot labels.
+
+    Args:
+        gram: G. Fed3R's F Fᵀ; or `total_gram` of a within-class scatter, with or without the scatter
+            between classes (FedCOF leaves it out).
+        moments: phase one of all rows; B = [N_1 μ_1 … N_C μ_C].
+        ridge: λ, at least 0. Where G + λI is singular, the solution of minimum norm.
+
+    Returns:
+        The head, without bias (−∞ for an absent class).
+
+    Source: Fed3R (Fanì et al. 2024), eq. 4 and 7; FedCOF (Magistri et al. 2024), Alg. 1.
+
+    >>> import jax.numpy as jnp
+    >>> moments = Moments(jnp.array([1, 1]), jnp.array([1, 1]), jnp.array([[2.0, 0.0], [0.0, 3.0]]))
+    >>> ridge_head(jnp.diag(jnp.array([4.0, 9.0])), moments, ridge=1.0).weight
+    Array([[1., 0.],
+           [0., 1.]], dtype=float32)
+    """
+    weight = unit_columns(solve(factorise(as_scatter(gram).shifted(ridge)), moments.total.T))
+    return head_for_present(weight, jnp.zeros_like(weight[0]), moments)

@@ -1,0 +1,27 @@
+"""FedNCM: the nearest class mean."""
+
+from __future__ import annotations
+
+from covfree.estimators import first_moments
+from covfree.heads import ncm_head
+from covfree.methods.method import ClassMeans, Method
+from covfree.types import LinearHead, Moments, Rows
+
+
+def moments_phase(params: object, totals: tuple[()], rows: Rows, num_classes: int) -> Moments:
+    """Phase one of every method that needs no more than class means to begin with."""
+    return first_moments(rows, num_classes)
+
+
+def _head(params: object, system: None, moments: Moments) -> LinearHead:
+    return ncm_head(moments)
+
+
+def fedncm() -> Method:
+    """FedNCM: clients send class means and counts, the normalised global means are the classifier.
+
+    Bytes up: 4·M·d for M client-class pairs.
+
+    Source: Legate, Bernier, Caccia, Oyallon and Belilovsky (2023).
+    """
+    return Method(None, "fedncm", ClassMeans(), (moments_phase,), None, _head, "rows")
