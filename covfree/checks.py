@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from covfree.types import Rows
+from covfree.types import Rows, is_traced
 
 
 def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int | None = None) -> None:
@@ -50,7 +50,7 @@ def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int |
                 f"{name}: expected shape [{shape[0]}], one for each row of features, "
                 f"got {list(np.shape(array))}"
             )
-    if any(isinstance(x, jax.core.Tracer) for x in (features, labels, clients)):
+    if is_traced(features, labels, clients):
         return
     labels = np.asarray(labels)
     owners = None if clients is None else np.asarray(clients)
@@ -64,9 +64,10 @@ def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int |
     position = _first_non_finite(np.asarray(features), used)
     if position is not None:
         row, column = position
+        value = np.asarray(features)[row, column]
         raise ValueError(
-            f"features: {_place(row, owners)} (class {labels[row]}) holds {np.asarray(features)[row, column]} "
-            f"at position {column}; expected finite numbers"
+            f"features: {_place(row, owners)} (class {labels[row]}) holds {value} at position {column}; "
+            "expected finite numbers"
         )
 
 
@@ -89,7 +90,7 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
         ...
     ValueError: count: row 0 has count -3; expected finite numbers of at least 0
     """
-    mean, count, label = (np.asarray(x) for x in rows)
+    mean, count, label = (np.asarray(x) for x in (rows.mean, rows.count, rows.label))
     if not _floating(mean.dtype):
         raise TypeError(f"mean: expected floats, got {mean.dtype}")
     if not (_floating(count.dtype) or np.issubdtype(count.dtype, np.integer)):

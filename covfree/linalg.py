@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax.lax import linalg as lax_linalg
 from jaxtyping import Array, Bool, Float, Int
 
-from covfree.types import Scalar
+from covfree.types import AnyArray, Scalar
 
 # A squared pivot of the scaled matrix (whose diagonal is about 1) below this many eps is rounding noise:
 # where features depend on one another exactly, what Cholesky leaves of the pivot was seen to reach 2 eps
@@ -52,8 +52,9 @@ class Scatter:
     factored: bool = field(default=False, metadata={"static": True})
 
     @classmethod
-    def from_matrix(cls, matrix: Float[Array, "dim dim"]) -> Scatter:
+    def from_matrix(cls, matrix: Float[AnyArray, "dim dim"]) -> Scatter:
         """Wrap a full matrix."""
+        matrix = jnp.asarray(matrix)
         return cls(matrix, jnp.zeros((), matrix.dtype))
 
     @classmethod
@@ -107,7 +108,7 @@ class Scatter:
         return image + self.shift * vectors
 
 
-def as_scatter(matrix: Float[Array, "dim dim"] | Scatter) -> Scatter:
+def as_scatter(matrix: Float[AnyArray, "dim dim"] | Scatter) -> Scatter:
     """Take a full matrix or a `Scatter`."""
     return matrix if isinstance(matrix, Scatter) else Scatter.from_matrix(matrix)
 
@@ -157,7 +158,7 @@ class Factorisation(NamedTuple):
     smallest_pivot: Float[Array, ""]
 
 
-def factorise(matrix: Float[Array, "dim dim"] | Scatter) -> Factorisation:
+def factorise(matrix: Float[AnyArray, "dim dim"] | Scatter) -> Factorisation:
     """Factorise a positive semi-definite matrix for `solve`.
 
     Cholesky works on D A D, with D powers of two (scaling rounds nothing) that bring the diagonal

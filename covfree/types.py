@@ -5,19 +5,33 @@ Axes, everywhere: ``examples`` (n), ``dim`` (d), ``classes`` (C), ``clients`` (K
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from os import PathLike
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import jax.core
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Num, Real
+import numpy as np
+from jaxtyping import Array, Float, Int, Key, Num, Real, UInt32
 
+# What a caller may pass where an array is wanted; what comes back is always a jax.Array.
+AnyArray: TypeAlias = jax.Array | np.ndarray
+# A PRNG key of either kind.
+PRNGKey: TypeAlias = Key[Array, ""] | UInt32[Array, "2"]
 # A number that may be a Python float or a traced scalar: what a user may sweep with vmap or differentiate.
 Scalar: TypeAlias = float | int | Real[Array, ""]
 
 
-class Rows(NamedTuple):
-    """A table of class rows: row r says that ``count[r]`` features of class ``label[r]`` have mean ``mean[r]``.
+def is_traced(*values: Any) -> bool:
+    """Whether any of the values is an abstract one, under ``jit``, ``vmap`` or ``grad``."""
+    return any(isinstance(value, jax.core.Tracer) for value in values)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Rows:
+    """A table of class rows: ``count[r]`` features of class ``label[r]`` have mean ``mean[r]``.
 
     A raw example is a row with count 1; a client's class mean is a row with count n_kc. A row with
     count 0 or with a label below 0 is padding: it changes nothing, whatever its mean holds.
@@ -28,13 +42,13 @@ class Rows(NamedTuple):
         label: class of each row, in [0, num_classes), or below 0 for padding.
     """
 
-    mean: Float[Array, "rows dim"]
-    count: Num[Array, " rows"]
-    label: Int[Array, " rows"]
+    mean: Float[AnyArray, "rows dim"]
+    count: Num[AnyArray, " rows"]
+    label: Int[AnyArray, " rows"]
 
     @classmethod
     def from_means(
-        cls, means: Float[Array, "*batch classes dim"], counts: Num[Array, "*batch classes"]
+        cls, means: Float[AnyArray, "*batch classes dim"], counts: Num[AnyArray, "*batch classes"]
     ) -> Rows:
         """Flatten dense class means, e.g. ``[clients, classes, dim]`` from a ``vmap``, to rows.
 
@@ -53,7 +67,9 @@ class Rows(NamedTuple):
         return cls(means.reshape(-1, means.shape[-1]), counts.reshape(-1), label.reshape(-1))
 
     @classmethod
-    def from_examples(cls, features: Float[Array, "examples dim"], labels: Int[Array, " examples"]) -> Rows:
+    def from_examples(
+        cls, features: Float[AnyArray, "examples dim"], labels: Int[AnyArray, " examples"]
+    ) -> Rows:
         """View raw examples as rows of count 1.
 
         Estimators called on these rows give the exact within-class scatter, FedCOF's oracle.
@@ -61,7 +77,9 @@ class Rows(NamedTuple):
         return cls(features, jnp.ones(labels.shape, jnp.int32), labels)
 
 
-class Moments(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Moments:
     """What the first phase sums up for each class; enough for the class means and priors.
 
     Attributes:
@@ -122,7 +140,7 @@ class LinearHead(NamedTuple):
     weight: Float[Array, "dim classes"]
     bias: Float[Array, " classes"]
 
-    def __call__(self, features: Float[Array, "*batch dim"]) -> Float[Array, "*batch classes"]:
+    def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch classes"]:
         """Scores (logits) of each class."""
         scores = jnp.matmul(features, self.weight, precision=jax.lax.Precision.HIGHEST)
         return scores + jnp.broadcast_to(self.bias, scores.shape)

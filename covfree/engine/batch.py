@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key, UInt32
+from jaxtyping import Array, Float, Int
 
 from covfree import linalg
 from covfree.checks import check
 from covfree.methods import Factor, Method
-from covfree.types import LinearHead, Moments, Rows
+from covfree.types import AnyArray, LinearHead, Moments, PRNGKey, Rows, is_traced
 
 
 def accumulate(method: Method, rows: Rows, num_classes: int) -> tuple[Any, ...]:
@@ -71,7 +72,9 @@ def solve_rows(method: Method, rows: Rows, *, num_classes: int) -> LinearHead:
     return method.solve(*accumulate(method, rows, num_classes))
 
 
-class RowsReport(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class RowsReport:
     """What the server could and could not see in the rows.
 
     Attributes:
@@ -129,11 +132,11 @@ def _bucket(rows: int) -> int:
 
 def summarise(
     method: Method,
-    features: Float[Array, "examples dim"],
-    labels: Int[Array, " examples"],
-    clients: Int[Array, " examples"],
+    features: Float[AnyArray, "examples dim"],
+    labels: Int[AnyArray, " examples"],
+    clients: Int[AnyArray, " examples"],
     *,
-    key: Key[Array, ""] | UInt32[Array, "2"] | None = None,
+    key: PRNGKey | None = None,
 ) -> Rows:
     """What all clients of a simulated federation make of their examples, as one table of rows.
 
@@ -148,7 +151,7 @@ def summarise(
         The rows, padded to a size that federations of about the same size share; under ``jit``, to the
         number of examples.
     """
-    if any(isinstance(x, jax.core.Tracer) for x in (labels, clients)):
+    if is_traced(labels, clients):
         num_rows = max(1, labels.shape[0])
     else:
         num_rows = _bucket(method.summary.count(np.asarray(labels), np.asarray(clients)))
@@ -167,7 +170,7 @@ def fit(
     clients: Any,
     *,
     num_classes: int | None = None,
-    key: Key[Array, ""] | UInt32[Array, "2"] | None = None,
+    key: PRNGKey | None = None,
 ) -> LinearHead:
     """Simulate a federation in one call: examples of all clients in, the server's head out.
 
@@ -194,7 +197,7 @@ def fit(
     """
     check(features, labels, clients, num_classes=num_classes)
     if num_classes is None:
-        if isinstance(labels, jax.core.Tracer):
+        if is_traced(labels):
             raise ValueError("num_classes: expected the number of classes, as labels are traced; got None")
         num_classes = int(np.max(labels, initial=-1)) + 1
         if num_classes < 1:
@@ -208,7 +211,7 @@ def fit(
 
 @jax.jit
 def evaluate(
-    head: LinearHead, features: Float[Array, "examples dim"], labels: Int[Array, " examples"]
+    head: LinearHead, features: Float[AnyArray, "examples dim"], labels: Int[AnyArray, " examples"]
 ) -> Float[Array, ""]:
     """Share of the examples whose class the head predicts, in [0, 1].
 

@@ -1,4 +1,4 @@
-"""Class covariances: from class means alone (FedCOF), or aggregated from clients' covariances (the oracle)."""
+"""Class covariances: from class means alone (FedCOF), or aggregated from clients' (the oracle)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from covfree.estimators.moments import first_moments
 from covfree.estimators.scatter import centred_rows
 from covfree.estimators.shrinkage import Shrinkage, as_shrinkage
 from covfree.linalg import Scatter, product
-from covfree.types import Rows, Scalar
+from covfree.types import AnyArray, Rows, Scalar
 
 
 def estimate_covariance(
-    means: Float[Array, "rows dim"],
-    counts: Num[Array, " rows"],
+    means: Float[AnyArray, "rows dim"],
+    counts: Num[AnyArray, " rows"],
     *,
     shrinkage: Scalar | str | Shrinkage = 0.0,
 ) -> Float[Array, "dim dim"]:
@@ -47,8 +47,8 @@ def estimate_covariance(
     """
     if jnp.ndim(means) != 2 or jnp.shape(counts) != jnp.shape(means)[:1]:
         raise ValueError(
-            f"means: expected [rows, dim] with counts [rows], got {jnp.shape(means)} with {jnp.shape(counts)}; "
-            "the function describes one class, vmap batches it"
+            f"means: expected [rows, dim] with counts [rows], got {jnp.shape(means)} with "
+            f"{jnp.shape(counts)}; the function describes one class, vmap batches it"
         )
     rows = Rows(means, counts, jnp.zeros(counts.shape, jnp.int32))
     moments = first_moments(rows, 1)
@@ -57,7 +57,7 @@ def estimate_covariance(
     factor = centred_rows(rows, moments, jnp.broadcast_to(weight, (1,)))
     rule = as_shrinkage(shrinkage)
     covariance = Scatter.from_factor(factor)
-    return rule.apply(covariance, moments, rule.summary(factor)).dense()
+    return rule.apply(covariance, moments, rule.statistics(factor)).dense()
 
 
 def estimate_covariances(
@@ -83,9 +83,9 @@ def estimate_covariances(
 
 
 def aggregate_covariances(
-    means: Float[Array, "clients dim"],
-    counts: Num[Array, " clients"],
-    covariances: Float[Array, "clients dim dim"],
+    means: Float[AnyArray, "clients dim"],
+    counts: Num[AnyArray, " clients"],
+    covariances: Float[AnyArray, "clients dim dim"],
 ) -> Float[Array, "dim dim"]:
     """Covariance of one class from the covariances of its clients: exact, the oracle's.
 

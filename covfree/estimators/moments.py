@@ -11,7 +11,8 @@ from covfree.types import Moments, Rows
 
 def valid_rows(rows: Rows, num_classes: int) -> Bool[Array, " rows"]:
     """Rows that count: a count above 0 and a label in [0, num_classes)."""
-    return (rows.count > 0) & (rows.label >= 0) & (rows.label < num_classes)
+    count, label = jnp.asarray(rows.count), jnp.asarray(rows.label)
+    return (count > 0) & (label >= 0) & (label < num_classes)
 
 
 def first_moments(rows: Rows, num_classes: int) -> Moments:

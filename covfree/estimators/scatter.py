@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from covfree.estimators.moments import valid_rows
 from covfree.linalg import Scatter, as_scatter, product
-from covfree.types import Moments, Rows
+from covfree.types import AnyArray, Moments, Rows
 
 Weighting: TypeAlias = Literal["per_class", "pooled"]
 
@@ -128,7 +128,7 @@ def between_scatter(moments: Moments) -> Float[Array, "dim dim"]:
 
 
 def total_gram(
-    within: Float[Array, "dim dim"] | Scatter, moments: Moments, *, between_class: bool = True
+    within: Float[AnyArray, "dim dim"] | Scatter, moments: Moments, *, between_class: bool = True
 ) -> Scatter:
     """The Gram matrix F Fᵀ put together from its parts, with or without the scatter between classes.
 

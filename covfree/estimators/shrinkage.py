@@ -72,10 +72,8 @@ def as_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
 
 
 def _strength(name: str, value: Scalar) -> Scalar:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float, jax.Array))
-        and not hasattr(value, "dtype")
+    if isinstance(value, bool) or (
+        not isinstance(value, (int, float, jax.Array)) and not hasattr(value, "dtype")
     ):
         raise TypeError(f"{name}: expected a number, got {value!r}")
     if isinstance(value, (int, float)) and not (math.isfinite(value) and value >= 0):

@@ -7,14 +7,14 @@ from jaxtyping import Array, Float
 
 from covfree.heads.columns import head_for_present
 from covfree.linalg import Scatter, factorise, solve
-from covfree.types import LinearHead, Moments
+from covfree.types import AnyArray, LinearHead, Moments
 
 
 def lda_head(
-    covariance: Float[Array, "dim dim"] | Scatter,
+    covariance: Float[AnyArray, "dim dim"] | Scatter,
     moments: Moments,
     *,
-    priors: Float[Array, " classes"] | None = None,
+    priors: Float[AnyArray, " classes"] | None = None,
 ) -> LinearHead:
     """w_c = Σ⁻¹ μ_c and b_c = −½ μ_cᵀ Σ⁻¹ μ_c + log π_c: Bayes' rule for Gaussian classes of one covariance.
 

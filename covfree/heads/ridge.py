@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from covfree.heads.columns import head_for_present, unit_columns
 from covfree.linalg import Scatter, as_scatter, factorise, solve
-from covfree.types import LinearHead, Moments, Scalar
+from covfree.types import AnyArray, LinearHead, Moments, Scalar
 
 
 def ridge_head(
-    gram: Float[Array, "dim dim"] | Scatter, moments: Moments, *, ridge: Scalar = 0.0
+    gram: Float[AnyArray, "dim dim"] | Scatter, moments: Moments, *, ridge: Scalar = 0.0
 ) -> LinearHead:
     """W = (G + λI)⁻¹ B with B the class sums, columns scaled to norm 1: ridge regression to one-hot labels.
 

@@ -6,9 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from covfree.estimators import Weighting, total_gram
 from covfree.estimators.scatter import centred_rows, class_weights
@@ -21,6 +19,8 @@ from covfree.types import LinearHead, Moments, Rows, Scalar
 
 # A function takes the shrunk within-class covariance and the moments.
 Head: TypeAlias = Literal["lda", "ridge"] | Callable[[Scatter, Moments], LinearHead]
+
+_HEADS: dict[str, Callable[[Scatter, Moments], LinearHead]] = {"lda": lda_head, "ridge": ridge_head}
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,8 @@ def _fedcof(
 ) -> Method:
     if weighting not in get_args(Weighting):
         raise ValueError(f"weighting: expected one of {get_args(Weighting)}, got {weighting!r}")
-    functions = {"lda": lda_head, "ridge": ridge_head}
-    function = functions.get(head) if isinstance(head, str) else head
-    if function is None or not callable(function):
+    function = _HEADS.get(head) if isinstance(head, str) else head
+    if not callable(function):
         raise ValueError(f"head: expected 'lda', 'ridge' or a function, got {head!r}")
     return Method(
         params=as_shrinkage(shrinkage),

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from covfree.linalg import Scatter
 from covfree.statistics import class_means, client_rows, count_rows, subset_class_means
-from covfree.statistics.groups import accumulation_dtype, check_examples, check_positive
+from covfree.statistics.groups import accumulation_dtype, as_examples, check_positive
 from covfree.types import LinearHead, Rows
 
 # (params, totals of the earlier phases, some rows, num_classes) to terms that add up over rows.
@@ -35,6 +35,7 @@ class Factor:
     rows: Float[Array, "rows dim"]
 
 
+@runtime_checkable
 class Summary(Protocol):
     """How examples become rows; hashable, so that it is part of a compiled function's key."""
 
@@ -96,7 +97,7 @@ class Examples:
         self, features: jax.Array, labels: jax.Array, num_classes: int, key: jax.Array | None
     ) -> Rows:
         """The client's examples."""
-        check_examples(features=features, labels=labels)
+        features, labels = as_examples(features, labels=labels)
         return Rows.from_examples(features.astype(accumulation_dtype(features)), labels)
 
     def count(self, labels: np.ndarray, clients: np.ndarray) -> int:
@@ -107,7 +108,7 @@ class Examples:
         self, features: jax.Array, labels: jax.Array, clients: jax.Array, num_rows: int, key: jax.Array | None
     ) -> Rows:
         """All examples as they are; those without a client become padding."""
-        check_examples(features=features, labels=labels, clients=clients)
+        features, labels, clients = as_examples(features, labels=labels, clients=clients)
         rows = Rows.from_examples(
             features.astype(accumulation_dtype(features)), jnp.where(clients >= 0, labels, -1)
         )

@@ -7,12 +7,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from covfree.linalg import product
-from covfree.statistics.groups import accumulation_dtype
+from covfree.statistics.groups import accumulation_dtype, as_examples
 from covfree.statistics.means import class_means
+from covfree.types import AnyArray
 
 
 def class_covariances(
-    features: Float[Array, "examples dim"], labels: Int[Array, " examples"], num_classes: int
+    features: Float[AnyArray, "examples dim"], labels: Int[AnyArray, " examples"], num_classes: int
 ) -> Float[Array, "classes dim dim"]:
     """Unbiased sample covariance of each class, for one client.
 
@@ -35,6 +36,7 @@ def class_covariances(
     >>> class_covariances(jnp.array([[1.0], [3.0], [9.0]]), jnp.array([0, 0, 1]), 2).ravel().tolist()
     [2.0, 0.0]
     """
+    features, labels = as_examples(features, labels=labels)
     means, counts = class_means(features, labels, num_classes)
     values = features.astype(accumulation_dtype(features))
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from covfree.linalg import product
-from covfree.statistics.groups import accumulation_dtype, check_examples, check_positive, sum_groups
+from covfree.statistics.groups import accumulation_dtype, as_examples, check_positive, sum_groups
+from covfree.types import AnyArray
 
 
-class GramStatistics(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class GramStatistics:
     """Fed3R's statistics; those of several clients add up.
 
     Attributes:
@@ -26,7 +30,7 @@ class GramStatistics(NamedTuple):
 
 
 def gram(
-    features: Float[Array, "examples dim"], labels: Int[Array, " examples"], num_classes: int
+    features: Float[AnyArray, "examples dim"], labels: Int[AnyArray, " examples"], num_classes: int
 ) -> GramStatistics:
     """Gram matrix F Fᵀ, class sums and counts of one client.
 
@@ -48,7 +52,7 @@ def gram(
     >>> gram(jnp.array([[1.0, 2.0]]), jnp.array([0]), 1).gram.tolist()
     [[1.0, 2.0], [2.0, 4.0]]
     """
-    check_examples(features=features, labels=labels)
+    features, labels = as_examples(features, labels=labels)
     check_positive("num_classes", num_classes)
     kept = (labels >= 0) & (labels < num_classes)
     values = jnp.where(kept[:, None], features, 0).astype(accumulation_dtype(features))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key, UInt32
+from jaxtyping import Array, Bool, Float, Int
+
+from covfree.types import AnyArray, PRNGKey
 
 
-def accumulation_dtype(features: jax.Array) -> jnp.dtype:
+def accumulation_dtype(features: AnyArray) -> jnp.dtype:
     """Data type in which features are summed: float32 for the half precisions, else their own."""
-    return jnp.promote_types(features.dtype, jnp.float32)
+    return jnp.promote_types(jnp.result_type(features), jnp.float32)
 
 
 def sum_groups(
@@ -37,7 +39,7 @@ def subset_groups(
     keys: tuple[Int[Array, " examples"], ...],
     kept: Bool[Array, " examples"],
     num_subsets: int,
-    key: Key[Array, ""] | UInt32[Array, "2"] | None,
+    key: PRNGKey | None,
 ) -> tuple[Int[Array, " examples"], Int[Array, " examples"]]:
     """Number the random subsets of the groups of examples that share all ``keys``.
 
@@ -56,7 +58,7 @@ def subset_groups(
     """
     n = kept.shape[0]
     if n == 0:
-        return (jnp.zeros(0, jnp.int32),) * 2
+        return jnp.zeros(0, jnp.int32), jnp.zeros(0, jnp.int32)
     index = jnp.arange(n, dtype=jnp.int32)
     draw = () if key is None else (jax.random.bits(key, (n,), jnp.uint32),)
     # Padding sorts behind everything else.
@@ -81,22 +83,31 @@ def subset_groups(
     )
 
 
-def check_examples(**arrays: jax.Array) -> None:
-    """Raise unless ``features`` is [examples, dim] floating and the other arrays are [examples] integers."""
-    features = arrays.pop("features")
-    if jnp.ndim(features) != 2 or not jnp.issubdtype(jnp.result_type(features), jnp.floating):
+def as_examples(features: AnyArray, **integers: AnyArray) -> tuple[jax.Array, ...]:
+    """Take one client's arrays, or raise unless their structure is that of examples.
+
+    Args:
+        features: [examples, dim], floating point.
+        integers: [examples] each, by the argument's name.
+
+    Returns:
+        All of them as jax arrays, in order.
+    """
+    shape, dtype = jnp.shape(features), jnp.result_type(features)
+    if len(shape) != 2 or not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(
-            f"features: expected floats of shape [examples, dim], got {jnp.result_type(features)} of shape "
-            f"{jnp.shape(features)}; functions describe one client, vmap batches them"
+            f"features: expected floats of shape [examples, dim], got {dtype} of shape {list(shape)}; "
+            "functions describe one client, vmap batches them"
         )
-    for name, array in arrays.items():
+    for name, array in integers.items():
         if not jnp.issubdtype(jnp.result_type(array), jnp.integer):
             raise TypeError(f"{name}: expected integers, got {jnp.result_type(array)}")
-        if jnp.shape(array) != jnp.shape(features)[:1]:
+        if jnp.shape(array) != shape[:1]:
             raise ValueError(
-                f"{name}: expected shape {jnp.shape(features)[:1]} as features has "
-                f"{jnp.shape(features)[0]} examples, got {jnp.shape(array)}"
+                f"{name}: expected shape [{shape[0]}] as features has {shape[0]} examples, "
+                f"got {list(jnp.shape(array))}"
             )
+    return (jnp.asarray(features), *(jnp.asarray(array) for array in integers.values()))
 
 
 def check_positive(name: str, value: int) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key, UInt32
+from jaxtyping import Array, Float, Int
 
-from covfree.statistics.groups import check_examples, check_positive, means_of, subset_groups, sum_groups
+from covfree.statistics.groups import as_examples, check_positive, means_of, subset_groups, sum_groups
+from covfree.types import AnyArray, PRNGKey
 
 
 def class_means(
-    features: Float[Array, "examples dim"], labels: Int[Array, " examples"], num_classes: int
+    features: Float[AnyArray, "examples dim"], labels: Int[AnyArray, " examples"], num_classes: int
 ) -> tuple[Float[Array, "classes dim"], Int[Array, " classes"]]:
     """Mean feature and number of examples of each class, for one client.
 
@@ -32,19 +33,19 @@ def class_means(
     >>> means.ravel().tolist(), counts.tolist()
     ([2.0, 0.0, 9.0], [2, 0, 1])
     """
-    check_examples(features=features, labels=labels)
+    features, labels = as_examples(features, labels=labels)
     check_positive("num_classes", num_classes)
     sums, counts = sum_groups(features, labels, num_classes)
     return means_of(sums, counts), counts
 
 
 def subset_class_means(
-    features: Float[Array, "examples dim"],
-    labels: Int[Array, " examples"],
+    features: Float[AnyArray, "examples dim"],
+    labels: Int[AnyArray, " examples"],
     num_classes: int,
     num_subsets: int,
     *,
-    key: Key[Array, ""] | UInt32[Array, "2"],
+    key: PRNGKey,
 ) -> tuple[Float[Array, "classes subsets dim"], Int[Array, "classes subsets"]]:
     """Means of disjoint random subsets of each class, for one client: more rows from few clients.
 
@@ -73,7 +74,7 @@ def subset_class_means(
     >>> subset_class_means(x, y, 1, 3, key=jax.random.key(0))[1].tolist()
     [[3, 2, 2]]
     """
-    check_examples(features=features, labels=labels)
+    features, labels = as_examples(features, labels=labels)
     check_positive("num_classes", num_classes)
     check_positive("num_subsets", num_subsets)
     kept = (labels >= 0) & (labels < num_classes)

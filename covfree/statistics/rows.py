@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key, UInt32
+from jaxtyping import Float, Int
 
-from covfree.statistics.groups import check_examples, check_positive, means_of, subset_groups, sum_groups
-from covfree.types import Rows
+from covfree.statistics.groups import as_examples, check_positive, means_of, subset_groups, sum_groups
+from covfree.types import AnyArray, PRNGKey, Rows, is_traced
 
 
 def count_rows(
@@ -31,13 +31,13 @@ def count_rows(
 
 
 def client_rows(
-    features: Float[Array, "examples dim"],
-    labels: Int[Array, " examples"],
-    clients: Int[Array, " examples"],
+    features: Float[AnyArray, "examples dim"],
+    labels: Int[AnyArray, " examples"],
+    clients: Int[AnyArray, " examples"],
     *,
     num_rows: int,
     num_subsets: int = 1,
-    key: Key[Array, ""] | UInt32[Array, "2"] | None = None,
+    key: PRNGKey | None = None,
 ) -> Rows:
     """Class means of all clients as rows, ordered by client, class and subset.
 
@@ -65,7 +65,7 @@ def client_rows(
     >>> rows.mean.ravel().tolist(), rows.count.tolist(), rows.label.tolist()
     ([9.0, 2.0], [1, 2], [1, 0])
     """
-    check_examples(features=features, labels=labels, clients=clients)
+    features, labels, clients = as_examples(features, labels=labels, clients=clients)
     check_positive("num_rows", num_rows)
     check_positive("num_subsets", num_subsets)
     if num_subsets > 1 and key is None:
@@ -73,10 +73,10 @@ def client_rows(
     kept = (labels >= 0) & (clients >= 0)
     row, _ = subset_groups((clients, labels), kept, num_subsets, key if num_subsets > 1 else None)
     sums, counts = sum_groups(features, row, num_rows)
-    if not isinstance(counts, jax.core.Tracer) and counts.sum() != kept.sum():
+    if not is_traced(counts) and counts.sum() != kept.sum():
         raise ValueError(
             f"num_rows: {num_rows} rows cannot hold all client-class pairs: "
-            f"{kept.sum() - counts.sum()} of {kept.sum()} examples would be lost; use count_rows(labels, clients)"
+            f"{kept.sum() - counts.sum()} of {kept.sum()} examples would be lost; see count_rows"
         )
     label = jax.ops.segment_max(
         jnp.where(kept, labels, -1).astype(jnp.int32), jnp.where(kept, row, num_rows), num_rows

@@ -1,0 +1,174 @@
+"""Feature sets: features with labels, a train and a test part, and sometimes the clients they belong to."""
+
+from __future__ import annotations
+
+import zipfile
+from os import PathLike
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from covfree.checks import check
+
+
+class FeatureSet(NamedTuple):
+    """Features of a frozen backbone, split in two.
+
+    Attributes:
+        name: how tables name it.
+        train_features: [examples, dim].
+        train_labels: [examples], in [0, num_classes).
+        test_features: [test examples, dim].
+        test_labels: [test examples].
+        num_classes: C.
+        clients: [examples], the client of each training example, if the data says so.
+    """
+
+    name: str
+    train_features: np.ndarray
+    train_labels: np.ndarray
+    test_features: np.ndarray
+    test_labels: np.ndarray
+    num_classes: int
+    clients: np.ndarray | None = None
+
+
+def load(dataset: str | PathLike[str], *, test: str | PathLike[str] | None = None, seed: int = 0) -> FeatureSet:
+    """Load a data set by its name or path.
+
+    Args:
+        dataset: ``"digits"``, or the path of an ``.npz`` file, see `load_npz`.
+        test: path of an ``.npz`` file with the test part, where ``dataset`` is a file without one.
+        seed: which third of the data is the test part, where nothing else says so.
+
+    Raises:
+        ValueError: if the name is unknown, or a file does not hold what is expected.
+        FileNotFoundError: if there is no such file.
+    """
+    if str(dataset) == "digits":
+        if test is not None:
+            raise ValueError("test: expected none with dataset 'digits', which is split here")
+        return load_digits(seed=seed)
+    path = Path(dataset)
+    if path.suffix != ".npz":
+        raise ValueError(f"dataset: expected 'digits' or the path of an .npz file, got {str(dataset)!r}")
+    return load_npz(path, test=test, seed=seed)
+
+
+def load_digits(*, seed: int = 0) -> FeatureSet:
+    """Load the 8×8 handwritten digits that ship with scikit-learn: 1,797 images, pixels/16 as 64 features.
+
+    Args:
+        seed: which third of each class is the test part.
+
+    Source: Alpaydin and Kaynak (1998), Optical Recognition of Handwritten Digits, UCI.
+    """
+    from sklearn.datasets import load_digits as sklearn_digits
+
+    pixels, labels = sklearn_digits(return_X_y=True)
+    return _split("digits", (pixels / 16).astype(np.float32), labels.astype(np.int32), None, seed)
+
+
+def load_npz(path: str | PathLike[str], *, test: str | PathLike[str] | None = None, seed: int = 0) -> FeatureSet:
+    """Load features from an ``.npz`` file.
+
+    Args:
+        path: a file with ``features [n, d]`` (any float), ``labels [n]`` (integers from 0) and, if there are
+            any, ``clients [n]`` (integers or strings) and ``is_test [n]`` (booleans).
+        test: a second file with the test part's ``features`` and ``labels``. Without it and without
+            ``is_test``, a third of each class is held out by ``seed``.
+        seed: see ``test``.
+
+    Returns:
+        The feature set; clients are numbered from 0 in the order of their sorted names.
+
+    Raises:
+        ValueError: naming the file and the array, if something is missing or wrong.
+        FileNotFoundError: if there is no such file.
+    """
+    path = Path(path)
+    arrays = _read(path)
+    features, labels = arrays["features"], arrays["labels"]
+    clients, is_test = arrays.get("clients"), arrays.get("is_test")
+    for name, array in (("clients", clients), ("is_test", is_test)):
+        if array is not None and array.shape != labels.shape:
+            raise ValueError(f"{path}: {name}: expected shape {list(labels.shape)}, got {list(array.shape)}")
+    if test is not None and is_test is not None:
+        raise ValueError(f"{path}: expected either is_test in the file or a separate test file, got both")
+    if test is not None:
+        other = _read(Path(test))
+        if other["features"].shape[1] != features.shape[1]:
+            raise ValueError(
+                f"{test}: features: expected dim {features.shape[1]} as in {path}, "
+                f"got {other['features'].shape[1]}"
+            )
+        features = np.concatenate([features, other["features"].astype(features.dtype)])
+        is_test = np.repeat([False, True], [len(labels), len(other["labels"])])
+        labels = np.concatenate([labels, other["labels"]])
+        if clients is not None:
+            # The test part has no clients; any value will do.
+            clients = np.concatenate([clients, np.repeat(clients[:1], len(other["labels"]))])
+    if is_test is not None and is_test.dtype != bool:
+        raise ValueError(f"{path}: is_test: expected booleans, got {is_test.dtype}")
+    return _split(path.stem, features, labels, clients, seed, is_test)
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (ValueError, OSError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path}: expected an .npz file of plain arrays: {error}") from error
+    missing = [name for name in ("features", "labels") if name not in arrays]
+    if missing:
+        raise ValueError(f"{path}: expected arrays features and labels, got {sorted(arrays)}")
+    try:
+        check(arrays["features"], arrays["labels"])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    if (arrays["labels"] < 0).any():
+        row = int(np.argmax(arrays["labels"] < 0))
+        raise ValueError(f"{path}: labels: row {row} has label {arrays['labels'][row]}; expected 0 or above")
+    return arrays
+
+
+def _split(
+    name: str,
+    features: np.ndarray,
+    labels: np.ndarray,
+    clients: np.ndarray | None,
+    seed: int,
+    is_test: np.ndarray | None = None,
+) -> FeatureSet:
+    if is_test is None:
+        is_test = _held_out(labels, seed)
+    train = ~is_test
+    if not train.any() or not is_test.any():
+        raise ValueError(
+            f"{name}: expected examples in both parts, got {train.sum()} to train and {is_test.sum()} to test"
+        )
+    owners = None if clients is None else np.unique(clients[train], return_inverse=True)[1].astype(np.int32)
+    return FeatureSet(
+        name=name,
+        train_features=features[train],
+        train_labels=labels[train].astype(np.int32),
+        test_features=features[is_test],
+        test_labels=labels[is_test].astype(np.int32),
+        num_classes=int(labels.max()) + 1,
+        clients=owners,
+    )
+
+
+def _held_out(labels: np.ndarray, seed: int) -> np.ndarray:
+    """Mark a random third of each class, but never a class's only example."""
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]
+    sizes = np.bincount(labels)
+    rank = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    is_test = np.zeros(len(labels), bool)
+    is_test[order] = rank < np.repeat(sizes // 3, sizes)
+    return is_test
