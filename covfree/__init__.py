@@ -7,6 +7,10 @@ into a linear classifier in closed form. Start with `fit`, `fedcof` and `estimat
 from covfree import federation as federation
 from covfree import linalg as linalg
 from covfree import methods as methods
+from covfree.accounting import Upload as Upload
+from covfree.accounting import formula_bytes as formula_bytes
+from covfree.accounting import message_bytes as message_bytes
+from covfree.accounting import upload as upload
 from covfree.checks import check as check
 from covfree.checks import check_rows as check_rows
 from covfree.engine import RowsReport as RowsReport
@@ -33,6 +37,9 @@ from covfree.estimators import within_scatter as within_scatter
 from covfree.heads import lda_head as lda_head
 from covfree.heads import ncm_head as ncm_head
 from covfree.heads import ridge_head as ridge_head
+from covfree.messages import Message as Message
+from covfree.messages import client_message as client_message
+from covfree.messages import collect as collect
 from covfree.methods import Method as Method
 from covfree.methods import fed3r as fed3r
 from covfree.methods import fedcof as fedcof

@@ -7,11 +7,11 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from covfree.messages import CovarianceMessage, Message
+from covfree.messages import Message
 from covfree.methods import Method
 from covfree.methods.method import MessageKind
-from covfree.statistics import GramStatistics, count_rows
-from covfree.types import AnyArray, Rows
+from covfree.statistics import count_rows
+from covfree.types import AnyArray
 
 FLOAT_BYTES = 4
 
@@ -21,16 +21,16 @@ class Upload(NamedTuple):
 
     Attributes:
         statistics: the floating-point statistics, which is what the papers count.
-        index: counts and labels beside them, as 32-bit integers: 8 bytes for each class mean or sum.
+        counts: counts and labels beside them, as 32-bit integers: 8 bytes for each class mean or sum.
     """
 
     statistics: int
-    index: int
+    counts: int
 
     @property
     def total(self) -> int:
         """All of it."""
-        return self.statistics + self.index
+        return self.statistics + self.counts
 
 
 def formula_bytes(message: MessageKind, *, rows: int, clients: int, dim: int) -> int:
@@ -54,23 +54,21 @@ def formula_bytes(message: MessageKind, *, rows: int, clients: int, dim: int) ->
 
 
 def message_bytes(message: Message) -> Upload:
-    """Bytes of one message (or of several in one table), measured from its arrays.
+    """Bytes of one message, measured from its arrays.
 
     Args:
-        message: from `client_message`, or the merged rows of all clients. Rows with count 0 are not sent.
+        message: from `client_message`. Rows with count 0 are not sent.
 
-    >>> import jax.numpy as jnp
-    >>> message_bytes(Rows(jnp.ones((3, 10)), jnp.array([2, 0, 5]), jnp.array([0, -1, 1])))
-    Upload(statistics=80, index=16)
+    >>> import covfree, jax.numpy as jnp
+    >>> message_bytes(Message(covfree.Rows(jnp.ones((3, 10)), jnp.array([2, 0, 5]), jnp.array([0, -1, 1]))))
+    Upload(statistics=80, counts=16)
     """
-    if isinstance(message, GramStatistics):
-        sent = int((np.asarray(message.count) > 0).sum())
-        return Upload(message.gram.nbytes + message.class_sum.nbytes, 8 * sent)
-    rows = message.rows if isinstance(message, CovarianceMessage) else message
-    kept = np.asarray(rows.count) > 0
-    statistics = rows.mean[kept].nbytes
-    if isinstance(message, CovarianceMessage):
-        statistics += message.covariance[kept].nbytes
+    kept = np.asarray(message.rows.count) > 0
+    statistics = message.rows.mean[kept].nbytes
+    if message.gram is not None:
+        statistics += message.gram.nbytes
+    if message.covariances is not None:
+        statistics += message.covariances[kept].nbytes
     return Upload(statistics, 8 * int(kept.sum()))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -12,25 +11,25 @@ from jaxtyping import Float, Int
 
 from covfree.checks import check, check_rows
 from covfree.methods import Method
-from covfree.statistics import GramStatistics, class_covariances, class_means, gram
+from covfree.statistics import class_covariances, class_means, gram
+from covfree.statistics.groups import as_examples
 from covfree.types import AnyArray, PRNGKey, Rows
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class CovarianceMessage:
-    """The oracle's message: a covariance beside each class mean.
+class Message:
+    """What one client sends: class means and counts, and with some methods matrices beside them.
 
     Attributes:
-        rows: class means.
-        covariance: unbiased covariance of each row's examples; 0 where there are fewer than 2.
+        rows: class means of the classes that the client holds.
+        gram: Fed3R's F Fᵀ; its class sums b are the means times their counts.
+        covariances: the oracle's unbiased covariance of each row's examples, 0 with fewer than 2.
     """
 
     rows: Rows
-    covariance: Float[AnyArray, "rows dim dim"]
-
-
-Message: TypeAlias = Rows | GramStatistics | CovarianceMessage
+    gram: Float[AnyArray, "dim dim"] | None = None
+    covariances: Float[AnyArray, "rows dim dim"] | None = None
 
 
 def client_message(
@@ -55,30 +54,26 @@ def client_message(
         key: the client's PRNG key, for methods that cut classes into random subsets.
 
     Returns:
-        `Rows` for methods that send class means, `GramStatistics` for Fed3R (class sums of present classes
-        alone, in the order of ``count > 0``), `CovarianceMessage` for the oracle.
+        The message, in float32 (float64 if the features are and x64 is enabled).
 
     Raises:
         TypeError: if a data type is wrong.
         ValueError: if a shape or value is wrong.
 
     >>> import covfree, jax.numpy as jnp
-    >>> rows = client_message(covfree.fedcof(), jnp.eye(2), jnp.array([4, 4]), num_classes=9)
+    >>> rows = client_message(covfree.fedcof(), jnp.eye(2), jnp.array([4, 4]), num_classes=9).rows
     >>> rows.mean.tolist(), rows.count.tolist(), rows.label.tolist()
     ([[0.5, 0.5]], [2], [4])
     """
     check(features, labels, num_classes=num_classes)
+    features, labels = as_examples(features, labels=labels)
+    if method.message == "rows":
+        return Message(_present(method.summary.one_client(features, labels, num_classes, key)))
+    rows = Rows.from_means(*class_means(features, labels, num_classes))
     if method.message == "gram":
-        statistics = gram(features, labels, num_classes)
-        return GramStatistics(
-            statistics.gram, statistics.class_sum[np.asarray(statistics.count) > 0], statistics.count
-        )
-    if method.message == "covariances":
-        rows = Rows.from_means(*class_means(features, labels, num_classes))
-        return CovarianceMessage(
-            _present(rows), class_covariances(features, labels, num_classes)[np.asarray(rows.count) > 0]
-        )
-    return _present(method.summary.one_client(features, labels, num_classes, key))
+        return Message(_present(rows), gram=gram(features, labels, num_classes).gram)
+    covariances = class_covariances(features, labels, num_classes)
+    return Message(_present(rows), covariances=covariances[np.asarray(rows.count) > 0])
 
 
 def _present(rows: Rows) -> Rows:
@@ -143,7 +138,9 @@ def collect(
             sound.append(rows)
     if not sound:
         reasons = "; ".join(f"client {client!r}: {reason}" for client, reason in list(rejected.items())[:3])
-        raise ValueError(f"messages: expected at least one sound message, got none of {len(messages)}. {reasons}")
+        raise ValueError(
+            f"messages: expected at least one sound message, got none of {len(messages)}. {reasons}"
+        )
     merged = jax.tree.map(lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves]), *sound)
     return Collected(merged, rejected)
 
@@ -151,4 +148,6 @@ def collect(
 def _check_sum(rows: Rows, num_examples: int) -> None:
     total = np.asarray(rows.count)[np.asarray(rows.label) >= 0].sum()
     if total != num_examples:
-        raise ValueError(f"count: counts sum to {total}; expected the {num_examples} examples that were announced")
+        raise ValueError(
+            f"count: counts sum to {total}; expected the {num_examples} examples that were announced"
+        )

@@ -5,11 +5,13 @@ from __future__ import annotations
 import zipfile
 from os import PathLike
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from covfree.checks import check
+
+StrPath: TypeAlias = str | PathLike[str]
 
 
 class FeatureSet(NamedTuple):
@@ -23,6 +25,7 @@ class FeatureSet(NamedTuple):
         test_labels: [test examples].
         num_classes: C.
         clients: [examples], the client of each training example, if the data says so.
+        fixed_split: whether the data itself says which part is the test, so that no seed changes it.
     """
 
     name: str
@@ -32,9 +35,10 @@ class FeatureSet(NamedTuple):
     test_labels: np.ndarray
     num_classes: int
     clients: np.ndarray | None = None
+    fixed_split: bool = False
 
 
-def load(dataset: str | PathLike[str], *, test: str | PathLike[str] | None = None, seed: int = 0) -> FeatureSet:
+def load(dataset: StrPath, *, test: StrPath | None = None, seed: int = 0) -> FeatureSet:
     """Load a data set by its name or path.
 
     Args:
@@ -70,7 +74,7 @@ def load_digits(*, seed: int = 0) -> FeatureSet:
     return _split("digits", (pixels / 16).astype(np.float32), labels.astype(np.int32), None, seed)
 
 
-def load_npz(path: str | PathLike[str], *, test: str | PathLike[str] | None = None, seed: int = 0) -> FeatureSet:
+def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> FeatureSet:
     """Load features from an ``.npz`` file.
 
     Args:
@@ -143,6 +147,7 @@ def _split(
     seed: int,
     is_test: np.ndarray | None = None,
 ) -> FeatureSet:
+    fixed_split = is_test is not None
     if is_test is None:
         is_test = _held_out(labels, seed)
     train = ~is_test
@@ -159,6 +164,7 @@ def _split(
         test_labels=labels[is_test].astype(np.int32),
         num_classes=int(labels.max()) + 1,
         clients=owners,
+        fixed_split=fixed_split,
     )
 
 

@@ -17,7 +17,8 @@ from covfree.methods import Factor, Method
 from covfree.types import AnyArray, LinearHead, Moments, PRNGKey, Rows, is_traced
 
 
-def accumulate(method: Method, rows: Rows, num_classes: int) -> tuple[Any, ...]:
+@partial(jax.jit, static_argnames="num_classes")
+def accumulate(method: Method, rows: Rows, *, num_classes: int) -> tuple[Any, ...]:
     """Totals of all the method's phases over these rows, in one batch.
 
     Args:
@@ -69,7 +70,7 @@ def solve_rows(method: Method, rows: Rows, *, num_classes: int) -> LinearHead:
     >>> jax.vmap(bias)(jnp.array([0.0, 0.1, 1.0])).shape
     (3, 2)
     """
-    return method.solve(*accumulate(method, rows, num_classes))
+    return method.solve(*accumulate(method, rows, num_classes=num_classes))
 
 
 @jax.tree_util.register_dataclass
@@ -105,7 +106,7 @@ def inspect_rows(method: Method, rows: Rows, *, num_classes: int) -> RowsReport:
         rows: all rows.
         num_classes: C, static.
     """
-    totals = accumulate(method, rows, num_classes)
+    totals = accumulate(method, rows, num_classes=num_classes)
     moments = next(t for t in jax.tree.leaves(totals, is_leaf=_is_moments) if _is_moments(t))
     system = None
     if method.system is not None:

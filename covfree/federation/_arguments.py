@@ -24,14 +24,18 @@ def check_integer(name: str, value: object, minimum: int) -> int:
     return integer
 
 
-def check_real(name: str, value: object, *, above: float | None = None, minimum: float | None = None) -> float:
+def check_real(
+    name: str, value: object, *, above: float | None = None, minimum: float | None = None
+) -> float:
     """`value` as a finite float, greater than `above` or at least `minimum`."""
     try:
         if isinstance(value, str | bytes | bool | np.bool_):
             raise TypeError
         real = float(value)  # pyright: ignore[reportArgumentType]
     except (TypeError, ValueError):
-        raise TypeError(f"{name} must be one real number, got {value!r} of type {type(value).__name__}") from None
+        raise TypeError(
+            f"{name} must be one real number, got {value!r} of type {type(value).__name__}"
+        ) from None
     if not math.isfinite(real):
         raise ValueError(f"{name} must be finite, got {real}")
     if above is not None and not real > above:
@@ -67,12 +71,14 @@ def check_num_partitions(num_partitions: object, num_examples: int) -> int:
     """K, with 1 ≤ K ≤ n: with more clients than examples some would be empty by necessity."""
     count = check_integer("num_partitions", num_partitions, minimum=1)
     if count > num_examples:
-        raise ValueError(f"num_partitions must be at most the number of examples, {num_examples}, got {count}")
+        raise ValueError(
+            f"num_partitions must be at most the number of examples, {num_examples}, got {count}"
+        )
     return count
 
 
 def generator(seed: object) -> np.random.Generator:
-    """A fresh generator for an integer seed of at least 0."""
+    """Return a fresh generator for an integer seed of at least 0."""
     return np.random.default_rng(check_integer("seed", seed, minimum=0))
 
 
@@ -86,11 +92,12 @@ def equal_sizes(num_examples: int, num_partitions: int) -> Int64[np.ndarray, "cl
 def by_class(
     labels: np.ndarray, rng: np.random.Generator
 ) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "classes"], np.ndarray]:
-    """Examples listed class by class, in random order within a class.
+    """List the examples class by class, in random order within a class.
 
     Returns:
-        `(examples, counts, values)`: `examples [n]` holds first the `counts[0]` examples of label `values[0]`, then
-        those of `values[1]`, and so on. Only labels that occur are listed, in ascending order.
+        `(examples, counts, values)`: `examples [n]` holds first the `counts[0]` examples of label
+        `values[0]`, then those of `values[1]`, and so on. Only labels that occur are listed, in ascending
+        order.
     """
     shuffled = rng.permutation(labels.size)
     values, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)

@@ -1,0 +1,35 @@
+# Every target sets up what it needs in .venv, from Python 3.11 and make alone.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test test-oldest lint types clean
+
+# The main job: five methods on the digits, 100 clients, 5 seeds; writes out/demo.
+demo: $(READY)
+	$(BIN)/covfree compare --dataset digits --clients 100 --alpha 0.1 --seeds 5 --out out/demo \
+	  --methods fedncm,fed3r,fed3r-within,fedcof,fedcof-paper,fedcof-oracle
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+# The same tests with the oldest jax that pyproject.toml promises.
+test-oldest:
+	$(MAKE) test VENV=.venv-oldest CONSTRAINTS="jax==0.6.0 jaxlib==0.6.0"
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+$(READY): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "covfree needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' $(CONSTRAINTS)
+	touch $@
+
+clean:
+	rm -rf .venv .venv-oldest out

@@ -1,0 +1,228 @@
+"""The commands: arguments in, a table out, errors in one line."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from covfree.cli import report
+from covfree.cli.compare import Federation, Run, Summary, compare, environment, make_methods
+from covfree.data import FeatureSet, load
+from covfree.federation import PARTITIONERS, partition_statistics, plot_partition
+from covfree.methods import registry
+
+app = typer.Typer(
+    name="covfree",
+    help="Training-free federated learning: classifiers in closed form from what clients send once.",
+    epilog="Start with: covfree compare --dataset digits",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+class Format(StrEnum):
+    """What is printed."""
+
+    table = "table"
+    json = "json"
+    csv = "csv"
+
+
+Dataset = Annotated[
+    str,
+    typer.Option(
+        help="'digits' (1,797 real images that ship with scikit-learn), or an .npz file with "
+        "features [n, d], labels [n] and, if there are any, clients [n] and is_test [n]."
+    ),
+]
+TestFile = Annotated[Path | None, typer.Option(help="An .npz file with the test part's features and labels.")]
+Clients = Annotated[int, typer.Option(help="Number of clients, where the data names none.")]
+Alpha = Annotated[
+    float,
+    typer.Option(
+        help="The partition's number: concentration of the Dirichlet laws (small: few classes a client), "
+        "sigma of lognormal_sizes, classes or shards a client for pathological and shards."
+    ),
+]
+Partition = Annotated[str, typer.Option(help=f"How examples are spread: {', '.join(PARTITIONERS)}.")]
+Out = Annotated[Path | None, typer.Option(help="Folder for files; made if it is not there.")]
+
+
+@app.command("compare")
+def compare_command(
+    dataset: Dataset = "digits",
+    test_file: TestFile = None,
+    methods: Annotated[
+        str, typer.Option(help=f"Comma-separated: {', '.join(registry())}.")
+    ] = "fedncm,fed3r,fedcof",
+    clients: Clients = 100,
+    alpha: Alpha = 0.1,
+    partition: Partition = "inner_dirichlet",
+    seeds: Annotated[int, typer.Option(help="Number of seeds (splits and partitions), counted from 0.")] = 5,
+    shrinkage: Annotated[
+        str | None, typer.Option(help="'auto' or the paper's γ, for fedcof and fedcof-oracle.")
+    ] = None,
+    ridge: Annotated[float | None, typer.Option(help="λ of fed3r; 1 by default.")] = None,
+    num_subsets: Annotated[
+        int | None, typer.Option(help="Means a client sends of a class, for fedcof.")
+    ] = None,
+    out: Out = None,
+    output_format: Annotated[Format, typer.Option("--format", help="What to print.")] = Format.table,
+) -> None:
+    """Compare methods on one federation: accuracy, bytes up and time.
+
+    Examples:
+      covfree compare --methods fedncm,fed3r,fedcof --alpha 0.5 --out results
+
+      covfree compare --dataset features.npz --shrinkage auto --format json
+    """
+    numbers = {"shrinkage": _shrinkage(shrinkage), "ridge": ridge, "num_subsets": num_subsets}
+    chosen = make_methods(_names(methods), {k: v for k, v in numbers.items() if v is not None})
+    _at_least("seeds", seeds, 1)
+    _partition_name(partition)
+    datasets = _datasets(dataset, test_file)
+    title = _title(datasets(0), clients, alpha, partition, seeds)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+
+    runs: list[Run] = []
+    federation = Federation(clients, partition, alpha)
+    with _progress() as progress:
+        task = progress.add_task("", total=seeds * len(chosen))
+        for run in compare(datasets, chosen, federation, range(seeds)):
+            runs.append(run)
+            progress.update(task, advance=1, description=f"seed {run.seed}, {run.method}")
+    summaries = [
+        Summary(name, registry()[name].title, tuple(run for run in runs if run.method == name))
+        for name in chosen
+    ]
+    config = {
+        "dataset": dataset,
+        "test_file": None if test_file is None else str(test_file),
+        "methods": list(chosen),
+        "clients": clients,
+        "partition": partition,
+        "alpha": alpha,
+        "seeds": seeds,
+        **{k: v for k, v in numbers.items() if v is not None},
+    }
+    content = report.as_json(config, environment(), summaries)
+    if output_format is Format.json:
+        print(content)
+    elif output_format is Format.csv:
+        print(report.as_csv(summaries))
+    else:
+        Console().print(report.as_table(title, summaries))
+    if out is not None:
+        (out / "results.json").write_text(content + "\n", encoding="utf-8")
+        report.plot(out / "accuracy_vs_bytes.png", title, summaries)
+        print(f"wrote {out / 'results.json'} and {out / 'accuracy_vs_bytes.png'}", file=sys.stderr)
+
+
+@app.command("partition")
+def partition_command(
+    dataset: Dataset = "digits",
+    clients: Clients = 100,
+    alpha: Alpha = 0.1,
+    partition: Partition = "inner_dirichlet",
+    seed: Annotated[int, typer.Option(help="Seed of the split and the partition.")] = 0,
+    out: Out = None,
+) -> None:
+    """Show how a partition spreads the training examples: sizes, classes per client, means per class.
+
+    Example:
+      covfree partition --clients 30 --alpha 0.5 --out results
+    """
+    _partition_name(partition)
+    data = load(dataset, seed=seed)
+    owners = data.clients
+    if owners is None:
+        owners = Federation(clients, partition, alpha).assign(data.train_labels, seed)
+    statistics = partition_statistics(data.train_labels, owners, data.num_classes)
+    print(statistics.as_table())
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        plot_partition(statistics, out / "partition.png")
+        print(f"wrote {out / 'partition.png'}", file=sys.stderr)
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command line; returns the exit code: 2 for bad arguments, which get one line."""
+    try:
+        code = app(arguments, standalone_mode=False)
+    except (ValueError, TypeError, FileNotFoundError) as error:
+        return _error(str(error), 2)
+    except OSError as error:
+        return _error(str(error), 1)
+    except KeyboardInterrupt:
+        return _error("interrupted", 130)
+    except Exception as error:
+        # The argument parser's exceptions, whose class has moved between releases of typer, say what to
+        # print and which code to exit with.
+        message = getattr(error, "format_message", None)
+        if message is None:
+            raise
+        return _error(message(), getattr(error, "exit_code", 2))
+    return code if isinstance(code, int) else 0
+
+
+def _error(message: str, code: int) -> int:
+    print("covfree: " + " ".join(message.split()), file=sys.stderr)
+    return code
+
+
+def _names(methods: str) -> list[str]:
+    return [name.strip() for name in methods.split(",") if name.strip()]
+
+
+def _shrinkage(text: str | None) -> float | str | None:
+    if text is None or text == "auto":
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"--shrinkage: expected 'auto' or a number, got {text!r}") from None
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ValueError(f"--{name}: expected at least {least}, got {value}")
+
+
+def _partition_name(partition: str) -> None:
+    if partition not in PARTITIONERS:
+        raise ValueError(f"--partition: expected one of {', '.join(PARTITIONERS)}, got {partition!r}")
+
+
+def _datasets(dataset: str, test_file: Path | None):
+    """The data for a seed; a file that is split the same for every seed is read once."""
+    read = partial(load, dataset, test=test_file)
+    first = read(seed=0)
+
+    def for_seed(seed: int) -> FeatureSet:
+        return first if seed == 0 or first.fixed_split else read(seed=seed)
+
+    return for_seed
+
+
+def _title(data: FeatureSet, clients: int, alpha: float, partition: str, seeds: int) -> str:
+    spread = f"{clients} clients, {partition}" + ("" if partition == "iid" else f" {alpha:g}")
+    if data.clients is not None:
+        spread = f"{data.clients.max() + 1} clients of its own"
+    return (
+        f"{data.name}: {len(data.train_labels)} train, {len(data.test_labels)} test, {spread}, {seeds} seeds"
+    )
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    # On stderr, so that what is printed can be piped.
+    return Progress(*columns, console=Console(stderr=True), transient=True)

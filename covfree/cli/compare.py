@@ -1,0 +1,176 @@
+"""Running methods on simulated federations: the experiment behind ``covfree compare``."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean, stdev
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+import covfree
+from covfree.data import FeatureSet
+from covfree.federation import PARTITIONERS
+from covfree.methods import Method, registry
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Federation:
+    """How the examples are spread where the data does not say so.
+
+    Attributes:
+        clients: number of clients.
+        partition: a name in `covfree.federation.PARTITIONERS`.
+        parameter: the partitioner's one number (``alpha`` of the Dirichlet laws, ``sigma`` of the sizes, …).
+    """
+
+    clients: int
+    partition: str
+    parameter: float
+
+    def assign(self, labels: np.ndarray, seed: int) -> np.ndarray:
+        """The client of each example."""
+        partitioner = PARTITIONERS[self.partition]
+        if self.partition == "iid":
+            return partitioner(labels, self.clients, seed=seed)
+        whole = self.partition in ("shards", "pathological")
+        return partitioner(labels, self.clients, int(self.parameter) if whole else self.parameter, seed=seed)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One method on one federation.
+
+    Attributes:
+        method: name in the registry.
+        seed: of the split, the partition and the method.
+        accuracy: share of the test examples that the head gets right, in [0, 1].
+        upload: bytes up of all clients.
+        clients: clients that hold examples.
+        rows: rows that the phases summed over.
+        client_seconds: time of all clients' work, run as one batch, compilation left out.
+        server_seconds: time from what the clients sent to the head, compilation left out.
+    """
+
+    method: str
+    seed: int
+    accuracy: float
+    upload: covfree.Upload
+    clients: int
+    rows: int
+    client_seconds: float
+    server_seconds: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A method's runs over all seeds; means, and the sample standard deviation where there are two seeds."""
+
+    method: str
+    title: str
+    runs: tuple[Run, ...]
+
+    @property
+    def accuracy(self) -> tuple[float, float | None]:
+        """Mean and standard deviation of the accuracy."""
+        values = [run.accuracy for run in self.runs]
+        return fmean(values), stdev(values) if len(values) > 1 else None
+
+    def mean(self, value: Callable[[Run], float]) -> float:
+        """Mean of a figure over the runs."""
+        return fmean(value(run) for run in self.runs)
+
+
+def make_methods(names: Sequence[str], numbers: Mapping[str, Any]) -> dict[str, Method]:
+    """Methods of the registry by name, each with those of the numbers that it accepts.
+
+    Raises:
+        ValueError: if a name is unknown or given twice, or a number is accepted by none of the methods.
+    """
+    entries = registry()
+    for name in names:
+        if name not in entries:
+            raise ValueError(f"methods: unknown method {name!r}; expected some of {', '.join(entries)}")
+    if len(set(names)) < len(names) or not names:
+        raise ValueError(f"methods: expected different names, got {', '.join(names) or 'none'}")
+    for number in numbers:
+        if not any(number in entries[name].accepts for name in names):
+            takers = [name for name, entry in entries.items() if number in entry.accepts]
+            raise ValueError(f"{number}: none of the methods takes it; expected one of {', '.join(takers)}")
+    return {
+        name: entries[name].make(**{k: v for k, v in numbers.items() if k in entries[name].accepts})
+        for name in names
+    }
+
+
+def compare(
+    datasets: Callable[[int], FeatureSet],
+    methods: Mapping[str, Method],
+    federation: Federation,
+    seeds: Iterable[int],
+) -> Iterator[Run]:
+    """Run every method on a federation for every seed; yields each run as it is done.
+
+    Args:
+        datasets: the data for a seed (its split may depend on it).
+        methods: by name.
+        federation: how examples are spread over clients, unless the data says so.
+        seeds: of the splits, partitions and methods.
+    """
+    for seed in seeds:
+        data = datasets(seed)
+        clients = data.clients
+        if clients is None:
+            clients = federation.assign(data.train_labels, seed)
+        for name, method in methods.items():
+            yield _run(name, method, data, clients, seed)
+
+
+def _run(name: str, method: Method, data: FeatureSet, clients: np.ndarray, seed: int) -> Run:
+    features, labels, owners = (
+        jax.device_put(x) for x in (data.train_features, data.train_labels, clients.astype(np.int32))
+    )
+    covfree.check(features, labels, owners, num_classes=data.num_classes)
+    key = jax.random.key(seed)
+    rows, summary_seconds = _timed(partial(covfree.summarise, method, features, labels, owners, key=key))
+    # Where the message is rows, the server evaluates the phases; else the clients do and sums are sent.
+    totals, phase_seconds = _timed(partial(covfree.accumulate, method, rows, num_classes=data.num_classes))
+    head, solve_seconds = _timed(partial(covfree.solve_totals, method, *totals))
+    by_server = method.message == "rows"
+    return Run(
+        method=name,
+        seed=seed,
+        accuracy=float(covfree.evaluate(head, data.test_features, data.test_labels)),
+        upload=covfree.upload(method, labels, owners, dim=features.shape[1]),
+        clients=len(np.unique(clients[clients >= 0])),
+        rows=int((np.asarray(rows.count) > 0).sum()),
+        client_seconds=summary_seconds + (0 if by_server else phase_seconds),
+        server_seconds=solve_seconds + (phase_seconds if by_server else 0),
+    )
+
+
+def _timed(function: Callable[[], T]) -> tuple[T, float]:
+    """Result and seconds of a second call; the first compiles."""
+    jax.block_until_ready(function())
+    start = time.perf_counter()
+    result = jax.block_until_ready(function())
+    return result, time.perf_counter() - start
+
+
+def environment() -> dict[str, str]:
+    """Versions and machine, so that figures can be read later."""
+    return {
+        "covfree": covfree.__version__,
+        "jax": jax.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "device": jax.devices()[0].device_kind,
+        "platform": platform.platform(),
+    }

@@ -1,0 +1,136 @@
+"""How results are shown: a table, JSON, CSV, and a picture of accuracy against bytes up."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from covfree.cli.compare import Run, Summary
+
+
+def as_table(title: str, summaries: Sequence[Summary]) -> Table:
+    """A table for the terminal."""
+    table = Table(title=title, title_justify="left", header_style="bold", show_edge=False, pad_edge=False)
+    table.add_column("method", overflow="fold")
+    for column in ("accuracy %", "bytes up", "per client", "clients", "server"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for summary in summaries:
+        mean, deviation = summary.accuracy
+        spread = "" if deviation is None else f" ± {100 * deviation:.2f}"
+        table.add_row(
+            summary.title,
+            f"{100 * mean:.2f}{spread}",
+            _bytes(summary.mean(lambda run: run.upload.statistics)),
+            _bytes(summary.mean(_bytes_per_client)),
+            _seconds(summary.mean(lambda run: run.client_seconds)),
+            _seconds(summary.mean(lambda run: run.server_seconds)),
+        )
+    return table
+
+
+def as_records(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
+    """One record a method: means over the seeds, as JSON and CSV show them."""
+    records = []
+    for summary in summaries:
+        mean, deviation = summary.accuracy
+        records.append(
+            {
+                "method": summary.method,
+                "title": summary.title,
+                "seeds": len(summary.runs),
+                "accuracy_mean": mean,
+                "accuracy_sd": deviation,
+                "bytes_up": summary.mean(lambda run: run.upload.statistics),
+                "bytes_up_with_counts": summary.mean(lambda run: run.upload.total),
+                "bytes_up_per_client": summary.mean(_bytes_per_client),
+                "client_seconds": summary.mean(lambda run: run.client_seconds),
+                "server_seconds": summary.mean(lambda run: run.server_seconds),
+            }
+        )
+    return records
+
+
+def as_json(config: Mapping[str, Any], environment: Mapping[str, str], summaries: Sequence[Summary]) -> str:
+    """Everything: the configuration, the machine, means, and every run."""
+    records = as_records(summaries)
+    for record, summary in zip(records, summaries, strict=True):
+        record["runs"] = [_run_record(run) for run in summary.runs]
+    content = {"config": dict(config), "environment": dict(environment), "results": records}
+    return json.dumps(content, indent=2, ensure_ascii=False)
+
+
+def as_csv(summaries: Sequence[Summary]) -> str:
+    """One line a method."""
+    records = as_records(summaries)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue().rstrip("\n")
+
+
+def plot(path: Path, title: str, summaries: Sequence[Summary]) -> None:
+    """Draw accuracy (mean and standard deviation) against bytes up."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    markers = "osD^vPX*<>hp"
+    for index, summary in enumerate(summaries):
+        mean, deviation = summary.accuracy
+        axes.errorbar(
+            summary.mean(lambda run: run.upload.statistics),
+            100 * mean,
+            yerr=None if deviation is None else 100 * deviation,
+            fmt=markers[index % len(markers)],
+            markersize=8,
+            capsize=4,
+            color=f"C{index % 10}",
+            label=summary.title,
+        )
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    axes.set_xlim(low / 1.6, high * 1.6)
+    axes.set_xlabel("bytes up, all clients together")
+    axes.set_ylabel("test accuracy, %")
+    axes.set_title(title, loc="left", fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def _run_record(run: Run) -> dict[str, Any]:
+    return {
+        "seed": run.seed,
+        "accuracy": run.accuracy,
+        "bytes_up": run.upload.statistics,
+        "bytes_up_with_counts": run.upload.total,
+        "clients": run.clients,
+        "rows": run.rows,
+        "client_seconds": run.client_seconds,
+        "server_seconds": run.server_seconds,
+    }
+
+
+def _bytes_per_client(run: Run) -> float:
+    return run.upload.statistics / max(run.clients, 1)
+
+
+def _bytes(number: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000 or unit == "GB":
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1000
+    raise AssertionError("unreachable")
+
+
+def _seconds(number: float) -> str:
+    return f"{1000 * number:.1f} ms" if number < 1 else f"{number:.2f} s"

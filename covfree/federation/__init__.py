@@ -1,0 +1,16 @@
+"""How data is spread over clients: partitioners and what a partition looks like.
+
+All of this prepares data on the host, in NumPy; see `docs/partitions.md` for when to use which.
+"""
+
+from covfree.federation.dirichlet_partition import dirichlet as dirichlet
+from covfree.federation.dirichlet_partition import inner_dirichlet as inner_dirichlet
+from covfree.federation.partition import PARTITIONERS as PARTITIONERS
+from covfree.federation.partition import iid as iid
+from covfree.federation.partition import lognormal_sizes as lognormal_sizes
+from covfree.federation.partition import natural_id as natural_id
+from covfree.federation.partition_plot import plot_partition as plot_partition
+from covfree.federation.partition_statistics import PartitionStatistics as PartitionStatistics
+from covfree.federation.partition_statistics import partition_statistics as partition_statistics
+from covfree.federation.shard_partition import pathological as pathological
+from covfree.federation.shard_partition import shards as shards

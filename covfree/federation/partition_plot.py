@@ -1,0 +1,138 @@
+"""A picture of a partition, with Matplotlib, which is imported when the picture is made."""
+
+from os import PathLike
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from covfree.federation.partition_statistics import PartitionStatistics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_MAP_CLIENTS = 30
+_COLOR = "#3b6ea5"
+
+
+def plot_partition(
+    statistics: PartitionStatistics, target: "str | PathLike[str] | Figure | None" = None
+) -> "Figure":
+    """Draw the spread of examples over clients and classes.
+
+    On top a map of the first 30 clients against the classes: a disc's area is the number of examples of that
+    class on that client, relative to the largest; beyond 60 classes a cell's shade, on a logarithmic scale.
+    Below, histograms of examples per client, classes per client and clients per class, each with its median.
+
+    No window opens and Matplotlib's global state stays as it is, with any backend.
+
+    Args:
+        statistics: from `partition_statistics`.
+        target: where to draw. A path: the picture is written there, in the format of its suffix. A Matplotlib
+            `Figure`: drawn into, not written. None: a new figure, not written.
+
+    Returns:
+        The Matplotlib `Figure`.
+
+    Raises:
+        ImportError: Matplotlib is not installed; it comes with `pip install 'covfree[cli]'`.
+
+    >>> from covfree.federation import iid, partition_statistics
+    >>> labels = np.repeat(np.arange(4), 25)
+    >>> figure = plot_partition(partition_statistics(labels, iid(labels, 5, seed=0)))
+    >>> len(figure.axes)
+    4
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("plot_partition needs Matplotlib: pip install 'covfree[cli]'") from error
+
+    figure = target if isinstance(target, Figure) else Figure(figsize=(10, 7), layout="constrained")
+    grid = figure.add_gridspec(2, 3, height_ratios=(1.7, 1))
+    _draw_map(figure, figure.add_subplot(grid[0, :]), statistics)
+    histograms = (
+        ("examples per client", "clients", statistics.sizes),
+        ("classes per client", "clients", statistics.classes_per_client),
+        ("clients per class", "classes", statistics.clients_per_class),
+    )
+    for column, (quantity, of, values) in enumerate(histograms):
+        _draw_histogram(figure.add_subplot(grid[1, column]), values, quantity, of)
+    if target is not None and not isinstance(target, Figure):
+        figure.savefig(target, dpi=150)
+    return figure
+
+
+def _draw_map(figure: "Figure", axes: "Axes", statistics: PartitionStatistics) -> None:
+    shown = min(statistics.num_clients, _MAP_CLIENTS)
+    first = statistics.pair_clients < shown
+    x, y = statistics.pair_labels[first], statistics.pair_clients[first]
+    counts = statistics.pair_counts[first]
+    largest = int(counts.max()) if counts.size else 1
+    if statistics.num_classes <= 60:
+        # Areas in points²: the largest disc just fits in its cell of the default figure.
+        cell = min(650 / statistics.num_classes, 240 / shown)
+        axes.scatter(x, y, s=np.maximum(counts / largest * cell**2, 0.5), color=_COLOR, linewidths=0)
+        scale = f"largest disc: {largest:,} examples"
+    else:
+        from matplotlib import colormaps
+        from matplotlib.colors import ListedColormap, LogNorm
+        from matplotlib.ticker import FuncFormatter
+
+        table = np.zeros((shown, statistics.num_classes))
+        table[y, x] = counts
+        cells = np.ma.masked_equal(table, 0)
+        # From a blue that is told from white at the size of a pixel.
+        shades = ListedColormap(colormaps["Blues"](np.linspace(0.35, 1, 256)))
+        norm = LogNorm(1, max(largest, 2))
+        image = axes.imshow(cells, cmap=shades, norm=norm, aspect="auto", interpolation="nearest")
+        ticks = [step * 10**power for power in range(len(str(largest))) for step in (1, 2, 5)]
+        bar = figure.colorbar(image, ax=axes, pad=0.01, ticks=[tick for tick in ticks if tick <= norm.vmax])
+        bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda count, _: f"{count:,g}"))
+        bar.minorticks_off()
+        bar.set_label("examples")
+        scale = "white: none"
+    axes.set(
+        xlim=(-0.5, statistics.num_classes - 0.5),
+        ylim=(shown - 0.5, -0.5),
+        xlabel="class",
+        ylabel="client",
+    )
+    held = statistics.num_examples - statistics.num_unassigned
+    part = "" if shown == statistics.num_clients else f"the first {shown} shown; "
+    axes.set_title(
+        f"{held:,} examples on {statistics.num_clients:,} clients ({part}{scale})",
+        loc="left",
+        fontsize="medium",
+    )
+    _integer_ticks(axes)
+    axes.grid(alpha=0.15, linewidth=0.5)
+    axes.set_axisbelow(True)
+
+
+def _draw_histogram(axes: "Axes", values: np.ndarray, quantity: str, of: str) -> None:
+    low, high, median = int(values.min()), int(values.max()), float(np.median(values))
+    logarithmic = low >= 1 and high > 30 * median
+    if logarithmic:
+        edges = np.geomspace(low, high + 1, 21)
+        axes.set_xscale("log")
+    else:
+        # Bins as wide as a whole number, centred on whole numbers when these are few.
+        width = max(1, -(-(high - low + 1) // 25))
+        edges = np.arange(low, high + width + 1, width) - 0.5
+        _integer_ticks(axes)
+    heights, _ = np.histogram(values, edges)
+    axes.stairs(heights, edges, fill=True, color=_COLOR)
+    axes.axvline(median, color="black", linewidth=1, linestyle="--")
+    axes.set(xlabel=quantity, ylabel=of)
+    axes.set_title(f"median {median:,g} (from {low:,} to {high:,})", loc="left", fontsize="small")
+    if high == low:
+        axes.set_xlim(low - 2, high + 2)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _integer_ticks(axes: "Axes") -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))

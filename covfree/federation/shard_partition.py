@@ -1,0 +1,201 @@
+"""Label skew by few classes for each client: shards of the sorted examples, or a number of classes."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from covfree.federation._arguments import (
+    Clients,
+    by_class,
+    check_integer,
+    check_integers,
+    check_num_partitions,
+    equal_sizes,
+    generator,
+)
+
+
+def shards(
+    labels: ArrayLike,
+    num_partitions: int,
+    num_shards_per_partition: int | None = None,
+    *,
+    shard_size: int | None = None,
+    keep_incomplete_shard: bool = False,
+    seed: int,
+) -> Clients:
+    """Examples sorted by label, cut into shards, the shards dealt to the clients at random.
+
+    McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data" (AISTATS 2017,
+    arXiv:1602.05629), use two shards a client, so that most clients hold two classes. The arguments are those
+    of Flower Datasets' `ShardPartitioner`:
+
+    - `num_shards_per_partition` alone: all examples, in K times so many shards whose sizes differ by at most
+      one.
+    - with `shard_size`: as many shards a client, each of exactly this size; the other examples stay
+      unassigned.
+    - `shard_size` alone: all whole shards there are, dealt evenly, so that numbers of shards differ by at
+      most one. The examples that make no whole shard stay unassigned, or form a smaller one with
+      `keep_incomplete_shard`.
+
+    Args:
+        labels: [n] class of each example, integers ≥ 0. Ties are sorted at random.
+        num_partitions: the number of clients K, at most n.
+        num_shards_per_partition: shards for each client, ≥ 1.
+        shard_size: examples in a shard, ≥ 1.
+        keep_incomplete_shard: whether the last, smaller shard is dealt too; only for `shard_size` alone.
+        seed: seed of the draw, ≥ 0.
+
+    Returns:
+        [n] int32 client of each example, -1 where `shard_size` leaves examples over. No client is empty.
+
+    Raises:
+        ValueError: neither number is given, one is out of its range, there are too few examples for the
+            shards asked for or too few shards for the clients, or `keep_incomplete_shard` does not apply.
+        TypeError: `labels` are not integers, or a scalar is of the wrong type.
+
+    >>> labels = np.repeat(np.arange(4), 6)
+    >>> shards(labels, 4, 2, seed=0).reshape(4, 6)  # a row holds the clients of a class
+    array([[0, 0, 2, 2, 2, 0],
+           [0, 1, 1, 1, 0, 0],
+           [3, 3, 2, 2, 3, 2],
+           [1, 3, 3, 1, 1, 3]], dtype=int32)
+    """
+    labels = check_integers("labels", labels, minimum=0)
+    num_partitions = check_num_partitions(num_partitions, labels.size)
+    if shard_size is not None:
+        shard_size = check_integer("shard_size", shard_size, minimum=1)
+    if keep_incomplete_shard and (shard_size is None or num_shards_per_partition is not None):
+        raise ValueError(
+            "keep_incomplete_shard=True applies to shard_size without num_shards_per_partition only"
+        )
+
+    if num_shards_per_partition is not None:
+        per_client = check_integer("num_shards_per_partition", num_shards_per_partition, minimum=1)
+        dealt = num_partitions * per_client
+        if dealt * (shard_size or 1) > labels.size:
+            raise ValueError(
+                "num_partitions × num_shards_per_partition × shard_size must be at most the number of "
+                f"examples, {labels.size}, got {num_partitions} × {per_client} × {shard_size or 1}"
+            )
+        if shard_size is None:
+            lengths = equal_sizes(labels.size, dealt)
+        else:
+            lengths = np.full(labels.size // shard_size, shard_size)
+        shards_of_client = np.full(num_partitions, per_client)
+    elif shard_size is not None:
+        whole, rest = divmod(labels.size, shard_size)
+        lengths = np.full(whole, shard_size)
+        if keep_incomplete_shard and rest:
+            lengths = np.append(lengths, rest)
+        if lengths.size < num_partitions:
+            raise ValueError(
+                f"shard_size must make at least one shard for each of the {num_partitions} partitions, "
+                f"got {shard_size}, which makes {lengths.size} of {labels.size} examples"
+            )
+        shards_of_client = equal_sizes(lengths.size, num_partitions)
+    else:
+        raise ValueError("num_shards_per_partition or shard_size must be given, got None for both")
+
+    rng = generator(seed)
+    examples, _, _ = by_class(labels, rng)
+    owner = np.full(lengths.size, -1, np.int32)
+    dealt_shards = rng.permutation(lengths.size)[: shards_of_client.sum()]
+    owner[dealt_shards] = np.repeat(np.arange(num_partitions), shards_of_client)
+    clients = np.full(labels.size, -1, np.int32)
+    clients[examples[: lengths.sum()]] = np.repeat(owner, lengths)
+    return clients
+
+
+def pathological(
+    labels: ArrayLike,
+    num_partitions: int,
+    num_classes_per_partition: int,
+    *,
+    class_assignment_mode: Literal["random", "deterministic", "first-deterministic"] = "random",
+    seed: int,
+) -> Clients:
+    """Exactly so many classes for each client, a class shared evenly by the clients that have it.
+
+    Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study" (ICDE 2022,
+    arXiv:2102.02079), whose choice is "first-deterministic", and Flower Datasets' `PathologicalPartitioner`.
+    Of the C classes that occur in `labels`, in ascending order, client k has with `class_assignment_mode`
+
+    - "random": a uniform choice without replacement;
+    - "deterministic": the classes k, k + 1, … modulo C;
+    - "first-deterministic": class k modulo C and a uniform choice of others.
+
+    Args:
+        labels: [n] class of each example, integers ≥ 0.
+        num_partitions: the number of clients K, at most n.
+        num_classes_per_partition: classes for each client, from 1 to C.
+        class_assignment_mode: how the classes are chosen, see above.
+        seed: seed of the draw, ≥ 0. It also says which examples of a class go to which of its clients.
+
+    Returns:
+        [n] int32 client of each example. No client is empty. The examples of a class that no client has are
+        -1: that never happens with "deterministic" if K ≥ C - `num_classes_per_partition` + 1, nor with
+        "first-deterministic" if K ≥ C, and may at any K with "random".
+
+    Raises:
+        ValueError: an argument is out of its range, or more clients have a class than it has examples.
+        TypeError: `labels` are not integers, or a scalar is of the wrong type.
+
+    >>> labels = np.repeat(np.arange(4), 6)
+    >>> clients = pathological(labels, 4, 2, class_assignment_mode="deterministic", seed=0)
+    >>> [np.unique(labels[clients == k]).tolist() for k in range(4)]
+    [[0, 1], [1, 2], [2, 3], [0, 3]]
+    """
+    labels = check_integers("labels", labels, minimum=0)
+    num_partitions = check_num_partitions(num_partitions, labels.size)
+    per_client = check_integer("num_classes_per_partition", num_classes_per_partition, minimum=1)
+    rng = generator(seed)
+    examples, counts, values = by_class(labels, rng)
+    if per_client > counts.size:
+        raise ValueError(
+            f"num_classes_per_partition must be at most the number of classes in labels, {counts.size}, "
+            f"got {per_client}"
+        )
+    chosen = np.concatenate(
+        list(_class_choices(class_assignment_mode, num_partitions, per_client, counts.size, rng))
+    )
+    holders = np.bincount(chosen, minlength=counts.size)
+    short = np.flatnonzero(holders > counts)
+    if short.size:
+        c = short[0]
+        raise ValueError(
+            f"class {values[c]} falls to {holders[c]} clients but has {counts[c]} examples; use a smaller "
+            'num_partitions or num_classes_per_partition, or class_assignment_mode="deterministic"'
+        )
+
+    # The clients of each class in ascending order, class by class, as `examples` is.
+    client_of_choice = np.repeat(np.arange(num_partitions), per_client)[np.argsort(chosen, kind="stable")]
+    clients = np.full(labels.size, -1, np.int32)
+    first_holder, first_example = np.cumsum(holders) - holders, np.cumsum(counts) - counts
+    for c in np.flatnonzero(holders):
+        held_by = client_of_choice[first_holder[c] : first_holder[c] + holders[c]]
+        of_class = examples[first_example[c] : first_example[c] + counts[c]]
+        clients[of_class] = np.repeat(held_by, equal_sizes(of_class.size, held_by.size))
+    return clients
+
+
+def _class_choices(
+    mode: str, num_partitions: int, per_client: int, num_classes: int, rng: np.random.Generator
+) -> Iterator[np.ndarray]:
+    """Yield the classes of each client in turn, as indices below `num_classes`."""
+    if mode not in ("random", "deterministic", "first-deterministic"):
+        raise ValueError(
+            f"class_assignment_mode must be 'random', 'deterministic' or 'first-deterministic', got {mode!r}"
+        )
+    for k in range(num_partitions):
+        first = k % num_classes
+        if mode == "random":
+            yield rng.choice(num_classes, per_client, replace=False)
+        elif mode == "deterministic":
+            yield (first + np.arange(per_client)) % num_classes
+        else:
+            # Of the num_classes - 1 others, counted from the first on.
+            others = 1 + rng.choice(num_classes - 1, per_client - 1, replace=False) if per_client > 1 else []
+            yield (first + np.concatenate([[0], others]).astype(np.int64)) % num_classes

@@ -1,0 +1,277 @@
+"""The papers' formulas in float64 NumPy with plain loops. Shares no code with the library.
+
+Rows are lists of (mean, count, label). FedCOF: Magistri et al. 2024. Fed3R: Fanì et al. 2024. FedNCM: Legate
+et al. 2023. Oracle Approximating Shrinkage: Chen et al. 2010, in scikit-learn's form. Ledoit-Wolf: 2004.
+"""
+
+import math
+
+import numpy as np
+
+
+def f64(x):
+    return np.asarray(x).astype(np.float64)
+
+
+# Client statistics
+
+
+def class_means(features, labels, num_classes):
+    features = f64(features)
+    means, counts = np.zeros((num_classes, features.shape[1])), np.zeros(num_classes, int)
+    for c in range(num_classes):
+        mine = [f for f, y in zip(features, labels, strict=True) if y == c]
+        counts[c] = len(mine)
+        if mine:
+            means[c] = sum(mine) / len(mine)
+    return means, counts
+
+
+def class_covariances(features, labels, num_classes):
+    features = f64(features)
+    means, counts = class_means(features, labels, num_classes)
+    result = np.zeros((num_classes, features.shape[1], features.shape[1]))
+    for c in range(num_classes):
+        for f, y in zip(features, labels, strict=True):
+            if y == c and counts[c] > 1:
+                result[c] += np.outer(f - means[c], f - means[c]) / (counts[c] - 1)
+    return result
+
+
+def gram(features, labels, num_classes):
+    features = f64(features)
+    matrix, sums = np.zeros((features.shape[1],) * 2), np.zeros((num_classes, features.shape[1]))
+    for f, y in zip(features, labels, strict=True):
+        if 0 <= y < num_classes:
+            matrix += np.outer(f, f)
+            sums[y] += f
+    return matrix, sums
+
+
+def client_rows(features, labels, clients):
+    """One row a client and class, ordered by client, then class."""
+    features = f64(features)
+    groups = {}
+    for f, y, k in zip(features, labels, clients, strict=True):
+        if y >= 0 and k >= 0:
+            groups.setdefault((int(k), int(y)), []).append(f)
+    return [(sum(groups[key]) / len(groups[key]), len(groups[key]), key[1]) for key in sorted(groups)]
+
+
+def example_rows(features, labels, clients=None):
+    clients = np.zeros(len(labels), int) if clients is None else clients
+    return [
+        (f64(f), 1, int(y)) for f, y, k in zip(features, labels, clients, strict=True) if y >= 0 and k >= 0
+    ]
+
+
+# Estimators
+
+
+def of_class(rows, c):
+    return [(x, n) for x, n, y in rows if y == c and n > 0]
+
+
+def moments(rows, num_classes):
+    """N_c, K_c and μ_c (0 for an absent class)."""
+    dim = len(rows[0][0])
+    count, held, mean = np.zeros(num_classes), np.zeros(num_classes, int), np.zeros((num_classes, dim))
+    for c in range(num_classes):
+        for x, n in of_class(rows, c):
+            count[c] += n
+            held[c] += 1
+            mean[c] += n * f64(x)
+        if count[c] > 0:
+            mean[c] /= count[c]
+    return count, held, mean
+
+
+def spread(rows, c, mean):
+    """S_c = Σ_r n_r (x_r − μ_c)(x_r − μ_c)ᵀ."""
+    total = np.zeros((len(mean), len(mean)))
+    for x, n in of_class(rows, c):
+        total += n * np.outer(f64(x) - mean, f64(x) - mean)
+    return total
+
+
+def estimate_covariance(means, counts):
+    """FedCOF eq. 5 with the divisor K_c − 1; 0 with fewer than two rows."""
+    rows = [(x, n, 0) for x, n in zip(means, counts, strict=True)]
+    _, (held,), (mean,) = moments(rows, 1)
+    return spread(rows, 0, mean) / (held - 1) if held > 1 else np.zeros((len(mean),) * 2)
+
+
+def spread_degrees(rows, num_classes):
+    return sum(max(k - 1, 0) for k in moments(rows, num_classes)[1])
+
+
+def within_degrees(rows, num_classes):
+    return sum(max(n - 1, 0) for n in moments(rows, num_classes)[0])
+
+
+def within_scatter(rows, num_classes, weighting="per_class"):
+    count, held, mean = moments(rows, num_classes)
+    total = np.zeros((mean.shape[1],) * 2)
+    for c in range(num_classes):
+        if held[c] > 1:
+            if weighting == "per_class":
+                weight = max(count[c] - 1, 0) / (held[c] - 1)
+            else:
+                weight = within_degrees(rows, num_classes) / spread_degrees(rows, num_classes)
+            total += weight * spread(rows, c, mean[c])
+    return total
+
+
+def exact_within_scatter(features, labels, num_classes):
+    features, (means, _) = f64(features), class_means(features, labels, num_classes)
+    total = np.zeros((features.shape[1],) * 2)
+    for f, y in zip(features, labels, strict=True):
+        if 0 <= y < num_classes:
+            total += np.outer(f - means[y], f - means[y])
+    return total
+
+
+def grand_mean(rows, num_classes):
+    count, _, mean = moments(rows, num_classes)
+    return sum(n * m for n, m in zip(count, mean, strict=True)) / count.sum()
+
+
+def between_scatter(rows, num_classes):
+    count, _, mean = moments(rows, num_classes)
+    centre = grand_mean(rows, num_classes)
+    return sum(n * np.outer(m - centre, m - centre) for n, m in zip(count, mean, strict=True))
+
+
+def grand_term(rows, num_classes):
+    centre = grand_mean(rows, num_classes)
+    return moments(rows, num_classes)[0].sum() * np.outer(centre, centre)
+
+
+def aggregate_covariances(means, counts, covariances):
+    """FedCOF eq. 24, as printed: [Σ(n_k − 1)S_k + Σ n_k μ_k μ_kᵀ − N μμᵀ]/(N − 1)."""
+    means, total = f64(means), 0.0
+    size = sum(n for n in counts if n > 0)
+    mean = sum(n * m for n, m in zip(counts, means, strict=True) if n > 0) / size
+    for n, m, s in zip(counts, means, covariances, strict=True):
+        if n > 0:
+            total = total + n * np.outer(m, m) + ((n - 1) * f64(s) if n > 1 else 0)
+    return (total - size * np.outer(mean, mean)) / (size - 1)
+
+
+# Shrinkage of Σ̂ with ν degrees of freedom
+
+
+def identity(matrix, gamma):
+    return matrix + gamma * np.eye(len(matrix))
+
+
+def relative(matrix, gamma):
+    return matrix + gamma * np.trace(matrix) / len(matrix) * np.eye(len(matrix))
+
+
+def convex(matrix, weight):
+    weight = min(max(weight, 0.0), 1.0) if math.isfinite(weight) else 1.0
+    return (1 - weight) * matrix + weight * np.trace(matrix) / len(matrix) * np.eye(len(matrix))
+
+
+def oas(matrix, degrees):
+    dim, trace, square = len(matrix), np.trace(matrix), np.trace(matrix @ matrix)
+    gap = (degrees + 1) * (square - trace**2 / dim)
+    return convex(matrix, (square + trace**2) / gap if gap > 0 else math.inf)
+
+
+def ledoit_wolf(matrix, degrees, observations):
+    """``observations`` z_r with Σ̂ = Σ z zᵀ/ν."""
+    dim, trace, square = len(matrix), np.trace(matrix), np.trace(matrix @ matrix)
+    noise = sum((z @ z) ** 2 for z in observations) / degrees**2 - square / degrees
+    gap = square - trace**2 / dim
+    return convex(matrix, min(noise, gap) / gap if gap > 0 else math.inf)
+
+
+# Heads: (weight [d, C], bias [C])
+
+
+def _columns(weight, count, unit):
+    weight, bias = f64(weight).copy(), np.zeros(len(count))
+    for c in range(len(count)):
+        norm = np.linalg.norm(weight[:, c])
+        if unit and norm > 0:
+            weight[:, c] /= norm
+        if count[c] == 0:
+            weight[:, c], bias[c] = 0, -math.inf
+    return weight, bias
+
+
+def ncm_head(count, mean):
+    return _columns(mean.T, count, unit=True)
+
+
+def ridge_head(matrix, count, mean, ridge=0.0):
+    sums = np.stack([n * m for n, m in zip(count, mean, strict=True)])
+    return _columns(np.linalg.solve(identity(matrix, ridge), sums.T), count, unit=True)
+
+
+def lda_head(covariance, count, mean, priors=None):
+    weight, bias = _columns(np.linalg.solve(covariance, mean.T), count, unit=False)
+    priors = count / count.sum() if priors is None else f64(priors) / np.sum(priors)
+    for c in range(len(count)):
+        if count[c] > 0:
+            log_prior = math.log(priors[c]) if priors[c] > 0 else -math.inf
+            bias[c] = -0.5 * mean[c] @ weight[:, c] + log_prior
+    return weight, bias
+
+
+# Methods, from flat examples
+
+
+def fedncm(features, labels, clients, num_classes):
+    count, _, mean = moments(client_rows(features, labels, clients), num_classes)
+    return ncm_head(count, mean)
+
+
+def fed3r(features, labels, clients, num_classes, ridge=1.0, between_class=True):
+    rows = example_rows(features, labels, clients)
+    count, _, mean = moments(rows, num_classes)
+    if between_class:
+        matrix = gram([x for x, _, _ in rows], [y for _, _, y in rows], num_classes)[0]
+    else:
+        matrix = exact_within_scatter([x for x, _, _ in rows], [y for _, _, y in rows], num_classes)
+        matrix = matrix + grand_term(rows, num_classes)
+    return ridge_head(matrix, count, mean, ridge)
+
+
+def from_rows(rows, num_classes, shrink, weighting, head):
+    """FedCOF Alg. 1 on any rows; ``shrink`` is a function of Σ̂."""
+    count, _, mean = moments(rows, num_classes)
+    degrees = within_degrees(rows, num_classes)
+    covariance = shrink(within_scatter(rows, num_classes, weighting) / degrees)
+    if head == "lda":
+        return lda_head(covariance, count, mean)
+    return ridge_head(degrees * covariance + grand_term(rows, num_classes), count, mean)
+
+
+def fedcof(features, labels, clients, num_classes, gamma, weighting="pooled", head="lda"):
+    rows = client_rows(features, labels, clients)
+    return from_rows(rows, num_classes, lambda s: identity(s, gamma), weighting, head)
+
+
+def fedcof_oracle(features, labels, clients, num_classes, gamma, head="lda"):
+    """Aggregates the clients' own covariances by eq. 24, class by class, then pools them."""
+    features, labels, clients = f64(features), np.asarray(labels), np.asarray(clients)
+    rows = client_rows(features, labels, clients)
+    count, _, mean = moments(rows, num_classes)
+    scatter = np.zeros((features.shape[1],) * 2)
+    for c in range(num_classes):
+        if count[c] > 1:
+            parts = []
+            for k in sorted({int(k) for k, y in zip(clients, labels, strict=True) if k >= 0 and y == c}):
+                mine = features[(clients == k) & (labels == c)]
+                zeros = np.zeros(len(mine), int)
+                means, counts = class_means(mine, zeros, 1)
+                parts.append((means[0], counts[0], class_covariances(mine, zeros, 1)[0]))
+            scatter += (count[c] - 1) * aggregate_covariances(*zip(*parts, strict=True))
+    degrees = sum(max(n - 1, 0) for n in count)
+    covariance = identity(scatter / degrees, gamma)
+    if head == "lda":
+        return lda_head(covariance, count, mean)
+    return ridge_head(degrees * covariance + grand_term(rows, num_classes), count, mean)

@@ -1,0 +1,390 @@
+"""Class means, subset means, Gram statistics and class covariances of one client."""
+
+import federations
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from federations import ABSENT, CLASSES, CLIENTS, DIM
+from hypothesis import given
+from hypothesis import strategies as st
+from precision import FLOAT32, assert_close
+
+import covfree
+
+seeds = st.integers(0, 2**31 - 1)
+
+
+def client(seed: int = 0, **kwargs):
+    """Features and labels of one client, with padding."""
+    federation = federations.make(seed, **kwargs)
+    return federation.features, np.where(federation.kept, federation.labels, -1)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
+def test_class_means_equal_the_oracle(precision, offset):
+    features, labels = client(offset=offset)
+    means, counts = covfree.class_means(precision.array(features), precision.array(labels), CLASSES)
+    expected, expected_counts = oracle.class_means(features, labels, CLASSES)
+    precision.assert_close(means, expected, factor=1 / 10)  # no solve, no difference
+    np.testing.assert_array_equal(counts, expected_counts)
+    assert counts.dtype == jnp.int32
+    np.testing.assert_array_equal(means[ABSENT], 0)
+
+
+def test_gram_equals_the_oracle(precision):
+    features, labels = client()
+    statistics = covfree.gram(precision.array(features), precision.array(labels), CLASSES)
+    matrix, sums = oracle.gram(features, labels, CLASSES)
+    precision.assert_close(statistics.gram, matrix)
+    precision.assert_close(statistics.class_sum, sums)
+    np.testing.assert_array_equal(statistics.count, oracle.class_means(features, labels, CLASSES)[1])
+
+
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
+def test_class_covariances_equal_the_oracle(precision, offset):
+    features, labels = client(offset=offset)
+    actual = covfree.class_covariances(precision.array(features), precision.array(labels), CLASSES)
+    # float32 holds features near 1000 to 6e-5 of their spread, whatever is done with them after.
+    factor = 5 if offset and precision is FLOAT32 else 1
+    precision.assert_close(actual, oracle.class_covariances(features, labels, CLASSES), factor)
+    kept = labels == 0
+    precision.assert_close(actual[0], np.cov(features[kept], rowvar=False), factor)
+    np.testing.assert_array_equal(actual[ABSENT], 0)
+
+
+def test_one_example_of_a_class_has_covariance_zero():
+    covariance = covfree.class_covariances(jnp.ones((1, 3)), jnp.zeros(1, jnp.int32), 2)
+    np.testing.assert_array_equal(covariance, 0)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision_is_summed_in_float32(dtype):
+    features, labels = client(offset=30.0)
+    features = jnp.asarray(features, dtype)
+    # What was received is the rounded features; from there on nothing more may be lost.
+    rounded = np.asarray(features.astype(jnp.float32))
+    means, _ = covfree.class_means(features, jnp.asarray(labels), CLASSES)
+    FLOAT32.assert_close(means, oracle.class_means(rounded, labels, CLASSES)[0], factor=1 / 10)
+    statistics = covfree.gram(features, jnp.asarray(labels), CLASSES)
+    FLOAT32.assert_close(statistics.gram, oracle.gram(rounded, labels, CLASSES)[0])
+    covariances = covfree.class_covariances(features, jnp.asarray(labels), CLASSES)
+    FLOAT32.assert_close(covariances, oracle.class_covariances(rounded, labels, CLASSES))
+
+
+@pytest.mark.parametrize("num_examples", [10**5, 10**6])
+def test_sums_of_many_examples_keep_their_digits(num_examples):
+    # A running sum in float32 stops growing by the right amounts once it is 1e7 times its terms.
+    for value in (0.1, 1000.1):
+        features, labels = jnp.full((num_examples, 1), value), jnp.zeros(num_examples, jnp.int32)
+        means, _ = covfree.class_means(features, labels, 1)
+        assert_close(means, [[np.float32(value)]], 1e-5)
+        rows = covfree.Rows.from_examples(features, labels)
+        assert_close(covfree.first_moments(rows, 1).mean, [[np.float32(value)]], 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32])
+def test_labels_of_every_integer_type(dtype):
+    features, labels = np.ones((8, 1), np.float32), np.full(8, 70, dtype)
+    for num_classes in (100, 300):
+        _, counts = covfree.class_means(jnp.asarray(features), jnp.asarray(labels), num_classes)
+        assert counts[70] == 8
+        _, counts = covfree.subset_class_means(
+            jnp.asarray(features), jnp.asarray(labels), num_classes, 4, key=jax.random.key(0)
+        )
+        np.testing.assert_array_equal(counts[70], [2, 2, 2, 2])
+        assert covfree.gram(jnp.asarray(features), jnp.asarray(labels), num_classes).count[70] == 8
+        rows = covfree.Rows(jnp.asarray(features), jnp.ones(8, jnp.int32), jnp.asarray(labels))
+        assert covfree.first_moments(rows, num_classes).count[70] == 8
+
+
+@given(seeds)
+def test_order_of_examples_does_not_matter(seed):
+    features, labels = client(seed)
+    order = np.random.default_rng(seed).permutation(len(labels))
+    one = covfree.class_means(FLOAT32.array(features), FLOAT32.array(labels), CLASSES)
+    other = covfree.class_means(FLOAT32.array(features[order]), FLOAT32.array(labels[order]), CLASSES)
+    assert_close(one[0], other[0], 1e-5)
+    np.testing.assert_array_equal(one[1], other[1])
+
+
+@given(seeds, st.sampled_from([np.nan, np.inf, -np.inf, 1e38, 0.0]), st.sampled_from([-1, -7, CLASSES, 10**6]))
+def test_padding_changes_nothing_bit_for_bit(seed, value, label):
+    features, labels = client(seed)
+    kept = labels >= 0
+    first = covfree.class_means(FLOAT32.array(features), FLOAT32.array(labels), CLASSES)
+    features, labels = np.where(kept[:, None], features, value), np.where(kept, labels, label)
+    second = covfree.class_means(FLOAT32.array(features), FLOAT32.array(labels), CLASSES)
+    for a, b in zip(first, second, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("function", [covfree.class_means, covfree.gram, covfree.class_covariances])
+def test_eager_jit_and_vmap_agree(function):
+    clients = [client(seed) for seed in range(4)]
+    features = FLOAT32.array(np.stack([x for x, _ in clients]))
+    labels = FLOAT32.array(np.stack([y for _, y in clients]))
+    batched = jax.vmap(lambda x, y: function(x, y, CLASSES))(features, labels)
+    for k in range(4):
+        compiled = jax.jit(function, static_argnums=2)(features[k], labels[k], CLASSES)
+        with jax.disable_jit():
+            eager = function(features[k], labels[k], CLASSES)
+        for a, b, c in zip(*map(jax.tree.leaves, (batched, compiled, eager)), strict=True):
+            assert_close(a[k], b, 1e-6)
+            assert_close(b, c, 1e-6)
+
+
+def test_gradients_skip_padding_and_absent_classes():
+    features, labels = client()
+    kept = labels >= 0
+
+    def loss(x):
+        means, _ = covfree.class_means(x, FLOAT32.array(labels), CLASSES)
+        return jnp.sum(means**2) + jnp.sum(covfree.class_covariances(x, FLOAT32.array(labels), CLASSES) ** 2)
+
+    gradient = np.asarray(jax.grad(loss)(FLOAT32.array(features)))
+    assert np.isfinite(gradient).all()
+    np.testing.assert_array_equal(gradient[~kept], 0)
+    assert (np.abs(gradient[kept]).sum(1) > 0).all()
+
+
+# Flat form
+
+
+@pytest.mark.parametrize("padding", [0, 5])
+def test_client_rows_equal_the_oracle(precision, padding):
+    federation = federations.make(1)
+    expected = oracle.client_rows(*federation)
+    number = covfree.count_rows(federation.labels, federation.clients)
+    assert number == len(expected)
+    rows = covfree.client_rows(*map(precision.array, federation), num_rows=number + padding)
+    precision.assert_close(rows.mean[:number], np.stack([x for x, _, _ in expected]), 1 / 10)
+    np.testing.assert_array_equal(rows.count, [n for _, n, _ in expected] + [0] * padding)
+    np.testing.assert_array_equal(rows.label, [y for _, _, y in expected] + [-1] * padding)
+
+
+def test_client_rows_equal_class_means_of_each_client_under_vmap():
+    federation = federations.make(2)
+    mine = np.where(federation.clients == np.arange(CLIENTS)[:, None], federation.labels, -1)
+    features = FLOAT32.array(np.broadcast_to(federation.features, (CLIENTS, *federation.features.shape)))
+    means, counts = jax.vmap(lambda x, y: covfree.class_means(x, y, CLASSES))(features, FLOAT32.array(mine))
+    dense = covfree.Rows.from_means(means, counts)
+    held = np.flatnonzero(dense.count)
+    rows = covfree.client_rows(*map(FLOAT32.array, federation), num_rows=len(held))
+    assert_close(rows.mean, dense.mean[held], 1e-6)
+    np.testing.assert_array_equal(rows.count, dense.count[held])
+    np.testing.assert_array_equal(rows.label, dense.label[held])
+
+
+def test_client_numbers_may_have_gaps():
+    federation = federations.make(3)
+    wide = np.where(federation.clients >= 0, federation.clients * 238_609_294, -1)  # up to 1.9e9
+    number = covfree.count_rows(federation.labels, federation.clients)
+    assert covfree.count_rows(federation.labels, wide) == number
+    first = covfree.client_rows(*map(FLOAT32.array, federation), num_rows=number)
+    second = covfree.client_rows(*map(FLOAT32.array, federation._replace(clients=wide)), num_rows=number)
+    for a, b in zip(first, second, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint32])
+def test_client_rows_take_every_integer_type(dtype):
+    labels, clients = np.array([0, 1, 1, 0, 70], dtype), np.array([0, 1, 0, 0, 100], dtype)
+    rows = covfree.client_rows(jnp.ones((5, 2)), jnp.asarray(labels), jnp.asarray(clients), num_rows=4)
+    assert rows.count.tolist() == [2, 1, 1, 1]
+    assert rows.label.tolist() == [0, 1, 1, 70]
+
+
+def test_under_jit_client_rows_pad_to_the_bound():
+    federation = federations.make(0)
+    rows = jax.jit(covfree.client_rows, static_argnames="num_rows")(
+        *map(FLOAT32.array, federation), num_rows=len(federation.labels)
+    )
+    number = covfree.count_rows(federation.labels, federation.clients)
+    assert (np.asarray(rows.count[number:]) == 0).all()
+    assert (np.asarray(rows.label[number:]) == -1).all()
+    assert rows.count.sum() == federation.kept.sum()
+
+
+@pytest.mark.parametrize("num_subsets", [2, 5])
+def test_client_rows_with_subsets(num_subsets):
+    federation = federations.make(4)
+    number = covfree.count_rows(federation.labels, federation.clients, num_subsets)
+    rows = covfree.client_rows(
+        *map(FLOAT32.array, federation), num_rows=number, num_subsets=num_subsets, key=jax.random.key(0)
+    )
+    expected = []
+    for _, n, y in oracle.client_rows(*federation):
+        parts = max(1, min(num_subsets, n // 2))
+        expected += [(n // parts + (s < n % parts), y) for s in range(parts)]
+    assert list(zip(rows.count.tolist(), rows.label.tolist(), strict=True)) == expected
+    # However they are dealt, the subsets of all clients make up the class.
+    assert_close(
+        covfree.first_moments(rows, CLASSES).mean, oracle.moments(oracle.client_rows(*federation), CLASSES)[2], 1e-5
+    )
+
+
+# Random subsets
+
+
+def test_subset_means_are_means_of_disjoint_subsets():
+    dim = 12
+    labels = jnp.array([0] * 7 + [1] * 1 + [2] * 3 + [-1])
+    # One-hot features: a subset's sum shows who is in it.
+    means, counts = covfree.subset_class_means(jnp.eye(dim), labels, 4, 3, key=jax.random.key(3))
+    members = np.asarray(means * counts[..., None])
+    np.testing.assert_allclose(members, np.round(members), atol=1e-6)
+    assert counts.tolist() == [[3, 2, 2], [1, 0, 0], [3, 0, 0], [0, 0, 0]]
+    for c in range(4):
+        np.testing.assert_allclose(members[c].sum(0), np.asarray(labels == c), atol=1e-6)
+    np.testing.assert_array_equal(means[np.asarray(counts) == 0], 0)
+
+
+@given(st.integers(1, 6), seeds)
+def test_subset_sizes(num_subsets, seed):
+    features, labels = client(seed)
+    _, counts = covfree.subset_class_means(
+        FLOAT32.array(features), FLOAT32.array(labels), CLASSES, num_subsets, key=jax.random.key(seed)
+    )
+    for c, mine in enumerate(np.asarray(counts)):
+        size, used = int((labels == c).sum()), mine[mine > 0]
+        assert used.sum() == size
+        assert len(used) == (0 if size == 0 else max(1, min(num_subsets, size // 2)))
+        if len(used):
+            assert used.max() - used.min() <= 1
+            assert used.min() >= min(2, size)
+
+
+def test_one_subset_is_the_class_mean():
+    features, labels = map(FLOAT32.array, client(5))
+    means, counts = covfree.subset_class_means(features, labels, CLASSES, 1, key=jax.random.key(0))
+    expected, expected_counts = covfree.class_means(features, labels, CLASSES)
+    np.testing.assert_array_equal(means[:, 0], expected)
+    np.testing.assert_array_equal(counts[:, 0], expected_counts)
+
+
+def test_subsets_depend_on_the_key_alone():
+    features, labels = map(FLOAT32.array, client(6))
+
+    def run(key):
+        return np.asarray(covfree.subset_class_means(features, labels, CLASSES, 3, key=key)[0])
+
+    np.testing.assert_array_equal(run(jax.random.key(1)), run(jax.random.key(1)))
+    np.testing.assert_array_equal(run(jax.random.key(1)), run(jax.random.PRNGKey(1)))
+    assert (run(jax.random.key(1)) != run(jax.random.key(2))).any()
+
+
+@pytest.mark.parametrize(("size", "num_subsets"), [(6, 3), (7, 3), (8, 2)])
+def test_subsets_are_uniformly_random(size, num_subsets):
+    draws = 4000
+    labels = jnp.zeros(size, jnp.int32)
+
+    def members(key):
+        means, counts = covfree.subset_class_means(jnp.eye(size), labels, 1, num_subsets, key=key)
+        return means[0] * counts[0][:, None], counts[0]
+
+    sums, counts = jax.jit(jax.vmap(members))(jax.random.split(jax.random.key(7), draws))
+    sums = np.round(np.asarray(sums)).astype(int)
+    together = np.einsum("tsi,tsj->ij", sums, sums) / draws
+    # Any two examples share a subset with the chance that the subsets' sizes give.
+    sizes = np.asarray(counts[0])
+    chance = (sizes * (sizes - 1)).sum() / (size * (size - 1))
+    pairs = together[np.triu_indices(size, 1)]
+    z = (pairs - chance) / np.sqrt(chance * (1 - chance) / draws)
+    assert np.abs(z).max() < 4.5
+    # And each example is as often in the first subset as another.
+    chance = sizes[0] / size
+    z = (sums[:, 0].mean(0) - chance) / np.sqrt(chance * (1 - chance) / draws)
+    assert np.abs(z).max() < 4.5
+
+
+def test_subset_means_of_sorted_features_estimate_their_covariance():
+    # Over the deals, Σ̂ of the subsets averages to the examples' own covariance; a deal in order would not.
+    size, num_subsets, draws = 12, 4, 4000
+    features = jnp.sort(jax.random.normal(jax.random.key(8), (size, 2)), axis=0)
+    labels = jnp.zeros(size, jnp.int32)
+
+    def one(key):
+        means, counts = covfree.subset_class_means(features, labels, 1, num_subsets, key=key)
+        return covfree.estimate_covariance(means[0], counts[0])
+
+    estimates = np.asarray(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(9), draws)), np.float64)
+    expected = np.cov(np.asarray(features, np.float64), rowvar=False)
+
+    def worst(estimates):
+        return np.abs((estimates.mean(0) - expected) / (estimates.std(0) / np.sqrt(draws))).max()
+
+    assert worst(estimates) < 4.5
+    in_order = covfree.estimate_covariance(features.reshape(num_subsets, -1, 2).mean(1), jnp.full(num_subsets, 3))
+    assert np.abs(np.asarray(in_order) - expected).max() > 0.5 * np.abs(expected).max()
+
+
+# Errors
+
+
+@pytest.mark.usefixtures("untyped")
+@pytest.mark.parametrize(
+    "function",
+    [
+        covfree.class_means,
+        covfree.gram,
+        covfree.class_covariances,
+        lambda x, y, c: covfree.subset_class_means(x, y, c, 2, key=jax.random.key(0)),
+    ],
+    ids=["class_means", "gram", "class_covariances", "subset_class_means"],
+)
+@pytest.mark.parametrize("compiled", [False, True])
+class TestStructure:
+    """Wrong structure raises by name, also while tracing."""
+
+    def call(self, function, compiled, features, labels, num_classes=3):
+        if compiled:
+            return jax.jit(lambda x, y: function(x, y, num_classes))(features, labels)
+        return function(features, labels, num_classes)
+
+    def test_a_batch_of_clients(self, function, compiled):
+        with pytest.raises(ValueError, match=r"features: expected floats of shape \[examples, dim\].*\(2, 4, 3\)"):
+            self.call(function, compiled, jnp.ones((2, 4, 3)), jnp.zeros((2, 4), jnp.int32))
+
+    def test_integer_features(self, function, compiled):
+        with pytest.raises(ValueError, match="features: expected floats.*got int32"):
+            self.call(function, compiled, jnp.ones((4, 3), jnp.int32), jnp.zeros(4, jnp.int32))
+
+    def test_float_labels(self, function, compiled):
+        with pytest.raises(TypeError, match="labels: expected integers, got float32"):
+            self.call(function, compiled, jnp.ones((4, 3)), jnp.zeros(4))
+
+    def test_too_few_labels(self, function, compiled):
+        with pytest.raises(ValueError, match=r"labels: expected shape \(4,\).*got \(3,\)"):
+            self.call(function, compiled, jnp.ones((4, 3)), jnp.zeros(3, jnp.int32))
+
+    def test_no_classes(self, function, compiled):
+        with pytest.raises(ValueError, match="num_classes: expected an integer of at least 1, got 0"):
+            self.call(function, compiled, jnp.ones((4, 3)), jnp.zeros(4, jnp.int32), 0)
+
+    def test_classes_that_are_no_integer(self, function, compiled):
+        with pytest.raises(TypeError, match=r"num_classes: expected an integer of at least 1, got 2\.5"):
+            self.call(function, compiled, jnp.ones((4, 3)), jnp.zeros(4, jnp.int32), 2.5)
+
+
+def test_subsets_below_one():
+    with pytest.raises(ValueError, match="num_subsets: expected an integer of at least 1, got 0"):
+        covfree.subset_class_means(jnp.ones((4, 3)), jnp.zeros(4, jnp.int32), 2, 0, key=jax.random.key(0))
+
+
+@pytest.mark.usefixtures("untyped")
+def test_client_rows_say_what_is_wrong():
+    x, y, k = jnp.ones((4, DIM)), jnp.arange(4), jnp.zeros(4, jnp.int32)
+    with pytest.raises(ValueError, match="num_rows: 2 rows cannot hold all client-class pairs: 2 of 4 examples"):
+        covfree.client_rows(x, y, k, num_rows=2)
+    with pytest.raises(ValueError, match="key: expected a PRNG key"):
+        covfree.client_rows(x, y, k, num_rows=4, num_subsets=2)
+    with pytest.raises(ValueError, match="num_rows: expected an integer of at least 1, got 0"):
+        covfree.client_rows(x, y, k, num_rows=0)
+    with pytest.raises(TypeError, match="clients: expected integers, got float32"):
+        covfree.client_rows(x, y, jnp.zeros(4), num_rows=4)
+    with pytest.raises(ValueError, match=r"clients: expected shape \(4,\)"):
+        covfree.client_rows(x, y, k[:3], num_rows=4)
+    with pytest.raises(ValueError, match="num_subsets: expected an integer of at least 1"):
+        covfree.count_rows(np.zeros(2, int), np.zeros(2, int), 0)
