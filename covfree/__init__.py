@@ -23,6 +23,7 @@ from covfree.engine import solve_totals as solve_totals
 from covfree.engine import summarise as summarise
 from covfree.estimators import Shrinkage as Shrinkage
 from covfree.estimators import aggregate_covariances as aggregate_covariances
+from covfree.estimators import automatic as automatic
 from covfree.estimators import between_scatter as between_scatter
 from covfree.estimators import estimate_covariance as estimate_covariance
 from covfree.estimators import estimate_covariances as estimate_covariances

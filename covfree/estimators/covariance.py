@@ -54,10 +54,11 @@ def estimate_covariance(
     moments = first_moments(rows, 1)
     degrees = moments.spread_degrees
     weight = jnp.where(degrees > 0, 1 / jnp.where(degrees > 0, degrees, 1), 0)
-    factor = centred_rows(rows, moments, jnp.broadcast_to(weight, (1,)))
+    weight = jnp.broadcast_to(weight, (1,))
+    factor = centred_rows(rows, moments, weight)
     rule = as_shrinkage(shrinkage)
     covariance = Scatter.from_factor(factor)
-    return rule.apply(covariance, moments, rule.statistics(factor)).dense()
+    return rule.apply(covariance, moments, weight, rule.statistics(factor)).dense()
 
 
 def estimate_covariances(

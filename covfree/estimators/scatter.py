@@ -31,6 +31,19 @@ def class_weights(moments: Moments, weighting: Weighting) -> Float[Array, " clas
     return jnp.where(spread, numerator / jnp.where(spread, denominator, 1), 0)
 
 
+def spread_degrees(moments: Moments, class_weight: Float[Array, " classes"]) -> Float[Array, ""]:
+    """Degrees of freedom ν behind Σ_c w_c S_c, by Satterthwaite's approximation.
+
+    S_c has K_c − 1 of them. (Σ_c w_c (K_c − 1))² / Σ_c w_c² (K_c − 1) matches mean and variance of the sum,
+    for classes of one covariance; with equal weights it is Σ_c (K_c − 1).
+    """
+    degrees = jnp.maximum(moments.rows - 1, 0).astype(class_weight.dtype)
+    # Weights relative to the largest: their squares neither overflow nor vanish.
+    weight = class_weight / jnp.maximum(class_weight.max(initial=0), jnp.finfo(class_weight.dtype).tiny)
+    square = (jnp.square(weight) * degrees).sum()
+    return jnp.where(square > 0, jnp.square((weight * degrees).sum()) / jnp.where(square > 0, square, 1), 0)
+
+
 def centred_rows(
     rows: Rows, moments: Moments, class_weight: Float[Array, " classes"]
 ) -> Float[Array, "rows dim"]:

@@ -1,8 +1,8 @@
 """Shrinkage of a covariance towards a multiple of the identity, behind one interface.
 
 A covariance from few rows has far too small small eigenvalues, and its inverse is dominated by them. Every
-rule here chooses (a, b) in a·Σ̂ + b·I. The data-driven rules use the degrees of freedom that were spent,
-ν = Σ_c (K_c − 1): a row whose class mean was estimated from few rows tells less than a full observation.
+rule here chooses (a, b) in a·Σ̂ + b·I. The data-driven rules use the degrees of freedom ν that were spent,
+not the number of rows: Σ_c (K_c − 1), or fewer where classes weigh differently (`spread_degrees`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from covfree.estimators.scatter import spread_degrees
 from covfree.linalg import Scatter
 from covfree.types import Moments, Scalar
 
-# (strength, Σ̂, moments, row statistics) to (a, b).
-Rule: TypeAlias = Callable[[jax.Array, Scatter, Moments, Any], tuple[jax.Array, jax.Array]]
+# (strength, Σ̂, moments, class weights, row statistics) to (a, b).
+Rule: TypeAlias = Callable[[jax.Array, Scatter, Moments, jax.Array, Any], tuple[jax.Array, jax.Array]]
 
 
 def _nothing(factor: Float[Array, "rows dim"]) -> None:
@@ -34,7 +35,7 @@ class Shrinkage:
 
     Attributes:
         strength: the number a user may sweep or differentiate; what it means is the rule's to say.
-        rule: ``(strength, covariance, moments, statistics) -> (a, b)``.
+        rule: ``(strength, covariance, moments, weight, statistics) -> (a, b)``; see `apply`.
         statistics: what the rule must know of single rows, as sums over them: a function of the rows y_r
             with Σ̂ = Σ_r y_r y_rᵀ, called on any chunk of them.
     """
@@ -43,15 +44,18 @@ class Shrinkage:
     rule: Rule = field(metadata={"static": True})
     statistics: Callable[[Float[Array, "rows dim"]], Any] = field(default=_nothing, metadata={"static": True})
 
-    def apply(self, covariance: Scatter, moments: Moments, statistics: Any) -> Scatter:
+    def apply(
+        self, covariance: Scatter, moments: Moments, weight: Float[Array, " classes"], statistics: Any
+    ) -> Scatter:
         """Return a·Σ̂ + b·I.
 
         Args:
             covariance: Σ̂.
             moments: phase one of all rows.
+            weight: w_c with Σ̂ = Σ_c w_c S_c.
             statistics: sums of ``self.statistics`` over all rows.
         """
-        scale, shift = self.rule(jnp.asarray(self.strength), covariance, moments, statistics)
+        scale, shift = self.rule(jnp.asarray(self.strength), covariance, moments, weight, statistics)
         return covariance.scaled(scale).shifted(shift)
 
 
@@ -67,7 +71,10 @@ def as_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
     if isinstance(shrinkage, str):
         if shrinkage != "auto":
             raise ValueError(f"shrinkage: expected a number, 'auto' or a rule, got {shrinkage!r}")
-        return relative(0.2)
+        # Not at the top: that module needs this one's record.
+        from covfree.estimators.automatic import automatic
+
+        return automatic()
     return identity(shrinkage)
 
 
@@ -86,7 +93,7 @@ def _mean_variance(covariance: Scatter) -> Float[Array, ""]:
     return jnp.trace(covariance.core()) / covariance.dim
 
 
-def _identity(strength, covariance, moments, statistics):
+def _identity(strength, covariance, moments, weight, statistics):
     return jnp.ones_like(covariance.shift), strength
 
 
@@ -98,7 +105,7 @@ def identity(gamma: Scalar) -> Shrinkage:
     return Shrinkage(_strength("gamma", gamma), _identity)
 
 
-def _relative(strength, covariance, moments, statistics):
+def _relative(strength, covariance, moments, weight, statistics):
     return jnp.ones_like(covariance.shift), strength * _mean_variance(covariance)
 
 
@@ -117,8 +124,8 @@ def _square_norm(covariance: Scatter) -> Float[Array, ""]:
     return jnp.sum(jnp.square(covariance.core()))
 
 
-def _oas(strength, covariance, moments, statistics):
-    dim, degrees = covariance.dim, moments.spread_degrees
+def _oas(strength, covariance, moments, weight, statistics):
+    dim, degrees = covariance.dim, spread_degrees(moments, weight)
     # Both terms over d², as in scikit-learn, so that they stay of order one.
     square = _square_norm(covariance) / dim**2
     mean_square = jnp.square(_mean_variance(covariance))
@@ -128,7 +135,7 @@ def _oas(strength, covariance, moments, statistics):
 def oas() -> Shrinkage:
     """Oracle Approximating Shrinkage, (1 − ρ) Σ̂ + ρ·tr(Σ̂)/d·I.
 
-    ρ = (tr Σ̂² + tr² Σ̂) / ((ν + 1)(tr Σ̂² − tr² Σ̂/d)), at most 1, where ν = Σ_c (K_c − 1) stands for the
+    ρ = (tr Σ̂² + tr² Σ̂) / ((ν + 1)(tr Σ̂² − tr² Σ̂/d)), at most 1, where ν stands for the
     number of observations about a known mean. Equivalent to ``sklearn.covariance.OAS(assume_centered=True)``
     on ν observations with the same Σ̂; like it, without the terms of order 1/d of the paper's eq. 23.
 
@@ -141,8 +148,8 @@ def _fourth_moment(factor: Float[Array, "rows dim"]) -> Float[Array, ""]:
     return jnp.sum(jnp.square(jnp.sum(jnp.square(factor), axis=1)))
 
 
-def _ledoit_wolf(strength, covariance, moments, statistics):
-    dim, degrees = covariance.dim, moments.spread_degrees
+def _ledoit_wolf(strength, covariance, moments, weight, statistics):
+    dim, degrees = covariance.dim, spread_degrees(moments, weight)
     square = _square_norm(covariance)
     # Rows z_r = √ν y_r would be the observations; Σ ‖z‖⁴/ν² = Σ ‖y‖⁴.
     noise = statistics - square / jnp.where(degrees > 0, degrees, jnp.nan)
@@ -153,7 +160,7 @@ def _ledoit_wolf(strength, covariance, moments, statistics):
 def ledoit_wolf() -> Shrinkage:
     """Ledoit-Wolf shrinkage, (1 − ρ) Σ̂ + ρ·tr(Σ̂)/d·I.
 
-    With observations z_r = √ν y_r (Σ̂ = Σ_r z_r z_rᵀ/ν, ν = Σ_c (K_c − 1)),
+    With observations z_r = √ν y_r (Σ̂ = Σ_r z_r z_rᵀ/ν),
     ρ = [Σ_r ‖z_r‖⁴/ν² − tr(Σ̂²)/ν] / [tr Σ̂² − tr² Σ̂/d], between 0 and 1. Equivalent to
     ``sklearn.covariance.LedoitWolf(assume_centered=True)`` on the z_r but for ν in place of their number.
 

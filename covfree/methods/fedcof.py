@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from covfree.estimators import Weighting, total_gram
 from covfree.estimators.scatter import centred_rows, class_weights
@@ -23,6 +24,12 @@ Head: TypeAlias = Literal["lda", "ridge"] | Callable[[Scatter, Moments], LinearH
 _HEADS: dict[str, Callable[[Scatter, Moments], LinearHead]] = {"lda": lda_head, "ridge": ridge_head}
 
 
+def _covariance_weights(moments: Moments, weighting: Weighting) -> Float[Array, " classes"]:
+    """Weights with which the classes' scatters sum to Σ̂."""
+    degrees = moments.within_degrees
+    return class_weights(moments, weighting) / jnp.where(degrees > 0, degrees, 1)
+
+
 @dataclass(frozen=True)
 class _CovariancePhase:
     """Rows y_r with Σ̂ = Σ_r y_r y_rᵀ, and what the shrinkage rule must know of them."""
@@ -33,9 +40,7 @@ class _CovariancePhase:
         self, shrinkage: Shrinkage, totals: tuple[Moments], rows: Rows, num_classes: int
     ) -> tuple[Factor, Any]:
         (moments,) = totals
-        degrees = moments.within_degrees
-        weight = class_weights(moments, self.weighting) / jnp.where(degrees > 0, degrees, 1)
-        factor = centred_rows(rows, moments, weight)
+        factor = centred_rows(rows, moments, _covariance_weights(moments, self.weighting))
         return Factor(factor), shrinkage.statistics(factor)
 
 
@@ -43,10 +48,12 @@ class _CovariancePhase:
 class _System:
     """Shrunk covariance, or the Gram matrix made from it where the head is ridge regression."""
 
+    weighting: Weighting
     ridge: bool
 
     def __call__(self, shrinkage: Shrinkage, moments: Moments, spread: tuple[Scatter, Any]) -> Scatter:
-        covariance = shrinkage.apply(spread[0], moments, spread[1])
+        weight = _covariance_weights(moments, self.weighting)
+        covariance = shrinkage.apply(spread[0], moments, weight, spread[1])
         if not self.ridge:
             return covariance
         return total_gram(covariance.scaled(moments.within_degrees), moments, between_class=False)
@@ -65,13 +72,13 @@ class _Head:
 def fedcof(
     shrinkage: Scalar | str | Shrinkage = "auto",
     num_subsets: int = 1,
-    weighting: Weighting = "pooled",
+    weighting: Weighting = "per_class",
     head: Head = "lda",
 ) -> Method:
     """FedCOF: clients send class means and counts; their spread gives the covariance that the head needs.
 
     Bytes up: 4·M·d for M client-class pairs, as FedNCM. The paper's settings are
-    ``fedcof(shrinkage=1.0, weighting="per_class", head="ridge")``.
+    ``fedcof(shrinkage=1.0, head="ridge")``.
 
     Args:
         shrinkage: a number γ adds γI to the covariance; ``"auto"`` or another rule needs no tuning.
@@ -122,7 +129,7 @@ def _fedcof(
         name=name,
         summary=summary,
         phases=(moments_phase, _CovariancePhase(weighting)),
-        system=_System(ridge=head == "ridge"),
+        system=_System(weighting, ridge=head == "ridge"),
         head=_Head(function),
         message=message,
     )

@@ -31,7 +31,7 @@ def _fed3r_within(ridge: float = 1.0) -> Method:
 
 
 def _fedcof_paper() -> Method:
-    return fedcof(shrinkage=1.0, weighting="per_class", head="ridge")
+    return fedcof(shrinkage=1.0, head="ridge")
 
 
 _REGISTRY: Mapping[str, Entry] = MappingProxyType(
