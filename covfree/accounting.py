@@ -44,26 +44,31 @@ def formula_bytes(message: MessageKind, *, rows: int, clients: int, dim: int) ->
         clients: K.
         dim: d.
 
-    Source: FedCOF (Magistri et al. 2024), section 3.2 and Table 3.
+    Raises:
+        ValueError: if the kind of message is unknown.
+
+    Source: FedCOF (Goswami et al. 2024), section 3.2 and Table 3.
 
     >>> formula_bytes("rows", rows=2870, clients=100, dim=1280) / 1e6
     14.6944
     """
-    matrices = {"rows": 0, "gram": clients, "covariances": rows}[message]
-    return FLOAT_BYTES * (rows * dim + matrices * dim * dim)
+    matrices = {"rows": 0, "gram": clients, "covariances": rows}
+    if message not in matrices:
+        raise ValueError(f"message: expected one of {', '.join(matrices)}, got {message!r}")
+    return FLOAT_BYTES * (rows * dim + matrices[message] * dim * dim)
 
 
 def message_bytes(message: Message) -> Upload:
     """Bytes of one message, measured from its arrays.
 
     Args:
-        message: from `client_message`. Rows with count 0 are not sent.
+        message: from `client_message`. Padding rows are not sent.
 
     >>> import covfree, jax.numpy as jnp
     >>> message_bytes(Message(covfree.Rows(jnp.ones((3, 10)), jnp.array([2, 0, 5]), jnp.array([0, -1, 1]))))
     Upload(statistics=80, counts=16)
     """
-    kept = np.asarray(message.rows.count) > 0
+    kept = (np.asarray(message.rows.count) > 0) & (np.asarray(message.rows.label) >= 0)
     statistics = message.rows.mean[kept].nbytes
     if message.gram is not None:
         statistics += message.gram.nbytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -120,6 +121,18 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
             f"mean: row {row} (class {label[row]}) holds {mean[row, column]} at position {column}; "
             "expected finite numbers"
         )
+
+
+def check_strength(name: str, value: Any) -> Any:
+    """Return a number that scales a regulariser, or raise unless it is finite and at least 0.
+
+    Traced and array values are taken as they are: they may be swept.
+    """
+    if isinstance(value, bool) or not (isinstance(value, (int, float)) or hasattr(value, "dtype")):
+        raise TypeError(f"{name}: expected a number, got {value!r}")
+    if isinstance(value, (int, float)) and not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name}: expected a finite number of at least 0, got {value!r}")
+    return value
 
 
 def _dtype(array: Any) -> np.dtype:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -71,14 +72,16 @@ def client_message(
         return Message(_present(method.summary.one_client(features, labels, num_classes, key)))
     rows = Rows.from_means(*class_means(features, labels, num_classes))
     if method.message == "gram":
-        return Message(_present(rows), gram=gram(features, labels, num_classes).gram)
+        # A client without examples sends nothing, not d² zeros.
+        matrix = gram(features, labels, num_classes).gram if np.any(rows.count) else None
+        return Message(_present(rows), gram=matrix)
     covariances = class_covariances(features, labels, num_classes)
     return Message(_present(rows), covariances=covariances[np.asarray(rows.count) > 0])
 
 
 def _present(rows: Rows) -> Rows:
     kept = np.asarray(rows.count) > 0
-    return jax.tree.map(lambda leaf: leaf[kept], rows)
+    return replace(jax.tree.map(lambda leaf: leaf[kept], rows), client=None)
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ class Collected:
     """What a server could use of the messages, and what it set aside.
 
     Attributes:
-        rows: rows of all sound messages, in the order of the clients.
+        rows: rows of all sound messages; ``client`` is the message's place among all of them.
         rejected: for each client whose message was set aside, why.
     """
 
@@ -123,19 +126,24 @@ def collect(
     {'b': 'mean: row 0 (class 0) holds nan at position 0; expected finite numbers'}
     """
     if dim is None:
-        dims = [np.shape(rows.mean)[1] for rows in messages.values() if np.ndim(rows.mean) == 2]
-        dim = max(set(dims), key=dims.count) if dims else None
+        sizes = [np.shape(rows.mean) for rows in messages.values() if isinstance(rows, Rows)]
+        dims = [size[1] for size in sizes if len(size) == 2]
+        # The smaller of two that are as frequent, whatever the order of the clients.
+        dim = max(sorted(set(dims)), key=dims.count, default=None)
     sound: list[Rows] = []
     rejected: dict[Hashable, str] = {}
-    for client, rows in messages.items():
+    for index, (client, rows) in enumerate(messages.items()):
         try:
+            if not isinstance(rows, Rows):
+                raise TypeError(f"message: expected Rows, got {type(rows).__name__}")
             check_rows(rows, num_classes=num_classes, dim=dim)
             if num_examples is not None and client in num_examples:
                 _check_sum(rows, num_examples[client])
         except (TypeError, ValueError) as error:
             rejected[client] = str(error)
         else:
-            sound.append(rows)
+            number = jnp.full(np.shape(rows.label), index, jnp.int32)
+            sound.append(replace(rows, client=number))
     if not sound:
         reasons = "; ".join(f"client {client!r}: {reason}" for client, reason in list(rejected.items())[:3])
         raise ValueError(

@@ -40,11 +40,13 @@ class Rows:
         mean: mean feature of each row.
         count: number of examples behind each row, integer or float, at least 0.
         label: class of each row, in [0, num_classes), or below 0 for padding.
+        client: whose row it is, where that is known; most estimators need not know.
     """
 
     mean: Float[AnyArray, "rows dim"]
     count: Num[AnyArray, " rows"]
     label: Int[AnyArray, " rows"]
+    client: Int[AnyArray, " rows"] | None = None
 
     @classmethod
     def from_means(
@@ -53,7 +55,7 @@ class Rows:
         """Flatten dense class means, e.g. ``[clients, classes, dim]`` from a ``vmap``, to rows.
 
         Args:
-            means: class means; the second last axis is the class.
+            means: class means; the second last axis is the class, the first of more axes the client.
             counts: their counts; 0 where a client lacks the class (such a row is padding).
 
         Returns:
@@ -63,18 +65,25 @@ class Rows:
         >>> Rows.from_means(jnp.ones((5, 3, 2)), jnp.ones((5, 3))).mean.shape
         (15, 2)
         """
-        label = jnp.broadcast_to(jnp.arange(counts.shape[-1], dtype=jnp.int32), counts.shape)
-        return cls(means.reshape(-1, means.shape[-1]), counts.reshape(-1), label.reshape(-1))
+        shape = counts.shape
+        label = jnp.broadcast_to(jnp.arange(shape[-1], dtype=jnp.int32), shape).reshape(-1)
+        client = None
+        if len(shape) > 1:
+            client = jnp.repeat(jnp.arange(shape[0], dtype=jnp.int32), label.size // shape[0])
+        return cls(means.reshape(-1, means.shape[-1]), counts.reshape(-1), label, client)
 
     @classmethod
     def from_examples(
-        cls, features: Float[AnyArray, "examples dim"], labels: Int[AnyArray, " examples"]
+        cls,
+        features: Float[AnyArray, "examples dim"],
+        labels: Int[AnyArray, " examples"],
+        clients: Int[AnyArray, " examples"] | None = None,
     ) -> Rows:
         """View raw examples as rows of count 1.
 
         Estimators called on these rows give the exact within-class scatter, FedCOF's oracle.
         """
-        return cls(features, jnp.ones(labels.shape, jnp.int32), labels)
+        return cls(features, jnp.ones(labels.shape, jnp.int32), labels, clients)
 
 
 @jax.tree_util.register_dataclass

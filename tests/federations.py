@@ -41,7 +41,9 @@ def make(seed: int = 0, *, offset: float = 0.0, num_padding: int = 7, equal: boo
     labels[0] = 0
     mixing = rng.normal(size=(DIM, DIM)) / np.sqrt(DIM)
     centres = rng.normal(size=(CLASSES, DIM)) + offset
-    features = centres[labels] + rng.normal(size=(EXAMPLES, DIM)) @ mixing + 0.3 * rng.normal(size=(EXAMPLES, DIM))
+    features = (
+        centres[labels] + rng.normal(size=(EXAMPLES, DIM)) @ mixing + 0.3 * rng.normal(size=(EXAMPLES, DIM))
+    )
     if equal:
         features = np.ones((EXAMPLES, DIM))
     padding = 1 + rng.choice(EXAMPLES - 1, num_padding, replace=False)

@@ -1,6 +1,6 @@
 """The papers' formulas in float64 NumPy with plain loops. Shares no code with the library.
 
-Rows are lists of (mean, count, label). FedCOF: Magistri et al. 2024. Fed3R: Fanì et al. 2024. FedNCM: Legate
+Rows are lists of (mean, count, label). FedCOF: Goswami et al. 2024. Fed3R: Fanì et al. 2024. FedNCM: Legate
 et al. 2023. Oracle Approximating Shrinkage: Chen et al. 2010, in scikit-learn's form. Ledoit-Wolf: 2004.
 """
 
@@ -250,7 +250,7 @@ def from_rows(rows, num_classes, shrink, weighting, head):
     return ridge_head(degrees * covariance + grand_term(rows, num_classes), count, mean)
 
 
-def fedcof(features, labels, clients, num_classes, gamma, weighting="pooled", head="lda"):
+def fedcof(features, labels, clients, num_classes, gamma, weighting="per_class", head="lda"):
     rows = client_rows(features, labels, clients)
     return from_rows(rows, num_classes, lambda s: identity(s, gamma), weighting, head)
 

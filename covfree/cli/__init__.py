@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import sys
 
 
@@ -13,6 +14,16 @@ def main() -> None:
     ]
     if missing:
         sys.exit(f"covfree: the command line needs {', '.join(missing)}: pip install 'covfree[cli]'")
-    from covfree.cli.app import run
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show γ or ± shows a question mark instead.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    try:
+        from covfree.cli.app import run
 
-    sys.exit(run(sys.argv[1:]))
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:
+        code = 130
+    if code == 130:
+        print("covfree: interrupted", file=sys.stderr)
+    sys.exit(code)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from covfree.checks import check_strength
 from covfree.cli import report
 from covfree.cli.compare import Federation, Run, Summary, compare, environment, make_methods
 from covfree.data import FeatureSet, load
@@ -40,7 +43,7 @@ Dataset = Annotated[
     str,
     typer.Option(
         help="'digits' (1,797 real images that ship with scikit-learn), or an .npz file with "
-        "features [n, d], labels [n] and, if there are any, clients [n] and is_test [n]."
+        "features (n × d), labels (n) and, if there are any, clients (n) and is_test (n)."
     ),
 ]
 TestFile = Annotated[Path | None, typer.Option(help="An .npz file with the test part's features and labels.")]
@@ -84,17 +87,19 @@ def compare_command(
 
       covfree compare --dataset features.npz --shrinkage auto --format json
     """
-    numbers = {"shrinkage": _shrinkage(shrinkage), "ridge": ridge, "num_subsets": num_subsets}
-    chosen = make_methods(_names(methods), {k: v for k, v in numbers.items() if v is not None})
     _at_least("seeds", seeds, 1)
-    _partition_name(partition)
+    numbers = {"shrinkage": _shrinkage(shrinkage), "ridge": ridge, "num_subsets": num_subsets}
+    numbers = {name: number for name, number in numbers.items() if number is not None}
+    _check_numbers(numbers)
+    chosen = make_methods(_names(methods), numbers)
+    federation = Federation(clients, partition, alpha)
     datasets = _datasets(dataset, test_file)
-    title = _title(datasets(0), clients, alpha, partition, seeds)
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
+    # Once before any work, so that a bad argument shows at once.
+    _assign(federation, datasets(0), seed=0)
+    title = _title(datasets(0), federation, seeds)
+    _make_folder(out)
 
     runs: list[Run] = []
-    federation = Federation(clients, partition, alpha)
     with _progress() as progress:
         task = progress.add_task("", total=seeds * len(chosen))
         for run in compare(datasets, chosen, federation, range(seeds)):
@@ -112,7 +117,7 @@ def compare_command(
         "partition": partition,
         "alpha": alpha,
         "seeds": seeds,
-        **{k: v for k, v in numbers.items() if v is not None},
+        **numbers,
     }
     content = report.as_json(config, environment(), summaries)
     if output_format is Format.json:
@@ -130,6 +135,7 @@ def compare_command(
 @app.command("partition")
 def partition_command(
     dataset: Dataset = "digits",
+    test_file: TestFile = None,
     clients: Clients = 100,
     alpha: Alpha = 0.1,
     partition: Partition = "inner_dirichlet",
@@ -141,15 +147,13 @@ def partition_command(
     Example:
       covfree partition --clients 30 --alpha 0.5 --out results
     """
-    _partition_name(partition)
-    data = load(dataset, seed=seed)
-    owners = data.clients
-    if owners is None:
-        owners = Federation(clients, partition, alpha).assign(data.train_labels, seed)
+    _at_least("seed", seed, 0)
+    data = load(dataset, test=test_file, seed=seed)
+    owners = _assign(Federation(clients, partition, alpha), data, seed)
+    _make_folder(out)
     statistics = partition_statistics(data.train_labels, owners, data.num_classes)
     print(statistics.as_table())
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
         plot_partition(statistics, out / "partition.png")
         print(f"wrote {out / 'partition.png'}", file=sys.stderr)
 
@@ -162,15 +166,14 @@ def run(arguments: list[str]) -> int:
         return _error(str(error), 2)
     except OSError as error:
         return _error(str(error), 1)
-    except KeyboardInterrupt:
-        return _error("interrupted", 130)
     except Exception as error:
         # The argument parser's exceptions, whose class has moved between releases of typer, say what to
-        # print and which code to exit with.
+        # print (nothing, where they have shown the help) and which code to exit with.
         message = getattr(error, "format_message", None)
         if message is None:
             raise
-        return _error(message(), getattr(error, "exit_code", 2))
+        code = getattr(error, "exit_code", 2)
+        return _error(message(), code) if message() else code
     return code if isinstance(code, int) else 0
 
 
@@ -192,14 +195,40 @@ def _shrinkage(text: str | None) -> float | str | None:
         raise ValueError(f"--shrinkage: expected 'auto' or a number, got {text!r}") from None
 
 
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
+def _check_numbers(numbers: Mapping[str, float | int | str]) -> None:
+    for name, number in numbers.items():
+        option = "--" + name.replace("_", "-")
+        if name == "num_subsets":
+            _at_least("num-subsets", number, 1)
+        elif number != "auto":
+            check_strength(option, number)
+
+
+def _at_least(name: str, value: float | int | str, least: int) -> None:
+    if isinstance(value, str) or value < least:
         raise ValueError(f"--{name}: expected at least {least}, got {value}")
 
 
-def _partition_name(partition: str) -> None:
-    if partition not in PARTITIONERS:
-        raise ValueError(f"--partition: expected one of {', '.join(PARTITIONERS)}, got {partition!r}")
+def _make_folder(out: Path | None) -> None:
+    if out is not None:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"--out: cannot make the folder {out} ({error.strerror})") from error
+
+
+def _assign(federation: Federation, data: FeatureSet, seed: int) -> np.ndarray:
+    """The clients of the training examples: the data's own, or a partition's, with errors by option."""
+    if data.clients is not None:
+        return data.clients
+    if federation.partition not in PARTITIONERS:
+        expected = ", ".join(PARTITIONERS)
+        raise ValueError(f"--partition: expected one of {expected}, got {federation.partition!r}")
+    try:
+        return federation.assign(data.train_labels, seed)
+    except (TypeError, ValueError) as error:
+        given = f"--partition {federation.partition} --clients {federation.clients}"
+        raise ValueError(f"{given} --alpha {federation.parameter:g}: {error}") from error
 
 
 def _datasets(dataset: str, test_file: Path | None):
@@ -213,16 +242,18 @@ def _datasets(dataset: str, test_file: Path | None):
     return for_seed
 
 
-def _title(data: FeatureSet, clients: int, alpha: float, partition: str, seeds: int) -> str:
-    spread = f"{clients} clients, {partition}" + ("" if partition == "iid" else f" {alpha:g}")
+def _title(data: FeatureSet, federation: Federation, seeds: int) -> str:
+    spread = f"{federation.clients} clients, {federation.partition}"
+    if federation.partition != "iid":
+        spread += f" {federation.parameter:g}"
     if data.clients is not None:
         spread = f"{data.clients.max() + 1} clients of its own"
-    return (
-        f"{data.name}: {len(data.train_labels)} train, {len(data.test_labels)} test, {spread}, {seeds} seeds"
-    )
+    sizes = f"{len(data.train_labels)} train, {len(data.test_labels)} test"
+    return f"{data.name}: {sizes}, {spread}, {seeds} seed{'s' if seeds > 1 else ''}"
 
 
 def _progress() -> Progress:
     columns = (TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    # On stderr, so that what is printed can be piped.
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+    # On stderr, so that what is printed can be piped; a file or pipe gets no bar.
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

@@ -40,8 +40,13 @@ class Federation:
         partitioner = PARTITIONERS[self.partition]
         if self.partition == "iid":
             return partitioner(labels, self.clients, seed=seed)
-        whole = self.partition in ("shards", "pathological")
-        return partitioner(labels, self.clients, int(self.parameter) if whole else self.parameter, seed=seed)
+        parameter = self.parameter
+        if self.partition in ("shards", "pathological"):
+            # These count classes or shards.
+            if parameter != int(parameter):
+                raise ValueError(f"expected a whole number, got {parameter:g}")
+            parameter = int(parameter)
+        return partitioner(labels, self.clients, parameter, seed=seed)
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from covfree.cli.compare import Run, Summary
 def as_table(title: str, summaries: Sequence[Summary]) -> Table:
     """A table for the terminal."""
     table = Table(title=title, title_justify="left", header_style="bold", show_edge=False, pad_edge=False)
-    table.add_column("method", overflow="fold")
-    for column in ("accuracy %", "bytes up", "per client", "clients", "server"):
-        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("method", min_width=16)
+    for column in ("accuracy, %", "bytes up", "per\nclient", "client\ntime", "server\ntime"):
+        table.add_column(column, justify="right")
     for summary in summaries:
         mean, deviation = summary.accuracy
         spread = "" if deviation is None else f" ± {100 * deviation:.2f}"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import zipfile
+import zlib
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
+from zipfile import BadZipFile
 
 import numpy as np
 
 from covfree.checks import check
+
+# Labels are indices: one above this is an identifier that was not turned into an index.
+_MOST_CLASSES = 1_000_000
 
 StrPath: TypeAlias = str | PathLike[str]
 
@@ -79,7 +83,8 @@ def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> Fe
 
     Args:
         path: a file with ``features [n, d]`` (any float), ``labels [n]`` (integers from 0) and, if there are
-            any, ``clients [n]`` (integers or strings) and ``is_test [n]`` (booleans).
+            any, ``clients [n]`` (strings, or integers of which those below 0 are no client) and
+            ``is_test [n]`` (booleans).
         test: a second file with the test part's ``features`` and ``labels``. Without it and without
             ``is_test``, a third of each class is held out by ``seed``.
         seed: see ``test``.
@@ -107,7 +112,7 @@ def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> Fe
                 f"{test}: features: expected dim {features.shape[1]} as in {path}, "
                 f"got {other['features'].shape[1]}"
             )
-        features = np.concatenate([features, other["features"].astype(features.dtype)])
+        features = np.concatenate([features, other["features"]])
         is_test = np.repeat([False, True], [len(labels), len(other["labels"])])
         labels = np.concatenate([labels, other["labels"]])
         if clients is not None:
@@ -115,22 +120,25 @@ def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> Fe
             clients = np.concatenate([clients, np.repeat(clients[:1], len(other["labels"]))])
     if is_test is not None and is_test.dtype != bool:
         raise ValueError(f"{path}: is_test: expected booleans, got {is_test.dtype}")
-    return _split(path.stem, features, labels, clients, seed, is_test)
+    if clients is not None and clients.dtype.kind not in "iuUS":
+        raise ValueError(f"{path}: clients: expected integers or strings, got {clients.dtype}")
+    return _split(str(path), features, labels, clients, seed, is_test)
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (ValueError, OSError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path}: expected an .npz file of plain arrays: {error}") from error
+    # A lone .npy array is no context manager: TypeError, or AttributeError in older Pythons.
+    except (ValueError, OSError, EOFError, TypeError, AttributeError, BadZipFile, zlib.error) as error:
+        raise ValueError(f"{path}: expected an .npz file of plain arrays ({error})") from error
     missing = [name for name in ("features", "labels") if name not in arrays]
     if missing:
         raise ValueError(f"{path}: expected arrays features and labels, got {sorted(arrays)}")
     try:
-        check(arrays["features"], arrays["labels"])
+        check(arrays["features"], arrays["labels"], num_classes=_MOST_CLASSES)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
     if (arrays["labels"] < 0).any():
@@ -155,17 +163,24 @@ def _split(
         raise ValueError(
             f"{name}: expected examples in both parts, got {train.sum()} to train and {is_test.sum()} to test"
         )
-    owners = None if clients is None else np.unique(clients[train], return_inverse=True)[1].astype(np.int32)
     return FeatureSet(
-        name=name,
+        name=Path(name).stem,
         train_features=features[train],
         train_labels=labels[train].astype(np.int32),
         test_features=features[is_test],
         test_labels=labels[is_test].astype(np.int32),
         num_classes=int(labels.max()) + 1,
-        clients=owners,
+        clients=None if clients is None else _numbered(clients[train]),
         fixed_split=fixed_split,
     )
+
+
+def _numbered(clients: np.ndarray) -> np.ndarray:
+    """Number clients from 0 in the order of their names; whoever is below 0 stays without a client."""
+    named = clients >= 0 if clients.dtype.kind in "iu" else np.ones(len(clients), bool)
+    numbers = np.full(len(clients), -1, np.int32)
+    numbers[named] = np.unique(clients[named], return_inverse=True)[1]
+    return numbers
 
 
 def _held_out(labels: np.ndarray, seed: int) -> np.ndarray:

@@ -39,7 +39,8 @@ def automatic() -> Shrinkage:
         Σ_c (K_c − 1) w_c T / (1 + w_c T) = tr(HΣ̂),    HΣH = HΣ̂H / Σ_c (K_c − 1) w_c / (1 + w_c T)²
 
     (for equal weights 1/ν, T = tr(HΣ̂)/(1 − κ) and HΣ̂H/(1 − κ)² with κ = tr(HΣ̂)/ν). Treating rivals as
-    independent, E(γ) = Σ_i π_i [1 − Π_j Φ(mean/deviation)] is the error.
+    independent, E(γ) = Σ_i π_i [1 − Π_j Φ(mean/deviation)] is the error: overstated where many rivals are
+    near, but it is least where the error is least.
 
     *How evident it is.* If Σ is inverse-Wishart about t·I (t = tr(Σ̂)/d) with γν/t + d + 1 degrees of
     freedom, its posterior mean is proportional to Σ̂ + γI, and the likelihood of Σ̂ is known in closed form
@@ -164,7 +165,7 @@ def _deterministic_equivalents(
     # HΣ̂ has at most Σ (K_c − 1) eigenvalues, each below 1; rounding must not undo that.
     trace = jnp.minimum(trace, degrees.sum() * (1 - 1e-6))
 
-    def climb(_: int, root: jax.Array) -> jax.Array:
+    def climb(_: Any, root: jax.Array) -> jax.Array:
         ratio = weight / (1 + weight * root)
         slope = (degrees * weight / jnp.square(1 + weight * root)).sum()
         return root + (trace - root * (degrees * ratio).sum()) / jnp.where(slope > 0, slope, 1)

@@ -37,7 +37,7 @@ def estimate_covariance(
     Raises:
         ValueError: if shapes do not fit, or the shrinkage is unknown.
 
-    Source: FedCOF (Magistri et al. 2024), eq. 5 and 6. The paper's divisor K − 1 counts clients; for a class
+    Source: FedCOF (Goswami et al. 2024), eq. 5 and 6. The paper's divisor K − 1 counts clients; for a class
     that some client lacks it must be K_c − 1.
 
     >>> import jax.numpy as jnp
@@ -101,7 +101,7 @@ def aggregate_covariances(
     Returns:
         The sample covariance of the pooled examples; 0 with fewer than two examples.
 
-    Source: FedCOF (Magistri et al. 2024), eq. 24; CCVR (Luo et al. 2021), eq. 3.
+    Source: FedCOF (Goswami et al. 2024), eq. 24; CCVR (Luo et al. 2021), eq. 3.
     """
     rows = Rows(means, counts, jnp.zeros(counts.shape, jnp.int32))
     moments = first_moments(rows, 1)

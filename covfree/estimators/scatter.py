@@ -109,7 +109,7 @@ def within_scatter(
     Raises:
         ValueError: if ``weighting`` is unknown.
 
-    Source: FedCOF (Magistri et al. 2024), eq. 5 and Prop. 2. The divisor is K_c, the rows that hold class
+    Source: FedCOF (Goswami et al. 2024), eq. 5 and Prop. 2. The divisor is K_c, the rows that hold class
     c: with the number of clients K, as eq. 5 prints it, E[Σ̂_c] = (K_c − 1)/(K − 1) Σ_c.
 
     >>> import jax.numpy as jnp
@@ -156,7 +156,7 @@ def total_gram(
     Returns:
         The Gram matrix, kept as a factor where ``within`` is one of few rows.
 
-    Source: FedCOF (Magistri et al. 2024), Prop. 2.
+    Source: FedCOF (Goswami et al. 2024), Prop. 2.
     """
     count = moments.count.sum().astype(moments.total.dtype)
     parts = [jnp.sqrt(count) * moments.grand_mean[None, :]]

@@ -7,7 +7,6 @@ not the number of rows: Σ_c (K_c − 1), or fewer where classes weigh different
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -16,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from covfree.checks import check_strength
 from covfree.estimators.scatter import spread_degrees
 from covfree.linalg import Scatter
 from covfree.types import Moments, Scalar
@@ -78,16 +78,6 @@ def as_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
     return identity(shrinkage)
 
 
-def _strength(name: str, value: Scalar) -> Scalar:
-    if isinstance(value, bool) or (
-        not isinstance(value, (int, float, jax.Array)) and not hasattr(value, "dtype")
-    ):
-        raise TypeError(f"{name}: expected a number, got {value!r}")
-    if isinstance(value, (int, float)) and not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{name}: expected a finite number of at least 0, got {value!r}")
-    return value
-
-
 def _mean_variance(covariance: Scatter) -> Float[Array, ""]:
     """tr(Σ̂)/d, the same from the matrix and from its dual."""
     return jnp.trace(covariance.core()) / covariance.dim
@@ -100,9 +90,9 @@ def _identity(strength, covariance, moments, weight, statistics):
 def identity(gamma: Scalar) -> Shrinkage:
     """Σ̂ + γI: the paper's; γ's right size depends on the features' scale.
 
-    Source: FedCOF (Magistri et al. 2024), eq. 6.
+    Source: FedCOF (Goswami et al. 2024), eq. 6.
     """
-    return Shrinkage(_strength("gamma", gamma), _identity)
+    return Shrinkage(check_strength("gamma", gamma), _identity)
 
 
 def _relative(strength, covariance, moments, weight, statistics):
@@ -111,7 +101,7 @@ def _relative(strength, covariance, moments, weight, statistics):
 
 def relative(gamma: Scalar) -> Shrinkage:
     """Σ̂ + γ·tr(Σ̂)/d·I: γ in units of the mean variance, so that scaling the features changes nothing."""
-    return Shrinkage(_strength("gamma", gamma), _relative)
+    return Shrinkage(check_strength("gamma", gamma), _relative)
 
 
 def _convex(weight: jax.Array, covariance: Scatter) -> tuple[jax.Array, jax.Array]:

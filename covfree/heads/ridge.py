@@ -24,7 +24,7 @@ def ridge_head(
     Returns:
         The head, without bias (−∞ for an absent class).
 
-    Source: Fed3R (Fanì et al. 2024), eq. 4 and 7; FedCOF (Magistri et al. 2024), Alg. 1.
+    Source: Fed3R (Fanì et al. 2024), eq. 4 and 7; FedCOF (Goswami et al. 2024), Alg. 1.
 
     >>> import jax.numpy as jnp
     >>> moments = Moments(jnp.array([1, 1]), jnp.array([1, 1]), jnp.array([[2.0, 0.0], [0.0, 3.0]]))

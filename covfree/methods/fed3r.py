@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from covfree.checks import check_strength
 from covfree.estimators import first_moments, gram_factor, total_gram, within_factor
 from covfree.heads import ridge_head
 from covfree.linalg import Scatter
@@ -47,9 +48,13 @@ def fed3r(ridge: Scalar = 1.0, between_class: bool = True) -> Method:
             bytes up; the means come down in between): F Fᵀ − Σ_c N_c μ_c μ_cᵀ is the same in one round but
             cancels in float32 where the mean is large against the spread.
 
+    Raises:
+        ValueError: if ``ridge`` is negative or not finite.
+
     Source: Fanì, Camoriano, Caputo and Ciccone (2024), eq. 4 to 7; without between-class scatter, FedCOF
-    (Magistri et al. 2024), section 4.3.
+    (Goswami et al. 2024), section 4.3.
     """
+    check_strength("ridge", ridge)
     if between_class:
         return Method(ridge, "fed3r", Examples(), (_gram_phase,), _gram_system, _gram_head, "gram")
     phases = (moments_phase, _within_phase)

@@ -91,7 +91,7 @@ def fedcof(
     Raises:
         ValueError: if an argument is unknown or out of range.
 
-    Source: Magistri, Soutif-Cormerais, Twardowski and van de Weijer (2024), Alg. 1.
+    Source: Goswami, Magistri, Wang, Twardowski, Bagdanov and van de Weijer (2024), Alg. 1.
     """
     return _fedcof("fedcof", ClassMeans(num_subsets), shrinkage, weighting, head, "rows")
 
@@ -106,7 +106,7 @@ def fedcof_oracle(shrinkage: Scalar | str | Shrinkage = "auto", head: Head = "ld
         shrinkage: see `fedcof`.
         head: see `fedcof`.
 
-    Source: FedCOF (Magistri et al. 2024), section 5 and eq. 24.
+    Source: FedCOF (Goswami et al. 2024), section 5 and eq. 24.
     """
     return _fedcof("fedcof-oracle", Examples(), shrinkage, "per_class", head, "covariances")
 

@@ -110,7 +110,7 @@ class Examples:
         """All examples as they are; those without a client become padding."""
         features, labels, clients = as_examples(features, labels=labels, clients=clients)
         rows = Rows.from_examples(
-            features.astype(accumulation_dtype(features)), jnp.where(clients >= 0, labels, -1)
+            features.astype(accumulation_dtype(features)), jnp.where(clients >= 0, labels, -1), clients
         )
         short = num_rows - labels.shape[0]
         return (

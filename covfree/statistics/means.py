@@ -26,7 +26,7 @@ def class_means(
         ValueError: if shapes do not fit.
         TypeError: if labels are no integers.
 
-    Source: FedNCM (Legate et al. 2023); FedCOF (Magistri et al. 2024), section 3.
+    Source: FedNCM (Legate et al. 2023); FedCOF (Goswami et al. 2024), section 3.
 
     >>> import jax.numpy as jnp
     >>> means, counts = class_means(jnp.array([[1.0], [3.0], [9.0]]), jnp.array([0, 0, 2]), 3)
@@ -67,7 +67,7 @@ def subset_class_means(
         ValueError: if shapes do not fit or ``num_subsets`` is below 1.
         TypeError: if labels are no integers.
 
-    Source: FedCOF (Magistri et al. 2024), App. E.
+    Source: FedCOF (Goswami et al. 2024), App. E.
 
     >>> import jax
     >>> x, y = jax.numpy.ones((7, 2)), jax.numpy.zeros(7, int)

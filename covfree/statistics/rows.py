@@ -78,7 +78,11 @@ def client_rows(
             f"num_rows: {num_rows} rows cannot hold all client-class pairs: "
             f"{kept.sum() - counts.sum()} of {kept.sum()} examples would be lost; see count_rows"
         )
-    label = jax.ops.segment_max(
-        jnp.where(kept, labels, -1).astype(jnp.int32), jnp.where(kept, row, num_rows), num_rows
-    )
-    return Rows(means_of(sums, counts), counts, jnp.where(counts > 0, label, -1))
+    slot = jnp.where(kept, row, num_rows)
+
+    def of_row(values: jax.Array) -> jax.Array:
+        """What all examples of a row share; −1 for padding."""
+        shared = jax.ops.segment_max(values.astype(jnp.int32), slot, num_rows)
+        return jnp.where(counts > 0, shared, -1)
+
+    return Rows(means_of(sums, counts), counts, of_row(labels), of_row(clients))

@@ -84,10 +84,11 @@ def test_sums_of_many_examples_keep_their_digits(num_examples):
         assert_close(covfree.first_moments(rows, 1).mean, [[np.float32(value)]], 1e-5)
 
 
+@pytest.mark.usefixtures("untyped")
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32])
 def test_labels_of_every_integer_type(dtype):
     features, labels = np.ones((8, 1), np.float32), np.full(8, 70, dtype)
-    for num_classes in (100, 300):
+    for num_classes in (100, 256, 300):
         _, counts = covfree.class_means(jnp.asarray(features), jnp.asarray(labels), num_classes)
         assert counts[70] == 8
         _, counts = covfree.subset_class_means(
@@ -109,17 +110,20 @@ def test_order_of_examples_does_not_matter(seed):
     np.testing.assert_array_equal(one[1], other[1])
 
 
-@given(seeds, st.sampled_from([np.nan, np.inf, -np.inf, 1e38, 0.0]), st.sampled_from([-1, -7, CLASSES, 10**6]))
+@given(
+    seeds, st.sampled_from([np.nan, np.inf, -np.inf, 1e38, 0.0]), st.sampled_from([-1, -7, CLASSES, 10**6])
+)
 def test_padding_changes_nothing_bit_for_bit(seed, value, label):
     features, labels = client(seed)
     kept = labels >= 0
     first = covfree.class_means(FLOAT32.array(features), FLOAT32.array(labels), CLASSES)
     features, labels = np.where(kept[:, None], features, value), np.where(kept, labels, label)
     second = covfree.class_means(FLOAT32.array(features), FLOAT32.array(labels), CLASSES)
-    for a, b in zip(first, second, strict=True):
+    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.usefixtures("untyped")  # a batch of GramStatistics has axes that its annotations lack
 @pytest.mark.parametrize("function", [covfree.class_means, covfree.gram, covfree.class_covariances])
 def test_eager_jit_and_vmap_agree(function):
     clients = [client(seed) for seed in range(4)]
@@ -184,10 +188,11 @@ def test_client_numbers_may_have_gaps():
     assert covfree.count_rows(federation.labels, wide) == number
     first = covfree.client_rows(*map(FLOAT32.array, federation), num_rows=number)
     second = covfree.client_rows(*map(FLOAT32.array, federation._replace(clients=wide)), num_rows=number)
-    for a, b in zip(first, second, strict=True):
+    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.usefixtures("untyped")
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint32])
 def test_client_rows_take_every_integer_type(dtype):
     labels, clients = np.array([0, 1, 1, 0, 70], dtype), np.array([0, 1, 0, 0, 100], dtype)
@@ -221,7 +226,9 @@ def test_client_rows_with_subsets(num_subsets):
     assert list(zip(rows.count.tolist(), rows.label.tolist(), strict=True)) == expected
     # However they are dealt, the subsets of all clients make up the class.
     assert_close(
-        covfree.first_moments(rows, CLASSES).mean, oracle.moments(oracle.client_rows(*federation), CLASSES)[2], 1e-5
+        covfree.first_moments(rows, CLASSES).mean,
+        oracle.moments(oracle.client_rows(*federation), CLASSES)[2],
+        1e-5,
     )
 
 
@@ -316,7 +323,9 @@ def test_subset_means_of_sorted_features_estimate_their_covariance():
         return np.abs((estimates.mean(0) - expected) / (estimates.std(0) / np.sqrt(draws))).max()
 
     assert worst(estimates) < 4.5
-    in_order = covfree.estimate_covariance(features.reshape(num_subsets, -1, 2).mean(1), jnp.full(num_subsets, 3))
+    in_order = covfree.estimate_covariance(
+        features.reshape(num_subsets, -1, 2).mean(1), jnp.full(num_subsets, 3)
+    )
     assert np.abs(np.asarray(in_order) - expected).max() > 0.5 * np.abs(expected).max()
 
 
@@ -344,23 +353,25 @@ class TestStructure:
         return function(features, labels, num_classes)
 
     def test_a_batch_of_clients(self, function, compiled):
-        with pytest.raises(ValueError, match=r"features: expected floats of shape \[examples, dim\].*\(2, 4, 3\)"):
+        with pytest.raises(
+            ValueError, match=r"features: expected floats of shape \[examples, dim\].*2, 4, 3"
+        ):
             self.call(function, compiled, jnp.ones((2, 4, 3)), jnp.zeros((2, 4), jnp.int32))
 
     def test_integer_features(self, function, compiled):
-        with pytest.raises(ValueError, match="features: expected floats.*got int32"):
+        with pytest.raises(ValueError, match=r"features: expected floats.*got int32"):
             self.call(function, compiled, jnp.ones((4, 3), jnp.int32), jnp.zeros(4, jnp.int32))
 
     def test_float_labels(self, function, compiled):
-        with pytest.raises(TypeError, match="labels: expected integers, got float32"):
+        with pytest.raises(TypeError, match=r"labels: expected integers, got float32"):
             self.call(function, compiled, jnp.ones((4, 3)), jnp.zeros(4))
 
     def test_too_few_labels(self, function, compiled):
-        with pytest.raises(ValueError, match=r"labels: expected shape \(4,\).*got \(3,\)"):
+        with pytest.raises(ValueError, match=r"labels: expected shape \[4\].*got \[3\]"):
             self.call(function, compiled, jnp.ones((4, 3)), jnp.zeros(3, jnp.int32))
 
     def test_no_classes(self, function, compiled):
-        with pytest.raises(ValueError, match="num_classes: expected an integer of at least 1, got 0"):
+        with pytest.raises(ValueError, match=r"num_classes: expected an integer of at least 1, got 0"):
             self.call(function, compiled, jnp.ones((4, 3)), jnp.zeros(4, jnp.int32), 0)
 
     def test_classes_that_are_no_integer(self, function, compiled):
@@ -369,22 +380,24 @@ class TestStructure:
 
 
 def test_subsets_below_one():
-    with pytest.raises(ValueError, match="num_subsets: expected an integer of at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"num_subsets: expected an integer of at least 1, got 0"):
         covfree.subset_class_means(jnp.ones((4, 3)), jnp.zeros(4, jnp.int32), 2, 0, key=jax.random.key(0))
 
 
 @pytest.mark.usefixtures("untyped")
 def test_client_rows_say_what_is_wrong():
     x, y, k = jnp.ones((4, DIM)), jnp.arange(4), jnp.zeros(4, jnp.int32)
-    with pytest.raises(ValueError, match="num_rows: 2 rows cannot hold all client-class pairs: 2 of 4 examples"):
+    with pytest.raises(
+        ValueError, match=r"num_rows: 2 rows cannot hold all client-class pairs: 2 of 4 examples"
+    ):
         covfree.client_rows(x, y, k, num_rows=2)
-    with pytest.raises(ValueError, match="key: expected a PRNG key"):
+    with pytest.raises(ValueError, match=r"key: expected a PRNG key"):
         covfree.client_rows(x, y, k, num_rows=4, num_subsets=2)
-    with pytest.raises(ValueError, match="num_rows: expected an integer of at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"num_rows: expected an integer of at least 1, got 0"):
         covfree.client_rows(x, y, k, num_rows=0)
-    with pytest.raises(TypeError, match="clients: expected integers, got float32"):
+    with pytest.raises(TypeError, match=r"clients: expected integers, got float32"):
         covfree.client_rows(x, y, jnp.zeros(4), num_rows=4)
-    with pytest.raises(ValueError, match=r"clients: expected shape \(4,\)"):
+    with pytest.raises(ValueError, match=r"clients: expected shape \[4\]"):
         covfree.client_rows(x, y, k[:3], num_rows=4)
-    with pytest.raises(ValueError, match="num_subsets: expected an integer of at least 1"):
+    with pytest.raises(ValueError, match=r"num_subsets: expected an integer of at least 1"):
         covfree.count_rows(np.zeros(2, int), np.zeros(2, int), 0)

@@ -1,0 +1,153 @@
+"""Bad arguments: one line on stderr that names what is wrong, exit code 2, nothing on stdout."""
+
+import inspect
+import re
+
+import numpy as np
+import pytest
+
+from covfree.cli import app
+from covfree.federation import PARTITIONERS
+from covfree.methods import registry
+
+# Arguments of `compare` and what the line must say: the option, what came, what was expected.
+BAD = {
+    "unknown method": (["--methods", "fedncm,fedavg"], "'fedavg'; expected some of fedncm, fed3r"),
+    "wrong case": (["--methods", "FedNCM"], "'FedNCM'; expected some of fedncm"),
+    "method twice": (["--methods", "fedncm,fed3r,fedncm"], "methods: expected different names"),
+    "no method": (["--methods", " , "], "methods: expected different names, got none"),
+    "unknown dataset": (["--dataset", "mnist"], r"dataset: expected 'digits' or the path .* got 'mnist'"),
+    "missing file": (["--dataset", "absent.npz"], r"absent\.npz: no such file"),
+    "test file with digits": (["--test-file", "test.npz"], "test: expected none with dataset 'digits'"),
+    "shrinkage that is a word": (["--shrinkage", "much"], "--shrinkage: expected 'auto' or a number"),
+    "shrinkage that is empty": (["--shrinkage", ""], "--shrinkage: expected 'auto' or a number"),
+    "negative shrinkage": (["--shrinkage=-1"], r"shrinkage.*at least 0, got -1"),
+    "shrinkage nan": (["--shrinkage", "nan"], "shrinkage.*finite.*got nan"),
+    "infinite shrinkage": (["--shrinkage", "inf"], "shrinkage.*finite.*got inf"),
+    "negative ridge": (["--methods", "fed3r", "--ridge=-1"], r"ridge.*at least 0, got -1"),
+    "ridge nan": (["--methods", "fed3r", "--ridge", "nan"], "ridge.*finite.*got nan"),
+    "ridge that is a word": (["--methods", "fed3r", "--ridge", "much"], "--ridge"),
+    "no subsets": (["--num-subsets", "0"], "num_subsets: expected an integer of at least 1, got 0"),
+    "seeds 0": (["--seeds", "0"], "--seeds: expected at least 1, got 0"),
+    "negative seeds": (["--seeds=-3"], "--seeds: expected at least 1, got -3"),
+    "seeds that are a word": (["--seeds", "five"], "--seeds"),
+    "half a seed": (["--seeds", "1.5"], "--seeds"),
+    "clients 0": (["--clients", "0"], "clients.*at least 1, got 0"),
+    "negative clients": (["--clients=-2"], "clients.*at least 1, got -2"),
+    "more clients than examples": (["--clients", "1202"], "clients.*at most .*1201, got 1202"),
+    "alpha 0": (["--alpha", "0"], "alpha.*greater than 0, got 0"),
+    "negative alpha": (["--alpha=-0.5"], r"alpha.*greater than 0, got -0\.5"),
+    "alpha nan": (["--alpha", "nan"], "alpha.*finite, got nan"),
+    "infinite alpha": (["--alpha", "inf"], "alpha.*finite, got inf"),
+    "alpha that is a word": (["--alpha", "low"], "--alpha"),
+    "less than a shard": (["--partition", "shards", "--alpha", "0.1"], "alpha.*at least 1, got 0"),
+    "classes that are no integer": (["--partition", "pathological", "--alpha", "2.7"], r"alpha.*2\.7"),
+    "more classes than there are": (["--partition", "pathological", "--alpha", "11"], "alpha.*10, got 11"),
+    "unknown partition": (["--partition", "random"], "--partition: expected one of inner_dirichlet"),
+    "unknown format": (["--format", "xml"], "--format.*'xml'"),
+    "unknown option": (["--sedes", "3"], "--sedes"),
+    "option without a value": (["--seeds"], "--seeds"),
+    "an argument too many": (["digits"], "digits"),
+    "a number that no method takes": (["--methods", "fedncm", "--ridge", "1"], "ridge: none of the methods"),
+    "another": (["--methods", "fed3r", "--shrinkage", "1"], "shrinkage: .* one of fedcof, fedcof-oracle"),
+    "a third": (["--methods", "fed3r,fedncm", "--num-subsets", "2"], "num_subsets: .* one of fedcof"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "text"), BAD.values(), ids=BAD)
+def test_compare(untyped, cli, arguments, text):
+    outcome = cli("compare", "--clients", 6, "--seeds", 1, *arguments)
+    assert outcome.is_one_line, outcome
+    assert re.search(text, outcome.err), outcome.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["bogus"], "'bogus'"),
+        (["--bogus"], "--bogus"),
+        (["partition", "--dataset", "mnist"], "dataset: expected 'digits'"),
+        (["partition", "--dataset", "absent.npz"], r"absent\.npz: no such file"),
+        (["partition", "--partition", "random"], "--partition: expected one of"),
+        (["partition", "--clients", "0"], "clients.*at least 1, got 0"),
+        (["partition", "--alpha", "0"], "alpha.*greater than 0, got 0"),
+        (["partition", "--seed=-1"], "seed.*-1"),
+        (["partition", "--methods", "fedncm"], "--methods"),
+    ],
+)
+def test_partition_and_the_app(untyped, cli, arguments, text):
+    outcome = cli(*arguments)
+    assert outcome.is_one_line, outcome
+    assert re.search(text, outcome.err), outcome.err
+
+
+@pytest.mark.parametrize("command", ["compare", "partition"])
+def test_what_is_wrong_with_a_file_is_said_in_one_line(untyped, cli, command, tmp_path):
+    features, labels = np.ones((6, 2)), np.arange(6) % 2
+    features[3, 1] = np.nan
+    np.savez(tmp_path / "nan.npz", features=features, labels=labels)
+    np.savez(tmp_path / "bare.npz", features=features)
+    (tmp_path / "text.npz").write_text("no zip")
+    (tmp_path / "empty.npz").write_text("")
+    for name, text in {
+        "nan": r"nan\.npz: features: row 3 \(class 1\) holds nan at position 1",
+        "bare": r"bare\.npz: expected arrays features and labels",
+        "text": r"text\.npz: expected an \.npz file",
+        "empty": r"empty\.npz: expected an \.npz file",
+    }.items():
+        outcome = cli(command, "--dataset", tmp_path / f"{name}.npz")
+        assert outcome.is_one_line, outcome
+        assert re.search(text, outcome.err), outcome.err
+
+
+def test_a_bad_argument_makes_no_folder(untyped, cli, tmp_path):
+    for arguments in (["--methods", "fedavg"], ["--seeds", "0"], ["--alpha", "0"], ["--clients", "0"]):
+        assert cli("compare", "--out", tmp_path / "out", *arguments).code == 2
+        assert not (tmp_path / "out").exists()
+
+
+# Help
+
+
+def options(command) -> list[str]:
+    names = [name.replace("_", "-") for name in inspect.signature(command).parameters]
+    return [f"--{'format' if name == 'output-format' else name}" for name in names]
+
+
+def plain(text: str) -> str:
+    """Without frames and line breaks."""
+    return " ".join(re.sub(r"[│╭╮╰╯─|+]", " ", text).split())
+
+
+@pytest.mark.parametrize("name", ["compare", "partition"])
+def test_help_teaches_every_option(cli, monkeypatch, name):
+    monkeypatch.setenv("COLUMNS", "110")
+    outcome = cli(name, "--help")
+    assert outcome.code == 0
+    assert outcome.err == ""
+    text = plain(outcome.out)
+    for option in options(getattr(app, f"{name}_command")):
+        assert option in text
+    assert f"covfree {name} --" in text  # an example
+    for partition in PARTITIONERS:
+        assert partition in text
+    assert "features [n, d], labels [n]" in text
+    if name == "compare":
+        for method in registry():
+            assert method in text
+        assert "auto" in text
+
+
+def test_help_of_the_app(cli):
+    outcome = cli("--help")
+    assert outcome.code == 0
+    assert outcome.err == ""
+    for word in ("compare", "partition", "covfree compare --dataset digits"):
+        assert word in plain(outcome.out)
+
+
+def test_no_argument_shows_the_help(cli):
+    """No empty line of error beside it."""
+    outcome = cli()
+    assert "compare" in outcome.out
+    assert outcome.err == ""

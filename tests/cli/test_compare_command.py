@@ -1,0 +1,446 @@
+"""``covfree compare``: what it computes and how it shows it."""
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import oracle
+import pytest
+from PIL import Image
+
+import covfree
+from covfree.cli import app
+from covfree.data import load_digits
+from covfree.federation import PARTITIONERS, inner_dirichlet
+from covfree.methods import registry
+
+ALL = ",".join(registry())
+DIM, CLASSES = 64, 10
+
+RECORD = {
+    "method",
+    "title",
+    "seeds",
+    "accuracy_mean",
+    "accuracy_sd",
+    "bytes_up",
+    "bytes_up_with_counts",
+    "bytes_up_per_client",
+    "client_seconds",
+    "server_seconds",
+}
+RUN = {
+    "seed",
+    "accuracy",
+    "bytes_up",
+    "bytes_up_with_counts",
+    "clients",
+    "rows",
+    "client_seconds",
+    "server_seconds",
+}
+
+
+def digits(seed: int):
+    """The digits and the clients that `compare` must make of them."""
+    data = load_digits(seed=seed)
+    return data, inner_dirichlet(data.train_labels, 6, 2.0, seed=seed)
+
+
+def pairs(labels, clients) -> int:
+    return len(set(zip(labels.tolist(), clients.tolist(), strict=True)))
+
+
+def without_times(content):
+    """The same without what differs from run to run."""
+    if isinstance(content, dict):
+        return {k: without_times(v) for k, v in content.items() if not k.endswith("_seconds")}
+    return [without_times(x) for x in content] if isinstance(content, list) else content
+
+
+def results(outcome) -> dict[str, dict]:
+    assert outcome.code == 0, outcome.err
+    return {record["method"]: record for record in json.loads(outcome.out)["results"]}
+
+
+def test_json_has_everything(compare):
+    outcome = compare("--methods", ALL, "--seeds", 2, "--format", "json")
+    assert outcome.code == 0
+    content = json.loads(outcome.out)
+    assert set(content) == {"config", "environment", "results"}
+    assert content["config"] == {
+        "dataset": "digits",
+        "test_file": None,
+        "methods": list(registry()),
+        "clients": 6,
+        "partition": "inner_dirichlet",
+        "alpha": 2.0,
+        "seeds": 2,
+    }
+    assert content["environment"]["covfree"] == covfree.__version__
+    assert {"jax", "numpy", "python", "device", "platform"} <= set(content["environment"])
+    assert [record["method"] for record in content["results"]] == list(registry())
+    for record in content["results"]:
+        assert set(record) == RECORD | {"runs"}
+        assert record["title"] == registry()[record["method"]].title
+        assert record["seeds"] == len(record["runs"]) == 2
+        assert [run["seed"] for run in record["runs"]] == [0, 1]
+        for run in record["runs"]:
+            assert set(run) == RUN
+            assert 0.5 < run["accuracy"] <= 1
+            assert run["clients"] == 6
+            assert run["client_seconds"] > 0
+            assert run["server_seconds"] > 0
+        values = [run["accuracy"] for run in record["runs"]]
+        assert record["accuracy_mean"] == pytest.approx(np.mean(values))
+        assert record["accuracy_sd"] == pytest.approx(np.std(values, ddof=1))
+        for figure in ("bytes_up", "bytes_up_with_counts", "client_seconds", "server_seconds"):
+            assert record[figure] == pytest.approx(np.mean([run[figure] for run in record["runs"]]))
+        assert record["bytes_up_per_client"] == pytest.approx(record["bytes_up"] / 6)
+
+
+def test_bytes_are_those_of_the_formulas(compare):
+    """M counted here from the digits and the partition of each seed."""
+    found = results(compare("--methods", ALL, "--seeds", 2, "--format", "json"))
+    for seed in (0, 1):
+        data, clients = digits(seed)
+        m = pairs(data.train_labels, clients)
+        means, gram, covariances = 4 * m * DIM, 4 * 6 * DIM**2, 4 * m * DIM**2
+        expected = {"rows": means, "gram": means + gram, "covariances": means + covariances}
+        for name, record in found.items():
+            run, kind = record["runs"][seed], registry()[name].make().message
+            assert run["bytes_up"] == expected[kind]
+            assert run["bytes_up_with_counts"] == expected[kind] + 8 * m
+            assert run["rows"] == (m if kind == "rows" else len(data.train_labels))
+
+
+def test_accuracies_are_those_of_the_papers_formulas(compare):
+    """In float64 with loops; two of 596 test examples may fall the other way in float32."""
+    found = results(compare("--methods", "fedncm,fed3r,fedcof-paper", "--seeds", 1, "--format", "json"))
+    data, clients = digits(0)
+    rows = oracle.client_rows(data.train_features, data.train_labels, clients)
+    count, _, mean = oracle.moments(rows, CLASSES)
+    gram = oracle.gram(data.train_features, data.train_labels, CLASSES)[0]
+    heads = {
+        "fedncm": oracle.ncm_head(count, mean),
+        "fed3r": oracle.ridge_head(gram, count, mean, ridge=1.0),
+        "fedcof-paper": oracle.from_rows(
+            rows, CLASSES, lambda s: oracle.identity(s, 1.0), "per_class", "ridge"
+        ),
+    }
+    for name, (weight, bias) in heads.items():
+        predicted = (data.test_features.astype(np.float64) @ weight + bias).argmax(1)
+        expected = (predicted == data.test_labels).mean()
+        assert abs(found[name]["accuracy_mean"] - expected) <= 2.5 / len(data.test_labels), name
+
+
+def test_a_run_is_repeatable_and_its_parts_independent(compare):
+    """The same figures again, with other methods beside it or fewer seeds."""
+    both = results(compare("--methods", "fedncm,fed3r", "--seeds", 2, "--format", "json"))
+    again = results(compare("--methods", "fed3r,fedncm", "--seeds", 2, "--format", "json"))
+    alone = results(compare("--methods", "fed3r", "--seeds", 1, "--format", "json"))
+    assert without_times(both) == without_times(again)
+    assert list(again) == ["fed3r", "fedncm"]
+    assert without_times(alone["fed3r"]["runs"]) == without_times(both["fed3r"]["runs"][:1])
+
+
+def test_one_seed_has_no_deviation(compare):
+    arguments = ("--methods", "fedncm", "--seeds", 1)
+    assert results(compare(*arguments, "--format", "json"))["fedncm"]["accuracy_sd"] is None
+    (record,) = csv.DictReader(io.StringIO(compare(*arguments, "--format", "csv").out))
+    assert record["accuracy_sd"] == ""
+    table = compare(*arguments)
+    assert "±" not in table.out
+    assert "1 seed" in table.out
+    assert "1 seeds" not in table.out
+
+
+def test_csv_holds_the_figures_of_json(compare):
+    arguments = ("--methods", ALL, "--seeds", 2)
+    table = csv.DictReader(io.StringIO(compare(*arguments, "--format", "csv").out))
+    assert set(table.fieldnames) == RECORD
+    found = results(compare(*arguments, "--format", "json"))
+    records = list(table)
+    assert [record["method"] for record in records] == list(found)
+    for record in records:
+        expected = found[record["method"]]
+        assert record["title"] == expected["title"]
+        for figure in ("seeds", "accuracy_mean", "accuracy_sd", "bytes_up", "bytes_up_with_counts"):
+            assert float(record[figure]) == pytest.approx(expected[figure])
+
+
+def test_the_table(compare, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    outcome = compare("--methods", ALL, "--seeds", 2)
+    assert outcome.code == 0
+    title, header, _, *lines = (line.rstrip() for line in outcome.out.splitlines())
+    assert title == "digits: 1201 train, 596 test, 6 clients, inner_dirichlet 2, 2 seeds"
+    for column in ("method", "accuracy %", "bytes up", "per client", "clients", "server"):
+        assert column in header
+    found = results(compare("--methods", ALL, "--seeds", 2, "--format", "json"))
+    assert len(lines) == len(found)
+    for line, record in zip(lines, found.values(), strict=True):
+        assert line.startswith(record["title"])
+        mean, deviation = 100 * record["accuracy_mean"], 100 * record["accuracy_sd"]
+        assert f"{mean:.2f} ± {deviation:.2f}" in line
+        unit, size = ("MB", 1e6) if record["bytes_up"] >= 1e6 else ("kB", 1e3)
+        assert f"{record['bytes_up'] / size:.1f} {unit}" in line
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_the_table_names_every_method_on_a_narrow_terminal(compare, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    outcome = compare("--methods", "fedncm,fed3r", "--seeds", 2)
+    assert "FedNCM" in outcome.out
+    assert "Fed3R" in outcome.out
+    for line in outcome.out.splitlines():
+        assert len(line) <= width
+
+
+def test_nothing_but_the_result_is_printed(compare):
+    """What is no terminal gets no progress bar: stdout can be piped and stderr stays empty."""
+    outcome = compare("--methods", "fedncm", "--seeds", 1, "--format", "json")
+    json.loads(outcome.out)
+    assert outcome.err == ""
+
+
+# Files
+
+
+def test_out_holds_the_results_and_a_picture(compare, tmp_path):
+    folder = tmp_path / "new" / "folder"
+    outcome = compare("--methods", ALL, "--seeds", 2, "--format", "json", "--out", folder)
+    assert outcome.code == 0
+    assert sorted(path.name for path in folder.iterdir()) == ["accuracy_vs_bytes.png", "results.json"]
+    written = (folder / "results.json").read_text(encoding="utf-8")
+    assert json.loads(written) == json.loads(outcome.out)
+    assert str(folder / "results.json") in outcome.err
+    assert str(folder / "accuracy_vs_bytes.png") in outcome.err
+    with Image.open(folder / "accuracy_vs_bytes.png") as picture:
+        picture.load()
+        assert picture.format == "PNG"
+        assert min(picture.size) > 300
+        colours = np.unique(np.asarray(picture.convert("RGB")).reshape(-1, 3), axis=0)
+    assert len(colours) > 20  # something is drawn
+
+
+def test_out_may_exist_and_its_files_are_replaced(compare, tmp_path):
+    (tmp_path / "results.json").write_text("old")
+    (tmp_path / "mine.txt").write_text("kept")
+    outcome = compare("--methods", "fedncm", "--seeds", 1, "--out", tmp_path)
+    assert outcome.code == 0
+    assert json.loads((tmp_path / "results.json").read_text())["config"]["seeds"] == 1
+    assert (tmp_path / "mine.txt").read_text() == "kept"
+
+
+def test_out_that_is_a_file_is_an_error_before_any_work(compare, tmp_path):
+    (tmp_path / "taken").write_text("")
+    for out in (tmp_path / "taken", tmp_path / "taken" / "below"):
+        outcome = compare("--methods", "fedncm", "--seeds", 1, "--out", out)
+        assert outcome.code in (1, 2)
+        assert outcome.out == ""
+        assert outcome.err.startswith("covfree: ")
+        assert outcome.err.count("\n") == 1
+        assert str(out) in outcome.err
+
+
+# The user's own features
+
+
+@pytest.fixture
+def features(tmp_path):
+    """60 examples of 3 classes on 4 clients with names, a third of them the test part."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(60) % 3
+    arrays = {
+        "features": (rng.normal(size=(60, 5)) + 3 * np.eye(5)[labels]).astype(np.float16),
+        "labels": labels,
+        "clients": np.array(["oslo", "rome", "bonn", "york"])[np.arange(60) // 3 % 4],
+        "is_test": np.arange(60) >= 40,
+    }
+
+    def write(name="mine.npz", **others):
+        np.savez(tmp_path / name, **{k: v for k, v in {**arrays, **others}.items() if v is not None})
+        return tmp_path / name
+
+    return write
+
+
+def test_own_clients(cli, features):
+    """The file's clients and split hold, whatever the seed, the partition and its number."""
+    path = features()
+    arguments = ("--dataset", path, "--methods", "fedncm,fed3r", "--seeds", 2, "--format", "json")
+    outcome = cli("compare", *arguments)
+    found = results(outcome)
+    assert json.loads(outcome.out)["config"]["dataset"] == str(path)
+    with np.load(path) as file:
+        train = ~file["is_test"]
+        m = pairs(file["labels"][train], file["clients"][train])
+    assert found["fedncm"]["bytes_up"] == 4 * m * 5
+    assert found["fed3r"]["bytes_up"] == 4 * (m * 5 + 4 * 25)
+    for record in found.values():
+        assert [run["clients"] for run in record["runs"]] == [4, 4]
+        assert record["accuracy_sd"] == 0
+        assert record["accuracy_mean"] > 0.8
+    other = results(cli("compare", *arguments, "--clients", 9, "--alpha", 7, "--partition", "iid"))
+    assert without_times(other) == without_times(found)
+    assert "4 clients of its own" in cli("compare", *arguments[:-2]).out
+
+
+def test_more_clients_than_examples_do_not_matter_with_own_clients(cli, features):
+    """The default of 100 clients is no error for a file of 40 examples that names its own."""
+    assert cli("compare", "--dataset", features(), "--methods", "fedncm", "--seeds", 1).code == 0
+
+
+def test_a_separate_test_file(cli, features):
+    """The same examples as a file with is_test and as two files give the same figures."""
+    path = features()
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in file.files}
+    is_test = arrays["is_test"]
+    train = features(
+        "train.npz", **{k: v[~is_test] for k, v in arrays.items() if k != "is_test"}, is_test=None
+    )
+    test = features(
+        "test.npz", **{k: arrays[k][is_test] for k in ("features", "labels")}, clients=None, is_test=None
+    )
+    arguments = ("--methods", "fedncm,fed3r", "--seeds", 1, "--format", "json")
+    together = results(cli("compare", "--dataset", path, *arguments))
+    outcome = cli("compare", "--dataset", train, "--test-file", test, *arguments)
+    assert without_times(results(outcome)) == without_times(together)
+    assert json.loads(outcome.out)["config"]["test_file"] == str(test)
+
+
+def test_a_file_without_clients_is_partitioned(cli, features):
+    path = features(clients=None, is_test=None)
+    arguments = ("--methods", "fedncm", "--clients", 7, "--seeds", 2, "--format", "json")
+    for run in results(cli("compare", "--dataset", path, *arguments))["fedncm"]["runs"]:
+        assert run["clients"] == 7
+
+
+# Numbers
+
+
+def test_shrinkage_auto_is_the_default(compare):
+    arguments = ("--methods", "fedcof", "--seeds", 1, "--format", "json")
+    given, default = compare(*arguments, "--shrinkage", "auto"), compare(*arguments)
+    assert without_times(results(given)) == without_times(results(default))
+    assert json.loads(given.out)["config"]["shrinkage"] == "auto"
+    assert "shrinkage" not in json.loads(default.out)["config"]
+
+
+def test_a_number_for_shrinkage_is_gamma(compare):
+    """FedCOF's head by the papers' formulas, at the γ that was given; FedNCM takes none."""
+    arguments = ("--methods", "fedcof,fedncm", "--seeds", 1, "--format", "json", "--shrinkage")
+    small, large = (results(compare(*arguments, gamma)) for gamma in ("0.01", "3"))
+    data, clients = digits(0)
+    rows = oracle.client_rows(data.train_features, data.train_labels, clients)
+    for found, gamma in ((small, 0.01), (large, 3.0)):
+        weight, bias = oracle.from_rows(
+            rows, CLASSES, lambda s, gamma=gamma: oracle.identity(s, gamma), "per_class", "lda"
+        )
+        predicted = (data.test_features.astype(np.float64) @ weight + bias).argmax(1)
+        expected = (predicted == data.test_labels).mean()
+        assert abs(found["fedcof"]["accuracy_mean"] - expected) <= 2.5 / len(data.test_labels)
+    assert small["fedcof"]["accuracy_mean"] != large["fedcof"]["accuracy_mean"]
+    assert small["fedncm"]["accuracy_mean"] == large["fedncm"]["accuracy_mean"]
+
+
+def test_ridge_is_for_fed3r_alone(compare):
+    arguments = ("--methods", "fed3r,fedncm", "--seeds", 1, "--format", "json")
+    default, one, heavy = (
+        results(compare(*arguments, *more)) for more in ((), ("--ridge", 1), ("--ridge", 1e6))
+    )
+    assert without_times(default) == without_times(one)
+    assert heavy["fed3r"]["accuracy_mean"] != one["fed3r"]["accuracy_mean"]
+    assert heavy["fedncm"]["accuracy_mean"] == one["fedncm"]["accuracy_mean"]
+
+
+def test_num_subsets_sends_more_means(compare):
+    arguments = ("--methods", "fedcof", "--seeds", 1, "--format", "json", "--num-subsets", 3)
+    arguments += ("--shrinkage", 1)
+    record = results(compare(*arguments))["fedcof"]
+    data, clients = digits(0)
+    sizes = np.unique(np.stack([clients, data.train_labels]), axis=1, return_counts=True)[1]
+    m = sum(min(3, max(size // 2, 1)) for size in sizes.tolist())
+    assert record["bytes_up"] == 4 * m * DIM
+    assert record["runs"][0]["rows"] == m
+
+
+@pytest.mark.parametrize("partition", PARTITIONERS)
+def test_every_partition(compare, partition):
+    number = 3 if partition in ("shards", "pathological") else 0.5
+    arguments = ("--partition", partition, "--alpha", number, "--methods", "fedncm", "--seeds", 1)
+    record = results(compare(*arguments, "--format", "json"))["fedncm"]
+    assert 0 < record["accuracy_mean"] <= 1
+    assert 1 <= record["runs"][0]["clients"] <= 6
+
+
+@pytest.mark.parametrize("alpha", ["1e-300", "1e300"])
+def test_extreme_alphas(compare, alpha):
+    record = results(compare("--alpha", alpha, "--methods", "fedncm", "--seeds", 1, "--format", "json"))[
+        "fedncm"
+    ]
+    m = record["runs"][0]["rows"]
+    # One class a client as far as the equal sizes allow; or every class on nearly every client.
+    assert m <= 2 * CLASSES + 6 if alpha == "1e-300" else m > 0.9 * 6 * CLASSES
+
+
+def test_one_client(compare):
+    """No class has a second row: nothing but shrinkage is left of FedCOF's covariance."""
+    arguments = ("--methods", "fedncm,fedcof", "--seeds", 1, "--clients", 1, "--format", "json")
+    for record in results(compare(*arguments)).values():
+        assert record["bytes_up"] == 4 * CLASSES * DIM
+        assert record["accuracy_mean"] > 0.85
+
+
+def test_one_example_a_client(compare):
+    """All examples are sent, and FedNCM's head is the same however they are spread."""
+    arguments = ("--methods", "fedncm", "--seeds", 1, "--format", "json", "--clients")
+    found, few = (results(compare(*arguments, clients))["fedncm"] for clients in (1201, 6))
+    assert found["bytes_up"] == 4 * 1201 * DIM
+    assert found["accuracy_mean"] == pytest.approx(few["accuracy_mean"], abs=1.5 / 596)
+
+
+# Interrupts and processes
+
+
+def test_interrupting(compare, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "compare", interrupted)
+    outcome = compare("--methods", "fedncm", "--seeds", 1)
+    assert outcome.code == 130
+    assert outcome.out == ""
+    assert outcome.err.strip() == "covfree: interrupted"
+
+
+def process(*arguments, **variables) -> subprocess.CompletedProcess:
+    """The console script, as its entry point starts it, in a process of its own."""
+    command = [sys.executable, "-c", "from covfree.cli import main; main()", *map(str, arguments)]
+    environment = {**os.environ, "XLA_FLAGS": "", **variables}
+    return subprocess.run(
+        command, capture_output=True, text=True, encoding="utf-8", timeout=120, env=environment
+    )
+
+
+def test_the_console_script():
+    done = process("compare", "--methods", "fedncm", "--clients", 6, "--seeds", 1, "--format", "csv")
+    assert done.returncode == 0, done.stderr
+    (record,) = csv.DictReader(io.StringIO(done.stdout))
+    assert record["title"] == "FedNCM"
+    assert "Traceback" not in done.stderr
+
+
+def test_the_console_script_reports_a_bad_argument():
+    done = process("compare", "--methods", "fedavg")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == (
+        f"covfree: methods: unknown method 'fedavg'; expected some of {', '.join(registry())}\n"
+    )

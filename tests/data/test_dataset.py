@@ -1,0 +1,418 @@
+"""Feature sets: the digits, and .npz files, sound and broken."""
+
+import io
+import zipfile
+
+import numpy as np
+import pytest
+
+from covfree.data import FeatureSet, load, load_digits, load_npz
+
+EXAMPLES, DIM, CLASSES = 30, 4, 3
+
+
+def arrays(seed: int = 0, **others) -> dict[str, np.ndarray]:
+    """A sound file's arrays: 10 examples of each of 3 classes. ``None`` leaves one out."""
+    features = np.random.default_rng(seed).normal(size=(EXAMPLES, DIM)).astype(np.float32)
+    sound = {"features": features, "labels": np.arange(EXAMPLES) % CLASSES}
+    return {name: array for name, array in {**sound, **others}.items() if array is not None}
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Writes arrays to a file and gives its path."""
+
+    def write(name: str = "mine.npz", **others):
+        np.savez(tmp_path / name, **arrays(**others))
+        return tmp_path / name
+
+    return write
+
+
+def assert_same(a: FeatureSet, b: FeatureSet):
+    for x, y in zip(a, b, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def merged(data: FeatureSet) -> np.ndarray:
+    """All examples of both parts, sorted, as [label, features]."""
+    features = np.concatenate([data.train_features, data.test_features])
+    labels = np.concatenate([data.train_labels, data.test_labels])
+    table = np.column_stack([labels, features])
+    return table[np.lexsort(table.T[::-1])]
+
+
+# The digits
+
+
+def test_digits():
+    data = load_digits()
+    assert data.name == "digits"
+    assert data.train_features.shape[1] == data.test_features.shape[1] == 64
+    assert len(data.train_labels) + len(data.test_labels) == 1797
+    assert data.num_classes == 10
+    assert data.clients is None
+    assert not data.fixed_split
+    assert data.train_features.dtype == data.test_features.dtype == np.float32
+    assert data.train_labels.dtype == data.test_labels.dtype == np.int32
+    for features in (data.train_features, data.test_features):
+        assert features.min() == 0
+        assert features.max() == 1
+
+
+def test_digits_are_those_of_scikit_learn():
+    from sklearn.datasets import load_digits as sklearn_digits
+
+    pixels, labels = sklearn_digits(return_X_y=True)
+    table = np.column_stack([labels, pixels / 16])
+    np.testing.assert_array_equal(merged(load_digits()), table[np.lexsort(table.T[::-1])])
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_third_of_each_class_is_held_out(seed):
+    data = load_digits(seed=seed)
+    train, test = np.bincount(data.train_labels), np.bincount(data.test_labels)
+    np.testing.assert_array_equal(test, (train + test) // 3)
+
+
+def test_the_split_is_drawn_by_the_seed_alone():
+    assert_same(load_digits(seed=3), load_digits(seed=3))
+    assert_same(load_digits(seed=3), load("digits", seed=3))
+    first, second = load_digits(seed=0), load_digits(seed=1)
+    assert (first.test_features != second.test_features).any()
+    np.testing.assert_array_equal(merged(first), merged(second))
+
+
+def test_digits_have_no_separate_test_file(file):
+    with pytest.raises(ValueError, match="test: expected none with dataset 'digits'"):
+        load("digits", test=file())
+
+
+@pytest.mark.parametrize("name", ["Digits", "mnist", "", "features.npy", "features.csv"])
+def test_unknown_dataset(name):
+    with pytest.raises(ValueError, match=r"dataset: expected 'digits' or the path of an \.npz file, got"):
+        load(name)
+
+
+# Sound files
+
+
+def test_a_file_without_a_test_part_is_split_by_the_seed(file):
+    path = file()
+    data = load_npz(path, seed=1)
+    assert data.name == "mine"
+    assert not data.fixed_split
+    assert data.clients is None
+    assert data.num_classes == CLASSES
+    np.testing.assert_array_equal(np.bincount(data.test_labels), [3, 3, 3])
+    sound = arrays()
+    table = np.column_stack([sound["labels"], sound["features"]])
+    np.testing.assert_array_equal(merged(data), table[np.lexsort(table.T[::-1])])
+    assert_same(data, load_npz(path, seed=1))
+    assert_same(data, load(str(path), seed=1))
+    assert (data.test_features != load_npz(path, seed=2).test_features).any()
+
+
+def test_is_test_decides_and_no_seed_changes_it(file):
+    is_test = np.arange(EXAMPLES) % 7 == 0
+    path, sound = file(is_test=is_test), arrays()
+    data = load_npz(path)
+    assert data.fixed_split
+    np.testing.assert_array_equal(data.train_features, sound["features"][~is_test])
+    np.testing.assert_array_equal(data.train_labels, sound["labels"][~is_test])
+    np.testing.assert_array_equal(data.test_features, sound["features"][is_test])
+    np.testing.assert_array_equal(data.test_labels, sound["labels"][is_test])
+    assert_same(data, load_npz(path, seed=9))
+
+
+def test_a_separate_test_file(file):
+    path, test = file(), file("test.npz", seed=1, labels=np.arange(EXAMPLES) % 5)
+    data = load_npz(path, test=test)
+    assert data.fixed_split
+    assert data.name == "mine"
+    np.testing.assert_array_equal(data.train_features, arrays()["features"])
+    np.testing.assert_array_equal(data.test_features, arrays(1)["features"])
+    np.testing.assert_array_equal(data.test_labels, np.arange(EXAMPLES) % 5)
+    assert data.num_classes == 5  # two of them only in the test part
+    assert_same(data, load_npz(path, test=test, seed=9))
+    assert_same(data, load(path, test=test))
+
+
+@pytest.mark.parametrize("names", [[3, 10**9, 77], ["zoe", "abe", "mia"], [b"z", b"a", b"m"]])
+def test_clients_are_numbered_in_the_order_of_their_names(file, names):
+    """Integers with gaps, strings and bytes; order of the sorted names."""
+    clients = np.array(names)[np.arange(EXAMPLES) // 4 % 3]
+    is_test = np.arange(EXAMPLES) % 5 == 0
+    data = load_npz(file(clients=clients, is_test=is_test))
+    assert data.clients.dtype == np.int32
+    expected = [sorted(names).index(name) for name in clients[~is_test].tolist()]
+    np.testing.assert_array_equal(data.clients, expected)
+
+
+def test_clients_of_the_training_part_alone_are_numbered(file):
+    """A client that holds test examples only is no client."""
+    clients = np.repeat([5, 8, 9], EXAMPLES // 3)
+    data = load_npz(file(clients=clients, is_test=clients == 8))
+    np.testing.assert_array_equal(data.clients, np.repeat([0, 1], EXAMPLES // 3))
+
+
+def test_clients_with_a_split_by_seed(file):
+    """Each training example keeps its client: here the client is written into its features."""
+    clients = np.arange(EXAMPLES) % 5
+    features = np.repeat(clients[:, None], DIM, 1).astype(np.float32)
+    data = load_npz(file(clients=clients, features=features), seed=4)
+    np.testing.assert_array_equal(data.clients, data.train_features[:, 0])
+
+
+def test_clients_with_a_separate_test_file(file):
+    clients = np.array(["b", "a"])[np.arange(EXAMPLES) % 2]
+    data = load_npz(file(clients=clients), test=file("test.npz", seed=1))
+    np.testing.assert_array_equal(data.clients, 1 - np.arange(EXAMPLES) % 2)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_features_keep_their_precision(file, dtype):
+    features = arrays()["features"].astype(dtype)
+    data = load_npz(file(features=features, is_test=np.arange(EXAMPLES) < 9))
+    assert data.train_features.dtype == data.test_features.dtype == dtype
+    np.testing.assert_array_equal(data.train_features, features[9:])
+
+
+def test_a_test_file_of_more_precision_loses_no_example(file):
+    """What half precision cannot hold is still finite: 1e6 is above its largest number, 65504."""
+    path = file(features=arrays()["features"].astype(np.float16))
+    data = load_npz(path, test=file("test.npz", features=1e6 * np.ones((EXAMPLES, DIM), np.float32)))
+    assert np.isfinite(data.test_features).all()
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64, np.uint64])
+def test_labels_of_any_integer_type(file, dtype):
+    labels = arrays()["labels"].astype(dtype)
+    data = load_npz(file(labels=labels, is_test=np.arange(EXAMPLES) < 9))
+    assert data.train_labels.dtype == np.int32
+    np.testing.assert_array_equal(data.train_labels, labels[9:])
+
+
+def test_gaps_in_the_labels_are_absent_classes(file):
+    data = load_npz(file(labels=arrays()["labels"] * 4))
+    assert data.num_classes == 9
+    assert set(data.train_labels) == set(data.test_labels) == {0, 4, 8}
+
+
+def test_a_class_with_one_or_two_examples_is_not_held_out(file):
+    """A third of 1 or 2 is none: a class is never without a training example."""
+    labels = np.zeros(EXAMPLES, int)
+    labels[0], labels[1:3] = 1, 2
+    data = load_npz(file(labels=labels))
+    np.testing.assert_array_equal(np.bincount(data.train_labels, minlength=3), [18, 1, 2])
+    np.testing.assert_array_equal(np.bincount(data.test_labels, minlength=3), [9, 0, 0])
+
+
+def test_other_arrays_are_left_alone(file):
+    assert_same(load_npz(file(class_names=np.array(["a", "b", "c"]))), load_npz(file()))
+
+
+def test_compressed_files(tmp_path, file):
+    np.savez_compressed(tmp_path / "small.npz", **arrays())
+    small, large = load_npz(tmp_path / "small.npz"), load_npz(file())
+    assert_same(small._replace(name=""), large._replace(name=""))
+
+
+# Broken files: a ValueError that names the file and the array
+
+nan_at_7 = np.ones((EXAMPLES, DIM))
+nan_at_7[7, 2] = np.nan
+infinite_at_8 = np.ones((EXAMPLES, DIM), np.float16)
+infinite_at_8[8, 0] = -np.inf
+negative_at_4 = np.arange(EXAMPLES) % CLASSES
+negative_at_4[4] = -1
+labels = np.arange(EXAMPLES) % CLASSES
+
+WRONG = {
+    "no features": (dict(features=None), r"expected arrays features and labels, got \['labels'\]"),
+    "no labels": (dict(labels=None), r"expected arrays features and labels, got \['features'\]"),
+    "nothing": (dict(features=None, labels=None), r"expected arrays features and labels, got \[\]"),
+    "one feature": (
+        dict(features=np.ones(EXAMPLES)),
+        r"features: expected shape \[examples, dim\] .* got \[30\]",
+    ),
+    "images": (dict(features=np.ones((EXAMPLES, 2, 2))), r"features: expected shape .* got \[30, 2, 2\]"),
+    "dim 0": (dict(features=np.ones((EXAMPLES, 0))), r"features: .*dim of at least 1, got \[30, 0\]"),
+    "integer features": (
+        dict(features=np.ones((EXAMPLES, DIM), int)),
+        "features: expected floats, got int64",
+    ),
+    "complex features": (dict(features=np.ones((EXAMPLES, DIM), complex)), "features: expected floats, got"),
+    "one-hot labels": (
+        dict(labels=np.eye(3, dtype=int)[labels]),
+        r"labels: expected shape \[30\], .* got \[30, 3\]",
+    ),
+    "a label too few": (dict(labels=labels[1:]), r"labels: expected shape \[30\], .* got \[29\]"),
+    "float labels": (dict(labels=labels.astype(float)), "labels: expected integers, got float64"),
+    "labels that are words": (dict(labels=np.array(["a"] * EXAMPLES)), "labels: expected integers, got <U1"),
+    "nan": (dict(features=nan_at_7), r"features: row 7 \(class 1\) holds nan at position 2"),
+    "infinity": (dict(features=infinite_at_8), r"features: row 8 \(class 2\) holds -inf at position 0"),
+    "negative label": (dict(labels=negative_at_4), "labels: row 4 has label -1; expected 0 or above"),
+    "labels beyond int32": (
+        dict(labels=labels + 2**32, is_test=labels == 0),
+        "labels: row 0 has label 4294967296",
+    ),
+    "a client too few": (dict(clients=labels[1:]), r"clients: expected shape \[30\], got \[29\]"),
+    "clients that are no numbers": (dict(clients=np.where(labels > 0, labels, np.nan)), "clients: "),
+    "clients below 0": (dict(clients=labels - 1), "clients: row 0"),
+    "one is_test": (dict(is_test=np.array(True)), r"is_test: expected shape \[30\], got \[\]"),
+    "is_test that is no boolean": (
+        dict(is_test=(labels == 0).astype(int)),
+        "is_test: expected booleans, got int64",
+    ),
+    "nothing to train on": (
+        dict(is_test=np.ones(EXAMPLES, bool)),
+        "expected examples in both parts, got 0 to train and 30 to test",
+    ),
+    "nothing to test on": (
+        dict(is_test=np.zeros(EXAMPLES, bool)),
+        "expected examples in both parts, got 30 to train and 0 to test",
+    ),
+    "one example a class": (
+        dict(labels=np.arange(EXAMPLES)),
+        "expected examples in both parts, got 30 to train and 0 to test",
+    ),
+    "no example": (
+        dict(features=np.ones((0, DIM)), labels=labels[:0]),
+        "expected examples in both parts, got 0 to train and 0 to test",
+    ),
+}
+
+
+@pytest.mark.parametrize(("others", "text"), WRONG.values(), ids=WRONG)
+def test_wrong_arrays_are_named(file, others, text):
+    with pytest.raises(ValueError, match=text) as error:
+        load_npz(file(**others))
+    assert "mine.npz: " in str(error.value)
+
+
+SEPARATE = {
+    "another dim": (
+        dict(features=np.ones((EXAMPLES, DIM + 1))),
+        r"test\.npz: features: expected dim 4 as in .*mine\.npz, got 5",
+    ),
+    "no labels": (dict(labels=None), r"test\.npz: expected arrays features and labels, got \['features'\]"),
+    "nan": (dict(features=nan_at_7), r"test\.npz: features: row 7 \(class 1\) holds nan at position 2"),
+    "negative label": (dict(labels=negative_at_4), r"test\.npz: labels: row 4 has label -1"),
+}
+
+
+@pytest.mark.parametrize(("others", "text"), SEPARATE.values(), ids=SEPARATE)
+def test_a_wrong_test_file_is_named(file, others, text):
+    with pytest.raises(ValueError, match=text):
+        load_npz(file(), test=file("test.npz", **others))
+
+
+def test_both_is_test_and_a_test_file(file):
+    path = file(is_test=np.arange(EXAMPLES) < 9)
+    with pytest.raises(ValueError, match=r"mine\.npz: expected either is_test .* or a separate test file"):
+        load_npz(path, test=file("test.npz"))
+
+
+def test_pickled_objects_are_refused(file, tmp_path):
+    """Unpickling runs code that the file chooses."""
+    clients = np.array(["a", "b", "c"], object)[labels]
+    with pytest.raises(ValueError, match=r"mine\.npz: expected an \.npz file of plain arrays"):
+        load_npz(file(clients=clients))
+
+
+class Ran(Exception):
+    """Raised by unpickling `Bomb`."""
+
+
+class Bomb:
+    """An object whose unpickling is noticed."""
+
+    def __reduce__(self):
+        return _run, ()
+
+
+def _run():
+    raise Ran
+
+
+def test_nothing_in_a_file_is_run(file, tmp_path):
+    bombs = np.array([Bomb()] * EXAMPLES, object)
+    with pytest.raises(Ran):
+        np.load(file(extra=bombs), allow_pickle=True)["extra"]
+    with pytest.raises(ValueError, match=r"expected an \.npz file of plain arrays"):
+        load_npz(tmp_path / "mine.npz")
+
+
+def saved(save=np.savez_compressed) -> bytes:
+    stream = io.BytesIO()
+    save(stream, **arrays())
+    return stream.getvalue()
+
+
+def npy() -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, arrays()["features"])
+    return stream.getvalue()
+
+
+def archive() -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as file:
+        file.writestr("readme.txt", "hello")
+    return stream.getvalue()
+
+
+def damaged() -> bytes:
+    content = bytearray(saved())
+    content[150:200] = b"\xff" * 50
+    return bytes(content)
+
+
+BROKEN = {
+    "empty": b"",
+    "text": b"features,labels\n1,2\n",
+    "cut to 100 bytes": saved()[:100],
+    "cut in the middle": saved()[: len(saved()) // 2],
+    "cut at the end": saved()[:-3],
+    "damaged": damaged(),
+    "a single array": npy(),
+    "a zip of something else": archive(),
+}
+
+
+@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
+def test_what_is_no_npz_file_is_named(tmp_path, content):
+    (tmp_path / "broken.npz").write_bytes(content)
+    with pytest.raises(ValueError, match=r"broken\.npz: expected "):
+        load_npz(tmp_path / "broken.npz")
+
+
+def test_missing_files_are_named(file, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"absent\.npz: no such file"):
+        load_npz(tmp_path / "absent.npz")
+    with pytest.raises(FileNotFoundError, match=r"absent\.npz: no such file"):
+        load_npz(file(), test=tmp_path / "absent.npz")
+    (tmp_path / "folder.npz").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"folder\.npz: no such file"):
+        load_npz(tmp_path / "folder.npz")
+
+
+# Real features
+
+
+def test_caltech101(shared):
+    """8,677 images of 101 categories through EfficientNet-Lite0; a third of each is the test part."""
+    path = shared / "data" / "features" / "caltech101-efficientnet_lite0.npz"
+    if not path.is_file():
+        pytest.skip(f"test data not found: {path}")
+    data = load(path)
+    assert data.name == "caltech101-efficientnet_lite0"
+    assert len(data.train_labels) + len(data.test_labels) == 8677
+    assert data.num_classes == 101
+    assert data.fixed_split
+    assert data.clients is None
+    assert data.train_features.shape == (len(data.train_labels), 1280)
+    assert data.train_features.dtype == np.float16
+    train, test = np.bincount(data.train_labels), np.bincount(data.test_labels)
+    assert (np.abs(test - (train + test) / 3) <= 1).all()

@@ -1,0 +1,170 @@
+"""The one-batch engine: fit, summarise, solve, inspect, evaluate."""
+
+import federations
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from federations import ABSENT, ALONE, CLASSES, DIM
+from precision import FLOAT32, assert_heads_close
+
+import covfree
+from covfree.linalg import Route
+
+METHOD = covfree.fedcof(shrinkage=0.4)
+
+
+def test_fit_is_summarise_then_solve():
+    federation = federations.make(0)
+    rows = covfree.summarise(METHOD, *map(FLOAT32.array, federation))
+    head = covfree.fit(METHOD, *federation)
+    assert_heads_close(head, covfree.solve_rows(METHOD, rows, num_classes=CLASSES), 0)
+    totals = covfree.accumulate(METHOD, rows, num_classes=CLASSES)
+    assert_heads_close(head, covfree.solve_totals(METHOD, *totals), 1e-5)
+
+
+def test_number_of_classes_is_that_of_the_labels():
+    head = covfree.fit(METHOD, np.ones((3, 2), np.float32), np.array([0, 4, 1]), np.array([0, 0, 1]))
+    assert head.weight.shape == (2, 5)
+
+
+def test_fit_takes_lists_and_numpy_and_jax():
+    federation = federations.make(1).clean
+    expected = covfree.fit(METHOD, *map(FLOAT32.array, federation))
+    assert_heads_close(covfree.fit(METHOD, *federation), expected, 1e-6)
+    assert_heads_close(covfree.fit(METHOD, *(x.tolist() for x in federation)), expected, 1e-6)
+
+
+@pytest.mark.usefixtures("untyped")
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.uint32, np.uint64])
+@pytest.mark.parametrize("name", ["fedncm", "fed3r-within"])  # rows of means, and rows of examples
+def test_fit_takes_every_integer_type(dtype, name):
+    method = covfree.methods.registry()[name].make()
+    clean = federations.make(2).clean
+    features = clean.features.astype(np.float32)
+    expected = covfree.fit(method, features, clean.labels, clean.clients, num_classes=256)
+    head = covfree.fit(
+        method, features, clean.labels.astype(dtype), clean.clients.astype(dtype), num_classes=256
+    )
+    assert_heads_close(head, expected, 1e-5)
+
+
+def test_clients_named_by_large_numbers_stay_apart():
+    # 64-bit names, such as hashes: two that agree in their lower 32 bits are two clients, none is padding.
+    federation = federations.make(3)
+    for names in (np.arange(federations.CLIENTS) << 32, (1 << 31) + np.arange(federations.CLIENTS)):
+        clients = np.where(federation.clients >= 0, names[federation.clients], -1)
+        head = covfree.fit(METHOD, federation.features, federation.labels, clients)
+        assert_heads_close(head, covfree.fit(METHOD, *federation), 1e-5)
+
+
+@pytest.mark.parametrize("number", [1, 2, 15, 17, 33, 100, 1025])
+def test_padding_of_rows_is_less_than_an_eighth(number):
+    labels, clients = np.zeros(number, np.int32), np.arange(number, dtype=np.int32)
+    size = covfree.summarise(METHOD, np.ones((number, 1), np.float32), labels, clients).count.shape[0]
+    assert number <= size <= number * 9 / 8
+
+
+@pytest.mark.parametrize("name", sorted(covfree.methods.registry()))
+def test_only_padding_predicts_nothing(name):
+    features = np.full((3, 2), np.nan, np.float32)
+    method = covfree.methods.registry()[name].make()
+    head = covfree.fit(method, features, np.full(3, -1), np.zeros(3, int), num_classes=3)
+    np.testing.assert_array_equal(head.weight, 0)
+    np.testing.assert_array_equal(head.bias, -np.inf)
+
+
+def test_no_examples_at_all():
+    head = covfree.fit(
+        METHOD, np.zeros((0, 2), np.float32), np.zeros(0, int), np.zeros(0, int), num_classes=3
+    )
+    np.testing.assert_array_equal(head.weight, 0)
+    np.testing.assert_array_equal(head.bias, -np.inf)
+
+
+def test_inspect_says_what_the_server_saw():
+    federation = federations.make(4)
+    rows = covfree.summarise(METHOD, *map(FLOAT32.array, federation))
+    report = covfree.inspect_rows(METHOD, rows, num_classes=CLASSES)
+    moments = covfree.first_moments(rows, CLASSES)
+    np.testing.assert_array_equal(report.rows, moments.rows)
+    np.testing.assert_array_equal(report.count, moments.count)
+    assert report.rows[ABSENT] == 0
+    assert report.rows[ALONE] == 1
+    assert report.absent == 1
+    assert report.without_spread == 1
+    assert report.degrees == moments.spread_degrees
+    assert report.system.route == Route.CHOLESKY
+    assert report.system.rank == DIM
+    assert covfree.inspect_rows(covfree.fedncm(), rows, num_classes=CLASSES).system is None
+
+
+def test_inspect_shows_a_singular_system():
+    rows = covfree.Rows(jnp.ones((4, 3)), jnp.ones(4), jnp.array([0, 0, 1, 1]))
+    report = covfree.inspect_rows(covfree.fedcof(shrinkage=0.0), rows, num_classes=2)
+    assert report.system.route in (Route.EIGH, Route.DUAL_EIGH)
+    assert report.system.rank == 0
+
+
+def test_values_that_are_wrong_under_jit_show_and_do_not_raise():
+    federation = federations.make(5)
+    features = federation.features.copy()
+    features[np.flatnonzero(federation.kept)[3]] = np.nan
+    head = jax.jit(lambda *a: covfree.fit(METHOD, *a, num_classes=CLASSES))(
+        *map(FLOAT32.array, federation.with_features(features))
+    )
+    assert np.isnan(np.asarray(head.weight)).any()
+
+
+def test_evaluate():
+    head = covfree.LinearHead(jnp.eye(2), jnp.zeros(2))
+    features = jnp.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [jnp.nan, 0.0]])
+    assert covfree.evaluate(head, features, jnp.array([0, 1, 0, -1])) == pytest.approx(2 / 3)
+    assert covfree.evaluate(head, features[:3], jnp.array([0, 5, 0])) == pytest.approx(
+        1 / 3
+    )  # a class unseen
+    assert np.isnan(covfree.evaluate(head, features, jnp.full(4, -1)))
+    assert covfree.evaluate(head, np.asarray(features, np.float16), np.array([0, 1, 1, -1])) == 1
+    never = covfree.LinearHead(jnp.zeros((2, 2)), jnp.full(2, -jnp.inf))
+    assert covfree.evaluate(never, features[:3], jnp.array([0, 0, 0])) == 0  # no class was ever seen
+
+
+@pytest.mark.usefixtures("untyped")
+def test_sweep_of_federations_under_vmap():
+    tables = [covfree.summarise(METHOD, *map(FLOAT32.array, federations.make(s))) for s in range(3)]
+    size = max(t.count.shape[0] for t in tables)
+    tables = [
+        jax.tree.map(lambda x: jnp.pad(x, [(0, size - len(x))] + [(0, 0)] * (x.ndim - 1)), t) for t in tables
+    ]
+    batch = jax.tree.map(lambda *x: jnp.stack(x), *tables)
+    heads = jax.vmap(lambda rows: covfree.solve_rows(METHOD, rows, num_classes=CLASSES))(batch)
+    for k, rows in enumerate(tables):
+        assert_heads_close(
+            (heads.weight[k], heads.bias[k]), covfree.solve_rows(METHOD, rows, num_classes=CLASSES), 1e-5
+        )
+
+
+# Errors (values and structure of `check` are in test_checks)
+
+
+def test_fit_without_key_or_classes():
+    x, y, k = np.ones((4, 2), np.float32), np.array([0, 0, 1, 1]), np.zeros(4, int)
+    with pytest.raises(
+        ValueError, match=r"key: expected a PRNG key as num_subsets > 1 deals examples at random"
+    ):
+        covfree.fit(covfree.fedcof(num_subsets=2), x, y, k)
+    with pytest.raises(ValueError, match=r"labels: expected at least one label of 0 or above, got none"):
+        covfree.fit(METHOD, x, y - 5, k)
+    with pytest.raises(ValueError, match=r"num_classes: expected at least 1, got 0"):
+        covfree.fit(METHOD, x, y - 5, k, num_classes=0)
+    with pytest.raises(
+        ValueError, match=r"num_classes: expected the number of classes, as labels are traced"
+    ):
+        jax.jit(lambda x, y, k: covfree.fit(METHOD, x, y, k))(x, y, k)
+
+
+@pytest.mark.usefixtures("untyped")
+def test_solve_rows_without_classes():
+    rows = covfree.Rows(jnp.ones((4, 2)), jnp.ones(4), jnp.zeros(4, jnp.int32))
+    with pytest.raises(ValueError, match=r"num_classes: expected .*, got 0"):
+        covfree.solve_rows(METHOD, rows, num_classes=0)

@@ -1,0 +1,252 @@
+"""Shrinkage rules against the oracle and scikit-learn."""
+
+import federations
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from federations import CLASSES, DIM
+from jax.test_util import check_grads
+from precision import FLOAT32, PRECISIONS, assert_close, x64
+from sklearn.covariance import OAS, LedoitWolf
+
+import covfree
+
+RULES = {
+    "identity": lambda: covfree.identity(0.3),
+    "relative": lambda: covfree.relative(0.3),
+    "oas": covfree.oas,
+    "ledoit_wolf": covfree.ledoit_wolf,
+    "auto": lambda: "auto",
+}
+
+
+def shrunk(rows, shrinkage, num_classes=CLASSES, weighting="pooled"):
+    """The shrunk covariance as a head receives it."""
+
+    def head(covariance, moments):
+        return covfree.LinearHead(covariance.dense(), jnp.zeros(covariance.dim, covariance.value.dtype))
+
+    method = covfree.fedcof(shrinkage=shrinkage, weighting=weighting, head=head)
+    return covfree.solve_rows(method, rows, num_classes=num_classes).weight
+
+
+def observations(rows, num_classes):
+    """√n_r (x_r − μ_c) of all classes, and the same rotated within each class to its K_c − 1 rows.
+
+    Helmert's rotation: the rows of a class are orthogonal to (√n_r), so an orthonormal basis whose last
+    vector is that one has nothing left there. Their number is then the degrees of freedom, ν.
+    """
+    mean = oracle.moments(rows, num_classes)[2]
+    plain, rotated = [], []
+    for c in range(num_classes):
+        mine = oracle.of_class(rows, c)
+        if len(mine) > 1:
+            root = np.sqrt([n for _, n in mine])
+            centred = np.stack([s * (x - mean[c]) for s, (x, _) in zip(root, mine, strict=True)])
+            basis = np.linalg.svd(root[None, :])[2][1:]  # orthonormal, orthogonal to the root
+            plain.append(centred)
+            rotated.append(basis @ centred)
+    return np.concatenate(plain), np.concatenate(rotated)
+
+
+def expected_covariance(rows, num_classes, rule, strength=0.3):
+    degrees = oracle.spread_degrees(rows, num_classes)
+    plain, _ = observations(rows, num_classes)
+    covariance = plain.T @ plain / degrees
+    if rule in ("identity", "relative"):
+        return getattr(oracle, rule)(covariance, strength)
+    if rule == "oas":
+        return oracle.oas(covariance, degrees)
+    return oracle.ledoit_wolf(covariance, degrees, plain)
+
+
+@pytest.mark.parametrize("rule", [r for r in RULES if r != "auto"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_rules_equal_the_oracle(precision, rule, seed):
+    expected_rows = oracle.client_rows(*federations.make(seed))
+    rows = federations.rows(federations.make(seed), precision, expected_rows, padding=48 - len(expected_rows))
+    precision.assert_close(shrunk(rows, RULES[rule]()), expected_covariance(expected_rows, CLASSES, rule))
+
+
+@pytest.mark.parametrize("rule", [r for r in RULES if r != "auto"])
+def test_rules_equal_the_oracle_in_the_dual(precision, rule):
+    # 6 rows of 20 features: the covariance is held by its factor.
+    rng = np.random.default_rng(0)
+    expected_rows = [(rng.normal(size=20) * np.arange(1, 21), 3 + r, r % 2) for r in range(6)]
+    rows = covfree.Rows(
+        precision.array(np.stack([x for x, _, _ in expected_rows])),
+        jnp.array([n for _, n, _ in expected_rows]),
+        jnp.array([y for _, _, y in expected_rows]),
+    )
+    # γ added to a spectrum that spans 1e3: three digits fewer after the dense product.
+    actual = shrunk(rows, RULES[rule](), num_classes=20)
+    precision.assert_close(actual, expected_covariance(expected_rows, 20, rule))
+
+
+@pytest.mark.parametrize("rule", [r for r in RULES if r != "auto"])
+def test_estimate_covariance_shrinks_one_class(precision, rule):
+    rng = np.random.default_rng(1)
+    expected_rows = [(rng.normal(size=DIM), int(n), 0) for n in rng.integers(1, 9, 12)]
+    means, counts = np.stack([x for x, _, _ in expected_rows]), np.array([n for _, n, _ in expected_rows])
+    actual = covfree.estimate_covariance(
+        precision.array(means), precision.array(counts), shrinkage=RULES[rule]()
+    )
+    precision.assert_close(actual, expected_covariance(expected_rows, 1, rule))
+
+
+def test_oas_equals_scikit_learn_on_as_many_observations_as_degrees(precision):
+    expected_rows = oracle.client_rows(*federations.make(2))
+    rows = federations.rows(federations.make(2), precision, expected_rows, padding=48 - len(expected_rows))
+    _, rotated = observations(expected_rows, CLASSES)
+    assert len(rotated) == oracle.spread_degrees(expected_rows, CLASSES)
+    peer = OAS(assume_centered=True).fit(rotated)
+    assert 0.01 < peer.shrinkage_ < 0.99  # the test would see nothing at the ends
+    precision.assert_close(shrunk(rows, covfree.oas()), peer.covariance_)
+
+
+@pytest.mark.parametrize(
+    ("rule", "peer"), [(covfree.oas, OAS), (covfree.ledoit_wolf, LedoitWolf)], ids=["oas", "ledoit_wolf"]
+)
+def test_rules_equal_scikit_learn_where_one_row_sits_at_the_mean(precision, rule, peer):
+    # Observations that sum to 0, and a row at their mean: it adds no scatter, and ν = K − 1 is their number.
+    rng = np.random.default_rng(3)
+    z = rng.normal(size=(14, DIM)) * np.arange(1, DIM + 1)
+    z = z - z.mean(0)
+    means = np.concatenate([z, np.zeros((1, DIM))]) + 2.0
+    fitted = peer(assume_centered=True).fit(z)
+    assert 0.01 < fitted.shrinkage_ < 0.99
+    actual = covfree.estimate_covariance(precision.array(means), jnp.ones(15, jnp.int32), shrinkage=rule())
+    precision.assert_close(actual, fitted.covariance_)
+
+
+def test_ledoit_wolf_differs_from_scikit_learn_by_the_degrees_alone():
+    # On the unrotated rows scikit-learn counts each of them as an observation.
+    expected_rows = oracle.client_rows(*federations.make(4))
+    plain, rotated = observations(expected_rows, CLASSES)
+    peer = LedoitWolf(assume_centered=True).fit(plain)
+    number = len(plain)
+    assert_close(oracle.ledoit_wolf(plain.T @ plain / number, number, plain), peer.covariance_, 1e-9)
+    assert number > len(rotated)
+
+
+@pytest.mark.parametrize("name", [r for r in RULES if r != "identity"])
+def test_rules_are_free_of_scale(name):
+    expected_rows = oracle.client_rows(*federations.make(5))
+    rows = federations.rows(federations.make(5), FLOAT32, expected_rows, padding=48 - len(expected_rows))
+    small = shrunk(rows, RULES[name]())
+    for scale in (2.0**-10, 2.0**10):
+        scaled = covfree.Rows(rows.mean * scale, rows.count, rows.label)
+        assert_close(np.asarray(shrunk(scaled, RULES[name]())) / scale**2, small, 1e-5)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rules_turn_with_the_features(name):
+    expected_rows = oracle.client_rows(*federations.make(6))
+    rows = federations.rows(federations.make(6), FLOAT32, expected_rows, padding=48 - len(expected_rows))
+    rotation = np.linalg.qr(np.random.default_rng(6).normal(size=(DIM, DIM)))[0].astype(np.float32)
+    turned = covfree.Rows(jnp.where(rows.count[:, None] > 0, rows.mean, 0) @ rotation, rows.count, rows.label)
+    expected = rotation.T @ np.asarray(shrunk(rows, RULES[name]())) @ rotation
+    assert_close(shrunk(turned, RULES[name]()), expected, 1e-4)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_shrunk_covariances_are_definite(name):
+    expected_rows = oracle.client_rows(*federations.make(7))[:6]  # fewer rows than spread over 5 features
+    rows = federations.rows(federations.make(7), FLOAT32, expected_rows, padding=48 - len(expected_rows))
+    values = np.linalg.eigvalsh(np.asarray(shrunk(rows, RULES[name]()), np.float64))
+    assert values[0] > 1e-3 * values[-1]
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("dim", [1, 5, 40])
+@pytest.mark.parametrize("case", ["equal", "one row each", "no row", "two rows"])
+def test_rules_on_degenerate_input(name, dim, case):
+    label = {"two rows": [0, 0, 1]}.get(case, [0, 1, 2] if case == "one row each" else [0, 0, 0])
+    mean = jnp.ones((3, dim)) if case == "equal" else jnp.arange(3.0 * dim).reshape(3, dim)
+    count = jnp.zeros(3, jnp.int32) if case == "no row" else jnp.array([3, 2, 1])
+    rows = covfree.Rows(mean, count, jnp.array(label))
+    covariance = np.asarray(shrunk(rows, RULES[name](), num_classes=dim))
+    assert np.isfinite(covariance).all()
+    assert (np.linalg.eigvalsh(covariance) >= -1e-3).all()
+    if case != "two rows":  # nothing was observed: nothing but the absolute shrinkage is left
+        np.testing.assert_allclose(covariance, (0.3 if name == "identity" else 0) * np.eye(dim), atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["identity", "relative"])
+def test_strength_can_be_swept_and_differentiated(name):
+    make = getattr(covfree, name)
+    expected_rows = oracle.client_rows(*federations.make(8))
+    rows = federations.rows(federations.make(8), FLOAT32, expected_rows, padding=48 - len(expected_rows))
+    strengths = jnp.array([0.0, 0.1, 3.0])
+    swept = jax.vmap(lambda s: shrunk(rows, make(s)))(strengths)
+    for k, s in enumerate(strengths.tolist()):
+        assert_close(swept[k], shrunk(rows, make(s)), 1e-6)
+    slope = jax.grad(lambda s: jnp.trace(shrunk(rows, make(s))))(0.1)
+    trace = np.trace(np.asarray(shrunk(rows, 0.0)))
+    np.testing.assert_allclose(slope, DIM if name == "identity" else trace, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("dim", [3, 30])  # in full, and by the factor
+@pytest.mark.parametrize("equal", [False, True])
+def test_gradients_are_finite(name, dim, equal):
+    # A class with one row, padding, few rows; with equal features even the data-driven rules must not
+    # divide nothing by nothing in their derivatives.
+    mean = jnp.ones((8, dim)) if equal else jax.random.normal(jax.random.key(0), (8, dim))
+    count, label = jnp.array([5, 2, 3, 1, 4, 2, 0, 3]), jnp.array([0, 0, 0, 1, 1, 2, 1, -1])
+    mean = mean.at[6:].set(jnp.nan)
+
+    def loss(mean):
+        return jnp.sum(jnp.sin(shrunk(covfree.Rows(mean, count, label), RULES[name](), num_classes=dim)))
+
+    gradient = np.asarray(jax.grad(loss)(mean))
+    assert np.isfinite(gradient).all()
+    np.testing.assert_array_equal(gradient[6:], 0)
+
+
+@pytest.mark.parametrize("name", ["oas", "ledoit_wolf"])
+def test_gradients_of_data_driven_rules_against_finite_differences(name):
+    with x64():
+        mean = PRECISIONS["float64"].array(
+            np.random.default_rng(9).normal(size=(14, DIM)) * np.arange(1, DIM + 1)
+        )
+        counts = jnp.arange(1, 15)
+
+        @jax.jit
+        def loss(mean):
+            matrix = covfree.estimate_covariance(mean, counts, shrinkage=RULES[name]())
+            return jnp.sum(matrix * jnp.cos(jnp.arange(DIM**2.0)).reshape(DIM, DIM))
+
+        check_grads(loss, (mean,), order=1, modes=("fwd", "rev"), atol=1e-5, rtol=1e-5)
+
+
+# Errors
+
+
+@pytest.mark.usefixtures("untyped")
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        (-0.1, ValueError, r"gamma: expected a finite number of at least 0, got -0\.1"),
+        (float("nan"), ValueError, "gamma: expected a finite number of at least 0, got nan"),
+        (float("inf"), ValueError, "gamma: expected a finite number of at least 0, got inf"),
+        (np.float32(-0.5), ValueError, "gamma: expected a finite number of at least 0, got .*-0.5"),
+        ("best", ValueError, "shrinkage: expected a number, 'auto' or a rule, got 'best'"),
+        (True, TypeError, "gamma: expected a number, got True"),
+        (None, TypeError, "gamma: expected a number, got None"),
+        ([0.1], TypeError, r"gamma: expected a number, got \[0\.1\]"),
+        (np.array([0.1, 0.2]), (TypeError, ValueError), "gamma: expected a number"),
+    ],
+    ids=["negative", "nan", "infinite", "numpy", "string", "bool", "none", "list", "array"],
+)
+def test_wrong_strengths(value, error, message):
+    with pytest.raises(error, match=message):
+        covfree.fedcof(shrinkage=value)
+    with pytest.raises(error, match=message):
+        covfree.estimate_covariance(jnp.ones((2, 2)), jnp.ones(2), shrinkage=value)
+    if not isinstance(value, str):
+        for rule in (covfree.identity, covfree.relative):
+            with pytest.raises(error, match=message):
+                rule(value)

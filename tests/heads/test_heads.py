@@ -1,0 +1,220 @@
+"""Closed-form heads: the oracle's values, absent classes, derivatives, peers."""
+
+import federations
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from federations import ABSENT, CLASSES, DIM
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.test_util import check_grads
+from precision import FLOAT32, PRECISIONS, assert_close, assert_heads_close, x64
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+import covfree
+from covfree.linalg import Scatter
+
+FLOAT64 = PRECISIONS["float64"]
+HEADS = ["ncm", "ridge", "lda"]
+
+
+def parts(seed=0, precision=FLOAT32):
+    """Moments and a well-conditioned within-class covariance: the library's, and the oracle's."""
+    expected = oracle.client_rows(*federations.make(seed))
+    rows = federations.rows(federations.make(seed), precision, expected, padding=48 - len(expected))
+    moments = covfree.first_moments(rows, CLASSES)
+    matrix = oracle.identity(
+        oracle.within_scatter(expected, CLASSES) / oracle.within_degrees(expected, CLASSES), 0.3
+    )
+    return moments, precision.array(matrix), oracle.moments(expected, CLASSES), matrix
+
+
+def build(name, matrix, moments):
+    if name == "ncm":
+        return covfree.ncm_head(moments)
+    return (
+        covfree.ridge_head(matrix, moments, ridge=0.5)
+        if name == "ridge"
+        else covfree.lda_head(matrix, moments)
+    )
+
+
+compiled_build = jax.jit(build, static_argnums=0)
+
+
+def build_oracle(name, matrix, count, mean):
+    if name == "ncm":
+        return oracle.ncm_head(count, mean)
+    return (
+        oracle.ridge_head(matrix, count, mean, 0.5)
+        if name == "ridge"
+        else oracle.lda_head(matrix, count, mean)
+    )
+
+
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_heads_equal_the_oracle(precision, name, seed):
+    moments, matrix, (count, _, mean), exact = parts(seed, precision)
+    head = build(name, matrix, moments)
+    assert_heads_close(head, build_oracle(name, exact, count, mean), precision.tolerance)
+    assert head.weight.dtype == head.bias.dtype == precision.dtype
+    np.testing.assert_array_equal(head.weight[:, ABSENT], 0)
+    assert head.bias[ABSENT] == -np.inf
+    if name != "lda":
+        norms = np.linalg.norm(np.asarray(head.weight, np.float64), axis=0)
+        np.testing.assert_allclose(np.delete(norms, ABSENT), 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("factored", [False, True])
+def test_a_scatter_serves_as_the_matrix(precision, factored):
+    rng = np.random.default_rng(0)
+    factor = rng.normal(size=(2 if factored else 9, DIM))
+    moments, _, (count, _, mean), _ = parts(2, precision)
+    scatter = Scatter.from_factor(precision.array(factor)).shifted(0.5)
+    assert scatter.factored == factored
+    matrix = factor.T @ factor + 0.5 * np.eye(DIM)
+    assert_heads_close(
+        covfree.lda_head(scatter, moments), oracle.lda_head(matrix, count, mean), precision.tolerance
+    )
+    assert_heads_close(
+        covfree.ridge_head(scatter, moments, ridge=0.5),
+        oracle.ridge_head(matrix, count, mean, 0.5),
+        precision.tolerance,
+    )
+
+
+def test_lda_with_priors(precision):
+    moments, matrix, (count, _, mean), exact = parts(3, precision)
+    priors = np.array([1.0, 2.0, 0.0, 5.0, 3.0, 1.0])
+    head = covfree.lda_head(matrix, moments, priors=precision.array(priors))
+    assert_heads_close(head, oracle.lda_head(exact, count, mean, priors), precision.tolerance)
+    assert head.bias[2] == -np.inf
+    # Their scale does not matter, and shares of the counts are the default.
+    again = covfree.lda_head(matrix, moments, priors=precision.array(7 * priors))
+    assert_heads_close(again, head, precision.tolerance)
+    shares = covfree.lda_head(matrix, moments, priors=precision.array(count))
+    assert_heads_close(shares, covfree.lda_head(matrix, moments), precision.tolerance)
+
+
+def test_lda_equals_scikit_learn():
+    clean = federations.make(4).clean
+    present = np.unique(clean.labels)
+    with x64():
+        rows = covfree.Rows.from_examples(FLOAT64.array(clean.features), FLOAT64.array(clean.labels))
+        moments = covfree.first_moments(rows, CLASSES)
+        # scikit-learn divides the pooled scatter by N.
+        covariance = covfree.within_scatter(rows, moments) / len(clean.labels)
+        head = covfree.lda_head(covariance, moments)
+        peer = LinearDiscriminantAnalysis(solver="lsqr").fit(clean.features, clean.labels)
+        assert_close(np.asarray(head.weight).T[present], peer.coef_, 1e-9)
+        assert_close(np.asarray(head.bias)[present], peer.intercept_, 1e-9)
+        log_posterior = jax.nn.log_softmax(head(FLOAT64.array(clean.features)))[:, present]
+        np.testing.assert_allclose(np.exp(log_posterior), peer.predict_proba(clean.features), atol=1e-9)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_no_absent_class_is_predicted(name):
+    moments, matrix, _, _ = parts(5)
+    features = 100 * jax.random.normal(jax.random.key(0), (500, DIM))
+    predicted = build(name, matrix, moments)(features).argmax(-1)
+    assert ABSENT not in np.asarray(predicted)
+    np.testing.assert_array_equal(jax.nn.softmax(build(name, matrix, moments)(features))[:, ABSENT], 0)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_only_absent_classes(name):
+    moments = covfree.Moments(jnp.zeros(3, jnp.int32), jnp.zeros(3, jnp.int32), jnp.zeros((3, DIM)))
+    head = build(name, jnp.eye(DIM), moments)
+    np.testing.assert_array_equal(head.weight, 0)
+    np.testing.assert_array_equal(head.bias, -np.inf)
+
+
+@pytest.mark.parametrize("scale", [1e-15, 1e15])
+def test_columns_have_unit_norm_at_any_scale(scale):
+    # Squares of these are beyond float32.
+    moments = covfree.Moments(
+        jnp.array([1, 1]),
+        jnp.array([1, 1]),
+        jnp.array([[3.0, 4.0], [0.0, 0.0]]) * (scale * 1e10 if scale > 1 else scale * 1e-10),
+    )
+    weight = covfree.ncm_head(moments).weight
+    np.testing.assert_allclose(weight, [[0.6, 0.0], [0.8, 0.0]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("dim", [1, 3])
+def test_one_class(dim):
+    moments = covfree.Moments(jnp.array([4]), jnp.array([2]), 4 * jnp.ones((1, dim)))
+    for name in HEADS:
+        head = build(name, jnp.eye(dim), moments)
+        assert head.weight.shape == (dim, 1)
+        assert (head(jnp.ones((2, dim))).argmax(-1) == 0).all()
+
+
+@given(st.integers(0, 2**31 - 1))
+def test_order_of_classes_does_not_matter(seed):
+    moments, matrix, _, _ = parts(seed % 5)
+    order = np.random.default_rng(seed).permutation(CLASSES)
+    other = covfree.Moments(moments.count[order], moments.rows[order], moments.total[order])
+    for name in HEADS:
+        head, permuted = compiled_build(name, matrix, moments), compiled_build(name, matrix, other)
+        assert_heads_close(permuted, (head.weight[:, order], head.bias[order]), 1e-5)
+
+
+@pytest.mark.usefixtures("untyped")
+@pytest.mark.parametrize("name", HEADS)
+def test_eager_jit_and_vmap_agree(name):
+    many = [parts(seed)[:2] for seed in range(3)]
+    moments = jax.tree.map(lambda *x: jnp.stack(x), *[m for m, _ in many])
+    matrices = jnp.stack([matrix for _, matrix in many])
+    batched = jax.jit(jax.vmap(lambda a, m: build(name, a, m)))(matrices, moments)
+    for k, (some, matrix) in enumerate(many):
+        compiled = jax.jit(lambda a, m: build(name, a, m))(matrix, some)
+        with jax.disable_jit():
+            eager = build(name, matrix, some)
+        assert_heads_close((batched.weight[k], batched.bias[k]), compiled, 1e-5)
+        assert_heads_close(eager, compiled, 1e-5)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_gradients_against_finite_differences(name):
+    with x64():
+        moments, matrix, _, _ = parts(6, FLOAT64)
+        features = FLOAT64.array(np.random.default_rng(0).normal(size=(7, DIM)))
+
+        @jax.jit
+        def loss(total, shift):
+            some = covfree.Moments(moments.count, moments.rows, total)
+            head = build(name, Scatter.from_matrix(matrix).shifted(shift), some)
+            scores = head(features)
+            return jnp.sum(jnp.sin(jnp.where(jnp.isfinite(scores), scores, 0)))
+
+        check_grads(loss, (moments.total, 0.2), order=1, modes=("fwd", "rev"), atol=1e-5, rtol=1e-5)
+        # Through a softmax, as fine-tuning would take it.
+        slope = jax.grad(
+            lambda t: (
+                -jax.nn.log_softmax(
+                    build(name, matrix, covfree.Moments(moments.count, moments.rows, t))(features)
+                )[:, 0].sum()
+            )
+        )(moments.total)
+        assert np.isfinite(np.asarray(slope)).all()
+
+
+@pytest.mark.usefixtures("untyped")
+def test_priors_of_another_shape():
+    moments, matrix, _, _ = parts(0)
+    with pytest.raises(ValueError, match=r"priors: expected shape .*6.*, got .*2"):
+        covfree.lda_head(matrix, moments, priors=jnp.ones(2))
+
+
+@pytest.mark.usefixtures("untyped")
+@pytest.mark.parametrize("name", ["ridge", "lda"])
+def test_a_matrix_of_another_size(name):
+    moments, _, _, _ = parts(0)
+    with pytest.raises(ValueError, match=r"(gram|covariance): expected .* got "):
+        build(name, jnp.eye(DIM + 1), moments)
+    with pytest.raises(ValueError, match=r"(gram|covariance): expected .* got "):
+        build(name, jnp.ones((DIM + 1, DIM)), moments)

@@ -1,0 +1,196 @@
+"""The door: every error by its message; what is sound passes."""
+
+import federations
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import covfree
+
+FEATURES = np.arange(8.0, dtype=np.float32).reshape(4, 2)
+LABELS = np.array([0, 1, 2, 1])
+CLIENTS = np.array([7, 7, 9, 9])
+
+
+def spoiled(value, row=2, column=1):
+    features = FEATURES.copy()
+    features[row, column] = value
+    return features
+
+
+CASES = [
+    # What is wrong, the arguments, the error and its message.
+    (
+        "NaN",
+        (spoiled(np.nan), LABELS, CLIENTS),
+        ValueError,
+        r"features: row 2 of client 9 \(class 2\) holds nan at position 1",
+    ),
+    (
+        "infinite",
+        (spoiled(np.inf), LABELS, CLIENTS),
+        ValueError,
+        r"features: row 2 of client 9 \(class 2\) holds inf at position 1",
+    ),
+    (
+        "negative infinite",
+        (spoiled(-np.inf, 0, 0), LABELS, CLIENTS),
+        ValueError,
+        "features: row 0 of client 7 .* -inf",
+    ),
+    ("no clients", (spoiled(np.nan), LABELS), ValueError, r"features: row 2 \(class 2\) holds nan"),
+    (
+        "both infinities",
+        (np.array([[0.0, 0.0], [np.inf, -np.inf]]), LABELS[:2]),
+        ValueError,
+        "features: row 1 .* inf at position 0",
+    ),
+    ("integer features", (FEATURES.astype(int), LABELS), TypeError, "features: expected floats, got int64"),
+    (
+        "one feature vector",
+        (FEATURES[0], LABELS[:2]),
+        ValueError,
+        r"features: expected shape \[examples, dim\].*got \[2\]",
+    ),
+    (
+        "a batch of clients",
+        (FEATURES[None], LABELS[None]),
+        ValueError,
+        r"features: expected shape \[examples, dim\].*got \[1, 4, 2\]",
+    ),
+    ("no features", (FEATURES[:, :0], LABELS), ValueError, r"features: .* dim of at least 1, got \[4, 0\]"),
+    ("float labels", (FEATURES, LABELS * 1.0), TypeError, "labels: expected integers, got float64"),
+    ("boolean labels", (FEATURES, LABELS > 0), TypeError, "labels: expected integers, got bool"),
+    ("few labels", (FEATURES, LABELS[:3]), ValueError, r"labels: expected shape \[4\].*got \[3\]"),
+    (
+        "one-hot labels",
+        (FEATURES, np.eye(4, dtype=int)),
+        ValueError,
+        r"labels: expected shape \[4\].*got \[4, 4\]",
+    ),
+    (
+        "float clients",
+        (FEATURES, LABELS, CLIENTS * 1.0),
+        TypeError,
+        "clients: expected integers, got float64",
+    ),
+    (
+        "many clients",
+        (FEATURES, LABELS, np.arange(5)),
+        ValueError,
+        r"clients: expected shape \[4\].*got \[5\]",
+    ),
+]
+
+
+@pytest.mark.usefixtures("untyped")
+@pytest.mark.parametrize(("arguments", "error", "message"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_check(arguments, error, message):
+    with pytest.raises(error, match=message):
+        covfree.check(*arguments)
+    if len(arguments) == 3:
+        with pytest.raises(error, match=message):
+            covfree.fit(covfree.fedncm(), *arguments)
+
+
+def test_labels_past_the_end():
+    message = "labels: row 2 of client 9 has label 2; expected labels below num_classes = 2"
+    with pytest.raises(ValueError, match=message):
+        covfree.check(FEATURES, LABELS, CLIENTS, num_classes=2)
+    with pytest.raises(ValueError, match=message):
+        covfree.fit(covfree.fedcof(), FEATURES, LABELS, CLIENTS, num_classes=2)
+    covfree.check(FEATURES, LABELS, CLIENTS, num_classes=3)
+
+
+def test_what_is_sound_passes():
+    covfree.check(*federations.make(0))  # padding holds NaN, of either kind
+    covfree.check(FEATURES, LABELS)
+    covfree.check(FEATURES[:0], LABELS[:0], CLIENTS[:0])
+    covfree.check(jnp.asarray(FEATURES, jnp.bfloat16), jnp.asarray(LABELS), jnp.asarray(CLIENTS))
+    covfree.check(FEATURES.tolist(), LABELS.tolist(), CLIENTS.tolist())
+    covfree.check(FEATURES, LABELS.astype(np.uint8), CLIENTS.astype(np.int8))
+    # Large but finite: sums of them are not.
+    covfree.check(np.full((2, 3), 3e38, np.float32), np.zeros(2, int))
+    covfree.check(np.full((2, 3), 1.5e308), np.zeros(2, int))
+    covfree.check(np.full((2, 3), 65504, np.float16), np.zeros(2, int))
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+def test_every_float_type_is_looked_at(dtype):
+    features = jnp.asarray(spoiled(np.nan), dtype)
+    with pytest.raises(ValueError, match=r"features: row 2 .* nan at position 1"):
+        covfree.check(features, LABELS)
+
+
+def test_under_jit_structure_alone_is_checked():
+    @jax.jit
+    def run(features, labels):
+        covfree.check(features, labels)
+        return features
+
+    run(spoiled(np.nan), LABELS)
+    with pytest.raises(ValueError, match=r"labels: expected shape \[4\]"):
+        run(FEATURES, LABELS[:2])
+
+
+# Rows
+
+MEAN, COUNT, LABEL = FEATURES, np.array([3, 1, 0, 2]), np.array([0, 2, -1, 1])
+ROW_CASES = [
+    (
+        "NaN",
+        (spoiled(np.nan, 1), COUNT, LABEL),
+        ValueError,
+        r"mean: row 1 \(class 2\) holds nan at position 1; expected finite",
+    ),
+    ("infinite", (spoiled(-np.inf, 0), COUNT, LABEL), ValueError, r"mean: row 0 \(class 0\) holds -inf"),
+    (
+        "negative count",
+        (MEAN, np.array([3, -1, 0, 2]), LABEL),
+        ValueError,
+        "count: row 1 has count -1; expected finite numbers of at least 0",
+    ),
+    ("NaN count", (MEAN, np.array([3, np.nan, 0, 2]), LABEL), ValueError, "count: row 1 has count nan"),
+    ("infinite count", (MEAN, np.array([3, 1, 0, np.inf]), LABEL), ValueError, "count: row 3 has count inf"),
+    (
+        "label past the end",
+        (MEAN, COUNT, np.array([0, 3, -1, 1])),
+        ValueError,
+        "label: row 1 has label 3; expected labels below num_classes = 3",
+    ),
+    ("integer mean", (MEAN.astype(int), COUNT, LABEL), TypeError, "mean: expected floats, got int64"),
+    ("boolean count", (MEAN, COUNT > 0, LABEL), TypeError, "count: expected numbers, got bool"),
+    ("float label", (MEAN, COUNT, LABEL * 1.0), TypeError, "label: expected integers, got float64"),
+    ("cube", (MEAN[None], COUNT, LABEL), ValueError, r"mean: expected shape \[rows, dim\], got \[1, 4, 2\]"),
+    (
+        "few counts",
+        (MEAN, COUNT[:2], LABEL),
+        ValueError,
+        r"count: expected shape \[4\] as mean has, got \[2\]",
+    ),
+    (
+        "few labels",
+        (MEAN, COUNT, LABEL[:2]),
+        ValueError,
+        r"label: expected shape \[4\] as mean has, got \[2\]",
+    ),
+]
+
+
+@pytest.mark.usefixtures("untyped")
+@pytest.mark.parametrize(
+    ("arrays", "error", "message"), [c[1:] for c in ROW_CASES], ids=[c[0] for c in ROW_CASES]
+)
+def test_check_rows(arrays, error, message):
+    with pytest.raises(error, match=message):
+        covfree.check_rows(covfree.Rows(*arrays), num_classes=3)
+
+
+def test_sound_rows_pass():
+    rows = covfree.Rows(MEAN, COUNT, LABEL)
+    covfree.check_rows(rows, num_classes=3, dim=2)
+    covfree.check_rows(covfree.Rows(spoiled(np.nan, 2), COUNT, LABEL), num_classes=3)  # padding
+    covfree.check_rows(covfree.Rows(jnp.asarray(MEAN, jnp.bfloat16), COUNT * 0.5, LABEL), num_classes=3)
+    with pytest.raises(ValueError, match=r"mean: expected shape \[rows, 5\], got \[4, 2\]"):
+        covfree.check_rows(rows, num_classes=3, dim=5)

@@ -1,0 +1,83 @@
+"""The package as a whole: what it exports and what importing it costs."""
+
+import inspect
+import statistics
+import subprocess
+import sys
+import types
+
+import pytest
+
+import covfree
+
+HEAVY = [
+    "flax",
+    "optax",
+    "sklearn",
+    "matplotlib",
+    "typer",
+    "rich",
+    "safetensors",
+    "pandas",
+    "scipy.stats",
+    "flwr",
+]
+EXPORTS = sorted(
+    name
+    for name, value in vars(covfree).items()
+    if not name.startswith("_") and getattr(value, "__module__", value.__name__).startswith("covfree")
+)
+
+
+def run(code: str) -> str:
+    """What a fresh interpreter prints."""
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], check=True, capture_output=True, text=True, timeout=120
+    ).stdout.strip()
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_exports_have_docstrings(name):
+    export = getattr(covfree, name)
+    assert inspect.getdoc(export), f"covfree.{name} has no docstring"
+    if inspect.isclass(export):
+        for member, value in vars(export).items():
+            if not member.startswith("_") and isinstance(value, (types.FunctionType, property, classmethod)):
+                assert inspect.getdoc(value), f"covfree.{name}.{member} has no docstring"
+    if isinstance(export, types.ModuleType):
+        for member, value in vars(export).items():
+            ours = getattr(value, "__module__", "").startswith("covfree")
+            if not member.startswith("_") and ours and (inspect.isclass(value) or inspect.isfunction(value)):
+                assert inspect.getdoc(value), f"covfree.{name}.{member} has no docstring"
+
+
+def test_version_is_that_of_the_metadata():
+    from importlib.metadata import version
+
+    assert covfree.__version__ == version("covfree")
+
+
+def test_import_pulls_in_nothing_heavy():
+    code = (
+        "import sys, jax; before = set(sys.modules); import covfree; "
+        f"print([m for m in {HEAVY} if m in set(sys.modules) - before])"
+    )
+    assert run(code) == "[]"
+
+
+def test_import_starts_no_device_and_sets_no_option():
+    code = (
+        "import jax; before = dict(jax.config.values); import covfree; from jax._src import xla_bridge; "
+        "print(bool(xla_bridge._backends), dict(jax.config.values) == before)"
+    )
+    assert run(code) == "False True"
+
+
+def test_import_costs_little_more_than_jax():
+    # In one process, so that jax's own cost and the machine's load cancel; the median of several.
+    code = (
+        "import time, jax, jax.numpy; start = time.perf_counter(); import covfree; "
+        "print(time.perf_counter() - start)"
+    )
+    run(code)  # writes the byte code
+    assert statistics.median(float(run(code)) for _ in range(7)) <= 0.2
