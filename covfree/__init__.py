@@ -4,6 +4,7 @@ Clients share a few statistics of features from a frozen pre-trained backbone, o
 into a linear classifier in closed form. Start with `fit`, `fedcof` and `estimate_covariance`.
 """
 
+from covfree import data as data
 from covfree import federation as federation
 from covfree import linalg as linalg
 from covfree import methods as methods
@@ -18,6 +19,7 @@ from covfree.engine import accumulate as accumulate
 from covfree.engine import evaluate as evaluate
 from covfree.engine import fit as fit
 from covfree.engine import inspect_rows as inspect_rows
+from covfree.engine import solve_message as solve_message
 from covfree.engine import solve_rows as solve_rows
 from covfree.engine import solve_totals as solve_totals
 from covfree.engine import summarise as summarise
@@ -38,7 +40,7 @@ from covfree.estimators import within_scatter as within_scatter
 from covfree.heads import lda_head as lda_head
 from covfree.heads import ncm_head as ncm_head
 from covfree.heads import ridge_head as ridge_head
-from covfree.messages import Message as Message
+from covfree.messages import Collected as Collected
 from covfree.messages import client_message as client_message
 from covfree.messages import collect as collect
 from covfree.methods import Method as Method
@@ -54,6 +56,7 @@ from covfree.statistics import count_rows as count_rows
 from covfree.statistics import gram as gram
 from covfree.statistics import subset_class_means as subset_class_means
 from covfree.types import LinearHead as LinearHead
+from covfree.types import Message as Message
 from covfree.types import Moments as Moments
 from covfree.types import Rows as Rows
 

@@ -7,11 +7,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from covfree.messages import Message
 from covfree.methods import Method
 from covfree.methods.method import MessageKind
 from covfree.statistics import count_rows
-from covfree.types import AnyArray
+from covfree.types import AnyArray, Message
 
 FLOAT_BYTES = 4
 
@@ -52,7 +51,7 @@ def formula_bytes(message: MessageKind, *, rows: int, clients: int, dim: int) ->
     >>> formula_bytes("rows", rows=2870, clients=100, dim=1280) / 1e6
     14.6944
     """
-    matrices = {"rows": 0, "gram": clients, "covariances": rows}
+    matrices = {"rows": 0, "gram": clients, "scatter": clients, "covariances": rows}
     if message not in matrices:
         raise ValueError(f"message: expected one of {', '.join(matrices)}, got {message!r}")
     return FLOAT_BYTES * (rows * dim + matrices[message] * dim * dim)
@@ -70,8 +69,8 @@ def message_bytes(message: Message) -> Upload:
     """
     kept = (np.asarray(message.rows.count) > 0) & (np.asarray(message.rows.label) >= 0)
     statistics = message.rows.mean[kept].nbytes
-    if message.gram is not None:
-        statistics += message.gram.nbytes
+    if message.matrix is not None:
+        statistics += message.matrix.nbytes
     if message.covariances is not None:
         statistics += message.covariances[kept].nbytes
     return Upload(statistics, 8 * int(kept.sum()))

@@ -52,24 +52,55 @@ class Rows:
     def from_means(
         cls, means: Float[AnyArray, "*batch classes dim"], counts: Num[AnyArray, "*batch classes"]
     ) -> Rows:
-        """Flatten dense class means, e.g. ``[clients, classes, dim]`` from a ``vmap``, to rows.
+        """Flatten dense class means to rows.
 
         Args:
-            means: class means; the second last axis is the class, the first of more axes the client.
+            means: ``[classes, dim]`` of one client, or ``[clients, classes, dim]`` of several, as ``vmap``
+                gives them. For means of subsets, see `from_subset_means`.
             counts: their counts; 0 where a client lacks the class (such a row is padding).
 
         Returns:
             Rows, one for each entry of ``counts``.
 
+        Raises:
+            ValueError: if there are other axes than these.
+
         >>> import jax.numpy as jnp
         >>> Rows.from_means(jnp.ones((5, 3, 2)), jnp.ones((5, 3))).mean.shape
         (15, 2)
         """
-        shape = counts.shape
-        label = jnp.broadcast_to(jnp.arange(shape[-1], dtype=jnp.int32), shape).reshape(-1)
+        return cls.from_subset_means(jnp.expand_dims(means, -2), jnp.expand_dims(counts, -1))
+
+    @classmethod
+    def from_subset_means(
+        cls,
+        means: Float[AnyArray, "*batch classes subsets dim"],
+        counts: Num[AnyArray, "*batch classes subsets"],
+    ) -> Rows:
+        """Flatten means of subsets, ``[classes, subsets, dim]`` or with an axis of clients before, to rows.
+
+        Args:
+            means: from `subset_class_means`, of one client or under ``vmap`` of several.
+            counts: their counts; 0 where a subset is not used.
+
+        Returns:
+            Rows, one for each entry of ``counts``; with the client's index if there is an axis of clients.
+
+        Raises:
+            ValueError: if there are other axes than these.
+        """
+        shape = jnp.shape(counts)
+        if len(shape) not in (2, 3) or jnp.shape(means)[:-1] != shape:
+            # In the terms of `from_means`, whose callers are more.
+            raise ValueError(
+                "means: expected [classes, dim] or [clients, classes, dim] (and subsets before dim in "
+                f"from_subset_means) with counts to match, got {list(jnp.shape(means))} and {list(shape)}"
+            )
+        label = jnp.broadcast_to(jnp.arange(shape[-2], dtype=jnp.int32)[:, None], shape[-2:])
+        label = jnp.broadcast_to(label.reshape((1,) * (len(shape) - 2) + label.shape), shape).reshape(-1)
         client = None
-        if len(shape) > 1:
-            client = jnp.repeat(jnp.arange(shape[0], dtype=jnp.int32), label.size // shape[0])
+        if len(shape) == 3:
+            client = jnp.repeat(jnp.arange(shape[0], dtype=jnp.int32), shape[1] * shape[2])
         return cls(means.reshape(-1, means.shape[-1]), counts.reshape(-1), label, client)
 
     @classmethod
@@ -128,6 +159,23 @@ class Moments:
     def spread_degrees(self) -> Float[Array, ""]:
         """Σ_c (K_c − 1) over the present classes: degrees of freedom behind the scatter between rows."""
         return jnp.maximum(self.rows - 1, 0).sum().astype(self.total.dtype)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Message:
+    """What one client sends, or what several send together.
+
+    Attributes:
+        rows: class means and counts of the classes that the client holds.
+        matrix: Fed3R's F Fᵀ (its class sums are the means times their counts), or without between-class
+            scatter the scatter of the client's examples about its own class means. Adds up over clients.
+        covariances: the oracle's unbiased covariance of each row's examples, 0 with fewer than 2.
+    """
+
+    rows: Rows
+    matrix: Float[AnyArray, "dim dim"] | None = None
+    covariances: Float[AnyArray, "rows dim dim"] | None = None
 
 
 class LinearHead(NamedTuple):

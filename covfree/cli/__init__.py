@@ -24,6 +24,5 @@ def main() -> None:
         code = run(sys.argv[1:])
     except KeyboardInterrupt:
         code = 130
-    if code == 130:
         print("covfree: interrupted", file=sys.stderr)
     sys.exit(code)

@@ -174,7 +174,8 @@ def run(arguments: list[str]) -> int:
             raise
         code = getattr(error, "exit_code", 2)
         return _error(message(), code) if message() else code
-    return code if isinstance(code, int) else 0
+    # The parser turns an interrupt into this code without a word.
+    return _error("interrupted", 130) if code == 130 else code or 0
 
 
 def _error(message: str, code: int) -> int:

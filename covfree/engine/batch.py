@@ -13,8 +13,9 @@ from jaxtyping import Array, Float, Int
 
 from covfree import linalg
 from covfree.checks import check
+from covfree.estimators import first_moments
 from covfree.methods import Factor, Method
-from covfree.types import AnyArray, LinearHead, Moments, PRNGKey, Rows, is_traced
+from covfree.types import AnyArray, LinearHead, Message, PRNGKey, Rows, is_traced
 
 
 @partial(jax.jit, static_argnames="num_classes")
@@ -73,6 +74,33 @@ def solve_rows(method: Method, rows: Rows, *, num_classes: int) -> LinearHead:
     return method.solve(*accumulate(method, rows, num_classes=num_classes))
 
 
+@partial(jax.jit, static_argnames="num_classes")
+def solve_message(method: Method, message: Message, *, num_classes: int) -> LinearHead:
+    """The head from what clients sent: the server's side of a real federation.
+
+    Args:
+        method: the method that the clients used for `client_message`.
+        message: the messages in one, from `collect`.
+        num_classes: C, static.
+
+    Returns:
+        The head; equal, within rounding, to that of `fit` on the clients' examples.
+
+    Raises:
+        ValueError: if the message lacks what the method sends.
+
+    >>> import covfree, jax.numpy as jnp
+    >>> method = covfree.fed3r()
+    >>> sent = covfree.client_message(method, jnp.eye(2), jnp.array([0, 1]), num_classes=2)
+    >>> received = covfree.collect({"a": sent, "b": sent}, num_classes=2).message
+    >>> solve_message(method, received, num_classes=2).weight.tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
+    if method.merge is None:
+        return method.solve(*accumulate(method, message.rows, num_classes=num_classes))
+    return method.solve(*method.merge(method.params, message, num_classes))
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RowsReport:
@@ -107,7 +135,7 @@ def inspect_rows(method: Method, rows: Rows, *, num_classes: int) -> RowsReport:
         num_classes: C, static.
     """
     totals = accumulate(method, rows, num_classes=num_classes)
-    moments = next(t for t in jax.tree.leaves(totals, is_leaf=_is_moments) if _is_moments(t))
+    moments = first_moments(rows, num_classes)
     system = None
     if method.system is not None:
         system = linalg.diagnose(linalg.factorise(method.system(method.params, *totals)))
@@ -119,10 +147,6 @@ def inspect_rows(method: Method, rows: Rows, *, num_classes: int) -> RowsReport:
         degrees=moments.spread_degrees,
         system=system,
     )
-
-
-def _is_moments(node: Any) -> bool:
-    return isinstance(node, Moments)
 
 
 def _bucket(rows: int) -> int:
@@ -196,6 +220,8 @@ def fit(
     >>> head(features).argmax(-1)
     Array([0, 0, 1, 1], dtype=int32)
     """
+    if num_classes is not None and num_classes < 1:
+        raise ValueError(f"num_classes: expected at least 1, got {num_classes}")
     check(features, labels, clients, num_classes=num_classes)
     if num_classes is None:
         if is_traced(labels):
@@ -203,8 +229,6 @@ def fit(
         num_classes = int(np.max(labels, initial=-1)) + 1
         if num_classes < 1:
             raise ValueError("labels: expected at least one label of 0 or above, got none")
-    elif num_classes < 1:
-        raise ValueError(f"num_classes: expected at least 1, got {num_classes}")
     features, labels, clients = (jnp.asarray(x) for x in (features, labels, clients))
     rows = summarise(method, features, labels, clients, key=key)
     return solve_rows(method, rows, num_classes=num_classes)

@@ -105,9 +105,8 @@ def aggregate_covariances(
     """
     rows = Rows(means, counts, jnp.zeros(counts.shape, jnp.int32))
     moments = first_moments(rows, 1)
-    valid = counts > 0
-    count = jnp.where(valid, counts, 0).astype(means.dtype)
-    centred = jnp.where(valid[:, None], means - moments.mean, 0) * jnp.sqrt(count)[:, None]
+    centred = centred_rows(rows, moments, jnp.ones_like(moments.total[:, 0]))
+    count = jnp.where(counts > 0, counts, 0).astype(centred.dtype)
     inner = jnp.where((counts > 1)[:, None, None], covariances, 0)
     degrees = jnp.maximum(count - 1, 0)
     scatter = jnp.tensordot(degrees, inner, 1, precision=jax.lax.Precision.HIGHEST)

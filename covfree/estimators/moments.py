@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, Float
 
+from covfree.sums import group_sums
 from covfree.types import Moments, Rows
 
 
 def valid_rows(rows: Rows, num_classes: int) -> Bool[Array, " rows"]:
-    """Rows that count: a count above 0 and a label in [0, num_classes)."""
-    count, label = jnp.asarray(rows.count), jnp.asarray(rows.label)
-    return (count > 0) & (label >= 0) & (label < num_classes)
+    """Rows that count: a count above 0 and a label in [0, num_classes).
+
+    Raises:
+        ValueError: if the rows' arrays are not [rows, dim], [rows] and [rows].
+    """
+    mean, count, label = jnp.shape(rows.mean), jnp.shape(rows.count), jnp.shape(rows.label)
+    if len(mean) != 2 or count != mean[:1] or label != mean[:1]:
+        raise ValueError(
+            f"rows: expected mean [rows, dim], count [rows] and label [rows], got {list(mean)}, "
+            f"{list(count)} and {list(label)}"
+        )
+    counts, labels = jnp.asarray(rows.count), jnp.asarray(rows.label)
+    return (counts > 0) & (labels >= 0) & (labels < num_classes)
+
+
+def row_means(rows: Rows, valid: Bool[Array, " rows"]) -> Float[Array, "rows dim"]:
+    """Means in at least float32, 0 in padding rows, which may hold NaN."""
+    dtype = jnp.promote_types(jnp.result_type(rows.mean), jnp.float32)
+    return jnp.where(valid[:, None], rows.mean, 0).astype(dtype)
 
 
 def first_moments(rows: Rows, num_classes: int) -> Moments:
@@ -33,11 +52,15 @@ def first_moments(rows: Rows, num_classes: int) -> Moments:
     """
     valid = valid_rows(rows, num_classes)
     label = jnp.where(valid, rows.label, num_classes)
-    count = jnp.where(valid, rows.count, 0)
-    # Masked before it is multiplied: padding may hold NaN.
-    weighted = jnp.where(valid[:, None], rows.mean, 0) * count.astype(rows.mean.dtype)[:, None]
-    return Moments(
-        count=jax.ops.segment_sum(count, label, num_classes),
-        rows=jax.ops.segment_sum(valid.astype(jnp.int32), label, num_classes),
-        total=jax.ops.segment_sum(weighted, label, num_classes),
-    )
+    total, count = group_sums(row_means(rows, valid), jnp.where(valid, rows.count, 0), label, num_classes)
+    present_rows = jax.ops.segment_sum(valid.astype(jnp.int32), label, num_classes)
+    return Moments(count=count, rows=present_rows, total=total)
+
+
+def example_moments(rows: Rows, num_classes: int) -> Moments:
+    """Moments of the examples behind class means: as `first_moments` of the examples, but for rounding.
+
+    For sums that clients evaluated over their examples: each example, not each mean, was an observation.
+    """
+    moments = first_moments(rows, num_classes)
+    return replace(moments, rows=jnp.asarray(moments.count).astype(jnp.int32))

@@ -44,6 +44,11 @@ class Shrinkage:
     rule: Rule = field(metadata={"static": True})
     statistics: Callable[[Float[Array, "rows dim"]], Any] = field(default=_nothing, metadata={"static": True})
 
+    @property
+    def needs_rows(self) -> bool:
+        """Whether the rule must know something of single rows."""
+        return self.statistics is not _nothing
+
     def apply(
         self, covariance: Scatter, moments: Moments, weight: Float[Array, " classes"], statistics: Any
     ) -> Scatter:

@@ -43,6 +43,7 @@ def lda_head(
         count = moments.count.astype(mean.dtype)
         log_prior = _safe_log(count) - _safe_log(count.sum())
     else:
+        priors = jnp.asarray(priors)
         if priors.shape != moments.count.shape:
             raise ValueError(f"priors: expected shape {moments.count.shape}, got {priors.shape}")
         log_prior = jnp.log(priors) - jnp.log(priors.sum())

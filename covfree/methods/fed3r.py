@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
+
 from covfree.checks import check_strength
 from covfree.estimators import first_moments, gram_factor, total_gram, within_factor
+from covfree.estimators.moments import example_moments
+from covfree.estimators.scatter import centred_rows
 from covfree.heads import ridge_head
 from covfree.linalg import Scatter
 from covfree.methods.fedncm import moments_phase
-from covfree.methods.method import Examples, Factor, Method
-from covfree.types import LinearHead, Moments, Rows, Scalar
+from covfree.methods.method import Examples, Factor, Method, sent_matrix
+from covfree.types import LinearHead, Message, Moments, Rows, Scalar
 
 
 def _gram_phase(params: Scalar, totals: tuple[()], rows: Rows, num_classes: int) -> tuple[Moments, Factor]:
@@ -23,6 +27,11 @@ def _gram_head(ridge: Scalar, system: Scatter, totals: tuple[Moments, Scatter]) 
     return ridge_head(system, totals[0])
 
 
+def _gram_merge(ridge: Scalar, message: Message, num_classes: int) -> tuple[tuple[Moments, Scatter]]:
+    matrix = sent_matrix(message.matrix, "matrix")
+    return ((example_moments(message.rows, num_classes), Scatter.from_matrix(matrix)),)
+
+
 def _within_phase(params: Scalar, totals: tuple[Moments], rows: Rows, num_classes: int) -> Factor:
     return Factor(within_factor(rows, totals[0]))
 
@@ -35,6 +44,14 @@ def _within_head(ridge: Scalar, system: Scatter, moments: Moments, within: Scatt
     return ridge_head(system, moments)
 
 
+def _within_merge(ridge: Scalar, message: Message, num_classes: int) -> tuple[Moments, Scatter]:
+    """Scatter about the clients' own means, and of those about the global ones: nothing cancels."""
+    moments = example_moments(message.rows, num_classes)
+    between_clients = centred_rows(message.rows, moments, jnp.ones_like(moments.total[:, 0]))
+    matrix = sent_matrix(message.matrix, "matrix")
+    return moments, Scatter.from_matrix(matrix).with_factor(between_clients)
+
+
 def fed3r(ridge: Scalar = 1.0, between_class: bool = True) -> Method:
     """Fed3R: clients send their Gram matrix F Fᵀ and class sums, the server solves ridge regression.
 
@@ -44,9 +61,9 @@ def fed3r(ridge: Scalar = 1.0, between_class: bool = True) -> Method:
     Args:
         ridge: λ, at least 0.
         between_class: False leaves the scatter between classes out of the Gram matrix, as FedCOF does.
-            The clients then centre their examples at the global class means, in a second round (same
-            bytes up; the means come down in between): F Fᵀ − Σ_c N_c μ_c μ_cᵀ is the same in one round but
-            cancels in float32 where the mean is large against the spread.
+            Clients then send the scatter of their examples about their own class means, at the same
+            bytes: F Fᵀ − Σ_c N_c μ_c μ_cᵀ would give the same from F Fᵀ, but cancels in float32 where the
+            mean is large against the spread.
 
     Raises:
         ValueError: if ``ridge`` is negative or not finite.
@@ -56,6 +73,9 @@ def fed3r(ridge: Scalar = 1.0, between_class: bool = True) -> Method:
     """
     check_strength("ridge", ridge)
     if between_class:
-        return Method(ridge, "fed3r", Examples(), (_gram_phase,), _gram_system, _gram_head, "gram")
+        phases = (_gram_phase,)
+        return Method(ridge, "fed3r", Examples(), phases, _gram_system, _gram_head, "gram", _gram_merge)
     phases = (moments_phase, _within_phase)
-    return Method(ridge, "fed3r-within", Examples(), phases, _within_system, _within_head, "gram")
+    return Method(
+        ridge, "fed3r-within", Examples(), phases, _within_system, _within_head, "scatter", _within_merge
+    )

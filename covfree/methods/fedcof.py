@@ -6,17 +6,36 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from covfree.estimators import Weighting, total_gram
+from covfree.estimators.moments import example_moments, valid_rows
 from covfree.estimators.scatter import centred_rows, class_weights
 from covfree.estimators.shrinkage import Shrinkage, as_shrinkage
 from covfree.heads import lda_head, ridge_head
 from covfree.linalg import Scatter
 from covfree.methods.fedncm import moments_phase
-from covfree.methods.method import ClassMeans, Examples, Factor, Method, Summary
-from covfree.types import LinearHead, Moments, Rows, Scalar
+from covfree.methods.method import ClassMeans, Examples, Factor, Method, Summary, sent_matrix
+from covfree.types import LinearHead, Message, Moments, Rows, Scalar
+
+
+def _oracle_merge(
+    shrinkage: Shrinkage, message: Message, num_classes: int
+) -> tuple[Moments, tuple[Scatter, Any]]:
+    """Eq. 24 summed over classes: scatter inside the clients, and of their means about the global ones."""
+    rows, covariances = message.rows, sent_matrix(message.covariances, "covariances")
+    if shrinkage.needs_rows:
+        raise ValueError("shrinkage: the rule looks at single rows, which class covariances do not hold")
+    moments = example_moments(rows, num_classes)
+    total = jnp.maximum(moments.within_degrees, 1)
+    count = jnp.where(valid_rows(rows, num_classes), rows.count, 0).astype(moments.total.dtype)
+    inner = jnp.where((count > 1)[:, None, None], covariances, 0)
+    scatter = jnp.tensordot(jnp.maximum(count - 1, 0) / total, inner, 1, precision=jax.lax.Precision.HIGHEST)
+    between_clients = centred_rows(rows, moments, jnp.full(num_classes, 1 / total))
+    return moments, (Scatter.from_matrix(scatter).with_factor(between_clients), None)
+
 
 # A function takes the shrunk within-class covariance and the moments.
 Head: TypeAlias = Literal["lda", "ridge"] | Callable[[Scatter, Moments], LinearHead]
@@ -108,7 +127,7 @@ def fedcof_oracle(shrinkage: Scalar | str | Shrinkage = "auto", head: Head = "ld
 
     Source: FedCOF (Goswami et al. 2024), section 5 and eq. 24.
     """
-    return _fedcof("fedcof-oracle", Examples(), shrinkage, "per_class", head, "covariances")
+    return _fedcof("fedcof-oracle", Examples(), shrinkage, "per_class", head, "covariances", _oracle_merge)
 
 
 def _fedcof(
@@ -118,6 +137,7 @@ def _fedcof(
     weighting: Weighting,
     head: Head,
     message: Literal["rows", "covariances"],
+    merge: Callable[[Any, Message, int], tuple[Any, ...]] | None = None,
 ) -> Method:
     if weighting not in get_args(Weighting):
         raise ValueError(f"weighting: expected one of {get_args(Weighting)}, got {weighting!r}")
@@ -132,4 +152,5 @@ def _fedcof(
         system=_System(weighting, ridge=head == "ridge"),
         head=_Head(function),
         message=message,
+        merge=merge,
     )

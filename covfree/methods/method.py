@@ -14,13 +14,14 @@ from jaxtyping import Array, Float
 from covfree.linalg import Scatter
 from covfree.statistics import class_means, client_rows, count_rows, subset_class_means
 from covfree.statistics.groups import accumulation_dtype, as_examples, check_positive
-from covfree.types import LinearHead, Rows
+from covfree.types import AnyArray, LinearHead, Message, Rows
 
 # (params, totals of the earlier phases, some rows, num_classes) to terms that add up over rows.
 Phase: TypeAlias = Callable[[Any, tuple[Any, ...], Rows, int], Any]
 
-# What leaves a client: its rows; its moments and Gram matrix; or its class means and covariances.
-MessageKind: TypeAlias = Literal["rows", "gram", "covariances"]
+# What leaves a client: its rows; its class means with its Gram matrix, or with its scatter about them; or
+# its class means with a covariance each.
+MessageKind: TypeAlias = Literal["rows", "gram", "scatter", "covariances"]
 
 
 @jax.tree_util.register_dataclass
@@ -74,7 +75,7 @@ class ClassMeans:
         if key is None:
             raise ValueError("key: expected a PRNG key as num_subsets > 1 deals examples at random, got None")
         means, counts = subset_class_means(features, labels, num_classes, self.num_subsets, key=key)
-        return Rows.from_means(means.swapaxes(0, 1), counts.T)
+        return Rows.from_subset_means(means, counts)
 
     def count(self, labels: np.ndarray, clients: np.ndarray) -> int:
         """Number of client-class(-subset) groups."""
@@ -120,6 +121,13 @@ class Examples:
         )
 
 
+def sent_matrix(matrix: AnyArray | None, name: str) -> AnyArray:
+    """Take a part of a message, or raise where the clients did not send it."""
+    if matrix is None:
+        raise ValueError(f"message: expected a {name} beside the rows, as the method sends it; got none")
+    return matrix
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Method:
@@ -132,11 +140,12 @@ class Method:
         params: the numbers (and shrinkage rules) that may be swept.
         name: the method's name.
         summary: how examples become rows.
-        phases: sums over rows, each given the totals of those before it. Where the message is no rows, the
-            phases are evaluated by the clients, and a phase is a round of communication.
+        phases: sums over rows, each given the totals of those before it.
         system: ``(params, *totals) -> Scatter``, the regularised matrix that the head solves with; or None.
         head: ``(params, system, *totals) -> LinearHead``.
         message: what leaves a client.
+        merge: ``(params, message, num_classes) -> totals``, the same totals from what clients sent, where
+            that is more than rows; None where the server runs the phases over the rows.
     """
 
     params: Any
@@ -146,6 +155,9 @@ class Method:
     system: Callable[..., Scatter] | None = field(metadata={"static": True})
     head: Callable[..., LinearHead] = field(metadata={"static": True})
     message: MessageKind = field(metadata={"static": True})
+    merge: Callable[[Any, Message, int], tuple[Any, ...]] | None = field(
+        default=None, metadata={"static": True}
+    )
 
     def solve(self, *totals: Any) -> LinearHead:
         """The head from the totals of all phases."""

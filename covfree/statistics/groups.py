@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from covfree.sums import group_sums
 from covfree.types import AnyArray, PRNGKey
 
 
@@ -23,11 +24,9 @@ def sum_groups(
         Sums in `accumulation_dtype` and counts.
     """
     kept = (group >= 0) & (group < num_groups)
-    # Padding may hold anything, NaN too; it goes to no group, but XLA may still add it as 0 times itself.
+    # Padding may hold anything, NaN too.
     values = jnp.where(kept[:, None], features, 0).astype(accumulation_dtype(features))
-    sums = jax.ops.segment_sum(values, jnp.where(kept, group, num_groups), num_groups)
-    counts = jax.ops.segment_sum(kept.astype(jnp.int32), jnp.where(kept, group, num_groups), num_groups)
-    return sums, counts
+    return group_sums(values, kept.astype(jnp.int32), jnp.where(kept, group, num_groups), num_groups)
 
 
 def means_of(sums: Float[Array, "groups dim"], counts: Int[Array, " groups"]) -> Float[Array, "groups dim"]:

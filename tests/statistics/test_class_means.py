@@ -188,8 +188,8 @@ def test_client_numbers_may_have_gaps():
     assert covfree.count_rows(federation.labels, wide) == number
     first = covfree.client_rows(*map(FLOAT32.array, federation), num_rows=number)
     second = covfree.client_rows(*map(FLOAT32.array, federation._replace(clients=wide)), num_rows=number)
-    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
-        np.testing.assert_array_equal(a, b)
+    for field in ("mean", "count", "label"):
+        np.testing.assert_array_equal(getattr(first, field), getattr(second, field))
 
 
 @pytest.mark.usefixtures("untyped")
