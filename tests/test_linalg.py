@@ -373,11 +373,28 @@ def test_product_is_in_full_precision():
     assert_close(linalg.product(x, x), exact @ exact, 1e-6)
 
 
-def test_every_product_of_the_solve_is_in_full_precision():
+def products(value):
+    """Precisions of all products in a jaxpr, however deep."""
+    if hasattr(value, "eqns"):
+        for equation in value.eqns:
+            if equation.primitive.name == "dot_general":
+                yield equation.params["precision"]
+            for inner in jax.tree.leaves(
+                list(equation.params.values()), is_leaf=lambda x: hasattr(x, "jaxpr")
+            ):
+                yield from products(getattr(inner, "jaxpr", inner))
+
+
+@pytest.mark.usefixtures("untyped")  # tracing puts descriptions of arrays into the records
+@pytest.mark.parametrize("head", ["lda", "ridge"])
+@pytest.mark.parametrize("shrinkage", ["auto", 0.3])
+@pytest.mark.parametrize("dim", [4, 30])
+def test_every_product_of_a_solve_is_in_full_precision(head, shrinkage, dim):
     # On accelerators the default precision keeps three digits.
-    rows = covfree.Rows(jnp.ones((9, 4)), jnp.ones(9), jnp.zeros(9, jnp.int32))
-    for method in (covfree.fedcof(), covfree.fed3r(), covfree.fed3r(between_class=False)):
-        text = str(jax.make_jaxpr(lambda r, m=method: covfree.solve_rows(m, r, num_classes=2))(rows))
-        assert text.count("dot_general") == text.count(
-            "precision=(Precision.HIGHEST, Precision.HIGHEST)"
-        ) or ("precision=None" not in text)
+    rows = covfree.Rows(jnp.ones((9, dim)), jnp.ones(9), jnp.zeros(9, jnp.int32))
+    method = covfree.fedcof(shrinkage=shrinkage, head=head)
+    jaxpr = jax.make_jaxpr(lambda rows: covfree.solve_rows(method, rows, num_classes=2))(rows)
+    found = list(products(jaxpr.jaxpr))
+    assert found
+    highest = jax.lax.Precision.HIGHEST
+    assert all(precision in (highest, (highest, highest)) for precision in found), found
