@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Integer
 
 from covfree.methods import Method
 from covfree.methods.method import MessageKind
@@ -77,7 +77,11 @@ def message_bytes(message: Message) -> Upload:
 
 
 def upload(
-    method: Method, labels: Int[AnyArray, " examples"], clients: Int[AnyArray, " examples"], *, dim: int
+    method: Method,
+    labels: Integer[AnyArray, " examples"],
+    clients: Integer[AnyArray, " examples"],
+    *,
+    dim: int,
 ) -> Upload:
     """Bytes that all clients of a federation send, without making their messages.
 

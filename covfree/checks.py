@@ -123,14 +123,23 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
         )
 
 
-def check_strength(name: str, value: Any) -> Any:
-    """Return a number that scales a regulariser, or raise unless it is finite and at least 0.
+def check_positive(name: str, value: int) -> None:
+    """Raise unless a static size is an integer of at least 1."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name}: expected an integer of at least 1, got {value!r}")
+    if value.__index__() < 1:
+        raise ValueError(f"{name}: expected an integer of at least 1, got {value!r}")
 
-    Traced and array values are taken as they are: they may be swept.
+
+def check_strength(name: str, value: Any) -> Any:
+    """Return a number that scales a regulariser, or raise unless it is one, finite and at least 0.
+
+    A traced number is taken as it is: it may be swept.
     """
-    if isinstance(value, bool) or not (isinstance(value, (int, float)) or hasattr(value, "dtype")):
+    number = isinstance(value, (int, float)) or (hasattr(value, "dtype") and np.ndim(value) == 0)
+    if not number or isinstance(value, bool) or not np.issubdtype(_dtype(value), np.number):
         raise TypeError(f"{name}: expected a number, got {value!r}")
-    if isinstance(value, (int, float)) and not (math.isfinite(value) and value >= 0):
+    if not is_traced(value) and not (math.isfinite(value) and value >= 0):
         raise ValueError(f"{name}: expected a finite number of at least 0, got {value!r}")
     return value
 
@@ -151,7 +160,8 @@ def _place(row: int, clients: np.ndarray | None) -> str:
 def _first_non_finite(values: np.ndarray, used: np.ndarray) -> tuple[int, int] | None:
     # A row's sum is finite unless it holds a NaN or an infinity (or overflows, which the second look
     # tells): one pass without a mask of the features' size.
-    sums = values.sum(1, dtype=np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        sums = values.sum(1, dtype=np.float64)
     for row in np.flatnonzero(~np.isfinite(sums) & used):
         wrong = ~np.isfinite(values[row].astype(np.float64))
         if wrong.any():

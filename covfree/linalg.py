@@ -20,7 +20,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.lax import linalg as lax_linalg
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Integer
 
 from covfree.types import AnyArray, Scalar
 
@@ -134,8 +134,8 @@ class Diagnostics(NamedTuple):
             ½ and 2; NaN where it broke down.
     """
 
-    route: Int[Array, ""]
-    rank: Int[Array, ""]
+    route: Integer[Array, ""]
+    rank: Integer[Array, ""]
     condition: Float[Array, ""]
     smallest_pivot: Float[Array, ""]
 
@@ -158,6 +158,7 @@ class Factorisation(NamedTuple):
     smallest_pivot: Float[Array, ""]
 
 
+@jax.jit
 def factorise(matrix: Float[AnyArray, "dim dim"] | Scatter) -> Factorisation:
     """Factorise a positive semi-definite matrix for `solve`.
 
@@ -179,8 +180,13 @@ def factorise(matrix: Float[AnyArray, "dim dim"] | Scatter) -> Factorisation:
     scale = jnp.ldexp(jnp.ones_like(diagonal), exponent)
     cholesky = lax_linalg.cholesky(core * scale[:, None] * scale[None, :], symmetrize_input=False)
     smallest = jnp.square(jnp.diagonal(cholesky)).min(initial=jnp.inf)
+    eps = jnp.finfo(core.dtype).eps
     # NaN pivots compare False, so they count as a breakdown too.
-    sound = smallest > _PIVOT_NOISE * jnp.finfo(core.dtype).eps
+    sound = smallest > _PIVOT_NOISE * eps
+    if scatter.factored:
+        # The Woodbury identity divides by the shift. Without one the solution of minimum norm is asked for,
+        # which squares the condition and so wants eigenvalues.
+        sound &= scatter.shift > 0
 
     def eigen() -> tuple[jax.Array, jax.Array]:
         values, vectors = jnp.linalg.eigh(core)
@@ -191,6 +197,7 @@ def factorise(matrix: Float[AnyArray, "dim dim"] | Scatter) -> Factorisation:
     return Factorisation(scatter, basis, diagonal, ~sound, smallest)
 
 
+@jax.jit
 def solve(factorisation: Factorisation, right: Float[Array, "dim columns"]) -> Float[Array, "dim columns"]:
     """Solve A X = B, with minimum norm where A is singular to working precision.
 
@@ -200,6 +207,9 @@ def solve(factorisation: Factorisation, right: Float[Array, "dim columns"]) -> F
         factorisation: A, from `factorise`.
         right: B.
 
+    Raises:
+        ValueError: if B does not fit A.
+
     Returns:
         X. Equivalent to ``scipy.linalg.solve(A, B, assume_a="pos")``, or to
         ``scipy.linalg.pinvh(A) @ B`` where A is singular.
@@ -208,12 +218,18 @@ def solve(factorisation: Factorisation, right: Float[Array, "dim columns"]) -> F
     >>> solve(factorise(jnp.array([[4.0, 0.0], [0.0, 0.0]])), jnp.ones((2, 1))).T
     Array([[0.25, 0.  ]], dtype=float32)
     """
+    if right.ndim != 2 or right.shape[0] != factorisation.scatter.dim:
+        raise ValueError(
+            f"right: expected [dim, columns] with dim {factorisation.scatter.dim}, the size of the matrix, "
+            f"got {list(right.shape)}"
+        )
     apply = _apply_dual if factorisation.scatter.factored else _apply
     return jax.lax.custom_linear_solve(
         factorisation.scatter.times, right, lambda _, b: apply(factorisation, b), symmetric=True
     )
 
 
+@jax.jit
 def diagnose(factorisation: Factorisation) -> Diagnostics:
     """Say which route a factorisation took, and how near to singular the matrix is.
 
@@ -226,6 +242,8 @@ def diagnose(factorisation: Factorisation) -> Diagnostics:
     hidden = scatter.dim - core.shape[0]  # eigenvalues of A that its dual lacks: all equal to the shift
     kept = jnp.where(factorisation.deficient, values > cut, True)
     hidden_kept = jnp.logical_and(~factorisation.deficient, hidden > 0)
+    # An eigenvalue below eps·λ_max is known to be no larger, not more; eigvalsh may even give it a minus.
+    values = jnp.maximum(values, jnp.finfo(values.dtype).eps * values.max(initial=0))
     smallest = jnp.where(kept, values, jnp.inf).min(initial=jnp.inf)
     smallest = jnp.where(hidden_kept, jnp.minimum(smallest, scatter.shift), smallest)
     some = jnp.isfinite(smallest)
@@ -264,8 +282,8 @@ def _apply_dual(
     """Solve (YᵀY + s I) X = B by the system YYᵀ + s I of size rows.
 
     Woodbury: X = (B − Yᵀ (YYᵀ + s I)⁻¹ Y B) / s. The difference cancels where s is small, which one
-    step of iterative refinement repairs. If YYᵀ + s I is singular to working precision, s counts for
-    nothing and the minimum-norm solution is Yᵀ (YYᵀ)⁺ (YYᵀ)⁺ Y B.
+    step of iterative refinement repairs. If s = 0, or YYᵀ + s I is singular to working precision, s counts
+    for nothing and the minimum-norm solution is Yᵀ (YYᵀ)⁺ (YYᵀ)⁺ Y B.
     """
     factor, shift = factorisation.scatter.value, factorisation.scatter.shift
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 
 from covfree.checks import check, check_rows
 from covfree.estimators import first_moments, within_scatter
@@ -23,7 +23,7 @@ from covfree.types import AnyArray, Message, PRNGKey, Rows
 def client_message(
     method: Method,
     features: Float[AnyArray, "examples dim"],
-    labels: Int[AnyArray, " examples"],
+    labels: Integer[AnyArray, " examples"],
     *,
     num_classes: int,
     key: PRNGKey | None = None,

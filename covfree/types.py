@@ -13,7 +13,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key, Num, Real, UInt32
+from jaxtyping import Array, Float, Integer, Key, Num, Real, UInt32
 
 # What a caller may pass where an array is wanted; what comes back is always a jax.Array.
 AnyArray: TypeAlias = jax.Array | np.ndarray
@@ -45,8 +45,8 @@ class Rows:
 
     mean: Float[AnyArray, "rows dim"]
     count: Num[AnyArray, " rows"]
-    label: Int[AnyArray, " rows"]
-    client: Int[AnyArray, " rows"] | None = None
+    label: Integer[AnyArray, " rows"]
+    client: Integer[AnyArray, " rows"] | None = None
 
     @classmethod
     def from_means(
@@ -107,8 +107,8 @@ class Rows:
     def from_examples(
         cls,
         features: Float[AnyArray, "examples dim"],
-        labels: Int[AnyArray, " examples"],
-        clients: Int[AnyArray, " examples"] | None = None,
+        labels: Integer[AnyArray, " examples"],
+        clients: Integer[AnyArray, " examples"] | None = None,
     ) -> Rows:
         """View raw examples as rows of count 1.
 
@@ -130,7 +130,7 @@ class Moments:
     """
 
     count: Num[Array, " classes"]
-    rows: Int[Array, " classes"]
+    rows: Integer[Array, " classes"]
     total: Float[Array, "classes dim"]
 
     @property
@@ -219,7 +219,7 @@ class LinearHead(NamedTuple):
         from safetensors.flax import load_file
 
         tensors = load_file(path)
-        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        shapes = {name: f"{tensor.dtype}{list(tensor.shape)}" for name, tensor in tensors.items()}
         weight, bias = tensors.get("weight"), tensors.get("bias")
         if (
             len(tensors) != 2
@@ -227,9 +227,10 @@ class LinearHead(NamedTuple):
             or bias is None
             or weight.ndim != 2
             or bias.shape != weight.shape[1:]
+            or not all(jnp.issubdtype(tensor.dtype, jnp.floating) for tensor in (weight, bias))
         ):
             raise ValueError(
-                f"path: {path} is not a linear head: expected tensors weight [dim, classes] and "
+                f"path: {path} is not a linear head: expected floats weight [dim, classes] and "
                 f"bias [classes], got {shapes}"
             )
         return cls(weight, bias)

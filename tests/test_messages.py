@@ -1,5 +1,7 @@
 """What clients send, and the server's door: a bad message is set aside and named, the others count."""
 
+import dataclasses
+
 import federations
 import jax
 import numpy as np
@@ -11,7 +13,7 @@ from precision import FLOAT32, assert_heads_close
 import covfree
 from covfree.methods import registry
 
-ROWS_METHODS = [name for name, entry in registry().items() if entry.make().message == "rows"]
+METHODS = list(registry())
 
 
 def ragged(seed: int = 0):
@@ -52,10 +54,12 @@ def test_contents(name):
         mine = (clients == client) & (labels >= 0)
         x, y = features[mine], labels[mine]
         assert_rows_are_the_class_means(message.rows, x, y)
-        assert (message.gram is not None) == (method.message == "gram")
+        assert (message.matrix is not None) == (method.message in ("gram", "scatter"))
         assert (message.covariances is not None) == (method.message == "covariances")
-        if message.gram is not None:
-            FLOAT32.assert_close(message.gram, oracle.gram(x, y, CLASSES)[0])
+        if method.message == "gram":
+            FLOAT32.assert_close(message.matrix, oracle.gram(x, y, CLASSES)[0])
+        if method.message == "scatter":
+            FLOAT32.assert_close(message.matrix, oracle.exact_within_scatter(x, y, CLASSES))
         if message.covariances is not None:
             covariances = oracle.class_covariances(x, y, CLASSES)
             FLOAT32.assert_close(message.covariances, covariances[np.asarray(message.rows.label)])
@@ -108,8 +112,8 @@ def test_a_client_with_one_example(name):
     assert message.rows.label.tolist() == [4]
     assert message.rows.count.tolist() == [1]
     np.testing.assert_array_equal(message.rows.mean, 2)
-    if message.gram is not None:
-        np.testing.assert_array_equal(message.gram, 4)
+    if message.matrix is not None:
+        np.testing.assert_array_equal(message.matrix, 4 if name == "fed3r" else 0)
     if message.covariances is not None:
         np.testing.assert_array_equal(message.covariances, 0)
 
@@ -130,7 +134,7 @@ def test_messages_are_in_float32_and_in_float64_only_where_enabled(precision):
     message = covfree.client_message(
         covfree.fed3r(), precision.array(features[mine]), labels[mine], num_classes=CLASSES
     )
-    assert message.rows.mean.dtype == message.gram.dtype == precision.dtype
+    assert message.rows.mean.dtype == message.matrix.dtype == precision.dtype
 
 
 @pytest.mark.parametrize(
@@ -152,57 +156,61 @@ def test_a_client_is_told_what_is_wrong(untyped, features, labels, error, text):
 # From messages to a head
 
 
-@pytest.mark.parametrize("name", ROWS_METHODS)
+@pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_solving_messages_is_fitting_the_examples(name, seed):
     method, (features, labels, clients) = registry()[name].make(), ragged(seed)
-    messages = {client: message.rows for client, message in send(method, seed).items()}
+    messages = send(method, seed)
     collected = covfree.collect(messages, num_classes=CLASSES)
     assert collected.rejected == {}
-    head = covfree.solve_rows(method, collected.rows, num_classes=CLASSES)
+    head = covfree.solve_message(method, collected.message, num_classes=CLASSES)
     expected = covfree.fit(method, features, labels, clients, num_classes=CLASSES)
     assert_heads_close(head, expected, FLOAT32.tolerance * 10)
 
 
-@pytest.mark.parametrize("name", ROWS_METHODS)
+@pytest.mark.parametrize("name", METHODS)
 def test_the_order_of_clients_does_not_matter(name):
     method = registry()[name].make()
-    messages = {client: message.rows for client, message in send(method).items()}
+    messages = send(method)
     messages["broken"] = spoil(messages[13], mean=np.nan)
     forth = covfree.collect(messages, num_classes=CLASSES)
     back = covfree.collect(dict(reversed(messages.items())), num_classes=CLASSES)
     assert forth.rejected == back.rejected
     assert_heads_close(
-        covfree.solve_rows(method, forth.rows, num_classes=CLASSES),
-        covfree.solve_rows(method, back.rows, num_classes=CLASSES),
+        covfree.solve_message(method, forth.message, num_classes=CLASSES),
+        covfree.solve_message(method, back.message, num_classes=CLASSES),
         FLOAT32.tolerance,
     )
 
 
 def test_rows_are_in_the_order_of_the_clients():
-    messages = {client: message.rows for client, message in send(covfree.fedcof()).items()}
-    rows = covfree.collect(messages, num_classes=CLASSES).rows
-    np.testing.assert_array_equal(rows.mean, np.concatenate([np.asarray(m.mean) for m in messages.values()]))
-    np.testing.assert_array_equal(rows.count, np.concatenate([m.count for m in messages.values()]))
-    np.testing.assert_array_equal(rows.label, np.concatenate([m.label for m in messages.values()]))
+    messages = send(covfree.fedcof())
+    rows = covfree.collect(messages, num_classes=CLASSES).message.rows
+    np.testing.assert_array_equal(
+        rows.mean, np.concatenate([np.asarray(m.rows.mean) for m in messages.values()])
+    )
+    np.testing.assert_array_equal(rows.count, np.concatenate([m.rows.count for m in messages.values()]))
+    np.testing.assert_array_equal(rows.label, np.concatenate([m.rows.label for m in messages.values()]))
 
 
 # The server's door
 
 
-def rows(mean=((1.0, 2.0), (3.0, 4.0)), count=(3, 5), label=(0, 2), **dtypes) -> covfree.Rows:
+def rows(mean=((1, 2), (3, 4)), count=(3, 5), label=(0, 2), **dtypes) -> covfree.Message:
     """Sound by default: two classes of three, d = 2."""
-    return covfree.Rows(
-        np.array(mean, dtypes.get("mean_dtype", np.float32)),
-        np.array(count, dtypes.get("count_dtype", np.int32)),
-        np.array(label, dtypes.get("label_dtype", np.int32)),
+    return covfree.Message(
+        covfree.Rows(
+            np.array(mean, dtypes.get("mean_dtype", np.float32)),
+            np.array(count, dtypes.get("count_dtype", np.int32)),
+            np.array(label, dtypes.get("label_dtype", np.int32)),
+        )
     )
 
 
-def spoil(message: covfree.Rows, *, mean: float) -> covfree.Rows:
-    wrong = np.array(message.mean)
+def spoil(message: covfree.Message, *, mean: float) -> covfree.Message:
+    wrong = np.array(message.rows.mean)
     wrong[0, 1] = mean
-    return covfree.Rows(wrong, message.count, message.label)
+    return dataclasses.replace(message, rows=dataclasses.replace(message.rows, mean=wrong))
 
 
 BAD = {
@@ -248,28 +256,28 @@ def test_a_bad_message_is_set_aside_and_the_others_count(untyped, wrong, reason)
     collected = covfree.collect(messages, num_classes=3)
     assert set(collected.rejected) == {"bad"}
     assert collected.rejected["bad"].startswith(reason)
-    np.testing.assert_array_equal(collected.rows.mean, np.concatenate([good.mean, good.mean]))
-    np.testing.assert_array_equal(collected.rows.count, [3, 5, 3, 5])
-    np.testing.assert_array_equal(collected.rows.label, [0, 2, 0, 2])
+    np.testing.assert_array_equal(collected.message.rows.mean, np.concatenate([good.rows.mean] * 2))
+    np.testing.assert_array_equal(collected.message.rows.count, [3, 5, 3, 5])
+    np.testing.assert_array_equal(collected.message.rows.label, [0, 2, 0, 2])
 
 
 @pytest.mark.parametrize("wrong", [None, {"mean": 1}, 3.0], ids=str)
 def test_what_is_no_message_at_all_is_set_aside(untyped, wrong):
     collected = covfree.collect({"bad": wrong, "good": rows()}, num_classes=3)
     assert set(collected.rejected) == {"bad"}
-    np.testing.assert_array_equal(collected.rows.count, [3, 5])
+    np.testing.assert_array_equal(collected.message.rows.count, [3, 5])
 
 
 def test_many_bad_messages_at_once(untyped):
     """Every one is named with its own reason, and what is left is solved as if they had never come."""
-    good = {client: message.rows for client, message in send(covfree.fedcof()).items()}
+    good = send(covfree.fedcof())
     bad = {f"bad {i}": rows(**wrong) for i, (wrong, _) in enumerate(BAD.values())}
     pairs = [*good.items(), *bad.items()]
     mixed = dict(pairs[i] for i in np.random.default_rng(0).permutation(len(pairs)))
     collected = covfree.collect(mixed, num_classes=CLASSES, dim=DIM)
     assert set(collected.rejected) == set(bad)
     head, expected = (
-        covfree.solve_rows(covfree.fedcof(), x.rows, num_classes=CLASSES)
+        covfree.solve_message(covfree.fedcof(), x.message, num_classes=CLASSES)
         for x in (collected, covfree.collect(good, num_classes=CLASSES))
     )
     assert_heads_close(head, expected, FLOAT32.tolerance)
@@ -282,9 +290,9 @@ def test_counts_must_sum_to_what_was_announced(announced, sound):
     if sound:
         assert collected.rejected == {}
     else:
-        reason = f"count: counts sum to 8; expected the {announced} examples that were announced"
+        reason = f"count: counts sum to 8; expected the {announced} examples announced"
         assert collected.rejected == {"a": reason}
-        np.testing.assert_array_equal(collected.rows.count, [3, 5])
+        np.testing.assert_array_equal(collected.message.rows.count, [3, 5])
 
 
 def test_padding_rows_do_not_count_towards_the_sum_nor_need_be_finite():
@@ -320,12 +328,12 @@ def test_a_message_without_rows_is_sound():
     """A client without examples takes part and adds nothing."""
     collected = covfree.collect({"none": rows(np.zeros((0, 2)), (), ()), "a": rows()}, num_classes=3)
     assert collected.rejected == {}
-    np.testing.assert_array_equal(collected.rows.count, [3, 5])
+    np.testing.assert_array_equal(collected.message.rows.count, [3, 5])
 
 
 def test_all_bad_raises_and_names_the_first_reasons():
     messages = {name: spoil(rows(), mean=np.nan) for name in ("a", "b", "c", "d")}
-    with pytest.raises(ValueError, match="expected at least one sound message, got none of 4") as error:
+    with pytest.raises(ValueError, match="expected a sound message, got none among 4") as error:
         covfree.collect(messages, num_classes=3)
     text = str(error.value)
     assert text.startswith("messages:")
@@ -334,5 +342,43 @@ def test_all_bad_raises_and_names_the_first_reasons():
 
 
 def test_no_message_raises():
-    with pytest.raises(ValueError, match="got none of 0"):
+    with pytest.raises(ValueError, match="got none among 0"):
         covfree.collect({}, num_classes=3)
+
+
+# Matrices beside the rows
+
+
+@pytest.mark.parametrize(
+    ("matrices", "reason"),
+    [
+        ({"matrix": np.ones((3, 3), np.float32)}, "matrix: expected shape [2, 2], got [3, 3]"),
+        (
+            {"matrix": np.full((2, 2), np.nan, np.float32)},
+            "matrix: holds nan at (0, 0); expected finite numbers",
+        ),
+        (
+            {"covariances": np.ones((1, 2, 2), np.float32)},
+            "covariances: expected shape [2, 2, 2], got [1, 2, 2]",
+        ),
+    ],
+    ids=["shape", "nan", "one covariance too few"],
+)
+def test_a_bad_matrix_is_set_aside(untyped, matrices, reason):
+    good = dataclasses.replace(rows(), matrix=np.eye(2, dtype=np.float32))
+    collected = covfree.collect({"bad": dataclasses.replace(rows(), **matrices), "good": good}, num_classes=3)
+    assert collected.rejected == {"bad": reason}
+    np.testing.assert_array_equal(collected.message.matrix, np.eye(2))
+
+
+@pytest.mark.parametrize(("name", "part"), [("fed3r", "matrix"), ("fedcof-oracle", "covariances")])
+def test_a_message_of_another_method(name, part):
+    with pytest.raises(ValueError, match=f"message: expected a {part} beside the rows"):
+        covfree.solve_message(registry()[name].make(), rows(), num_classes=3)
+
+
+def test_a_rule_that_looks_at_rows_needs_them():
+    method = covfree.fedcof_oracle(shrinkage=covfree.ledoit_wolf())
+    message = covfree.collect(send(method), num_classes=CLASSES).message
+    with pytest.raises(ValueError, match="shrinkage: the rule looks at single rows"):
+        covfree.solve_message(method, message, num_classes=CLASSES)

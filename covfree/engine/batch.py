@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Integer
 
 from covfree import linalg
 from covfree.checks import check
@@ -115,10 +115,10 @@ class RowsReport:
         system: how the method's linear system was solved; None for a method that solves none.
     """
 
-    rows: Int[Array, " classes"]
+    rows: Integer[Array, " classes"]
     count: Array
-    absent: Int[Array, ""]
-    without_spread: Int[Array, ""]
+    absent: Integer[Array, ""]
+    without_spread: Integer[Array, ""]
     degrees: Float[Array, ""]
     system: linalg.Diagnostics | None
 
@@ -155,11 +155,19 @@ def _bucket(rows: int) -> int:
     return max(1, -(-rows // step) * step)
 
 
+def _small_ids(clients: AnyArray) -> AnyArray:
+    """Number clients anew, on the host, if their ids are beyond int32, which is all that jax may hold."""
+    ids = np.asarray(clients)
+    if ids.size == 0 or (ids.max() <= np.iinfo(np.int32).max and ids.min() >= np.iinfo(np.int32).min):
+        return clients
+    return np.where(ids >= 0, np.unique(ids, return_inverse=True)[1].reshape(ids.shape), -1).astype(np.int32)
+
+
 def summarise(
     method: Method,
     features: Float[AnyArray, "examples dim"],
-    labels: Int[AnyArray, " examples"],
-    clients: Int[AnyArray, " examples"],
+    labels: Integer[AnyArray, " examples"],
+    clients: Integer[AnyArray, " examples"],
     *,
     key: PRNGKey | None = None,
 ) -> Rows:
@@ -179,6 +187,7 @@ def summarise(
     if is_traced(labels, clients):
         num_rows = max(1, labels.shape[0])
     else:
+        clients = _small_ids(clients)
         num_rows = _bucket(method.summary.count(np.asarray(labels), np.asarray(clients)))
     return _summarise(method, features, labels, clients, key, num_rows)
 
@@ -229,14 +238,15 @@ def fit(
         num_classes = int(np.max(labels, initial=-1)) + 1
         if num_classes < 1:
             raise ValueError("labels: expected at least one label of 0 or above, got none")
-    features, labels, clients = (jnp.asarray(x) for x in (features, labels, clients))
-    rows = summarise(method, features, labels, clients, key=key)
+    # Clients stay as they came: jax may not hold their ids.
+    clients = clients if isinstance(clients, jax.Array) else np.asarray(clients)
+    rows = summarise(method, jnp.asarray(features), jnp.asarray(labels), clients, key=key)
     return solve_rows(method, rows, num_classes=num_classes)
 
 
 @jax.jit
 def evaluate(
-    head: LinearHead, features: Float[AnyArray, "examples dim"], labels: Int[AnyArray, " examples"]
+    head: LinearHead, features: Float[AnyArray, "examples dim"], labels: Integer[AnyArray, " examples"]
 ) -> Float[Array, ""]:
     """Share of the examples whose class the head predicts, in [0, 1].
 
@@ -248,5 +258,7 @@ def evaluate(
     Returns:
         The accuracy; NaN if there is no example.
     """
-    right = (head(features.astype(head.weight.dtype)).argmax(-1) == labels) & (labels >= 0)
+    scores = head(features.astype(head.weight.dtype))
+    # A head that saw no class at all predicts none, though the largest of equal scores is the first.
+    right = (scores.argmax(-1) == labels) & (scores.max(-1) > -jnp.inf) & (labels >= 0)
     return right.sum() / (labels >= 0).sum()

@@ -1,6 +1,6 @@
 """The server's side: rows in, scatter and covariance out."""
 
-from covfree.estimators.automatic import automatic as automatic
+from covfree.estimators.auto import automatic as automatic
 from covfree.estimators.covariance import aggregate_covariances as aggregate_covariances
 from covfree.estimators.covariance import estimate_covariance as estimate_covariance
 from covfree.estimators.covariance import estimate_covariances as estimate_covariances

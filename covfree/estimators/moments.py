@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Integer, Num
 
+from covfree.checks import check_positive
 from covfree.sums import group_sums
 from covfree.types import Moments, Rows
 
@@ -17,15 +18,34 @@ def valid_rows(rows: Rows, num_classes: int) -> Bool[Array, " rows"]:
 
     Raises:
         ValueError: if the rows' arrays are not [rows, dim], [rows] and [rows].
+        TypeError: if means are no floats or labels no integers.
     """
-    mean, count, label = jnp.shape(rows.mean), jnp.shape(rows.count), jnp.shape(rows.label)
-    if len(mean) != 2 or count != mean[:1] or label != mean[:1]:
-        raise ValueError(
-            f"rows: expected mean [rows, dim], count [rows] and label [rows], got {list(mean)}, "
-            f"{list(count)} and {list(label)}"
-        )
-    counts, labels = jnp.asarray(rows.count), jnp.asarray(rows.label)
+    shape = jnp.shape(rows.mean)
+    if len(shape) != 2:
+        raise ValueError(f"mean: expected shape [rows, dim], got {list(shape)}")
+    for name, array in (("count", rows.count), ("label", rows.label)):
+        if jnp.shape(array) != shape[:1]:
+            raise ValueError(f"{name}: expected shape [{shape[0]}] as mean has, got {list(jnp.shape(array))}")
+    for name, array, kind, expected in (
+        ("mean", rows.mean, jnp.floating, "floats"),
+        ("label", rows.label, jnp.integer, "integers"),
+    ):
+        if not jnp.issubdtype(jnp.result_type(array), kind):
+            raise TypeError(f"{name}: expected {expected}, got {jnp.result_type(array)}")
+    counts, labels = jnp.asarray(rows.count), row_labels(rows)
     return (counts > 0) & (labels >= 0) & (labels < num_classes)
+
+
+def row_labels(rows: Rows) -> Integer[Array, " rows"]:
+    """Labels as int32: a small type might not hold the number of classes."""
+    return jnp.asarray(rows.label).astype(jnp.int32)
+
+
+def row_counts(rows: Rows, valid: Bool[Array, " rows"]) -> Num[Array, " rows"]:
+    """Counts in a type that holds their sums, int32 or at least float32; 0 in padding rows."""
+    dtype = jnp.result_type(rows.count)
+    wide = jnp.int32 if jnp.issubdtype(dtype, jnp.integer) else jnp.float32
+    return jnp.where(valid, rows.count, 0).astype(jnp.promote_types(dtype, wide))
 
 
 def row_means(rows: Rows, valid: Bool[Array, " rows"]) -> Float[Array, "rows dim"]:
@@ -44,15 +64,20 @@ def first_moments(rows: Rows, num_classes: int) -> Moments:
     Returns:
         N_c, K_c and Σ_r n_r x_r. Integer counts are summed as integers, exactly.
 
+    Raises:
+        ValueError: if shapes do not fit, or ``num_classes`` is below 1.
+        TypeError: if means are no floats or labels no integers.
+
     >>> import jax.numpy as jnp
     >>> rows = Rows(jnp.array([[1.0], [4.0]]), jnp.array([2, 1]), jnp.array([0, 0]))
     >>> moments = first_moments(rows, num_classes=2)
     >>> moments.mean.ravel().tolist(), moments.count.tolist(), moments.rows.tolist()
     ([2.0, 0.0], [3, 0], [2, 0])
     """
+    check_positive("num_classes", num_classes)
     valid = valid_rows(rows, num_classes)
-    label = jnp.where(valid, rows.label, num_classes)
-    total, count = group_sums(row_means(rows, valid), jnp.where(valid, rows.count, 0), label, num_classes)
+    label = jnp.where(valid, row_labels(rows), num_classes)
+    total, count = group_sums(row_means(rows, valid), row_counts(rows, valid), label, num_classes)
     present_rows = jax.ops.segment_sum(valid.astype(jnp.int32), label, num_classes)
     return Moments(count=count, rows=present_rows, total=total)
 

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias, get_args
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from covfree.estimators.moments import row_means, valid_rows
+from covfree.estimators.moments import row_counts, row_labels, row_means, valid_rows
 from covfree.linalg import Scatter, as_scatter, product
 from covfree.types import AnyArray, Moments, Rows
 
@@ -52,14 +52,14 @@ def centred_rows(
 ) -> Float[Array, "rows dim"]:
     """Rows √(w_c n_r) (x_r − μ_c), 0 where the row is padding."""
     valid = valid_rows(rows, class_weight.shape[0])
-    label = jnp.where(valid, rows.label, 0)
+    label = jnp.where(valid, row_labels(rows), 0)
     mean, centre = row_means(rows, valid), jnp.where(valid[:, None], moments.mean[label], 0)
     # Centring before squaring: E[xxᵀ] − μμᵀ would cancel where the mean is large against the spread.
     centred = mean - centre
     # What is left of equal rows is the rounding of their mean, which no scale-free rule must take for spread.
     noise = _ROUNDING * jnp.finfo(mean.dtype).eps * jnp.abs(centre)
     centred = jnp.where(jnp.abs(centred) > noise, centred, 0)
-    weight = jnp.where(valid, class_weight[label] * jnp.asarray(rows.count).astype(mean.dtype), 0)
+    weight = class_weight[label] * row_counts(rows, valid).astype(mean.dtype)
     # The inner `where` keeps the derivative of the root at 0 from being infinite.
     scale = jnp.where(weight > 0, jnp.sqrt(jnp.where(weight > 0, weight, 1)), 0)
     return centred * scale[:, None]
@@ -69,7 +69,7 @@ def gram_factor(rows: Rows, num_classes: int) -> Float[Array, "rows dim"]:
     """Rows √n_r x_r, 0 where the row is padding: on raw examples, the factor F of Fed3R's F Fᵀ."""
     valid = valid_rows(rows, num_classes)
     mean = row_means(rows, valid)
-    return mean * jnp.sqrt(jnp.where(valid, rows.count, 0).astype(mean.dtype))[:, None]
+    return mean * jnp.sqrt(row_counts(rows, valid).astype(mean.dtype))[:, None]
 
 
 def within_factor(

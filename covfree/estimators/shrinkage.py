@@ -77,7 +77,7 @@ def as_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
         if shrinkage != "auto":
             raise ValueError(f"shrinkage: expected a number, 'auto' or a rule, got {shrinkage!r}")
         # Not at the top: that module needs this one's record.
-        from covfree.estimators.automatic import automatic
+        from covfree.estimators.auto import automatic
 
         return automatic()
     return identity(shrinkage)
@@ -109,9 +109,10 @@ def relative(gamma: Scalar) -> Shrinkage:
     return Shrinkage(check_strength("gamma", gamma), _relative)
 
 
-def _convex(weight: jax.Array, covariance: Scatter) -> tuple[jax.Array, jax.Array]:
-    """(1 − ρ) Σ̂ + ρ·tr(Σ̂)/d·I with ρ cut to [0, 1]; ρ = 1 where it is undefined (nothing was observed)."""
-    weight = jnp.where(jnp.isfinite(weight), jnp.clip(weight, 0, 1), 1)
+def _convex(numerator: jax.Array, denominator: jax.Array, covariance: Scatter) -> tuple[jax.Array, jax.Array]:
+    """(1 − ρ) Σ̂ + ρ·tr(Σ̂)/d·I with ρ the ratio cut to [0, 1]; 1 where it is undefined: nothing was seen."""
+    known = denominator > 0
+    weight = jnp.where(known, jnp.clip(numerator / jnp.where(known, denominator, 1), 0, 1), 1)
     return 1 - weight, weight * _mean_variance(covariance)
 
 
@@ -124,7 +125,8 @@ def _oas(strength, covariance, moments, weight, statistics):
     # Both terms over d², as in scikit-learn, so that they stay of order one.
     square = _square_norm(covariance) / dim**2
     mean_square = jnp.square(_mean_variance(covariance))
-    return _convex((square + mean_square) / ((degrees + 1) * (square - mean_square / dim)), covariance)
+    numerator, excess = square + mean_square, square - mean_square / dim
+    return _convex(numerator, jnp.where(degrees > 0, degrees + 1, 0) * excess, covariance)
 
 
 def oas() -> Shrinkage:
@@ -146,10 +148,10 @@ def _fourth_moment(factor: Float[Array, "rows dim"]) -> Float[Array, ""]:
 def _ledoit_wolf(strength, covariance, moments, weight, statistics):
     dim, degrees = covariance.dim, spread_degrees(moments, weight)
     square = _square_norm(covariance)
-    # Rows z_r = √ν y_r would be the observations; Σ ‖z‖⁴/ν² = Σ ‖y‖⁴.
-    noise = statistics - square / jnp.where(degrees > 0, degrees, jnp.nan)
+    # With z_r = √ν y_r as observations, Σ ‖z‖⁴/ν² = Σ ‖y‖⁴.
+    noise = statistics - square / jnp.where(degrees > 0, degrees, 1)
     spread = square - dim * jnp.square(_mean_variance(covariance))
-    return _convex(jnp.minimum(noise, spread) / spread, covariance)
+    return _convex(noise, jnp.where(degrees > 0, spread, 0), covariance)
 
 
 def ledoit_wolf() -> Shrinkage:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from covfree.types import LinearHead, Moments
+from covfree.linalg import Scatter, as_scatter
+from covfree.types import AnyArray, LinearHead, Moments
 
 
 def unit_columns(weight: Float[Array, "dim classes"]) -> Float[Array, "dim classes"]:
@@ -17,6 +18,15 @@ def unit_columns(weight: Float[Array, "dim classes"]) -> Float[Array, "dim class
     weight = weight / jnp.where(largest > 0, largest, 1)
     square = jnp.sum(jnp.square(weight), axis=0, keepdims=True)
     return weight / jnp.sqrt(jnp.where(square > 0, square, 1))
+
+
+def fitting(name: str, matrix: Float[AnyArray, "dim dim"] | Scatter, moments: Moments) -> Scatter:
+    """Take a matrix of the size of the class means, or raise naming it."""
+    scatter = as_scatter(matrix)
+    dim = moments.total.shape[1]
+    if scatter.dim != dim:
+        raise ValueError(f"{name}: expected size {dim}, that of the class means, got {scatter.dim}")
+    return scatter
 
 
 def head_for_present(

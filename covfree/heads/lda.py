@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from covfree.heads.columns import head_for_present
+from covfree.heads.columns import fitting, head_for_present
 from covfree.linalg import Scatter, factorise, solve
 from covfree.types import AnyArray, LinearHead, Moments
 
@@ -28,6 +28,9 @@ def lda_head(
         The head; its scores are log-posteriors up to a constant, so that a softmax gives probabilities.
         A class without examples (or with prior 0) has bias −∞.
 
+    Raises:
+        ValueError: if Σ and the moments differ in size, or ``priors`` has another shape than [classes].
+
     Source: Fisher (1936); Hastie, Tibshirani and Friedman, The Elements of Statistical Learning, eq. 4.10.
     Equivalent to ``sklearn.discriminant_analysis.LinearDiscriminantAnalysis(solver="lsqr")``.
 
@@ -38,7 +41,7 @@ def lda_head(
     ([2.0, 0.0], [-2.0, 0.0])
     """
     mean = moments.mean
-    weight = solve(factorise(covariance), mean.T)
+    weight = solve(factorise(fitting("covariance", covariance, moments)), mean.T)
     if priors is None:
         count = moments.count.astype(mean.dtype)
         log_prior = _safe_log(count) - _safe_log(count.sum())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from covfree.heads.columns import head_for_present, unit_columns
-from covfree.linalg import Scatter, as_scatter, factorise, solve
+from covfree.heads.columns import fitting, head_for_present, unit_columns
+from covfree.linalg import Scatter, factorise, solve
 from covfree.types import AnyArray, LinearHead, Moments, Scalar
 
 
@@ -24,6 +24,9 @@ def ridge_head(
     Returns:
         The head, without bias (−∞ for an absent class).
 
+    Raises:
+        ValueError: if G and the moments differ in size.
+
     Source: Fed3R (Fanì et al. 2024), eq. 4 and 7; FedCOF (Goswami et al. 2024), Alg. 1.
 
     >>> import jax.numpy as jnp
@@ -32,5 +35,5 @@ def ridge_head(
     Array([[1., 0.],
            [0., 1.]], dtype=float32)
     """
-    weight = unit_columns(solve(factorise(as_scatter(gram).shifted(ridge)), moments.total.T))
+    weight = unit_columns(solve(factorise(fitting("gram", gram, moments).shifted(ridge)), moments.total.T))
     return head_for_present(weight, jnp.zeros_like(weight[0]), moments)

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from covfree.checks import check_positive
 from covfree.linalg import Scatter
 from covfree.statistics import class_means, client_rows, count_rows, subset_class_means
-from covfree.statistics.groups import accumulation_dtype, as_examples, check_positive
+from covfree.statistics.groups import accumulation_dtype, as_examples
 from covfree.types import AnyArray, LinearHead, Message, Rows
 
 # (params, totals of the earlier phases, some rows, num_classes) to terms that add up over rows.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Integer
 
 from covfree.linalg import product
 from covfree.statistics.groups import accumulation_dtype, as_examples
@@ -13,7 +13,7 @@ from covfree.types import AnyArray
 
 
 def class_covariances(
-    features: Float[AnyArray, "examples dim"], labels: Int[AnyArray, " examples"], num_classes: int
+    features: Float[AnyArray, "examples dim"], labels: Integer[AnyArray, " examples"], num_classes: int
 ) -> Float[Array, "classes dim dim"]:
     """Unbiased sample covariance of each class, for one client.
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Integer
 
+from covfree.checks import check_positive
 from covfree.linalg import product
-from covfree.statistics.groups import accumulation_dtype, as_examples, check_positive, sum_groups
+from covfree.statistics.groups import accumulation_dtype, as_examples, sum_groups
 from covfree.types import AnyArray
 
 
@@ -26,11 +27,11 @@ class GramStatistics:
 
     gram: Float[Array, "dim dim"]
     class_sum: Float[Array, "classes dim"]
-    count: Int[Array, " classes"]
+    count: Integer[Array, " classes"]
 
 
 def gram(
-    features: Float[AnyArray, "examples dim"], labels: Int[AnyArray, " examples"], num_classes: int
+    features: Float[AnyArray, "examples dim"], labels: Integer[AnyArray, " examples"], num_classes: int
 ) -> GramStatistics:
     """Gram matrix F Fᵀ, class sums and counts of one client.
 

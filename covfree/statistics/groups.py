@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Integer
 
 from covfree.sums import group_sums
 from covfree.types import AnyArray, PRNGKey
@@ -16,8 +16,8 @@ def accumulation_dtype(features: AnyArray) -> jnp.dtype:
 
 
 def sum_groups(
-    features: Float[Array, "examples dim"], group: Int[Array, " examples"], num_groups: int
-) -> tuple[Float[Array, "groups dim"], Int[Array, " groups"]]:
+    features: Float[Array, "examples dim"], group: Integer[Array, " examples"], num_groups: int
+) -> tuple[Float[Array, "groups dim"], Integer[Array, " groups"]]:
     """Sum features and count examples by group; a group below 0 is padding.
 
     Returns:
@@ -29,17 +29,19 @@ def sum_groups(
     return group_sums(values, kept.astype(jnp.int32), jnp.where(kept, group, num_groups), num_groups)
 
 
-def means_of(sums: Float[Array, "groups dim"], counts: Int[Array, " groups"]) -> Float[Array, "groups dim"]:
+def means_of(
+    sums: Float[Array, "groups dim"], counts: Integer[Array, " groups"]
+) -> Float[Array, "groups dim"]:
     """Divide sums by counts; the mean of nothing is 0."""
     return sums / jnp.maximum(counts, 1)[:, None].astype(sums.dtype)
 
 
 def subset_groups(
-    keys: tuple[Int[Array, " examples"], ...],
+    keys: tuple[Integer[Array, " examples"], ...],
     kept: Bool[Array, " examples"],
     num_subsets: int,
     key: PRNGKey | None,
-) -> tuple[Int[Array, " examples"], Int[Array, " examples"]]:
+) -> tuple[Integer[Array, " examples"], Integer[Array, " examples"]]:
     """Number the random subsets of the groups of examples that share all ``keys``.
 
     A group of m examples is cut into min(num_subsets, ⌊m/2⌋) subsets, at least one, whose sizes differ
@@ -90,7 +92,7 @@ def as_examples(features: AnyArray, **integers: AnyArray) -> tuple[jax.Array, ..
         integers: [examples] each, by the argument's name.
 
     Returns:
-        All of them as jax arrays, in order.
+        All of them as jax arrays, in order; integers as int32, whatever small type they came in.
     """
     shape, dtype = jnp.shape(features), jnp.result_type(features)
     if len(shape) != 2 or not jnp.issubdtype(dtype, jnp.floating):
@@ -106,12 +108,4 @@ def as_examples(features: AnyArray, **integers: AnyArray) -> tuple[jax.Array, ..
                 f"{name}: expected shape [{shape[0]}] as features has {shape[0]} examples, "
                 f"got {list(jnp.shape(array))}"
             )
-    return (jnp.asarray(features), *(jnp.asarray(array) for array in integers.values()))
-
-
-def check_positive(name: str, value: int) -> None:
-    """Raise unless a static size is an integer of at least 1."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name}: expected an integer of at least 1, got {value!r}")
-    if value.__index__() < 1:
-        raise ValueError(f"{name}: expected an integer of at least 1, got {value!r}")
+    return (jnp.asarray(features), *(jnp.asarray(array).astype(jnp.int32) for array in integers.values()))

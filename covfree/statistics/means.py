@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Integer
 
-from covfree.statistics.groups import as_examples, check_positive, means_of, subset_groups, sum_groups
+from covfree.checks import check_positive
+from covfree.statistics.groups import as_examples, means_of, subset_groups, sum_groups
 from covfree.types import AnyArray, PRNGKey
 
 
 def class_means(
-    features: Float[AnyArray, "examples dim"], labels: Int[AnyArray, " examples"], num_classes: int
-) -> tuple[Float[Array, "classes dim"], Int[Array, " classes"]]:
+    features: Float[AnyArray, "examples dim"], labels: Integer[AnyArray, " examples"], num_classes: int
+) -> tuple[Float[Array, "classes dim"], Integer[Array, " classes"]]:
     """Mean feature and number of examples of each class, for one client.
 
     Args:
@@ -41,12 +42,12 @@ def class_means(
 
 def subset_class_means(
     features: Float[AnyArray, "examples dim"],
-    labels: Int[AnyArray, " examples"],
+    labels: Integer[AnyArray, " examples"],
     num_classes: int,
     num_subsets: int,
     *,
     key: PRNGKey,
-) -> tuple[Float[Array, "classes subsets dim"], Int[Array, "classes subsets"]]:
+) -> tuple[Float[Array, "classes subsets dim"], Integer[Array, "classes subsets"]]:
     """Means of disjoint random subsets of each class, for one client: more rows from few clients.
 
     A class of n_kc examples gives min(num_subsets, ⌊n_kc/2⌋) means, at least one, of subsets whose sizes

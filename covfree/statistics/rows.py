@@ -5,14 +5,15 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 
-from covfree.statistics.groups import as_examples, check_positive, means_of, subset_groups, sum_groups
+from covfree.checks import check_positive
+from covfree.statistics.groups import as_examples, means_of, subset_groups, sum_groups
 from covfree.types import AnyArray, PRNGKey, Rows, is_traced
 
 
 def count_rows(
-    labels: Int[np.ndarray, " examples"], clients: Int[np.ndarray, " examples"], num_subsets: int = 1
+    labels: Integer[np.ndarray, " examples"], clients: Integer[np.ndarray, " examples"], num_subsets: int = 1
 ) -> int:
     """Number of rows that `client_rows` makes, counted on the host from concrete arrays.
 
@@ -32,8 +33,8 @@ def count_rows(
 
 def client_rows(
     features: Float[AnyArray, "examples dim"],
-    labels: Int[AnyArray, " examples"],
-    clients: Int[AnyArray, " examples"],
+    labels: Integer[AnyArray, " examples"],
+    clients: Integer[AnyArray, " examples"],
     *,
     num_rows: int,
     num_subsets: int = 1,

@@ -27,7 +27,7 @@ BAD = {
     "negative ridge": (["--methods", "fed3r", "--ridge=-1"], r"ridge.*at least 0, got -1"),
     "ridge nan": (["--methods", "fed3r", "--ridge", "nan"], "ridge.*finite.*got nan"),
     "ridge that is a word": (["--methods", "fed3r", "--ridge", "much"], "--ridge"),
-    "no subsets": (["--num-subsets", "0"], "num_subsets: expected an integer of at least 1, got 0"),
+    "no subsets": (["--num-subsets", "0"], "--num-subsets: expected at least 1, got 0"),
     "seeds 0": (["--seeds", "0"], "--seeds: expected at least 1, got 0"),
     "negative seeds": (["--seeds=-3"], "--seeds: expected at least 1, got -3"),
     "seeds that are a word": (["--seeds", "five"], "--seeds"),
@@ -40,7 +40,10 @@ BAD = {
     "alpha nan": (["--alpha", "nan"], "alpha.*finite, got nan"),
     "infinite alpha": (["--alpha", "inf"], "alpha.*finite, got inf"),
     "alpha that is a word": (["--alpha", "low"], "--alpha"),
-    "less than a shard": (["--partition", "shards", "--alpha", "0.1"], "alpha.*at least 1, got 0"),
+    "less than a shard": (
+        ["--partition", "shards", "--alpha", "0.1"],
+        r"--alpha 0\.1: expected a whole number, got 0\.1",
+    ),
     "classes that are no integer": (["--partition", "pathological", "--alpha", "2.7"], r"alpha.*2\.7"),
     "more classes than there are": (["--partition", "pathological", "--alpha", "11"], "alpha.*10, got 11"),
     "unknown partition": (["--partition", "random"], "--partition: expected one of inner_dirichlet"),
@@ -131,7 +134,7 @@ def test_help_teaches_every_option(cli, monkeypatch, name):
     assert f"covfree {name} --" in text  # an example
     for partition in PARTITIONERS:
         assert partition in text
-    assert "features [n, d], labels [n]" in text
+    assert "features (n × d), labels (n)" in text
     if name == "compare":
         for method in registry():
             assert method in text

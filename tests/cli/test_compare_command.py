@@ -177,10 +177,11 @@ def test_the_table(compare, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     outcome = compare("--methods", ALL, "--seeds", 2)
     assert outcome.code == 0
-    title, header, _, *lines = (line.rstrip() for line in outcome.out.splitlines())
+    title, above, header, _, *lines = (line.rstrip() for line in outcome.out.splitlines())
     assert title == "digits: 1201 train, 596 test, 6 clients, inner_dirichlet 2, 2 seeds"
-    for column in ("method", "accuracy %", "bytes up", "per client", "clients", "server"):
+    for column in ("method", "accuracy, %", "bytes up", "client", "time"):
         assert column in header
+    assert above.split() == ["┃"] * 3 + ["per", "┃", "client", "┃", "server"]
     found = results(compare("--methods", ALL, "--seeds", 2, "--format", "json"))
     assert len(lines) == len(found)
     for line, record in zip(lines, found.values(), strict=True):

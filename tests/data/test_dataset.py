@@ -259,7 +259,6 @@ WRONG = {
     ),
     "a client too few": (dict(clients=labels[1:]), r"clients: expected shape \[30\], got \[29\]"),
     "clients that are no numbers": (dict(clients=np.where(labels > 0, labels, np.nan)), "clients: "),
-    "clients below 0": (dict(clients=labels - 1), "clients: row 0"),
     "one is_test": (dict(is_test=np.array(True)), r"is_test: expected shape \[30\], got \[\]"),
     "is_test that is no boolean": (
         dict(is_test=(labels == 0).astype(int)),
@@ -416,3 +415,12 @@ def test_caltech101(shared):
     assert data.train_features.dtype == np.float16
     train, test = np.bincount(data.train_labels), np.bincount(data.test_labels)
     assert (np.abs(test - (train + test) / 3) <= 1).all()
+
+
+def test_clients_below_0_are_no_clients(file):
+    """As everywhere: such an example belongs to nobody."""
+    rng = np.random.default_rng(0)
+    clients = np.repeat([-1, 7, 30], 10)
+    path = file(features=rng.normal(size=(30, 4)), labels=np.tile([0, 1], 15), clients=clients)
+    data = load_npz(path)
+    assert set(data.clients) == {-1, 0, 1}

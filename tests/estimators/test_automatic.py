@@ -13,7 +13,7 @@ from scipy.special import ndtr
 
 import covfree
 from covfree.data import load, load_digits
-from covfree.estimators.automatic import _deterministic_equivalents, _eigenbasis, _error, _evidence
+from covfree.estimators.auto import _deterministic_equivalents, _eigenbasis, _error, _evidence
 from covfree.estimators.scatter import centred_rows, class_weights
 from covfree.federation import inner_dirichlet
 from covfree.linalg import Scatter
@@ -163,7 +163,7 @@ def test_more_classes_than_are_looked_at(monkeypatch):
     weight = class_weights(moments, "pooled") / moments.within_degrees
     basis = _eigenbasis(Scatter.from_factor(centred_rows(rows, moments, weight)), moments)
     sampled = _error(*basis, moments, weight, jnp.array([0.1]))[0]
-    monkeypatch.setattr("covfree.estimators.automatic._MOST_CLASSES", 200)
+    monkeypatch.setattr("covfree.estimators.auto._MOST_CLASSES", 200)
     everyone = _error(*basis, moments, weight, jnp.array([0.1]))[0]
     assert sampled != everyone
     np.testing.assert_allclose(sampled, everyone, atol=0.02)

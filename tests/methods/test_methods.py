@@ -365,7 +365,7 @@ def test_entry_describes_its_method(name):
     assert entry.title
     method = entry.make()
     assert method.name
-    assert method.message in ("rows", "gram", "covariances")
+    assert method.message in ("rows", "gram", "scatter", "covariances")
     assert entry.accepts <= {"shrinkage", "ridge", "num_subsets"}
     with pytest.raises(TypeError):
         registry()["new"] = entry  # read-only

@@ -51,9 +51,9 @@ def automatic() -> Shrinkage:
     25 candidates from 10⁻⁴ t to 10² t: expected mistakes among as many examples as there are degrees of
     freedom, against a prior about γ*.
 
-    Costs an ``eigh`` of the covariance (or of its dual). Needs totals only, no pass over the rows, so that
-    it works with secure aggregation too. Where nothing was observed (ν = 0 or Σ̂ = 0), γ is the mean
-    variance of the class means, or 1: the head is then a nearest-mean classifier.
+    Derivatives take γ as given. Costs an ``eigh`` of the covariance (or of its dual). Needs totals only, no
+    pass over the rows, so that it works with secure aggregation too. Where nothing was observed (ν = 0 or
+    Σ̂ = 0), γ is the mean variance of the class means, or 1: the head is then a nearest-mean classifier.
 
     Source: the error estimate extends that of Zollanvari and Dougherty (2015) to weighted classes; the
     evidence is the marginal likelihood of the Wishart law (e.g. Haff 1980). Their combination is covfree's.
@@ -61,9 +61,12 @@ def automatic() -> Shrinkage:
     return Shrinkage(0.0, _automatic)
 
 
+@jax.jit
 def _automatic(
     strength: jax.Array, covariance: Scatter, moments: Moments, weight: jax.Array, statistics: Any
 ) -> tuple[jax.Array, jax.Array]:
+    # It hangs on a maximum over candidates, and eigenvectors of equal eigenvalues have no derivative.
+    covariance, moments, weight = jax.lax.stop_gradient((covariance, moments, weight))
     values, means, outside = _eigenbasis(covariance, moments)
     mean_variance = values.sum() / covariance.dim
     degrees = spread_degrees(moments, weight)
@@ -80,11 +83,11 @@ def _automatic(
     away = (exponent - exponent[evidence.argmax()]) / _DECADES
     mistakes = moments.spread_degrees * (error - error.min())
     belief = jax.nn.softmax(-_MISTAKE_WEIGHT * mistakes - 0.5 * jnp.square(away))
-    chosen = jnp.power(10.0, belief @ exponent) * unit
+    chosen = jnp.power(10.0, (belief * exponent).sum()) * unit
 
     count = moments.count.astype(values.dtype)
     centred = moments.mean - moments.grand_mean[None, :]
-    between = count @ jnp.square(centred).mean(1) / jnp.maximum(count.sum(), 1)
+    between = (count * jnp.square(centred).mean(1)).sum() / jnp.maximum(count.sum(), 1)
     unseen = jnp.where(between > 0, between, 1)
     return jnp.ones_like(chosen), jnp.where(seen, chosen, unseen)
 
@@ -147,7 +150,7 @@ def _error(
         variance = distances(jnp.square(inverse) * values, 0.0) / kindness
         wrong = ndtr(-mean / jnp.sqrt(jnp.maximum(variance, jnp.finfo(values.dtype).tiny)))
         none_wins = jnp.log1p(-jnp.where(rival, jnp.minimum(wrong, 1 - 1e-6), 0)).sum(1)
-        return share @ -jnp.expm1(none_wins)
+        return -(share * jnp.expm1(none_wins)).sum()
 
     return jax.lax.map(one_candidate, candidates)
 
