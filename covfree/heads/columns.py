@@ -22,11 +22,11 @@ def unit_columns(weight: Float[Array, "dim classes"]) -> Float[Array, "dim class
 
 def fitting(name: str, matrix: Float[AnyArray, "dim dim"] | Scatter, moments: Moments) -> Scatter:
     """Take a matrix of the size of the class means, or raise naming it."""
-    scatter = as_scatter(matrix)
     dim = moments.total.shape[1]
-    if scatter.dim != dim:
-        raise ValueError(f"{name}: expected size {dim}, that of the class means, got {scatter.dim}")
-    return scatter
+    shape = (matrix.dim,) * 2 if isinstance(matrix, Scatter) else jnp.shape(matrix)
+    if shape != (dim, dim):
+        raise ValueError(f"{name}: expected [{dim}, {dim}], the size of the class means, got {list(shape)}")
+    return as_scatter(matrix)
 
 
 def head_for_present(

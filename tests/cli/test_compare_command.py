@@ -111,6 +111,7 @@ def test_bytes_are_those_of_the_formulas(compare):
         m = pairs(data.train_labels, clients)
         means, gram, covariances = 4 * m * DIM, 4 * 6 * DIM**2, 4 * m * DIM**2
         expected = {"rows": means, "gram": means + gram, "covariances": means + covariances}
+        expected["scatter"] = expected["gram"]
         for name, record in found.items():
             run, kind = record["runs"][seed], registry()[name].make().message
             assert run["bytes_up"] == expected[kind]
