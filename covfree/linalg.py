@@ -128,8 +128,7 @@ class Diagnostics(NamedTuple):
     Attributes:
         route: a `Route`.
         rank: rank of the matrix to working precision (dim, unless ``eigh`` had to cut).
-        condition: λ_max / λ_min over the eigenvalues that were kept (1 if none was); in working
-            precision, so that values near 1/eps are lower bounds.
+        condition: λ_max / λ_min over the eigenvalues kept (1 if none was); near 1/eps a lower bound.
         smallest_pivot: smallest squared pivot of Cholesky on the matrix scaled to a diagonal between
             ½ and 2; NaN where it broke down.
     """

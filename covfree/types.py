@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer, Key, Num, Real, UInt32
 
+from covfree.optional import optional
+
 # What a caller may pass where an array is wanted; what comes back is always a jax.Array.
 AnyArray: TypeAlias = jax.Array | np.ndarray
 # A PRNG key of either kind.
@@ -204,9 +206,9 @@ class LinearHead(NamedTuple):
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write ``weight`` and ``bias`` to a safetensors file (needs the ``safetensors`` extra)."""
-        from safetensors.flax import save_file
-
-        save_file({"weight": self.weight, "bias": self.bias}, path, metadata={"format": "covfree.LinearHead"})
+        optional("safetensors.flax", "safetensors").save_file(
+            {"weight": self.weight, "bias": self.bias}, path, metadata={"format": "covfree.LinearHead"}
+        )
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> LinearHead:
@@ -216,9 +218,7 @@ class LinearHead(NamedTuple):
             ValueError: if the file holds other tensors than a ``weight [dim, classes]`` and a
                 ``bias [classes]``; the message names what it holds.
         """
-        from safetensors.flax import load_file
-
-        tensors = load_file(path)
+        tensors = optional("safetensors.flax", "safetensors").load_file(path)
         shapes = {name: f"{tensor.dtype}{list(tensor.shape)}" for name, tensor in tensors.items()}
         weight, bias = tensors.get("weight"), tensors.get("bias")
         if (

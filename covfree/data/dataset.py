@@ -11,6 +11,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from covfree.checks import check
+from covfree.optional import optional
 
 # Labels are indices: one above this is an identifier that was not turned into an index.
 _MOST_CLASSES = 1_000_000
@@ -72,9 +73,7 @@ def load_digits(*, seed: int = 0) -> FeatureSet:
 
     Source: Alpaydin and Kaynak (1998), Optical Recognition of Handwritten Digits, UCI.
     """
-    from sklearn.datasets import load_digits as sklearn_digits
-
-    pixels, labels = sklearn_digits(return_X_y=True)
+    pixels, labels = optional("sklearn.datasets", "cli").load_digits(return_X_y=True)
     return _split("digits", (pixels / 16).astype(np.float32), labels.astype(np.int32), None, seed)
 
 

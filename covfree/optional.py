@@ -1,0 +1,19 @@
+"""Importing what only some users need."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def optional(module: str, extra: str) -> Any:
+    """Import a module of an optional dependency, or say which extra brings it.
+
+    Raises:
+        ImportError: if it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise ImportError(f"{package} is needed for this: pip install 'covfree[{extra}]'") from error

@@ -1,0 +1,32 @@
+"""Without an optional dependency the error says what to install."""
+
+import sys
+
+import jax.numpy as jnp
+import pytest
+
+import covfree
+from covfree.data import load_digits
+
+
+@pytest.mark.parametrize(
+    ("module", "call", "text"),
+    [
+        (
+            "safetensors.flax",
+            lambda folder: covfree.LinearHead(jnp.eye(2), jnp.zeros(2)).save(folder / "head.safetensors"),
+            r"safetensors is needed for this: pip install 'covfree\[safetensors\]'",
+        ),
+        (
+            "sklearn.datasets",
+            lambda folder: load_digits(),
+            r"sklearn is needed for this: pip install 'covfree\[cli\]'",
+        ),
+    ],
+    ids=["safetensors", "scikit-learn"],
+)
+def test_the_error_names_the_extra(monkeypatch, tmp_path, module, call, text):
+    # None in sys.modules is how Python marks a module that cannot be imported.
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=text):
+        call(tmp_path)
