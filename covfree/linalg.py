@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax.lax import linalg as lax_linalg
 from jaxtyping import Array, Bool, Float, Integer
 
+from covfree.products import product, symmetric_product
 from covfree.types import AnyArray, Scalar
 
 # A squared pivot of the scaled matrix (whose diagonal is about 1) below this many eps is rounding noise:
@@ -29,11 +30,6 @@ from covfree.types import AnyArray, Scalar
 # (sizes 64 to 2048) or to be negative; a float32 system of condition 1e6 shows pivots above 15 eps, even
 # with half of its eigenvalues at the lower end.
 _PIVOT_NOISE = 4.0
-
-
-def product(left: Float[Array, "a b"], right: Float[Array, "b c"]) -> Float[Array, "a c"]:
-    """Matrix product in full precision: no TF32 or bfloat16 passes on accelerators."""
-    return jnp.matmul(left, right, precision=jax.lax.Precision.HIGHEST)
 
 
 @jax.tree_util.register_dataclass
@@ -63,7 +59,7 @@ class Scatter:
         zero = jnp.zeros((), factor.dtype)
         if factor.shape[0] + 1 < factor.shape[1]:
             return cls(factor, zero, factored=True)
-        return cls(product(factor.T, factor), zero)
+        return cls(symmetric_product(factor), zero)
 
     @property
     def dim(self) -> int:
@@ -84,12 +80,12 @@ class Scatter:
     def with_factor(self, factor: Float[Array, "more dim"]) -> Scatter:
         """The matrix plus ``factorᵀ factor``."""
         if not self.factored:
-            return Scatter(self.value + product(factor.T, factor), self.shift)
+            return Scatter(self.value + symmetric_product(factor), self.shift)
         return Scatter.from_factor(jnp.concatenate([self.value, factor])).shifted(self.shift)
 
     def dense(self) -> Float[Array, "dim dim"]:
         """The matrix in full."""
-        matrix = product(self.value.T, self.value) if self.factored else self.value
+        matrix = symmetric_product(self.value) if self.factored else self.value
         return matrix + self.shift * jnp.eye(self.dim, dtype=matrix.dtype)
 
     def core(self) -> Float[Array, "size size"]:
@@ -97,7 +93,7 @@ class Scatter:
 
         Both have the same non-zero eigenvalues, so the same trace and Frobenius norm.
         """
-        return product(self.value, self.value.T) if self.factored else self.value
+        return symmetric_product(self.value.T) if self.factored else self.value
 
     def times(self, vectors: Float[Array, "dim columns"]) -> Float[Array, "dim columns"]:
         """The matrix times some columns."""

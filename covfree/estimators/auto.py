@@ -12,7 +12,8 @@ from jaxtyping import Array, Float
 
 from covfree.estimators.scatter import spread_degrees
 from covfree.estimators.shrinkage import Shrinkage
-from covfree.linalg import Scatter, product
+from covfree.linalg import Scatter
+from covfree.products import product
 from covfree.types import Moments
 
 # Candidates γ/t, a quarter of a decade apart: from "none" to "nearest mean", whatever the features' scale.

@@ -9,7 +9,8 @@ from jaxtyping import Array, Float, Num
 from covfree.estimators.moments import first_moments
 from covfree.estimators.scatter import centred_rows
 from covfree.estimators.shrinkage import Shrinkage, as_shrinkage
-from covfree.linalg import Scatter, product
+from covfree.linalg import Scatter
+from covfree.products import symmetric_product
 from covfree.types import AnyArray, Rows, Scalar
 
 
@@ -110,4 +111,4 @@ def aggregate_covariances(
     inner = jnp.where((counts > 1)[:, None, None], covariances, 0)
     degrees = jnp.maximum(count - 1, 0)
     scatter = jnp.tensordot(degrees, inner, 1, precision=jax.lax.Precision.HIGHEST)
-    return (scatter + product(centred.T, centred)) / jnp.maximum(count.sum() - 1, 1)
+    return (scatter + symmetric_product(centred)) / jnp.maximum(count.sum() - 1, 1)

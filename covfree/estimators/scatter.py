@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from covfree.estimators.moments import row_counts, row_labels, row_means, valid_rows
-from covfree.linalg import Scatter, as_scatter, product
+from covfree.linalg import Scatter, as_scatter
+from covfree.products import symmetric_product
 from covfree.types import AnyArray, Moments, Rows
 
 # The mean of equal numbers is off by less than this many eps (`covfree.sums`), however many there are.
@@ -126,7 +127,7 @@ def within_scatter(
     Array([[90.]], dtype=float32)
     """
     factor = within_factor(rows, moments, weighting=weighting)
-    return product(factor.T, factor)
+    return symmetric_product(factor)
 
 
 def _between_factor(moments: Moments) -> Float[Array, "classes dim"]:
@@ -144,7 +145,7 @@ def between_scatter(moments: Moments) -> Float[Array, "dim dim"]:
     Array([[10.]], dtype=float32)
     """
     factor = _between_factor(moments)
-    return product(factor.T, factor)
+    return symmetric_product(factor)
 
 
 def total_gram(

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
-from covfree.linalg import product
+from covfree.products import symmetric_product
 from covfree.statistics.groups import accumulation_dtype, as_examples
 from covfree.statistics.means import class_means
 from covfree.types import AnyArray
@@ -43,6 +43,6 @@ def class_covariances(
     def one_class(operand: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
         label, mean, count = operand
         centred = jnp.where((labels == label)[:, None], values - mean[None, :], 0)
-        return product(centred.T, centred) / jnp.maximum(count - 1, 1).astype(values.dtype)
+        return symmetric_product(centred) / jnp.maximum(count - 1, 1).astype(values.dtype)
 
     return jax.lax.map(one_class, (jnp.arange(num_classes), means, counts))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
 from covfree.checks import check_positive
-from covfree.linalg import product
+from covfree.products import symmetric_product
 from covfree.statistics.groups import accumulation_dtype, as_examples, sum_groups
 from covfree.types import AnyArray
 
@@ -57,4 +57,4 @@ def gram(
     check_positive("num_classes", num_classes)
     kept = (labels >= 0) & (labels < num_classes)
     values = jnp.where(kept[:, None], features, 0).astype(accumulation_dtype(features))
-    return GramStatistics(product(values.T, values), *sum_groups(features, labels, num_classes))
+    return GramStatistics(symmetric_product(values), *sum_groups(features, labels, num_classes))
