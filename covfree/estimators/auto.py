@@ -19,7 +19,8 @@ from covfree.types import Moments
 # Candidates γ/t, a quarter of a decade apart: from "none" to "nearest mean", whatever the features' scale.
 _CANDIDATES = np.logspace(-4, 2, 25)
 # The weight of a foretold mistake, and the spread (in decades) of candidates about the most evident one:
-# the pair that lost least on 40 federations, and as little on 40 others.
+# picked on 40 federations, where the largest loss against the best γ in hindsight was 0.85 points; on 40
+# others it was 0.84. Weights of 3 and 1 decade of spread do about as well.
 _MISTAKE_WEIGHT = 4.0
 _DECADES = 0.7
 # Classes whose error is foretold, at most: enough for a mean over classes, at a bounded cost.
