@@ -44,7 +44,7 @@ def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int |
     for name, array in (("labels", labels), ("clients", clients)):
         if array is None:
             continue
-        if not np.issubdtype(_dtype(array), np.integer):
+        if not _integer(_dtype(array)):
             raise TypeError(f"{name}: expected integers, got {_dtype(array)}")
         if np.shape(array) != shape[:1]:
             raise ValueError(
@@ -91,20 +91,8 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
         ...
     ValueError: count: row 0 has count -3; expected finite numbers of at least 0
     """
+    check_row_structure(rows, dim=dim)
     mean, count, label = (np.asarray(x) for x in (rows.mean, rows.count, rows.label))
-    if not _floating(mean.dtype):
-        raise TypeError(f"mean: expected floats, got {mean.dtype}")
-    if not (_floating(count.dtype) or np.issubdtype(count.dtype, np.integer)):
-        raise TypeError(f"count: expected numbers, got {count.dtype}")
-    if not np.issubdtype(label.dtype, np.integer):
-        raise TypeError(f"label: expected integers, got {label.dtype}")
-    if mean.ndim != 2 or (dim is not None and mean.shape[1] != dim):
-        raise ValueError(
-            f"mean: expected shape [rows, {'dim' if dim is None else dim}], got {list(mean.shape)}"
-        )
-    for name, array in (("count", count), ("label", label)):
-        if array.shape != mean.shape[:1]:
-            raise ValueError(f"{name}: expected shape [{mean.shape[0]}] as mean has, got {list(array.shape)}")
     bad = ~(np.isfinite(count) & (count >= 0))
     if bad.any():
         row = int(np.argmax(bad))
@@ -121,6 +109,23 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
             f"mean: row {row} (class {label[row]}) holds {mean[row, column]} at position {column}; "
             "expected finite numbers"
         )
+
+
+def check_row_structure(rows: Rows, *, dim: int | None = None) -> None:
+    """Raise unless rows have the shapes and data types of rows; values may be traced."""
+    for name, array, right, expected in (
+        ("mean", rows.mean, _floating, "floats"),
+        ("count", rows.count, _numeric, "numbers"),
+        ("label", rows.label, _integer, "integers"),
+    ):
+        if not right(_dtype(array)):
+            raise TypeError(f"{name}: expected {expected}, got {_dtype(array)}")
+    shape = np.shape(rows.mean)
+    if len(shape) != 2 or (dim is not None and shape[1] != dim):
+        raise ValueError(f"mean: expected shape [rows, {'dim' if dim is None else dim}], got {list(shape)}")
+    for name, array in (("count", rows.count), ("label", rows.label)):
+        if np.shape(array) != shape[:1]:
+            raise ValueError(f"{name}: expected shape [{shape[0]}] as mean has, got {list(np.shape(array))}")
 
 
 def check_positive(name: str, value: int) -> None:
@@ -151,6 +156,14 @@ def _dtype(array: Any) -> np.dtype:
 def _floating(dtype: np.dtype) -> bool:
     # bfloat16 is no np.floating.
     return jax.numpy.issubdtype(dtype, jax.numpy.floating)
+
+
+def _integer(dtype: np.dtype) -> bool:
+    return np.issubdtype(dtype, np.integer)
+
+
+def _numeric(dtype: np.dtype) -> bool:
+    return _floating(dtype) or _integer(dtype)
 
 
 def _place(row: int, clients: np.ndarray | None) -> str:

@@ -185,7 +185,7 @@ def factorise(matrix: Float[AnyArray, "dim dim"] | Scatter) -> Factorisation:
 
     def eigen() -> tuple[jax.Array, jax.Array]:
         values, vectors = jnp.linalg.eigh(core)
-        kept = values > _rank_cut(values)
+        kept = values > rank_cut(values)
         return vectors, jnp.where(kept, 1 / jnp.where(kept, values, 1), 0)
 
     basis, diagonal = jax.lax.cond(sound, lambda: (cholesky, scale), eigen)
@@ -233,7 +233,7 @@ def diagnose(factorisation: Factorisation) -> Diagnostics:
     scatter = factorisation.scatter
     core = scatter.core()
     values = jnp.linalg.eigvalsh(core) + scatter.shift
-    cut = _rank_cut(values)
+    cut = rank_cut(values)
     hidden = scatter.dim - core.shape[0]  # eigenvalues of A that its dual lacks: all equal to the shift
     kept = jnp.where(factorisation.deficient, values > cut, True)
     hidden_kept = jnp.logical_and(~factorisation.deficient, hidden > 0)
@@ -250,7 +250,7 @@ def diagnose(factorisation: Factorisation) -> Diagnostics:
     )
 
 
-def _rank_cut(values: Float[Array, " size"]) -> Float[Array, ""]:
+def rank_cut(values: Float[Array, " size"]) -> Float[Array, ""]:
     """Eigenvalues up to this are rounding: eps·size·λ_max."""
     return jnp.finfo(values.dtype).eps * values.shape[0] * jnp.abs(values).max(initial=0)
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -88,14 +86,17 @@ def compare_command(
       covfree compare --dataset features.npz --shrinkage auto --format json
     """
     _at_least("seeds", seeds, 1)
+    if ridge is not None:
+        check_strength("--ridge", ridge)
+    if num_subsets is not None:
+        _at_least("num-subsets", num_subsets, 1)
     numbers = {"shrinkage": _shrinkage(shrinkage), "ridge": ridge, "num_subsets": num_subsets}
     numbers = {name: number for name, number in numbers.items() if number is not None}
-    _check_numbers(numbers)
     chosen = make_methods(_names(methods), numbers)
     federation = Federation(clients, partition, alpha)
     datasets = _datasets(dataset, test_file)
     # Once before any work, so that a bad argument shows at once.
-    _assign(federation, datasets(0), seed=0)
+    federation.assign(datasets(0), seed=0)
     title = _title(datasets(0), federation, seeds)
     _make_folder(out)
 
@@ -149,7 +150,7 @@ def partition_command(
     """
     _at_least("seed", seed, 0)
     data = load(dataset, test=test_file, seed=seed)
-    owners = _assign(Federation(clients, partition, alpha), data, seed)
+    owners = Federation(clients, partition, alpha).assign(data, seed)
     _make_folder(out)
     statistics = partition_statistics(data.train_labels, owners, data.num_classes)
     print(statistics.as_table())
@@ -191,22 +192,14 @@ def _shrinkage(text: str | None) -> float | str | None:
     if text is None or text == "auto":
         return text
     try:
-        return float(text)
+        gamma = float(text)
     except ValueError:
         raise ValueError(f"--shrinkage: expected 'auto' or a number, got {text!r}") from None
+    return check_strength("--shrinkage", gamma)
 
 
-def _check_numbers(numbers: Mapping[str, float | int | str]) -> None:
-    for name, number in numbers.items():
-        option = "--" + name.replace("_", "-")
-        if name == "num_subsets":
-            _at_least("num-subsets", number, 1)
-        elif number != "auto":
-            check_strength(option, number)
-
-
-def _at_least(name: str, value: float | int | str, least: int) -> None:
-    if isinstance(value, str) or value < least:
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
         raise ValueError(f"--{name}: expected at least {least}, got {value}")
 
 
@@ -216,20 +209,6 @@ def _make_folder(out: Path | None) -> None:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ValueError(f"--out: cannot make the folder {out} ({error.strerror})") from error
-
-
-def _assign(federation: Federation, data: FeatureSet, seed: int) -> np.ndarray:
-    """The clients of the training examples: the data's own, or a partition's, with errors by option."""
-    if data.clients is not None:
-        return data.clients
-    if federation.partition not in PARTITIONERS:
-        expected = ", ".join(PARTITIONERS)
-        raise ValueError(f"--partition: expected one of {expected}, got {federation.partition!r}")
-    try:
-        return federation.assign(data.train_labels, seed)
-    except (TypeError, ValueError) as error:
-        given = f"--partition {federation.partition} --clients {federation.clients}"
-        raise ValueError(f"{given} --alpha {federation.parameter:g}: {error}") from error
 
 
 def _datasets(dataset: str, test_file: Path | None):

@@ -35,8 +35,25 @@ class Federation:
     partition: str
     parameter: float
 
-    def assign(self, labels: np.ndarray, seed: int) -> np.ndarray:
-        """The client of each example."""
+    def assign(self, data: FeatureSet, seed: int) -> np.ndarray:
+        """The client of each training example: the data's own, or the partition's.
+
+        Raises:
+            ValueError: naming the command line's options, if the partition cannot be made.
+        """
+        if data.clients is not None:
+            return data.clients
+        if self.partition not in PARTITIONERS:
+            raise ValueError(
+                f"--partition: expected one of {', '.join(PARTITIONERS)}, got {self.partition!r}"
+            )
+        try:
+            return self._draw(data.train_labels, seed)
+        except (TypeError, ValueError) as error:
+            given = f"--partition {self.partition} --clients {self.clients} --alpha {self.parameter:g}"
+            raise ValueError(f"{given}: {error}") from error
+
+    def _draw(self, labels: np.ndarray, seed: int) -> np.ndarray:
         partitioner = PARTITIONERS[self.partition]
         if self.partition == "iid":
             return partitioner(labels, self.clients, seed=seed)
@@ -131,18 +148,15 @@ def compare(
     """
     for seed in seeds:
         data = datasets(seed)
-        clients = data.clients
-        if clients is None:
-            clients = federation.assign(data.train_labels, seed)
+        clients = federation.assign(data, seed).astype(np.int32)
+        covfree.check(data.train_features, data.train_labels, clients, num_classes=data.num_classes)
+        train = tuple(jax.device_put(x) for x in (data.train_features, data.train_labels, clients))
         for name, method in methods.items():
-            yield _run(name, method, data, clients, seed)
+            yield _run(name, method, data, train, seed)
 
 
-def _run(name: str, method: Method, data: FeatureSet, clients: np.ndarray, seed: int) -> Run:
-    features, labels, owners = (
-        jax.device_put(x) for x in (data.train_features, data.train_labels, clients.astype(np.int32))
-    )
-    covfree.check(features, labels, owners, num_classes=data.num_classes)
+def _run(name: str, method: Method, data: FeatureSet, train: tuple[jax.Array, ...], seed: int) -> Run:
+    features, labels, owners = train
     key = jax.random.key(seed)
     rows, summary_seconds = _timed(partial(covfree.summarise, method, features, labels, owners, key=key))
     # Where the message is rows, the server evaluates the phases; else the clients do and sums are sent.
@@ -154,7 +168,7 @@ def _run(name: str, method: Method, data: FeatureSet, clients: np.ndarray, seed:
         seed=seed,
         accuracy=float(covfree.evaluate(head, data.test_features, data.test_labels)),
         upload=covfree.upload(method, labels, owners, dim=features.shape[1]),
-        clients=len(np.unique(clients[clients >= 0])),
+        clients=len(np.unique(owners[owners >= 0])),
         rows=int((np.asarray(rows.count) > 0).sum()),
         client_seconds=summary_seconds + (0 if by_server else phase_seconds),
         server_seconds=solve_seconds + (phase_seconds if by_server else 0),

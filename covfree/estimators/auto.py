@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from covfree.estimators.scatter import spread_degrees
 from covfree.estimators.shrinkage import Shrinkage
-from covfree.linalg import Scatter
+from covfree.linalg import Scatter, rank_cut
 from covfree.products import product
 from covfree.types import Moments
 
@@ -107,8 +107,7 @@ def _eigenbasis(
     if not covariance.factored:
         means = product(centred, vectors)
         return values, means, jnp.zeros((centred.shape[0],) * 2, means.dtype)
-    cut = jnp.finfo(values.dtype).eps * values.shape[0] * values.max(initial=0)
-    values = jnp.where(values > cut, values, 0)
+    values = jnp.where(values > rank_cut(values), values, 0)
     scale = jnp.where(values > 0, 1 / jnp.sqrt(jnp.where(values > 0, values, 1)), 0)
     means = product(product(centred, covariance.value.T), vectors) * scale[None, :]
     return values, means, product(centred, centred.T) - product(means, means.T)

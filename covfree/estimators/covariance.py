@@ -6,12 +6,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 
-from covfree.estimators.moments import first_moments
+from covfree.estimators.moments import first_moments, row_counts, row_labels, valid_rows
 from covfree.estimators.scatter import centred_rows
 from covfree.estimators.shrinkage import Shrinkage, as_shrinkage
 from covfree.linalg import Scatter
-from covfree.products import symmetric_product
-from covfree.types import AnyArray, Rows, Scalar
+from covfree.types import AnyArray, Moments, Rows, Scalar
 
 
 def estimate_covariance(
@@ -106,9 +105,30 @@ def aggregate_covariances(
     """
     rows = Rows(means, counts, jnp.zeros(counts.shape, jnp.int32))
     moments = first_moments(rows, 1)
-    centred = centred_rows(rows, moments, jnp.ones_like(moments.total[:, 0]))
-    count = jnp.where(counts > 0, counts, 0).astype(centred.dtype)
-    inner = jnp.where((counts > 1)[:, None, None], covariances, 0)
-    degrees = jnp.maximum(count - 1, 0)
-    scatter = jnp.tensordot(degrees, inner, 1, precision=jax.lax.Precision.HIGHEST)
-    return (scatter + symmetric_product(centred)) / jnp.maximum(count.sum() - 1, 1)
+    weight = 1 / jnp.maximum(moments.count.astype(moments.total.dtype) - 1, 1)
+    return covariance_scatter(rows, covariances, moments, weight).dense()
+
+
+def covariance_scatter(
+    rows: Rows,
+    covariances: Float[AnyArray, "rows dim dim"],
+    moments: Moments,
+    class_weight: Float[Array, " classes"],
+) -> Scatter:
+    """Σ_c w_c times the scatter of class c's examples, from their means and covariances at the clients.
+
+    That inside the clients, and that of their means about the global ones: eq. 24 of several classes at once.
+
+    Args:
+        rows: class means.
+        covariances: unbiased covariance of each row's examples.
+        moments: phase one of all rows.
+        class_weight: w_c.
+    """
+    valid = valid_rows(rows, class_weight.shape[0])
+    label = jnp.where(valid, row_labels(rows), 0)
+    count = row_counts(rows, valid).astype(class_weight.dtype)
+    inner = jnp.where((count > 1)[:, None, None], covariances, 0)
+    weight = class_weight[label] * jnp.maximum(count - 1, 0)
+    scatter = jnp.tensordot(weight, inner, 1, precision=jax.lax.Precision.HIGHEST)
+    return Scatter.from_matrix(scatter).with_factor(centred_rows(rows, moments, class_weight))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer, Num
 
-from covfree.checks import check_positive
+from covfree.checks import check_positive, check_row_structure
 from covfree.sums import group_sums
 from covfree.types import Moments, Rows
 
@@ -20,18 +20,7 @@ def valid_rows(rows: Rows, num_classes: int) -> Bool[Array, " rows"]:
         ValueError: if the rows' arrays are not [rows, dim], [rows] and [rows].
         TypeError: if means are no floats or labels no integers.
     """
-    shape = jnp.shape(rows.mean)
-    if len(shape) != 2:
-        raise ValueError(f"mean: expected shape [rows, dim], got {list(shape)}")
-    for name, array in (("count", rows.count), ("label", rows.label)):
-        if jnp.shape(array) != shape[:1]:
-            raise ValueError(f"{name}: expected shape [{shape[0]}] as mean has, got {list(jnp.shape(array))}")
-    for name, array, kind, expected in (
-        ("mean", rows.mean, jnp.floating, "floats"),
-        ("label", rows.label, jnp.integer, "integers"),
-    ):
-        if not jnp.issubdtype(jnp.result_type(array), kind):
-            raise TypeError(f"{name}: expected {expected}, got {jnp.result_type(array)}")
+    check_row_structure(rows)
     counts, labels = jnp.asarray(rows.count), row_labels(rows)
     return (counts > 0) & (labels >= 0) & (labels < num_classes)
 

@@ -84,8 +84,10 @@ def as_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
 
 
 def _mean_variance(covariance: Scatter) -> Float[Array, ""]:
-    """tr(Σ̂)/d, the same from the matrix and from its dual."""
-    return jnp.trace(covariance.core()) / covariance.dim
+    """tr(Σ̂)/d; of a factor without the product, as the sum of its squares."""
+    value = covariance.value
+    trace = jnp.square(value).sum() if covariance.factored else jnp.trace(value)
+    return trace / covariance.dim
 
 
 def _identity(strength, covariance, moments, weight, statistics):

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from covfree.estimators import Weighting, total_gram
-from covfree.estimators.moments import example_moments, valid_rows
+from covfree.estimators.covariance import covariance_scatter
+from covfree.estimators.moments import example_moments
 from covfree.estimators.scatter import centred_rows, class_weights
 from covfree.estimators.shrinkage import Shrinkage, as_shrinkage
 from covfree.heads import lda_head, ridge_head
@@ -24,17 +24,12 @@ from covfree.types import LinearHead, Message, Moments, Rows, Scalar
 def _oracle_merge(
     shrinkage: Shrinkage, message: Message, num_classes: int
 ) -> tuple[Moments, tuple[Scatter, Any]]:
-    """Eq. 24 summed over classes: scatter inside the clients, and of their means about the global ones."""
-    rows, covariances = message.rows, sent_matrix(message.covariances, "covariances")
+    covariances = sent_matrix(message.covariances, "covariances")
     if shrinkage.needs_rows:
         raise ValueError("shrinkage: the rule looks at single rows, which class covariances do not hold")
-    moments = example_moments(rows, num_classes)
-    total = jnp.maximum(moments.within_degrees, 1)
-    count = jnp.where(valid_rows(rows, num_classes), rows.count, 0).astype(moments.total.dtype)
-    inner = jnp.where((count > 1)[:, None, None], covariances, 0)
-    scatter = jnp.tensordot(jnp.maximum(count - 1, 0) / total, inner, 1, precision=jax.lax.Precision.HIGHEST)
-    between_clients = centred_rows(rows, moments, jnp.full(num_classes, 1 / total))
-    return moments, (Scatter.from_matrix(scatter).with_factor(between_clients), None)
+    moments = example_moments(message.rows, num_classes)
+    weight = jnp.full(num_classes, 1 / jnp.maximum(moments.within_degrees, 1))
+    return moments, (covariance_scatter(message.rows, covariances, moments, weight), None)
 
 
 # A function takes the shrunk within-class covariance and the moments.
