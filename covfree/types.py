@@ -13,7 +13,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Integer, Key, Num, Real, UInt32
+from jaxtyping import Array, Bool, Float, Integer, Key, Num, Real, UInt32
 
 from covfree.optional import optional
 
@@ -43,12 +43,20 @@ class Rows:
         count: number of examples behind each row, integer or float, at least 0.
         label: class of each row, in [0, num_classes), or below 0 for padding.
         client: whose row it is, where that is known; most estimators need not know.
+        covariance: of the examples behind each row about its mean, where clients send it: in full, its
+            diagonal, or one variance for all directions. 0 where the count is below 2.
+        sketch: marks the rows that are no means but residual sketches (`residual_sketches`). They have
+            label −1, so that whatever knows nothing of sketches takes them for padding.
     """
 
     mean: Float[AnyArray, "rows dim"]
     count: Num[AnyArray, " rows"]
     label: Integer[AnyArray, " rows"]
     client: Integer[AnyArray, " rows"] | None = None
+    covariance: (
+        Float[AnyArray, "rows dim dim"] | Float[AnyArray, "rows dim"] | Float[AnyArray, " rows"] | None
+    ) = None
+    sketch: Bool[AnyArray, " rows"] | None = None
 
     @classmethod
     def from_means(
