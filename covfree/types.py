@@ -23,6 +23,10 @@ AnyArray: TypeAlias = jax.Array | np.ndarray
 PRNGKey: TypeAlias = Key[Array, ""] | UInt32[Array, "2"]
 # A number that may be a Python float or a traced scalar: what a user may sweep with vmap or differentiate.
 Scalar: TypeAlias = float | int | Real[Array, ""]
+# A row's covariance: in full, its diagonal, or one variance for all directions.
+RowCovariance: TypeAlias = (
+    Float[AnyArray, "rows dim dim"] | Float[AnyArray, "rows dim"] | Float[AnyArray, " rows"]
+)
 
 
 def is_traced(*values: Any) -> bool:
@@ -53,9 +57,7 @@ class Rows:
     count: Num[AnyArray, " rows"]
     label: Integer[AnyArray, " rows"]
     client: Integer[AnyArray, " rows"] | None = None
-    covariance: (
-        Float[AnyArray, "rows dim dim"] | Float[AnyArray, "rows dim"] | Float[AnyArray, " rows"] | None
-    ) = None
+    covariance: RowCovariance | None = None
     sketch: Bool[AnyArray, " rows"] | None = None
 
     @classmethod
