@@ -23,6 +23,7 @@ from covfree.engine import solve_message as solve_message
 from covfree.engine import solve_rows as solve_rows
 from covfree.engine import solve_totals as solve_totals
 from covfree.engine import summarise as summarise
+from covfree.estimators import Freedom as Freedom
 from covfree.estimators import Shrinkage as Shrinkage
 from covfree.estimators import aggregate_covariances as aggregate_covariances
 from covfree.estimators import automatic as automatic

@@ -10,7 +10,7 @@ import numpy as np
 from jax.scipy.special import gammaln, ndtr
 from jaxtyping import Array, Float
 
-from covfree.estimators.scatter import spread_degrees
+from covfree.estimators.scatter import Freedom
 from covfree.estimators.shrinkage import Shrinkage
 from covfree.linalg import Scatter, rank_cut
 from covfree.products import product
@@ -65,25 +65,25 @@ def automatic() -> Shrinkage:
 
 @jax.jit
 def _automatic(
-    strength: jax.Array, covariance: Scatter, moments: Moments, weight: jax.Array, statistics: Any
+    strength: jax.Array, covariance: Scatter, moments: Moments, freedom: Freedom, statistics: Any
 ) -> tuple[jax.Array, jax.Array]:
     # It hangs on a maximum over candidates, and eigenvectors of equal eigenvalues have no derivative.
-    covariance, moments, weight = jax.lax.stop_gradient((covariance, moments, weight))
+    covariance, moments, freedom = jax.lax.stop_gradient((covariance, moments, freedom))
     values, means, outside = _eigenbasis(covariance, moments)
     mean_variance = values.sum() / covariance.dim
-    degrees = spread_degrees(moments, weight)
+    degrees = freedom.effective
     seen = (mean_variance > 0) & (degrees > 0)
     # In units of the mean variance everything is of order one, and candidates are plain numbers.
     unit = jnp.where(seen, mean_variance, 1)
     values, means, outside = values / unit, means / jnp.sqrt(unit), outside / unit
     candidates = jnp.asarray(_CANDIDATES, values.dtype)
 
-    error = _error(values, means, outside, moments, weight, candidates)
+    error = _error(values, means, outside, moments, freedom, candidates)
     known = jnp.where(seen, degrees, 1)
     evidence = jax.vmap(lambda gamma: _evidence(values, covariance.dim, known, gamma))(candidates)
     exponent = jnp.log10(candidates)
     away = (exponent - exponent[evidence.argmax()]) / _DECADES
-    mistakes = moments.spread_degrees * (error - error.min())
+    mistakes = freedom.degrees.sum() * (error - error.min())
     belief = jax.nn.softmax(-_MISTAKE_WEIGHT * mistakes - 0.5 * jnp.square(away))
     chosen = jnp.power(10.0, (belief * exponent).sum()) * unit
 
@@ -118,7 +118,7 @@ def _error(
     means: Float[Array, "classes size"],
     outside: Float[Array, "classes classes"],
     moments: Moments,
-    weight: Float[Array, " classes"],
+    freedom: Freedom,
     candidates: Float[Array, " candidates"],
 ) -> Float[Array, " candidates"]:
     """Foretold error E of each candidate."""
@@ -146,7 +146,7 @@ def _error(
 
     def one_candidate(gamma: jax.Array) -> jax.Array:
         inverse = 1 / (values + gamma)
-        true_trace, kindness = _deterministic_equivalents((inverse * values).sum(), moments, weight)
+        true_trace, kindness = _deterministic_equivalents((inverse * values).sum(), freedom)
         mean = 0.5 * distances(inverse, 1 / gamma) - true_trace / own_count + odds
         variance = distances(jnp.square(inverse) * values, 0.0) / kindness
         wrong = ndtr(-mean / jnp.sqrt(jnp.maximum(variance, jnp.finfo(values.dtype).tiny)))
@@ -157,16 +157,15 @@ def _error(
 
 
 def _deterministic_equivalents(
-    trace: Float[Array, ""], moments: Moments, weight: Float[Array, " classes"]
+    trace: Float[Array, ""], freedom: Freedom
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """T ≈ tr(HΣ) from tr(HΣ̂), and φ with HΣH ≈ HΣ̂H/φ; see `automatic`.
 
     The left side of T's equation is concave and increasing, so that Newton's method climbs to the root from
     0 without overshooting; where the root is far, each step at least doubles T.
     """
-    degrees = jnp.maximum(moments.rows - 1, 0).astype(trace.dtype)
-    degrees = jnp.where(weight > 0, degrees, 0)
-    # HΣ̂ has at most Σ (K_c − 1) eigenvalues, each below 1; rounding must not undo that.
+    degrees, weight = freedom.degrees, freedom.weight
+    # HΣ̂ has at most Σ_j ν_j eigenvalues, each below 1; rounding must not undo that.
     trace = jnp.minimum(trace, degrees.sum() * (1 - 1e-6))
 
     def climb(_: Any, root: jax.Array) -> jax.Array:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 
 from covfree.estimators.moments import first_moments, row_counts, row_labels, valid_rows
-from covfree.estimators.scatter import centred_rows
+from covfree.estimators.scatter import Freedom, centred_rows
 from covfree.estimators.shrinkage import Shrinkage, as_shrinkage
 from covfree.linalg import Scatter
 from covfree.types import AnyArray, Moments, Rows, Scalar
@@ -58,7 +58,8 @@ def estimate_covariance(
     factor = centred_rows(rows, moments, weight)
     rule = as_shrinkage(shrinkage)
     covariance = Scatter.from_factor(factor)
-    return rule.apply(covariance, moments, weight, rule.statistics(factor)).dense()
+    freedom = Freedom.of_classes(moments, weight)
+    return rule.apply(covariance, moments, freedom, rule.statistics(factor)).dense()
 
 
 def estimate_covariances(

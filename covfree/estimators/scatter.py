@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -35,17 +37,46 @@ def class_weights(moments: Moments, weighting: Weighting) -> Float[Array, " clas
     return jnp.where(spread, numerator / jnp.where(spread, denominator, 1), 0)
 
 
-def spread_degrees(moments: Moments, class_weight: Float[Array, " classes"]) -> Float[Array, ""]:
-    """Degrees of freedom ν behind Σ_c w_c S_c, by Satterthwaite's approximation.
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Freedom:
+    """What an estimate rests on: Σ̂ as a sum of independent scatters, Σ̂ = Σ_j weight_j S_j.
 
-    S_c has K_c − 1 of them. (Σ_c w_c (K_c − 1))² / Σ_c w_c² (K_c − 1) matches mean and variance of the sum,
-    for classes of one covariance; with equal weights it is Σ_c (K_c − 1).
+    For Gaussian features of one covariance Σ, S_j follows the Wishart law of Σ with degrees_j degrees of
+    freedom, so that E[Σ̂] = Σ_j weight_j degrees_j Σ. FedCOF's estimate has one S_j for each class.
+
+    Attributes:
+        degrees: degrees of freedom of each scatter.
+        weight: how much it weighs, at least 0.
     """
-    degrees = jnp.maximum(moments.rows - 1, 0).astype(class_weight.dtype)
-    # Weights relative to the largest: their squares neither overflow nor vanish.
-    weight = class_weight / jnp.maximum(class_weight.max(initial=0), jnp.finfo(class_weight.dtype).tiny)
-    square = (jnp.square(weight) * degrees).sum()
-    return jnp.where(square > 0, jnp.square((weight * degrees).sum()) / jnp.where(square > 0, square, 1), 0)
+
+    degrees: Float[Array, " scatters"]
+    weight: Float[Array, " scatters"]
+
+    @classmethod
+    def of_classes(cls, moments: Moments, class_weight: Float[Array, " classes"]) -> Freedom:
+        """Σ̂ = Σ_c w_c S_c, with K_c − 1 degrees of freedom for each class."""
+        degrees = jnp.maximum(moments.rows - 1, 0).astype(class_weight.dtype)
+        return cls(jnp.where(class_weight > 0, degrees, 0), class_weight)
+
+    def joined(self, other: Freedom) -> Freedom:
+        """Of the sum of two independent estimates."""
+        return Freedom(
+            jnp.concatenate([self.degrees, other.degrees]), jnp.concatenate([self.weight, other.weight])
+        )
+
+    @property
+    def effective(self) -> Float[Array, ""]:
+        """Degrees of freedom ν behind Σ̂ as a whole, by Satterthwaite's approximation.
+
+        (Σ_j w_j ν_j)² / Σ_j w_j² ν_j matches mean and variance of the sum. With equal weights it is Σ_j ν_j.
+        """
+        # Weights relative to the largest: their squares neither overflow nor vanish.
+        largest = jnp.maximum(self.weight.max(initial=0), jnp.finfo(self.weight.dtype).tiny)
+        weight = self.weight / largest
+        square = (jnp.square(weight) * self.degrees).sum()
+        seen = square > 0
+        return jnp.where(seen, jnp.square((weight * self.degrees).sum()) / jnp.where(seen, square, 1), 0)
 
 
 def centred_rows(

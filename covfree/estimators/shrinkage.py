@@ -2,7 +2,7 @@
 
 A covariance from few rows has far too small small eigenvalues, and its inverse is dominated by them. Every
 rule here chooses (a, b) in a·Σ̂ + b·I. The data-driven rules use the degrees of freedom ν that were spent,
-not the number of rows: Σ_c (K_c − 1), or fewer where classes weigh differently (`spread_degrees`).
+not the number of rows: Σ_c (K_c − 1), or fewer where classes weigh differently (`Freedom`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from covfree.checks import check_strength
-from covfree.estimators.scatter import spread_degrees
+from covfree.estimators.scatter import Freedom
 from covfree.linalg import Scatter
 from covfree.types import Moments, Scalar
 
-# (strength, Σ̂, moments, class weights, row statistics) to (a, b).
-Rule: TypeAlias = Callable[[jax.Array, Scatter, Moments, jax.Array, Any], tuple[jax.Array, jax.Array]]
+# (strength, Σ̂, moments, freedom, row statistics) to (a, b).
+Rule: TypeAlias = Callable[[jax.Array, Scatter, Moments, Freedom, Any], tuple[jax.Array, jax.Array]]
 
 
 def _nothing(factor: Float[Array, "rows dim"]) -> None:
@@ -35,7 +35,7 @@ class Shrinkage:
 
     Attributes:
         strength: the number a user may sweep or differentiate; what it means is the rule's to say.
-        rule: ``(strength, covariance, moments, weight, statistics) -> (a, b)``; see `apply`.
+        rule: ``(strength, covariance, moments, freedom, statistics) -> (a, b)``; see `apply`.
         statistics: what the rule must know of single rows, as sums over them: a function of the rows y_r
             with Σ̂ = Σ_r y_r y_rᵀ, called on any chunk of them.
     """
@@ -49,18 +49,16 @@ class Shrinkage:
         """Whether the rule must know something of single rows."""
         return self.statistics is not _nothing
 
-    def apply(
-        self, covariance: Scatter, moments: Moments, weight: Float[Array, " classes"], statistics: Any
-    ) -> Scatter:
+    def apply(self, covariance: Scatter, moments: Moments, freedom: Freedom, statistics: Any) -> Scatter:
         """Return a·Σ̂ + b·I.
 
         Args:
             covariance: Σ̂.
             moments: phase one of all rows.
-            weight: w_c with Σ̂ = Σ_c w_c S_c.
+            freedom: the degrees of freedom behind Σ̂.
             statistics: sums of ``self.statistics`` over all rows.
         """
-        scale, shift = self.rule(jnp.asarray(self.strength), covariance, moments, weight, statistics)
+        scale, shift = self.rule(jnp.asarray(self.strength), covariance, moments, freedom, statistics)
         return covariance.scaled(scale).shifted(shift)
 
 
@@ -90,7 +88,7 @@ def _mean_variance(covariance: Scatter) -> Float[Array, ""]:
     return trace / covariance.dim
 
 
-def _identity(strength, covariance, moments, weight, statistics):
+def _identity(strength, covariance, moments, freedom, statistics):
     return jnp.ones_like(covariance.shift), strength
 
 
@@ -102,7 +100,7 @@ def identity(gamma: Scalar) -> Shrinkage:
     return Shrinkage(check_strength("gamma", gamma), _identity)
 
 
-def _relative(strength, covariance, moments, weight, statistics):
+def _relative(strength, covariance, moments, freedom, statistics):
     return jnp.ones_like(covariance.shift), strength * _mean_variance(covariance)
 
 
@@ -122,8 +120,8 @@ def _square_norm(covariance: Scatter) -> Float[Array, ""]:
     return jnp.sum(jnp.square(covariance.core()))
 
 
-def _oas(strength, covariance, moments, weight, statistics):
-    dim, degrees = covariance.dim, spread_degrees(moments, weight)
+def _oas(strength, covariance, moments, freedom, statistics):
+    dim, degrees = covariance.dim, freedom.effective
     # Both terms over d², as in scikit-learn, so that they stay of order one.
     square = _square_norm(covariance) / dim**2
     mean_square = jnp.square(_mean_variance(covariance))
@@ -147,8 +145,8 @@ def _fourth_moment(factor: Float[Array, "rows dim"]) -> Float[Array, ""]:
     return jnp.sum(jnp.square(jnp.sum(jnp.square(factor), axis=1)))
 
 
-def _ledoit_wolf(strength, covariance, moments, weight, statistics):
-    dim, degrees = covariance.dim, spread_degrees(moments, weight)
+def _ledoit_wolf(strength, covariance, moments, freedom, statistics):
+    dim, degrees = covariance.dim, freedom.effective
     square = _square_norm(covariance)
     # With z_r = √ν y_r as observations, Σ ‖z‖⁴/ν² = Σ ‖y‖⁴.
     noise = statistics - square / jnp.where(degrees > 0, degrees, 1)

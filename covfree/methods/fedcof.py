@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from covfree.estimators import Weighting, total_gram
 from covfree.estimators.covariance import covariance_scatter
 from covfree.estimators.moments import example_moments
-from covfree.estimators.scatter import centred_rows, class_weights
+from covfree.estimators.scatter import Freedom, centred_rows, class_weights
 from covfree.estimators.shrinkage import Shrinkage, as_shrinkage
 from covfree.heads import lda_head, ridge_head
 from covfree.linalg import Scatter
@@ -66,8 +66,8 @@ class _System:
     ridge: bool
 
     def __call__(self, shrinkage: Shrinkage, moments: Moments, spread: tuple[Scatter, Any]) -> Scatter:
-        weight = _covariance_weights(moments, self.weighting)
-        covariance = shrinkage.apply(spread[0], moments, weight, spread[1])
+        freedom = Freedom.of_classes(moments, _covariance_weights(moments, self.weighting))
+        covariance = shrinkage.apply(spread[0], moments, freedom, spread[1])
         if not self.ridge:
             return covariance
         return total_gram(covariance.scaled(moments.within_degrees), moments, between_class=False)

@@ -14,7 +14,7 @@ from scipy.special import ndtr
 import covfree
 from covfree.data import load, load_digits
 from covfree.estimators.auto import _deterministic_equivalents, _eigenbasis, _error, _evidence
-from covfree.estimators.scatter import centred_rows, class_weights
+from covfree.estimators.scatter import Freedom, centred_rows, class_weights
 from covfree.federation import inner_dirichlet
 from covfree.linalg import Scatter
 
@@ -26,7 +26,9 @@ def chosen(rows, num_classes, weighting="per_class"):
     moments = covfree.first_moments(rows, num_classes)
     weight = class_weights(moments, weighting) / moments.within_degrees
     covariance = Scatter.from_factor(centred_rows(rows, moments, weight))
-    return float(covfree.automatic().apply(covariance, moments, weight, None).shift)
+    return float(
+        covfree.automatic().apply(covariance, moments, Freedom.of_classes(moments, weight), None).shift
+    )
 
 
 def rows_of(features, labels, clients):
@@ -61,7 +63,9 @@ def test_foretold_error_is_that_of_plain_loops(num_rows_of):
         assert covariance.factored == (num_rows_of == "few")
         values, means, outside = _eigenbasis(covariance, moments)
         gammas = np.array([1e-3, 0.1, 10.0])
-        got = _error(values, means, outside, moments, weight, jnp.asarray(gammas))
+        got = _error(
+            values, means, outside, moments, Freedom.of_classes(moments, weight), jnp.asarray(gammas)
+        )
 
         sigma, mean, count = (
             np.asarray(factor.T @ factor),
@@ -120,7 +124,9 @@ def test_evidence_is_the_marginal_likelihood():
 
 def test_deterministic_equivalents_of_equal_weights():
     moments = covfree.Moments(jnp.array([50, 50]), jnp.array([11, 6]), jnp.zeros((2, 3)))
-    true_trace, kindness = _deterministic_equivalents(jnp.float32(6.0), moments, jnp.full(2, 1 / 15))
+    true_trace, kindness = _deterministic_equivalents(
+        jnp.float32(6.0), Freedom.of_classes(moments, jnp.full(2, 1 / 15))
+    )
     # κ = 6/15: T = 6/(1 − κ) = 10, φ = (1 − κ)².
     np.testing.assert_allclose((true_trace, kindness), (10.0, 0.36), rtol=1e-5)
 
@@ -147,7 +153,7 @@ def test_a_factor_and_its_product_agree():
     factor = centred_rows(rows, moments, weight)
     with x64():
         rules = [
-            covfree.automatic().apply(covariance, moments, weight, None).shift
+            covfree.automatic().apply(covariance, moments, Freedom.of_classes(moments, weight), None).shift
             for covariance in (Scatter.from_factor(factor), Scatter.from_matrix(factor.T @ factor))
         ]
     np.testing.assert_allclose(*rules, rtol=1e-3)
@@ -162,9 +168,9 @@ def test_more_classes_than_are_looked_at(monkeypatch):
     moments = covfree.first_moments(rows, 200)
     weight = class_weights(moments, "pooled") / moments.within_degrees
     basis = _eigenbasis(Scatter.from_factor(centred_rows(rows, moments, weight)), moments)
-    sampled = _error(*basis, moments, weight, jnp.array([0.1]))[0]
+    sampled = _error(*basis, moments, Freedom.of_classes(moments, weight), jnp.array([0.1]))[0]
     monkeypatch.setattr("covfree.estimators.auto._MOST_CLASSES", 200)
-    everyone = _error(*basis, moments, weight, jnp.array([0.1]))[0]
+    everyone = _error(*basis, moments, Freedom.of_classes(moments, weight), jnp.array([0.1]))[0]
     assert sampled != everyone
     np.testing.assert_allclose(sampled, everyone, atol=0.02)
 

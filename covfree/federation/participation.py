@@ -1,0 +1,132 @@
+"""Which clients take part in which round, and how many rounds it takes to meet them."""
+
+import math
+
+import numpy as np
+from jaxtyping import Int64
+
+from covfree.federation._arguments import check_integer, check_real, generator
+
+
+def participation(
+    num_clients: int,
+    per_round: int | float,
+    num_rounds: int,
+    *,
+    seed: int,
+    replacement: bool = True,
+) -> Int64[np.ndarray, " clients"]:
+    """First round in which each client takes part.
+
+    A round draws ``per_round`` different clients, uniformly. What is summed over clients counts each of
+    them once, so the first round is all that matters: after r rounds the server holds the statistics of
+    the clients with ``0 <= first < r``.
+
+    Args:
+        num_clients: K.
+        per_round: clients drawn in a round, an integer in [1, K]; or their share, a float in (0, 1], which
+            is rounded to a number of at least 1.
+        num_rounds: rounds, numbered from 0.
+        seed: integer of at least 0.
+        replacement: whether a client may be drawn again in a later round. If not, each round draws from
+            the clients not met so far, and the last ones to be met may be fewer than ``per_round``.
+
+    Returns:
+        The round, or −1 for a client that no round drew.
+
+    Raises:
+        TypeError: if an argument has another type.
+        ValueError: if an argument is out of its range.
+
+    Source: Fed3R (Fanì et al. 2024), Appendix I, which compares sampling with and without replacement.
+
+    >>> participation(6, 2, 3, seed=0, replacement=False).tolist()
+    [2, 1, 2, 0, 1, 0]
+    """
+    num_clients = check_integer("num_clients", num_clients, minimum=1)
+    drawn = _clients_per_round(per_round, num_clients)
+    num_rounds = check_integer("num_rounds", num_rounds, minimum=1)
+    rng = generator(seed)
+    first = np.full(num_clients, -1, np.int64)
+    if not replacement:
+        order = rng.permutation(num_clients)[: num_rounds * drawn]
+        first[order] = np.arange(order.size) // drawn
+        return first
+    for index in range(num_rounds):
+        clients = rng.choice(num_clients, drawn, replace=False, shuffle=False)
+        first[clients[first[clients] < 0]] = index
+    return first
+
+
+def rounds_to_meet(num_clients: int, per_round: int | float, share: float = 1.0) -> tuple[float, float]:
+    """Mean and standard deviation of the number of rounds until a share of the clients has taken part.
+
+    The batch coupon collector: each round draws ``per_round`` different clients uniformly, and rounds are
+    independent (`participation` with replacement). Computed exactly but for rounding, as a Markov chain
+    over the number m of clients met: a round meets J new ones, J ~ Hypergeometric(K − m new, m met, b
+    drawn), so with T_m the rounds that are left
+
+        E T_m = (1 + Σ_{j≥1} p_j E T_{m+j}) / (1 − p_0),
+        Var T_m = (Σ_{j≥1} p_j Var T_{m+j} + Σ_{j≥0} p_j (E T_{m+j} + 1 − E T_m)²) / (1 − p_0).
+
+    All terms are positive, so no digits cancel, as they would in the closed form, an alternating sum of
+    binomials by inclusion and exclusion. Costs K·b operations.
+
+    Args:
+        num_clients: K.
+        per_round: b, as in `participation`.
+        share: of the clients, in (0, 1]; ⌈share·K⌉ different ones are waited for.
+
+    Returns:
+        Mean and standard deviation, in rounds.
+
+    Raises:
+        TypeError: if an argument has another type.
+        ValueError: if an argument is out of its range.
+
+    Source: Fed3R (Fanì et al. 2024), Appendix I. With ``per_round=1`` the mean is K (1 + 1/2 + … + 1/K).
+
+    >>> mean, deviation = rounds_to_meet(2, 1)
+    >>> round(mean, 6), round(deviation**2, 6)
+    (3.0, 2.0)
+    """
+    num_clients = check_integer("num_clients", num_clients, minimum=1)
+    drawn = _clients_per_round(per_round, num_clients)
+    share = check_real("share", share, above=0)
+    if share > 1:
+        raise ValueError(f"share must be at most 1, got {share:g}")
+    # Rounded first: 0.07·100 is 7.000000000000001 in floats, and means 7.
+    wanted = max(1, math.ceil(round(share * num_clients, 9)))
+    # The first round meets `drawn` clients for sure. Entries past `wanted` stay 0: nothing is left to wait.
+    mean, variance = np.zeros((2, num_clients + 1))
+    for met in range(wanted - 1, drawn - 1, -1):
+        weight = _new_clients(num_clients - met, met, drawn)
+        new, after = weight[1:], slice(met + 1, met + weight.size)
+        moves = new.sum()
+        mean[met] = (weight.sum() + new @ mean[after]) / moves
+        gap = mean[met : met + weight.size] + 1 - mean[met]
+        variance[met] = (new @ variance[after] + weight @ np.square(gap)) / moves
+    start = min(drawn, wanted)
+    return 1.0 + float(mean[start]), math.sqrt(variance[start])
+
+
+def _new_clients(unmet: int, met: int, drawn: int) -> np.ndarray:
+    """Probabilities of 0, 1, … new clients in a round, up to a common factor; ``met`` is at least ``drawn``."""
+    j = np.arange(min(unmet, drawn))
+    # p_{j+1}/p_j. In logarithms, as products of thousands of ratios leave the range of floats.
+    ratio = (unmet - j) * (drawn - j) / ((j + 1) * (met - drawn + j + 1))
+    log_weight = np.concatenate([[0.0], np.cumsum(np.log(ratio))])
+    return np.exp(log_weight - log_weight.max())
+
+
+def _clients_per_round(per_round: int | float, num_clients: int) -> int:
+    """``per_round`` as a number of clients in [1, K]."""
+    if isinstance(per_round, float | np.floating):
+        share = check_real("per_round", per_round, above=0)
+        if share > 1:
+            raise ValueError(f"per_round, as a share of the clients, must be at most 1, got {share:g}")
+        return max(1, round(share * num_clients))
+    drawn = check_integer("per_round", per_round, minimum=1)
+    if drawn > num_clients:
+        raise ValueError(f"per_round must be at most num_clients, {num_clients}, got {drawn}")
+    return drawn
