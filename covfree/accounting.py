@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Integer
 
-from covfree.methods import Method
+from covfree.methods import Examples, Method
 from covfree.methods.method import MessageKind
 from covfree.statistics import count_rows
 from covfree.types import AnyArray, Message
@@ -35,7 +35,7 @@ class Upload(NamedTuple):
 def formula_bytes(message: MessageKind, *, rows: int, clients: int, dim: int) -> int:
     """Bytes of statistics by the papers' formulas.
 
-    FedNCM and FedCOF send 4·M·d; Fed3R 4·(K·d² + M·d); FedCOF's oracle 4·M·(d² + d).
+    FedNCM and FedCOF send 4·M·d; Fed3R, FedCGS and AFL 4·(K·d² + M·d); FedCOF's oracle and CCVR 4·M·(d² + d).
 
     Args:
         message: a method's ``message``.
@@ -51,7 +51,7 @@ def formula_bytes(message: MessageKind, *, rows: int, clients: int, dim: int) ->
     >>> formula_bytes("rows", rows=2870, clients=100, dim=1280) / 1e6
     14.6944
     """
-    matrices = {"rows": 0, "gram": clients, "scatter": clients, "covariances": rows}
+    matrices = {"rows": 0, "gram": clients, "solutions": clients, "covariances": rows}
     if message not in matrices:
         raise ValueError(f"message: expected one of {', '.join(matrices)}, got {message!r}")
     return FLOAT_BYTES * (rows * dim + matrices[message] * dim * dim)
@@ -67,13 +67,13 @@ def message_bytes(message: Message) -> Upload:
     >>> message_bytes(Message(covfree.Rows(jnp.ones((3, 10)), jnp.array([2, 0, 5]), jnp.array([0, -1, 1]))))
     Upload(statistics=80, counts=16)
     """
-    kept = (np.asarray(message.rows.count) > 0) & (np.asarray(message.rows.label) >= 0)
-    statistics = message.rows.mean[kept].nbytes
+    rows = message.rows
+    sketch = False if rows.sketch is None else np.asarray(rows.sketch)
+    kept = (np.asarray(rows.count) > 0) & ((np.asarray(rows.label) >= 0) | sketch)
+    sent = [rows.mean[kept]] if rows.covariance is None else [rows.mean[kept], rows.covariance[kept]]
     if message.matrix is not None:
-        statistics += message.matrix.nbytes
-    if message.covariances is not None:
-        statistics += message.covariances[kept].nbytes
-    return Upload(statistics, 8 * int(kept.sum()))
+        sent.append(message.matrix)
+    return Upload(sum(array.nbytes for array in sent), 8 * int(kept.sum()))
 
 
 def upload(
@@ -85,17 +85,61 @@ def upload(
 ) -> Upload:
     """Bytes that all clients of a federation send, without making their messages.
 
-    Equal to the sum of `message_bytes` over the clients' messages (float32). A client without examples
-    sends nothing.
+    Equal to the sum of `message_bytes` over the clients' messages (float32), unless a transform of the method
+    drops rows. A client without examples sends nothing.
 
     Args:
         method: the method.
         labels: classes of all examples; below 0 is padding.
         clients: their clients; below 0 is padding.
-        dim: d.
+        dim: d of the features, before any map of them.
     """
     labels, clients = np.asarray(labels), np.asarray(clients)
-    subsets = getattr(method.summary, "num_subsets", 1)
-    rows = count_rows(labels, clients, subsets)
-    senders = len(np.unique(clients[(clients >= 0) & (labels >= 0)]))
+    dim = dim if method.features is None else method.features.num_features
+    if not isinstance(method.summary, Examples):
+        rows, floats = method.summary.floats(labels, clients, dim)
+        return Upload(FLOAT_BYTES * floats, 8 * rows)
+    rows, senders = count_rows(labels, clients), _senders(labels, clients)
     return Upload(formula_bytes(method.message, rows=rows, clients=senders, dim=dim), 8 * rows)
+
+
+def client_flops(
+    method: Method,
+    labels: Integer[AnyArray, " examples"],
+    clients: Integer[AnyArray, " examples"],
+    *,
+    dim: int,
+) -> int:
+    """Floating-point operations of all clients together, from the backbone's features to the message.
+
+    Leading terms, a multiplication and an addition counted as two: class means n·d, Gram matrices and
+    covariances 2·n·d² beside, AFL's own solutions d³/3 + 2·d²·C_k a client more, a map to D features 2·n·d·D.
+    The forward pass of the backbone, usually far more, is not in it.
+
+    Args:
+        method: the method.
+        labels: classes of all examples; below 0 is padding.
+        clients: their clients; below 0 is padding.
+        dim: d of the features, before any map of them.
+
+    >>> import covfree, numpy as np
+    >>> labels, clients = np.zeros(100, int), np.arange(100) % 10
+    >>> [client_flops(m, labels, clients, dim=50) for m in (covfree.fedcof(), covfree.fed3r())]
+    [5000, 505000]
+    """
+    labels, clients = np.asarray(labels), np.asarray(clients)
+    kept = (labels >= 0) & (clients >= 0)
+    labels, clients = labels[kept], clients[kept]
+    flops, size = 0, len(labels)
+    if method.features is not None:
+        flops, dim = 2 * size * dim * method.features.num_features, method.features.num_features
+    if not isinstance(method.summary, Examples):
+        return flops + method.summary.flops(labels, clients, dim)
+    flops += size * dim + 2 * size * dim**2
+    if method.message == "solutions":
+        flops += _senders(labels, clients) * dim**3 // 3 + 2 * dim**2 * count_rows(labels, clients)
+    return flops
+
+
+def _senders(labels: np.ndarray, clients: np.ndarray) -> int:
+    return len(np.unique(clients[(clients >= 0) & (labels >= 0)]))

@@ -102,13 +102,18 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
         raise ValueError(
             f"label: row {row} has label {label[row]}; expected labels below num_classes = {num_classes}"
         )
-    position = _first_non_finite(mean, (count > 0) & (label >= 0))
-    if position is not None:
-        row, column = position
-        raise ValueError(
-            f"mean: row {row} (class {label[row]}) holds {mean[row, column]} at position {column}; "
-            "expected finite numbers"
-        )
+    used = (count > 0) & (label >= 0 if rows.sketch is None else (label >= 0) | np.asarray(rows.sketch))
+    for name, values in (("mean", mean), ("covariance", rows.covariance)):
+        if values is None:
+            continue
+        flat = np.asarray(values).reshape(len(label), -1)
+        position = _first_non_finite(flat, used)
+        if position is not None:
+            row, column = position
+            raise ValueError(
+                f"{name}: row {row} (class {label[row]}) holds {flat[row, column]} at position {column}; "
+                "expected finite numbers"
+            )
 
 
 def check_row_structure(rows: Rows, *, dim: int | None = None) -> None:
@@ -123,9 +128,15 @@ def check_row_structure(rows: Rows, *, dim: int | None = None) -> None:
     shape = np.shape(rows.mean)
     if len(shape) != 2 or (dim is not None and shape[1] != dim):
         raise ValueError(f"mean: expected shape [rows, {'dim' if dim is None else dim}], got {list(shape)}")
-    for name, array in (("count", rows.count), ("label", rows.label)):
-        if np.shape(array) != shape[:1]:
+    for name, array in (("count", rows.count), ("label", rows.label), ("sketch", rows.sketch)):
+        if array is not None and np.shape(array) != shape[:1]:
             raise ValueError(f"{name}: expected shape [{shape[0]}] as mean has, got {list(np.shape(array))}")
+    structures = (shape[:1], shape, (*shape, shape[1]))
+    if rows.covariance is not None and np.shape(rows.covariance) not in structures:
+        raise ValueError(
+            f"covariance: expected shape {list(shape[:1])}, {list(shape)} or {[*shape, shape[1]]} "
+            f"as mean has, got {list(np.shape(rows.covariance))}"
+        )
 
 
 def check_positive(name: str, value: int) -> None:
@@ -134,6 +145,12 @@ def check_positive(name: str, value: int) -> None:
         raise TypeError(f"{name}: expected an integer of at least 1, got {value!r}")
     if value.__index__() < 1:
         raise ValueError(f"{name}: expected an integer of at least 1, got {value!r}")
+
+
+def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
+    """Raise unless a static option is one of these."""
+    if value not in choices:
+        raise ValueError(f"{name}: expected one of {choices}, got {value!r}")
 
 
 def check_strength(name: str, value: Any) -> Any:

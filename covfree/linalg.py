@@ -83,6 +83,11 @@ class Scatter:
             return Scatter(self.value + symmetric_product(factor), self.shift)
         return Scatter.from_factor(jnp.concatenate([self.value, factor])).shifted(self.shift)
 
+    def with_diagonal(self, diagonal: Float[Array, " dim"]) -> Scatter:
+        """The matrix plus a diagonal one, in full."""
+        value = symmetric_product(self.value) if self.factored else self.value
+        return Scatter(value + jnp.diag(diagonal), self.shift)
+
     def dense(self) -> Float[Array, "dim dim"]:
         """The matrix in full."""
         matrix = symmetric_product(self.value) if self.factored else self.value

@@ -5,7 +5,8 @@ Axes, everywhere: ``examples`` (n), ``dim`` (d), ``classes`` (C), ``clients`` (K
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any, NamedTuple, TypeAlias
 
@@ -27,6 +28,10 @@ Scalar: TypeAlias = float | int | Real[Array, ""]
 RowCovariance: TypeAlias = (
     Float[AnyArray, "rows dim dim"] | Float[AnyArray, "rows dim"] | Float[AnyArray, " rows"]
 )
+
+
+# A classifier: a callable pytree, features [*batch, dim] to a score for each class.
+Head: TypeAlias = Callable[[Any], jax.Array]
 
 
 def is_traced(*values: Any) -> bool:
@@ -179,15 +184,17 @@ class Message:
     """What one client sends, or what several send together.
 
     Attributes:
-        rows: class means and counts of the classes that the client holds.
-        matrix: Fed3R's F Fᵀ (its class sums are the means times their counts), or without between-class
-            scatter the scatter of the client's examples about its own class means. Adds up over clients.
-        covariances: the oracle's unbiased covariance of each row's examples, 0 with fewer than 2.
+        rows: class means and counts of the classes that the client holds, or other rows that its method
+            sends.
+        matrix: Fed3R's F Fᵀ (its class sums are the means times their counts), or AFL's F Fᵀ + γI. Adds up
+            over clients.
+        solved: whether the rows hold, in the place of class means, the columns of the client's own ridge
+            solution with ``matrix``, as AFL sends them. What `collect` gives never does.
     """
 
     rows: Rows
     matrix: Float[AnyArray, "dim dim"] | None = None
-    covariances: Float[AnyArray, "rows dim dim"] | None = None
+    solved: bool = field(default=False, metadata={"static": True})
 
 
 class LinearHead(NamedTuple):

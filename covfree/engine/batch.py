@@ -14,8 +14,8 @@ from jaxtyping import Array, Float, Integer
 from covfree import linalg
 from covfree.checks import check
 from covfree.estimators import first_moments
-from covfree.methods import Factor, Method
-from covfree.types import AnyArray, LinearHead, Message, PRNGKey, Rows, is_traced
+from covfree.methods import Factor, Kept, Method
+from covfree.types import AnyArray, Head, Message, PRNGKey, Rows, is_traced
 
 
 @partial(jax.jit, static_argnames="num_classes")
@@ -28,21 +28,27 @@ def accumulate(method: Method, rows: Rows, *, num_classes: int) -> tuple[Any, ..
         num_classes: C, static.
 
     Returns:
-        One total a phase; what a phase marked as a `Factor` is a `covfree.linalg.Scatter`.
+        One total a phase; what a phase marked as a `Factor` is a `covfree.linalg.Scatter`, what it marked
+        as `Kept` the `Rows`.
     """
 
+    def special(term: Any) -> bool:
+        return isinstance(term, (Factor, Kept))
+
     def reduce(term: Any) -> Any:
-        return linalg.Scatter.from_factor(term.rows) if isinstance(term, Factor) else term
+        if isinstance(term, Factor):
+            return linalg.Scatter.from_factor(term.rows)
+        return term.rows if isinstance(term, Kept) else term
 
     totals: tuple[Any, ...] = ()
     for phase in method.phases:
         terms = phase(method.params, totals, rows, num_classes)
-        totals += (jax.tree.map(reduce, terms, is_leaf=lambda term: isinstance(term, Factor)),)
+        totals += (jax.tree.map(reduce, terms, is_leaf=special),)
     return totals
 
 
 @jax.jit
-def solve_totals(method: Method, *totals: Any) -> LinearHead:
+def solve_totals(method: Method, *totals: Any) -> Head:
     """The head from totals that were summed elsewhere, e.g. over clients' messages.
 
     Args:
@@ -53,7 +59,7 @@ def solve_totals(method: Method, *totals: Any) -> LinearHead:
 
 
 @partial(jax.jit, static_argnames="num_classes")
-def solve_rows(method: Method, rows: Rows, *, num_classes: int) -> LinearHead:
+def solve_rows(method: Method, rows: Rows, *, num_classes: int) -> Head:
     """The head from the rows that a server holds.
 
     Args:
@@ -75,7 +81,7 @@ def solve_rows(method: Method, rows: Rows, *, num_classes: int) -> LinearHead:
 
 
 @partial(jax.jit, static_argnames="num_classes")
-def solve_message(method: Method, message: Message, *, num_classes: int) -> LinearHead:
+def solve_message(method: Method, message: Message, *, num_classes: int) -> Head:
     """The head from what clients sent: the server's side of a real federation.
 
     Args:
@@ -178,23 +184,26 @@ def summarise(
         features: features of all examples.
         labels: their classes; below 0 is padding.
         clients: their clients; below 0 is padding.
-        key: PRNG key for methods that cut classes into random subsets.
+        key: PRNG key for methods that draw at random.
 
     Returns:
-        The rows, padded to a size that federations of about the same size share; under ``jit``, to the
-        number of examples.
+        The rows as they leave the clients, padded to a size that federations of about the same size share;
+        under ``jit``, to the number of examples.
     """
     if is_traced(labels, clients):
-        num_rows = max(1, labels.shape[0])
+        sizes = method.summary.bounds(labels.shape[0])
     else:
         clients = _small_ids(clients)
-        num_rows = _bucket(method.summary.count(np.asarray(labels), np.asarray(clients)))
-    return _summarise(method, features, labels, clients, key, num_rows)
+        sizes = tuple(_bucket(size) for size in method.summary.sizes(np.asarray(labels), np.asarray(clients)))
+    return _summarise(method, features, labels, clients, key, sizes)
 
 
-@partial(jax.jit, static_argnames="num_rows")
-def _summarise(method: Method, features: Any, labels: Any, clients: Any, key: Any, num_rows: int) -> Rows:
-    return method.summary.all_clients(features, labels, clients, num_rows, key)
+@partial(jax.jit, static_argnames="sizes")
+def _summarise(
+    method: Method, features: Any, labels: Any, clients: Any, key: Any, sizes: tuple[int, ...]
+) -> Rows:
+    features = method.mapped(features)
+    return method.sent(method.summary.all_clients(features, labels, clients, sizes, key), key)
 
 
 def fit(
@@ -205,7 +214,7 @@ def fit(
     *,
     num_classes: int | None = None,
     key: PRNGKey | None = None,
-) -> LinearHead:
+) -> Head:
     """Simulate a federation in one call: examples of all clients in, the server's head out.
 
     Args:
@@ -214,7 +223,7 @@ def fit(
         labels: [examples], integers; below 0 is padding.
         clients: [examples], integers in any order, gaps allowed; below 0 is padding.
         num_classes: C; by default the largest label plus 1. Needed under ``jit``.
-        key: PRNG key for methods that cut classes into random subsets.
+        key: PRNG key for methods that draw at random.
 
     Returns:
         The head.
@@ -246,19 +255,19 @@ def fit(
 
 @jax.jit
 def evaluate(
-    head: LinearHead, features: Float[AnyArray, "examples dim"], labels: Integer[AnyArray, " examples"]
+    head: Head, features: Float[AnyArray, "examples dim"], labels: Integer[AnyArray, " examples"]
 ) -> Float[Array, ""]:
     """Share of the examples whose class the head predicts, in [0, 1].
 
     Args:
-        head: a linear head.
+        head: a classifier.
         features: test features.
         labels: their classes; below 0 is padding. A class that the head never saw counts as an error.
 
     Returns:
         The accuracy; NaN if there is no example.
     """
-    scores = head(features.astype(head.weight.dtype))
+    scores = head(features)
     # A head that saw no class at all predicts none, though the largest of equal scores is the first.
     right = (scores.argmax(-1) == labels) & (scores.max(-1) > -jnp.inf) & (labels >= 0)
     return right.sum() / (labels >= 0).sum()

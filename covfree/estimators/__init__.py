@@ -6,6 +6,7 @@ from covfree.estimators.covariance import estimate_covariance as estimate_covari
 from covfree.estimators.covariance import estimate_covariances as estimate_covariances
 from covfree.estimators.moments import first_moments as first_moments
 from covfree.estimators.scatter import Freedom as Freedom
+from covfree.estimators.scatter import ScatterChoice as ScatterChoice
 from covfree.estimators.scatter import Weighting as Weighting
 from covfree.estimators.scatter import between_scatter as between_scatter
 from covfree.estimators.scatter import gram_factor as gram_factor

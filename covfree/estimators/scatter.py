@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from covfree.checks import check_choice
 from covfree.estimators.moments import row_counts, row_labels, row_means, valid_rows
 from covfree.linalg import Scatter, as_scatter
 from covfree.products import symmetric_product
@@ -18,6 +19,8 @@ from covfree.types import AnyArray, Moments, Rows
 _ROUNDING = 64
 
 Weighting: TypeAlias = Literal["per_class", "pooled"]
+# The parts of the Gram matrix that a ridge head is given.
+ScatterChoice: TypeAlias = Literal["both", "within", "between"]
 
 
 def class_weights(moments: Moments, weighting: Weighting) -> Float[Array, " classes"]:
@@ -25,14 +28,13 @@ def class_weights(moments: Moments, weighting: Weighting) -> Float[Array, " clas
 
     See `within_scatter` for the two weightings and their derivation.
     """
+    check_choice("weighting", weighting, get_args(Weighting))
     if weighting == "per_class":
         numerator = jnp.maximum(moments.count.astype(moments.total.dtype) - 1, 0)
         denominator = (moments.rows - 1).astype(moments.total.dtype)
-    elif weighting == "pooled":
+    else:
         numerator = jnp.broadcast_to(moments.within_degrees, moments.rows.shape)
         denominator = jnp.broadcast_to(moments.spread_degrees, moments.rows.shape)
-    else:
-        raise ValueError(f"weighting: expected one of {get_args(Weighting)}, got {weighting!r}")
     spread = (moments.rows > 1) & (denominator > 0)
     return jnp.where(spread, numerator / jnp.where(spread, denominator, 1), 0)
 
@@ -80,12 +82,16 @@ class Freedom:
 
 
 def centred_rows(
-    rows: Rows, moments: Moments, class_weight: Float[Array, " classes"]
+    rows: Rows,
+    moments: Moments,
+    class_weight: Float[Array, " classes"],
+    centres: Float[Array, "classes dim"] | None = None,
 ) -> Float[Array, "rows dim"]:
-    """Rows √(w_c n_r) (x_r − μ_c), 0 where the row is padding."""
+    """Rows √(w_c n_r) (x_r − μ_c), 0 where the row is padding; about other centres than μ_c where given."""
+    centres = moments.mean if centres is None else centres
     valid = valid_rows(rows, class_weight.shape[0])
     label = jnp.where(valid, row_labels(rows), 0)
-    mean, centre = row_means(rows, valid), jnp.where(valid[:, None], moments.mean[label], 0)
+    mean, centre = row_means(rows, valid), jnp.where(valid[:, None], centres[label], 0)
     # Centring before squaring: E[xxᵀ] − μμᵀ would cancel where the mean is large against the spread.
     centred = mean - centre
     # What is left of equal rows is the rounding of their mean, which no scale-free rule must take for spread.
@@ -180,25 +186,35 @@ def between_scatter(moments: Moments) -> Float[Array, "dim dim"]:
 
 
 def total_gram(
-    within: Float[AnyArray, "dim dim"] | Scatter, moments: Moments, *, between_class: bool = True
+    within: Float[AnyArray, "dim dim"] | Scatter, moments: Moments, *, scatter: ScatterChoice = "both"
 ) -> Scatter:
-    """The Gram matrix F Fᵀ put together from its parts, with or without the scatter between classes.
+    """The Gram matrix F Fᵀ put together from its parts, all of them or some.
 
     F Fᵀ = Σ_c (N_c − 1) Σ_c + Σ_c N_c (μ_c − μ_g)(μ_c − μ_g)ᵀ + N μ_g μ_gᵀ: within, between, and the grand
-    mean. FedCOF drops the second and keeps the third, as a ridge head has no intercept.
+    mean, which is always kept, as a ridge head has no intercept.
 
     Args:
-        within: the within-class scatter, exact or estimated.
+        within: the within-class scatter, exact or estimated; a multiple of I in it (`Scatter.shift`) is
+            regularisation, and kept in every case.
         moments: phase one of all rows.
-        between_class: whether to add the scatter between classes.
+        scatter: ``"both"`` for F Fᵀ itself; ``"within"`` without the scatter between classes, FedCOF's
+            choice; ``"between"`` without that within them.
 
     Returns:
         The Gram matrix, kept as a factor where ``within`` is one of few rows.
 
-    Source: FedCOF (Goswami et al. 2024), Prop. 2.
+    Raises:
+        ValueError: if ``scatter`` is unknown.
+
+    Source: FedCOF (Goswami et al. 2024), Prop. 2; the three choices are those of its Table 7.
     """
+    check_choice("scatter", scatter, get_args(ScatterChoice))
+    within = as_scatter(within)
+    if scatter == "between":
+        nothing = jnp.zeros((1, within.dim), within.value.dtype)
+        within = Scatter.from_factor(nothing).shifted(within.shift)
     count = moments.count.sum().astype(moments.total.dtype)
     parts = [jnp.sqrt(count) * moments.grand_mean[None, :]]
-    if between_class:
+    if scatter != "within":
         parts.append(_between_factor(moments))
-    return as_scatter(within).with_factor(jnp.concatenate(parts))
+    return within.with_factor(jnp.concatenate(parts))

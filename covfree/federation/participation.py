@@ -38,10 +38,8 @@ def participation(
         TypeError: if an argument has another type.
         ValueError: if an argument is out of its range.
 
-    Source: Fed3R (Fanì et al. 2024), Appendix I, which compares sampling with and without replacement.
-
     >>> participation(6, 2, 3, seed=0, replacement=False).tolist()
-    [2, 1, 2, 0, 1, 0]
+    [2, 2, 0, 0, 1, 1]
     """
     num_clients = check_integer("num_clients", num_clients, minimum=1)
     drawn = _clients_per_round(per_round, num_clients)
@@ -92,7 +90,7 @@ def rounds_to_meet(num_clients: int, per_round: int | float, share: float = 1.0)
     """
     num_clients = check_integer("num_clients", num_clients, minimum=1)
     drawn = _clients_per_round(per_round, num_clients)
-    share = check_real("share", share, above=0)
+    share = check_real("share", share, above=0.0)
     if share > 1:
         raise ValueError(f"share must be at most 1, got {share:g}")
     # Rounded first: 0.07·100 is 7.000000000000001 in floats, and means 7.
@@ -111,7 +109,7 @@ def rounds_to_meet(num_clients: int, per_round: int | float, share: float = 1.0)
 
 
 def _new_clients(unmet: int, met: int, drawn: int) -> np.ndarray:
-    """Probabilities of 0, 1, … new clients in a round, up to a common factor; ``met`` is at least ``drawn``."""
+    """Probabilities of 0, 1, … new clients in a round, up to a factor; ``met`` is at least ``drawn``."""
     j = np.arange(min(unmet, drawn))
     # p_{j+1}/p_j. In logarithms, as products of thousands of ratios leave the range of floats.
     ratio = (unmet - j) * (drawn - j) / ((j + 1) * (met - drawn + j + 1))
@@ -122,7 +120,7 @@ def _new_clients(unmet: int, met: int, drawn: int) -> np.ndarray:
 def _clients_per_round(per_round: int | float, num_clients: int) -> int:
     """``per_round`` as a number of clients in [1, K]."""
     if isinstance(per_round, float | np.floating):
-        share = check_real("per_round", per_round, above=0)
+        share = check_real("per_round", per_round, above=0.0)
         if share > 1:
             raise ValueError(f"per_round, as a share of the clients, must be at most 1, got {share:g}")
         return max(1, round(share * num_clients))

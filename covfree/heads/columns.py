@@ -35,3 +35,10 @@ def head_for_present(
     """A head in which a class without examples has weight 0 and bias −∞, so that it is never predicted."""
     present = moments.present
     return LinearHead(jnp.where(present[None, :], weight, 0), jnp.where(present, bias, -jnp.inf))
+
+
+def log_priors(moments: Moments) -> Float[Array, " classes"]:
+    """Log π_c of the classes' shares N_c/N; finite, with a finite derivative, for an absent class too."""
+    count = moments.count.astype(moments.total.dtype)
+    total = count.sum()
+    return jnp.log(jnp.where(count > 0, count, 1)) - jnp.log(jnp.where(total > 0, total, 1))

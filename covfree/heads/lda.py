@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
-from covfree.heads.columns import fitting, head_for_present
+from covfree.heads.columns import fitting, head_for_present, log_priors
 from covfree.linalg import Scatter, factorise, solve
 from covfree.types import AnyArray, LinearHead, Moments
 
@@ -43,8 +43,7 @@ def lda_head(
     mean = moments.mean
     weight = solve(factorise(fitting("covariance", covariance, moments)), mean.T)
     if priors is None:
-        count = moments.count.astype(mean.dtype)
-        log_prior = _safe_log(count) - _safe_log(count.sum())
+        log_prior = log_priors(moments)
     else:
         priors = jnp.asarray(priors)
         if priors.shape != moments.count.shape:
@@ -52,8 +51,3 @@ def lda_head(
         log_prior = jnp.log(priors) - jnp.log(priors.sum())
     bias = -0.5 * jnp.sum(mean.T * weight, axis=0) + log_prior
     return head_for_present(weight, bias, moments)
-
-
-def _safe_log(count: Float[Array, "..."]) -> Float[Array, "..."]:
-    # An absent class gets its −∞ from `head_for_present`; log(0) here would make its derivative NaN.
-    return jnp.log(jnp.where(count > 0, count, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -56,16 +57,38 @@ def softmax_head(
     >>> head(jnp.array([[3.0], [4.0]])).argmax(-1).tolist()
     [0, 1]
     """
-    # Not at the top: ``import covfree`` should not wait for it.
-    import optax
-
     features, labels = as_examples(features, labels=labels)
     check_positive("num_classes", num_classes)
     check_positive("num_steps", num_steps)
     dtype = accumulation_dtype(features)
     l2 = jnp.asarray(check_strength("l2", l2), dtype)
     kept = (labels >= 0) & (labels < num_classes)
-    share = kept.astype(dtype) if weight is None else _checked_weight(weight, kept).astype(dtype)
+    share = kept.astype(dtype)
+    if weight is not None:
+        if jnp.shape(weight) != labels.shape:
+            raise ValueError(
+                f"weight: expected shape [{labels.shape[0]}], one for each example, "
+                f"got {list(jnp.shape(weight))}"
+            )
+        share = jnp.where(kept, weight, 0).astype(dtype)
+    return _fit(features, jnp.where(kept, labels, -1), share, l2, num_classes, num_steps)
+
+
+@partial(jax.jit, static_argnames=("num_classes", "num_steps"))
+def _fit(
+    features: Float[Array, "examples dim"],
+    labels: Integer[Array, " examples"],
+    share: Float[Array, " examples"],
+    l2: Float[Array, ""],
+    num_classes: int,
+    num_steps: int,
+) -> LinearHead:
+    """Fit from checked arguments; labels are −1 and shares 0 where there is padding."""
+    # Not at the top: ``import covfree`` should not wait for it.
+    import optax
+
+    dtype = share.dtype
+    kept = labels >= 0
     share = share / jnp.where(share.sum() > 0, share.sum(), 1)
     class_of = jnp.where(kept, labels, 0)
     present = jax.ops.segment_sum(share, class_of, num_classes) > 0
@@ -93,21 +116,22 @@ def softmax_head(
     tolerance = jnp.sqrt(jnp.finfo(dtype).eps)
 
     def unfinished(carry: tuple[Any, ...]) -> jax.Array:
-        _, _, step, largest = carry
+        _, _, _, slope, step = carry
+        largest = jnp.stack([jnp.abs(x).max() for x in jax.tree.leaves(slope)]).max()
         return (step < num_steps) & (largest > tolerance)
 
     def one_step(carry: tuple[Any, ...]) -> tuple[Any, ...]:
-        head, state, step, _ = carry
-        value, slope = value_and_grad(head, state=state)
+        head, state, value, slope, step = carry
         updates, after = optimiser.update(slope, state, head, value=value, grad=slope, value_fn=loss)
-        largest = jnp.maximum(jnp.abs(slope.weight).max(), jnp.abs(slope.bias).max())
         # optax holds some of its numbers in the default type, which may be wider than the features'.
         after = jax.tree.map(lambda new, old: new.astype(old.dtype), after, state)
-        moved = jax.tree.map(lambda x, change: x + change.astype(dtype), head, updates)
-        return moved, after, step + 1, largest
+        moved = jax.tree.map(lambda x, change: x + change.astype(x.dtype), head, updates)
+        # The line search has been there: this takes what it saw.
+        return moved, after, *value_and_grad(moved, state=after), step + 1
 
     start = LinearHead(jnp.zeros((features.shape[1], num_classes), dtype), jnp.zeros(num_classes, dtype))
-    carry = (start, optimiser.init(start), jnp.int32(0), jnp.full((), jnp.inf, dtype))
+    state = optimiser.init(start)
+    carry = (start, state, *value_and_grad(start, state=state), jnp.int32(0))
     head = jax.lax.while_loop(unfinished, one_step, carry)[0]
     slopes = head.weight / spread
     bias = head.bias - product(mean, slopes)[0]

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import jax.numpy as jnp
 
-from covfree.checks import check_strength
+from covfree.checks import check_choice, check_strength
 from covfree.estimators import first_moments, gram_factor, total_gram, within_factor
 from covfree.estimators.moments import example_moments
-from covfree.estimators.scatter import centred_rows
+from covfree.features import FeatureMap
 from covfree.heads import ridge_head
 from covfree.linalg import Scatter
 from covfree.methods.fedncm import moments_phase
-from covfree.methods.method import Examples, Factor, Method, sent_matrix
+from covfree.methods.method import Factor, Method, sent_matrix
+from covfree.methods.summaries import Examples
+from covfree.products import product
 from covfree.types import LinearHead, Message, Moments, Rows, Scalar
 
 
-def _gram_phase(params: Scalar, totals: tuple[()], rows: Rows, num_classes: int) -> tuple[Moments, Factor]:
+def gram_phase(params: object, totals: tuple[()], rows: Rows, num_classes: int) -> tuple[Moments, Factor]:
+    """Class sums, counts and the Gram matrix."""
     return first_moments(rows, num_classes), Factor(gram_factor(rows, num_classes))
 
 
@@ -27,7 +32,8 @@ def _gram_head(ridge: Scalar, system: Scatter, totals: tuple[Moments, Scatter]) 
     return ridge_head(system, totals[0])
 
 
-def _gram_merge(ridge: Scalar, message: Message, num_classes: int) -> tuple[tuple[Moments, Scatter]]:
+def gram_merge(params: object, message: Message, num_classes: int) -> tuple[tuple[Moments, Scatter]]:
+    """The totals of `gram_phase` from what clients sent."""
     matrix = sent_matrix(message.matrix, "matrix")
     return ((example_moments(message.rows, num_classes), Scatter.from_matrix(matrix)),)
 
@@ -37,7 +43,7 @@ def _within_phase(params: Scalar, totals: tuple[Moments], rows: Rows, num_classe
 
 
 def _within_system(ridge: Scalar, moments: Moments, within: Scatter) -> Scatter:
-    return total_gram(within, moments, between_class=False).shifted(ridge)
+    return total_gram(within, moments, scatter="within").shifted(ridge)
 
 
 def _within_head(ridge: Scalar, system: Scatter, moments: Moments, within: Scatter) -> LinearHead:
@@ -45,14 +51,19 @@ def _within_head(ridge: Scalar, system: Scatter, moments: Moments, within: Scatt
 
 
 def _within_merge(ridge: Scalar, message: Message, num_classes: int) -> tuple[Moments, Scatter]:
-    """Scatter about the clients' own means, and of those about the global ones: nothing cancels."""
+    """F Fᵀ − Σ_c N_c μ_c μ_cᵀ: of what clients sent it needs sums over clients alone."""
     moments = example_moments(message.rows, num_classes)
-    between_clients = centred_rows(message.rows, moments, jnp.ones_like(moments.total[:, 0]))
-    matrix = sent_matrix(message.matrix, "matrix")
-    return moments, Scatter.from_matrix(matrix).with_factor(between_clients)
+    means = moments.mean * jnp.sqrt(moments.count.astype(moments.total.dtype))[:, None]
+    matrix = jnp.asarray(sent_matrix(message.matrix, "matrix"))
+    return moments, Scatter.from_matrix(matrix - product(means.T, means))
 
 
-def fed3r(ridge: Scalar = 1.0, between_class: bool = True) -> Method:
+def fed3r(
+    ridge: Scalar = 1.0,
+    scatter: Literal["both", "within"] = "both",
+    *,
+    features: FeatureMap | None = None,
+) -> Method:
     """Fed3R: clients send their Gram matrix F Fᵀ and class sums, the server solves ridge regression.
 
     Equal to ridge regression to one-hot labels on the pooled features, with columns scaled to norm 1.
@@ -60,22 +71,40 @@ def fed3r(ridge: Scalar = 1.0, between_class: bool = True) -> Method:
 
     Args:
         ridge: λ, at least 0.
-        between_class: False leaves the scatter between classes out of the Gram matrix, as FedCOF does.
-            Clients then send the scatter of their examples about their own class means, at the same
-            bytes: F Fᵀ − Σ_c N_c μ_c μ_cᵀ would give the same from F Fᵀ, but cancels in float32 where the
-            mean is large against the spread.
+        scatter: ``"within"`` takes the scatter between classes out of the Gram matrix, as FedCOF does. The
+            server does so from the sums over all clients (of F Fᵀ, the class sums and the counts), which is
+            all that it sees under secure aggregation. In float32 the difference F Fᵀ − Σ_c N_c μ_c μ_cᵀ is
+            off by about eps·(1 + m²/s²) of itself, for features of mean m and spread s within classes.
+        features: a map of features that all parties share; random Fourier features make this Fed3R-RF.
 
     Raises:
-        ValueError: if ``ridge`` is negative or not finite.
+        ValueError: if ``ridge`` is negative or not finite, or ``scatter`` unknown.
 
-    Source: Fanì, Camoriano, Caputo and Ciccone (2024), eq. 4 to 7; without between-class scatter, FedCOF
-    (Goswami et al. 2024), section 4.3.
+    Source: Fanì, Camoriano, Caputo and Ciccone (2024), eq. 4 to 7; Fed3R-RF: its section 4.2; without
+    between-class scatter, FedCOF (Goswami et al. 2024), section 4.3.
     """
     check_strength("ridge", ridge)
-    if between_class:
-        phases = (_gram_phase,)
-        return Method(ridge, "fed3r", Examples(), phases, _gram_system, _gram_head, "gram", _gram_merge)
-    phases = (moments_phase, _within_phase)
+    check_choice("scatter", scatter, ("both", "within"))
+    if scatter == "both":
+        return Method(
+            ridge,
+            "fed3r",
+            Examples(),
+            (gram_phase,),
+            _gram_system,
+            _gram_head,
+            "gram",
+            gram_merge,
+            features,
+        )
     return Method(
-        ridge, "fed3r-within", Examples(), phases, _within_system, _within_head, "scatter", _within_merge
+        ridge,
+        "fed3r-within",
+        Examples(),
+        (moments_phase, _within_phase),
+        _within_system,
+        _within_head,
+        "gram",
+        _within_merge,
+        features,
     )

@@ -6,88 +6,92 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
-from covfree.estimators import Weighting, total_gram
+from covfree.checks import check_choice
+from covfree.estimators import ScatterChoice, Weighting, total_gram
 from covfree.estimators.covariance import covariance_scatter
 from covfree.estimators.moments import example_moments
-from covfree.estimators.scatter import Freedom, centred_rows, class_weights
 from covfree.estimators.shrinkage import Shrinkage, as_shrinkage
+from covfree.features import FeatureMap
 from covfree.heads import lda_head, ridge_head
 from covfree.linalg import Scatter
-from covfree.methods.fedncm import moments_phase
-from covfree.methods.method import ClassMeans, Examples, Factor, Method, Summary, sent_matrix
-from covfree.types import LinearHead, Message, Moments, Rows, Scalar
-
-
-def _oracle_merge(
-    shrinkage: Shrinkage, message: Message, num_classes: int
-) -> tuple[Moments, tuple[Scatter, Any]]:
-    covariances = sent_matrix(message.covariances, "covariances")
-    if shrinkage.needs_rows:
-        raise ValueError("shrinkage: the rule looks at single rows, which class covariances do not hold")
-    moments = example_moments(message.rows, num_classes)
-    weight = jnp.full(num_classes, 1 / jnp.maximum(moments.within_degrees, 1))
-    return moments, (covariance_scatter(message.rows, covariances, moments, weight), None)
-
+from covfree.methods.method import Factor, MessageKind, Method, sent_matrix
+from covfree.methods.summaries import ClassMeans, Examples, Summary
+from covfree.methods.within import FromMeans, FromVariances, Within
+from covfree.types import Head, LinearHead, Message, Moments, Rows, Scalar
 
 # A function takes the shrunk within-class covariance and the moments.
-Head: TypeAlias = Literal["lda", "ridge"] | Callable[[Scatter, Moments], LinearHead]
+HeadChoice: TypeAlias = Literal["lda", "ridge"] | Callable[[Scatter, Moments], Head]
 
 _HEADS: dict[str, Callable[[Scatter, Moments], LinearHead]] = {"lda": lda_head, "ridge": ridge_head}
 
-
-def _covariance_weights(moments: Moments, weighting: Weighting) -> Float[Array, " classes"]:
-    """Weights with which the classes' scatters sum to Σ̂."""
-    degrees = moments.within_degrees
-    return class_weights(moments, weighting) / jnp.where(degrees > 0, degrees, 1)
+# Total of the second phase: the scatter of the rows, what clients sent of that inside them, and what the
+# shrinkage rule must know of single rows; all of them over N − C.
+_Spread: TypeAlias = tuple[Scatter, jax.Array | None, Any]
 
 
 @dataclass(frozen=True)
-class _CovariancePhase:
+class _FirstPhase:
+    within: Within
+
+    def __call__(self, shrinkage: Shrinkage, totals: tuple[()], rows: Rows, num_classes: int) -> Any:
+        return self.within.first(rows, num_classes)
+
+
+@dataclass(frozen=True)
+class _SpreadPhase:
     """Rows y_r with Σ̂ = Σ_r y_r y_rᵀ, and what the shrinkage rule must know of them."""
 
-    weighting: Weighting
+    within: Within
 
     def __call__(
-        self, shrinkage: Shrinkage, totals: tuple[Moments], rows: Rows, num_classes: int
-    ) -> tuple[Factor, Any]:
-        (moments,) = totals
-        factor = centred_rows(rows, moments, _covariance_weights(moments, self.weighting))
-        return Factor(factor), shrinkage.statistics(factor)
+        self, shrinkage: Shrinkage, totals: tuple[Any], rows: Rows, num_classes: int
+    ) -> tuple[Factor, jax.Array | None, Any]:
+        (first,) = totals
+        degrees = jnp.maximum(self.within.moments(first).within_degrees, 1)
+        factor = self.within.factor(rows, first) / jnp.sqrt(degrees)
+        inner = self.within.inner(rows, first)
+        return Factor(factor), None if inner is None else inner / degrees, shrinkage.statistics(factor)
 
 
 @dataclass(frozen=True)
 class _System:
     """Shrunk covariance, or the Gram matrix made from it where the head is ridge regression."""
 
-    weighting: Weighting
-    ridge: bool
+    within: Within
+    gram: ScatterChoice | None
 
-    def __call__(self, shrinkage: Shrinkage, moments: Moments, spread: tuple[Scatter, Any]) -> Scatter:
-        freedom = Freedom.of_classes(moments, _covariance_weights(moments, self.weighting))
-        covariance = shrinkage.apply(spread[0], moments, freedom, spread[1])
-        if not self.ridge:
+    def __call__(self, shrinkage: Shrinkage, first: Any, spread: _Spread) -> Scatter:
+        scatter, inner, statistics = spread
+        moments = self.within.moments(first)
+        if inner is not None:
+            scatter = scatter.shifted(inner) if inner.ndim == 0 else scatter.with_diagonal(inner)
+        covariance = shrinkage.apply(scatter, moments, self.within.freedom(first), statistics)
+        if self.gram is None:
             return covariance
-        return total_gram(covariance.scaled(moments.within_degrees), moments, between_class=False)
+        return total_gram(covariance.scaled(moments.within_degrees), moments, scatter=self.gram)
 
 
 @dataclass(frozen=True)
 class _Head:
-    function: Callable[[Scatter, Moments], LinearHead]
+    within: Within
+    function: Callable[[Scatter, Moments], Head]
 
-    def __call__(
-        self, shrinkage: Shrinkage, system: Scatter, moments: Moments, spread: tuple[Scatter, Any]
-    ) -> LinearHead:
-        return self.function(system, moments)
+    def __call__(self, shrinkage: Shrinkage, system: Scatter, first: Any, spread: _Spread) -> Head:
+        return self.function(system, self.within.moments(first))
 
 
 def fedcof(
     shrinkage: Scalar | str | Shrinkage = "auto",
-    num_subsets: int = 1,
+    num_subsets: int | None = 1,
     weighting: Weighting = "per_class",
-    head: Head = "lda",
+    head: HeadChoice = "lda",
+    *,
+    subset_size: int = 2,
+    scatter: ScatterChoice = "within",
+    features: FeatureMap | None = None,
 ) -> Method:
     """FedCOF: clients send class means and counts; their spread gives the covariance that the head needs.
 
@@ -97,55 +101,104 @@ def fedcof(
     Args:
         shrinkage: a number γ adds γI to the covariance; ``"auto"`` or another rule needs no tuning.
         num_subsets: most random subsets of a client's class, each sending its mean; more rows, more bytes.
+            None for as many as ``subset_size`` allows: the number then grows with n_kc.
         weighting: how the classes' scatters are put together, see `within_scatter`.
-        head: ``"lda"``; ``"ridge"``, which solves with (N − C)·Σ̃ + N μ_g μ_gᵀ (the Gram matrix without
-            the scatter between classes); or a function of the shrunk within-class covariance (a
-            `Scatter`; ``.dense()`` is the matrix) and the `Moments`.
+        head: ``"lda"``; ``"ridge"``, which solves with the Gram matrix (N − C)·Σ̃ + N μ_g μ_gᵀ; or a function
+            of the shrunk within-class covariance (a `Scatter`; ``.dense()`` is the matrix) and the `Moments`.
+        subset_size: examples of a random subset, at least, unless the client's class has fewer.
+        scatter: the parts of the ridge head's Gram matrix, see `total_gram`. Other heads have no such choice.
+        features: a map of features that all parties share, e.g. ``relu_features(5000)``: clients send the
+            class means of what it gives, 4·M·D bytes for D features. With fewer rows than D the server solves
+            a system of the size of the rows.
 
     Raises:
         ValueError: if an argument is unknown or out of range.
 
     Source: Goswami, Magistri, Wang, Twardowski, Bagdanov and van de Weijer (2024), Alg. 1.
     """
-    return _fedcof("fedcof", ClassMeans(num_subsets), shrinkage, weighting, head, "rows")
+    check_choice("weighting", weighting, get_args(Weighting))
+    summary = ClassMeans(num_subsets, subset_size)
+    return fedcof_like("fedcof", summary, FromMeans(weighting), shrinkage, head, scatter, features)
 
 
-def fedcof_oracle(shrinkage: Scalar | str | Shrinkage = "auto", head: Head = "lda") -> Method:
+def fedcof_oracle(
+    shrinkage: Scalar | str | Shrinkage = "auto",
+    head: HeadChoice = "lda",
+    *,
+    covariance: Literal["full", "diagonal", "spherical"] = "full",
+) -> Method:
     """FedCOF's oracle: clients also send their class covariances, so that nothing need be estimated.
 
     The covariances aggregate (`aggregate_covariances`) to the pooled examples' own within-class scatter,
-    which is what is computed here. Bytes up: 4·M·(d² + d).
+    which is what is computed here. Cheaper, and cruder: the diagonals of the clients' covariances, or one
+    variance each; how the clients' means spread is still known in every direction.
+
+    Bytes up: 4·M·(d² + d); diagonal 8·M·d; spherical 4·M·(d + 1).
 
     Args:
         shrinkage: see `fedcof`.
         head: see `fedcof`.
+        covariance: what clients send of each class's covariance.
 
-    Source: FedCOF (Goswami et al. 2024), section 5 and eq. 24.
+    Source: FedCOF (Goswami et al. 2024), section 5 and eq. 24; diagonal and spherical: its Fig. 9.
     """
-    return _fedcof("fedcof-oracle", Examples(), shrinkage, "per_class", head, "covariances", _oracle_merge)
+    check_choice("covariance", covariance, ("full", "diagonal", "spherical"))
+    if covariance == "full":
+        return fedcof_like(
+            "fedcof-oracle",
+            Examples(),
+            FromMeans("per_class"),
+            shrinkage,
+            head,
+            message="covariances",
+            merge=_oracle_merge,
+        )
+    method = fedcof_like(
+        f"fedcof-{covariance}", ClassMeans(covariance=covariance), FromVariances(), shrinkage, head
+    )
+    _check_rule(method.params)
+    return method
 
 
-def _fedcof(
+def fedcof_like(
     name: str,
     summary: Summary,
+    within: Within,
     shrinkage: Scalar | str | Shrinkage,
-    weighting: Weighting,
-    head: Head,
-    message: Literal["rows", "covariances"],
+    head: HeadChoice,
+    scatter: ScatterChoice = "within",
+    features: FeatureMap | None = None,
+    message: MessageKind = "rows",
     merge: Callable[[Any, Message, int], tuple[Any, ...]] | None = None,
 ) -> Method:
-    if weighting not in get_args(Weighting):
-        raise ValueError(f"weighting: expected one of {get_args(Weighting)}, got {weighting!r}")
+    """A method that makes a head of a shrunk within-class covariance, wherever that is from."""
     function = _HEADS.get(head) if isinstance(head, str) else head
     if not callable(function):
         raise ValueError(f"head: expected 'lda', 'ridge' or a function, got {head!r}")
+    check_choice("scatter", scatter, get_args(ScatterChoice))
+    if scatter != "within" and head != "ridge":
+        raise ValueError(f"scatter: expected 'within' unless the head is 'ridge', got {scatter!r}")
     return Method(
         params=as_shrinkage(shrinkage),
         name=name,
         summary=summary,
-        phases=(moments_phase, _CovariancePhase(weighting)),
-        system=_System(weighting, ridge=head == "ridge"),
-        head=_Head(function),
+        phases=(_FirstPhase(within), _SpreadPhase(within)),
+        system=_System(within, scatter if head == "ridge" else None),
+        head=_Head(within, function),
         message=message,
         merge=merge,
+        features=features,
     )
+
+
+def _check_rule(shrinkage: Shrinkage) -> None:
+    if shrinkage.needs_rows:
+        raise ValueError("shrinkage: the rule looks at single rows, which class covariances do not hold")
+
+
+def _oracle_merge(shrinkage: Shrinkage, message: Message, num_classes: int) -> tuple[Moments, _Spread]:
+    covariances = sent_matrix(message.rows.covariance, "covariance with each of")
+    _check_rule(shrinkage)
+    moments = example_moments(message.rows, num_classes)
+    weight = jnp.full(num_classes, 1 / jnp.maximum(moments.within_degrees, 1))
+    return moments, (covariance_scatter(message.rows, covariances, moments, weight), None, None)

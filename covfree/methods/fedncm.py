@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from covfree.estimators import first_moments
 from covfree.heads import ncm_head
-from covfree.methods.method import ClassMeans, Method
+from covfree.methods.method import Method
+from covfree.methods.summaries import ClassMeans
 from covfree.types import LinearHead, Moments, Rows
 
 

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias, cast
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
-from covfree.checks import check_positive
+from covfree.features import FeatureMap
+from covfree.heads.mapped import MappedHead
 from covfree.linalg import Scatter
-from covfree.statistics import class_means, client_rows, count_rows, subset_class_means
-from covfree.statistics.groups import accumulation_dtype, as_examples
-from covfree.types import AnyArray, LinearHead, Message, Rows
+from covfree.methods.summaries import Summary
+from covfree.transforms import Transform
+from covfree.types import AnyArray, Head, Message, Rows
 
 # (params, totals of the earlier phases, some rows, num_classes) to terms that add up over rows.
 Phase: TypeAlias = Callable[[Any, tuple[Any, ...], Rows, int], Any]
 
-# What leaves a client: its rows; its class means with its Gram matrix, or with its scatter about them; or
-# its class means with a covariance each.
-MessageKind: TypeAlias = Literal["rows", "gram", "scatter", "covariances"]
+# What leaves a client: the rows of its summary; its class means with its Gram matrix; its own ridge solution
+# with its regularised Gram matrix; or its class means with a covariance each.
+MessageKind: TypeAlias = Literal["rows", "gram", "solutions", "covariances"]
 
 
 @jax.tree_util.register_dataclass
@@ -37,89 +36,12 @@ class Factor:
     rows: Float[Array, "rows dim"]
 
 
-@runtime_checkable
-class Summary(Protocol):
-    """How examples become rows; hashable, so that it is part of a compiled function's key."""
-
-    def one_client(
-        self, features: jax.Array, labels: jax.Array, num_classes: int, key: jax.Array | None
-    ) -> Rows:
-        """Rows of one client."""
-        ...
-
-    def count(self, labels: np.ndarray, clients: np.ndarray) -> int:
-        """Number of rows of all clients."""
-        ...
-
-    def all_clients(
-        self, features: jax.Array, labels: jax.Array, clients: jax.Array, num_rows: int, key: jax.Array | None
-    ) -> Rows:
-        """Rows of all clients, padded to ``num_rows``."""
-        ...
-
-
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class ClassMeans:
-    """A row for each class of a client, or for each of ``num_subsets`` random subsets of it."""
+class Kept:
+    """A term of a phase that adds up as a table does, one part below the other: its total is the `Rows`."""
 
-    num_subsets: int = 1
-
-    def __post_init__(self) -> None:
-        check_positive("num_subsets", self.num_subsets)
-
-    def one_client(
-        self, features: jax.Array, labels: jax.Array, num_classes: int, key: jax.Array | None
-    ) -> Rows:
-        """Rows of one client, with count 0 for the classes it lacks."""
-        if self.num_subsets == 1:
-            return Rows.from_means(*class_means(features, labels, num_classes))
-        if key is None:
-            raise ValueError("key: expected a PRNG key as num_subsets > 1 deals examples at random, got None")
-        means, counts = subset_class_means(features, labels, num_classes, self.num_subsets, key=key)
-        return Rows.from_subset_means(means, counts)
-
-    def count(self, labels: np.ndarray, clients: np.ndarray) -> int:
-        """Number of client-class(-subset) groups."""
-        return count_rows(labels, clients, self.num_subsets)
-
-    def all_clients(
-        self, features: jax.Array, labels: jax.Array, clients: jax.Array, num_rows: int, key: jax.Array | None
-    ) -> Rows:
-        """Rows of all clients, ordered by client and class."""
-        return client_rows(
-            features, labels, clients, num_rows=num_rows, num_subsets=self.num_subsets, key=key
-        )
-
-
-@dataclass(frozen=True)
-class Examples:
-    """Each example is a row: the phases are evaluated where the examples are, and only sums leave it."""
-
-    def one_client(
-        self, features: jax.Array, labels: jax.Array, num_classes: int, key: jax.Array | None
-    ) -> Rows:
-        """The client's examples."""
-        features, labels = as_examples(features, labels=labels)
-        return Rows.from_examples(features.astype(accumulation_dtype(features)), labels)
-
-    def count(self, labels: np.ndarray, clients: np.ndarray) -> int:
-        """Number of examples."""
-        return len(labels)
-
-    def all_clients(
-        self, features: jax.Array, labels: jax.Array, clients: jax.Array, num_rows: int, key: jax.Array | None
-    ) -> Rows:
-        """All examples as they are; those without a client become padding."""
-        features, labels, clients = as_examples(features, labels=labels, clients=clients)
-        rows = Rows.from_examples(
-            features.astype(accumulation_dtype(features)), jnp.where(clients >= 0, labels, -1), clients
-        )
-        short = num_rows - labels.shape[0]
-        return (
-            rows
-            if short <= 0
-            else jax.tree.map(lambda x: jnp.pad(x, [(0, short)] + [(0, 0)] * (x.ndim - 1)), rows)
-        )
+    rows: Rows
 
 
 def sent_matrix(matrix: AnyArray | None, name: str) -> AnyArray:
@@ -134,8 +56,9 @@ def sent_matrix(matrix: AnyArray | None, name: str) -> AnyArray:
 class Method:
     """A federated method: how examples become rows, what is summed over rows, and how sums become a head.
 
-    A pytree whose leaves are the numbers in ``params``: a method is passed to compiled functions as an
-    argument, so another shrinkage compiles nothing anew, and ``vmap`` and ``grad`` see the number.
+    A pytree whose leaves are the numbers in ``params``, ``features`` and ``transforms``: a method is passed
+    to compiled functions as an argument, so another shrinkage compiles nothing anew, and ``vmap`` and
+    ``grad`` see the number.
 
     Attributes:
         params: the numbers (and shrinkage rules) that may be swept.
@@ -143,10 +66,13 @@ class Method:
         summary: how examples become rows.
         phases: sums over rows, each given the totals of those before it.
         system: ``(params, *totals) -> Scatter``, the regularised matrix that the head solves with; or None.
-        head: ``(params, system, *totals) -> LinearHead``.
+        head: ``(params, system, *totals) -> Head``.
         message: what leaves a client.
         merge: ``(params, message, num_classes) -> totals``, the same totals from what clients sent, where
             that is more than rows; None where the server runs the phases over the rows.
+        features: a map that clients apply to features before anything else, and the head to what it
+            classifies.
+        transforms: what happens to the rows before they leave a client, in this order.
     """
 
     params: Any
@@ -154,13 +80,49 @@ class Method:
     summary: Summary = field(metadata={"static": True})
     phases: tuple[Phase, ...] = field(metadata={"static": True})
     system: Callable[..., Scatter] | None = field(metadata={"static": True})
-    head: Callable[..., LinearHead] = field(metadata={"static": True})
+    head: Callable[..., Head] = field(metadata={"static": True})
     message: MessageKind = field(metadata={"static": True})
     merge: Callable[[Any, Message, int], tuple[Any, ...]] | None = field(
         default=None, metadata={"static": True}
     )
+    features: FeatureMap | None = None
+    transforms: tuple[Transform, ...] = ()
 
-    def solve(self, *totals: Any) -> LinearHead:
+    def solve(self, *totals: Any) -> Head:
         """The head from the totals of all phases."""
         system = None if self.system is None else self.system(self.params, *totals)
-        return self.head(self.params, system, *totals)
+        head = self.head(self.params, system, *totals)
+        return head if self.features is None else MappedHead(self.features, head)
+
+    def mapped(self, features: AnyArray) -> jax.Array:
+        """What a client makes of its features before it summarises them."""
+        return cast(jax.Array, features) if self.features is None else self.features(features)
+
+    def sent(self, rows: Rows, key: jax.Array | None) -> Rows:
+        """The rows as they leave a client."""
+        for index, transform in enumerate(self.transforms):
+            if key is None:
+                raise ValueError(
+                    "key: expected a PRNG key as the method's transforms draw at random, got None"
+                )
+            rows = transform(rows, key=jax.random.fold_in(key, index))
+        return rows
+
+    def with_transforms(self, *transforms: Transform) -> Method:
+        """The method with transforms of what its clients send, after those that it has.
+
+        Args:
+            transforms: e.g. ``count_noise("laplace", 1.0)``.
+
+        Raises:
+            ValueError: if clients send more than rows, which a transform of rows would not reach.
+
+        >>> import covfree
+        >>> noisy = covfree.fedcof().with_transforms(covfree.count_noise("laplace", 1.0))
+        """
+        if self.message != "rows":
+            raise ValueError(
+                f"transforms: expected a method whose clients send rows, got {self.name!r}, which sends "
+                f"{self.message}"
+            )
+        return replace(self, transforms=(*self.transforms, *transforms))

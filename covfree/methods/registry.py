@@ -6,10 +6,15 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from covfree.estimators import Shrinkage
+from covfree.methods.afl import afl
 from covfree.methods.fed3r import fed3r
 from covfree.methods.fedcof import fedcof, fedcof_oracle
 from covfree.methods.fedncm import fedncm
+from covfree.methods.gaussian import fedcgs, naive_bayes, qda
 from covfree.methods.method import Method
+from covfree.methods.sampled import ccvr, fedpft
+from covfree.types import Scalar
 
 
 class Entry(NamedTuple):
@@ -26,12 +31,24 @@ class Entry(NamedTuple):
     accepts: frozenset[str] = frozenset()
 
 
-def _fed3r_within(ridge: float = 1.0) -> Method:
-    return fed3r(ridge, between_class=False)
+def _fed3r_within(ridge: Scalar = 1.0) -> Method:
+    return fed3r(ridge, "within")
 
 
 def _fedcof_paper() -> Method:
     return fedcof(shrinkage=1.0, head="ridge")
+
+
+def _fedcof_diagonal(shrinkage: Scalar | str | Shrinkage = "auto") -> Method:
+    return fedcof_oracle(shrinkage, covariance="diagonal")
+
+
+def _fedcof_spherical(shrinkage: Scalar | str | Shrinkage = "auto") -> Method:
+    return fedcof_oracle(shrinkage, covariance="spherical")
+
+
+def _qda_means(shrinkage: Scalar | str | Shrinkage = "auto") -> Method:
+    return qda(shrinkage, covariance="means")
 
 
 _REGISTRY: Mapping[str, Entry] = MappingProxyType(
@@ -39,9 +56,20 @@ _REGISTRY: Mapping[str, Entry] = MappingProxyType(
         "fedncm": Entry("FedNCM", fedncm),
         "fed3r": Entry("Fed3R", fed3r, frozenset({"ridge"})),
         "fed3r-within": Entry("Fed3R, no between-class scatter", _fed3r_within, frozenset({"ridge"})),
+        "afl": Entry("AFL", afl, frozenset({"ridge"})),
+        "fedcgs": Entry("FedCGS", fedcgs),
         "fedcof": Entry("FedCOF", fedcof, frozenset({"shrinkage", "num_subsets"})),
         "fedcof-paper": Entry("FedCOF, paper (ridge head, γ = 1)", _fedcof_paper),
+        "fedcof-spherical": Entry(
+            "FedCOF, spherical covariances", _fedcof_spherical, frozenset({"shrinkage"})
+        ),
+        "fedcof-diagonal": Entry("FedCOF, diagonal covariances", _fedcof_diagonal, frozenset({"shrinkage"})),
         "fedcof-oracle": Entry("FedCOF oracle", fedcof_oracle, frozenset({"shrinkage"})),
+        "naive-bayes": Entry("Gaussian naive Bayes", naive_bayes),
+        "qda": Entry("Quadratic discriminant analysis", qda, frozenset({"shrinkage"})),
+        "qda-means": Entry("Quadratic, from class means", _qda_means, frozenset({"shrinkage"})),
+        "ccvr": Entry("CCVR", ccvr),
+        "fedpft": Entry("FedPFT", fedpft),
     }
 )
 
@@ -49,7 +77,7 @@ _REGISTRY: Mapping[str, Entry] = MappingProxyType(
 def registry() -> Mapping[str, Entry]:
     """Every named method; a read-only mapping.
 
-    >>> sorted(registry())
-    ['fed3r', 'fed3r-within', 'fedcof', 'fedcof-oracle', 'fedcof-paper', 'fedncm']
+    >>> "fedcof" in registry()
+    True
     """
     return _REGISTRY

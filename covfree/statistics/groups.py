@@ -39,19 +39,23 @@ def means_of(
 def subset_groups(
     keys: tuple[Integer[Array, " examples"], ...],
     kept: Bool[Array, " examples"],
-    num_subsets: int,
+    num_subsets: int | None,
     key: PRNGKey | None,
+    *,
+    subset_size: int = 2,
 ) -> tuple[Integer[Array, " examples"], Integer[Array, " examples"]]:
     """Number the random subsets of the groups of examples that share all ``keys``.
 
-    A group of m examples is cut into min(num_subsets, ⌊m/2⌋) subsets, at least one, whose sizes differ
-    by at most 1: each has at least 2 examples unless the group has only one (FedCOF, App. E).
+    A group of m examples is cut into min(num_subsets, ⌊m/subset_size⌋) subsets, at least one, whose sizes
+    differ by at most 1: each has at least ``subset_size`` examples unless the group has fewer (FedCOF, App.
+    E).
 
     Args:
         keys: integers that examples of one group share; the first is the slowest in the order of groups.
         kept: False for padding.
-        num_subsets: most subsets of a group.
+        num_subsets: most subsets of a group; None for no bound.
         key: PRNG key that deals the examples; may be None for one subset.
+        subset_size: examples of a subset, at least.
 
     Returns:
         For each example its subset's number among all subsets, consecutive from 0 in the order of the
@@ -72,7 +76,7 @@ def subset_groups(
     starts = jnp.concatenate([jnp.ones(1, bool), change])
     group = jnp.cumsum(starts) - 1
     size = jax.ops.segment_sum((padding == 0).astype(jnp.int32), group, n, indices_are_sorted=True)
-    subsets = jnp.clip(size // 2, 1, num_subsets)
+    subsets = jnp.clip(size // subset_size, 1, num_subsets)
     first_subset = jnp.cumsum(subsets) - subsets
     rank = index - jax.lax.cummax(jnp.where(starts, index, 0))
     within = rank % subsets[group]

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias, get_args
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Integer
+from jaxtyping import Array, Float, Integer
 
-from covfree.checks import check_positive
-from covfree.statistics.groups import as_examples, means_of, subset_groups, sum_groups
+from covfree.checks import check_choice, check_positive
+from covfree.statistics.groups import accumulation_dtype, as_examples, means_of, subset_groups, sum_groups
 from covfree.types import AnyArray, PRNGKey, Rows, is_traced
+
+# What a client may send of the spread about a mean: the variance of each feature, or their average.
+Spread: TypeAlias = Literal["diagonal", "spherical"]
+
+
+def check_subsets(num_subsets: int | None, subset_size: int) -> None:
+    """Raise unless these say how classes are cut into subsets."""
+    if num_subsets is not None:
+        check_positive("num_subsets", num_subsets)
+    check_positive("subset_size", subset_size)
 
 
 def count_rows(
-    labels: Integer[np.ndarray, " examples"], clients: Integer[np.ndarray, " examples"], num_subsets: int = 1
+    labels: Integer[np.ndarray, " examples"],
+    clients: Integer[np.ndarray, " examples"],
+    num_subsets: int | None = 1,
+    *,
+    subset_size: int = 2,
 ) -> int:
     """Number of rows that `client_rows` makes, counted on the host from concrete arrays.
 
@@ -21,14 +37,20 @@ def count_rows(
     >>> count_rows(np.array([0, 0, 1, 1]), np.array([0, 0, 0, 5]))
     3
     """
-    check_positive("num_subsets", num_subsets)
+    check_subsets(num_subsets, subset_size)
+    return int(np.clip(pair_sizes(labels, clients) // subset_size, 1, num_subsets).sum())
+
+
+def pair_sizes(
+    labels: Integer[np.ndarray, " examples"], clients: Integer[np.ndarray, " examples"]
+) -> Integer[np.ndarray, " pairs"]:
+    """Examples n_kc of each client-class pair that exists, ordered by client and class; on the host."""
     labels, clients = np.asarray(labels), np.asarray(clients)
     kept = (labels >= 0) & (clients >= 0)
     # A pair as one number, which sorts several times faster than pairs; Python's int for the bound.
     width = int(labels.max(initial=0)) + 1
     pairs = clients[kept].astype(np.int64) * width + labels[kept]
-    sizes = np.unique(pairs, return_counts=True)[1]
-    return int(np.clip(sizes // 2, 1, num_subsets).sum())
+    return np.unique(pairs, return_counts=True)[1]
 
 
 def client_rows(
@@ -37,12 +59,15 @@ def client_rows(
     clients: Integer[AnyArray, " examples"],
     *,
     num_rows: int,
-    num_subsets: int = 1,
+    num_subsets: int | None = 1,
+    subset_size: int = 2,
+    covariance: Spread | None = None,
     key: PRNGKey | None = None,
 ) -> Rows:
     """Class means of all clients as rows, ordered by client, class and subset.
 
-    Costs one sort of n small keys and one pass over the features; memory n + num_rows·d.
+    Costs one sort of n small keys and one pass over the features (three with a covariance); memory
+    n + num_rows·d.
 
     Args:
         features: features of all clients' examples, in any order.
@@ -50,8 +75,12 @@ def client_rows(
         clients: the client of each example; below 0 is padding.
         num_rows: rows of the result, static; from `count_rows`, or any bound (``len(labels)`` always
             holds). What is over is padding; what does not fit is an error, or lost under ``jit``.
-        num_subsets: most random subsets of a client's class, static; see `subset_class_means`.
-        key: PRNG key that deals examples to subsets; needed if ``num_subsets`` is above 1.
+        num_subsets: most random subsets of a client's class, static; see `subset_class_means`. None for as
+            many as ``subset_size`` allows: the number then grows with n_kc.
+        subset_size: examples of a subset, at least, unless the client's class has fewer.
+        covariance: with the unbiased variance of each feature about the mean (``"diagonal"``), or the
+            average of these (``"spherical"``).
+        key: PRNG key that deals examples to subsets; needed unless ``num_subsets`` is 1.
 
     Returns:
         Rows, those beyond the pairs that exist with count 0 and label −1.
@@ -68,11 +97,14 @@ def client_rows(
     """
     features, labels, clients = as_examples(features, labels=labels, clients=clients)
     check_positive("num_rows", num_rows)
-    check_positive("num_subsets", num_subsets)
-    if num_subsets > 1 and key is None:
+    check_subsets(num_subsets, subset_size)
+    check_choice("covariance", covariance, (None, *get_args(Spread)))
+    if num_subsets == 1:
+        key = None
+    elif key is None:
         raise ValueError("key: expected a PRNG key as num_subsets > 1 deals examples at random, got None")
     kept = (labels >= 0) & (clients >= 0)
-    row, _ = subset_groups((clients, labels), kept, num_subsets, key if num_subsets > 1 else None)
+    row, _ = subset_groups((clients, labels), kept, num_subsets, key, subset_size=subset_size)
     sums, counts = sum_groups(features, row, num_rows)
     if not is_traced(counts) and counts.sum() != kept.sum():
         raise ValueError(
@@ -86,4 +118,20 @@ def client_rows(
         shared = jax.ops.segment_max(values.astype(jnp.int32), slot, num_rows)
         return jnp.where(counts > 0, shared, -1)
 
-    return Rows(means_of(sums, counts), counts, of_row(labels), of_row(clients))
+    means = means_of(sums, counts)
+    variance = None
+    if covariance is not None:
+        variance = _row_variances(features, row, means)
+        variance = variance.mean(1) if covariance == "spherical" else variance
+    return Rows(means, counts, of_row(labels), of_row(clients), variance)
+
+
+def _row_variances(
+    features: Float[Array, "examples dim"],
+    row: Integer[Array, " examples"],
+    means: Float[Array, "rows dim"],
+) -> Float[Array, "rows dim"]:
+    """Unbiased variance of each feature within each row; 0 with fewer than two examples."""
+    deviation = features.astype(accumulation_dtype(features)) - means.at[row].get(mode="fill", fill_value=0)
+    squares, counts = sum_groups(jnp.square(deviation), row, means.shape[0])
+    return squares / jnp.maximum(counts - 1, 1)[:, None].astype(squares.dtype)

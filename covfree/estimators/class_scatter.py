@@ -1,0 +1,97 @@
+"""The scatter of every class by itself, from rows: for heads that do not share one covariance."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from covfree.estimators.moments import row_counts, row_labels, valid_rows
+from covfree.estimators.scatter import centred_rows
+from covfree.products import product
+from covfree.types import AnyArray, Moments, Rows
+
+# Rows of one class that are multiplied at once: few enough that a class's last block wastes little, enough
+# for a product at speed.
+_BLOCK = 64
+
+
+def class_scatters(rows: Rows, moments: Moments) -> Float[Array, "classes dim dim"]:
+    """S_c = Σ_r n_r (x_r − μ_c)(x_r − μ_c)ᵀ + Σ_r (n_r − 1) S_r of every class, S_r the rows' covariances.
+
+    On examples, or on means that come with their covariance in full, S_c/(N_c − 1) is the class's exact
+    sample covariance (CCVR eq. 3, FedCOF eq. 24, without cancellation). On means alone S_c/(K_c − 1) is
+    FedCOF's estimate. Costs (rows + 64·C)·d², in one pass over the rows sorted by class; C·d² memory.
+
+    Args:
+        rows: class rows, all of them or a part (terms add up). Their covariance, if any, in full.
+        moments: phase one of *all* rows.
+
+    Returns:
+        The scatters; 0 for a class without rows.
+    """
+    num_classes, dim = moments.total.shape
+    valid = valid_rows(rows, num_classes)
+    # One class more for padding, whose factor is 0.
+    label = jnp.where(valid, row_labels(rows), num_classes)
+    factor = centred_rows(rows, moments, jnp.ones_like(moments.total[:, 0]))
+    size = factor.shape[0]
+    order = jnp.argsort(label)
+    counts = jnp.bincount(label, length=num_classes + 1)
+    blocks = -(-counts // _BLOCK)
+    rank = jnp.arange(size) - (jnp.cumsum(counts) - counts)[label[order]]
+    place = (jnp.cumsum(blocks) - blocks)[label[order]] * _BLOCK + rank
+    # Every block holds rows of one class; ceil(count/B) blocks a class are at most this many.
+    num_blocks = -(-size // _BLOCK) + num_classes + 1
+    # Row `size` is a line of zeros, for places that no row takes.
+    table = jnp.full(num_blocks * _BLOCK, size).at[place].set(order)
+    owner = jnp.full(num_blocks, num_classes).at[place // _BLOCK].set(label[order])
+    padded = jnp.concatenate([factor, jnp.zeros((1, dim), factor.dtype)])
+
+    def add(total: jax.Array, block: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        index, label = block
+        part = padded[index]
+        return total.at[label].add(product(part.T, part), mode="drop"), None
+
+    start = jnp.zeros((num_classes, dim, dim), factor.dtype)
+    scatters, _ = jax.lax.scan(add, start, (table.reshape(num_blocks, _BLOCK), owner))
+    if rows.covariance is None:
+        return scatters
+    count = row_counts(rows, valid)
+    weight = jnp.maximum(count - 1, 0).astype(factor.dtype)
+    inner = jnp.where((weight > 0)[:, None, None], jnp.asarray(rows.covariance), 0) * weight[:, None, None]
+    return scatters + jax.ops.segment_sum(inner, label, num_classes)
+
+
+def class_squares(rows: Rows, moments: Moments) -> Float[Array, "classes dim"]:
+    """Diagonals of `class_scatters`, without the matrices; the rows' covariances, if any, are diagonals too.
+
+    Args:
+        rows: class rows, all of them or a part (terms add up).
+        moments: phase one of *all* rows.
+    """
+    num_classes = moments.total.shape[0]
+    valid = valid_rows(rows, num_classes)
+    label = jnp.where(valid, row_labels(rows), num_classes)
+    squares = jnp.square(centred_rows(rows, moments, jnp.ones_like(moments.total[:, 0])))
+    if rows.covariance is not None:
+        weight = jnp.maximum(row_counts(rows, valid) - 1, 0).astype(squares.dtype)
+        squares += jnp.where((weight > 0)[:, None], jnp.asarray(rows.covariance), 0) * weight[:, None]
+    return jax.ops.segment_sum(squares, label, num_classes)
+
+
+def row_scatter(rows: Rows, num_classes: int) -> AnyArray:
+    """Σ_r (n_r − 1) S_r over all rows, in the structure in which the rows' covariances came.
+
+    Args:
+        rows: class rows with covariances.
+        num_classes: C; rows with another label are padding.
+    """
+    valid = valid_rows(rows, num_classes)
+    weight = jnp.maximum(row_counts(rows, valid) - 1, 0).astype(
+        jnp.promote_types(rows.mean.dtype, jnp.float32)
+    )
+    spread = jnp.asarray(rows.covariance)
+    kept = (weight > 0).reshape(-1, *(1 for _ in spread.shape[1:]))
+    spread = jnp.where(kept, spread, 0).astype(weight.dtype)
+    return jnp.tensordot(weight, spread, 1, precision=jax.lax.Precision.HIGHEST)

@@ -1,0 +1,27 @@
+"""A head behind a map of features."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+from jaxtyping import Array, Float
+
+from covfree.types import AnyArray, Head
+
+
+class MappedHead(NamedTuple):
+    """A classifier of mapped features: ``head(features(x))``.
+
+    Attributes:
+        features: the map.
+        head: the classifier of what it gives.
+    """
+
+    features: Head
+    head: Head
+
+    def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch classes"]:
+        """Scores of each class."""
+        scores: jax.Array = self.head(self.features(features))
+        return scores

@@ -1,0 +1,207 @@
+"""The softmax temperature of a head, calibrated on examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Integer
+
+from covfree.statistics.groups import as_examples
+from covfree.types import AnyArray, LinearHead, Scalar
+
+# Features [examples, dim] to scores [examples, classes].
+Head: TypeAlias = Callable[[Any], jax.Array]
+
+# β is sought within this factor of one over the spread of the scores. At its upper end, gaps of a tenth of
+# the spread leave probabilities of exp(−100).
+_RANGE = 1e3
+# Bisection alone halves log(_RANGE²) to float64's √eps in 31 steps; Newton takes five to ten.
+_STEPS = 64
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TemperatureTerms:
+    """Sums over examples of the cross-entropy of softmax(β s) and its derivatives in β = 1/T.
+
+    Those of several clients add up. With an axis before where ``vmap`` made several of them.
+
+    Attributes:
+        loss: Σ_i log Σ_c exp(β (s_ic − s_iy)).
+        slope: its first derivative, Σ_i E_p[s_i] − s_iy with p = softmax(β s_i).
+        curvature: its second derivative, Σ_i Var_p[s_i], at least 0: the loss is convex in β.
+        count: examples.
+    """
+
+    loss: Float[Array, "*batch"]
+    slope: Float[Array, "*batch"]
+    curvature: Float[Array, "*batch"]
+    count: Integer[Array, "*batch"]
+
+
+def temperature_terms(
+    head: Head,
+    features: Float[AnyArray, "examples dim"],
+    labels: Integer[AnyArray, " examples"],
+    beta: Scalar,
+) -> TemperatureTerms:
+    """A client's part of the calibration loss at one β.
+
+    A server that adds the terms of its clients takes β ← β − slope/curvature, from β = 0, within bounds (see
+    `calibrate_temperature`), and sends β round again: some five rounds.
+
+    Args:
+        head: any function from features to scores; −∞ is the score of a class that cannot be.
+        features: features of the examples.
+        labels: their classes; a label outside [0, classes) is padding. So is one whose score is −∞: its loss
+            is infinite at every temperature, and says nothing about it.
+        beta: β = 1/T, at least 0.
+
+    Returns:
+        The sums.
+
+    Raises:
+        ValueError: if shapes do not fit.
+        TypeError: if labels are no integers.
+
+    Source: Guo et al. (2017), temperature scaling, here in β = 1/T.
+
+    >>> import jax.numpy as jnp
+    >>> head = LinearHead(jnp.array([[1.0, -1.0]]), jnp.zeros(2))
+    >>> terms = temperature_terms(head, jnp.array([[0.5], [2.0]]), jnp.array([0, 1]), 0.0)
+    >>> float(terms.slope), float(terms.curvature), int(terms.count)
+    (1.5, 4.25, 2)
+    """
+    gap, kept = _gaps(head, features, labels)
+    return _terms(gap, kept, jnp.asarray(beta, gap.dtype))
+
+
+def calibrate_temperature(
+    head: Head,
+    features: Float[AnyArray, "examples dim"],
+    labels: Integer[AnyArray, " examples"],
+) -> Float[Array, ""]:
+    """T > 0 that minimises the mean cross-entropy of softmax(head(x)/T), as fine-tuning starts from it.
+
+    The loss is convex in β = 1/T. Newton's steps on its derivative are kept in a bracket, which is halved (in
+    log β) where a step would leave it.
+
+    The minimum may lie at an end: at β = ∞ where the scores put every example's class first, at β = 0 where
+    they are no better than chance. T is therefore kept within a factor of 1,000 of the spread of the scores
+    (their standard deviation over classes, root mean square over examples). Without examples, or where the
+    scores of each example are equal, every T is as good and T = 1.
+
+    Args:
+        head: any function from features to scores, e.g. a `LinearHead`.
+        features: features of the examples, by Fed3R's recipe those of training.
+        labels: their classes; padding as in `temperature_terms`.
+
+    Returns:
+        T. Differentiable in what the head and the features depend on, by the implicit function theorem.
+        Apply it with `with_temperature`.
+
+    Raises:
+        ValueError: if shapes do not fit.
+        TypeError: if labels are no integers.
+
+    Source: Fed3R (Fanì et al. 2024), fine-tuning from Fed3R's head, which calibrates on the training loss;
+    Guo et al. (2017), who do on held-out examples.
+
+    >>> import jax.numpy as jnp
+    >>> head = LinearHead(jnp.array([[1.0, 0.0]]), jnp.zeros(2))
+    >>> features, labels = jnp.ones((4, 1)), jnp.array([0, 0, 0, 1])  # P(0) = ¾ wants 1/T = log 3
+    >>> calibrate_temperature(head, features, labels).round(4)
+    Array(0.9102, dtype=float32)
+    """
+    gap, kept = _gaps(head, features, labels)
+    frozen = jax.lax.stop_gradient(gap)
+    start = _terms(frozen, kept, jnp.zeros((), gap.dtype))
+    known = start.curvature != 0
+    unit = jnp.sqrt(jnp.where(known, start.curvature / jnp.maximum(start.count, 1).astype(gap.dtype), 1))
+    low, high = 1 / (unit * _RANGE), _RANGE / unit
+    beta = _search(frozen, kept, low, high)
+    # One more step of Newton changes β by rounding alone, and carries its derivative −d(slope)/curvature.
+    end = _terms(gap, kept, beta)
+    curvature = jax.lax.stop_gradient(end.curvature)
+    inside = (beta > low) & (beta < high) & (curvature > 0)
+    step = jnp.where(inside, end.slope / jnp.where(inside, curvature, 1), 0)
+    return jnp.where(known, 1 / (beta - step), 1)
+
+
+def with_temperature(head: LinearHead, temperature: Scalar) -> LinearHead:
+    """The head whose scores are those of ``head`` over T: the same predictions, a softer or harder softmax.
+
+    >>> import jax.numpy as jnp
+    >>> with_temperature(LinearHead(jnp.ones((1, 1)), jnp.ones(1)), 0.5).weight
+    Array([[2.]], dtype=float32)
+    """
+    temperature = jnp.asarray(temperature, head.weight.dtype)
+    return LinearHead(head.weight / temperature, head.bias / temperature)
+
+
+def _gaps(
+    head: Head, features: AnyArray, labels: AnyArray
+) -> tuple[Float[Array, "examples classes"], Bool[Array, " examples"]]:
+    """s_ic − s_iy, 0 in padding and −∞ where a class cannot be; and which examples count."""
+    features, labels = as_examples(features, labels=labels)
+    classes = jax.eval_shape(lambda x: head(x), features).shape[1]
+    inside = (labels >= 0) & (labels < classes)
+    # The features of padding may be NaN, and so would the derivative of their scores be.
+    scores = head(jnp.where(inside[:, None], features, 0))
+    scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
+    own = jnp.take_along_axis(scores, jnp.where(inside, labels, 0)[:, None], axis=1)
+    kept = inside & (own[:, 0] != -jnp.inf)
+    # Not `isfinite`: a NaN score of an example that counts must be seen in the result.
+    possible = scores != -jnp.inf
+    gap = jnp.where(possible, scores, 0) - jnp.where(kept[:, None], own, 0)
+    return jnp.where(kept[:, None], jnp.where(possible, gap, -jnp.inf), 0), kept
+
+
+def _terms(
+    gap: Float[Array, "examples classes"], kept: Bool[Array, " examples"], beta: Float[Array, ""]
+) -> TemperatureTerms:
+    possible = gap != -jnp.inf
+    # Not β·(−∞), which is NaN at β = 0.
+    finite = jnp.where(possible, gap, 0)
+    exponent = jnp.where(possible, beta * finite, -jnp.inf)
+    loss = jax.nn.logsumexp(exponent, axis=1)
+    probability = jnp.exp(exponent - loss[:, None])
+    slope = jnp.sum(probability * finite, axis=1)
+    curvature = jnp.sum(probability * jnp.square(finite - slope[:, None]), axis=1)
+    loss, slope, curvature = (jnp.where(kept, x, 0).sum() for x in (loss, slope, curvature))
+    return TemperatureTerms(loss, slope, curvature, kept.sum())
+
+
+def _search(
+    gap: Float[Array, "examples classes"],
+    kept: Bool[Array, " examples"],
+    low: Float[Array, ""],
+    high: Float[Array, ""],
+) -> Float[Array, ""]:
+    """The β in [low, high] where the slope changes sign, or the end nearer to that."""
+    precision = jnp.sqrt(jnp.finfo(gap.dtype).eps)
+
+    def unfinished(state: Any) -> Any:
+        step, _, _, beta, previous = state
+        return (step < _STEPS) & (jnp.abs(beta - previous) > precision * beta)
+
+    def improve(state: Any) -> Any:
+        step, low, high, beta, _ = state
+        terms = _terms(gap, kept, beta)
+        # A slope of 0 far out is one that underflowed: only a positive one says that the minimum was passed.
+        passed = terms.slope > 0
+        low, high = jnp.where(passed, low, beta), jnp.where(passed, beta, high)
+        newton = beta - terms.slope / jnp.where(terms.curvature > 0, terms.curvature, 1)
+        # A zero step far out would end the search there.
+        inside = (newton > low) & (newton < high) & (terms.curvature > 0)
+        return step + 1, low, high, jnp.where(inside, newton, jnp.sqrt(low * high)), beta
+
+    ends = [_terms(gap, kept, end).slope for end in (low, high)]
+    state = (0, low, high, jnp.sqrt(low * high), high)
+    beta = jax.lax.while_loop(unfinished, improve, state)[3]
+    # Both signs are needed for a minimum between; a slope that underflows at the upper end is no sign.
+    return jnp.where(ends[0] >= 0, low, jnp.where(ends[1] <= 0, high, beta))

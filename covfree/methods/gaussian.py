@@ -1,0 +1,192 @@
+"""Gaussian classifiers from shared statistics: FedCGS, and those with a covariance for each class."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from covfree.checks import check_choice, check_strength
+from covfree.estimators import Freedom
+from covfree.estimators.class_scatter import class_scatters, class_squares
+from covfree.estimators.moments import example_moments
+from covfree.estimators.scatter import centred_rows
+from covfree.estimators.shrinkage import Shrinkage, as_shrinkage
+from covfree.features import FeatureMap
+from covfree.heads import lda_head
+from covfree.heads.gaussian import GaussianHead, gaussian_head
+from covfree.linalg import Scatter
+from covfree.methods.fed3r import gram_merge
+from covfree.methods.fedncm import moments_phase
+from covfree.methods.method import Factor, Method, sent_matrix
+from covfree.methods.summaries import ClassMeans, Examples
+from covfree.products import product
+from covfree.types import LinearHead, Message, Moments, Rows, Scalar
+
+# Variances below this share of the largest are rounding, or features that never vary.
+_FLOOR = 1e-9
+
+
+def _total_phase(params: Scalar, totals: tuple[Moments], rows: Rows, num_classes: int) -> Factor:
+    (moments,) = totals
+    centre = jnp.broadcast_to(moments.grand_mean[None, :], moments.total.shape)
+    return Factor(centred_rows(rows, moments, jnp.ones_like(moments.total[:, 0]), centre))
+
+
+def _total_system(gamma: Scalar, moments: Moments, scatter: Scatter) -> Scatter:
+    count = moments.count.sum().astype(moments.total.dtype)
+    return scatter.scaled(1 / jnp.maximum(count - 1, 1)).shifted(gamma)
+
+
+def _total_head(gamma: Scalar, system: Scatter, moments: Moments, scatter: Scatter) -> LinearHead:
+    return lda_head(system, moments)
+
+
+def _total_merge(gamma: Scalar, message: Message, num_classes: int) -> tuple[Moments, Scatter]:
+    """B − N μ_g μ_gᵀ: needs sums over clients alone."""
+    ((moments, gram),) = gram_merge(gamma, message, num_classes)
+    count = moments.count.sum().astype(moments.total.dtype)
+    mean = jnp.sqrt(count) * moments.grand_mean[None, :]
+    return moments, Scatter.from_matrix(gram.value - product(mean.T, mean))
+
+
+def fedcgs(shrinkage: Scalar = 0.0, *, features: FeatureMap | None = None) -> Method:
+    """FedCGS: a Gaussian head with the covariance of all features, whatever their class.
+
+    Clients send class sums A, the Gram matrix B = F Fᵀ and counts N, as Fed3R. The server computes
+    Σ = (B − N μ_g μ_gᵀ)/(N − 1), w_c = Σ⁻¹ μ_c and b_c = log π_c − ½ μ_cᵀ Σ⁻¹ μ_c. Bytes up: 4·(K·d² + M·d).
+
+    Σ holds the scatter between classes beside that within them: it is no within-class covariance, with which
+    the same formulas are linear discriminant analysis (`fedcof`, `fedcof_oracle`).
+
+    Args:
+        shrinkage: γ, adds γI to Σ; at least 0. The paper has none.
+        features: a map of features that all parties share: the paper's feature expansion.
+
+    Raises:
+        ValueError: if ``shrinkage`` is negative or not finite.
+
+    Source: Guan, Zhou and Gu (2025), eq. 10. Its eq. 11 prints Σ in the bias where eq. 10, and Bayes' rule,
+    have Σ⁻¹.
+    """
+    check_strength("shrinkage", shrinkage)
+    phases = (moments_phase, _total_phase)
+    return Method(
+        shrinkage, "fedcgs", Examples(), phases, _total_system, _total_head, "gram", _total_merge, features
+    )
+
+
+class _Numbers(NamedTuple):
+    """What may be swept."""
+
+    shrinkage: Shrinkage
+    degrees: Scalar
+
+
+def _scatters_phase(numbers: Any, totals: tuple[Moments], rows: Rows, num_classes: int) -> jax.Array:
+    return class_scatters(rows, totals[0])
+
+
+def _squares_phase(numbers: Any, totals: tuple[Moments], rows: Rows, num_classes: int) -> jax.Array:
+    return class_squares(rows, totals[0])
+
+
+def _examples_phase(numbers: Any, totals: tuple[()], rows: Rows, num_classes: int) -> Moments:
+    """Moments in which every example was an observation, as its variance was sent."""
+    return example_moments(rows, num_classes)
+
+
+def _scatters_merge(numbers: Any, message: Message, num_classes: int) -> tuple[Moments, jax.Array]:
+    sent_matrix(message.rows.covariance, "covariance with each of")
+    moments = example_moments(message.rows, num_classes)
+    return moments, class_scatters(message.rows, moments)
+
+
+def _drawn_together(scatters: jax.Array, pooled: jax.Array, moments: Moments, degrees: Scalar) -> jax.Array:
+    """(S_c + κ Σ̃)/(K_c − 1 + κ) for every class."""
+    shape = (-1, *(1 for _ in pooled.shape))
+    own = jnp.maximum(moments.rows - 1, 0).astype(scatters.dtype).reshape(shape)
+    whole = own + degrees
+    return (scatters + degrees * pooled[None]) / jnp.where(whole > 0, whole, 1)
+
+
+def _quadratic_head(numbers: _Numbers, system: None, moments: Moments, scatters: jax.Array) -> GaussianHead:
+    degrees = jnp.maximum(moments.spread_degrees, 1)
+    freedom = Freedom.of_classes(moments, jnp.full_like(moments.total[:, 0], 1) / degrees)
+    covariance = Scatter.from_matrix(scatters.sum(0) / degrees)
+    pooled = numbers.shrinkage.apply(covariance, moments, freedom, None).dense()
+    dim = pooled.shape[0]
+    return gaussian_head(_drawn_together(scatters, pooled, moments, numbers.degrees * dim), moments)
+
+
+def qda(
+    shrinkage: Scalar | str | Shrinkage = "auto",
+    prior: Scalar = 1.0,
+    *,
+    covariance: Literal["sent", "means"] = "sent",
+) -> Method:
+    """Quadratic discriminant analysis: a Gaussian head with a covariance for each class, shrunk.
+
+    Σ̃_c = (S_c + κ Σ̃)/(ν_c + κ), with S_c the class's scatter of ν_c degrees of freedom, Σ̃ the shrunk
+    covariance of all classes together, and κ = prior·d: the mean of what is believed of Σ_c if it was thought
+    to be like Σ̃ with the weight of κ observations. A class of few examples so gets about the common
+    covariance, and the head is about linear discriminant analysis; κ → ∞ is that exactly.
+
+    Memory C·d² at the server. Bytes up: 4·M·(d² + d), as FedCOF's oracle; from means alone 4·M·d.
+
+    Args:
+        shrinkage: of the common covariance, see `fedcof`; a rule that looks at single rows has no place here.
+        prior: κ/d, above 0 for a class with fewer examples than dimensions.
+        covariance: ``"sent"`` by the clients with each class mean, or estimated from how the ``"means"``
+            spread, as FedCOF does, with ν_c = K_c − 1.
+
+    Raises:
+        ValueError: if an argument is unknown or out of range.
+
+    Source: Friedman (1989), regularised discriminant analysis, with the weights of an inverse-Wishart prior.
+    """
+    rule = as_shrinkage(shrinkage)
+    check_strength("prior", prior)
+    check_choice("covariance", covariance, ("sent", "means"))
+    if rule.needs_rows:
+        raise ValueError("shrinkage: the rule looks at single rows, which class covariances do not hold")
+    numbers = _Numbers(rule, prior)
+    phases = (moments_phase, _scatters_phase)
+    if covariance == "means":
+        return Method(numbers, "qda-means", ClassMeans(), phases, None, _quadratic_head, "rows")
+    return Method(numbers, "qda", Examples(), phases, None, _quadratic_head, "covariances", _scatters_merge)
+
+
+def _naive_head(prior: Scalar, system: None, moments: Moments, squares: jax.Array) -> GaussianHead:
+    pooled = squares.sum(0) / jnp.maximum(moments.spread_degrees, 1)
+    # A feature that never varies would decide everything.
+    floor = _FLOOR * pooled.max()
+    pooled = jnp.maximum(pooled, jnp.where(floor > 0, floor, 1))
+    return gaussian_head(jnp.maximum(_drawn_together(squares, pooled, moments, prior), floor), moments)
+
+
+def naive_bayes(prior: Scalar = 1.0, *, covariance: Literal["sent", "means"] = "sent") -> Method:
+    """Gaussian naive Bayes: every class has its own variance of each feature, and no correlations.
+
+    v_c = (s_c + κ v)/(ν_c + κ), with s_c the class's sums of squares of ν_c degrees of freedom, v the
+    variances of all classes together, and κ = prior. Bytes up: 8·M·d; from means alone 4·M·d.
+
+    Args:
+        prior: κ, the observations that the common variances count for; above 0 where a class may have a
+            single example.
+        covariance: see `qda`.
+
+    Raises:
+        ValueError: if an argument is unknown or out of range.
+
+    Source: Hastie, Tibshirani and Friedman, The Elements of Statistical Learning, section 6.6.3. With κ = 0
+    equivalent to scikit-learn's ``GaussianNB``, but for the divisor N_c − 1.
+    """
+    check_strength("prior", prior)
+    check_choice("covariance", covariance, ("sent", "means"))
+    if covariance == "means":
+        phases = (moments_phase, _squares_phase)
+        return Method(prior, "naive-bayes-means", ClassMeans(), phases, None, _naive_head, "rows")
+    summary = ClassMeans(covariance="diagonal")
+    return Method(prior, "naive-bayes", summary, (_examples_phase, _squares_phase), None, _naive_head, "rows")

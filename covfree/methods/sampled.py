@@ -1,0 +1,141 @@
+"""Methods whose server draws virtual features and trains a linear head on them: CCVR and FedPFT."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from covfree.checks import check_positive, check_strength
+from covfree.estimators.class_scatter import class_scatters
+from covfree.estimators.moments import example_moments
+from covfree.heads.softmax import softmax_head
+from covfree.heads.virtual import sample_rows
+from covfree.methods.fedncm import moments_phase
+from covfree.methods.method import Kept, Method, sent_matrix
+from covfree.methods.summaries import Examples, Mixtures
+from covfree.types import LinearHead, Message, Moments, Rows, Scalar
+
+
+class _Numbers(NamedTuple):
+    """What may be swept: the seed of the virtual features, and the weight of the penalty."""
+
+    seed: Scalar
+    l2: Scalar
+
+
+def _trained(numbers: _Numbers, rows: Rows, num_classes: int, num_samples: int) -> LinearHead:
+    features, labels = sample_rows(rows, num_samples, key=jax.random.key(numbers.seed))
+    return softmax_head(features, labels, num_classes, l2=numbers.l2)
+
+
+def _covariance_phase(numbers: Any, totals: tuple[Moments], rows: Rows, num_classes: int) -> jax.Array:
+    return class_scatters(rows, totals[0])
+
+
+def _covariance_merge(numbers: Any, message: Message, num_classes: int) -> tuple[Moments, jax.Array]:
+    sent_matrix(message.rows.covariance, "covariance with each of")
+    moments = example_moments(message.rows, num_classes)
+    return moments, class_scatters(message.rows, moments)
+
+
+@dataclass(frozen=True)
+class _ClassesHead:
+    """Trained on virtual features of every class's Gaussian."""
+
+    num_samples: int
+
+    def __call__(self, numbers: _Numbers, system: None, moments: Moments, scatters: jax.Array) -> LinearHead:
+        num_classes = moments.count.shape[0]
+        degrees = jnp.maximum(moments.count - 1, 1).astype(scatters.dtype)
+        label = jnp.arange(num_classes, dtype=jnp.int32)
+        covariance = scatters / degrees[:, None, None]
+        rows = Rows(moments.mean, moments.count, label, covariance=covariance)
+        return _trained(numbers, rows, num_classes, self.num_samples)
+
+
+def ccvr(num_samples: int = 10_000, *, l2: Scalar = 1e-3, seed: int = 0) -> Method:
+    """CCVR: a linear head trained on virtual features of every class's Gaussian.
+
+    Clients send class means and covariances, which aggregate exactly (`aggregate_covariances`). The server
+    draws virtual features from N(μ_c, Σ_c), as many of each class as its share of the examples says, and
+    trains a softmax head on them. Memory C·d² at the server. Bytes up: 4·M·(d² + d).
+
+    Args:
+        num_samples: virtual features of all classes together.
+        l2: weight of the penalty, see `softmax_head`.
+        seed: of the virtual features.
+
+    Raises:
+        ValueError: if a number is out of range.
+
+    Source: Luo, Chen, Hu, Zhang, Liang and Feng (2021), eq. 3 and Alg. 1. There the classifier of a model
+    that was trained federatedly is calibrated; here the backbone is frozen and the head is trained from
+    nothing.
+    """
+    check_positive("num_samples", num_samples)
+    check_strength("l2", l2)
+    return Method(
+        _Numbers(seed, l2),
+        "ccvr",
+        Examples(),
+        (moments_phase, _covariance_phase),
+        None,
+        _ClassesHead(num_samples),
+        "covariances",
+        _covariance_merge,
+    )
+
+
+def _keep_phase(numbers: Any, totals: tuple[Moments], rows: Rows, num_classes: int) -> Kept:
+    return Kept(rows)
+
+
+@dataclass(frozen=True)
+class _MixturesHead:
+    """Trained on virtual features of every client's mixtures."""
+
+    num_samples: int
+
+    def __call__(self, numbers: _Numbers, system: None, moments: Moments, rows: Rows) -> LinearHead:
+        return _trained(numbers, rows, moments.count.shape[0], self.num_samples)
+
+
+def fedpft(
+    num_components: int = 2,
+    covariance: Literal["diagonal", "spherical", "full"] = "diagonal",
+    num_samples: int = 10_000,
+    *,
+    l2: Scalar = 1e-3,
+    seed: int = 0,
+) -> Method:
+    """FedPFT: clients send a Gaussian mixture for each class, the server trains a head on draws from them.
+
+    Bytes up, with k components (fewer for a class of few examples): 4·k·M·(2·d) diagonal, 4·k·M·(d + 1)
+    spherical, 4·k·M·(d² + d) full.
+
+    Args:
+        num_components: k, components of a client's class, at most.
+        covariance: structure of the components' covariances.
+        num_samples: virtual features of all clients together, dealt by count.
+        l2: weight of the penalty, see `softmax_head`.
+        seed: of the virtual features.
+
+    Raises:
+        ValueError: if an argument is unknown or out of range.
+
+    Source: Beitollahi, Bie, Hemati, Brunswic, Li, Chen and Zhang (2024), Alg. 1.
+    """
+    check_positive("num_samples", num_samples)
+    check_strength("l2", l2)
+    return Method(
+        _Numbers(seed, l2),
+        "fedpft",
+        Mixtures(num_components, covariance),
+        (moments_phase, _keep_phase),
+        None,
+        _MixturesHead(num_samples),
+        "rows",
+    )

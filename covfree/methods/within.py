@@ -1,0 +1,95 @@
+"""The ways to the within-class scatter: what each sums over rows, and how much it rests on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from covfree.estimators import Freedom, Weighting, first_moments, within_factor
+from covfree.estimators.class_scatter import row_scatter
+from covfree.estimators.moments import example_moments
+from covfree.estimators.scatter import centred_rows, class_weights
+from covfree.types import Moments, Rows
+
+
+class Within(Protocol):
+    """An estimator of the within-class scatter Ŵ as a sum over rows; hashable."""
+
+    def first(self, rows: Rows, num_classes: int) -> Any:
+        """What must be known of all rows first; adds up over rows."""
+        ...
+
+    def moments(self, first: Any) -> Moments:
+        """The class moments in it."""
+        ...
+
+    def factor(self, rows: Rows, first: Any) -> jax.Array:
+        """Y with YᵀY = Ŵ, up to what `inner` adds."""
+        ...
+
+    def inner(self, rows: Rows, first: Any) -> jax.Array | None:
+        """What clients sent of the scatter inside the rows: its diagonal, or one number for all."""
+        ...
+
+    def freedom(self, first: Any) -> Freedom:
+        """Of Ŵ/(N − C)."""
+        ...
+
+
+@dataclass(frozen=True)
+class FromMeans:
+    """FedCOF: from how the rows' means spread."""
+
+    weighting: Weighting
+
+    def first(self, rows: Rows, num_classes: int) -> Moments:
+        """The moments are enough."""
+        return first_moments(rows, num_classes)
+
+    def moments(self, first: Moments) -> Moments:
+        """Themselves."""
+        return first
+
+    def factor(self, rows: Rows, first: Moments) -> jax.Array:
+        """As `within_factor`."""
+        return within_factor(rows, first, weighting=self.weighting)
+
+    def inner(self, rows: Rows, first: Moments) -> None:
+        """Estimated, not sent."""
+        return None
+
+    def freedom(self, first: Moments) -> Freedom:
+        """K_c − 1 degrees for each class."""
+        weight = class_weights(first, self.weighting)
+        return Freedom.of_classes(first, weight / jnp.maximum(first.within_degrees, 1))
+
+
+@dataclass(frozen=True)
+class FromVariances:
+    """The clients' own variances about their means, and how the means spread: no sampling error."""
+
+    def first(self, rows: Rows, num_classes: int) -> Moments:
+        """Every example was an observation, not every mean."""
+        return example_moments(rows, num_classes)
+
+    def moments(self, first: Moments) -> Moments:
+        """Themselves."""
+        return first
+
+    def factor(self, rows: Rows, first: Moments) -> jax.Array:
+        """Of the scatter between the means."""
+        return centred_rows(rows, first, jnp.ones_like(first.total[:, 0]))
+
+    def inner(self, rows: Rows, first: Moments) -> jax.Array:
+        """Σ_r (n_r − 1) S_r of the variances that came with the rows."""
+        if rows.covariance is None:
+            raise ValueError("rows: expected a covariance with each row, as the method sends it; got none")
+        return jnp.asarray(row_scatter(rows, first.total.shape[0]))
+
+    def freedom(self, first: Moments) -> Freedom:
+        """N_c − 1 degrees for each class."""
+        weight = jnp.full_like(first.total[:, 0], 1) / jnp.maximum(first.within_degrees, 1)
+        return Freedom.of_classes(first, weight)

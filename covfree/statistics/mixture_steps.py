@@ -1,0 +1,125 @@
+"""The steps that fit a Gaussian mixture, on features that are centred and scaled to unit variance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax.lax import linalg as lax_linalg
+from jaxtyping import Array, Bool, Float, Integer
+
+from covfree.products import product, symmetric_product
+from covfree.types import PRNGKey
+
+# How much of a component's covariance is kept: all, its diagonal, or one variance.
+Structure: TypeAlias = Literal["diagonal", "spherical", "full"]
+
+# What every variance is raised by, as a share of the group's mean variance: it keeps a component that has
+# closed in on a few examples at a density that float32 can still compare with others.
+_FLOOR = 1e-4
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Mixture:
+    """A mixture of Gaussians: with probability ``weight[m]``, normal about ``mean[m]``.
+
+    With axes for the groups in front where ``vmap`` fitted several.
+
+    Attributes:
+        weight: of each component; they add up to 1, or are all 0 where there was no example. A component
+            that is not used has weight 0, mean 0 and covariance 0.
+        mean: of each component.
+        covariance: of each component: in full, its diagonal, or one variance for all directions.
+    """
+
+    weight: Float[Array, "*batch components"]
+    mean: Float[Array, "*batch components dim"]
+    covariance: (
+        Float[Array, "*batch components dim dim"]
+        | Float[Array, "*batch components dim"]
+        | Float[Array, "*batch components"]
+    )
+
+
+def nearest_seeds(
+    values: Float[Array, "examples dim"], kept: Bool[Array, " examples"], num_components: int, key: PRNGKey
+) -> Integer[Array, " examples"]:
+    """Draw seeds among the examples as k-means++ does, and say which is nearest to each example."""
+
+    def draw(step: Any, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        nearest, distance = state
+        # The first is drawn evenly.
+        chance = jnp.where(step == 0, kept.astype(values.dtype), distance)
+        # One number for each draw: it does not depend on how much padding there is.
+        level = jnp.cumsum(chance)
+        target = level[-1] * jax.random.uniform(jax.random.fold_in(key, step), (), values.dtype)
+        seed = values[jnp.argmax((chance > 0) & (level > target))]
+        to_seed = jnp.where(kept, jnp.square(values - seed[None, :]).sum(1), 0)
+        # Beyond the last distinct example, and beyond one component for two examples, no more are drawn.
+        drawn = (step == 0) | ((chance.max() > 0) & (step < kept.sum() // 2))
+        closer = drawn & ((to_seed < distance) | (step == 0))
+        return jnp.where(closer, step, nearest), jnp.where(closer, to_seed, distance)
+
+    start = (jnp.zeros(kept.shape, jnp.int32), jnp.zeros(kept.shape, values.dtype))
+    return jax.lax.fori_loop(0, num_components, draw, start)[0]
+
+
+def maximise(
+    values: Float[Array, "examples dim"],
+    share: Float[Array, "examples components"],
+    count: Float[Array, ""],
+    covariance: Structure,
+) -> Mixture:
+    """Maximise the likelihood given each example's shares in the components; variances are in units of 1."""
+    size = share.sum(0)
+    used = size > 0
+    divisor = jnp.where(used, size, 1)
+    mean = product(share.T, values) / divisor[:, None]
+    if covariance == "full":
+        eye = jnp.eye(values.shape[1], dtype=values.dtype)
+        eps = jnp.finfo(values.dtype).eps
+
+        def one(operand: tuple[jax.Array, ...]) -> jax.Array:
+            share, mean, divisor = operand
+            weighted = jnp.sqrt(share / divisor)[:, None] * (values - mean[None, :])
+            matrix = symmetric_product(weighted)
+            return matrix + (_FLOOR + eps * jnp.trace(matrix)) * eye
+
+        spread = jax.lax.map(one, (share.T, mean, divisor))
+    else:
+        # Nothing cancels below the floor: the examples are centred and scaled.
+        square = product(share.T, jnp.square(values)) / divisor[:, None] - jnp.square(mean)
+        spread = jnp.maximum(square, 0) + _FLOOR
+        if covariance == "spherical":
+            spread = spread.mean(1)
+    spread = jnp.where(used.reshape(-1, *[1] * (spread.ndim - 1)), spread, 0)
+    return Mixture(size / count, mean, spread)
+
+
+def log_densities(
+    values: Float[Array, "examples dim"], mixture: Mixture, covariance: Structure
+) -> Float[Array, "examples components"]:
+    """Log (weight · density) of each example under each component, up to a constant; −∞ where not used."""
+    used = mixture.weight > 0
+    dim = values.shape[1]
+    if covariance == "full":
+
+        def one(operand: tuple[jax.Array, ...]) -> jax.Array:
+            used, mean, matrix = operand
+            root = lax_linalg.cholesky(jnp.where(used, matrix, jnp.eye(dim, dtype=matrix.dtype)))
+            rest = lax_linalg.triangular_solve(root, (values - mean[None, :]).T, left_side=True, lower=True)
+            return -0.5 * jnp.square(rest).sum(0) - jnp.log(jnp.diagonal(root)).sum()
+
+        density = jax.lax.map(one, (used, mixture.mean, mixture.covariance)).T
+    else:
+        spread = mixture.covariance if covariance == "diagonal" else mixture.covariance[:, None]
+        variance = jnp.where(used[:, None], jnp.broadcast_to(spread, mixture.mean.shape), 1)
+        scaled = mixture.mean / variance
+        distance = product(jnp.square(values), (1 / variance).T) - 2 * product(values, scaled.T)
+        constant = (mixture.mean * scaled + jnp.log(variance)).sum(1)
+        density = -0.5 * (distance + constant[None, :])
+    log_weight = jnp.where(used, jnp.log(jnp.where(used, mixture.weight, 1)), -jnp.inf)
+    return density + log_weight[None, :]

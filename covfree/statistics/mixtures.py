@@ -1,0 +1,251 @@
+"""Gaussian mixtures of a client's classes: what CCVR (one component) and FedPFT send."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Integer
+
+from covfree.checks import check_positive
+from covfree.products import product
+from covfree.statistics.groups import accumulation_dtype, as_examples, subset_groups
+from covfree.statistics.mixture_steps import Mixture as Mixture
+from covfree.statistics.mixture_steps import Structure, log_densities, maximise, nearest_seeds
+from covfree.types import AnyArray, PRNGKey, Rows, is_traced
+
+# EM ends when a step gains less log-likelihood than this for each example and feature. It is a few times
+# the rounding of float32.
+_GAIN = 1e-6
+# Numbers that a batch of groups may hold at once: 64 MiB in float32.
+_BATCH_NUMBERS = 2**24
+
+
+@partial(jax.jit, static_argnames=("num_components", "covariance", "num_steps"))
+def gaussian_mixture(
+    features: Float[AnyArray, "examples dim"],
+    kept: Bool[AnyArray, " examples"],
+    *,
+    num_components: int,
+    covariance: Structure,
+    key: PRNGKey,
+    num_steps: int = 50,
+) -> Mixture:
+    """Fit a mixture to one group of examples, a client's class, by expectation and maximisation.
+
+    The components start from examples drawn one after the other with chances proportional to the squared
+    distance from those drawn before (k-means++), each with the examples that are nearest to it. The steps
+    maximise the likelihood, but for a floor: every variance is raised by 1e-4 of the group's mean variance
+    (and a full covariance's diagonal by its trace times eps, so that its Cholesky factor exists). They end
+    early where a step gains less than 1e-6 in log-likelihood for each example and feature.
+
+    A group of n examples gets min(num_components, ⌊n/2⌋) components, at least one, and no more than it
+    has distinct examples: a component of a single example would have no covariance of its own, and would
+    send the example itself. One example, or equal ones, give one component with covariance 0.
+
+    The examples are first put in an order of their own, along a random direction. So the result depends on
+    the order in which they come only by rounding, and moving or scaling them moves or scales it. A step
+    costs 8·n·components·d operations (full: 3·n·d² + d³/3 for each component) and makes no array of
+    n·components·d numbers.
+
+    Args:
+        features: of the examples. Half precisions are computed in float32.
+        kept: False for padding, whose features may hold anything.
+        num_components: most components, static.
+        covariance: "full", "diagonal" or "spherical", static.
+        key: PRNG key that draws the first means.
+        num_steps: most steps, static.
+
+    Returns:
+        The mixture; its covariances divide by the (weighted) number of examples, not by one less. Batch
+        over groups with ``jax.vmap``. Not for reverse differentiation.
+
+    Raises:
+        ValueError: if shapes do not fit, a size is below 1, or the structure has another name.
+
+    Source: FedPFT (Beitollahi et al. 2024), section 4. A step is equivalent to one of
+    ``sklearn.mixture.GaussianMixture(covariance_type=..., reg_covar=floor)``.
+
+    >>> import jax
+    >>> x = jax.numpy.array([[0.0], [2.0], [10.0], [12.0]])
+    >>> mixture = gaussian_mixture(
+    ...     x, x[:, 0] >= 0, num_components=2, covariance="diagonal", key=jax.random.key(0))
+    >>> sorted(mixture.mean.round(2).ravel().tolist()), mixture.weight.round(2).tolist()
+    ([1.0, 11.0], [0.5, 0.5])
+    """
+    (features,), kept = as_examples(features), jnp.asarray(kept)
+    if kept.shape != features.shape[:1] or features.shape[0] == 0:
+        raise ValueError(
+            f"kept: expected shape [{features.shape[0]}], one for each example and at least one, "
+            f"got {list(kept.shape)}"
+        )
+    check_positive("num_components", num_components)
+    check_positive("num_steps", num_steps)
+    if covariance not in get_args(Structure):
+        raise ValueError(f"covariance: expected one of {', '.join(get_args(Structure))}, got {covariance!r}")
+    dtype = accumulation_dtype(features)
+    dim = features.shape[1]
+    values = jnp.where(kept[:, None], features, 0).astype(dtype)
+    direction = jax.random.normal(jax.random.fold_in(key, 0), (dim, 1), dtype)
+    order = jnp.argsort(jnp.where(kept, product(values, direction)[:, 0], jnp.inf))
+    values, kept = values[order], kept[order]
+    count = jnp.maximum(kept.sum(), 1).astype(dtype)
+
+    # About an example first, so that equal ones leave exactly 0; then about the mean, and to unit variance.
+    first = values[0]
+    values = jnp.where(kept[:, None], values - first[None, :], 0)
+    centre = values.sum(0) / count
+    values = jnp.where(kept[:, None], values - centre[None, :], 0)
+    spread = jnp.sqrt(jnp.square(values).sum() / (count * dim))
+    values = values / jnp.where(spread > 0, spread, 1)
+
+    nearest = nearest_seeds(values, kept, num_components, jax.random.fold_in(key, 1))
+    start = (nearest[:, None] == jnp.arange(num_components)[None, :]) & kept[:, None]
+    mixture = maximise(values, start.astype(dtype), count, covariance)
+
+    def unfinished(carry: tuple[Any, ...]) -> jax.Array:
+        _, _, gain, step = carry
+        return (step < num_steps) & (gain > _GAIN * dim)
+
+    def one_step(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        mixture, likelihood, _, step = carry
+        joint = log_densities(values, mixture, covariance)
+        total = jax.nn.logsumexp(joint, axis=1)
+        share = jnp.where(kept[:, None], jnp.exp(joint - total[:, None]), 0)
+        now = jnp.where(kept, total, 0).sum() / count
+        return maximise(values, share, count, covariance), now, jnp.abs(now - likelihood), step + 1
+
+    infinite = jnp.full((), jnp.inf, dtype)
+    mixture = jax.lax.while_loop(unfinished, one_step, (mixture, -infinite, infinite, jnp.int32(0)))[0]
+    used = mixture.weight > 0
+    mean = jnp.where(used[:, None], (first + centre)[None, :] + spread * mixture.mean, 0)
+    return Mixture(mixture.weight, mean, jnp.square(spread) * mixture.covariance)
+
+
+def client_mixtures(
+    features: Float[AnyArray, "examples dim"],
+    labels: Integer[AnyArray, " examples"],
+    clients: Integer[AnyArray, " examples"],
+    *,
+    num_groups: int,
+    group_size: int,
+    num_components: int,
+    covariance: Structure,
+    key: PRNGKey,
+) -> Rows:
+    """A mixture for each class of each client, as rows: one a component, with the component's covariance.
+
+    A group's mixture is that of `gaussian_mixture` with ``fold_in(fold_in(key, label), client)``: it
+    depends neither on the other groups nor on where its examples stand, so that a client alone gets with
+    the same key what it gets among others (but for rounding). Costs a sort of n small keys and
+    num_groups·group_size examples of work, whatever the groups' own sizes; groups are taken in batches, so
+    that memory stays bounded beyond the result.
+
+    Args:
+        features: of all clients' examples, in any order.
+        labels: their classes; below 0 is padding.
+        clients: the client of each example; below 0 is padding.
+        num_groups: a bound on the client-class pairs, static; from `mixture_sizes`.
+        group_size: a bound on the examples of a pair, static; from `mixture_sizes`.
+        num_components: most components of a group, static.
+        covariance: "full", "diagonal" or "spherical", static.
+        key: PRNG key.
+
+    Returns:
+        num_groups·num_components rows, ordered by client, class and component, with count n_kc times the
+        component's weight. Components that are not used are padding: count 0, label and client −1.
+
+    Raises:
+        ValueError: if shapes do not fit, there is no example, or a bound is too small (under ``jit``, what
+            is beyond it is lost).
+        TypeError: if labels or clients are no integers.
+
+    Source: FedPFT (Beitollahi et al. 2024), Alg. 1.
+
+    >>> import jax
+    >>> labels, clients = jax.numpy.array([0, 0, 1]), jax.numpy.array([7, 7, 2])
+    >>> rows = client_mixtures(
+    ...     jax.numpy.array([[1.0], [3.0], [9.0]]), labels, clients, num_groups=2, group_size=2,
+    ...     num_components=1, covariance="spherical", key=jax.random.key(0))
+    >>> rows.mean.ravel().tolist(), rows.count.tolist(), rows.covariance.round(3).tolist()
+    ([9.0, 2.0], [1.0, 2.0], [0.0, 1.0])
+    """
+    features, labels, clients = as_examples(features, labels=labels, clients=clients)
+    check_positive("num_groups", num_groups)
+    check_positive("group_size", group_size)
+    check_positive("num_components", num_components)
+    if features.shape[0] == 0:
+        raise ValueError("features: expected at least one example (padding will do), got none")
+    kept = (labels >= 0) & (clients >= 0)
+    group = jnp.where(kept, subset_groups((clients, labels), kept, 1, None)[0], num_groups)
+    size = jax.ops.segment_sum(kept.astype(jnp.int32), group, num_groups)
+    if not is_traced(size) and (size.sum() != kept.sum() or size.max() > group_size):
+        raise ValueError(
+            f"num_groups, group_size: {num_groups} groups of at most {group_size} examples cannot hold all "
+            f"client-class pairs: {group.max(initial=-1, where=kept) + 1} of at most {size.max()}; "
+            "see mixture_sizes"
+        )
+    owners = tuple(
+        jnp.where(size > 0, jax.ops.segment_max(x, group, num_groups), -1) for x in (labels, clients)
+    )
+    mixtures = _fit_groups(
+        features, group, size, owners, key, group_size, num_components=num_components, covariance=covariance
+    )
+    count = (size.astype(mixtures.weight.dtype)[:, None] * mixtures.weight).reshape(-1)
+    label, client = (jnp.where(count > 0, jnp.repeat(x, num_components), -1) for x in owners)
+    mean, spread = (x.reshape(-1, *x.shape[2:]) for x in (mixtures.mean, mixtures.covariance))
+    return Rows(mean, count, label, client, spread)
+
+
+def mixture_sizes(
+    labels: Integer[np.ndarray, " examples"], clients: Integer[np.ndarray, " examples"]
+) -> tuple[int, int]:
+    """Static sizes for `client_mixtures`, counted on the host from concrete arrays.
+
+    Returns:
+        The number of client-class pairs and the examples of the largest; both at least 1.
+
+    >>> import numpy as np
+    >>> mixture_sizes(np.array([0, 0, 1, 1, -1]), np.array([0, 0, 0, 5, 5]))
+    (3, 2)
+    """
+    labels, clients = np.asarray(labels), np.asarray(clients)
+    kept = (labels >= 0) & (clients >= 0)
+    # A pair as one number; Python's int for the bound.
+    width = int(labels.max(initial=0)) + 1
+    sizes = np.unique(clients[kept].astype(np.int64) * width + labels[kept], return_counts=True)[1]
+    return max(len(sizes), 1), int(sizes.max(initial=1))
+
+
+@partial(jax.jit, static_argnames=("group_size", "num_components", "covariance"))
+def _fit_groups(
+    features: Float[Array, "examples dim"],
+    group: Integer[Array, " examples"],
+    size: Integer[Array, " groups"],
+    owners: tuple[Integer[Array, " groups"], Integer[Array, " groups"]],
+    key: PRNGKey,
+    group_size: int,
+    *,
+    num_components: int,
+    covariance: Structure,
+) -> Mixture:
+    """A mixture of each group, stacked: each gathers its examples, some groups at a time."""
+    order = jnp.argsort(group)
+    within = jnp.arange(group_size)
+
+    def one_group(operand: tuple[jax.Array, ...]) -> Mixture:
+        start, size, label, client = operand
+        own = jax.random.fold_in(jax.random.fold_in(key, jnp.maximum(label, 0)), jnp.maximum(client, 0))
+        mine = features[order.at[start + within].get(mode="clip")]
+        return gaussian_mixture(
+            mine, within < size, num_components=num_components, covariance=covariance, key=own
+        )
+
+    dim = features.shape[1]
+    matrices = dim * dim if covariance == "full" else dim
+    held = 4 * group_size * (dim + num_components) + (2 + num_components) * matrices
+    batch = max(1, min(len(size), _BATCH_NUMBERS // held))
+    return jax.lax.map(one_group, (jnp.cumsum(size) - size, size, *owners), batch_size=batch)
