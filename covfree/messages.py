@@ -1,16 +1,14 @@
-"""What a client sends: the same for simulation, accounting and a real federation; and the server's door."""
+"""What a client sends: the same for simulation, accounting and a real federation."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import jax
 import numpy as np
 from jaxtyping import Float, Integer
 
-from covfree.checks import check, check_rows
+from covfree.checks import check
 from covfree.estimators.analytic import local_solution
 from covfree.methods import Examples, Method
 from covfree.statistics import class_covariances, class_means, gram
@@ -68,223 +66,9 @@ def client_message(
 
 
 def _present(rows: Rows) -> Rows:
-    return replace(_selected(rows, np.asarray(rows.count) > 0), client=None)
+    return replace(select_rows(rows, np.asarray(rows.count) > 0), client=None)
 
 
-def _selected(rows: Rows, kept: np.ndarray) -> Rows:
+def select_rows(rows: Rows, kept: np.ndarray) -> Rows:
+    """Those rows that are kept; on the host."""
     return jax.tree.map(lambda leaf: np.asarray(leaf)[kept], rows)
-
-
-@dataclass(frozen=True)
-class Collected:
-    """What a server could use of the messages so far, and what it set aside.
-
-    Attributes:
-        message: the sound messages in one: rows one below the other, with ``client`` the place in ``clients``
-            of whose they are; matrices added up.
-        clients: whose messages these are, in the order in which they came.
-        rejected: for each client whose message was set aside, why.
-    """
-
-    message: Message
-    clients: tuple[Hashable, ...]
-    rejected: Mapping[Hashable, str] = field(default_factory=dict)
-
-
-def collect(
-    messages: Mapping[Hashable, Message],
-    *,
-    num_classes: int,
-    dim: int | None = None,
-    num_examples: Mapping[Hashable, int] | None = None,
-    before: Collected | None = None,
-) -> Collected:
-    """Put the clients' messages together; a bad one is set aside and named, the others count.
-
-    Clients may come over several rounds: pass on what was collected ``before``. A client counts once, however
-    often it sends, so that any order and any split into rounds gives the same; one whose message was set
-    aside may send again.
-
-    Args:
-        messages: by client. Those without a row (a client without examples) add nothing.
-        num_classes: C.
-        dim: d; by default that of ``before``, or of most messages.
-        num_examples: how many examples each client says that it has, where it says so; a message whose
-            counts do not sum to it was cut short or altered.
-        before: what earlier rounds gave.
-
-    Returns:
-        The sound messages in one, for `solve_message`, and the reason for each that was set aside.
-
-    Raises:
-        ValueError: if no message is sound and none was before; it names the first reasons.
-
-    >>> import covfree, jax.numpy as jnp
-    >>> good = Message(covfree.Rows(jnp.ones((1, 2)), jnp.array([3]), jnp.array([0])))
-    >>> bad = Message(covfree.Rows(jnp.full((1, 2), jnp.nan), jnp.array([3]), jnp.array([0])))
-    >>> first = collect({"a": good, "b": bad}, num_classes=1)
-    >>> first.rejected
-    {'b': 'mean: row 0 (class 0) holds nan at position 0; expected finite numbers'}
-    >>> collect({"a": good, "b": good}, num_classes=1, before=first).message.rows.client.tolist()
-    [0, 1]
-    """
-    sound: dict[Hashable, Message] = {}
-    rejected = {} if before is None else dict(before.rejected)
-    known = () if before is None else before.clients
-    new = {client: message for client, message in messages.items() if client not in known}
-    if dim is None:
-        dim = _most_frequent_dim(new.values()) if before is None else before.message.rows.mean.shape[1]
-    for client, message in new.items():
-        try:
-            if not isinstance(message, Message):
-                raise TypeError(f"message: expected a Message, got {type(message).__name__}")
-            check_rows(message.rows, num_classes=num_classes, dim=dim)
-            _check_matrix(message)
-            if before is not None or sound:
-                first = before.message if before is not None else next(iter(sound.values()))
-                _check_like(message, first)
-            if num_examples is not None and client in num_examples:
-                _check_sum(message.rows, num_examples[client])
-        except (TypeError, ValueError) as error:
-            rejected[client] = str(error)
-        else:
-            rejected.pop(client, None)
-            sound[client] = message
-    clients = (*known, *sound)
-    if not clients:
-        reasons = "; ".join(f"client {client!r}: {reason}" for client, reason in list(rejected.items())[:3])
-        raise ValueError(f"messages: expected a sound message, got none among {len(messages)}. {reasons}")
-    parts = [] if before is None else [before.message]
-    for index, message in enumerate(sound.values(), len(known)):
-        message = _with_means(message)
-        owner = np.full(np.shape(message.rows.label), index, np.int32)
-        parts.append(replace(message, rows=replace(message.rows, client=owner)))
-    return Collected(_merged(parts), clients, rejected)
-
-
-def forget(
-    collected: Collected,
-    client: Hashable,
-    *,
-    label: int | None = None,
-    message: Message | None = None,
-) -> Collected:
-    """Take a client, or one class of it, out again, as if it had never been sent.
-
-    Rows are removed. A matrix is a sum over clients, from which that of the message is subtracted; what is
-    left differs by the rounding of the sum.
-
-    Args:
-        collected: what the server has.
-        client: whose statistics to remove. The client may send again.
-        label: the class to remove; all of them by default.
-        message: what is to be removed, where the method sends a matrix: as the client sent it; with a
-            ``label``, as it sends the examples of that class alone.
-
-    Returns:
-        What is left.
-
-    Raises:
-        ValueError: if the client is not known; if a matrix is to be removed and no message came; if a class
-            of a client is to be removed whose matrix or sketches mix its classes.
-
-    >>> import covfree, jax.numpy as jnp
-    >>> sent = Message(covfree.Rows(jnp.ones((1, 2)), jnp.array([3]), jnp.array([0])))
-    >>> both = collect({"a": sent, "b": sent}, num_classes=1)
-    >>> left = forget(both, "a")
-    >>> left.clients, left.message.rows.count.tolist()
-    (('b',), [3])
-    """
-    if client not in collected.clients:
-        raise ValueError(f"client: expected one that was collected, got {client!r}")
-    index, rows = collected.clients.index(client), collected.message.rows
-    owner = np.asarray(rows.client)
-    mine = owner == index
-    if label is not None:
-        if (message is not None and message.solved) or (
-            rows.sketch is not None and np.asarray(rows.sketch)[mine].any()
-        ):
-            raise ValueError(
-                f"{name}: expected {_described(other)} as other clients send, "
-                f"got {_described(own)}"
-                "send again without the class"
-            )
-        mine &= np.asarray(rows.label) == label
-    matrix = collected.message.matrix
-    if matrix is not None and mine.any():
-        if message is None or message.matrix is None:
-            raise ValueError(
-                "message: expected what the client sent, as its matrix was added to others; got none"
-            )
-        matrix = np.asarray(matrix) - np.asarray(message.matrix)
-    rows, clients = _selected(rows, ~mine), collected.clients
-    if label is None:
-        owner = np.asarray(rows.client)
-        rows = replace(rows, client=owner - (owner > index))
-        clients = clients[:index] + clients[index + 1 :]
-    return Collected(Message(rows, matrix), clients, collected.rejected)
-
-
-def _most_frequent_dim(messages: Any) -> int | None:
-    sizes = [np.shape(message.rows.mean) for message in messages if isinstance(message, Message)]
-    dims = [size[1] for size in sizes if len(size) == 2]
-    # The smaller of two that are as frequent, whatever the order of the clients.
-    return max(sorted(set(dims)), key=dims.count, default=None)
-
-
-def _with_means(message: Message) -> Message:
-    """Class means in the place of the columns of a ridge solution: C W = Xᵀ Y, the class sums."""
-    if not message.solved:
-        return message
-    rows = message.rows
-    sums = np.asarray(rows.mean) @ np.asarray(message.matrix)
-    count = np.maximum(np.asarray(rows.count), 1)[:, None].astype(sums.dtype)
-    return replace(message, rows=replace(rows, mean=sums / count), solved=False)
-
-
-def _merged(messages: Sequence[Message]) -> Message:
-    rows = jax.tree.map(lambda *leaves: np.concatenate(leaves), *(message.rows for message in messages))
-    total = None
-    # One at a time: K matrices at once would be K·d² numbers.
-    for message in messages:
-        if message.matrix is not None:
-            total = message.matrix if total is None else np.add(total, message.matrix)
-    return Message(rows, total)
-
-
-def _check_like(message: Message, first: Message) -> None:
-    """Raise unless the rows hold the same columns as the others do."""
-    for name in ("covariance", "sketch"):
-        own, other = getattr(message.rows, name), getattr(first.rows, name)
-        if (own is None) != (other is None) or (own is not None and np.ndim(own) != np.ndim(other)):
-            raise ValueError(
-                f"{name}: expected {_described(other)} as other clients send, got {_described(own)}"
-            )
-
-
-def _described(column: Any) -> str:
-    return "none" if column is None else f"{np.ndim(column)} dimensions"
-
-
-def _check_matrix(message: Message) -> None:
-    dim = np.shape(message.rows.mean)[1]
-    if message.matrix is None:
-        if message.solved:
-            raise ValueError("matrix: expected the one that the solution was computed with, got none")
-        return
-    if np.shape(message.matrix) != (dim, dim):
-        raise ValueError(f"matrix: expected shape {[dim, dim]}, got {list(np.shape(message.matrix))}")
-    if not np.isfinite(message.matrix).all():
-        place = tuple(int(i) for i in np.argwhere(~np.isfinite(message.matrix))[0])
-        raise ValueError(
-            f"matrix: holds {np.asarray(message.matrix)[place]} at {place}; expected finite numbers"
-        )
-
-
-def _check_sum(rows: Rows, num_examples: int) -> None:
-    counts = np.asarray(rows.count)[np.asarray(rows.label) >= 0]
-    total = counts.sum()
-    # The parts of a class that a mixture's components hold add up but for rounding.
-    wrong = total != num_examples if counts.dtype.kind in "iu" else not np.isclose(total, num_examples)
-    if wrong:
-        raise ValueError(f"count: counts sum to {total}; expected the {num_examples} examples announced")

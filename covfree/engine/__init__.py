@@ -9,3 +9,6 @@ from covfree.engine.batch import solve_message as solve_message
 from covfree.engine.batch import solve_rows as solve_rows
 from covfree.engine.batch import solve_totals as solve_totals
 from covfree.engine.batch import summarise as summarise
+from covfree.engine.quality import feature_quality as feature_quality
+from covfree.engine.rounds import accuracy_by_round as accuracy_by_round
+from covfree.engine.rounds import arrived as arrived

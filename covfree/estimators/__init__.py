@@ -1,6 +1,7 @@
 """The server's side: rows in, scatter and covariance out."""
 
 from covfree.estimators.auto import automatic as automatic
+from covfree.estimators.class_scatter import class_scatters as class_scatters
 from covfree.estimators.covariance import aggregate_covariances as aggregate_covariances
 from covfree.estimators.covariance import estimate_covariance as estimate_covariance
 from covfree.estimators.covariance import estimate_covariances as estimate_covariances
@@ -18,3 +19,4 @@ from covfree.estimators.shrinkage import identity as identity
 from covfree.estimators.shrinkage import ledoit_wolf as ledoit_wolf
 from covfree.estimators.shrinkage import oas as oas
 from covfree.estimators.shrinkage import relative as relative
+from covfree.estimators.spectrum import scatter_spectra as scatter_spectra

@@ -1,5 +1,13 @@
-"""Closed-form linear classifiers from moments and a scatter matrix."""
+"""Classifiers from moments and a scatter matrix, in closed form, or trained on virtual features."""
 
+from covfree.heads.gaussian import GaussianHead as GaussianHead
+from covfree.heads.gaussian import gaussian_head as gaussian_head
 from covfree.heads.lda import lda_head as lda_head
+from covfree.heads.mapped import MappedHead as MappedHead
 from covfree.heads.ncm import ncm_head as ncm_head
 from covfree.heads.ridge import ridge_head as ridge_head
+from covfree.heads.softmax import softmax_head as softmax_head
+from covfree.heads.temperature import calibrate_temperature as calibrate_temperature
+from covfree.heads.temperature import temperature_terms as temperature_terms
+from covfree.heads.temperature import with_temperature as with_temperature
+from covfree.heads.virtual import sample_rows as sample_rows

@@ -48,7 +48,7 @@ def sample_rows(
         ValueError: if shapes do not fit, or ``num_samples`` is below 1.
         TypeError: if means are no floats or labels no integers.
 
-    Source: CCVR (Luo et al. 2021), Alg. 1; FedPFT (Beitollahi et al. 2024), Alg. 1.
+    Source: CCVR (Luo et al. 2021); FedPFT (Beitollahi et al. 2024).
 
     >>> import jax
     >>> rows = Rows(jax.numpy.array([[1.0], [5.0]]), jax.numpy.array([3, 1]), jax.numpy.array([0, 1]))

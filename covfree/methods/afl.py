@@ -34,7 +34,7 @@ def _head(numbers: AflNumbers, system: Scatter, totals: tuple[Moments, Scatter])
 
 
 def _merge(numbers: AflNumbers, message: Message, num_classes: int) -> tuple[tuple[Moments, Scatter]]:
-    """C − Kγ I: the aggregate is known from Σ C_k and Σ C_k W_k, as the absolute aggregation law keeps both."""
+    """C − Kγ I: the absolute aggregation law keeps Σ C_k and Σ C_k W_k, and they are all that it needs."""
     ((moments, gram),) = gram_merge(numbers, message, num_classes)
     added = distinct(message.rows.client) * numbers.gamma
     matrix = gram.value - added * jnp.eye(gram.dim, dtype=gram.value.dtype)

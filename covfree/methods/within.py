@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from covfree.estimators.scatter import centred_rows, class_weights
 from covfree.types import Moments, Rows
 
 
+@runtime_checkable
 class Within(Protocol):
     """An estimator of the within-class scatter Ŵ as a sum over rows; hashable."""
 

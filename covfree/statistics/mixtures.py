@@ -66,7 +66,7 @@ def gaussian_mixture(
     Raises:
         ValueError: if shapes do not fit, a size is below 1, or the structure has another name.
 
-    Source: FedPFT (Beitollahi et al. 2024), section 4. A step is equivalent to one of
+    Source: FedPFT (Beitollahi et al. 2024). A step is equivalent to one of
     ``sklearn.mixture.GaussianMixture(covariance_type=..., reg_covar=floor)``.
 
     >>> import jax
@@ -163,7 +163,7 @@ def client_mixtures(
             is beyond it is lost).
         TypeError: if labels or clients are no integers.
 
-    Source: FedPFT (Beitollahi et al. 2024), Alg. 1.
+    Source: FedPFT (Beitollahi et al. 2024).
 
     >>> import jax
     >>> labels, clients = jax.numpy.array([0, 0, 1]), jax.numpy.array([7, 7, 2])

@@ -1,0 +1,79 @@
+"""Clients that arrive over rounds: what the server has after each of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Integer
+
+from covfree.engine.batch import evaluate, solve_rows
+from covfree.methods import Method
+from covfree.types import AnyArray, Rows
+
+
+def arrived(rows: Rows, first_round: Integer[AnyArray, " clients"], after: int | Integer[Array, ""]) -> Rows:
+    """The rows of the clients that took part up to a round; the others' become padding.
+
+    Statistics are sums over clients, so a client counts once however often it takes part, and what the server
+    has depends on who came, not on the order.
+
+    Args:
+        rows: of all clients, with ``client`` from 0.
+        first_round: the round in which each client first takes part, from 0; −1 for never. From
+            `covfree.federation.participation`.
+        after: the round, from 0; may be traced.
+
+    Returns:
+        The rows, as many as before.
+
+    Raises:
+        ValueError: if the rows do not say whose they are.
+
+    >>> import jax.numpy as jnp
+    >>> rows = Rows(jnp.ones((3, 1)), jnp.array([5, 6, 7]), jnp.zeros(3, int), client=jnp.array([0, 1, 2]))
+    >>> arrived(rows, jnp.array([0, 3, -1]), after=1).count.tolist()
+    [5, 0, 0]
+    """
+    if rows.client is None:
+        raise ValueError("rows: expected to know the client of each row, got None")
+    client = jnp.asarray(rows.client)
+    first = jnp.asarray(first_round).at[client].get(mode="fill", fill_value=-1)
+    here = (client >= 0) & (first >= 0) & (first <= after)
+    return replace(rows, count=jnp.where(here, rows.count, 0))
+
+
+@partial(jax.jit, static_argnames=("num_rounds", "num_classes"))
+def accuracy_by_round(
+    method: Method,
+    rows: Rows,
+    first_round: Integer[AnyArray, " clients"],
+    test_features: Float[AnyArray, "examples dim"],
+    test_labels: Integer[AnyArray, " examples"],
+    *,
+    num_rounds: int,
+    num_classes: int,
+) -> Float[Array, " rounds"]:
+    """Accuracy of the head that the server has after each round.
+
+    Args:
+        method: the method.
+        rows: of all clients, from `summarise`.
+        first_round: see `arrived`.
+        test_features: test features.
+        test_labels: their classes; below 0 is padding.
+        num_rounds: number of rounds, static.
+        num_classes: C, static.
+
+    Returns:
+        Shares in [0, 1]; 0 as long as nobody came.
+    """
+
+    def one_round(number: Any) -> jax.Array:
+        head = solve_rows(method, arrived(rows, first_round, number), num_classes=num_classes)
+        return evaluate(head, test_features, test_labels)
+
+    return jax.lax.map(one_round, jnp.arange(num_rounds))

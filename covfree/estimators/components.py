@@ -1,0 +1,187 @@
+"""Variance components: the within-class scatter where clients' means of a class differ (client shift)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Integer
+
+from covfree.checks import check_choice
+from covfree.estimators.moments import first_moments, row_labels, valid_rows
+from covfree.estimators.scatter import Freedom, Weighting, centred_rows
+from covfree.statistics.groups import subset_groups
+from covfree.types import Moments, Rows
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ComponentMoments:
+    """Phase one of the variance components; adds up over parts that each hold all rows of their clients.
+
+    Attributes:
+        moments: counts, rows and sums of each class.
+        degrees: Σ_k (m_kc − 1) of each class, over the clients that hold it, m_kc the rows of client k:
+            degrees of freedom of the scatter between rows of the same client.
+    """
+
+    moments: Moments
+    degrees: Integer[Array, " classes"]
+
+    @property
+    def clients(self) -> Integer[Array, " classes"]:
+        """Clients that hold each class."""
+        return self.moments.rows - self.degrees
+
+
+class ClientParts(NamedTuple):
+    """Rows' deviations in two parts, from the class to the client and from the client to the row.
+
+    Attributes:
+        between: √n_r (x̄_kc − μ_c); 0 in padding rows.
+        within: √n_r (x_r − x̄_kc); 0 in padding rows.
+        group: number of the row's client and class among those that exist; −1 for padding.
+    """
+
+    between: Float[Array, "rows dim"]
+    within: Float[Array, "rows dim"]
+    group: Integer[Array, " rows"]
+
+
+def client_groups(rows: Rows, num_classes: int) -> Integer[Array, " rows"]:
+    """Number the pairs of client and class that exist, by sorting; −1 for padding.
+
+    A row of an unknown client (below 0) is a group of its own.
+
+    Raises:
+        ValueError: if the rows do not say whose they are, or shapes do not fit.
+    """
+    if rows.client is None:
+        raise ValueError("rows: expected rows with a client each, to tell whose they are; got none")
+    valid = valid_rows(rows, num_classes)
+    client = jnp.asarray(rows.client).astype(jnp.int32)
+    alone = jnp.where(client < 0, jnp.arange(client.shape[0], dtype=jnp.int32), -1)
+    return subset_groups((client, row_labels(rows), alone), valid, 1, None)[0]
+
+
+def client_parts(rows: Rows, moments: Moments) -> ClientParts:
+    """Split √n_r (x_r − μ_c) at the mean x̄_kc of the client's rows of the class.
+
+    Args:
+        rows: class rows with clients, all of them or a part that holds all rows of its clients.
+        moments: phase one of *all* rows.
+    """
+    group = client_groups(rows, moments.total.shape[0])
+    size = max(1, group.shape[0])
+    inside = replace(rows, label=group, covariance=None, sketch=None)
+    own = first_moments(inside, size)
+    centres = own.mean[jnp.where(group >= 0, group, 0)]
+    of_client = Rows(centres, rows.count, rows.label)
+    return ClientParts(
+        between=centred_rows(of_client, moments, jnp.ones_like(moments.total[:, 0])),
+        within=centred_rows(inside, own, jnp.ones_like(own.total[:, 0])),
+        group=group,
+    )
+
+
+def component_moments(rows: Rows, num_classes: int) -> ComponentMoments:
+    """Phase one: the class moments, and the degrees of freedom inside the clients.
+
+    Args:
+        rows: class rows with clients, all of them or a part that holds all rows of its clients.
+        num_classes: C, static.
+
+    Raises:
+        ValueError: if the rows do not say whose they are, or shapes do not fit.
+
+    >>> import jax.numpy as jnp
+    >>> client = jnp.array([7, 7, 7, 2, 2])
+    >>> rows = Rows(jnp.ones((5, 1)), jnp.ones(5, int), jnp.array([0, 0, 1, 0, 0]), client)
+    >>> component_moments(rows, 2).degrees.tolist()
+    [2, 0]
+    """
+    moments = first_moments(rows, num_classes)
+    group = client_groups(rows, num_classes)
+    size = max(1, group.shape[0])
+    slot = jnp.where(group >= 0, group, size)
+    # Of a group that does not exist this is the least integer.
+    label = jax.ops.segment_max(row_labels(rows), slot, size)
+    pair = (label >= 0).astype(jnp.int32)
+    clients = jax.ops.segment_sum(pair, jnp.where(label >= 0, label, num_classes), num_classes)
+    return ComponentMoments(moments, moments.rows - clients)
+
+
+def hidden_weights(totals: ComponentMoments, weighting: Weighting) -> Float[Array, " classes"]:
+    """Weights w_c that make Σ_c w_c B_c estimate what is hidden inside the rows, Σ_c (N_c − K_c) Σ_c.
+
+    See `component_factor` for the two weightings.
+    """
+    check_choice("weighting", weighting, get_args(Weighting))
+    moments = totals.moments
+    dtype = moments.total.dtype
+    hidden = jnp.maximum(moments.count.astype(dtype) - moments.rows.astype(dtype), 0)
+    degrees = totals.degrees.astype(dtype)
+    if weighting == "pooled":
+        hidden, degrees = (jnp.broadcast_to(x.sum(), x.shape) for x in (hidden, degrees))
+    return jnp.where(degrees > 0, hidden / jnp.where(degrees > 0, degrees, 1), 0)
+
+
+def component_factor(
+    rows: Rows, totals: ComponentMoments, *, weighting: Weighting = "per_class"
+) -> Float[Array, "rows dim"]:
+    """Rows Y with YᵀY = Ŵ, the within-class scatter from clients that send several means of a class.
+
+    Let x̄_kc be the mean of client k's m_kc rows of class c, and B_c = Σ_k Σ_r n_r (x_r − x̄_kc)(x_r − x̄_kc)ᵀ:
+    client shift does not enter it, and E[B_c] = Σ_k (m_kc − 1) Σ_c. The scatter of the examples is what is
+    seen between the rows, S_c, and what is hidden inside them, of which the expectation is (N_c − K_c) Σ_c:
+
+        Ŵ = Σ_c (S_c + w_c B_c)    per_class  w_c = (N_c − K_c) / Σ_k (m_kc − 1)
+                                   pooled     w = Σ_c (N_c − K_c) / Σ_c Σ_k (m_kc − 1)
+
+    Unbiased for the very scatter of the examples, however clients' means differ, if the clients of a class
+    share its covariance; ``"pooled"`` also takes classes to share one. Under ``"per_class"`` a class of
+    which no client sends two rows adds what is seen alone, so that Ŵ is too small.
+
+    The cross terms of x_r − x̄_kc and x̄_kc − μ_c vanish, so one row y_r = √n_r [(x̄_kc − μ_c) +
+    √(1 + w_c) (x_r − x̄_kc)] for each of the table's is enough.
+
+    Args:
+        rows: class rows with clients, all of them or a part that holds all rows of its clients.
+        totals: phase one of *all* rows.
+        weighting: one of the two above.
+
+    Returns:
+        The factor; 0 in padding rows.
+
+    Raises:
+        ValueError: if ``weighting`` is unknown or the rows do not say whose they are.
+
+    Source: covfree; it takes the place of FedCOF's (Goswami et al. 2024) eq. 5 where its eq. 22 shows a bias.
+
+    >>> import jax.numpy as jnp
+    >>> mean, client = jnp.array([[0.0], [2.0], [8.0], [10.0]]), jnp.array([0, 0, 1, 1])
+    >>> rows = Rows(mean, jnp.array([3, 3, 3, 3]), jnp.zeros(4, int), client)
+    >>> factor = component_factor(rows, component_moments(rows, 1))
+    >>> round(float((factor**2).sum()))  # seen: 3·(25 + 9 + 9 + 25); hidden: (12 − 4)/2 · 3·4
+    252
+    """
+    weight = hidden_weights(totals, weighting)
+    parts = client_parts(rows, totals.moments)
+    label = jnp.where(parts.group >= 0, row_labels(rows), 0)
+    return parts.between + parts.within * jnp.sqrt(1 + weight)[label][:, None]
+
+
+def component_freedom(totals: ComponentMoments, weighting: Weighting = "per_class") -> Freedom:
+    """What Ŵ/(N − C) rests on: the scatter inside the clients, and that between them.
+
+    Σ_k (m_kc − 1) degrees of freedom with weight (1 + w_c)/(N − C), and one less than the class's clients
+    with weight 1/(N − C). With client shift the latter holds more than Σ, as the examples' scatter does.
+    """
+    moments = totals.moments
+    scale = 1 / jnp.maximum(moments.within_degrees, 1)
+    between = jnp.maximum(totals.clients - 1, 0).astype(scale.dtype)
+    weight = hidden_weights(totals, weighting)
+    inside = Freedom(totals.degrees.astype(scale.dtype), (1 + weight) * scale)
+    return inside.joined(Freedom(between, jnp.full_like(between, 1) * scale))

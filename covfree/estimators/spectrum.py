@@ -1,0 +1,80 @@
+"""The spectra of the scatter within classes and between them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Integer
+
+from covfree.estimators.moments import first_moments
+from covfree.estimators.scatter import Weighting, between_scatter, within_scatter
+from covfree.linalg import rank_cut
+from covfree.types import Rows
+
+
+class Spectrum(NamedTuple):
+    """Eigenvalues of one scatter matrix.
+
+    Attributes:
+        values: eigenvalues, the largest first; those of rounding size are 0.
+        rank: how many are above 0.
+        condition: largest over smallest of those above 0.
+    """
+
+    values: Float[Array, " dim"]
+    rank: Integer[Array, ""]
+    condition: Float[Array, ""]
+
+
+class Spectra(NamedTuple):
+    """Of the scatter within classes, between them, and of their sum.
+
+    Attributes:
+        within: of Σ_c (N_c − 1) Σ̂_c.
+        between: of Σ_c N_c (μ_c − μ_g)(μ_c − μ_g)ᵀ; its rank is at most C − 1.
+        both: of their sum.
+    """
+
+    within: Spectrum
+    between: Spectrum
+    both: Spectrum
+
+
+@partial(jax.jit, static_argnames=("num_classes", "weighting"))
+def scatter_spectra(rows: Rows, num_classes: int, *, weighting: Weighting = "per_class") -> Spectra:
+    """Eigenvalues and condition numbers of the within-class and between-class scatter.
+
+    A ridge head inverts the scatter that it is given. That between classes has few, large eigenvalues, in the
+    very directions that tell classes apart: adding it raises the condition number, which is why FedCOF leaves
+    it out.
+
+    Args:
+        rows: class rows; examples (`Rows.from_examples`) give the exact spectra.
+        num_classes: C, static.
+        weighting: see `within_scatter`.
+
+    Returns:
+        The spectra. Costs three ``eigvalsh`` of size dim.
+
+    Source: FedCOF (Goswami et al. 2024), section 4.3.
+
+    >>> import jax.numpy as jnp
+    >>> means = jnp.array([[0.0, 0.0], [0.0, 2.0], [5.0, 0.0]])
+    >>> rows = Rows(means, jnp.array([1, 1, 1]), jnp.array([0, 0, 1]))
+    >>> scatter_spectra(rows, 2).within.values.tolist()
+    [2.0, 0.0]
+    """
+    moments = first_moments(rows, num_classes)
+    within, between = within_scatter(rows, moments, weighting=weighting), between_scatter(moments)
+    return Spectra(*(_spectrum(matrix) for matrix in (within, between, within + between)))
+
+
+def _spectrum(matrix: Float[Array, "dim dim"]) -> Spectrum:
+    values = jnp.linalg.eigvalsh(matrix)[::-1]
+    kept = values > rank_cut(values)
+    smallest = jnp.where(kept, values, jnp.inf).min()
+    condition = jnp.where(kept.any(), values[0] / jnp.where(kept.any(), smallest, 1), 1)
+    return Spectrum(jnp.where(kept, values, 0), kept.sum(), condition)

@@ -1,0 +1,195 @@
+"""Residual sketches: random signed sums of a client's residuals, whose squares show its scatter."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Integer
+
+from covfree.checks import check_positive
+from covfree.statistics.groups import accumulation_dtype, as_examples, subset_groups
+from covfree.statistics.means import class_means
+from covfree.statistics.rows import client_rows
+from covfree.types import AnyArray, PRNGKey, Rows, is_traced
+
+# The mean of equal numbers is off by less than this many eps (`covfree.sums`), however many there are.
+_ROUNDING = 64
+
+
+def residual_sketches(
+    features: Float[AnyArray, "examples dim"],
+    labels: Integer[AnyArray, " examples"],
+    num_classes: int,
+    num_sketches: int,
+    *,
+    key: PRNGKey,
+) -> tuple[Float[Array, "sketches dim"], Integer[Array, ""]]:
+    """Signed sums of one client's residuals about its own class means, over all its classes at once.
+
+    y_j = Σ_i ε_ij (f_i − μ_{y_i}) / √m with m sketches and independent random signs ε_ij = ±1. Over the
+    signs E[Σ_j y_j y_jᵀ] is exactly the scatter of the client's examples about its means, whatever the data;
+    Var of entry (a, b) is (W_aa W_bb + W_ab² − 2 Σ_i r_ia² r_ib²)/m with W that scatter and r the residuals.
+
+    The signs must stay secret: who knows them and the means solves for the examples. A sketch of a client
+    with few examples tells much of them, as their means do.
+
+    Args:
+        features: features of the client's examples.
+        labels: their classes; a label outside [0, num_classes) is padding.
+        num_classes: C, static.
+        num_sketches: m, static.
+        key: PRNG key of the signs.
+
+    Returns:
+        The sketches, and the degrees of freedom Σ_c (n_c − 1) of the scatter that they show.
+
+    Raises:
+        ValueError: if shapes do not fit or a size is below 1.
+        TypeError: if labels are no integers.
+
+    Source: covfree; the random signs are those of Rademacher trace estimators (Hutchinson 1990).
+
+    >>> import jax, jax.numpy as jnp
+    >>> x, y = jnp.array([[1.0], [3.0], [9.0]]), jnp.array([0, 0, 1])
+    >>> sketches, degrees = residual_sketches(x, y, 2, 400, key=jax.random.key(0))
+    >>> round(float((sketches**2).sum()), 1), int(degrees)  # 2 is exact
+    (2.1, 1)
+    """
+    features, labels = as_examples(features, labels=labels)
+    check_positive("num_sketches", num_sketches)
+    means, counts = class_means(features, labels, num_classes)
+    kept = (labels >= 0) & (labels < num_classes)
+    residual = _residuals(features, means, jnp.where(kept, labels, num_classes))
+    sketches = _signed_sums(residual, jnp.zeros_like(labels), 1, num_sketches, key)
+    return sketches[0], jnp.maximum(counts - 1, 0).sum()
+
+
+def count_clients(
+    labels: Integer[np.ndarray, " examples"], clients: Integer[np.ndarray, " examples"]
+) -> int:
+    """Clients with an example, at least 1: a bound for `sketched_rows`, counted on the host."""
+    labels, clients = np.asarray(labels), np.asarray(clients)
+    return max(1, len(np.unique(clients[(labels >= 0) & (clients >= 0)])))
+
+
+def sketched_rows(
+    features: Float[AnyArray, "examples dim"],
+    labels: Integer[AnyArray, " examples"],
+    clients: Integer[AnyArray, " examples"],
+    *,
+    num_rows: int,
+    num_clients: int,
+    num_sketches: int,
+    num_subsets: int | None = 1,
+    subset_size: int = 2,
+    key: PRNGKey,
+) -> Rows:
+    """Class means of all clients, as `client_rows` gives them, and below them each client's residual sketches.
+
+    A sketch is a row with ``sketch`` set, label −1, the mean y_j = Σ_i ε_ij (f_i − x_{r_i}) / √m, where x_{r_i}
+    is the mean of the row that example i is in, and the count n_k − (rows of the client): the degrees of
+    freedom of the scatter that all m sketches of the client show. It is padding, count 0, where a client has
+    one example a row.
+
+    All signs are drawn from the one key. A client alone, with a key of its own, draws others: what it sends
+    has the same law, not the same bits.
+
+    Args:
+        features: features of all clients' examples, in any order.
+        labels: their classes; below 0 is padding.
+        clients: the client of each example; below 0 is padding.
+        num_rows: see `client_rows`; static.
+        num_clients: clients with an example, or any bound on them, static; see `count_clients`.
+        num_sketches: m, sketches of a client; static.
+        num_subsets: see `client_rows`.
+        subset_size: see `client_rows`.
+        key: PRNG key of the signs, and of the subsets if there are several.
+
+    Returns:
+        ``num_rows + num_clients * num_sketches`` rows. Memory n·d for the residuals beside them.
+
+    Raises:
+        ValueError: if shapes do not fit, or ``num_rows`` or ``num_clients`` is too small.
+        TypeError: if labels or clients are no integers.
+
+    >>> import jax, jax.numpy as jnp
+    >>> x, y, k = jnp.array([[1.0], [3.0], [9.0]]), jnp.array([0, 0, 1]), jnp.array([7, 7, 2])
+    >>> rows = sketched_rows(x, y, k, num_rows=2, num_clients=2, num_sketches=1, key=jax.random.key(0))
+    >>> rows.count.tolist(), rows.label.tolist(), rows.client.tolist(), rows.sketch.tolist()
+    ([1, 2, 0, 1], [1, 0, -1, -1], [2, 7, 2, 7], [False, False, False, True])
+    """
+    features, labels, clients = as_examples(features, labels=labels, clients=clients)
+    check_positive("num_clients", num_clients)
+    check_positive("num_sketches", num_sketches)
+    deal, sign = jax.random.split(key)
+    means = client_rows(
+        features,
+        labels,
+        clients,
+        num_rows=num_rows,
+        num_subsets=num_subsets,
+        subset_size=subset_size,
+        key=deal,
+    )
+    kept = (labels >= 0) & (clients >= 0)
+    # The same subsets again: they are numbered as the rows are.
+    dealt = None if num_subsets == 1 else deal
+    row, _ = subset_groups((clients, labels), kept, num_subsets, dealt, subset_size=subset_size)
+    owner, _ = subset_groups((clients,), kept, 1, None)
+    if not is_traced(owner) and owner.max(initial=-1) >= num_clients:
+        raise ValueError(
+            f"num_clients: {num_clients} cannot hold all clients: there are {int(owner.max()) + 1}; "
+            "see count_clients"
+        )
+    slot = jnp.where(kept, owner, num_clients)
+    residual = _residuals(features, means.mean, jnp.where(kept, row, num_rows))
+    sketches = _signed_sums(residual, slot, num_clients, num_sketches, sign)
+
+    # An example adds one degree of freedom, its row takes one back.
+    owner_of_row = jax.ops.segment_max(slot, jnp.where(kept, row, num_rows), num_rows)
+    seen = means.count > 0
+    spread = jnp.where(seen, means.count - 1, 0)
+    degrees = jax.ops.segment_sum(spread, jnp.where(seen, owner_of_row, num_clients), num_clients)
+    examples = jax.ops.segment_sum(kept.astype(jnp.int32), slot, num_clients)
+    client = jnp.where(examples > 0, jax.ops.segment_max(clients, slot, num_clients), -1)
+    count = jnp.repeat(degrees, num_sketches)
+    assert means.client is not None  # for the type checker: client_rows always gives it
+    return Rows(
+        mean=jnp.concatenate([means.mean, sketches.reshape(-1, sketches.shape[-1])]),
+        count=jnp.concatenate([means.count, count]),
+        label=jnp.concatenate([means.label, jnp.full(count.shape, -1, jnp.int32)]),
+        client=jnp.concatenate([means.client, jnp.repeat(client, num_sketches)]),
+        sketch=jnp.concatenate([jnp.zeros(num_rows, bool), count > 0]),
+    )
+
+
+def _residuals(
+    features: Float[Array, "examples dim"],
+    means: Float[Array, "groups dim"],
+    group: Integer[Array, " examples"],
+) -> Float[Array, "examples dim"]:
+    """Features less their group's mean; 0 where the group is past the end, which may hold NaN."""
+    kept = (group < means.shape[0])[:, None]
+    centre = means.at[group].get(mode="fill", fill_value=0)
+    residual = jnp.where(kept, features, 0).astype(accumulation_dtype(features)) - centre
+    # What is left of equal examples is rounding, which no scale-free rule must take for spread.
+    noise = _ROUNDING * jnp.finfo(residual.dtype).eps * jnp.abs(centre)
+    return jnp.where(jnp.abs(residual) > noise, residual, 0)
+
+
+def _signed_sums(
+    residual: Float[Array, "examples dim"],
+    owner: Integer[Array, " examples"],
+    num_owners: int,
+    num_sketches: int,
+    key: PRNGKey,
+) -> Float[Array, "owners sketches dim"]:
+    """Σ_i ε_ij r_i / √m by owner; one sketch after the other, so that no [sketches, examples, dim] is made."""
+
+    def one_sketch(key: jax.Array) -> jax.Array:
+        sign = jax.random.rademacher(key, owner.shape, residual.dtype)
+        return jax.ops.segment_sum(residual * sign[:, None], owner, num_owners)
+
+    sums = jax.lax.map(one_sketch, jax.random.split(key, num_sketches))
+    return jnp.swapaxes(sums, 0, 1) / jnp.sqrt(jnp.asarray(num_sketches, sums.dtype))
