@@ -1,28 +1,33 @@
 """Random feature maps that all parties share: a linear head on them approaches a kernel machine.
 
-Clients apply the map before they compute statistics, and the classifier applies it at test time. The parties
-share the key alone: the same key gives the same map, to the bit, as the numbers are drawn in float32 whatever
-the features' precision and whether or not float64 is enabled. (Between different versions of JAX or kinds of
-key that is not promised; there, send the map's arrays.)
+Clients apply the map before they compute statistics, and the classifier applies it to what it classifies. The
+parties share a seed alone: the map draws its directions anew each time, in float32 whatever the features'
+precision, so that the same seed gives the same map, to the bit. (Between different versions of JAX or
+settings of its generators that is not promised.)
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Real
+from jaxtyping import Array, Float
 
 from covfree.checks import check_positive, check_strength
-from covfree.types import AnyArray, PRNGKey, Scalar, is_traced
+from covfree.types import AnyArray, Scalar, is_traced
 
 
 @runtime_checkable
 class FeatureMap(Protocol):
-    """A map of features, with its arrays as the leaves of a pytree."""
+    """A map of features, with its numbers as the leaves of a pytree."""
+
+    @property
+    def num_features(self) -> int:
+        """D, the features that come out."""
+        ...
 
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch num_features"]:
         """Map each feature vector."""
@@ -32,82 +37,91 @@ class FeatureMap(Protocol):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class FourierFeatures:
-    """z(x) = √(2/D) cos(Ωᵀ x/σ + b).
+    """z(x) = √(2/D) cos(Ωᵀ x/σ + b); see `fourier_features`.
 
     Attributes:
-        directions: Ω, standard normal.
-        phase: b, uniform on [0, 2π).
         sigma: σ; replace it, sweep it with ``vmap`` or differentiate by it, with the same Ω and b.
+        seed: of Ω, standard normal, and b, uniform on [0, 2π).
+        num_features: D.
+        unit: whether features are first scaled to norm 1.
     """
 
-    directions: Float[Array, "*batch dim num_features"]
-    phase: Float[Array, "*batch num_features"]
-    sigma: float | int | Real[AnyArray, "*batch"]
+    sigma: Scalar
+    seed: Scalar
+    num_features: int = field(metadata={"static": True})
+    unit: bool = field(metadata={"static": True})
 
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch num_features"]:
         """Map each feature vector."""
-        angle = _project(features, self.directions)
+        of_directions, of_phase = jax.random.split(jax.random.key(self.seed))
+        features = _accurate(features)
+        if self.unit:
+            square = jnp.square(features).sum(-1, keepdims=True)
+            features = features / jnp.sqrt(jnp.where(square > 0, square, 1))
+        angle = _project(features, of_directions, self.num_features)
         angle = angle / jnp.asarray(self.sigma, angle.dtype)
-        angle = angle + jnp.broadcast_to(self.phase.astype(angle.dtype), angle.shape)
-        return math.sqrt(2 / self.phase.shape[0]) * jnp.cos(angle)
+        phase = jax.random.uniform(of_phase, (self.num_features,), jnp.float32, maxval=2 * math.pi)
+        angle = angle + jnp.broadcast_to(phase.astype(angle.dtype), angle.shape)
+        return math.sqrt(2 / self.num_features) * jnp.cos(angle)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ReluFeatures:
-    """z(x) = √(2/D) max(0, Ωᵀ x).
+    """z(x) = √(2/D) max(0, Ωᵀ x); see `relu_features`.
 
     Attributes:
-        directions: Ω, standard normal.
+        seed: of Ω, standard normal.
+        num_features: D.
     """
 
-    directions: Float[Array, "*batch dim num_features"]
+    seed: Scalar
+    num_features: int = field(metadata={"static": True})
 
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch num_features"]:
         """Map each feature vector."""
-        return math.sqrt(2 / self.directions.shape[1]) * jax.nn.relu(_project(features, self.directions))
+        projected = _project(_accurate(features), jax.random.key(self.seed), self.num_features)
+        return math.sqrt(2 / self.num_features) * jax.nn.relu(projected)
 
 
-def random_fourier(dim: int, num_features: int, *, sigma: Scalar, key: PRNGKey) -> FourierFeatures:
+def fourier_features(
+    num_features: int, *, sigma: Scalar = 1.0, seed: int = 0, unit: bool = True
+) -> FourierFeatures:
     """Random Fourier features of the RBF kernel k(x, y) = exp(−‖x − y‖²/(2σ²)).
 
-    z(x)ᵀ z(y) is unbiased for k(x, y), as a mean over D of 2 cos(ω_jᵀ x/σ + b_j) cos(ω_jᵀ y/σ + b_j); its
-    standard deviation is √((1 − k² + k⁴/2)/D), at most 1/√D.
+    z(x)ᵀ z(y) is unbiased for k(x, y): a mean over D of 2 cos(ω_jᵀ x/σ + b_j) cos(ω_jᵀ y/σ + b_j), each of
+    which lies in [−2, 2]. Its standard deviation is √((1 − k² + k⁴/2)/D), at most 1/√D.
 
     Args:
-        dim: d, of the features.
         num_features: D, of what comes out.
-        sigma: σ, above 0, in units of the features' distances; may be traced.
-        key: PRNG key that all parties share.
+        sigma: σ, above 0, in units of the features' distances; may be swept.
+        seed: what all parties share.
+        unit: scale features to norm 1 first. Distances then lie between 0 and 2, so that one σ serves
+            features of any scale.
 
     Returns:
         The map. It returns at least float32, float64 for float64 features.
 
     Raises:
-        ValueError: if a size is below 1, or σ is not finite and above 0.
-        TypeError: if a size is no integer or σ no number.
+        ValueError: if the size is below 1, or σ is not finite and above 0.
+        TypeError: if the size is no integer or σ no number.
 
     Source: Rahimi and Recht (2007), Alg. 1; as Fed3R-RF uses it, Fanì et al. (2024). Equivalent to
     ``sklearn.kernel_approximation.RBFSampler(gamma=1 / (2 * sigma**2))``, with other random numbers.
 
-    >>> import jax, jax.numpy as jnp
-    >>> z = random_fourier(3, 4096, sigma=2.0, key=jax.random.key(0))(jnp.eye(3))
+    >>> import jax.numpy as jnp
+    >>> z = fourier_features(4096, sigma=2.0)(jnp.eye(3))
     >>> bool(abs(z[0] @ z[1] - jnp.exp(-1 / 4)) < 0.1)
     True
     """
-    _check_sizes(dim, num_features)
+    check_positive("num_features", num_features)
     check_strength("sigma", sigma)
     if not is_traced(sigma) and sigma == 0:
         raise ValueError(f"sigma: expected a finite number above 0, got {sigma!r}")
-    of_directions, of_phase = jax.random.split(key)
-    return FourierFeatures(
-        directions=jax.random.normal(of_directions, (dim, num_features), jnp.float32),
-        phase=jax.random.uniform(of_phase, (num_features,), jnp.float32, maxval=2 * math.pi),
-        sigma=jnp.asarray(sigma, jnp.result_type(float)),
-    )
+    return FourierFeatures(sigma, seed, num_features, unit)
 
 
-def random_relu(dim: int, num_features: int, *, key: PRNGKey) -> ReluFeatures:
+def relu_features(num_features: int, *, seed: int = 0) -> ReluFeatures:
     """Random ReLU features of the arc-cosine kernel of order 1.
 
     z(x)ᵀ z(y) is unbiased for k(x, y) = ‖x‖ ‖y‖ (sin θ + (π − θ) cos θ)/π with θ the angle between x and y,
@@ -115,42 +129,35 @@ def random_relu(dim: int, num_features: int, *, key: PRNGKey) -> ReluFeatures:
     to be chosen: scaling the features scales the map.
 
     Args:
-        dim: d, of the features.
         num_features: D, of what comes out.
-        key: PRNG key that all parties share.
+        seed: what all parties share.
 
     Returns:
         The map. It returns at least float32, float64 for float64 features.
 
     Raises:
-        ValueError: if a size is below 1.
-        TypeError: if a size is no integer.
+        ValueError: if the size is below 1.
+        TypeError: if the size is no integer.
 
     Source: RanPAC (McDonnell et al. 2023), whose projection differs by the factor √(2/D); the kernel is that
     of Cho and Saul (2009).
 
-    >>> import jax, jax.numpy as jnp
-    >>> z = random_relu(3, 4096, key=jax.random.key(0))(jnp.eye(3))
+    >>> import jax.numpy as jnp
+    >>> z = relu_features(4096)(jnp.eye(3))
     >>> bool(abs(z[0] @ z[0] - 1) < 0.15), bool(abs(z[0] @ z[1] - 1 / jnp.pi) < 0.15)
     (True, True)
     """
-    _check_sizes(dim, num_features)
-    return ReluFeatures(jax.random.normal(key, (dim, num_features), jnp.float32))
-
-
-def _check_sizes(dim: int, num_features: int) -> None:
-    check_positive("dim", dim)
     check_positive("num_features", num_features)
+    return ReluFeatures(seed, num_features)
+
+
+def _accurate(features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch dim"]:
+    return jnp.asarray(features, jnp.promote_types(jnp.result_type(features), jnp.float32))
 
 
 def _project(
-    features: Float[AnyArray, "*batch dim"], directions: Float[Array, "dim num_features"]
+    features: Float[Array, "*batch dim"], key: jax.Array, num_features: int
 ) -> Float[Array, "*batch num_features"]:
-    """Ωᵀ x in at least float32."""
-    if jnp.shape(features)[-1:] != directions.shape[:1]:
-        raise ValueError(
-            f"features: expected [..., {directions.shape[0]}], as the map is, got {list(jnp.shape(features))}"
-        )
-    dtype = jnp.promote_types(jnp.result_type(features), directions.dtype)
-    features = jnp.asarray(features, dtype)
-    return jnp.matmul(features, directions.astype(dtype), precision=jax.lax.Precision.HIGHEST)
+    """Ωᵀ x, with Ω drawn in float32 for the features that come."""
+    directions = jax.random.normal(key, (features.shape[-1], num_features), jnp.float32)
+    return jnp.matmul(features, directions.astype(features.dtype), precision=jax.lax.Precision.HIGHEST)

@@ -17,6 +17,7 @@ import covfree
 from covfree.data import FeatureSet
 from covfree.federation import PARTITIONERS
 from covfree.methods import Method, registry
+from covfree.types import Message
 
 T = TypeVar("T")
 
@@ -77,6 +78,7 @@ class Run:
         upload: bytes up of all clients.
         clients: clients that hold examples.
         rows: rows that the phases summed over.
+        client_flops: floating-point operations of all clients, from features to what they send.
         client_seconds: time of all clients' work, run as one batch, compilation left out.
         server_seconds: time from what the clients sent to the head, compilation left out.
     """
@@ -87,6 +89,7 @@ class Run:
     upload: covfree.Upload
     clients: int
     rows: int
+    client_flops: int
     client_seconds: float
     server_seconds: float
 
@@ -163,13 +166,20 @@ def _run(name: str, method: Method, data: FeatureSet, train: tuple[jax.Array, ..
     totals, phase_seconds = _timed(partial(covfree.accumulate, method, rows, num_classes=data.num_classes))
     head, solve_seconds = _timed(partial(covfree.solve_totals, method, *totals))
     by_server = method.message == "rows"
+    # Rows are counted as they are, as a transform may have dropped some; matrices were never made one by one.
+    upload = (
+        covfree.message_bytes(Message(rows))
+        if by_server
+        else covfree.upload(method, labels, owners, dim=features.shape[1])
+    )
     return Run(
         method=name,
         seed=seed,
         accuracy=float(covfree.evaluate(head, data.test_features, data.test_labels)),
-        upload=covfree.upload(method, labels, owners, dim=features.shape[1]),
+        upload=upload,
         clients=len(np.unique(owners[owners >= 0])),
         rows=int((np.asarray(rows.count) > 0).sum()),
+        client_flops=covfree.client_flops(method, labels, owners, dim=features.shape[1]),
         client_seconds=summary_seconds + (0 if by_server else phase_seconds),
         server_seconds=solve_seconds + (phase_seconds if by_server else 0),
     )

@@ -18,7 +18,7 @@ def as_table(title: str, summaries: Sequence[Summary]) -> Table:
     """A table for the terminal."""
     table = Table(title=title, title_justify="left", header_style="bold", show_edge=False, pad_edge=False)
     table.add_column("method", min_width=16)
-    for column in ("accuracy, %", "bytes up", "per\nclient", "client\ntime", "server\ntime"):
+    for column in ("accuracy, %", "bytes up", "per\nclient", "client\nFLOPs", "client\ntime", "server\ntime"):
         table.add_column(column, justify="right")
     for summary in summaries:
         mean, deviation = summary.accuracy
@@ -28,6 +28,7 @@ def as_table(title: str, summaries: Sequence[Summary]) -> Table:
             f"{100 * mean:.2f}{spread}",
             _bytes(summary.mean(lambda run: run.upload.statistics)),
             _bytes(summary.mean(_bytes_per_client)),
+            _flops(summary.mean(lambda run: run.client_flops)),
             _seconds(summary.mean(lambda run: run.client_seconds)),
             _seconds(summary.mean(lambda run: run.server_seconds)),
         )
@@ -49,6 +50,7 @@ def as_records(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
                 "bytes_up": summary.mean(lambda run: run.upload.statistics),
                 "bytes_up_with_counts": summary.mean(lambda run: run.upload.total),
                 "bytes_up_per_client": summary.mean(_bytes_per_client),
+                "client_flops": summary.mean(lambda run: run.client_flops),
                 "client_seconds": summary.mean(lambda run: run.client_seconds),
                 "server_seconds": summary.mean(lambda run: run.server_seconds),
             }
@@ -115,6 +117,7 @@ def _run_record(run: Run) -> dict[str, Any]:
         "bytes_up_with_counts": run.upload.total,
         "clients": run.clients,
         "rows": run.rows,
+        "client_flops": run.client_flops,
         "client_seconds": run.client_seconds,
         "server_seconds": run.server_seconds,
     }
@@ -125,11 +128,19 @@ def _bytes_per_client(run: Run) -> float:
 
 
 def _bytes(number: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000 or unit == "GB":
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1000
-    raise AssertionError("unreachable")
+    return _with_unit(number, ("B", "kB", "MB", "GB"))
+
+
+def _flops(number: float) -> str:
+    return _with_unit(number, ("", "k", "M", "G", "T"))
+
+
+def _with_unit(number: float, units: tuple[str, ...]) -> str:
+    """In the largest unit that leaves a number of at least 1, or the last."""
+    power = 0
+    while number >= 1000 and power < len(units) - 1:
+        number, power = number / 1000, power + 1
+    return f"{number:.{1 if power else 0}f} {units[power]}".rstrip()
 
 
 def _seconds(number: float) -> str:

@@ -91,8 +91,8 @@ def sketched_factor(rows: Rows, moments: Moments) -> Float[Array, "rows dim"]:
 def sketched_freedom(totals: SketchMoments) -> Freedom:
     """What Ŵ/(N − C) rests on: K_c − 1 degrees between the rows of each class, and the sketches.
 
-    With A = Σ_k a_k = N − M degrees hidden inside the M rows, the m sketches of all clients together are worth
-    ν = A² / Σ_k a_k (a_k + m − 1)/m degrees, m·K for K like clients with a_k far above m, and never more
+    With A = Σ_k a_k = N − M degrees hidden inside the M rows, all clients' m sketches together are worth
+    ν = A² / Σ_k a_k (a_k + m − 1)/m degrees: m·K for K like clients with a_k far above m, and never more
     than the A that the examples have.
 
     Taken for granted: every client whose rows hide anything sends the same number of sketches.
@@ -102,7 +102,7 @@ def sketched_freedom(totals: SketchMoments) -> Freedom:
     hidden = (moments.count - moments.rows).astype(scale.dtype).sum()
     seen = (totals.count > 0) & (hidden > 0)
     hidden = jnp.where(seen, hidden, 1)
-    # Sums of m equal counts a client: m is what they exceed the hidden degrees by.
+    # Each client's a_k counts m times: the share is 1/m.
     share = hidden / jnp.where(seen, totals.count, 1)
     noise = totals.square * jnp.square(share) + hidden * (1 - share)
     degrees = jnp.where(seen, jnp.square(hidden) / jnp.where(seen, noise, 1), 0)

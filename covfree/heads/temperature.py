@@ -198,7 +198,7 @@ def _search(
         passed = terms.slope > 0
         low, high = jnp.where(passed, low, beta), jnp.where(passed, beta, high)
         newton = beta - terms.slope / jnp.where(terms.curvature > 0, terms.curvature, 1)
-        # Steps that do not get shorter by half converge too slowly, as where the classes are nearly separable.
+        # Steps that do not get shorter by half converge too slowly, as where classes are nearly separable.
         # A curvature of 0 would end the search.
         good = (newton > low) & (newton < high) & (terms.curvature > 0)
         good &= 2 * jnp.abs(newton - beta) < jnp.abs(beta - previous)

@@ -76,11 +76,14 @@ class SketchedMeans:
         )
 
     def floats(self, labels: np.ndarray, clients: np.ndarray, dim: int) -> tuple[int, int]:
-        """A mean a row, and the sketches of each client, also where they are 0."""
-        rows, num_clients = self.sizes(labels, clients)
-        if rows == 0:
-            return 0, 0
-        lines = rows + num_clients * self.num_sketches
+        """A mean a row, and the sketches of each client whose rows hide something."""
+        labels, clients = np.asarray(labels), np.asarray(clients)
+        kept = (labels >= 0) & (clients >= 0)
+        width = int(labels.max(initial=0)) + 1
+        pairs, sizes = np.unique(clients[kept].astype(np.int64) * width + labels[kept], return_counts=True)
+        subsets = np.clip(sizes // self.subset_size, 1, self.num_subsets)
+        senders = len(np.unique(pairs[sizes > subsets] // width))
+        lines = int(subsets.sum()) + senders * self.num_sketches
         return lines, lines * dim
 
     def flops(self, labels: np.ndarray, clients: np.ndarray, dim: int) -> int:

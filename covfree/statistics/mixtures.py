@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Integer
 
-from covfree.checks import check_positive
+from covfree.checks import check_choice, check_positive
 from covfree.products import product
 from covfree.statistics.groups import accumulation_dtype, as_examples, subset_groups
 from covfree.statistics.mixture_steps import Mixture as Mixture
 from covfree.statistics.mixture_steps import Structure, log_densities, maximise, nearest_seeds
+from covfree.statistics.rows import pair_sizes
 from covfree.types import AnyArray, PRNGKey, Rows, is_traced
 
 # EM ends when a step gains less log-likelihood than this for each example and feature. It is a few times
@@ -84,8 +85,7 @@ def gaussian_mixture(
         )
     check_positive("num_components", num_components)
     check_positive("num_steps", num_steps)
-    if covariance not in get_args(Structure):
-        raise ValueError(f"covariance: expected one of {', '.join(get_args(Structure))}, got {covariance!r}")
+    check_choice("covariance", covariance, get_args(Structure))
     dtype = accumulation_dtype(features)
     dim = features.shape[1]
     values = jnp.where(kept[:, None], features, 0).astype(dtype)
@@ -212,11 +212,7 @@ def mixture_sizes(
     >>> mixture_sizes(np.array([0, 0, 1, 1, -1]), np.array([0, 0, 0, 5, 5]))
     (3, 2)
     """
-    labels, clients = np.asarray(labels), np.asarray(clients)
-    kept = (labels >= 0) & (clients >= 0)
-    # A pair as one number; Python's int for the bound.
-    width = int(labels.max(initial=0)) + 1
-    sizes = np.unique(clients[kept].astype(np.int64) * width + labels[kept], return_counts=True)[1]
+    sizes = pair_sizes(labels, clients)
     return max(len(sizes), 1), int(sizes.max(initial=1))
 
 

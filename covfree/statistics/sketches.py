@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,8 +55,8 @@ def residual_sketches(
     >>> import jax, jax.numpy as jnp
     >>> x, y = jnp.array([[1.0], [3.0], [9.0]]), jnp.array([0, 0, 1])
     >>> sketches, degrees = residual_sketches(x, y, 2, 400, key=jax.random.key(0))
-    >>> round(float((sketches**2).sum()), 1), int(degrees)  # 2 is exact
-    (2.1, 1)
+    >>> abs(float((sketches**2).sum()) - 2) < 0.3, int(degrees)  # the exact scatter is 2
+    (True, 1)
     """
     features, labels = as_examples(features, labels=labels)
     check_positive("num_sketches", num_sketches)
@@ -65,9 +67,7 @@ def residual_sketches(
     return sketches[0], jnp.maximum(counts - 1, 0).sum()
 
 
-def count_clients(
-    labels: Integer[np.ndarray, " examples"], clients: Integer[np.ndarray, " examples"]
-) -> int:
+def count_clients(labels: Integer[np.ndarray, " examples"], clients: Integer[np.ndarray, " examples"]) -> int:
     """Clients with an example, at least 1: a bound for `sketched_rows`, counted on the host."""
     labels, clients = np.asarray(labels), np.asarray(clients)
     return max(1, len(np.unique(clients[(labels >= 0) & (clients >= 0)])))
@@ -85,12 +85,12 @@ def sketched_rows(
     subset_size: int = 2,
     key: PRNGKey,
 ) -> Rows:
-    """Class means of all clients, as `client_rows` gives them, and below them each client's residual sketches.
+    """Class means of all clients, as `client_rows` gives them, and below them their residual sketches.
 
-    A sketch is a row with ``sketch`` set, label −1, the mean y_j = Σ_i ε_ij (f_i − x_{r_i}) / √m, where x_{r_i}
-    is the mean of the row that example i is in, and the count n_k − (rows of the client): the degrees of
-    freedom of the scatter that all m sketches of the client show. It is padding, count 0, where a client has
-    one example a row.
+    A sketch is a row with ``sketch`` set, label −1, the mean y_j = Σ_i ε_ij (f_i − x_{r_i}) / √m, x_{r_i} the
+    mean of the row that example i is in, and the count a_k = n_k − (rows of the client): the degrees of freedom of
+    the scatter that all m sketches of the client show. It is padding, count 0, where a client has one example
+    a row.
 
     All signs are drawn from the one key. A client alone, with a key of its own, draws others: what it sends
     has the same law, not the same bits.
@@ -143,7 +143,7 @@ def sketched_rows(
             "see count_clients"
         )
     slot = jnp.where(kept, owner, num_clients)
-    residual = _residuals(features, means.mean, jnp.where(kept, row, num_rows))
+    residual = _residuals(features, jnp.asarray(means.mean), jnp.where(kept, row, num_rows))
     sketches = _signed_sums(residual, slot, num_clients, num_sketches, sign)
 
     # An example adds one degree of freedom, its row takes one back.
@@ -154,12 +154,11 @@ def sketched_rows(
     examples = jax.ops.segment_sum(kept.astype(jnp.int32), slot, num_clients)
     client = jnp.where(examples > 0, jax.ops.segment_max(clients, slot, num_clients), -1)
     count = jnp.repeat(degrees, num_sketches)
-    assert means.client is not None  # for the type checker: client_rows always gives it
     return Rows(
         mean=jnp.concatenate([means.mean, sketches.reshape(-1, sketches.shape[-1])]),
         count=jnp.concatenate([means.count, count]),
         label=jnp.concatenate([means.label, jnp.full(count.shape, -1, jnp.int32)]),
-        client=jnp.concatenate([means.client, jnp.repeat(client, num_sketches)]),
+        client=jnp.concatenate([cast(jax.Array, means.client), jnp.repeat(client, num_sketches)]),
         sketch=jnp.concatenate([jnp.zeros(num_rows, bool), count > 0]),
     )
 
@@ -185,7 +184,7 @@ def _signed_sums(
     num_sketches: int,
     key: PRNGKey,
 ) -> Float[Array, "owners sketches dim"]:
-    """Σ_i ε_ij r_i / √m by owner; one sketch after the other, so that no [sketches, examples, dim] is made."""
+    """Σ_i ε_ij r_i / √m by owner; one sketch after the other: no [sketches, examples, dim] is made."""
 
     def one_sketch(key: jax.Array) -> jax.Array:
         sign = jax.random.rademacher(key, owner.shape, residual.dtype)

@@ -1,0 +1,257 @@
+"""Client shift: the bias that it gives to FedCOF's estimate, and a test for it from what the server has."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.special import ndtr
+from jaxtyping import Array, Bool, Float, Num
+
+from covfree.checks import check_positive
+from covfree.estimators.components import client_parts
+from covfree.estimators.moments import first_moments, row_counts, row_labels, row_means, valid_rows
+from covfree.estimators.scatter import centred_rows
+from covfree.estimators.sketched import valid_sketches
+from covfree.products import symmetric_product
+from covfree.types import AnyArray, Moments, Rows
+
+
+class ShiftTest(NamedTuple):
+    """Whether clients' class means differ by more than their covariance explains.
+
+    Attributes:
+        statistic: z, about standard normal without client shift, large with it; NaN if not informative.
+        p_value: probability of so large a z without client shift, by the normal law; NaN if not informative.
+        relative_shift: by what share of tr Σ client shift makes the trace of FedCOF's eq. 5 on these very
+            rows too large, as estimated; below 0 by chance, NaN if not informative.
+        informative: whether the rows can tell at all.
+    """
+
+    statistic: Float[Array, ""]
+    p_value: Float[Array, ""]
+    relative_shift: Float[Array, ""]
+    informative: Bool[Array, ""]
+
+
+def shift_bias(
+    means: Float[AnyArray, "clients dim"],
+    counts: Num[AnyArray, " clients"],
+    *,
+    num_subsets: int = 1,
+    subset_size: int = 2,
+) -> Float[Array, "dim dim"]:
+    """Bias of FedCOF's covariance of one class where clients have true means of their own.
+
+    E[Σ̂_c] − Σ_c = Σ_k n_k (m_k − m)(m_k − m)ᵀ / (K_c − 1) with m = Σ_k n_k m_k / N_c: positive semi-definite,
+    and larger the more examples a row stands for. Clients that send means of random subsets leave the sum as
+    it is, and K_c, the number of rows, grows.
+
+    Args:
+        means: true mean m_k of the class at each client; they share its covariance.
+        counts: its examples there; clients with count 0 are ignored.
+        num_subsets: most subsets of a client's class, as `client_rows` cuts them.
+        subset_size: examples of a subset, at least.
+
+    Returns:
+        The bias; 0 with fewer than two rows, of which nothing is estimated.
+
+    Source: FedCOF (Goswami et al. 2024), eq. 22, for one covariance.
+
+    >>> import jax.numpy as jnp
+    >>> means, counts = jnp.array([[0.1], [0.0], [-0.1]]), jnp.array([100, 100, 100])
+    >>> round(float(shift_bias(means, counts)[0, 0]), 4)
+    1.0
+    >>> round(float(shift_bias(means, counts, num_subsets=2)[0, 0]), 4)  # the divisor is 5, not 2
+    0.4
+    """
+    check_positive("num_subsets", num_subsets)
+    check_positive("subset_size", subset_size)
+    rows = Rows(means, counts, jnp.zeros(counts.shape, jnp.int32))
+    moments = first_moments(rows, 1)
+    factor = centred_rows(rows, moments, jnp.ones(1, moments.total.dtype))
+    held = row_counts(rows, valid_rows(rows, 1))
+    subsets = jnp.where(held > 0, jnp.clip(held // subset_size, 1, num_subsets), 0)
+    scatter = symmetric_product(factor)
+    return scatter / jnp.maximum(subsets.sum() - 1, 1).astype(scatter.dtype)
+
+
+@partial(jax.jit, static_argnames="num_classes")
+def shift_test(rows: Rows, num_classes: int) -> ShiftTest:
+    r"""Test whether clients' class means differ by more than the covariance within clients explains.
+
+    *With sketches, or several rows of a client and class*: a ratio of variances. Within clients the trace of
+    the scatter a degree of freedom, t_c, estimates tr Σ_c without client shift in it. Without client shift
+    Σ_k N_kc ‖x̄_kc − μ_c‖² has the expectation ν_c t_c, ν_c + 1 the clients of the class. The ratio of their
+    sums over classes, F = Σ_c Σ_k N_kc ‖x̄_kc − μ_c‖² / Σ_c ν_c t_c, is taken for F-distributed, its degrees
+    of freedom multiplied by the effective rank r = (tr Σ)²/tr Σ² as each is a sum over directions; Paulson's
+    cube root makes it z. r follows from how squared deviations within clients spread, as their relative
+    variance is 2/r a degree. A class without rows of one client to compare is left out; sketches hold all
+    classes at once, so that with them classes are taken to have equal t_c.
+
+    *With one mean a client and class*: a slope. Without client shift u_r = n_r ‖x_r − μ_c‖²/(1 − n_r/N_c)
+    has the expectation tr Σ_c whatever n_r; where clients' means vary by τ² in all about a
+    common one it has tr Σ_c + τ² e_r, e_r = n_r (1 − 2h_r + Σ_s h_s²)/(1 − h_r), h_r = n_r/N_c. u_r over its
+    class's average is regressed on e_r within classes, least squares, with the correlation of the u_r through
+    μ_c accounted for; Wallace's formula makes z of Student's t. Classes of three clients or more count.
+    Equal counts are not informative: client shift then looks like covariance. The slope sees far less than
+    the ratio does.
+
+    Both are one-sided, normal approximations; see docs/shift.md for their level. Examples of a class are
+    taken to have one covariance at all clients. For all rows at once, not for a part of them.
+
+    Args:
+        rows: class rows: with clients and several rows of a client and class, with sketches, or with neither.
+        num_classes: C, static.
+
+    Returns:
+        The test. Under ``jit`` too, all fields are arrays.
+
+    Source: covfree; Paulson (1942) and Wallace (1959) for the normal approximations.
+
+    >>> import jax, jax.numpy as jnp
+    >>> noise = jax.random.normal(jax.random.key(0), (2, 40, 2, 8))  # 40 clients, 2 subsets of 50 examples
+    >>> same, shifted = noise[0] / 50**0.5, noise[0] / 50**0.5 + noise[1, :, :1] / 5
+    >>> client, label, count = jnp.repeat(jnp.arange(40), 2), jnp.zeros(80, int), jnp.full(80, 50)
+    >>> tables = [Rows(mean.reshape(80, 8), count, label, client) for mean in (same, shifted)]
+    >>> [float(shift_test(rows, 1).p_value) < 0.01 for rows in tables]
+    [False, True]
+    """
+    moments = first_moments(rows, num_classes)
+    if rows.client is None:
+        return _slope_test(rows, moments)
+    ratio = _ratio_test(rows, moments)
+    if rows.sketch is not None:
+        return ratio
+    slope = _slope_test(rows, moments)
+    return ShiftTest(*(jnp.where(ratio.informative, *both) for both in zip(ratio, slope, strict=True)))
+
+
+def _test(z: jax.Array, relative: jax.Array, informative: jax.Array) -> ShiftTest:
+    z, relative = (jnp.where(informative, x, jnp.nan) for x in (z, relative))
+    return ShiftTest(z, ndtr(-z), relative, informative)
+
+
+def _over(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
+    """Quotient; 0 where the denominator is not above 0."""
+    known = denominator > 0
+    return jnp.where(known, numerator / jnp.where(known, denominator, 1), 0)
+
+
+def _ratio_test(rows: Rows, moments: Moments) -> ShiftTest:
+    num_classes, dim = moments.total.shape
+    parts = client_parts(rows, moments)
+    label = jnp.where(parts.group >= 0, row_labels(rows), num_classes)
+    between = jax.ops.segment_sum(jnp.square(parts.between).sum(1), label, num_classes)
+    size = max(1, label.shape[0])
+    slot = jnp.where(parts.group >= 0, parts.group, size)
+    of_group = jax.ops.segment_max(label, slot, size)
+    held = jax.ops.segment_sum(jnp.ones_like(slot), slot, size)
+    owner = jnp.where(held > 0, of_group, num_classes)
+    clients = jax.ops.segment_sum(jnp.ones_like(owner), owner, num_classes)
+    above = jnp.maximum(clients - 1, 0).astype(between.dtype)
+    rest = jnp.maximum(moments.rows - 1, 0).astype(between.dtype)
+    # Independent pieces of the scatter within clients: each its degrees of freedom, and its trace over these.
+    if rows.sketch is None:
+        degrees = jnp.maximum(held - 1, 0).astype(between.dtype)
+        trace = jax.ops.segment_sum(jnp.square(parts.within).sum(1), slot, size)
+        piece = _over(trace, degrees)
+    else:
+        kept = valid_sketches(rows)
+        degrees, owner = kept.astype(between.dtype), jnp.where(kept, 0, 1)
+        # Client k's sketches show a_k/m degrees each; what their counts a_k sum to over Σ_k a_k is m.
+        count = row_counts(rows, kept).astype(between.dtype)
+        hidden = (moments.count - moments.rows).astype(between.dtype).sum()
+        piece = _over(jnp.square(row_means(rows, kept)).sum(1), count) * _over(count.sum(), hidden)
+        between, above, rest = (x.sum(keepdims=True) for x in (between, above, rest))
+        num_classes = 1
+    inside = jax.ops.segment_sum(degrees, owner, num_classes)
+    level = _over(jax.ops.segment_sum(degrees * piece, owner, num_classes), inside)
+
+    seen = (inside > 0) & (above > 0) & (level > 0)
+    relative = _over(piece, level.at[owner].get(mode="fill", fill_value=0))
+    pieces = jax.ops.segment_sum((degrees > 0).astype(between.dtype), owner, num_classes)
+    spread = jax.ops.segment_sum(degrees * jnp.square(relative - 1), owner, num_classes)
+    rank = _effective_rank(spread, pieces, inside, level > 0, dim)
+    above, level = jnp.where(seen, above, 0), jnp.where(seen, level, 0)
+    expected = (above * level).sum()
+    ratio = _over(jnp.where(seen, between, 0).sum(), expected)
+    upper = rank * _over(jnp.square(expected), (above * jnp.square(level)).sum())
+    lower = rank * _over(jnp.square(expected), _over(jnp.square(above * level), inside).sum())
+    informative = seen.any()
+    first, second = (2 / (9 * jnp.where(informative, x, 1)) for x in (upper, lower))
+    root = jnp.cbrt(ratio)
+    z = ((1 - second) * root - (1 - first)) / jnp.sqrt(second * jnp.square(root) + first)
+    return _test(z, (ratio - 1) * _over(expected, (rest * level).sum()), informative)
+
+
+def _effective_rank(
+    spread: jax.Array, pieces: jax.Array, degrees: jax.Array, seen: jax.Array, dim: int
+) -> Float[Array, ""]:
+    """(tr Σ)²/tr Σ² from Σ_p ν_p (v_p/t − 1)² by class, of which (pieces − 1) · 2/(r + 2/ν) is expected.
+
+    The 2/ν is what the common average t, made of the same pieces, takes off. d where nothing can be told.
+    """
+    spread, pieces, degrees = (jnp.where(seen, x, 0) for x in (spread, pieces, degrees))
+    classes = seen.sum().astype(spread.dtype)
+    variance = _over(spread.sum(), pieces.sum() - classes)
+    rank = _over(jnp.full_like(variance, 2), variance) - _over(2 * classes, degrees.sum())
+    return jnp.clip(jnp.where(variance > 0, rank, dim), 1, dim)
+
+
+def _slope_test(rows: Rows, moments: Moments) -> ShiftTest:
+    num_classes = moments.total.shape[0]
+    dtype = moments.total.dtype
+    # With two rows both u are the same number; there is nothing to compare.
+    usable = moments.rows > 2
+    valid = valid_rows(rows, num_classes)
+    row_class = jnp.where(valid, row_labels(rows), 0)
+    valid &= usable[row_class]
+    label = jnp.where(valid, row_class, num_classes)
+
+    def by_class(values: jax.Array) -> jax.Array:
+        return jax.ops.segment_sum(jnp.where(valid, values, 0), label, num_classes)
+
+    def of_class(values: jax.Array) -> jax.Array:
+        return values.at[label].get(mode="fill", fill_value=0)
+
+    held = jnp.where(usable, moments.rows, 1).astype(dtype)
+    count = row_counts(rows, valid)
+    total = of_class(moments.count)
+    others = jnp.where(valid, total - count, 1).astype(dtype) / jnp.where(valid, total, 1).astype(dtype)
+    share = 1 - others
+    odds = share / others
+    squares = by_class(jnp.square(share))
+    signal = count.astype(dtype) * (1 - 2 * share + of_class(squares)) / others
+    deviation = centred_rows(rows, moments, jnp.ones(num_classes, dtype))
+    square = jnp.where(valid, jnp.square(deviation).sum(1) / others, 0)
+    level = by_class(square) / held
+    average = by_class(signal) / held
+
+    value = _over(square, of_class(level)) - valid
+    contrast = jnp.where(valid, signal - of_class(average), 0)
+    power = jnp.square(contrast).sum()
+    slope = _over((contrast * value).sum(), power)
+    # Cov(u_r, u_s) = Var(u) q_r q_s with q = h/(1 − h), by which μ_c ties the rows of a class together.
+    odd_sums, odd_squares = by_class(odds), by_class(jnp.square(odds))
+    tied = jnp.square(by_class(contrast * odds)) - by_class(jnp.square(contrast * odds))
+    factor = _over(power + tied.sum(), power)
+    free = jnp.where(usable, held - 1 - (jnp.square(odd_sums) - odd_squares) / held, 0).sum() - factor
+    degrees = jnp.where(usable, held - 1, 0).sum() - 1
+    left = jnp.square(value - slope * contrast).sum()
+    error = jnp.sqrt(_over(_over(left, free) * factor, power))
+    # Counts that are equal but for rounding have no slope.
+    flat = power <= jnp.square(64 * jnp.finfo(dtype).eps) * jnp.square(signal).sum()
+    informative = ~flat & (degrees > 0) & (free > 0) & (error > 0)
+    t = _over(slope, error)
+    known = jnp.maximum(degrees, 1)
+    z = jnp.sign(t) * (8 * known + 1) / (8 * known + 3) * jnp.sqrt(known * jnp.log1p(jnp.square(t) / known))
+
+    # Where u has its line cut the axis, and what client shift adds to the scatter that eq. 5 sees.
+    own = (jnp.where(usable, level * (1 - slope * average), 0) * (held - 1)).sum()
+    spread = moments.count.astype(dtype) * (1 - squares)
+    shifted = jnp.where(usable, slope * level * spread, 0).sum()
+    relative = jnp.where(own > 0, shifted / jnp.where(own > 0, own, 1), jnp.inf)
+    return _test(z, relative, informative)
