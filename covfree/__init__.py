@@ -40,9 +40,13 @@ from covfree.estimators import ledoit_wolf as ledoit_wolf
 from covfree.estimators import oas as oas
 from covfree.estimators import relative as relative
 from covfree.estimators import scatter_spectra as scatter_spectra
+from covfree.estimators import shift_bias as shift_bias
+from covfree.estimators import shift_test as shift_test
 from covfree.estimators import total_gram as total_gram
 from covfree.estimators import within_factor as within_factor
 from covfree.estimators import within_scatter as within_scatter
+from covfree.features import fourier_features as fourier_features
+from covfree.features import relu_features as relu_features
 from covfree.heads import GaussianHead as GaussianHead
 from covfree.heads import calibrate_temperature as calibrate_temperature
 from covfree.heads import gaussian_head as gaussian_head
@@ -59,7 +63,9 @@ from covfree.methods import ccvr as ccvr
 from covfree.methods import fed3r as fed3r
 from covfree.methods import fedcgs as fedcgs
 from covfree.methods import fedcof as fedcof
+from covfree.methods import fedcof_components as fedcof_components
 from covfree.methods import fedcof_oracle as fedcof_oracle
+from covfree.methods import fedcof_sketches as fedcof_sketches
 from covfree.methods import fedncm as fedncm
 from covfree.methods import fedpft as fedpft
 from covfree.methods import naive_bayes as naive_bayes

@@ -14,6 +14,8 @@ from covfree.estimators.scatter import gram_factor as gram_factor
 from covfree.estimators.scatter import total_gram as total_gram
 from covfree.estimators.scatter import within_factor as within_factor
 from covfree.estimators.scatter import within_scatter as within_scatter
+from covfree.estimators.shift import shift_bias as shift_bias
+from covfree.estimators.shift import shift_test as shift_test
 from covfree.estimators.shrinkage import Shrinkage as Shrinkage
 from covfree.estimators.shrinkage import identity as identity
 from covfree.estimators.shrinkage import ledoit_wolf as ledoit_wolf

@@ -140,6 +140,13 @@ def _over(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
     return jnp.where(known, numerator / jnp.where(known, denominator, 1), 0)
 
 
+def _normal(t: jax.Array, degrees: jax.Array) -> Float[Array, ""]:
+    """Student's t as a normal variable, by Wallace's formula."""
+    degrees = jnp.maximum(degrees, 1)
+    size = jnp.sqrt(degrees * jnp.log1p(jnp.square(t) / degrees))
+    return jnp.sign(t) * size * (8 * degrees + 1) / (8 * degrees + 3)
+
+
 def _ratio_test(rows: Rows, moments: Moments) -> ShiftTest:
     num_classes, dim = moments.total.shape
     parts = client_parts(rows, moments)
@@ -174,7 +181,8 @@ def _ratio_test(rows: Rows, moments: Moments) -> ShiftTest:
     relative = _over(piece, level.at[owner].get(mode="fill", fill_value=0))
     pieces = jax.ops.segment_sum((degrees > 0).astype(between.dtype), owner, num_classes)
     spread = jax.ops.segment_sum(degrees * jnp.square(relative - 1), owner, num_classes)
-    rank = _effective_rank(spread, pieces, inside, level > 0, dim)
+    known = level > 0
+    rank = _effective_rank(spread, pieces, inside, known, dim)
     above, level = jnp.where(seen, above, 0), jnp.where(seen, level, 0)
     expected = (above * level).sum()
     ratio = _over(jnp.where(seen, between, 0).sum(), expected)
@@ -184,6 +192,9 @@ def _ratio_test(rows: Rows, moments: Moments) -> ShiftTest:
     first, second = (2 / (9 * jnp.where(informative, x, 1)) for x in (upper, lower))
     root = jnp.cbrt(ratio)
     z = ((1 - second) * root - (1 - first)) / jnp.sqrt(second * jnp.square(root) + first)
+    if dim > 1:
+        # The rank, and so the scale of z, is itself estimated.
+        z = _normal(z, jnp.where(known, pieces - 1, 0).sum())
     return _test(z, (ratio - 1) * _over(expected, (rest * level).sum()), informative)
 
 
@@ -245,9 +256,7 @@ def _slope_test(rows: Rows, moments: Moments) -> ShiftTest:
     # Counts that are equal but for rounding have no slope.
     flat = power <= jnp.square(64 * jnp.finfo(dtype).eps) * jnp.square(signal).sum()
     informative = ~flat & (degrees > 0) & (free > 0) & (error > 0)
-    t = _over(slope, error)
-    known = jnp.maximum(degrees, 1)
-    z = jnp.sign(t) * (8 * known + 1) / (8 * known + 3) * jnp.sqrt(known * jnp.log1p(jnp.square(t) / known))
+    z = _normal(_over(slope, error), degrees)
 
     # Where u has its line cut the axis, and what client shift adds to the scatter that eq. 5 sees.
     own = (jnp.where(usable, level * (1 - slope * average), 0) * (held - 1)).sum()

@@ -15,6 +15,9 @@ from covfree.methods.registry import Entry as Entry
 from covfree.methods.registry import registry as registry
 from covfree.methods.sampled import ccvr as ccvr
 from covfree.methods.sampled import fedpft as fedpft
+from covfree.methods.shifted import fedcof_components as fedcof_components
+from covfree.methods.shifted import fedcof_sketches as fedcof_sketches
+from covfree.methods.sketched_means import SketchedMeans as SketchedMeans
 from covfree.methods.summaries import ClassMeans as ClassMeans
 from covfree.methods.summaries import Examples as Examples
 from covfree.methods.summaries import Mixtures as Mixtures

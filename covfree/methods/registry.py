@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from covfree.estimators import Shrinkage
+from covfree.features import fourier_features, relu_features
 from covfree.methods.afl import afl
 from covfree.methods.fed3r import fed3r
 from covfree.methods.fedcof import fedcof, fedcof_oracle
@@ -14,6 +15,7 @@ from covfree.methods.fedncm import fedncm
 from covfree.methods.gaussian import fedcgs, naive_bayes, qda
 from covfree.methods.method import Method
 from covfree.methods.sampled import ccvr, fedpft
+from covfree.methods.shifted import fedcof_components, fedcof_sketches
 from covfree.types import Scalar
 
 
@@ -33,6 +35,14 @@ class Entry(NamedTuple):
 
 def _fed3r_within(ridge: Scalar = 1.0) -> Method:
     return fed3r(ridge, "within")
+
+
+def _fed3r_random(ridge: Scalar = 0.01, num_features: int = 1000, sigma: Scalar = 1.0) -> Method:
+    return fed3r(ridge, features=fourier_features(num_features, sigma=sigma))
+
+
+def _fedcof_random(shrinkage: Scalar | str | Shrinkage = "auto", num_features: int = 1000) -> Method:
+    return fedcof(shrinkage, features=relu_features(num_features))
 
 
 def _fedcof_paper() -> Method:
@@ -56,10 +66,24 @@ _REGISTRY: Mapping[str, Entry] = MappingProxyType(
         "fedncm": Entry("FedNCM", fedncm),
         "fed3r": Entry("Fed3R", fed3r, frozenset({"ridge"})),
         "fed3r-within": Entry("Fed3R, no between-class scatter", _fed3r_within, frozenset({"ridge"})),
+        "fed3r-random": Entry(
+            "Fed3R-RF, random Fourier features", _fed3r_random, frozenset({"ridge", "num_features", "sigma"})
+        ),
         "afl": Entry("AFL", afl, frozenset({"ridge"})),
         "fedcgs": Entry("FedCGS", fedcgs),
         "fedcof": Entry("FedCOF", fedcof, frozenset({"shrinkage", "num_subsets"})),
         "fedcof-paper": Entry("FedCOF, paper (ridge head, γ = 1)", _fedcof_paper),
+        "fedcof-components": Entry(
+            "FedCOF, variance components", fedcof_components, frozenset({"shrinkage", "num_subsets"})
+        ),
+        "fedcof-sketches": Entry(
+            "FedCOF, residual sketches",
+            fedcof_sketches,
+            frozenset({"shrinkage", "num_subsets", "num_sketches"}),
+        ),
+        "fedcof-random": Entry(
+            "FedCOF, random ReLU features", _fedcof_random, frozenset({"shrinkage", "num_features"})
+        ),
         "fedcof-spherical": Entry(
             "FedCOF, spherical covariances", _fedcof_spherical, frozenset({"shrinkage"})
         ),
@@ -69,7 +93,7 @@ _REGISTRY: Mapping[str, Entry] = MappingProxyType(
         "qda": Entry("Quadratic discriminant analysis", qda, frozenset({"shrinkage"})),
         "qda-means": Entry("Quadratic, from class means", _qda_means, frozenset({"shrinkage"})),
         "ccvr": Entry("CCVR", ccvr),
-        "fedpft": Entry("FedPFT", fedpft),
+        "fedpft": Entry("FedPFT", fedpft, frozenset({"num_components"})),
     }
 )
 

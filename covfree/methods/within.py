@@ -10,8 +10,20 @@ import jax.numpy as jnp
 
 from covfree.estimators import Freedom, Weighting, first_moments, within_factor
 from covfree.estimators.class_scatter import row_scatter
+from covfree.estimators.components import (
+    ComponentMoments,
+    component_factor,
+    component_freedom,
+    component_moments,
+)
 from covfree.estimators.moments import example_moments
 from covfree.estimators.scatter import centred_rows, class_weights
+from covfree.estimators.sketched import (
+    SketchMoments,
+    sketched_factor,
+    sketched_freedom,
+    sketched_moments,
+)
 from covfree.types import Moments, Rows
 
 
@@ -94,3 +106,55 @@ class FromVariances:
         """N_c − 1 degrees for each class."""
         weight = jnp.full_like(first.total[:, 0], 1) / jnp.maximum(first.within_degrees, 1)
         return Freedom.of_classes(first, weight)
+
+
+@dataclass(frozen=True)
+class FromComponents:
+    """From the spread of a client's own means, free of client shift, and how clients are seen to differ."""
+
+    weighting: Weighting
+
+    def first(self, rows: Rows, num_classes: int) -> ComponentMoments:
+        """The moments, and how many means stand for each client's class."""
+        return component_moments(rows, num_classes)
+
+    def moments(self, first: ComponentMoments) -> Moments:
+        """Of all rows."""
+        return first.moments
+
+    def factor(self, rows: Rows, first: ComponentMoments) -> jax.Array:
+        """As `component_factor`."""
+        return component_factor(rows, first, weighting=self.weighting)
+
+    def inner(self, rows: Rows, first: ComponentMoments) -> None:
+        """Estimated, not sent."""
+        return None
+
+    def freedom(self, first: ComponentMoments) -> Freedom:
+        """As `component_freedom`."""
+        return component_freedom(first, self.weighting)
+
+
+@dataclass(frozen=True)
+class FromSketches:
+    """From the scatter between means, and residual sketches of that inside them."""
+
+    def first(self, rows: Rows, num_classes: int) -> SketchMoments:
+        """The moments, and how many examples stand behind each sketch."""
+        return sketched_moments(rows, num_classes)
+
+    def moments(self, first: SketchMoments) -> Moments:
+        """Of the rows that are means."""
+        return first.moments
+
+    def factor(self, rows: Rows, first: SketchMoments) -> jax.Array:
+        """As `sketched_factor`."""
+        return sketched_factor(rows, first.moments)
+
+    def inner(self, rows: Rows, first: SketchMoments) -> None:
+        """Estimated, not sent."""
+        return None
+
+    def freedom(self, first: SketchMoments) -> Freedom:
+        """As `sketched_freedom`."""
+        return sketched_freedom(first)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -47,21 +48,34 @@ class Mixture:
 def nearest_seeds(
     values: Float[Array, "examples dim"], kept: Bool[Array, " examples"], num_components: int, key: PRNGKey
 ) -> Integer[Array, " examples"]:
-    """Draw seeds among the examples as k-means++ does, and say which is nearest to each example."""
+    """Draw seeds among the examples by greedy k-means++, and say which is nearest to each example.
+
+    Of a few examples, drawn with chances proportional to the squared distance from the seeds so far, the
+    one that leaves the least sum of squared distances becomes the next seed.
+    """
+    # As many as scikit-learn draws.
+    num_draws = 2 + int(math.log(num_components))
 
     def draw(step: Any, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         nearest, distance = state
-        # The first is drawn evenly.
+        # All are equally far from nothing.
         chance = jnp.where(step == 0, kept.astype(values.dtype), distance)
-        # One number for each draw: it does not depend on how much padding there is.
         level = jnp.cumsum(chance)
-        target = level[-1] * jax.random.uniform(jax.random.fold_in(key, step), (), values.dtype)
-        seed = values[jnp.argmax((chance > 0) & (level > target))]
-        to_seed = jnp.where(kept, jnp.square(values - seed[None, :]).sum(1), 0)
-        # Beyond the last distinct example, and beyond one component for two examples, no more are drawn.
-        drawn = (step == 0) | ((chance.max() > 0) & (step < kept.sum() // 2))
-        closer = drawn & ((to_seed < distance) | (step == 0))
-        return jnp.where(closer, step, nearest), jnp.where(closer, to_seed, distance)
+        # Numbers for the draws, not for the examples: they do not depend on how much padding there is.
+        uniform = jax.random.uniform(jax.random.fold_in(key, step), (num_draws,), values.dtype)
+        target = level[-1] * uniform
+        drawn = jnp.argmax((chance > 0)[None, :] & (level[None, :] > target[:, None]), axis=1)
+
+        def left(seed: jax.Array) -> jax.Array:
+            to_seed = jnp.where(kept, jnp.square(values - seed[None, :]).sum(1), 0)
+            return jnp.where(step == 0, to_seed, jnp.minimum(to_seed, distance))
+
+        choices = jax.lax.map(left, values[drawn])
+        after = choices[choices.sum(1).argmin()]
+        # Beyond the last distinct example, and beyond one component for two examples, no more are taken.
+        taken = (step == 0) | ((chance.max() > 0) & (step < kept.sum() // 2))
+        closer = taken & ((after < distance) | (step == 0))
+        return jnp.where(closer, step, nearest), jnp.where(closer, after, distance)
 
     start = (jnp.zeros(kept.shape, jnp.int32), jnp.zeros(kept.shape, values.dtype))
     return jax.lax.fori_loop(0, num_components, draw, start)[0]

@@ -1,0 +1,86 @@
+"""FedCOF where clients' features differ: variance components and residual sketches."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from covfree.checks import check_choice
+from covfree.estimators import Weighting
+from covfree.estimators.shrinkage import Shrinkage
+from covfree.features import FeatureMap
+from covfree.methods.fedcof import HeadChoice, fedcof_like
+from covfree.methods.method import Method
+from covfree.methods.sketched_means import SketchedMeans
+from covfree.methods.summaries import ClassMeans
+from covfree.methods.within import FromComponents, FromSketches
+from covfree.types import Scalar
+
+
+def fedcof_components(
+    shrinkage: Scalar | str | Shrinkage = "auto",
+    num_subsets: int | None = 2,
+    weighting: Weighting = "per_class",
+    head: HeadChoice = "lda",
+    *,
+    subset_size: int = 2,
+    features: FeatureMap | None = None,
+) -> Method:
+    """FedCOF by variance components: the covariance from how each client's own means spread.
+
+    Clients send the means of two or more random subsets of each class. How the means of one client spread
+    does not depend on how clients differ from one another, so that the estimate is unbiased where that of
+    `fedcof` counts every difference between clients many times over. Bytes up: 4·M·d, M the number of subset
+    means.
+
+    Args:
+        shrinkage: see `fedcof`.
+        num_subsets: most random subsets of a client's class; 2 or more (None: as ``subset_size`` allows), as
+            one mean alone shows no spread.
+        weighting: see `component_factor`.
+        head: see `fedcof`.
+        subset_size: see `fedcof`.
+        features: see `fedcof`.
+
+    Raises:
+        ValueError: if an argument is unknown or out of range.
+
+    Source: covfree; the derivation is in docs/shift.md.
+    """
+    check_choice("weighting", weighting, get_args(Weighting))
+    if num_subsets == 1:
+        raise ValueError("num_subsets: expected 2 or more, as one mean a class shows no spread; got 1")
+    summary = ClassMeans(num_subsets, subset_size)
+    within = FromComponents(weighting)
+    return fedcof_like("fedcof-components", summary, within, shrinkage, head, features=features)
+
+
+def fedcof_sketches(
+    num_sketches: int = 1,
+    shrinkage: Scalar | str | Shrinkage = "auto",
+    head: HeadChoice = "lda",
+    *,
+    num_subsets: int | None = 1,
+    subset_size: int = 2,
+    features: FeatureMap | None = None,
+) -> Method:
+    """FedCOF with residual sketches: each client adds a few vectors that hold its scatter within classes.
+
+    A sketch is the sum of what is left of a client's features about the means that it sends, each with a
+    secret random sign. Its square is, on average over the signs, exactly the client's scatter within classes:
+    for any data, with one client or many, however they differ. Bytes up: 4·(M + K·m)·d for m sketches.
+
+    Args:
+        num_sketches: m, sketches of a client.
+        shrinkage: see `fedcof`.
+        head: see `fedcof`.
+        num_subsets: most random subsets of a client's class, each sending its mean.
+        subset_size: see `fedcof`.
+        features: see `fedcof`.
+
+    Raises:
+        ValueError: if an argument is unknown or out of range.
+
+    Source: covfree; the derivation is in docs/shift.md.
+    """
+    summary = SketchedMeans(num_sketches, num_subsets, subset_size)
+    return fedcof_like("fedcof-sketches", summary, FromSketches(), shrinkage, head, features=features)
