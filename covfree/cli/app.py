@@ -8,10 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+import jax
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+import covfree
 from covfree.checks import check_strength
 from covfree.cli import report
 from covfree.cli.compare import Federation, Run, Summary, compare, environment, make_methods
@@ -69,11 +71,22 @@ def compare_command(
     partition: Partition = "inner_dirichlet",
     seeds: Annotated[int, typer.Option(help="Number of seeds (splits and partitions), counted from 0.")] = 5,
     shrinkage: Annotated[
-        str | None, typer.Option(help="'auto' or the paper's γ, for fedcof and fedcof-oracle.")
+        str | None, typer.Option(help="'auto' or the paper's γ, for the methods of FedCOF's kind and qda.")
     ] = None,
-    ridge: Annotated[float | None, typer.Option(help="λ of fed3r; 1 by default.")] = None,
+    head: Annotated[str | None, typer.Option(help="'lda', 'ridge' or 'auto', for fedcof.")] = None,
+    ridge: Annotated[float | None, typer.Option(help="λ of fed3r and afl.")] = None,
     num_subsets: Annotated[
-        int | None, typer.Option(help="Means a client sends of a class, for fedcof.")
+        int | None, typer.Option(help="Means a client sends of a class, for fedcof, -components, -sketches.")
+    ] = None,
+    num_sketches: Annotated[
+        int | None, typer.Option(help="Sketches a client sends, for fedcof-sketches.")
+    ] = None,
+    num_features: Annotated[
+        int | None, typer.Option(help="Random features, for fedcof-random and fed3r-random.")
+    ] = None,
+    sigma: Annotated[float | None, typer.Option(help="Width of the RBF kernel, for fed3r-random.")] = None,
+    num_components: Annotated[
+        int | None, typer.Option(help="Gaussians of a client's class, for fedpft.")
     ] = None,
     out: Out = None,
     output_format: Annotated[Format, typer.Option("--format", help="What to print.")] = Format.table,
@@ -88,9 +101,16 @@ def compare_command(
     _at_least("seeds", seeds, 1)
     if ridge is not None:
         check_strength("--ridge", ridge)
-    if num_subsets is not None:
-        _at_least("num-subsets", num_subsets, 1)
-    numbers = {"shrinkage": _shrinkage(shrinkage), "ridge": ridge, "num_subsets": num_subsets}
+    sizes = {
+        "num_subsets": num_subsets,
+        "num_sketches": num_sketches,
+        "num_features": num_features,
+        "num_components": num_components,
+    }
+    for name, size in sizes.items():
+        if size is not None:
+            _at_least(name.replace("_", "-"), size, 1)
+    numbers = {"shrinkage": _shrinkage(shrinkage), "head": head, "ridge": ridge, "sigma": sigma, **sizes}
     numbers = {name: number for name, number in numbers.items() if number is not None}
     chosen = make_methods(_names(methods), numbers)
     federation = Federation(clients, partition, alpha)
@@ -157,6 +177,34 @@ def partition_command(
     if out is not None:
         plot_partition(statistics, out / "partition.png")
         print(f"wrote {out / 'partition.png'}", file=sys.stderr)
+
+
+@app.command("diagnose")
+def diagnose_command(
+    dataset: Dataset = "digits",
+    test_file: TestFile = None,
+    clients: Clients = 100,
+    alpha: Alpha = 0.1,
+    partition: Partition = "inner_dirichlet",
+    method: Annotated[
+        str, typer.Option(help="A method whose clients send rows, such as fedcof or fedcof-sketches.")
+    ] = "fedcof",
+    seed: Annotated[int, typer.Option(help="Seed of the split and the partition.")] = 0,
+) -> None:
+    """Say how good the covariance is that the clients' messages allow, and whether clients differ.
+
+    Example:
+      covfree diagnose --clients 30 --alpha 0.5 --method fedcof-components
+    """
+    _at_least("seed", seed, 0)
+    chosen = make_methods([method], {})[method]
+    if chosen.message != "rows":
+        raise ValueError(f"--method: expected one whose clients send rows, got {method!r}")
+    data = load(dataset, test=test_file, seed=seed)
+    owners = Federation(clients, partition, alpha).assign(data, seed)
+    key = jax.random.key(seed)
+    rows = covfree.summarise(chosen, data.train_features, data.train_labels, owners, key=key)
+    print(covfree.diagnose(rows, num_classes=data.num_classes, method=chosen))
 
 
 def run(arguments: list[str]) -> int:

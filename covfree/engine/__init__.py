@@ -1,14 +1,14 @@
 """Running a method: its phases over rows, then its solve."""
 
-from covfree.engine.batch import RowsReport as RowsReport
 from covfree.engine.batch import accumulate as accumulate
 from covfree.engine.batch import evaluate as evaluate
 from covfree.engine.batch import fit as fit
-from covfree.engine.batch import inspect_rows as inspect_rows
 from covfree.engine.batch import solve_message as solve_message
 from covfree.engine.batch import solve_rows as solve_rows
 from covfree.engine.batch import solve_totals as solve_totals
 from covfree.engine.batch import summarise as summarise
+from covfree.engine.diagnosis import Diagnosis as Diagnosis
+from covfree.engine.diagnosis import diagnose as diagnose
 from covfree.engine.quality import feature_quality as feature_quality
 from covfree.engine.rounds import accuracy_by_round as accuracy_by_round
 from covfree.engine.rounds import arrived as arrived

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,6 @@ from jaxtyping import Array, Float, Integer
 
 from covfree import linalg
 from covfree.checks import check
-from covfree.estimators import first_moments
 from covfree.methods import Factor, Kept, Method
 from covfree.types import AnyArray, Head, Message, PRNGKey, Rows, is_traced
 
@@ -105,54 +103,6 @@ def solve_message(method: Method, message: Message, *, num_classes: int) -> Head
     if method.merge is None:
         return method.solve(*accumulate(method, message.rows, num_classes=num_classes))
     return method.solve(*method.merge(method.params, message, num_classes))
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class RowsReport:
-    """What the server could and could not see in the rows.
-
-    Attributes:
-        rows: K_c, rows of each class.
-        count: N_c, examples of each class.
-        absent: number of classes that no row holds: never predicted.
-        without_spread: number of classes with one row: they add nothing but shrinkage to the covariance.
-        degrees: Σ_c (K_c − 1), degrees of freedom behind the covariance.
-        system: how the method's linear system was solved; None for a method that solves none.
-    """
-
-    rows: Integer[Array, " classes"]
-    count: Array
-    absent: Integer[Array, ""]
-    without_spread: Integer[Array, ""]
-    degrees: Float[Array, ""]
-    system: linalg.Diagnostics | None
-
-
-@partial(jax.jit, static_argnames="num_classes")
-def inspect_rows(method: Method, rows: Rows, *, num_classes: int) -> RowsReport:
-    """Diagnostics of `solve_rows`: values that are wrong under ``jit`` do not raise, they show here.
-
-    Costs several times the solve.
-
-    Args:
-        method: the method.
-        rows: all rows.
-        num_classes: C, static.
-    """
-    totals = accumulate(method, rows, num_classes=num_classes)
-    moments = first_moments(rows, num_classes)
-    system = None
-    if method.system is not None:
-        system = linalg.diagnose(linalg.factorise(method.system(method.params, *totals)))
-    return RowsReport(
-        rows=moments.rows,
-        count=moments.count,
-        absent=(moments.rows == 0).sum(),
-        without_spread=(moments.rows == 1).sum(),
-        degrees=moments.spread_degrees,
-        system=system,
-    )
 
 
 def _bucket(rows: int) -> int:

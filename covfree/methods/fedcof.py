@@ -16,6 +16,7 @@ from covfree.estimators.moments import example_moments
 from covfree.estimators.shrinkage import Shrinkage, as_shrinkage
 from covfree.features import FeatureMap
 from covfree.heads import lda_head, ridge_head
+from covfree.heads.auto import auto_head
 from covfree.linalg import Scatter
 from covfree.methods.method import Factor, MessageKind, Method, sent_matrix
 from covfree.methods.summaries import ClassMeans, Examples, Summary
@@ -23,9 +24,13 @@ from covfree.methods.within import FromMeans, FromVariances, Within
 from covfree.types import Head, LinearHead, Message, Moments, Rows, Scalar
 
 # A function takes the shrunk within-class covariance and the moments.
-HeadChoice: TypeAlias = Literal["lda", "ridge"] | Callable[[Scatter, Moments], Head]
+HeadChoice: TypeAlias = Literal["lda", "ridge", "auto"] | Callable[[Scatter, Moments], Head]
 
-_HEADS: dict[str, Callable[[Scatter, Moments], LinearHead]] = {"lda": lda_head, "ridge": ridge_head}
+_HEADS: dict[str, Callable[[Scatter, Moments], LinearHead]] = {
+    "lda": lda_head,
+    "ridge": ridge_head,
+    "auto": auto_head,
+}
 
 # Total of the second phase: the scatter of the rows, what clients sent of that inside them, and what the
 # shrinkage rule must know of single rows; all of them over N − C.
@@ -103,8 +108,9 @@ def fedcof(
         num_subsets: most random subsets of a client's class, each sending its mean; more rows, more bytes.
             None for as many as ``subset_size`` allows: the number then grows with n_kc.
         weighting: how the classes' scatters are put together, see `within_scatter`.
-        head: ``"lda"``; ``"ridge"``, which solves with the Gram matrix (N − C)·Σ̃ + N μ_g μ_gᵀ; or a function
-            of the shrunk within-class covariance (a `Scatter`; ``.dense()`` is the matrix) and the `Moments`.
+        head: ``"lda"``; ``"ridge"``, which solves with the Gram matrix (N − C)·Σ̃ + N μ_g μ_gᵀ; ``"auto"``,
+            see `auto_head`; or a function of the shrunk within-class covariance (a `Scatter`; ``.dense()`` is
+            the matrix) and the `Moments`.
         subset_size: examples of a random subset, at least, unless the client's class has fewer.
         scatter: the parts of the ridge head's Gram matrix, see `total_gram`. Other heads have no such choice.
         features: a map of features that all parties share, e.g. ``relu_features(5000)``: clients send the
@@ -174,7 +180,7 @@ def fedcof_like(
     """A method that makes a head of a shrunk within-class covariance, wherever that is from."""
     function = _HEADS.get(head) if isinstance(head, str) else head
     if not callable(function):
-        raise ValueError(f"head: expected 'lda', 'ridge' or a function, got {head!r}")
+        raise ValueError(f"head: expected 'lda', 'ridge', 'auto' or a function, got {head!r}")
     check_choice("scatter", scatter, get_args(ScatterChoice))
     if scatter != "within" and head != "ridge":
         raise ValueError(f"scatter: expected 'within' unless the head is 'ridge', got {scatter!r}")
@@ -189,6 +195,12 @@ def fedcof_like(
         merge=merge,
         features=features,
     )
+
+
+def within_of(method: Method) -> Within:
+    """How a method estimates the within-class scatter; as FedCOF does, for one that does not."""
+    phase = method.phases[-1]
+    return phase.within if isinstance(phase, _SpreadPhase) else FromMeans("per_class")
 
 
 def _check_rule(shrinkage: Shrinkage) -> None:

@@ -71,7 +71,7 @@ _REGISTRY: Mapping[str, Entry] = MappingProxyType(
         ),
         "afl": Entry("AFL", afl, frozenset({"ridge"})),
         "fedcgs": Entry("FedCGS", fedcgs),
-        "fedcof": Entry("FedCOF", fedcof, frozenset({"shrinkage", "num_subsets"})),
+        "fedcof": Entry("FedCOF", fedcof, frozenset({"shrinkage", "num_subsets", "head"})),
         "fedcof-paper": Entry("FedCOF, paper (ridge head, γ = 1)", _fedcof_paper),
         "fedcof-components": Entry(
             "FedCOF, variance components", fedcof_components, frozenset({"shrinkage", "num_subsets"})

@@ -1,0 +1,185 @@
+"""Knowing what one has: how good the covariance behind a head is, and what would make it better."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Integer, Num
+
+from covfree import linalg
+from covfree.engine.batch import accumulate
+from covfree.estimators import first_moments
+from covfree.estimators.shift import ShiftTest, shift_test
+from covfree.linalg import Scatter
+from covfree.methods import Method, fedcof
+from covfree.methods.fedcof import within_of
+from covfree.types import Rows
+
+# A difference between clients that chance explains less often than this is called one.
+_LEVEL = 0.01
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Diagnosis:
+    """What the server could and could not see in the rows; ``print`` it for the verdict in words.
+
+    Attributes:
+        rows: K_c, rows of each class.
+        count: N_c, examples of each class.
+        absent: number of classes that no row holds: never predicted.
+        without_spread: number of classes with one row: FedCOF sees no covariance of theirs.
+        class_degrees: K_c − 1, degrees of freedom behind a class's own Σ̂_c.
+        degrees: ν, effective degrees of freedom behind the common Σ̂ (`Freedom.effective`).
+        effective_rank: r = (tr Σ)²/tr Σ², estimated.
+        class_error: expected relative error of each Σ̂_c, √((1 + r)/(K_c − 1)); infinite where none is seen.
+        error: expected relative error of Σ̂ in the Frobenius norm, √((1 + r)/ν), for Gaussian features.
+        condition_before: condition number of Σ̂; infinite where it is singular.
+        system: how the regularised system is solved, and its condition number; None if the method has none.
+        shift: whether clients' features differ.
+    """
+
+    rows: Integer[Array, " classes"]
+    count: Num[Array, " classes"]
+    absent: Integer[Array, ""]
+    without_spread: Integer[Array, ""]
+    class_degrees: Integer[Array, " classes"]
+    degrees: Float[Array, ""]
+    effective_rank: Float[Array, ""]
+    class_error: Float[Array, " classes"]
+    error: Float[Array, ""]
+    condition_before: Float[Array, ""]
+    system: linalg.Diagnostics | None
+    shift: ShiftTest
+
+    def __str__(self) -> str:
+        """The verdict in plain words."""
+        return "\n".join((_of_classes(self), _of_covariance(self), _of_system(self), _of_shift(self)))
+
+
+@partial(jax.jit, static_argnames="num_classes")
+def diagnose(rows: Rows, *, num_classes: int, method: Method | None = None) -> Diagnosis:
+    """Say how much the rows tell of the covariance, how it is conditioned, and whether clients differ.
+
+    Values that are wrong under ``jit`` do not raise, they show here. Costs several times the solve.
+
+    Args:
+        rows: all rows.
+        num_classes: C, static.
+        method: the method whose system is looked at; `fedcof` by default.
+
+    Returns:
+        The diagnosis; ``print`` it for the verdict.
+
+    Source: the error is that of the Wishart law; see docs/derivation.md, section 3.
+
+    >>> import jax, jax.numpy as jnp
+    >>> means = jax.random.normal(jax.random.key(0), (60, 4))
+    >>> rows = Rows(means, jnp.full(60, 9), jnp.arange(60) % 2, jnp.arange(60) // 2)
+    >>> diagnosis = diagnose(rows, num_classes=2)
+    >>> float(diagnosis.degrees), diagnosis.class_degrees.tolist()
+    (58.0, [29, 29])
+    """
+    method = fedcof() if method is None else method
+    moments = first_moments(rows, num_classes)
+    within = within_of(method)
+    first = within.first(rows, num_classes)
+    covariance = Scatter.from_factor(within.factor(rows, first)).scaled(
+        1 / jnp.maximum(moments.within_degrees, 1)
+    )
+    degrees = within.freedom(first).effective
+    rank = _effective_rank(covariance, degrees)
+    class_degrees = jnp.maximum(moments.rows - 1, 0)
+    system = None
+    if method.system is not None:
+        totals = accumulate(method, rows, num_classes=num_classes)
+        system = linalg.diagnose(linalg.factorise(method.system(method.params, *totals)))
+    return Diagnosis(
+        rows=moments.rows,
+        count=moments.count,
+        absent=(moments.rows == 0).sum(),
+        without_spread=(moments.rows == 1).sum(),
+        class_degrees=class_degrees,
+        degrees=degrees,
+        effective_rank=rank,
+        class_error=jnp.sqrt((1 + rank) / class_degrees.astype(rank.dtype)),
+        error=jnp.sqrt((1 + rank) / degrees),
+        condition_before=_condition(covariance),
+        system=system,
+        shift=shift_test(rows, num_classes),
+    )
+
+
+def _effective_rank(covariance: Scatter, degrees: Float[Array, ""]) -> Float[Array, ""]:
+    """(tr Σ)²/tr Σ² from Σ̂ with ν degrees of freedom, between 1 and d.
+
+    E tr Σ̂² = (1 + 1/ν) tr Σ² + (tr Σ)²/ν and E (tr Σ̂)² = (tr Σ)² + 2 tr Σ²/ν, solved for the two traces.
+    """
+    core, degrees = covariance.core(), jnp.maximum(degrees, 1)
+    trace = jnp.square(jnp.trace(core))
+    square = (jnp.square(core).sum() - trace / degrees) / (1 + 1 / degrees - 2 / jnp.square(degrees))
+    trace = trace - 2 * square / degrees
+    known = (square > 0) & (trace > 0)
+    rank = jnp.where(known, trace / jnp.where(known, square, 1), covariance.dim)
+    return jnp.clip(rank, 1, covariance.dim)
+
+
+def _condition(covariance: Scatter) -> Float[Array, ""]:
+    if covariance.factored:
+        return jnp.full((), jnp.inf, covariance.value.dtype)
+    values = jnp.linalg.eigvalsh(covariance.value)
+    cut = linalg.rank_cut(values)
+    return jnp.where(values[0] > cut, values[-1] / jnp.where(values[0] > cut, values[0], 1), jnp.inf)
+
+
+def _of_classes(found: Diagnosis) -> str:
+    classes, rows = len(np.asarray(found.rows)), int(np.asarray(found.rows).sum())
+    text = f"{classes} classes, {rows} means of {np.asarray(found.count).sum():.0f} examples."
+    if found.absent:
+        text += f" {found.absent} have no example: they are never predicted."
+    if found.without_spread:
+        text += f" {found.without_spread} have a single mean, which shows nothing of their covariance."
+    return text
+
+
+def _of_covariance(found: Diagnosis) -> str:
+    if not found.degrees > 0:
+        return (
+            "No covariance is seen: no class has two means. The head is a nearest-mean classifier. "
+            "Let clients send means of subsets, or sketches."
+        )
+    more = math.ceil(3 * float(found.degrees))
+    return (
+        f"The covariance rests on {found.degrees:.0f} degrees of freedom, for an effective rank of "
+        f"{found.effective_rank:.0f}: its expected relative error is {100 * found.error:.0f} %. To halve that "
+        f"takes four times as many: about {more} more means, from four times the clients, or four means of "
+        "subsets in the place of one."
+    )
+
+
+def _of_system(found: Diagnosis) -> str:
+    before = f"{found.condition_before:.0f}" if np.isfinite(found.condition_before) else "infinite"
+    text = f"Condition number {before} as estimated"
+    if found.system is None:
+        return text + "."
+    return text + f", {found.system.condition:.0f} in the system that is solved."
+
+
+def _of_shift(found: Diagnosis) -> str:
+    if not found.shift.informative:
+        return (
+            "Whether clients' features differ cannot be told from these means. Two subset means a class, or "
+            "sketches, would tell."
+        )
+    if not found.shift.p_value < _LEVEL:
+        return f"No sign that clients' features differ (p = {found.shift.p_value:.2g})."
+    return (
+        f"Clients' features differ (p = {found.shift.p_value:.2g}): estimated from one mean a class, the variances "
+        f"are about {100 * found.shift.relative_shift:.0f} % too large. Those of fedcof_sketches and "
+        "fedcof_components are not."
+    )
