@@ -5,6 +5,8 @@ All of this prepares data on the host, in NumPy; see `docs/partitions.md` for wh
 
 from covfree.federation.dirichlet_partition import dirichlet as dirichlet
 from covfree.federation.dirichlet_partition import inner_dirichlet as inner_dirichlet
+from covfree.federation.participation import participation as participation
+from covfree.federation.participation import rounds_to_meet as rounds_to_meet
 from covfree.federation.partition import PARTITIONERS as PARTITIONERS
 from covfree.federation.partition import iid as iid
 from covfree.federation.partition import lognormal_sizes as lognormal_sizes

@@ -1,0 +1,161 @@
+"""Participation by rounds, and the batch coupon collector against enumeration, closed form and draws."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from covfree.federation.participation import participation, rounds_to_meet
+
+
+def met_by_enumeration(num_clients, drawn, wanted):
+    """Mean and variance of the rounds, from a Markov chain over *sets* of clients, by linear solves."""
+    clients = range(num_clients)
+    states = [frozenset(s) for size in range(wanted) for s in itertools.combinations(clients, size)]
+    index = {state: row for row, state in enumerate(states)}
+    draws = [frozenset(draw) for draw in itertools.combinations(clients, drawn)]
+    move = np.zeros((len(states),) * 2)
+    for state in states:
+        for draw in draws:
+            after = state | draw
+            if len(after) < wanted:
+                move[index[state], index[after]] += 1 / len(draws)
+    left = np.eye(len(states)) - move
+    mean = np.linalg.solve(left, np.ones(len(states)))
+    square = np.linalg.solve(left, 1 + 2 * move @ mean)
+    start = index[frozenset()]
+    return mean[start], square[start] - mean[start] ** 2
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "drawn"), [(1, 1), (2, 1), (4, 1), (4, 2), (5, 2), (5, 3), (6, 5), (4, 4)]
+)
+def test_rounds_against_an_enumeration_of_sets(num_clients, drawn):
+    for wanted in range(1, num_clients + 1):
+        mean, deviation = rounds_to_meet(num_clients, drawn, share=wanted / num_clients)
+        expected, variance = met_by_enumeration(num_clients, drawn, wanted)
+        assert mean == pytest.approx(expected, rel=1e-12)
+        assert deviation**2 == pytest.approx(variance, rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("num_clients", [10, 1262, 9275])
+def test_one_client_a_round_is_the_coupon_collector(num_clients):
+    mean, deviation = rounds_to_meet(num_clients, 1)
+    number = np.arange(1, num_clients + 1, dtype=np.float64)
+    assert mean == pytest.approx(num_clients * math.fsum(1 / number), rel=1e-11)
+    # Waiting times are geometric with chance p = i/K: variance (1 − p)/p².
+    chance = number / num_clients
+    assert deviation**2 == pytest.approx(math.fsum((1 - chance) / chance**2), rel=1e-11)
+
+
+def hypergeometric_means(num_clients, drawn):
+    """Means alone, with exact binomials of integers."""
+    left = [0.0] * (num_clients + drawn + 1)
+    for met in range(num_clients - 1, -1, -1):
+        unmet = num_clients - met
+        ways = [math.comb(unmet, j) * math.comb(met, drawn - j) for j in range(min(unmet, drawn) + 1)]
+        total, rest = sum(ways), 1.0
+        for j, way in enumerate(ways[1:], 1):
+            rest += way / total * left[met + j]
+        left[met] = rest / (sum(ways[1:]) / total)
+    return left[0]
+
+
+@pytest.mark.parametrize(("num_clients", "drawn"), [(1262, 10), (200, 60), (300, 299)])
+def test_large_federations_keep_their_digits(num_clients, drawn):
+    # Integers of any size, and positive terms only: no digit is lost.
+    mean, deviation = rounds_to_meet(num_clients, drawn)
+    assert mean == pytest.approx(hypergeometric_means(num_clients, drawn), rel=1e-11)
+    assert deviation > 0
+
+
+def test_a_large_federation_against_the_limit_law():
+    # Erdős and Rényi (1961): the rounds are near (K/b)(log K + a Gumbel variable), whose mean is Euler's
+    # constant and whose standard deviation is π/√6; the corrections are of order b/K and 1/log K.
+    mean, deviation = rounds_to_meet(9275, 10)
+    assert mean == pytest.approx(927.5 * (math.log(9275) + 0.5772157), rel=2e-3)
+    assert deviation == pytest.approx(927.5 * math.pi / math.sqrt(6), rel=2e-3)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.6])
+def test_rounds_against_draws(share):
+    num_clients, drawn, repeats = 20, 3, 800
+    wanted = math.ceil(share * num_clients)
+    rounds = []
+    for seed in range(repeats):
+        first = participation(num_clients, drawn, 120, seed=seed)
+        rounds.append(np.sort(np.where(first < 0, 1000, first))[wanted - 1] + 1)
+    rounds = np.array(rounds, float)
+    mean, deviation = rounds_to_meet(num_clients, drawn, share)
+    assert rounds.max() < 120
+    assert abs(rounds.mean() - mean) < 4 * deviation / math.sqrt(repeats)
+    centred = (rounds - mean) ** 2
+    assert abs(centred.mean() - deviation**2) < 4 * centred.std() / math.sqrt(repeats)
+
+
+def test_degenerate_shares():
+    assert rounds_to_meet(7, 7) == (1.0, 0.0)
+    assert rounds_to_meet(7, 3, share=3 / 7) == (1.0, 0.0)
+    assert rounds_to_meet(7, 3, share=0.01) == (1.0, 0.0)
+    # 0.07·100 is a little above 7 in floats.
+    assert rounds_to_meet(100, 7, share=0.07) == (1.0, 0.0)
+    assert rounds_to_meet(10, 0.3) == rounds_to_meet(10, 3)
+    assert rounds_to_meet(10, 0.01) == rounds_to_meet(10, 1)
+
+
+def test_each_round_draws_different_clients():
+    # A first round, and all rounds, hold no client twice.
+    first = participation(30, 8, 1, seed=3)
+    assert (first == 0).sum() == 8
+    assert (first == -1).sum() == 22
+    for seed in range(5):
+        first = participation(30, 8, 40, seed=seed)
+        assert first.shape == (30,)
+        assert first.min() >= -1
+        assert np.bincount(first[first >= 0]).max() <= 8
+    np.testing.assert_array_equal(participation(30, 8, 40, seed=4), first)
+
+
+def test_the_clients_of_a_round_are_uniform():
+    repeats = 2000
+    drawn = sum((participation(10, 3, 1, seed=seed) == 0).astype(int) for seed in range(repeats))
+    deviation = math.sqrt(repeats * 0.3 * 0.7)
+    assert (abs(drawn - 0.3 * repeats) < 4 * deviation).all()
+
+
+def test_without_replacement_each_client_comes_once():
+    first = participation(23, 5, 10, seed=0, replacement=False)
+    assert np.bincount(first).tolist() == [5, 5, 5, 5, 3]
+    first = participation(23, 5, 3, seed=0, replacement=False)
+    assert [(first == r).sum() for r in (-1, 0, 1, 2)] == [8, 5, 5, 5]
+    assert (participation(23, 1.0, 2, seed=0, replacement=False) == 0).all()
+    assert (participation(23, 1.0, 2, seed=0) == 0).all()
+    assert (participation(23, 5, 3, seed=1, replacement=False) != first).any()
+
+
+@pytest.mark.usefixtures("untyped")
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((0, 1, 1), ValueError, "num_clients must be at least 1, got 0"),
+        ((5, 6, 1), ValueError, "per_round must be at most num_clients, 5, got 6"),
+        ((5, 1.5, 1), ValueError, r"per_round, as a share .* at most 1, got 1\.5"),
+        ((5, 0.0, 1), ValueError, "per_round must be greater than 0, got 0"),
+        ((5, "2", 1), TypeError, "per_round must be an integer, got '2'"),
+        ((5, 1, 0), ValueError, "num_rounds must be at least 1, got 0"),
+    ],
+)
+def test_bad_arguments(arguments, error, message):
+    with pytest.raises(error, match=message):
+        participation(*arguments, seed=0)
+
+
+@pytest.mark.usefixtures("untyped")
+def test_bad_shares_and_seeds():
+    with pytest.raises(ValueError, match=r"share must be at most 1, got 1\.5"):
+        rounds_to_meet(5, 1, share=1.5)
+    with pytest.raises(ValueError, match="share must be greater than 0, got 0"):
+        rounds_to_meet(5, 1, share=0.0)
+    with pytest.raises(ValueError, match="seed must be at least 0, got -1"):
+        participation(5, 1, 1, seed=-1)
