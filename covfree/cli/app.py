@@ -35,6 +35,7 @@ class Format(StrEnum):
     """What is printed."""
 
     table = "table"
+    markdown = "markdown"
     json = "json"
     csv = "csv"
 
@@ -64,7 +65,7 @@ def compare_command(
     dataset: Dataset = "digits",
     test_file: TestFile = None,
     methods: Annotated[
-        str, typer.Option(help=f"Comma-separated: {', '.join(registry())}.")
+        str, typer.Option(help=f"'all', or comma-separated: {', '.join(registry())}.")
     ] = "fedncm,fed3r,fedcof",
     clients: Clients = 100,
     alpha: Alpha = 0.1,
@@ -145,6 +146,8 @@ def compare_command(
         print(content)
     elif output_format is Format.csv:
         print(report.as_csv(summaries))
+    elif output_format is Format.markdown:
+        print(report.as_markdown(summaries))
     else:
         Console().print(report.as_table(title, summaries))
     if out is not None:
@@ -233,6 +236,8 @@ def _error(message: str, code: int) -> int:
 
 
 def _names(methods: str) -> list[str]:
+    if methods.strip() == "all":
+        return list(registry())
     return [name.strip() for name in methods.split(",") if name.strip()]
 
 

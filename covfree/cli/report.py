@@ -17,22 +17,39 @@ from covfree.cli.compare import Run, Summary
 def as_table(title: str, summaries: Sequence[Summary]) -> Table:
     """A table for the terminal."""
     table = Table(title=title, title_justify="left", header_style="bold", show_edge=False, pad_edge=False)
-    table.add_column("method", min_width=16)
-    for column in ("accuracy, %", "bytes up", "per\nclient", "client\nFLOPs", "client\ntime", "server\ntime"):
-        table.add_column(column, justify="right")
+    first, *others = _COLUMNS
+    table.add_column(first, min_width=16)
+    for column in others:
+        header = column.replace(" ", "\n") if column in _BROKEN else column
+        table.add_column(header, justify="right", no_wrap=True)
     for summary in summaries:
-        mean, deviation = summary.accuracy
-        spread = "" if deviation is None else f" ± {100 * deviation:.2f}"
-        table.add_row(
-            summary.title,
-            f"{100 * mean:.2f}{spread}",
-            _bytes(summary.mean(lambda run: run.upload.statistics)),
-            _bytes(summary.mean(_bytes_per_client)),
-            _flops(summary.mean(lambda run: run.client_flops)),
-            _seconds(summary.mean(lambda run: run.client_seconds)),
-            _seconds(summary.mean(lambda run: run.server_seconds)),
-        )
+        table.add_row(*_cells(summary))
     return table
+
+
+def as_markdown(summaries: Sequence[Summary]) -> str:
+    """The same table in Markdown."""
+    lines = [_COLUMNS, ("---",) * len(_COLUMNS), *(_cells(summary) for summary in summaries)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+_COLUMNS = ("method", "accuracy, %", "bytes up", "per client", "client FLOPs", "client time", "server time")
+# Broken in two on the terminal, so that numbers need not be.
+_BROKEN = ("per client", "client FLOPs", "client time", "server time")
+
+
+def _cells(summary: Summary) -> tuple[str, ...]:
+    mean, deviation = summary.accuracy
+    spread = "" if deviation is None else f" ± {100 * deviation:.2f}"
+    return (
+        summary.title,
+        f"{100 * mean:.2f}{spread}",
+        _bytes(summary.mean(lambda run: run.upload.statistics)),
+        _bytes(summary.mean(_bytes_per_client)),
+        _flops(summary.mean(lambda run: run.client_flops)),
+        _seconds(summary.mean(lambda run: run.client_seconds)),
+        _seconds(summary.mean(lambda run: run.server_seconds)),
+    )
 
 
 def as_records(summaries: Sequence[Summary]) -> list[dict[str, Any]]:

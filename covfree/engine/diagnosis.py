@@ -157,8 +157,8 @@ def _of_covariance(found: Diagnosis) -> str:
     return (
         f"The covariance rests on {found.degrees:.0f} degrees of freedom, for an effective rank of "
         f"{found.effective_rank:.0f}: its expected relative error is {100 * found.error:.0f} %. To halve "
-        f"that takes four times as many: about {more} more means, from four times the clients, or four means of "
-        "subsets in the place of one."
+        f"that takes four times as many: about {more} more means, from four times the clients, or four means "
+        "of subsets in the place of one."
     )
 
 
@@ -180,6 +180,6 @@ def _of_shift(found: Diagnosis) -> str:
         return f"No sign that clients' features differ (p = {found.shift.p_value:.2g})."
     return (
         f"Clients' features differ (p = {found.shift.p_value:.2g}): estimated from one mean a class, the "
-        f"variances are about {100 * found.shift.relative_shift:.0f} % too large. Those of fedcof_sketches and "
-        "fedcof_components are not."
+        f"variances are about {100 * found.shift.relative_shift:.0f} % too large. Those of fedcof_sketches "
+        "and fedcof_components are not."
     )

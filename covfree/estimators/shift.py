@@ -164,14 +164,17 @@ def _ratio_test(rows: Rows, moments: Moments) -> ShiftTest:
     if rows.sketch is None:
         degrees = jnp.maximum(held - 1, 0).astype(between.dtype)
         trace = jax.ops.segment_sum(jnp.square(parts.within).sum(1), slot, size)
-        piece = _over(trace, degrees)
+        piece, terms = _over(trace, degrees), (degrees > 0).astype(between.dtype)
     else:
         kept = valid_sketches(rows)
-        degrees, owner = kept.astype(between.dtype), jnp.where(kept, 0, 1)
+        owner = jnp.where(kept, 0, 1)
         # Client k's sketches show a_k/m degrees each; what their counts a_k sum to over Σ_k a_k is m.
         count = row_counts(rows, kept).astype(between.dtype)
         hidden = (moments.count - moments.rows).astype(between.dtype).sum()
-        piece = _over(jnp.square(row_means(rows, kept)).sum(1), count) * _over(count.sum(), hidden)
+        number = _over(count.sum(), hidden)
+        piece = _over(jnp.square(row_means(rows, kept)).sum(1), count) * number
+        # Those of one client sketch the same examples, and are worth less than one degree each.
+        degrees = terms = jnp.where(kept, _over(count, count + number - 1), 0)
         between, above, rest = (x.sum(keepdims=True) for x in (between, above, rest))
         num_classes = 1
     inside = jax.ops.segment_sum(degrees, owner, num_classes)
@@ -179,7 +182,7 @@ def _ratio_test(rows: Rows, moments: Moments) -> ShiftTest:
 
     seen = (inside > 0) & (above > 0) & (level > 0)
     relative = _over(piece, level.at[owner].get(mode="fill", fill_value=0))
-    pieces = jax.ops.segment_sum((degrees > 0).astype(between.dtype), owner, num_classes)
+    pieces = jax.ops.segment_sum(terms, owner, num_classes)
     spread = jax.ops.segment_sum(degrees * jnp.square(relative - 1), owner, num_classes)
     known = level > 0
     rank = _effective_rank(spread, pieces, inside, known, dim)
