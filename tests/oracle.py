@@ -1,7 +1,7 @@
 """The papers' formulas in float64 NumPy with plain loops. Shares no code with the library.
 
 Rows are lists of (mean, count, label). FedCOF: Goswami et al. 2024. Fed3R: Fanì et al. 2024. FedNCM: Legate
-et al. 2023. Oracle Approximating Shrinkage: Chen et al. 2010, in scikit-learn's form. Ledoit-Wolf: 2004.
+et al. 2023. AFL: He et al. 2025. FedCGS: Guan et al. 2025. Oracle Approximating Shrinkage: Chen et al. 2010, in scikit-learn's form. Ledoit-Wolf: 2004.
 """
 
 import math
@@ -229,15 +229,85 @@ def fedncm(features, labels, clients, num_classes):
     return ncm_head(count, mean)
 
 
-def fed3r(features, labels, clients, num_classes, ridge=1.0, between_class=True):
+def fed3r(features, labels, clients, num_classes, ridge=1.0, scatter="both"):
     rows = example_rows(features, labels, clients)
     count, _, mean = moments(rows, num_classes)
-    if between_class:
+    if scatter == "both":
         matrix = gram([x for x, _, _ in rows], [y for _, _, y in rows], num_classes)[0]
     else:
         matrix = exact_within_scatter([x for x, _, _ in rows], [y for _, _, y in rows], num_classes)
         matrix = matrix + grand_term(rows, num_classes)
     return ridge_head(matrix, count, mean, ridge)
+
+
+def afl(features, labels, clients, num_classes, ridge=0.0):
+    """Ridge regression to one-hot labels on the pooled examples, or least squares of minimum norm."""
+    rows = example_rows(features, labels, clients)
+    count, _, _ = moments(rows, num_classes)
+    table = np.stack([x for x, _, _ in rows])
+    target = np.stack([np.eye(num_classes)[y] for _, _, y in rows])
+    if ridge == 0:
+        weight = np.linalg.lstsq(table, target, rcond=1e-10)[0]
+    else:
+        weight = np.linalg.solve(identity(table.T @ table, ridge), table.T @ target)
+    return _columns(weight, count, unit=False)
+
+
+def fedcgs(features, labels, clients, num_classes, gamma=0.0):
+    """The formulas of LDA with the covariance of all examples; pseudo-inverse where that is singular."""
+    rows = example_rows(features, labels, clients)
+    count, _, mean = moments(rows, num_classes)
+    centre = grand_mean(rows, num_classes)
+    total = sum(np.outer(x - centre, x - centre) for x, _, _ in rows) / (len(rows) - 1)
+    weight, bias = _columns(
+        np.linalg.lstsq(identity(total, gamma), mean.T, rcond=1e-10)[0], count, unit=False
+    )
+    for c in range(num_classes):
+        if count[c] > 0:
+            bias[c] = -0.5 * mean[c] @ weight[:, c] + math.log(count[c] / count.sum())
+    return weight, bias
+
+
+def gaussian_scores(count, mean, covariances):
+    """Log-priors plus log-densities without (2π)^(−d/2), as a function of features."""
+
+    def scores(features):
+        result = np.full((len(features), len(count)), -math.inf)
+        for i, x in enumerate(f64(features)):
+            for c in range(len(count)):
+                if count[c] > 0:
+                    away = x - mean[c]
+                    square = away @ np.linalg.solve(covariances[c], away)
+                    log_prior = math.log(count[c] / count.sum())
+                    result[i, c] = log_prior - (np.linalg.slogdet(covariances[c])[1] + square) / 2
+        return result
+
+    return scores
+
+
+def drawn_together(rows, num_classes, gamma, observations, diagonal):
+    """(S_c + κ Σ̃)/(ν_c + κ) of every class, ν_c = K_c − 1."""
+    _, held, mean = moments(rows, num_classes)
+    part = (lambda s: np.diag(np.diag(s))) if diagonal else (lambda s: s)
+    scatters = [part(spread(rows, c, mean[c])) for c in range(num_classes)]
+    pooled = identity(sum(scatters) / spread_degrees(rows, num_classes), gamma)
+    return [
+        (s + observations * pooled) / (max(k - 1, 0) + observations)
+        for s, k in zip(scatters, held, strict=True)
+    ]
+
+
+def qda(features, labels, clients, num_classes, gamma, prior=1.0, means=False):
+    rows = (client_rows if means else example_rows)(features, labels, clients)
+    observations = prior * len(rows[0][0])
+    count, _, mean = moments(rows, num_classes)
+    return gaussian_scores(count, mean, drawn_together(rows, num_classes, gamma, observations, False))
+
+
+def naive_bayes(features, labels, clients, num_classes, prior=1.0, means=False):
+    rows = (client_rows if means else example_rows)(features, labels, clients)
+    count, _, mean = moments(rows, num_classes)
+    return gaussian_scores(count, mean, drawn_together(rows, num_classes, 0.0, prior, True))
 
 
 def from_rows(rows, num_classes, shrink, weighting, head):
@@ -255,23 +325,72 @@ def fedcof(features, labels, clients, num_classes, gamma, weighting="per_class",
     return from_rows(rows, num_classes, lambda s: identity(s, gamma), weighting, head)
 
 
-def fedcof_oracle(features, labels, clients, num_classes, gamma, head="lda"):
-    """Aggregates the clients' own covariances by eq. 24, class by class, then pools them."""
+def client_covariances(features, labels, clients, num_classes):
+    """For each class, what its clients send: (mean, count, unbiased covariance)."""
     features, labels, clients = f64(features), np.asarray(labels), np.asarray(clients)
+    result = []
+    for c in range(num_classes):
+        parts = []
+        for k in sorted({int(k) for k, y in zip(clients, labels, strict=True) if k >= 0 and y == c}):
+            mine = features[(clients == k) & (labels == c)]
+            zeros = np.zeros(len(mine), int)
+            means, counts = class_means(mine, zeros, 1)
+            parts.append((means[0], counts[0], class_covariances(mine, zeros, 1)[0]))
+        result.append(parts)
+    return result
+
+
+def fedcof_oracle(features, labels, clients, num_classes, gamma, head="lda", covariance="full"):
+    """From the clients' own covariances: by eq. 24, class by class, then pooled.
+
+    Of a diagonal or one variance nothing is known off the diagonal but how the clients' means spread.
+    """
     rows = client_rows(features, labels, clients)
     count, _, mean = moments(rows, num_classes)
-    scatter = np.zeros((features.shape[1],) * 2)
-    for c in range(num_classes):
-        if count[c] > 1:
-            parts = []
-            for k in sorted({int(k) for k, y in zip(clients, labels, strict=True) if k >= 0 and y == c}):
-                mine = features[(clients == k) & (labels == c)]
-                zeros = np.zeros(len(mine), int)
-                means, counts = class_means(mine, zeros, 1)
-                parts.append((means[0], counts[0], class_covariances(mine, zeros, 1)[0]))
-            scatter += (count[c] - 1) * aggregate_covariances(*zip(*parts, strict=True))
+    scatter = np.zeros((mean.shape[1],) * 2)
+    for c, parts in enumerate(client_covariances(features, labels, clients, num_classes)):
+        if covariance == "full":
+            if count[c] > 1:
+                scatter += (count[c] - 1) * aggregate_covariances(*zip(*parts, strict=True))
+            continue
+        for x, n, s in parts:
+            variance = np.diag(s) if covariance == "diagonal" else np.full(len(s), np.trace(s) / len(s))
+            scatter += (n - 1) * np.diag(variance) + n * np.outer(x - mean[c], x - mean[c])
     degrees = sum(max(n - 1, 0) for n in count)
-    covariance = identity(scatter / degrees, gamma)
+    shrunk = identity(scatter / degrees, gamma)
     if head == "lda":
-        return lda_head(covariance, count, mean)
-    return ridge_head(degrees * covariance + grand_term(rows, num_classes), count, mean)
+        return lda_head(shrunk, count, mean)
+    return ridge_head(degrees * shrunk + grand_term(rows, num_classes), count, mean)
+
+
+def _as_list(rows):
+    return [(f64(x), float(n), int(y)) for x, n, y in zip(rows.mean, rows.count, rows.label, strict=True)]
+
+
+def fedcof_components(rows, num_classes, gamma):
+    """From the means that the clients sent: what is seen, and (N_c − K_c) of what is hidden."""
+    table = _as_list(rows)
+    count, held, mean = moments(table, num_classes)
+    scatter = np.zeros((mean.shape[1],) * 2)
+    for c in range(num_classes):
+        inside, degrees = 0.0, 0
+        for k in sorted(set(rows.client.tolist())):
+            mine = [(x, n, y) for (x, n, y), owner in zip(table, rows.client, strict=True) if owner == k and y == c]
+            if mine:
+                own = sum(n * x for x, n, _ in mine) / sum(n for _, n, _ in mine)
+                inside, degrees = inside + spread(mine, c, own), degrees + len(mine) - 1
+        scatter += spread(table, c, mean[c])
+        if degrees > 0:
+            scatter += (count[c] - held[c]) / degrees * inside
+    return lda_head(identity(scatter / within_degrees(table, num_classes), gamma), count, mean)
+
+
+def fedcof_sketches(rows, num_classes, gamma):
+    """From the means and the sketches that the clients sent."""
+    means = [row for row, sketch in zip(_as_list(rows), rows.sketch, strict=True) if not sketch]
+    count, _, mean = moments(means, num_classes)
+    scatter = sum(spread(means, c, mean[c]) for c in range(num_classes))
+    for (y, _, _), sketch in zip(_as_list(rows), rows.sketch, strict=True):
+        if sketch:
+            scatter = scatter + np.outer(y, y)
+    return lda_head(identity(scatter / within_degrees(means, num_classes), gamma), count, mean)

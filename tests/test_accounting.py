@@ -1,9 +1,13 @@
-"""Bytes up: the papers' formulas, the printed tables, and the arrays that clients really send."""
+"""Bytes up: the papers' formulas, the printed tables, and the arrays that clients really send.
 
-import federations
+Operations: loops over the leading terms, and XLA's own count.
+"""
+
+import deployed
 import jax
 import numpy as np
 import pytest
+from deployed import ragged
 from federations import CLASSES, DIM
 
 import covfree
@@ -91,71 +95,74 @@ def test_unknown_message_kind(untyped):
 # What is measured
 
 
-def ragged(seed: int = 0):
-    """A federation in float32, with padding, a client without examples, and gaps in the clients' ids."""
-    features, labels, clients = federations.make(seed)
-    clients = np.where(clients >= 0, 1000 * clients + 7, clients).astype(np.int32)
-    return features.astype(np.float32), labels, clients
+def measured(messages) -> covfree.Upload:
+    """The sum of `message_bytes` over clients."""
+    sent = [covfree.message_bytes(message) for message in messages.values()]
+    return covfree.Upload(sum(s.statistics for s in sent), sum(s.counts for s in sent))
 
 
-def measured(method: covfree.Method, features, labels, clients) -> covfree.Upload:
-    """The sum of `message_bytes` over the clients that hold an example.
-
-    Clients are padded to one size, so that they share compiled functions.
-    """
-    statistics, counts = 0, 0
-    for client in np.unique(clients[clients >= 0]):
-        mine = clients == client
-        if not (labels[mine] >= 0).any():
-            continue
-        key = jax.random.fold_in(jax.random.key(3), int(client))
-        short = 24 - mine.sum()
-        x = np.pad(features[mine], [(0, short), (0, 0)], constant_values=np.nan)
-        y = np.pad(labels[mine], (0, short), constant_values=-1)
-        message = covfree.client_message(method, x, y, num_classes=CLASSES, key=key)
-        sent = covfree.message_bytes(message)
-        statistics, counts = statistics + sent.statistics, counts + sent.counts
-    return covfree.Upload(statistics, counts)
+def pairs_and_senders(labels, clients) -> tuple[int, int]:
+    pairs = {(int(k), int(y)) for k, y in zip(clients, labels, strict=True) if k >= 0 and y >= 0}
+    return len(pairs), len({k for k, _ in pairs})
 
 
 @pytest.mark.parametrize("name", registry())
 def test_upload_is_the_sum_of_the_messages(name):
-    method, (features, labels, clients) = registry()[name].make(), ragged()
-    upload = covfree.upload(method, labels, clients, dim=DIM)
-    assert upload == measured(method, features, labels, clients)
+    _, labels, clients = ragged(name)
+    upload = covfree.upload(deployed.make(name), labels, clients, dim=DIM)
+    assert upload == measured(deployed.messages(name))
     assert upload.total == upload.statistics + upload.counts
 
 
-@pytest.mark.parametrize("num_subsets", [1, 2, 9])
+@pytest.mark.parametrize("num_subsets", [1, 2, 9, None])
 def test_upload_is_the_sum_of_the_messages_with_subsets(num_subsets):
-    method, (features, labels, clients) = covfree.fedcof(num_subsets=num_subsets), ragged()
+    method, (_, labels, clients) = covfree.fedcof(num_subsets=num_subsets), ragged()
     upload = covfree.upload(method, labels, clients, dim=DIM)
-    assert upload == measured(method, features, labels, clients)
-    if num_subsets > 1:
+    assert upload == measured(deployed.send(method))
+    if num_subsets != 1:
         assert upload.statistics > covfree.upload(covfree.fedcof(), labels, clients, dim=DIM).statistics
 
 
-@pytest.mark.parametrize("name", registry())
+@pytest.mark.parametrize(
+    "name", ["fedncm", "fed3r", "fed3r-within", "afl", "fedcgs", "fedcof", "fedcof-oracle", "qda", "ccvr"]
+)
 def test_upload_is_the_formula(name):
     """M and K counted by a loop; the integers beside the statistics are a count and a label a pair."""
     method, (_, labels, clients) = registry()[name].make(), ragged()
-    pairs = {(int(k), int(y)) for k, y in zip(clients, labels, strict=True) if k >= 0 and y >= 0}
-    rows, senders = len(pairs), len({k for k, _ in pairs})
+    rows, senders = pairs_and_senders(labels, clients)
     statistics = covfree.formula_bytes(method.message, rows=rows, clients=senders, dim=DIM)
     assert covfree.upload(method, labels, clients, dim=DIM) == covfree.Upload(statistics, 8 * rows)
 
 
+@pytest.mark.parametrize(
+    ("name", "numbers"), [("fedcof-spherical", DIM + 1), ("fedcof-diagonal", 2 * DIM), ("naive-bayes", 2 * DIM)]
+)
+def test_upload_with_variances(name, numbers):
+    """A mean and its variances: 4·M·(d + 1) bytes, or 8·M·d."""
+    _, labels, clients = ragged()
+    rows, _ = pairs_and_senders(labels, clients)
+    upload = covfree.upload(registry()[name].make(), labels, clients, dim=DIM)
+    assert upload == covfree.Upload(4 * rows * numbers, 8 * rows)
+
+
+@pytest.mark.parametrize("make", [covfree.fedcof, covfree.fed3r])
+def test_upload_of_mapped_features_is_that_of_what_the_map_gives(make):
+    """Whatever the features' own dimension."""
+    _, labels, clients = ragged()
+    expected = covfree.upload(make(), labels, clients, dim=7)
+    mapped = make(features=covfree.features.relu_features(7))
+    for dim in (DIM, 1000):
+        assert covfree.upload(mapped, labels, clients, dim=dim) == expected
+
+
 @pytest.mark.parametrize("name", registry())
 def test_clients_without_examples_send_nothing(name):
-    """A client whose examples are all padding sends nothing, however its bytes are counted."""
+    """Nor are they counted among those who send."""
     method = registry()[name].make()
     labels, clients = np.array([0, 1, -1, -1], np.int32), np.array([4, 4, 9, 9], np.int32)
     expected = covfree.upload(method, labels[:2], clients[:2], dim=DIM)
+    assert expected.total > 0
     assert covfree.upload(method, labels, clients, dim=DIM) == expected
-    nothing = covfree.client_message(
-        method, np.ones((2, DIM), np.float32), labels[2:], num_classes=CLASSES, key=jax.random.key(0)
-    )
-    assert covfree.message_bytes(nothing).total == 0
 
 
 def test_nobody_sends_nothing():
@@ -171,7 +178,92 @@ def test_padding_rows_are_not_sent():
 
 
 def test_half_precision_features_are_sent_in_float32():
-    features, labels, clients = ragged()
-    method = covfree.fedcof()
-    upload = measured(method, np.nan_to_num(features).astype(np.float16), labels, clients)
-    assert upload == covfree.upload(method, labels, clients, dim=DIM)
+    x, y = deployed.examples(23)
+    half = covfree.client_message(covfree.fedcof(), x.astype(np.float16), y, num_classes=CLASSES)
+    assert covfree.message_bytes(half) == covfree.message_bytes(deployed.messages("fedcof")[23])
+
+
+# Operations
+
+
+def flops_by_loops(kind: str, labels, clients, dim: int) -> float:
+    """Leading terms, added up client by client and example by example."""
+    total = 0.0
+    for client in {int(k) for k in clients if k >= 0}:
+        mine = [int(y) for k, y in zip(clients, labels, strict=True) if k == client and y >= 0]
+        for _ in mine:
+            total += dim  # into a class sum
+            if kind != "rows":
+                total += 2 * dim * dim  # an outer product, into a matrix
+        if kind == "solutions" and mine:
+            total += dim**3 / 3 + 2 * dim * dim * len(set(mine))  # Cholesky, two triangular solves a class
+    return total
+
+
+@pytest.mark.parametrize("name", ["fedncm", "fedcof", "fed3r", "fedcgs", "afl", "fedcof-oracle", "ccvr"])
+def test_flops_equal_what_loops_add_up(name):
+    method, (_, labels, clients) = registry()[name].make(), ragged()
+    for dim in (6, 30):  # multiples of 3, so that d³/3 is whole
+        expected = flops_by_loops(method.message, labels, clients, dim)
+        assert covfree.client_flops(method, labels, clients, dim=dim) == expected
+
+
+@pytest.mark.parametrize("name", registry())
+def test_flops_are_linear_in_the_examples_and_zero_without(name):
+    method = deployed.make(name)
+    labels, clients = np.arange(60, dtype=np.int32) % 3, np.zeros(60, np.int32)
+
+    def flops(repeats: int) -> int:
+        return covfree.client_flops(method, np.tile(labels, repeats), np.tile(clients, repeats), dim=12)
+
+    assert flops(3) - flops(2) == flops(2) - flops(1) > 0
+    if method.message != "solutions":  # where a client's solution costs the same, however many examples
+        assert flops(2) == 2 * flops(1) > 0
+    padded = np.append(labels, np.full(9, -1, np.int32)), np.append(clients, clients[:9])
+    assert covfree.client_flops(method, *padded, dim=12) == flops(1)
+    nobody = np.full(5, -1, np.int32)
+    assert covfree.client_flops(method, nobody, nobody, dim=12) == 0
+    assert covfree.client_flops(method, nobody[:0], nobody[:0], dim=12) == 0
+
+
+def test_flops_of_a_map_of_features():
+    _, labels, clients = ragged()
+    size = int(((labels >= 0) & (clients >= 0)).sum())
+    mapped = covfree.fed3r(features=covfree.features.relu_features(7))
+    expected = 2 * size * DIM * 7 + covfree.client_flops(covfree.fed3r(), labels, clients, dim=7)
+    assert covfree.client_flops(mapped, labels, clients, dim=DIM) == expected
+
+
+def counted(function, size: int, dim: int) -> float:
+    """Floating-point operations by XLA's own count of the compiled function."""
+    x, y = jax.ShapeDtypeStruct((size, dim), np.float32), jax.ShapeDtypeStruct((size,), np.int32)
+    compiled = jax.jit(lambda x, y: function(x, y, 4)).lower(x, y).compile()
+    return compiled.cost_analysis()["flops"]
+
+
+@pytest.mark.parametrize(("dim", "share"), [(64, 1), (256, 3 / 4), (512, 5 / 8)])
+def test_flops_of_the_gram_matrix_by_xla_s_count(untyped, dim, share):
+    """A symmetric product is done in blocks, of which some are copied: that is not taken off what is stated.
+
+    Beside the product are the class sums, about 12 operations a number (below), of which one is stated:
+    6/d of the product.
+    """
+    size = 2048
+    labels = np.arange(size, dtype=np.int32) % 4
+    stated = covfree.client_flops(covfree.fed3r(), labels, np.zeros(size, np.int32), dim=dim)
+    ratio = counted(covfree.gram, size, dim) / stated
+    assert share <= ratio <= share + 8 / dim + 0.01
+
+
+def test_flops_of_class_means_by_xla_s_count(untyped):
+    """An addition a number is stated.
+
+    XLA counts about 12: masks and weights, and both ways in which long sums may be refined, of which short
+    ones take neither.
+    """
+    size, dim = 2048, 64
+    labels = np.arange(size, dtype=np.int32) % 4
+    stated = covfree.client_flops(covfree.fedncm(), labels, np.zeros(size, np.int32), dim=dim)
+    once, twice = (counted(covfree.class_means, n, dim) for n in (size, 2 * size))
+    assert 1 <= once / stated < 16
+    assert twice / once == pytest.approx(2, rel=0.05)

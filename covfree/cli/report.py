@@ -18,7 +18,7 @@ def as_table(title: str, summaries: Sequence[Summary]) -> Table:
     """A table for the terminal."""
     table = Table(title=title, title_justify="left", header_style="bold", show_edge=False, pad_edge=False)
     first, *others = _COLUMNS
-    table.add_column(first, min_width=16)
+    table.add_column(first, min_width=14)
     for column in others:
         header = column.replace(" ", "\n") if column in _BROKEN else column
         table.add_column(header, justify="right", no_wrap=True)
@@ -102,7 +102,7 @@ def plot(path: Path, title: str, summaries: Sequence[Summary]) -> None:
     figure = Figure(figsize=(7.5, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    markers = "osD^vPX*<>hp"
+    markers = "osD^vPX*<>d"  # 11, so that with 10 colours 110 combinations differ
     for index, summary in enumerate(summaries):
         mean, deviation = summary.accuracy
         axes.errorbar(
@@ -157,8 +157,13 @@ def _with_unit(number: float, units: tuple[str, ...]) -> str:
     power = 0
     while number >= 1000 and power < len(units) - 1:
         number, power = number / 1000, power + 1
-    return f"{number:.{1 if power else 0}f} {units[power]}".rstrip()
+    return f"{_short(number) if power else f'{number:.0f}'} {units[power]}".rstrip()
+
+
+def _short(number: float) -> str:
+    """About three digits, so that a table fits a terminal of 80 columns."""
+    return f"{number:.1f}" if number < 99.95 else f"{number:.0f}"
 
 
 def _seconds(number: float) -> str:
-    return f"{1000 * number:.1f} ms" if number < 1 else f"{number:.2f} s"
+    return f"{_short(1000 * number)} ms" if number < 1 else f"{_short(number)} s"

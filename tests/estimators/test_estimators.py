@@ -66,15 +66,19 @@ def test_moments_and_scatters_equal_the_oracle(precision, seed, offset):
     )
 
 
-@pytest.mark.parametrize("between_class", [False, True])
-def test_total_gram_equals_the_oracle(precision, between_class):
+@pytest.mark.parametrize("scatter", ["both", "within", "between"])
+def test_total_gram_equals_the_oracle(precision, scatter):
     rows, expected = table(2, precision)
     moments, (within, _) = both(rows)
-    total = oracle.within_scatter(expected, CLASSES) + oracle.grand_term(expected, CLASSES)
-    if between_class:
+    total = oracle.grand_term(expected, CLASSES)
+    if scatter != "between":
+        total = total + oracle.within_scatter(expected, CLASSES)
+    if scatter != "within":
         total = total + oracle.between_scatter(expected, CLASSES)
-    gram = covfree.total_gram(within, moments, between_class=between_class)
-    precision.assert_close(gram.dense(), total)
+    # What a shrunk covariance adds to the diagonal is regularisation, and stays.
+    given = linalg.Scatter.from_matrix(within).shifted(0.3)
+    gram = covfree.total_gram(given, moments, scatter=scatter)
+    precision.assert_close(gram.dense(), oracle.identity(total, 0.3))
 
 
 def test_examples_as_rows_give_the_exact_scatter_and_gram(precision):
@@ -400,6 +404,8 @@ def test_unknown_weighting():
         covfree.fedcof(weighting="mean")
     with pytest.raises(ValueError, match=r"weighting: expected one of"):
         covfree.within_scatter(rows, moments, weighting="mean")
+    with pytest.raises(ValueError, match=r"scatter: expected one of \('both', 'within', 'between'\), got 'all'"):
+        covfree.total_gram(jnp.eye(DIM), moments, scatter="all")
 
 
 @pytest.mark.usefixtures("untyped")
