@@ -1,7 +1,8 @@
 """The papers' formulas in float64 NumPy with plain loops. Shares no code with the library.
 
 Rows are lists of (mean, count, label). FedCOF: Goswami et al. 2024. Fed3R: Fanì et al. 2024. FedNCM: Legate
-et al. 2023. AFL: He et al. 2025. FedCGS: Guan et al. 2025. Oracle Approximating Shrinkage: Chen et al. 2010, in scikit-learn's form. Ledoit-Wolf: 2004.
+et al. 2023. AFL: He et al. 2025. FedCGS: Guan et al. 2025. Oracle Approximating Shrinkage: Chen et al. 2010,
+in scikit-learn's form. Ledoit-Wolf: 2004.
 """
 
 import math
@@ -375,7 +376,11 @@ def fedcof_components(rows, num_classes, gamma):
     for c in range(num_classes):
         inside, degrees = 0.0, 0
         for k in sorted(set(rows.client.tolist())):
-            mine = [(x, n, y) for (x, n, y), owner in zip(table, rows.client, strict=True) if owner == k and y == c]
+            mine = [
+                (x, n, y)
+                for (x, n, y), owner in zip(table, rows.client, strict=True)
+                if owner == k and y == c
+            ]
             if mine:
                 own = sum(n * x for x, n, _ in mine) / sum(n for _, n, _ in mine)
                 inside, degrees = inside + spread(mine, c, own), degrees + len(mine) - 1

@@ -228,9 +228,10 @@ def test_what_is_drawn_has_the_simulation_s_structure(name):
     # A mixture's components share out the examples' weight, and so keep count and mean.
     assert_close(actual.count, moments.count, 1e-5)
     assert_close(actual.total, moments.total, 1e-5)
-    head = covfree.solve_message(deployed.make(name), collected.message, num_classes=CLASSES)
-    assert np.isfinite(np.asarray(head.weight)).all()
-    np.testing.assert_array_equal(np.isfinite(head.bias), np.asarray(moments.count) > 0)
+    # What the server solves with is of the same structure, and so the same compiled functions.
+    assert jax.tree.structure(received) == jax.tree.structure(expected)
+    leaves = zip(jax.tree.leaves(received), jax.tree.leaves(expected), strict=True)
+    assert all(a.dtype == b.dtype and a.shape[1:] == b.shape[1:] for a, b in leaves)
 
 
 def test_mixtures_of_one_component_draw_nothing():

@@ -6,7 +6,7 @@ import sys
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import jax
 import typer
@@ -20,6 +20,7 @@ from covfree.cli.compare import Federation, Run, Summary, compare, environment, 
 from covfree.data import FeatureSet, load
 from covfree.federation import PARTITIONERS, partition_statistics, plot_partition
 from covfree.methods import registry
+from covfree.transforms import Transform
 
 app = typer.Typer(
     name="covfree",
@@ -75,9 +76,16 @@ def compare_command(
         str | None, typer.Option(help="'auto' or the paper's γ, for the methods of FedCOF's kind and qda.")
     ] = None,
     head: Annotated[str | None, typer.Option(help="'lda', 'ridge' or 'auto', for fedcof.")] = None,
+    scatter: Annotated[
+        str | None,
+        typer.Option(help="'within', 'both' or 'between': the Gram matrix of fedcof with --head ridge."),
+    ] = None,
     ridge: Annotated[float | None, typer.Option(help="λ of fed3r and afl.")] = None,
     num_subsets: Annotated[
         int | None, typer.Option(help="Means a client sends of a class, for fedcof, -components, -sketches.")
+    ] = None,
+    subset_size: Annotated[
+        int | None, typer.Option(help="Examples behind such a mean, at least, where the client has them.")
     ] = None,
     num_sketches: Annotated[
         int | None, typer.Option(help="Sketches a client sends, for fedcof-sketches.")
@@ -88,6 +96,10 @@ def compare_command(
     sigma: Annotated[float | None, typer.Option(help="Width of the RBF kernel, for fed3r-random.")] = None,
     num_components: Annotated[
         int | None, typer.Option(help="Gaussians of a client's class, for fedpft.")
+    ] = None,
+    noise: Annotated[
+        str | None,
+        typer.Option(help="Noise on the counts that clients send: uniform:ε, gaussian:ε or laplace:ε."),
     ] = None,
     out: Out = None,
     output_format: Annotated[Format, typer.Option("--format", help="What to print.")] = Format.table,
@@ -104,6 +116,7 @@ def compare_command(
         check_strength("--ridge", ridge)
     sizes = {
         "num_subsets": num_subsets,
+        "subset_size": subset_size,
         "num_sketches": num_sketches,
         "num_features": num_features,
         "num_components": num_components,
@@ -111,9 +124,12 @@ def compare_command(
     for name, size in sizes.items():
         if size is not None:
             _at_least(name.replace("_", "-"), size, 1)
-    numbers = {"shrinkage": _shrinkage(shrinkage), "head": head, "ridge": ridge, "sigma": sigma, **sizes}
+    choices = {"head": head, "scatter": scatter}
+    numbers = {"shrinkage": _shrinkage(shrinkage), "ridge": ridge, "sigma": sigma, **choices, **sizes}
     numbers = {name: number for name, number in numbers.items() if number is not None}
     chosen = make_methods(_names(methods), numbers)
+    if noise is not None:
+        chosen = {name: method.with_transforms(_count_noise(noise)) for name, method in chosen.items()}
     federation = Federation(clients, partition, alpha)
     datasets = _datasets(dataset, test_file)
     # Once before any work, so that a bad argument shows at once.
@@ -139,6 +155,7 @@ def compare_command(
         "partition": partition,
         "alpha": alpha,
         "seeds": seeds,
+        "noise": noise,
         **numbers,
     }
     content = report.as_json(config, environment(), summaries)
@@ -249,6 +266,15 @@ def _shrinkage(text: str | None) -> float | str | None:
     except ValueError:
         raise ValueError(f"--shrinkage: expected 'auto' or a number, got {text!r}") from None
     return check_strength("--shrinkage", gamma)
+
+
+def _count_noise(text: str) -> Transform:
+    kind, _, epsilon = text.partition(":")
+    try:
+        number = float(epsilon)
+    except ValueError:
+        raise ValueError(f"--noise: expected a law and a number such as laplace:1, got {text!r}") from None
+    return covfree.count_noise(cast(Any, kind), number)
 
 
 def _at_least(name: str, value: int, least: int) -> None:

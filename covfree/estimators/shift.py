@@ -88,7 +88,7 @@ def shift_test(rows: Rows, num_classes: int) -> ShiftTest:
     sums over classes, F = Σ_c Σ_k N_kc ‖x̄_kc − μ_c‖² / Σ_c ν_c t_c, is taken for F-distributed, its degrees
     of freedom multiplied by the effective rank r = (tr Σ)²/tr Σ² as each is a sum over directions; Paulson's
     cube root makes it z. r follows from how squared deviations within clients spread, as their relative
-    variance is 2/r a degree. A class without rows of one client to compare is left out; sketches hold all
+    variance is 2/r a degree; as it is estimated, z is then read as Student's t. A class without rows of one client to compare is left out; sketches hold all
     classes at once, so that with them classes are taken to have equal t_c.
 
     *With one mean a client and class*: a slope. Without client shift u_r = n_r ‖x_r − μ_c‖²/(1 − n_r/N_c)

@@ -71,15 +71,19 @@ _REGISTRY: Mapping[str, Entry] = MappingProxyType(
         ),
         "afl": Entry("AFL", afl, frozenset({"ridge"})),
         "fedcgs": Entry("FedCGS", fedcgs),
-        "fedcof": Entry("FedCOF", fedcof, frozenset({"shrinkage", "num_subsets", "head"})),
+        "fedcof": Entry(
+            "FedCOF", fedcof, frozenset({"shrinkage", "num_subsets", "subset_size", "head", "scatter"})
+        ),
         "fedcof-paper": Entry("FedCOF, paper (ridge head, γ = 1)", _fedcof_paper),
         "fedcof-components": Entry(
-            "FedCOF, variance components", fedcof_components, frozenset({"shrinkage", "num_subsets"})
+            "FedCOF, variance components",
+            fedcof_components,
+            frozenset({"shrinkage", "num_subsets", "subset_size"}),
         ),
         "fedcof-sketches": Entry(
             "FedCOF, residual sketches",
             fedcof_sketches,
-            frozenset({"shrinkage", "num_subsets", "num_sketches"}),
+            frozenset({"shrinkage", "num_subsets", "subset_size", "num_sketches"}),
         ),
         "fedcof-random": Entry(
             "FedCOF, random ReLU features", _fedcof_random, frozenset({"shrinkage", "num_features"})

@@ -69,7 +69,9 @@ def test_padding_of_rows_is_less_than_an_eighth(number):
 def test_only_padding_predicts_nothing(name):
     features = np.full((3, 2), np.nan, np.float32)
     method = covfree.methods.registry()[name].make()
-    head = covfree.fit(method, features, np.full(3, -1), np.zeros(3, int), num_classes=3, key=jax.random.key(0))
+    head = covfree.fit(
+        method, features, np.full(3, -1), np.zeros(3, int), num_classes=3, key=jax.random.key(0)
+    )
     np.testing.assert_array_equal(head(jnp.ones((2, 2))), -np.inf)
     if isinstance(head, covfree.LinearHead):
         np.testing.assert_array_equal(head.weight, 0)
@@ -126,7 +128,9 @@ def test_evaluate():
     )  # a class unseen
     assert np.isnan(covfree.evaluate(head, features, jnp.full(4, -1)))
     assert covfree.evaluate(head, np.asarray(features, np.float16), np.array([0, 1, 1, -1])) == 1
-    assert covfree.evaluate(lambda x: -x, features, jnp.array([1, 0, 0, -1])) == 1  # a head may be any function
+    assert (
+        covfree.evaluate(lambda x: -x, features, jnp.array([1, 0, 0, -1])) == 1
+    )  # a head may be any function
     never = covfree.LinearHead(jnp.zeros((2, 2)), jnp.full(2, -jnp.inf))
     assert covfree.evaluate(never, features[:3], jnp.array([0, 0, 0])) == 0  # no class was ever seen
 

@@ -404,7 +404,9 @@ def test_unknown_weighting():
         covfree.fedcof(weighting="mean")
     with pytest.raises(ValueError, match=r"weighting: expected one of"):
         covfree.within_scatter(rows, moments, weighting="mean")
-    with pytest.raises(ValueError, match=r"scatter: expected one of \('both', 'within', 'between'\), got 'all'"):
+    with pytest.raises(
+        ValueError, match=r"scatter: expected one of \('both', 'within', 'between'\), got 'all'"
+    ):
         covfree.total_gram(jnp.eye(DIM), moments, scatter="all")
 
 

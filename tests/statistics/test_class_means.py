@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from federations import ABSENT, CLASSES, CLIENTS, DIM
+from federations import ABSENT, CLASSES
 from hypothesis import given
 from hypothesis import strategies as st
 from precision import FLOAT32, assert_close
@@ -151,85 +151,6 @@ def test_gradients_skip_padding_and_absent_classes():
     assert np.isfinite(gradient).all()
     np.testing.assert_array_equal(gradient[~kept], 0)
     assert (np.abs(gradient[kept]).sum(1) > 0).all()
-
-
-# Flat form
-
-
-@pytest.mark.parametrize("padding", [0, 5])
-def test_client_rows_equal_the_oracle(precision, padding):
-    federation = federations.make(1)
-    expected = oracle.client_rows(*federation)
-    number = covfree.count_rows(federation.labels, federation.clients)
-    assert number == len(expected)
-    rows = covfree.client_rows(*map(precision.array, federation), num_rows=number + padding)
-    precision.assert_close(rows.mean[:number], np.stack([x for x, _, _ in expected]), 1 / 10)
-    np.testing.assert_array_equal(rows.count, [n for _, n, _ in expected] + [0] * padding)
-    np.testing.assert_array_equal(rows.label, [y for _, _, y in expected] + [-1] * padding)
-
-
-def test_client_rows_equal_class_means_of_each_client_under_vmap():
-    federation = federations.make(2)
-    mine = np.where(federation.clients == np.arange(CLIENTS)[:, None], federation.labels, -1)
-    features = FLOAT32.array(np.broadcast_to(federation.features, (CLIENTS, *federation.features.shape)))
-    means, counts = jax.vmap(lambda x, y: covfree.class_means(x, y, CLASSES))(features, FLOAT32.array(mine))
-    dense = covfree.Rows.from_means(means, counts)
-    held = np.flatnonzero(dense.count)
-    rows = covfree.client_rows(*map(FLOAT32.array, federation), num_rows=len(held))
-    assert_close(rows.mean, dense.mean[held], 1e-6)
-    np.testing.assert_array_equal(rows.count, dense.count[held])
-    np.testing.assert_array_equal(rows.label, dense.label[held])
-
-
-def test_client_numbers_may_have_gaps():
-    federation = federations.make(3)
-    wide = np.where(federation.clients >= 0, federation.clients * 238_609_294, -1)  # up to 1.9e9
-    number = covfree.count_rows(federation.labels, federation.clients)
-    assert covfree.count_rows(federation.labels, wide) == number
-    first = covfree.client_rows(*map(FLOAT32.array, federation), num_rows=number)
-    second = covfree.client_rows(*map(FLOAT32.array, federation._replace(clients=wide)), num_rows=number)
-    for field in ("mean", "count", "label"):
-        np.testing.assert_array_equal(getattr(first, field), getattr(second, field))
-
-
-@pytest.mark.usefixtures("untyped")
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint32])
-def test_client_rows_take_every_integer_type(dtype):
-    labels, clients = np.array([0, 1, 1, 0, 70], dtype), np.array([0, 1, 0, 0, 100], dtype)
-    rows = covfree.client_rows(jnp.ones((5, 2)), jnp.asarray(labels), jnp.asarray(clients), num_rows=4)
-    assert rows.count.tolist() == [2, 1, 1, 1]
-    assert rows.label.tolist() == [0, 1, 1, 70]
-
-
-def test_under_jit_client_rows_pad_to_the_bound():
-    federation = federations.make(0)
-    rows = jax.jit(covfree.client_rows, static_argnames="num_rows")(
-        *map(FLOAT32.array, federation), num_rows=len(federation.labels)
-    )
-    number = covfree.count_rows(federation.labels, federation.clients)
-    assert (np.asarray(rows.count[number:]) == 0).all()
-    assert (np.asarray(rows.label[number:]) == -1).all()
-    assert rows.count.sum() == federation.kept.sum()
-
-
-@pytest.mark.parametrize("num_subsets", [2, 5])
-def test_client_rows_with_subsets(num_subsets):
-    federation = federations.make(4)
-    number = covfree.count_rows(federation.labels, federation.clients, num_subsets)
-    rows = covfree.client_rows(
-        *map(FLOAT32.array, federation), num_rows=number, num_subsets=num_subsets, key=jax.random.key(0)
-    )
-    expected = []
-    for _, n, y in oracle.client_rows(*federation):
-        parts = max(1, min(num_subsets, n // 2))
-        expected += [(n // parts + (s < n % parts), y) for s in range(parts)]
-    assert list(zip(rows.count.tolist(), rows.label.tolist(), strict=True)) == expected
-    # However they are dealt, the subsets of all clients make up the class.
-    assert_close(
-        covfree.first_moments(rows, CLASSES).mean,
-        oracle.moments(oracle.client_rows(*federation), CLASSES)[2],
-        1e-5,
-    )
 
 
 # Random subsets
@@ -382,22 +303,3 @@ class TestStructure:
 def test_subsets_below_one():
     with pytest.raises(ValueError, match=r"num_subsets: expected an integer of at least 1, got 0"):
         covfree.subset_class_means(jnp.ones((4, 3)), jnp.zeros(4, jnp.int32), 2, 0, key=jax.random.key(0))
-
-
-@pytest.mark.usefixtures("untyped")
-def test_client_rows_say_what_is_wrong():
-    x, y, k = jnp.ones((4, DIM)), jnp.arange(4), jnp.zeros(4, jnp.int32)
-    with pytest.raises(
-        ValueError, match=r"num_rows: 2 rows cannot hold all client-class pairs: 2 of 4 examples"
-    ):
-        covfree.client_rows(x, y, k, num_rows=2)
-    with pytest.raises(ValueError, match=r"key: expected a PRNG key"):
-        covfree.client_rows(x, y, k, num_rows=4, num_subsets=2)
-    with pytest.raises(ValueError, match=r"num_rows: expected an integer of at least 1, got 0"):
-        covfree.client_rows(x, y, k, num_rows=0)
-    with pytest.raises(TypeError, match=r"clients: expected integers, got float32"):
-        covfree.client_rows(x, y, jnp.zeros(4), num_rows=4)
-    with pytest.raises(ValueError, match=r"clients: expected shape \[4\]"):
-        covfree.client_rows(x, y, k[:3], num_rows=4)
-    with pytest.raises(ValueError, match=r"num_subsets: expected an integer of at least 1"):
-        covfree.count_rows(np.zeros(2, int), np.zeros(2, int), 0)
