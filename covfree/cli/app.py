@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated
 
 import jax
 import typer
@@ -17,10 +16,23 @@ import covfree
 from covfree.checks import check_strength
 from covfree.cli import report
 from covfree.cli.compare import Federation, Run, Summary, compare, environment, make_methods
+from covfree.cli.options import (
+    Alpha,
+    Clients,
+    Dataset,
+    Format,
+    Out,
+    Partition,
+    TestFile,
+    at_least,
+    count_noise_of,
+    make_folder,
+    method_names,
+    shrinkage_of,
+)
 from covfree.data import FeatureSet, load
-from covfree.federation import PARTITIONERS, partition_statistics, plot_partition
+from covfree.federation import partition_statistics, plot_partition
 from covfree.methods import registry
-from covfree.transforms import Transform
 
 app = typer.Typer(
     name="covfree",
@@ -30,35 +42,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-
-class Format(StrEnum):
-    """What is printed."""
-
-    table = "table"
-    markdown = "markdown"
-    json = "json"
-    csv = "csv"
-
-
-Dataset = Annotated[
-    str,
-    typer.Option(
-        help="'digits' (1,797 real images that ship with scikit-learn), or an .npz file with "
-        "features (n × d), labels (n) and, if there are any, clients (n) and is_test (n)."
-    ),
-]
-TestFile = Annotated[Path | None, typer.Option(help="An .npz file with the test part's features and labels.")]
-Clients = Annotated[int, typer.Option(help="Number of clients, where the data names none.")]
-Alpha = Annotated[
-    float,
-    typer.Option(
-        help="The partition's number: concentration of the Dirichlet laws (small: few classes a client), "
-        "sigma of lognormal_sizes, classes or shards a client for pathological and shards."
-    ),
-]
-Partition = Annotated[str, typer.Option(help=f"How examples are spread: {', '.join(PARTITIONERS)}.")]
-Out = Annotated[Path | None, typer.Option(help="Folder for files; made if it is not there.")]
 
 
 @app.command("compare")
@@ -111,7 +94,7 @@ def compare_command(
 
       covfree compare --dataset features.npz --shrinkage auto --format json
     """
-    _at_least("seeds", seeds, 1)
+    at_least("seeds", seeds, 1)
     if ridge is not None:
         check_strength("--ridge", ridge)
     sizes = {
@@ -123,19 +106,19 @@ def compare_command(
     }
     for name, size in sizes.items():
         if size is not None:
-            _at_least(name.replace("_", "-"), size, 1)
+            at_least(name.replace("_", "-"), size, 1)
     choices = {"head": head, "scatter": scatter}
-    numbers = {"shrinkage": _shrinkage(shrinkage), "ridge": ridge, "sigma": sigma, **choices, **sizes}
+    numbers = {"shrinkage": shrinkage_of(shrinkage), "ridge": ridge, "sigma": sigma, **choices, **sizes}
     numbers = {name: number for name, number in numbers.items() if number is not None}
-    chosen = make_methods(_names(methods), numbers)
+    chosen = make_methods(method_names(methods), numbers)
     if noise is not None:
-        chosen = {name: method.with_transforms(_count_noise(noise)) for name, method in chosen.items()}
+        chosen = {name: method.with_transforms(count_noise_of(noise)) for name, method in chosen.items()}
     federation = Federation(clients, partition, alpha)
     datasets = _datasets(dataset, test_file)
     # Once before any work, so that a bad argument shows at once.
     federation.assign(datasets(0), seed=0)
     title = _title(datasets(0), federation, seeds)
-    _make_folder(out)
+    make_folder(out)
 
     runs: list[Run] = []
     with _progress() as progress:
@@ -188,10 +171,10 @@ def partition_command(
     Example:
       covfree partition --clients 30 --alpha 0.5 --out results
     """
-    _at_least("seed", seed, 0)
+    at_least("seed", seed, 0)
     data = load(dataset, test=test_file, seed=seed)
     owners = Federation(clients, partition, alpha).assign(data, seed)
-    _make_folder(out)
+    make_folder(out)
     statistics = partition_statistics(data.train_labels, owners, data.num_classes)
     print(statistics.as_table())
     if out is not None:
@@ -216,7 +199,7 @@ def diagnose_command(
     Example:
       covfree diagnose --clients 30 --alpha 0.5 --method fedcof-components
     """
-    _at_least("seed", seed, 0)
+    at_least("seed", seed, 0)
     chosen = make_methods([method], {})[method]
     if chosen.message != "rows":
         raise ValueError(f"--method: expected one whose clients send rows, got {method!r}")
@@ -250,44 +233,6 @@ def run(arguments: list[str]) -> int:
 def _error(message: str, code: int) -> int:
     print("covfree: " + " ".join(message.split()), file=sys.stderr)
     return code
-
-
-def _names(methods: str) -> list[str]:
-    if methods.strip() == "all":
-        return list(registry())
-    return [name.strip() for name in methods.split(",") if name.strip()]
-
-
-def _shrinkage(text: str | None) -> float | str | None:
-    if text is None or text == "auto":
-        return text
-    try:
-        gamma = float(text)
-    except ValueError:
-        raise ValueError(f"--shrinkage: expected 'auto' or a number, got {text!r}") from None
-    return check_strength("--shrinkage", gamma)
-
-
-def _count_noise(text: str) -> Transform:
-    kind, _, epsilon = text.partition(":")
-    try:
-        number = float(epsilon)
-    except ValueError:
-        raise ValueError(f"--noise: expected a law and a number such as laplace:1, got {text!r}") from None
-    return covfree.count_noise(cast(Any, kind), number)
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise ValueError(f"--{name}: expected at least {least}, got {value}")
-
-
-def _make_folder(out: Path | None) -> None:
-    if out is not None:
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ValueError(f"--out: cannot make the folder {out} ({error.strerror})") from error
 
 
 def _datasets(dataset: str, test_file: Path | None):

@@ -80,7 +80,7 @@ def shift_bias(
 
 @partial(jax.jit, static_argnames="num_classes")
 def shift_test(rows: Rows, num_classes: int) -> ShiftTest:
-    r"""Test whether clients' class means differ by more than the covariance within clients explains.
+    """Test whether clients' class means differ by more than the covariance within clients explains.
 
     *With sketches, or several rows of a client and class*: a ratio of variances. Within clients the trace of
     the scatter a degree of freedom, t_c, estimates tr Σ_c without client shift in it. Without client shift
@@ -88,13 +88,13 @@ def shift_test(rows: Rows, num_classes: int) -> ShiftTest:
     sums over classes, F = Σ_c Σ_k N_kc ‖x̄_kc − μ_c‖² / Σ_c ν_c t_c, is taken for F-distributed, its degrees
     of freedom multiplied by the effective rank r = (tr Σ)²/tr Σ² as each is a sum over directions; Paulson's
     cube root makes it z. r follows from how squared deviations within clients spread, as their relative
-    variance is 2/r a degree; as it is estimated, z is then read as Student's t. A class without rows of one client to compare is left out; sketches hold all
-    classes at once, so that with them classes are taken to have equal t_c.
+    variance is 2/r a degree; as it is estimated, z is then read as Student's t. A class without rows of one
+    client to compare is left out; sketches hold all classes at once, so that with them classes are taken to
+    have equal t_c.
 
     *With one mean a client and class*: a slope. Without client shift u_r = n_r ‖x_r − μ_c‖²/(1 − n_r/N_c)
-    has the expectation tr Σ_c whatever n_r; where clients' means vary by τ² in all about a
-    common one it has tr Σ_c + τ² e_r, e_r = n_r (1 − 2h_r + Σ_s h_s²)/(1 − h_r), h_r = n_r/N_c. u_r over its
-    class's average is regressed on e_r within classes, least squares, with the correlation of the u_r through
+    has the expectation tr Σ_c whatever n_r; where clients' means vary by τ² in all about a common one it has
+    tr Σ_c + τ² e_r, e_r = n_r (1 − 2h_r + Σ_s h_s²)/(1 − h_r), h_r = n_r/N_c. u_r over its class's average is regressed on e_r within classes, least squares, with the correlation of the u_r through
     μ_c accounted for; Wallace's formula makes z of Student's t. Classes of three clients or more count.
     Equal counts are not informative: client shift then looks like covariance. The slope sees far less than
     the ratio does.

@@ -1,0 +1,87 @@
+"""The options that commands share, and how their texts are read."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+import covfree
+from covfree.checks import check_strength
+from covfree.federation import PARTITIONERS
+from covfree.methods import registry
+from covfree.transforms import Transform
+
+
+class Format(StrEnum):
+    """What is printed."""
+
+    table = "table"
+    markdown = "markdown"
+    json = "json"
+    csv = "csv"
+
+
+Dataset = Annotated[
+    str,
+    typer.Option(
+        help="'digits' (1,797 real images that ship with scikit-learn), or an .npz file with "
+        "features (n × d), labels (n) and, if there are any, clients (n) and is_test (n)."
+    ),
+]
+TestFile = Annotated[Path | None, typer.Option(help="An .npz file with the test part's features and labels.")]
+Clients = Annotated[int, typer.Option(help="Number of clients, where the data names none.")]
+Alpha = Annotated[
+    float,
+    typer.Option(
+        help="The partition's number: concentration of the Dirichlet laws (small: few classes a client), "
+        "sigma of lognormal_sizes, classes or shards a client for pathological and shards."
+    ),
+]
+Partition = Annotated[str, typer.Option(help=f"How examples are spread: {', '.join(PARTITIONERS)}.")]
+Out = Annotated[Path | None, typer.Option(help="Folder for files; made if it is not there.")]
+
+
+def method_names(methods: str) -> list[str]:
+    """Names that are separated by commas; all of them for 'all'."""
+    if methods.strip() == "all":
+        return list(registry())
+    return [name.strip() for name in methods.split(",") if name.strip()]
+
+
+def shrinkage_of(text: str | None) -> float | str | None:
+    """A number, or 'auto'."""
+    if text is None or text == "auto":
+        return text
+    try:
+        gamma = float(text)
+    except ValueError:
+        raise ValueError(f"--shrinkage: expected 'auto' or a number, got {text!r}") from None
+    return check_strength("--shrinkage", gamma)
+
+
+def count_noise_of(text: str) -> Transform:
+    """Noise from the name of its law and ε."""
+    kind, _, epsilon = text.partition(":")
+    try:
+        number = float(epsilon)
+    except ValueError:
+        raise ValueError(f"--noise: expected a law and a number such as laplace:1, got {text!r}") from None
+    return covfree.count_noise(cast(Any, kind), number)
+
+
+def at_least(name: str, value: int, least: int) -> None:
+    """Raise unless an option is large enough."""
+    if value < least:
+        raise ValueError(f"--{name}: expected at least {least}, got {value}")
+
+
+def make_folder(out: Path | None) -> None:
+    """Make the folder for files, if there is to be one."""
+    if out is not None:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"--out: cannot make the folder {out} ({error.strerror})") from error
