@@ -202,7 +202,7 @@ def _check_like(message: Message, *others: Iterable[Message]) -> None:
         ("sketch", message.rows.sketch, first.rows.sketch),
         ("matrix", message.matrix, first.matrix),
     ):
-        if (own is None) != (other is None) or np.ndim(own) != np.ndim(other):
+        if _described(own) != _described(other):
             raise ValueError(f"{name}: expected {_described(other)} as others send, got {_described(own)}")
 
 
