@@ -94,10 +94,10 @@ def shift_test(rows: Rows, num_classes: int) -> ShiftTest:
 
     *With one mean a client and class*: a slope. Without client shift u_r = n_r ‖x_r − μ_c‖²/(1 − n_r/N_c)
     has the expectation tr Σ_c whatever n_r; where clients' means vary by τ² in all about a common one it has
-    tr Σ_c + τ² e_r, e_r = n_r (1 − 2h_r + Σ_s h_s²)/(1 − h_r), h_r = n_r/N_c. u_r over its class's average is regressed on e_r within classes, least squares, with the correlation of the u_r through
-    μ_c accounted for; Wallace's formula makes z of Student's t. Classes of three clients or more count.
-    Equal counts are not informative: client shift then looks like covariance. The slope sees far less than
-    the ratio does.
+    tr Σ_c + τ² e_r, e_r = n_r (1 − 2h_r + Σ_s h_s²)/(1 − h_r), h_r = n_r/N_c. u_r over its class's average
+    is regressed on e_r within classes, least squares, with the correlation of the u_r through μ_c accounted
+    for; Wallace's formula makes z of Student's t. Classes of three clients or more count. Equal counts are
+    not informative: client shift then looks like covariance. The slope sees far less than the ratio does.
 
     Both are one-sided, normal approximations; see docs/shift.md for their level. Examples of a class are
     taken to have one covariance at all clients. For all rows at once, not for a part of them.

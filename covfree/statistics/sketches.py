@@ -88,9 +88,9 @@ def sketched_rows(
     """Class means of all clients, as `client_rows` gives them, and below them their residual sketches.
 
     A sketch is a row with ``sketch`` set, label −1, the mean y_j = Σ_i ε_ij (f_i − x_{r_i}) / √m, x_{r_i} the
-    mean of the row that example i is in, and the count a_k = n_k − (rows of the client): the degrees of freedom
-    of the scatter that all m sketches of the client show. It is padding, count 0, where a client has one
-    example a row.
+    mean of the row that example i is in, and the count a_k = n_k − (rows of the client): the degrees of
+    freedom of the scatter that all m sketches of the client show. It is padding, count 0, where a client has
+    one example a row.
 
     All signs are drawn from the one key. A client alone, with a key of its own, draws others: what it sends
     has the same law, not the same bits.

@@ -1,0 +1,155 @@
+"""What `diagnose` says of rows: against its formulas, against what really happens, and in words."""
+
+import dataclasses
+import math
+
+import federations
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from federations import ABSENT, ALONE, CLASSES
+from precision import FLOAT32
+
+import covfree
+
+KEY = jax.random.key(0)
+
+
+def rows_of(method, federation):
+    return covfree.summarise(method, *map(FLOAT32.array, federation), key=KEY)
+
+
+def gaussian_rows(draws, clients, classes, root, seed=0, shift=0.0):
+    """Means of 50 examples of a class at each client; ``shift`` moves clients, in standard deviations."""
+    rng = np.random.default_rng(seed)
+    dim = len(root)
+    noise = rng.normal(size=(draws, clients, classes, dim)) @ root.T / math.sqrt(50)
+    moves = shift * rng.normal(size=(draws, clients, 1, dim))
+    mean = (noise + moves).reshape(draws, clients * classes, dim).astype(np.float32)
+    label = np.tile(np.arange(classes), clients)
+    client = np.repeat(np.arange(clients), classes)
+    count = np.full(len(label), 50)
+    return [covfree.Rows(*map(jnp.asarray, (one, count, label, client))) for one in mean]
+
+
+def test_counts_and_degrees():
+    federation = federations.make(0)
+    found = covfree.diagnose(rows_of(covfree.fedcof(), federation), num_classes=CLASSES)
+    expected = oracle.client_rows(*federation.clean)
+    count, held, _ = oracle.moments(expected, CLASSES)
+    np.testing.assert_array_equal(found.rows, held)
+    np.testing.assert_array_equal(found.count, count)
+    np.testing.assert_array_equal(found.class_degrees, np.maximum(held - 1, 0))
+    assert (found.absent, found.without_spread) == (1, 1)
+    assert np.isinf(np.asarray(found.class_error)[[ABSENT, ALONE]]).all()
+    # Satterthwaite's degrees, from the weights (N_c − 1)/(K_c − 1).
+    seen = held > 1
+    weight = (count[seen] - 1) / (held[seen] - 1)
+    degrees = (weight * (held[seen] - 1)).sum() ** 2 / (weight**2 * (held[seen] - 1)).sum()
+    np.testing.assert_allclose(found.degrees, degrees, rtol=1e-5)
+
+
+def test_the_expected_error_is_the_error():
+    """Over 200 federations the squared relative error is (1 + r)/ν, and the rank is told from Σ̂ alone."""
+    root = np.diag([3.0, 2.0, 1.0, 1.0, 0.5])
+    sigma = root @ root.T
+    rank = np.trace(sigma) ** 2 / np.trace(sigma @ sigma)
+    run = jax.jit(lambda rows: covfree.diagnose(rows, num_classes=2))
+    squares, errors, ranks = [], [], []
+    for rows in gaussian_rows(200, 15, 2, root):
+        found = run(rows)
+        moments = covfree.first_moments(rows, 2)
+        estimate = np.asarray(covfree.within_scatter(rows, moments)) / float(moments.within_degrees)
+        squares.append(np.linalg.norm(estimate - sigma) ** 2 / np.linalg.norm(sigma) ** 2)
+        errors.append(float(found.error))
+        ranks.append(float(found.effective_rank))
+    np.testing.assert_allclose(found.degrees, 28, rtol=1e-5)
+    theory, mean = (1 + rank) / 28, np.mean(squares)
+    assert abs(mean - theory) < 4.5 * np.std(squares) / math.sqrt(200)
+    # Without the correction for ν the rank would be told 12 % too low, and the error with it.
+    np.testing.assert_allclose(np.mean(ranks), rank, rtol=0.06)
+    np.testing.assert_allclose(np.sqrt(np.mean(np.square(errors))), math.sqrt(theory), rtol=0.05)
+    np.testing.assert_allclose(found.class_error, np.sqrt((1 + found.effective_rank) / 14), rtol=1e-5)
+
+
+def test_condition_numbers_before_and_after_shrinkage():
+    federation = federations.make(1)
+    method = covfree.fedcof(shrinkage=0.3)
+    found = covfree.diagnose(rows_of(method, federation), num_classes=CLASSES, method=method)
+    expected = oracle.client_rows(*federation.clean)
+    covariance = oracle.within_scatter(expected, CLASSES) / oracle.within_degrees(expected, CLASSES)
+    np.testing.assert_allclose(found.condition_before, np.linalg.cond(covariance), rtol=1e-3)
+    shrunk = oracle.identity(covariance, 0.3)
+    np.testing.assert_allclose(found.system.condition, np.linalg.cond(shrunk), rtol=1e-3)
+    assert covfree.linalg.Route(int(found.system.route)).name == "CHOLESKY"
+
+
+def test_fewer_rows_than_dimensions_are_singular():
+    rows = gaussian_rows(1, 4, 2, np.eye(20))[0]
+    found = covfree.diagnose(rows, num_classes=2)
+    assert np.isinf(found.condition_before)
+    assert np.isfinite(found.system.condition)
+    assert "infinite" in str(found)
+
+
+def test_methods_with_other_estimates_have_other_degrees():
+    federation = federations.make(2)
+    found = {}
+    for name, method in {
+        "fedcof": covfree.fedcof(),
+        "components": covfree.fedcof_components(),
+        "sketches": covfree.fedcof_sketches(4),
+        "fedncm": covfree.fedncm(),
+    }.items():
+        found[name] = covfree.diagnose(rows_of(method, federation), num_classes=CLASSES, method=method)
+    assert found["fedncm"].system is None
+    assert found["fedncm"].degrees == found["fedcof"].degrees
+    assert found["sketches"].degrees > found["fedcof"].degrees
+    assert found["components"].degrees != found["fedcof"].degrees
+    assert found["sketches"].shift.informative
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("plain", ["2 classes, 30 means of 1500 examples.", "28 degrees of freedom", "84 more means"]),
+        ("absent", ["1 have no example: they are never predicted."]),
+        ("alone", ["No covariance is seen", "cannot be told"]),
+        ("same", ["cannot be told from these means"]),
+    ],
+)
+def test_verdict(case, words):
+    clients = 1 if case == "alone" else 15
+    rows = gaussian_rows(1, clients, 2, np.eye(5), seed=3)[0]
+    text = str(covfree.diagnose(rows, num_classes=3 if case == "absent" else 2))
+    for word in words:
+        assert word in text, text
+
+
+@pytest.mark.parametrize(
+    ("shift", "words"), [(0.0, "No sign that clients"), (0.5, "Clients' features differ")]
+)
+def test_verdict_on_client_shift(shift, words):
+    # Two means of a client's class: the same move, noise of their own.
+    first, second = (gaussian_rows(1, 15, 2, np.eye(5), seed=seed)[0] for seed in (4, 5))
+    moved = gaussian_rows(1, 15, 2, 1e-6 * np.eye(5), seed=6, shift=shift)[0].mean
+    both = jax.tree.map(lambda *x: jnp.concatenate(x), first, second)
+    rows = dataclasses.replace(both, mean=both.mean + jnp.concatenate([moved, moved]))
+    text = str(covfree.diagnose(rows, num_classes=2, method=covfree.fedcof_components()))
+    assert words in text, text
+
+
+def test_a_share_of_the_shift_is_told():
+    moved = gaussian_rows(1, 60, 2, np.eye(5), seed=7, shift=0.5)[0]
+    other = gaussian_rows(1, 60, 2, np.eye(5), seed=8)[0]
+    moves = gaussian_rows(1, 60, 2, 1e-6 * np.eye(5), seed=7, shift=0.5)[0].mean
+    # Same clients, same moves, other examples.
+    other = dataclasses.replace(other, mean=other.mean + moves)
+    moved = dataclasses.replace(moved, mean=gaussian_rows(1, 60, 2, np.eye(5), seed=9)[0].mean + moves)
+    rows = jax.tree.map(lambda *x: jnp.concatenate(x), moved, other)
+    found = covfree.diagnose(rows, num_classes=2)
+    moments = covfree.first_moments(rows, 2)
+    trace = np.trace(np.asarray(covfree.within_scatter(rows, moments))) / float(moments.within_degrees)
+    np.testing.assert_allclose(found.shift.relative_shift, trace / 5 - 1, rtol=0.15)
