@@ -10,10 +10,12 @@ import pytest
 from precision import x64
 from scipy.optimize import brentq
 from scipy.special import ndtr
+from scipy.stats import multivariate_normal
 
 import covfree
 from covfree.data import load, load_digits
-from covfree.estimators.auto import _deterministic_equivalents, _eigenbasis, _error, _evidence
+from covfree.estimators.auto import _eigenbasis, _error, _evidence
+from covfree.estimators.foretold import deterministic_equivalents, mistake_chance
 from covfree.estimators.scatter import Freedom, centred_rows, class_weights
 from covfree.federation import inner_dirichlet
 from covfree.linalg import Scatter
@@ -22,7 +24,7 @@ HINDSIGHT = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 
 
 def chosen(rows, num_classes, weighting="per_class"):
-    """The γ that the rule chooses."""
+    """The multiple of I that the rule adds."""
     moments = covfree.first_moments(rows, num_classes)
     weight = class_weights(moments, weighting) / moments.within_degrees
     covariance = Scatter.from_factor(centred_rows(rows, moments, weight))
@@ -63,13 +65,15 @@ def test_foretold_error_is_that_of_plain_loops(num_rows_of):
         assert covariance.factored == (num_rows_of == "few")
         values, means, outside = _eigenbasis(covariance, moments)
         gammas = np.array([1e-3, 0.1, 10.0])
-        got = _error(
-            values, means, outside, moments, Freedom.of_classes(moments, weight), jnp.asarray(gammas)
-        )
+        freedom = Freedom.of_classes(moments, weight)
+        unit = float(values.sum()) / covariance.dim
+        scaled = (values / unit, means / math.sqrt(unit), outside / unit)
+        floor = jnp.zeros(())
+        got = _error(*scaled, moments, freedom, jnp.asarray(gammas), covariance.dim, floor)
 
         sigma, mean, count = (
-            np.asarray(factor.T @ factor),
-            np.asarray(moments.mean),
+            np.asarray(factor.T @ factor) / unit,
+            np.asarray(moments.mean) / math.sqrt(unit),
             np.asarray(moments.count),
         )
         degrees, w = np.asarray(moments.rows) - 1, np.asarray(weight)
@@ -80,23 +84,58 @@ def test_foretold_error_is_that_of_plain_loops(num_rows_of):
             kindness = (degrees * w / (1 + w * true_trace) ** 2).sum()
             expected = 0.0
             for i in range(4):
-                right = 1.0
+                ratios = []
                 for j in range(4):
                     if j == i:
                         continue
                     apart = mean[i] - mean[j]
                     margin = (
-                        0.5 * apart @ inverse @ apart - true_trace / count[i] + math.log(count[i] / count[j])
+                        0.5 * apart @ inverse @ apart
+                        - true_trace / count[i]
+                        + math.log(count[i] / count[j]) / (1 + gamma)
                     )
                     variance = apart @ inverse @ sigma @ inverse @ apart / kindness
-                    right *= 1 - ndtr(-margin / math.sqrt(variance))
-                expected += count[i] / count.sum() * (1 - right)
-            np.testing.assert_allclose(foretold, expected, rtol=1e-5, atol=1e-9)
+                    ratios.append(margin / math.sqrt(variance))
+                expected += count[i] / count.sum() * equicorrelated_loss(ratios)
+            np.testing.assert_allclose(foretold, expected, rtol=1e-3, atol=1e-6)
+
+
+def equicorrelated_loss(ratios):
+    """Chance that one of several standard normals of correlation ½ lies below minus its ratio, by SciPy."""
+    correlation = 0.5 * (np.eye(len(ratios)) + np.ones((len(ratios),) * 2))
+    law = multivariate_normal(np.zeros(len(ratios)), correlation, seed=0)
+    return 1 - law.cdf(np.asarray(ratios))
+
+
+@pytest.mark.parametrize("ratios", [[1.3], [-0.4], [3.5], [0.5, 2.0], [-1.0, 0.1, 1.5]])
+def test_chance_of_a_mistake_is_the_orthant_probability(ratios):
+    ratios = np.array(ratios)
+    scale = np.array([0.5, 2.0, 7.0])[: len(ratios)]
+    mean = jnp.asarray(np.r_[np.nan, ratios * scale], jnp.float32)[None, :]
+    variance = jnp.asarray(np.r_[0.0, scale**2], jnp.float32)[None, :]
+    rival = jnp.arange(len(ratios) + 1)[None, :] > 0
+    got = mistake_chance(mean, variance, rival)
+    expected = ndtr(-ratios[0]) if len(ratios) == 1 else equicorrelated_loss(ratios)
+    np.testing.assert_allclose(got, [expected], rtol=2e-3, atol=1e-6)
+
+
+def test_the_trace_is_kept():
+    """Neither the rule nor a part of Σ̂ that is held as a multiple of I changes the size as a whole."""
+    rows = gaussian_rows()
+    moments = covfree.first_moments(rows, 4)
+    weight = class_weights(moments, "per_class") / moments.within_degrees
+    freedom = Freedom.of_classes(moments, weight)
+    factor = centred_rows(rows, moments, weight)
+    split = Scatter.from_factor(factor).shifted(0.3)
+    whole = Scatter.from_matrix(split.dense())
+    shrunk = [covfree.automatic().apply(s, moments, freedom, None).dense() for s in (split, whole)]
+    np.testing.assert_allclose(shrunk[0], shrunk[1], rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(jnp.trace(shrunk[0]), jnp.trace(whole.dense()), rtol=1e-4)
 
 
 def test_evidence_is_the_marginal_likelihood():
     """Differences between candidates equal those of the textbook formula, and of direct integration."""
-    values, dim, degrees = np.array([2.0]), 1, 5.0
+    values, degrees = np.array([2.0]), 5.0
     scatter = degrees * values[0]
 
     def integrated(gamma):
@@ -115,7 +154,7 @@ def test_evidence_is_the_marginal_likelihood():
 
     with x64():
         got = [
-            float(_evidence(jnp.asarray(values), dim, jnp.asarray(degrees), jnp.asarray(g)))
+            float(_evidence(jnp.asarray(values), jnp.asarray(degrees), jnp.asarray(g)))
             for g in (0.1, 1.0, 7.0)
         ]
     expected = [integrated(g) for g in (0.1, 1.0, 7.0)]
@@ -124,7 +163,7 @@ def test_evidence_is_the_marginal_likelihood():
 
 def test_deterministic_equivalents_of_equal_weights():
     moments = covfree.Moments(jnp.array([50, 50]), jnp.array([11, 6]), jnp.zeros((2, 3)))
-    true_trace, kindness = _deterministic_equivalents(
+    true_trace, kindness = deterministic_equivalents(
         jnp.float32(6.0), Freedom.of_classes(moments, jnp.full(2, 1 / 15))
     )
     # κ = 6/15: T = 6/(1 − κ) = 10, φ = (1 − κ)².
@@ -168,9 +207,10 @@ def test_more_classes_than_are_looked_at(monkeypatch):
     moments = covfree.first_moments(rows, 200)
     weight = class_weights(moments, "pooled") / moments.within_degrees
     basis = _eigenbasis(Scatter.from_factor(centred_rows(rows, moments, weight)), moments)
-    sampled = _error(*basis, moments, Freedom.of_classes(moments, weight), jnp.array([0.1]))[0]
-    monkeypatch.setattr("covfree.estimators.auto._MOST_CLASSES", 200)
-    everyone = _error(*basis, moments, Freedom.of_classes(moments, weight), jnp.array([0.1]))[0]
+    rest = (moments, Freedom.of_classes(moments, weight), jnp.array([0.1]), 10, jnp.zeros(()))
+    sampled = _error(*basis, *rest)[0]
+    monkeypatch.setattr("covfree.estimators.foretold._MOST_CLASSES", 200)
+    everyone = _error(*basis, *rest)[0]
     assert sampled != everyone
     np.testing.assert_allclose(sampled, everyone, atol=0.02)
 
