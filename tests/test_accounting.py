@@ -135,7 +135,8 @@ def test_upload_is_the_formula(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "numbers"), [("fedcof-spherical", DIM + 1), ("fedcof-diagonal", 2 * DIM), ("naive-bayes", 2 * DIM)]
+    ("name", "numbers"),
+    [("fedcof-spherical", DIM + 1), ("fedcof-diagonal", 2 * DIM), ("naive-bayes", 2 * DIM)],
 )
 def test_upload_with_variances(name, numbers):
     """A mean and its variances: 4·M·(d + 1) bytes, or 8·M·d."""

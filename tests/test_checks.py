@@ -254,7 +254,9 @@ def test_covariances_and_marks_that_are_sound_pass(structure):
 def test_no_rows_pass(structure):
     """What a client without examples sends."""
     covariance = None if structure is None else np.ones(structure)
-    covfree.check_rows(covfree.Rows(MEAN[:0], COUNT[:0], LABEL[:0], covariance=covariance), num_classes=3, dim=2)
+    covfree.check_rows(
+        covfree.Rows(MEAN[:0], COUNT[:0], LABEL[:0], covariance=covariance), num_classes=3, dim=2
+    )
 
 
 def test_a_choice():

@@ -10,7 +10,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-MODULES = ("covfree", "covfree.methods", "covfree.federation", "covfree.linalg", "covfree.data")
+MODULES = (
+    "covfree",
+    "covfree.methods",
+    "covfree.federation",
+    "covfree.linalg",
+    "covfree.data",
+    "covfree.recursive",
+)
 
 
 def exports(module: str) -> list[str]:
@@ -51,7 +58,7 @@ EXPORTS = [(module, name) for module in MODULES for name in exports(module)]
 def test_exports_are_found():
     found = set(EXPORTS)
     assert {("covfree", "fit"), ("covfree.linalg", "solve"), ("covfree.data", "load")} <= found
-    assert ("covfree.federation", "PARTITIONERS") in found
+    assert {("covfree.federation", "PARTITIONERS"), ("covfree.recursive", "update")} <= found
     assert not {name for _, name in found} & {"jax", "jnp", "annotations", "dataclass"}
 
 

@@ -84,7 +84,8 @@ class _Numbers(NamedTuple):
     degrees: Scalar
 
 
-def _scatters_phase(numbers: Any, totals: tuple[Moments], rows: Rows, num_classes: int) -> jax.Array:
+def scatters_phase(numbers: Any, totals: tuple[Moments], rows: Rows, num_classes: int) -> jax.Array:
+    """The scatter of every class."""
     return class_scatters(rows, totals[0])
 
 
@@ -97,7 +98,8 @@ def _examples_phase(numbers: Any, totals: tuple[()], rows: Rows, num_classes: in
     return example_moments(rows, num_classes)
 
 
-def _scatters_merge(numbers: Any, message: Message, num_classes: int) -> tuple[Moments, jax.Array]:
+def scatters_merge(numbers: Any, message: Message, num_classes: int) -> tuple[Moments, jax.Array]:
+    """The same from class means that came with their covariances: exact (CCVR eq. 3)."""
     sent_matrix(message.rows.covariance, "covariance with each of")
     moments = example_moments(message.rows, num_classes)
     return moments, class_scatters(message.rows, moments)
@@ -152,10 +154,10 @@ def qda(
     if rule.needs_rows:
         raise ValueError("shrinkage: the rule looks at single rows, which class covariances do not hold")
     numbers = _Numbers(rule, prior)
-    phases = (moments_phase, _scatters_phase)
+    phases = (moments_phase, scatters_phase)
     if covariance == "means":
         return Method(numbers, "qda-means", ClassMeans(), phases, None, _quadratic_head, "rows")
-    return Method(numbers, "qda", Examples(), phases, None, _quadratic_head, "covariances", _scatters_merge)
+    return Method(numbers, "qda", Examples(), phases, None, _quadratic_head, "covariances", scatters_merge)
 
 
 def _naive_head(prior: Scalar, system: None, moments: Moments, squares: jax.Array) -> GaussianHead:

@@ -9,14 +9,13 @@ import jax
 import jax.numpy as jnp
 
 from covfree.checks import check_positive, check_strength
-from covfree.estimators.class_scatter import class_scatters
-from covfree.estimators.moments import example_moments
 from covfree.heads.softmax import softmax_head
 from covfree.heads.virtual import sample_rows
 from covfree.methods.fedncm import moments_phase
-from covfree.methods.method import Kept, Method, sent_matrix
+from covfree.methods.gaussian import scatters_merge, scatters_phase
+from covfree.methods.method import Kept, Method
 from covfree.methods.summaries import Examples, Mixtures
-from covfree.types import LinearHead, Message, Moments, Rows, Scalar
+from covfree.types import LinearHead, Moments, Rows, Scalar
 
 
 class _Numbers(NamedTuple):
@@ -29,16 +28,6 @@ class _Numbers(NamedTuple):
 def _trained(numbers: _Numbers, rows: Rows, num_classes: int, num_samples: int) -> LinearHead:
     features, labels = sample_rows(rows, num_samples, key=jax.random.key(numbers.seed))
     return softmax_head(features, labels, num_classes, l2=numbers.l2)
-
-
-def _covariance_phase(numbers: Any, totals: tuple[Moments], rows: Rows, num_classes: int) -> jax.Array:
-    return class_scatters(rows, totals[0])
-
-
-def _covariance_merge(numbers: Any, message: Message, num_classes: int) -> tuple[Moments, jax.Array]:
-    sent_matrix(message.rows.covariance, "covariance with each of")
-    moments = example_moments(message.rows, num_classes)
-    return moments, class_scatters(message.rows, moments)
 
 
 @dataclass(frozen=True)
@@ -81,11 +70,11 @@ def ccvr(num_samples: int = 10_000, *, l2: Scalar = 1e-3, seed: int = 0) -> Meth
         _Numbers(seed, l2),
         "ccvr",
         Examples(),
-        (moments_phase, _covariance_phase),
+        (moments_phase, scatters_phase),
         None,
         _ClassesHead(num_samples),
         "covariances",
-        _covariance_merge,
+        scatters_merge,
     )
 
 

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from classifiers import default
 from federations import ABSENT, ALONE, CLASSES, DIM
 from precision import FLOAT32, assert_heads_close
 
@@ -70,7 +71,7 @@ def test_only_padding_predicts_nothing(name):
     features = np.full((3, 2), np.nan, np.float32)
     method = covfree.methods.registry()[name].make()
     head = covfree.fit(
-        method, features, np.full(3, -1), np.zeros(3, int), num_classes=3, key=jax.random.key(0)
+        default(name), features, np.full(3, -1), np.zeros(3, int), num_classes=3, key=jax.random.key(0)
     )
     np.testing.assert_array_equal(head(jnp.ones((2, 2))), -np.inf)
     if isinstance(head, covfree.LinearHead):
@@ -128,9 +129,8 @@ def test_evaluate():
     )  # a class unseen
     assert np.isnan(covfree.evaluate(head, features, jnp.full(4, -1)))
     assert covfree.evaluate(head, np.asarray(features, np.float16), np.array([0, 1, 1, -1])) == 1
-    assert (
-        covfree.evaluate(lambda x: -x, features, jnp.array([1, 0, 0, -1])) == 1
-    )  # a head may be any function
+    negative = jax.tree_util.Partial(jnp.negative)  # a head may be any function that is a pytree
+    assert covfree.evaluate(negative, features, jnp.array([1, 0, 0, -1])) == 1
     never = covfree.LinearHead(jnp.zeros((2, 2)), jnp.full(2, -jnp.inf))
     assert covfree.evaluate(never, features[:3], jnp.array([0, 0, 0])) == 0  # no class was ever seen
 
