@@ -11,6 +11,20 @@ from jaxtyping import Array, Float, Integer, Num
 # Adding m equal numbers one after the other can lose m/10 eps. Up to the first length that is nothing; up
 # to the second, one refinement is enough.
 _LONG = (256, 2**16)
+# The mean of equal numbers is off by less than this many eps, however many there are.
+_ROUNDING = 64
+
+
+def deviations(
+    values: Float[Array, "items dim"], mean: Float[Array, "items dim"]
+) -> Float[Array, "items dim"]:
+    """Values less the mean that `group_sums` gave of them; exactly 0 where no more than its rounding is left.
+
+    Equal values have no spread, and no rule without a scale must take their rounding for one.
+    """
+    centred = values - mean
+    noise = _ROUNDING * jnp.finfo(centred.dtype).eps * jnp.abs(mean)
+    return jnp.where(jnp.abs(centred) > noise, centred, 0)
 
 
 @partial(jax.jit, static_argnames="num_groups")

@@ -13,10 +13,8 @@ from covfree.checks import check_choice
 from covfree.estimators.moments import row_counts, row_labels, row_means, valid_rows
 from covfree.linalg import Scatter, as_scatter
 from covfree.products import symmetric_product
+from covfree.sums import deviations
 from covfree.types import AnyArray, Moments, Rows
-
-# The mean of equal numbers is off by less than this many eps (`covfree.sums`), however many there are.
-_ROUNDING = 64
 
 Weighting: TypeAlias = Literal["per_class", "pooled"]
 # The parts of the Gram matrix that a ridge head is given.
@@ -93,10 +91,7 @@ def centred_rows(
     label = jnp.where(valid, row_labels(rows), 0)
     mean, centre = row_means(rows, valid), jnp.where(valid[:, None], centres[label], 0)
     # Centring before squaring: E[xxᵀ] − μμᵀ would cancel where the mean is large against the spread.
-    centred = mean - centre
-    # What is left of equal rows is the rounding of their mean, which no scale-free rule must take for spread.
-    noise = _ROUNDING * jnp.finfo(mean.dtype).eps * jnp.abs(centre)
-    centred = jnp.where(jnp.abs(centred) > noise, centred, 0)
+    centred = deviations(mean, centre)
     weight = class_weight[label] * row_counts(rows, valid).astype(mean.dtype)
     # The inner `where` keeps the derivative of the root at 0 from being infinite.
     scale = jnp.where(weight > 0, jnp.sqrt(jnp.where(weight > 0, weight, 1)), 0)

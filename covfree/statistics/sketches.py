@@ -13,10 +13,8 @@ from covfree.checks import check_positive
 from covfree.statistics.groups import accumulation_dtype, as_examples, subset_groups
 from covfree.statistics.means import class_means
 from covfree.statistics.rows import client_rows
+from covfree.sums import deviations
 from covfree.types import AnyArray, PRNGKey, Rows, is_traced
-
-# The mean of equal numbers is off by less than this many eps (`covfree.sums`), however many there are.
-_ROUNDING = 64
 
 
 def residual_sketches(
@@ -171,10 +169,7 @@ def _residuals(
     """Features less their group's mean; 0 where the group is past the end, which may hold NaN."""
     kept = (group < means.shape[0])[:, None]
     centre = means.at[group].get(mode="fill", fill_value=0)
-    residual = jnp.where(kept, features, 0).astype(accumulation_dtype(features)) - centre
-    # What is left of equal examples is rounding, which no scale-free rule must take for spread.
-    noise = _ROUNDING * jnp.finfo(residual.dtype).eps * jnp.abs(centre)
-    return jnp.where(jnp.abs(residual) > noise, residual, 0)
+    return deviations(jnp.where(kept, features, 0).astype(accumulation_dtype(features)), centre)
 
 
 def _signed_sums(

@@ -69,7 +69,6 @@ def test_padding_of_rows_is_less_than_an_eighth(number):
 @pytest.mark.parametrize("name", sorted(covfree.methods.registry()))
 def test_only_padding_predicts_nothing(name):
     features = np.full((3, 2), np.nan, np.float32)
-    method = covfree.methods.registry()[name].make()
     head = covfree.fit(
         default(name), features, np.full(3, -1), np.zeros(3, int), num_classes=3, key=jax.random.key(0)
     )
@@ -124,9 +123,8 @@ def test_evaluate():
     head = covfree.LinearHead(jnp.eye(2), jnp.zeros(2))
     features = jnp.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [jnp.nan, 0.0]])
     assert covfree.evaluate(head, features, jnp.array([0, 1, 0, -1])) == pytest.approx(2 / 3)
-    assert covfree.evaluate(head, features[:3], jnp.array([0, 5, 0])) == pytest.approx(
-        1 / 3
-    )  # a class unseen
+    unseen = jnp.array([0, 5, 0])  # a class that the head does not know
+    assert covfree.evaluate(head, features[:3], unseen) == pytest.approx(1 / 3)
     assert np.isnan(covfree.evaluate(head, features, jnp.full(4, -1)))
     assert covfree.evaluate(head, np.asarray(features, np.float16), np.array([0, 1, 1, -1])) == 1
     negative = jax.tree_util.Partial(jnp.negative)  # a head may be any function that is a pytree
