@@ -106,7 +106,8 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
     for name, values in (("mean", mean), ("covariance", rows.covariance)):
         if values is None:
             continue
-        flat = np.asarray(values).reshape(len(label), -1)
+        # Not −1: of no rows there is no size to infer.
+        flat = np.asarray(values).reshape(len(label), math.prod(np.shape(values)[1:]))
         position = _first_non_finite(flat, used)
         if position is not None:
             row, column = position

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -80,7 +79,6 @@ def collect(
                 raise TypeError(f"message: expected a Message, got {type(message).__name__}")
             check_rows(message.rows, num_classes=num_classes, dim=dim)
             _check_matrix(message)
-            _check_like(message, [] if before is None else [before.message], sound.values())
             if num_examples is not None and client in num_examples:
                 _check_sum(message.rows, num_examples[client])
         except (TypeError, ValueError) as error:
@@ -88,6 +86,9 @@ def collect(
         else:
             rejected.pop(client, None)
             sound[client] = message
+    for client, reason in _unlike(sound, None if before is None else before.message).items():
+        rejected[client] = reason
+        del sound[client]
     clients = (*known, *sound)
     if not clients:
         reasons = "; ".join(f"client {client!r}: {reason}" for client, reason in list(rejected.items())[:3])
@@ -191,23 +192,39 @@ def _merged(messages: Sequence[Message]) -> Message:
     return Message(rows, total)
 
 
-def _check_like(message: Message, *others: Iterable[Message]) -> None:
-    """Raise unless the message holds the same parts as the others do; one without rows may hold none."""
-    others_with_rows = (other for other in itertools.chain(*others) if len(other.rows.count))
-    first = next(others_with_rows, None)
-    if first is None or not len(message.rows.count):
-        return
-    for name, own, other in (
-        ("covariance", message.rows.covariance, first.rows.covariance),
-        ("sketch", message.rows.sketch, first.rows.sketch),
-        ("matrix", message.matrix, first.matrix),
-    ):
-        if _described(own) != _described(other):
-            raise ValueError(f"{name}: expected {_described(other)} as others send, got {_described(own)}")
+def _parts(message: Message) -> dict[str, int]:
+    """Dimensions of each part that may be there or not; 0 where it is not."""
+    rows = message.rows
+    parts = {"covariance": rows.covariance, "sketch": rows.sketch, "matrix": message.matrix}
+    return {name: 0 if part is None else np.ndim(part) for name, part in parts.items()}
 
 
-def _described(part: Any) -> str:
-    return "none" if part is None else f"an array of {np.ndim(part)} dimensions"
+def _unlike(sound: Mapping[Hashable, Message], before: Message | None) -> dict[Hashable, str]:
+    """Why each message that does not hold the parts that others hold cannot be put together with them.
+
+    The others are those of earlier rounds, else most of this one, whatever the order of the clients. A
+    message without rows may hold any parts, as it adds nothing.
+    """
+    parts = {client: _parts(message) for client, message in sound.items() if len(message.rows.count)}
+    if before is not None and len(before.rows.count):
+        expected = _parts(before)
+    else:
+        structures = list(parts.values())
+        # The one with fewer parts of two that are as frequent.
+        ordered = sorted(structures, key=lambda structure: tuple(structure.values()))
+        expected = max(ordered, key=structures.count, default={})
+    reasons = {}
+    for client, own in parts.items():
+        for name in own:
+            if own[name] != expected[name]:
+                wanted, got = _described(expected[name]), _described(own[name])
+                reasons[client] = f"{name}: expected {wanted} as others send, got {got}"
+                break
+    return reasons
+
+
+def _described(ndim: int) -> str:
+    return "none" if ndim == 0 else f"an array of {ndim} dimensions"
 
 
 def _check_matrix(message: Message) -> None:

@@ -21,7 +21,7 @@ def as_table(title: str, summaries: Sequence[Summary]) -> Table:
     table.add_column(first, min_width=14)
     for column in others:
         header = column.replace(" ", "\n") if column in _BROKEN else column
-        table.add_column(header, justify="right", no_wrap=True)
+        table.add_column(header, justify="right")
     for summary in summaries:
         table.add_row(*_cells(summary))
     return table

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Integer
 from covfree import linalg
 from covfree.checks import check
 from covfree.methods import Factor, Kept, Method
+from covfree.statistics.rows import bucket
 from covfree.types import AnyArray, Head, Message, PRNGKey, Rows, is_traced
 
 
@@ -105,12 +106,6 @@ def solve_message(method: Method, message: Message, *, num_classes: int) -> Head
     return method.solve(*method.merge(method.params, message, num_classes))
 
 
-def _bucket(rows: int) -> int:
-    """Round up by less than an eighth, so that federations of about one size share a compiled function."""
-    step = max(1, 1 << max(rows - 1, 0).bit_length() >> 4)
-    return max(1, -(-rows // step) * step)
-
-
 def _small_ids(clients: AnyArray) -> AnyArray:
     """Number clients anew, on the host, if their ids are beyond int32, which is all that jax may hold."""
     ids = np.asarray(clients)
@@ -144,7 +139,7 @@ def summarise(
         sizes = method.summary.bounds(labels.shape[0])
     else:
         clients = _small_ids(clients)
-        sizes = tuple(_bucket(size) for size in method.summary.sizes(np.asarray(labels), np.asarray(clients)))
+        sizes = tuple(bucket(size) for size in method.summary.sizes(np.asarray(labels), np.asarray(clients)))
     return _summarise(method, features, labels, clients, key, sizes)
 
 

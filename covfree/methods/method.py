@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from covfree.features import FeatureMap
@@ -96,7 +97,7 @@ class Method:
 
     def mapped(self, features: AnyArray) -> jax.Array:
         """What a client makes of its features before it summarises them."""
-        return cast(jax.Array, features) if self.features is None else self.features(features)
+        return jnp.asarray(features) if self.features is None else self.features(features)
 
     def sent(self, rows: Rows, key: jax.Array | None) -> Rows:
         """The rows as they leave a client."""

@@ -13,7 +13,7 @@ from covfree.checks import check_choice, check_positive
 from covfree.statistics import client_rows, count_rows
 from covfree.statistics.groups import accumulation_dtype, as_examples
 from covfree.statistics.mixtures import Structure, client_mixtures, mixture_sizes
-from covfree.statistics.rows import Spread, check_subsets, pair_sizes
+from covfree.statistics.rows import Spread, bucket, check_subsets, pair_sizes
 from covfree.types import Rows, is_traced
 
 
@@ -191,9 +191,13 @@ class Mixtures:
     ) -> Rows:
         """Rows of one client."""
         labels = jnp.where(labels < num_classes, labels, -1)
+        if labels.shape[0] == 0:
+            # A mixture is of one example at least; padding is one.
+            features, labels = jnp.zeros((1, features.shape[1]), features.dtype), jnp.full(1, -1, jnp.int32)
         sizes = self.bounds(labels.shape[0])
         if not is_traced(labels):
             sizes = self.sizes(np.asarray(labels), np.zeros(labels.shape[0], int))
+            sizes = tuple(bucket(size) for size in sizes)
         return replace(self.all_clients(features, labels, jnp.zeros_like(labels), sizes, key), client=None)
 
     def sizes(self, labels: np.ndarray, clients: np.ndarray) -> tuple[int, ...]:

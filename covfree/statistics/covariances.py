@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
@@ -12,6 +14,7 @@ from covfree.statistics.means import class_means
 from covfree.types import AnyArray
 
 
+@partial(jax.jit, static_argnames="num_classes")
 def class_covariances(
     features: Float[AnyArray, "examples dim"], labels: Integer[AnyArray, " examples"], num_classes: int
 ) -> Float[Array, "classes dim dim"]:

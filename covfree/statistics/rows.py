@@ -17,6 +17,12 @@ from covfree.types import AnyArray, PRNGKey, Rows, is_traced
 Spread: TypeAlias = Literal["diagonal", "spherical"]
 
 
+def bucket(rows: int) -> int:
+    """Round up by less than an eighth, so that federations of about one size share a compiled function."""
+    step = max(1, 1 << max(rows - 1, 0).bit_length() >> 4)
+    return max(1, -(-rows // step) * step)
+
+
 def check_subsets(num_subsets: int | None, subset_size: int) -> None:
     """Raise unless these say how classes are cut into subsets."""
     if num_subsets is not None:
@@ -132,6 +138,8 @@ def _row_variances(
     means: Float[Array, "rows dim"],
 ) -> Float[Array, "rows dim"]:
     """Unbiased variance of each feature within each row; 0 with fewer than two examples."""
-    deviation = features.astype(accumulation_dtype(features)) - means.at[row].get(mode="fill", fill_value=0)
+    # Padding may hold NaN, of which not even the gradient of a square that is not summed is 0.
+    values = jnp.where((row >= 0)[:, None], features, 0).astype(accumulation_dtype(features))
+    deviation = values - means.at[row].get(mode="fill", fill_value=0)
     squares, counts = sum_groups(jnp.square(deviation), row, means.shape[0])
     return squares / jnp.maximum(counts - 1, 1)[:, None].astype(squares.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import cast
 
 import jax
@@ -172,6 +173,7 @@ def _residuals(
     return deviations(jnp.where(kept, features, 0).astype(accumulation_dtype(features)), centre)
 
 
+@partial(jax.jit, static_argnames=("num_owners", "num_sketches"))
 def _signed_sums(
     residual: Float[Array, "examples dim"],
     owner: Integer[Array, " examples"],

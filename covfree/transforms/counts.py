@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from covfree.checks import check_choice, check_strength
 from covfree.transforms.transform import Transform
-from covfree.types import Rows, Scalar
+from covfree.types import Rows, Scalar, is_traced
 
 CountNoise: TypeAlias = Literal["uniform", "gaussian", "laplace"]
 
@@ -20,6 +20,9 @@ def _noisy(rows: Rows, noise: jax.Array) -> Rows:
     count = jnp.asarray(rows.count)
     # Padding stays what it is. A negative count would be padding too; 0 says so plainly.
     noisy = jnp.where(count > 0, jnp.maximum(count.astype(noise.dtype) + noise, 0), 0)
+    if rows.sketch is not None:
+        # Sketches count degrees of freedom, which tell of no class.
+        noisy = jnp.where(rows.sketch, count, noisy)
     return replace(rows, count=noisy)
 
 
@@ -69,6 +72,6 @@ def count_noise(kind: CountNoise, epsilon: Scalar) -> Transform:
     """
     check_choice("kind", kind, get_args(CountNoise))
     check_strength("epsilon", epsilon)
-    if kind != "uniform" and not isinstance(epsilon, jax.Array) and epsilon == 0:
+    if kind != "uniform" and not is_traced(epsilon) and epsilon == 0:
         raise ValueError(f"epsilon: expected a number above 0 for {kind} noise, got {epsilon!r}")
     return Transform(epsilon, _NOISES[kind])

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from classifiers import default
-from federations import ABSENT, ALONE, CLASSES, DIM
+from federations import CLASSES
 from precision import FLOAT32, assert_heads_close
 
 import covfree
@@ -85,28 +85,12 @@ def test_no_examples_at_all():
     np.testing.assert_array_equal(head.bias, -np.inf)
 
 
-def test_inspect_says_what_the_server_saw():
-    federation = federations.make(4)
-    rows = covfree.summarise(METHOD, *map(FLOAT32.array, federation))
-    report = covfree.inspect_rows(METHOD, rows, num_classes=CLASSES)
-    moments = covfree.first_moments(rows, CLASSES)
-    np.testing.assert_array_equal(report.rows, moments.rows)
-    np.testing.assert_array_equal(report.count, moments.count)
-    assert report.rows[ABSENT] == 0
-    assert report.rows[ALONE] == 1
-    assert report.absent == 1
-    assert report.without_spread == 1
-    assert report.degrees == moments.spread_degrees
-    assert report.system.route == Route.CHOLESKY
-    assert report.system.rank == DIM
-    assert covfree.inspect_rows(covfree.fedncm(), rows, num_classes=CLASSES).system is None
-
-
-def test_inspect_shows_a_singular_system():
-    rows = covfree.Rows(jnp.ones((4, 3)), jnp.ones(4), jnp.array([0, 0, 1, 1]))
-    report = covfree.inspect_rows(covfree.fedcof(shrinkage=0.0), rows, num_classes=2)
-    assert report.system.route in (Route.EIGH, Route.DUAL_EIGH)
-    assert report.system.rank == 0
+def test_diagnosis_shows_a_singular_system():
+    label, client = jnp.array([0, 0, 1, 1]), jnp.array([0, 1, 0, 1])
+    rows = covfree.Rows(jnp.ones((4, 3)), jnp.ones(4), label, client)
+    system = covfree.diagnose(rows, num_classes=2, method=covfree.fedcof(shrinkage=0.0)).system
+    assert system.route in (Route.EIGH, Route.DUAL_EIGH)
+    assert system.rank == 0
 
 
 def test_values_that_are_wrong_under_jit_show_and_do_not_raise():
