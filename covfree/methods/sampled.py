@@ -45,7 +45,7 @@ class _ClassesHead:
         return _trained(numbers, rows, num_classes, self.num_samples)
 
 
-def ccvr(num_samples: int = 10_000, *, l2: Scalar = 1e-3, seed: int = 0) -> Method:
+def ccvr(num_samples: int = 10_000, *, l2: Scalar = 1e-3, seed: Scalar = 0) -> Method:
     """CCVR: a linear head trained on virtual features of every class's Gaussian.
 
     Clients send class means and covariances, which aggregate exactly (`aggregate_covariances`). The server
@@ -98,7 +98,7 @@ def fedpft(
     num_samples: int = 10_000,
     *,
     l2: Scalar = 1e-3,
-    seed: int = 0,
+    seed: Scalar = 0,
 ) -> Method:
     """FedPFT: clients send a Gaussian mixture for each class, the server trains a head on draws from them.
 

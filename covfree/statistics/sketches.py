@@ -184,7 +184,9 @@ def _signed_sums(
     """Σ_i ε_ij r_i / √m by owner; one sketch after the other: no [sketches, examples, dim] is made."""
 
     def one_sketch(key: jax.Array) -> jax.Array:
-        sign = jax.random.rademacher(key, owner.shape, residual.dtype)
+        # Of bits, as rademacher draws other signs when float64 is enabled.
+        bit = jax.random.bits(key, owner.shape, jnp.uint32) & 1
+        sign = 1 - 2 * bit.astype(residual.dtype)
         return jax.ops.segment_sum(residual * sign[:, None], owner, num_owners)
 
     sums = jax.lax.map(one_sketch, jax.random.split(key, num_sketches))

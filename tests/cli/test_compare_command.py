@@ -14,11 +14,13 @@ from PIL import Image
 
 import covfree
 from covfree.cli import app
+from covfree.cli.options import method_names
 from covfree.data import load_digits
 from covfree.federation import PARTITIONERS, inner_dirichlet
 from covfree.methods import registry
 
-ALL = ",".join(registry())
+# A method of each kind of message; that every method runs is told by tests/methods.
+ALL = "fedncm,fed3r,fedcof,fedcof-oracle,naive-bayes"
 DIM, CLASSES = 64, 10
 
 RECORD = {
@@ -30,6 +32,7 @@ RECORD = {
     "bytes_up",
     "bytes_up_with_counts",
     "bytes_up_per_client",
+    "client_flops",
     "client_seconds",
     "server_seconds",
 }
@@ -40,6 +43,7 @@ RUN = {
     "bytes_up_with_counts",
     "clients",
     "rows",
+    "client_flops",
     "client_seconds",
     "server_seconds",
 }
@@ -75,7 +79,7 @@ def test_json_has_everything(compare):
     assert content["config"] == {
         "dataset": "digits",
         "test_file": None,
-        "methods": list(registry()),
+        "methods": ALL.split(","),
         "clients": 6,
         "partition": "inner_dirichlet",
         "alpha": 2.0,
@@ -83,7 +87,7 @@ def test_json_has_everything(compare):
     }
     assert content["environment"]["covfree"] == covfree.__version__
     assert {"jax", "numpy", "python", "device", "platform"} <= set(content["environment"])
-    assert [record["method"] for record in content["results"]] == list(registry())
+    assert [record["method"] for record in content["results"]] == ALL.split(",")
     for record in content["results"]:
         assert set(record) == RECORD | {"runs"}
         assert record["title"] == registry()[record["method"]].title
@@ -111,11 +115,12 @@ def test_bytes_are_those_of_the_formulas(compare):
         m = pairs(data.train_labels, clients)
         means, gram, covariances = 4 * m * DIM, 4 * 6 * DIM**2, 4 * m * DIM**2
         expected = {"rows": means, "gram": means + gram, "covariances": means + covariances}
-        expected["scatter"] = expected["gram"]
         for name, record in found.items():
             run, kind = record["runs"][seed], registry()[name].make().message
-            assert run["bytes_up"] == expected[kind]
-            assert run["bytes_up_with_counts"] == expected[kind] + 8 * m
+            # Naive Bayes sends a variance beside each mean.
+            size = expected[kind] * (2 if name == "naive-bayes" else 1)
+            assert run["bytes_up"] == size
+            assert run["bytes_up_with_counts"] == size + 8 * m
             assert run["rows"] == (m if kind == "rows" else len(data.train_labels))
 
 
@@ -182,7 +187,8 @@ def test_the_table(compare, monkeypatch):
     assert title == "digits: 1201 train, 596 test, 6 clients, inner_dirichlet 2, 2 seeds"
     for column in ("method", "accuracy, %", "bytes up", "client", "time"):
         assert column in header
-    assert above.split() == ["┃"] * 3 + ["per", "┃", "client", "┃", "server"]
+    assert above.split() == ["┃"] * 3 + ["per", "┃", "client", "┃", "client", "┃", "server"]
+    assert "FLOPs" in header
     found = results(compare("--methods", ALL, "--seeds", 2, "--format", "json"))
     assert len(lines) == len(found)
     for line, record in zip(lines, found.values(), strict=True):
@@ -190,7 +196,31 @@ def test_the_table(compare, monkeypatch):
         mean, deviation = 100 * record["accuracy_mean"], 100 * record["accuracy_sd"]
         assert f"{mean:.2f} ± {deviation:.2f}" in line
         unit, size = ("MB", 1e6) if record["bytes_up"] >= 1e6 else ("kB", 1e3)
-        assert f"{record['bytes_up'] / size:.1f} {unit}" in line
+        places = 1 if record["bytes_up"] / size < 99.95 else 0
+        assert f"{record['bytes_up'] / size:.{places}f} {unit}" in line
+
+
+def test_the_table_in_markdown(compare):
+    outcome = compare("--methods", "fedncm,fed3r", "--seeds", 2, "--format", "markdown")
+    header, rule, *lines = outcome.out.splitlines()
+    assert header.startswith("| method | accuracy, % | bytes up | per client | client FLOPs |")
+    assert set(rule) == {"|", "-", " "}
+    assert [line.split(" | ")[0] for line in lines] == ["| FedNCM", "| Fed3R"]
+    assert all(line.count("|") == header.count("|") for line in (rule, *lines))
+
+
+def test_all_methods_by_one_word():
+    assert method_names("all") == list(registry())
+    assert method_names(" fedncm, fed3r ,") == ["fedncm", "fed3r"]
+
+
+def test_noise_on_the_counts(compare):
+    arguments = ("--methods", "fedcof", "--seeds", 1, "--format", "json")
+    plain, noisy = (
+        results(compare(*arguments, *more))["fedcof"] for more in ((), ("--noise", "laplace:0.5"))
+    )
+    # Means whose noisy count is 0 are not sent.
+    assert noisy["bytes_up"] < plain["bytes_up"]
 
 
 @pytest.mark.parametrize("width", [40, 60, 80])
