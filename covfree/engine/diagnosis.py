@@ -17,7 +17,7 @@ from covfree.estimators import first_moments
 from covfree.estimators.shift import ShiftTest, shift_test
 from covfree.linalg import Scatter
 from covfree.methods import Method, fedcof
-from covfree.methods.fedcof import within_of
+from covfree.methods.fedcof import with_inner, within_of
 from covfree.types import Rows
 
 # A difference between clients that chance explains less often than this is called one.
@@ -89,9 +89,8 @@ def diagnose(rows: Rows, *, num_classes: int, method: Method | None = None) -> D
     moments = first_moments(rows, num_classes)
     within = within_of(method)
     first = within.first(rows, num_classes)
-    covariance = Scatter.from_factor(within.factor(rows, first)).scaled(
-        1 / jnp.maximum(moments.within_degrees, 1)
-    )
+    scatter = with_inner(Scatter.from_factor(within.factor(rows, first)), within.inner(rows, first))
+    covariance = scatter.scaled(1 / jnp.maximum(moments.within_degrees, 1))
     degrees = within.freedom(first).effective
     rank = _effective_rank(covariance, degrees)
     class_degrees = jnp.maximum(moments.rows - 1, 0)
@@ -120,21 +119,23 @@ def _effective_rank(covariance: Scatter, degrees: Float[Array, ""]) -> Float[Arr
 
     E tr Σ̂² = (1 + 1/ν) tr Σ² + (tr Σ)²/ν and E (tr Σ̂)² = (tr Σ)² + 2 tr Σ²/ν, solved for the two traces.
     """
-    core, degrees = covariance.core(), jnp.maximum(degrees, 1)
-    trace = jnp.square(jnp.trace(core))
-    square = (jnp.square(core).sum() - trace / degrees) / (1 + 1 / degrees - 2 / jnp.square(degrees))
+    # Of the core, which may be the smaller dual, and the shift in every direction.
+    core, shift, dim = covariance.core(), covariance.shift, covariance.dim
+    trace = jnp.square(jnp.trace(core) + dim * shift)
+    square = jnp.square(core).sum() + 2 * shift * jnp.trace(core) + dim * jnp.square(shift)
+    degrees = jnp.maximum(degrees, 1)
+    square = (square - trace / degrees) / (1 + 1 / degrees - 2 / jnp.square(degrees))
     trace = trace - 2 * square / degrees
     known = (square > 0) & (trace > 0)
-    rank = jnp.where(known, trace / jnp.where(known, square, 1), covariance.dim)
-    return jnp.clip(rank, 1, covariance.dim)
+    return jnp.clip(jnp.where(known, trace / jnp.where(known, square, 1), dim), 1, dim)
 
 
 def _condition(covariance: Scatter) -> Float[Array, ""]:
-    if covariance.factored:
-        return jnp.full((), jnp.inf, covariance.value.dtype)
-    values = jnp.linalg.eigvalsh(covariance.value)
-    cut = linalg.rank_cut(values)
-    return jnp.where(values[0] > cut, values[-1] / jnp.where(values[0] > cut, values[0], 1), jnp.inf)
+    values = jnp.linalg.eigvalsh(covariance.core()) + covariance.shift
+    # Of a factor of few rows, all other eigenvalues are the shift.
+    smallest = covariance.shift if covariance.factored else values[0]
+    regular = smallest > linalg.rank_cut(values)
+    return jnp.where(regular, values[-1] / jnp.where(regular, smallest, 1), jnp.inf)
 
 
 def _of_classes(found: Diagnosis) -> str:
@@ -157,8 +158,8 @@ def _of_covariance(found: Diagnosis) -> str:
     return (
         f"The covariance rests on {found.degrees:.0f} degrees of freedom, for an effective rank of "
         f"{found.effective_rank:.0f}: its expected relative error is {100 * found.error:.0f} %. To halve "
-        f"that takes four times as many: about {more} more means, from four times the clients, or four means "
-        "of subsets in the place of one."
+        f"that takes four times as many, about {more} more: from four times the clients, or as many more "
+        "means of subsets or sketches from each."
     )
 
 

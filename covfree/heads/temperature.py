@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
 from covfree.statistics.groups import as_examples
-from covfree.types import AnyArray, LinearHead, Scalar
+from covfree.types import AnyArray, Head, LinearHead, Scalar
 
 # Features [examples, dim] to scores [examples, classes].
-Head: TypeAlias = Callable[[Any], jax.Array]
 
 # β is sought within this factor of one over the spread of the scores. At its upper end, gaps of a tenth of
 # the spread leave probabilities of exp(−100).

@@ -71,8 +71,7 @@ class _System:
     def __call__(self, shrinkage: Shrinkage, first: Any, spread: _Spread) -> Scatter:
         scatter, inner, statistics = spread
         moments = self.within.moments(first)
-        if inner is not None:
-            scatter = scatter.shifted(inner) if inner.ndim == 0 else scatter.with_diagonal(inner)
+        scatter = with_inner(scatter, inner)
         covariance = shrinkage.apply(scatter, moments, self.within.freedom(first), statistics)
         if self.gram is None:
             return covariance
@@ -195,6 +194,13 @@ def fedcof_like(
         merge=merge,
         features=features,
     )
+
+
+def with_inner(scatter: Scatter, inner: jax.Array | None) -> Scatter:
+    """Add what clients sent of the scatter inside the rows: a diagonal, or one number for every direction."""
+    if inner is None:
+        return scatter
+    return scatter.shifted(inner) if inner.ndim == 0 else scatter.with_diagonal(inner)
 
 
 def within_of(method: Method) -> Within:

@@ -62,7 +62,7 @@ def residual_sketches(
     means, counts = class_means(features, labels, num_classes)
     kept = (labels >= 0) & (labels < num_classes)
     residual = _residuals(features, means, jnp.where(kept, labels, num_classes))
-    sketches = _signed_sums(residual, jnp.zeros_like(labels), 1, num_sketches, key)
+    sketches = _signed_sums(residual, jnp.zeros_like(labels), 1, _signs(key, num_sketches, residual))
     return sketches[0], jnp.maximum(counts - 1, 0).sum()
 
 
@@ -143,7 +143,7 @@ def sketched_rows(
         )
     slot = jnp.where(kept, owner, num_clients)
     residual = _residuals(features, jnp.asarray(means.mean), jnp.where(kept, row, num_rows))
-    sketches = _signed_sums(residual, slot, num_clients, num_sketches, sign)
+    sketches = _signed_sums(residual, slot, num_clients, _signs(sign, num_sketches, residual))
 
     # An example adds one degree of freedom, its row takes one back.
     owner_of_row = jax.ops.segment_max(slot, jnp.where(kept, row, num_rows), num_rows)
@@ -173,21 +173,25 @@ def _residuals(
     return deviations(jnp.where(kept, features, 0).astype(accumulation_dtype(features)), centre)
 
 
-@partial(jax.jit, static_argnames=("num_owners", "num_sketches"))
+def _signs(
+    key: PRNGKey, num_sketches: int, like: Float[Array, "examples dim"]
+) -> Float[Array, "sketches examples"]:
+    """ε_ij = ±1: of bits, as `jax.random.rademacher` draws others when float64 is enabled."""
+    bits = jax.random.bits(key, (num_sketches, like.shape[0]), jnp.uint32)
+    return 1 - 2 * (bits & 1).astype(like.dtype)
+
+
+@partial(jax.jit, static_argnames="num_owners")
 def _signed_sums(
     residual: Float[Array, "examples dim"],
     owner: Integer[Array, " examples"],
     num_owners: int,
-    num_sketches: int,
-    key: PRNGKey,
+    signs: Float[Array, "sketches examples"],
 ) -> Float[Array, "owners sketches dim"]:
     """Σ_i ε_ij r_i / √m by owner; one sketch after the other: no [sketches, examples, dim] is made."""
 
-    def one_sketch(key: jax.Array) -> jax.Array:
-        # Of bits, as rademacher draws other signs when float64 is enabled.
-        bit = jax.random.bits(key, owner.shape, jnp.uint32) & 1
-        sign = 1 - 2 * bit.astype(residual.dtype)
+    def one_sketch(sign: jax.Array) -> jax.Array:
         return jax.ops.segment_sum(residual * sign[:, None], owner, num_owners)
 
-    sums = jax.lax.map(one_sketch, jax.random.split(key, num_sketches))
-    return jnp.swapaxes(sums, 0, 1) / jnp.sqrt(jnp.asarray(num_sketches, sums.dtype))
+    sums = jax.lax.map(one_sketch, signs)
+    return jnp.swapaxes(sums, 0, 1) / jnp.sqrt(jnp.asarray(signs.shape[0], sums.dtype))

@@ -68,7 +68,7 @@ def count_noise(kind: CountNoise, epsilon: Scalar) -> Transform:
     Raises:
         ValueError: if the kind is unknown or ε out of range.
 
-    Source: FedCOF (Goswami et al. 2024), App. I.1, which names the three laws.
+    Source: FedCOF (Goswami et al. 2024), App. I.1, names the three laws; their scales here are covfree's own.
     """
     check_choice("kind", kind, get_args(CountNoise))
     check_strength("epsilon", epsilon)

@@ -84,6 +84,7 @@ def test_json_has_everything(compare):
         "partition": "inner_dirichlet",
         "alpha": 2.0,
         "seeds": 2,
+        "noise": None,
     }
     assert content["environment"]["covfree"] == covfree.__version__
     assert {"jax", "numpy", "python", "device", "platform"} <= set(content["environment"])

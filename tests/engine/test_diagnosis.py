@@ -114,7 +114,7 @@ def test_methods_with_other_estimates_have_other_degrees():
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("plain", ["2 classes, 30 means of 1500 examples.", "28 degrees of freedom", "84 more means"]),
+        ("plain", ["2 classes, 30 means of 1500 examples.", "28 degrees of freedom", "about 84 more"]),
         ("absent", ["1 have no example: they are never predicted."]),
         ("alone", ["No covariance is seen", "cannot be told"]),
         ("same", ["cannot be told from these means"]),
@@ -153,3 +153,17 @@ def test_a_share_of_the_shift_is_told():
     moments = covfree.first_moments(rows, 2)
     trace = np.trace(np.asarray(covfree.within_scatter(rows, moments))) / float(moments.within_degrees)
     np.testing.assert_allclose(found.shift.relative_shift, trace / 5 - 1, rtol=0.15)
+
+
+@pytest.mark.parametrize("covariance", ["diagonal", "spherical"])
+def test_what_clients_sent_of_their_variances_counts(covariance):
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(600, 6)).astype(np.float32)
+    labels, clients = rng.integers(0, 2, 600), rng.integers(0, 10, 600)
+    method = covfree.fedcof_oracle(covariance=covariance)
+    rows = covfree.summarise(method, features, labels, clients)
+    found = covfree.diagnose(rows, num_classes=2, method=method)
+    # Σ = I: the whole of it is seen, with 598 degrees of freedom.
+    np.testing.assert_allclose(found.degrees, 598, rtol=1e-5)
+    np.testing.assert_allclose(found.effective_rank, 6, rtol=0.02)
+    assert found.condition_before < 1.6
