@@ -85,8 +85,7 @@ class Scatter:
 
     def with_diagonal(self, diagonal: Float[Array, " dim"]) -> Scatter:
         """The matrix plus a diagonal one, in full."""
-        value = symmetric_product(self.value) if self.factored else self.value
-        return Scatter(value + jnp.diag(diagonal), self.shift)
+        return Scatter.from_matrix(self.dense() + jnp.diag(diagonal))
 
     def dense(self) -> Float[Array, "dim dim"]:
         """The matrix in full."""
