@@ -15,6 +15,7 @@ from covfree import linalg
 from covfree.engine.batch import accumulate
 from covfree.estimators import first_moments
 from covfree.estimators.shift import ShiftTest, shift_test
+from covfree.estimators.shrinkage import trace_and_square
 from covfree.linalg import Scatter
 from covfree.methods import Method, fedcof
 from covfree.methods.fedcof import with_inner, within_of
@@ -119,11 +120,8 @@ def _effective_rank(covariance: Scatter, degrees: Float[Array, ""]) -> Float[Arr
 
     E tr Σ̂² = (1 + 1/ν) tr Σ² + (tr Σ)²/ν and E (tr Σ̂)² = (tr Σ)² + 2 tr Σ²/ν, solved for the two traces.
     """
-    # Of the core, which may be the smaller dual, and the shift in every direction.
-    core, shift, dim = covariance.core(), covariance.shift, covariance.dim
-    trace = jnp.square(jnp.trace(core) + dim * shift)
-    square = jnp.square(core).sum() + 2 * shift * jnp.trace(core) + dim * jnp.square(shift)
-    degrees = jnp.maximum(degrees, 1)
+    trace, square = trace_and_square(covariance)
+    trace, degrees, dim = jnp.square(trace), jnp.maximum(degrees, 1), covariance.dim
     square = (square - trace / degrees) / (1 + 1 / degrees - 2 / jnp.square(degrees))
     trace = trace - 2 * square / degrees
     known = (square > 0) & (trace > 0)

@@ -81,11 +81,19 @@ def as_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
     return identity(shrinkage)
 
 
+def trace_and_square(covariance: Scatter) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """The traces tr Σ̂ and tr Σ̂², from its core (which may be the smaller dual) and the shift in every direction."""
+    core, shift, dim = covariance.core(), covariance.shift, covariance.dim
+    trace = jnp.trace(core)
+    square = jnp.sum(jnp.square(core)) + 2 * shift * trace + dim * jnp.square(shift)
+    return trace + dim * shift, square
+
+
 def _mean_variance(covariance: Scatter) -> Float[Array, ""]:
     """tr(Σ̂)/d; of a factor without the product, as the sum of its squares."""
     value = covariance.value
     trace = jnp.square(value).sum() if covariance.factored else jnp.trace(value)
-    return trace / covariance.dim
+    return trace / covariance.dim + covariance.shift
 
 
 def _identity(strength, covariance, moments, freedom, statistics):
@@ -116,14 +124,10 @@ def _convex(numerator: jax.Array, denominator: jax.Array, covariance: Scatter) -
     return 1 - weight, weight * _mean_variance(covariance)
 
 
-def _square_norm(covariance: Scatter) -> Float[Array, ""]:
-    return jnp.sum(jnp.square(covariance.core()))
-
-
 def _oas(strength, covariance, moments, freedom, statistics):
     dim, degrees = covariance.dim, freedom.effective
     # Both terms over d², as in scikit-learn, so that they stay of order one.
-    square = _square_norm(covariance) / dim**2
+    square = trace_and_square(covariance)[1] / dim**2
     mean_square = jnp.square(_mean_variance(covariance))
     numerator, excess = square + mean_square, square - mean_square / dim
     return _convex(numerator, jnp.where(degrees > 0, degrees + 1, 0) * excess, covariance)
@@ -147,7 +151,7 @@ def _fourth_moment(factor: Float[Array, "rows dim"]) -> Float[Array, ""]:
 
 def _ledoit_wolf(strength, covariance, moments, freedom, statistics):
     dim, degrees = covariance.dim, freedom.effective
-    square = _square_norm(covariance)
+    square = trace_and_square(covariance)[1]
     # With z_r = √ν y_r as observations, Σ ‖z‖⁴/ν² = Σ ‖y‖⁴.
     noise = statistics - square / jnp.where(degrees > 0, degrees, 1)
     spread = square - dim * jnp.square(_mean_variance(covariance))

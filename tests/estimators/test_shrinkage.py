@@ -251,3 +251,16 @@ def test_wrong_strengths(value, error, message):
         for rule in (covfree.identity, covfree.relative):
             with pytest.raises(error, match=message):
                 rule(value)
+
+
+@pytest.mark.parametrize("rule", [covfree.relative(0.3), covfree.oas()])
+def test_a_multiple_of_the_identity_in_the_covariance_counts(rule):
+    """Kept apart as a shift, as where clients send one variance for all directions, or in the matrix."""
+    factor = jnp.asarray(np.random.default_rng(0).normal(size=(30, 4)), jnp.float32)
+    matrix = factor.T @ factor / 30
+    moments = covfree.Moments(jnp.array([40]), jnp.array([31]), jnp.zeros((1, 4)))
+    freedom = covfree.Freedom.of_classes(moments, jnp.full(1, 1 / 30))
+    whole = covfree.linalg.Scatter.from_matrix(matrix + 0.7 * jnp.eye(4))
+    apart = covfree.linalg.Scatter.from_matrix(matrix).shifted(0.7)
+    expected = rule.apply(whole, moments, freedom, None).dense()
+    FLOAT32.assert_close(rule.apply(apart, moments, freedom, None).dense(), expected)
