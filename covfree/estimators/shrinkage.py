@@ -82,7 +82,7 @@ def as_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
 
 
 def trace_and_square(covariance: Scatter) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """The traces tr Σ̂ and tr Σ̂², from its core (which may be the smaller dual) and the shift in every direction."""
+    """The traces tr Σ̂ and tr Σ̂², from its core, which may be the smaller dual, and the shift."""
     core, shift, dim = covariance.core(), covariance.shift, covariance.dim
     trace = jnp.trace(core)
     square = jnp.sum(jnp.square(core)) + 2 * shift * trace + dim * jnp.square(shift)
