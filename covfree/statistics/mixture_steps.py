@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +21,7 @@ Structure: TypeAlias = Literal["diagonal", "spherical", "full"]
 _FLOOR = 1e-4
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Mixture:
+class Mixture(NamedTuple):
     """A mixture of Gaussians: with probability ``weight[m]``, normal about ``mean[m]``.
 
     With axes for the groups in front where ``vmap`` fitted several.

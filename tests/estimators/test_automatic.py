@@ -269,12 +269,12 @@ def compared_with_hindsight(datasets):
 
 def test_digits_without_tuning():
     """The default needs no tuning: near the best γ in hindsight, and at least 94.7 %."""
-    automatic, best = compared_with_hindsight(load_digits(seed=seed) for seed in range(5))
+    automatic, best = compared_with_hindsight(load_digits(seed=seed) for seed in range(4))
     assert automatic >= 94.7
     assert automatic >= best - 0.5
 
 
 def test_caltech_without_tuning(shared):
     data = load(shared / "data/features/caltech101-efficientnet_lite0.npz")
-    automatic, best = compared_with_hindsight([data] * 3)
+    automatic, best = compared_with_hindsight([data] * 2)
     assert automatic >= best - 0.5
