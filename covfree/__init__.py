@@ -18,12 +18,15 @@ from covfree.checks import check as check
 from covfree.checks import check_rows as check_rows
 from covfree.engine import Diagnosis as Diagnosis
 from covfree.engine import accumulate as accumulate
+from covfree.engine import accumulate_parts as accumulate_parts
+from covfree.engine import accumulate_sharded as accumulate_sharded
 from covfree.engine import accuracy_by_round as accuracy_by_round
 from covfree.engine import arrived as arrived
 from covfree.engine import diagnose as diagnose
 from covfree.engine import evaluate as evaluate
 from covfree.engine import feature_quality as feature_quality
 from covfree.engine import fit as fit
+from covfree.engine import shard_rows as shard_rows
 from covfree.engine import solve_message as solve_message
 from covfree.engine import solve_rows as solve_rows
 from covfree.engine import solve_totals as solve_totals

@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Float, Integer
 
 from covfree.checks import check
-from covfree.estimators.analytic import local_solution
 from covfree.methods import Examples, Method
 from covfree.statistics import class_covariances, class_means, gram
 from covfree.statistics.groups import as_examples
@@ -61,7 +60,7 @@ def client_message(
         return Message(_present(rows))
     if method.message == "gram":
         return Message(_present(rows), gram(features, labels, num_classes).gram)
-    solution = local_solution(features, labels, num_classes, method.params.gamma)
+    solution = method.own_solution(features, labels, num_classes)
     return Message(_present(replace(rows, mean=solution.weight.T)), solution.gram, solved=True)
 
 

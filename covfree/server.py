@@ -193,10 +193,11 @@ def _merged(messages: Sequence[Message]) -> Message:
 
 
 def _parts(message: Message) -> dict[str, int]:
-    """Dimensions of each part that may be there or not; 0 where it is not."""
+    """Dimensions of each part that may be there or not, 0 where it is not; and whether it is a solution."""
     rows = message.rows
     parts = {"covariance": rows.covariance, "sketch": rows.sketch, "matrix": message.matrix}
-    return {name: 0 if part is None else np.ndim(part) for name, part in parts.items()}
+    sizes = {name: 0 if part is None else np.ndim(part) for name, part in parts.items()}
+    return {**sizes, "solved": message.solved}
 
 
 def _unlike(sound: Mapping[Hashable, Message], before: Message | None) -> dict[Hashable, str]:
@@ -206,25 +207,27 @@ def _unlike(sound: Mapping[Hashable, Message], before: Message | None) -> dict[H
     message without rows may hold any parts, as it adds nothing.
     """
     parts = {client: _parts(message) for client, message in sound.items() if len(message.rows.count)}
+    structures = list(parts.values())
+    # The one with fewer parts of two that are as frequent.
+    ordered = sorted(structures, key=lambda structure: tuple(structure.values()))
+    expected = max(ordered, key=structures.count, default={})
     if before is not None and len(before.rows.count):
-        expected = _parts(before)
-    else:
-        structures = list(parts.values())
-        # The one with fewer parts of two that are as frequent.
-        ordered = sorted(structures, key=lambda structure: tuple(structure.values()))
-        expected = max(ordered, key=structures.count, default={})
+        # Solutions of earlier rounds are class means by now: whether they were is not known any more.
+        expected = {**_parts(before), "solved": expected.get("solved", False)}
     reasons = {}
     for client, own in parts.items():
         for name in own:
             if own[name] != expected[name]:
-                wanted, got = _described(expected[name]), _described(own[name])
+                wanted, got = _described(name, expected[name]), _described(name, own[name])
                 reasons[client] = f"{name}: expected {wanted} as others send, got {got}"
                 break
     return reasons
 
 
-def _described(ndim: int) -> str:
-    return "none" if ndim == 0 else f"an array of {ndim} dimensions"
+def _described(name: str, size: int) -> str:
+    if name == "solved":
+        return str(size)
+    return "none" if size == 0 else f"an array of {size} dimensions"
 
 
 def _check_matrix(message: Message) -> None:

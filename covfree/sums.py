@@ -1,16 +1,23 @@
-"""Sums by group that stay accurate in float32 however many terms there are."""
+"""Sums over tables: in parts, by group, and accurate in float32 however many terms there are."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer, Num
 
+from covfree.types import AnyArray
+
 # Adding m equal numbers one after the other can lose m/10 eps. Up to the first length that is nothing; up
 # to the second, one refinement is enough.
 _LONG = (256, 2**16)
+# Items that are worked on at once. What is made of a part stays in the processor's cache, where a whole table
+# would be written to memory and read again; products of so many rows run at full speed.
+PART = 2048
 # The mean of equal numbers is off by less than this many eps, however many there are.
 _ROUNDING = 64
 
@@ -27,9 +34,64 @@ def deviations(
     return jnp.where(jnp.abs(centred) > noise, centred, 0)
 
 
+Carry = TypeVar("Carry")
+
+
+def fold_parts(step: Callable[[Carry, Any], Carry], carry: Carry, items: Any) -> Carry:
+    """Go over a table part by part: ``carry = step(carry, part)``, in memory for one part.
+
+    Args:
+        step: what to do with a part; it must give the carry back in the same shapes.
+        carry: to start with.
+        items: a pytree of arrays that share their first axis; each part holds at most `PART` of it.
+    """
+    length = jax.tree.leaves(items)[0].shape[0]
+    whole = max(0, length - 1) // PART
+    # What is over comes first: the loop's carry then depends on the items, as its types under shard_map ask.
+    first = length - whole * PART
+    carry = step(carry, jax.tree.map(lambda x: x[:first], items))
+    if not whole:
+        return carry
+
+    def one(carry: Carry, index: jax.Array) -> tuple[Carry, None]:
+        start = first + index * PART
+        part = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, PART), items)
+        return step(carry, part), None
+
+    return jax.lax.scan(one, carry, jnp.arange(whole))[0]
+
+
+class Compensated(NamedTuple):
+    """A running sum of pytrees with what its rounding lost; integers are summed as they are.
+
+    Attributes:
+        total: the sum as rounded.
+        lost: what is to be added to it.
+    """
+
+    total: Any
+    lost: Any
+
+    def plus(self, terms: Any) -> Compensated:
+        """Add a term, and keep what rounding takes off (Knuth's two-sum)."""
+        total = jax.tree.map(jnp.add, self.total, terms)
+
+        def rounding(before: jax.Array, term: jax.Array, after: jax.Array) -> jax.Array:
+            added = after - before
+            return (before - (after - added)) + (term - added)
+
+        off = jax.tree.map(rounding, self.total, terms, total)
+        return Compensated(total, jax.tree.map(jnp.add, self.lost, off))
+
+    @property
+    def value(self) -> Any:
+        """The sum."""
+        return jax.tree.map(jnp.add, self.total, self.lost)
+
+
 @partial(jax.jit, static_argnames="num_groups")
 def group_sums(
-    values: Float[Array, "items dim"],
+    values: Float[AnyArray, "items dim"],
     weight: Num[Array, " items"],
     group: Integer[Array, " items"],
     num_groups: int,
@@ -41,26 +103,35 @@ def group_sums(
     an error of a few eps: the remainders are small, and so is what their sum loses.
 
     Args:
-        values: finite numbers.
+        values: finite numbers, or anything at all where there is no group.
         weight: of each item; integers are summed as integers, exactly. 0 for padding.
         group: in [0, num_groups]; ``num_groups`` is no group.
         num_groups: static.
 
     Returns:
-        Σ w v in the data type of ``values``, and Σ w in that of ``weight``.
+        Σ w v, of the data type of ``values`` but float32 at least, and Σ w in that of ``weight``.
     """
+    dtype = jnp.promote_types(jnp.result_type(values), jnp.float32)
     total_weight = jax.ops.segment_sum(weight, group, num_groups)
-    factor = weight.astype(values.dtype)[:, None]
-    sums = jax.ops.segment_sum(values * factor, group, num_groups)
-    whole = total_weight.astype(values.dtype)[:, None]
+    whole = total_weight.astype(dtype)[:, None]
     whole = jnp.where(whole > 0, whole, 1)
+    zeros = jnp.zeros((num_groups, jnp.shape(values)[1]), dtype)
+
+    def add(mean: jax.Array | None, sums: jax.Array, part: tuple[jax.Array, ...]) -> jax.Array:
+        values, weight, group = part
+        values = jnp.where((group < num_groups)[:, None], values, 0).astype(dtype)
+        if mean is not None:
+            values = values - mean.at[group].get(mode="fill", fill_value=0)
+        return sums.at[group].add(values * weight.astype(dtype)[:, None], mode="drop")
+
+    items = (jnp.asarray(values), weight, group)
+    sums = fold_parts(partial(add, None), zeros, items)
 
     def refined(sums: jax.Array) -> jax.Array:
         mean = sums / whole
-        rest = (values - mean.at[group].get(mode="fill", fill_value=0)) * factor
         # Divided before it is added: XLA would turn a plain sum plus ``sums`` into one that starts there,
         # and each small remainder would be rounded away.
-        return whole * (mean + jax.ops.segment_sum(rest, group, num_groups) / whole)
+        return whole * (mean + fold_parts(partial(add, mean), zeros, items) / whole)
 
     longest = jax.ops.segment_sum(jnp.ones_like(group), group, num_groups).max(initial=0)
     for length in _LONG:

@@ -262,6 +262,19 @@ def test_who_comes_first_does_not_decide_which_message_is_unlike(right, wrong, r
     assert collected.rejected == {"bad": reason}
 
 
+@pytest.mark.parametrize("solved", [False, True])
+@pytest.mark.parametrize("later", [False, True], ids=["at once", "in a later round"])
+def test_means_among_solutions_and_solutions_among_means_are_set_aside(solved, later):
+    """Both come with a matrix; only the round's own messages say which of the two they are."""
+    good, bad = (dataclasses.replace(rows(), matrix=SQUARE, solved=s) for s in (solved, not solved))
+    before = covfree.collect({"first": good}, num_classes=3) if later else None
+    collected = covfree.collect({"bad": bad, "a": good, "b": good}, num_classes=3, before=before)
+    reason = f"solved: expected {solved} as others send, got {not solved}"
+    assert collected.rejected == {"bad": reason}
+    assert collected.clients == (("first", "a", "b") if later else ("a", "b"))
+    assert not collected.message.solved
+
+
 def test_clients_without_rows_are_like_any_others():
     """They send no matrix and no covariance, which is no reason to set them, or those after them, aside."""
     none = rows(np.zeros((0, 2)), (), ())

@@ -214,7 +214,8 @@ def run(arguments: list[str]) -> int:
     """Run the command line; returns the exit code: 2 for bad arguments, which get one line."""
     try:
         code = app(arguments, standalone_mode=False)
-    except (ValueError, TypeError, FileNotFoundError) as error:
+    # No TypeError: the parser made every argument's type, so one is a bug, which shows where it is.
+    except (ValueError, FileNotFoundError) as error:
         return _error(str(error), 2)
     except OSError as error:
         return _error(str(error), 1)

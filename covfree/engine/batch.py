@@ -1,4 +1,4 @@
-"""The one-batch engine: all rows at once, in memory, compiled."""
+"""Rows or examples that are in memory: to totals, to a head, in one compiled call."""
 
 from __future__ import annotations
 
@@ -10,40 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer
 
-from covfree import linalg
 from covfree.checks import check
-from covfree.methods import Factor, Kept, Method
+from covfree.engine.totals import accumulate
+from covfree.methods import Method
 from covfree.statistics.rows import bucket
 from covfree.types import AnyArray, Head, Message, PRNGKey, Rows, is_traced
-
-
-@partial(jax.jit, static_argnames="num_classes")
-def accumulate(method: Method, rows: Rows, *, num_classes: int) -> tuple[Any, ...]:
-    """Totals of all the method's phases over these rows, in one batch.
-
-    Args:
-        method: the method.
-        rows: all rows.
-        num_classes: C, static.
-
-    Returns:
-        One total a phase; what a phase marked as a `Factor` is a `covfree.linalg.Scatter`, what it marked
-        as `Kept` the `Rows`.
-    """
-
-    def special(term: Any) -> bool:
-        return isinstance(term, (Factor, Kept))
-
-    def reduce(term: Any) -> Any:
-        if isinstance(term, Factor):
-            return linalg.Scatter.from_factor(term.rows)
-        return term.rows if isinstance(term, Kept) else term
-
-    totals: tuple[Any, ...] = ()
-    for phase in method.phases:
-        terms = phase(method.params, totals, rows, num_classes)
-        totals += (jax.tree.map(reduce, terms, is_leaf=special),)
-    return totals
 
 
 @jax.jit

@@ -88,16 +88,18 @@ def diagnose(rows: Rows, *, num_classes: int, method: Method | None = None) -> D
     """
     method = fedcof() if method is None else method
     moments = first_moments(rows, num_classes)
-    within = within_of(method)
-    first = within.first(rows, num_classes)
-    scatter = with_inner(Scatter.from_factor(within.factor(rows, first)), within.inner(rows, first))
-    covariance = scatter.scaled(1 / jnp.maximum(moments.within_degrees, 1))
-    degrees = within.freedom(first).effective
+    # A method that estimates no covariance is looked at with FedCOF's.
+    estimate = method if type(method.phases[-1]) is type(fedcof().phases[-1]) else fedcof()
+    totals = accumulate(estimate, rows, num_classes=num_classes)
+    first, (scatter, inner, _) = totals
+    covariance = with_inner(scatter, inner)
+    degrees = within_of(method).freedom(first).effective
     rank = _effective_rank(covariance, degrees)
     class_degrees = jnp.maximum(moments.rows - 1, 0)
     system = None
     if method.system is not None:
-        totals = accumulate(method, rows, num_classes=num_classes)
+        if estimate is not method:
+            totals = accumulate(method, rows, num_classes=num_classes)
         system = linalg.diagnose(linalg.factorise(method.system(method.params, *totals)))
     return Diagnosis(
         rows=moments.rows,

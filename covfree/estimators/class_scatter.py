@@ -1,10 +1,10 @@
-"""The scatter of every class by itself, from rows: for heads that do not share one covariance."""
+"""The scatter of every class by itself, for heads that do not share one covariance; and that clients sent."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Num
 
 from covfree.estimators.moments import row_counts, row_labels, valid_rows
 from covfree.estimators.scatter import centred_rows
@@ -95,3 +95,19 @@ def row_scatter(rows: Rows, num_classes: int) -> AnyArray:
     kept = (weight > 0).reshape(-1, *(1 for _ in spread.shape[1:]))
     spread = jnp.where(kept, spread, 0).astype(weight.dtype)
     return jnp.tensordot(weight, spread, 1, precision=jax.lax.Precision.HIGHEST)
+
+
+def scatter_about(
+    means: Float[Array, "groups dim"], counts: Num[Array, " groups"], gram: Float[Array, "dim dim"]
+) -> Float[Array, "dim dim"]:
+    """F Fᵀ − Σ_g N_g μ_g μ_gᵀ: the scatter of examples about the means of groups of them.
+
+    Of what clients sent it needs sums alone. In float32 it cancels where means are large; see `fed3r`.
+
+    Args:
+        means: μ_g of all examples of a group.
+        counts: N_g.
+        gram: F Fᵀ.
+    """
+    scaled = means * jnp.sqrt(counts.astype(means.dtype))[:, None]
+    return gram - product(scaled.T, scaled)

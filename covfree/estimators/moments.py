@@ -66,7 +66,7 @@ def first_moments(rows: Rows, num_classes: int) -> Moments:
     check_positive("num_classes", num_classes)
     valid = valid_rows(rows, num_classes)
     label = jnp.where(valid, row_labels(rows), num_classes)
-    total, count = group_sums(row_means(rows, valid), row_counts(rows, valid), label, num_classes)
+    total, count = group_sums(rows.mean, row_counts(rows, valid), label, num_classes)
     present_rows = jax.ops.segment_sum(valid.astype(jnp.int32), label, num_classes)
     return Moments(count=count, rows=present_rows, total=total)
 

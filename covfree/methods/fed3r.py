@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-import jax.numpy as jnp
-
 from covfree.checks import check_choice, check_strength
 from covfree.estimators import first_moments, gram_factor, total_gram, within_factor
+from covfree.estimators.class_scatter import scatter_about
 from covfree.estimators.moments import example_moments
 from covfree.features import FeatureMap
 from covfree.heads import ridge_head
@@ -15,7 +14,6 @@ from covfree.linalg import Scatter
 from covfree.methods.fedncm import moments_phase
 from covfree.methods.method import Factor, Method, sent_matrix
 from covfree.methods.summaries import Examples
-from covfree.products import product
 from covfree.types import LinearHead, Message, Moments, Rows, Scalar
 
 
@@ -52,10 +50,8 @@ def _within_head(ridge: Scalar, system: Scatter, moments: Moments, within: Scatt
 
 def _within_merge(ridge: Scalar, message: Message, num_classes: int) -> tuple[Moments, Scatter]:
     """F Fᵀ − Σ_c N_c μ_c μ_cᵀ: of what clients sent it needs sums over clients alone."""
-    moments = example_moments(message.rows, num_classes)
-    means = moments.mean * jnp.sqrt(moments.count.astype(moments.total.dtype))[:, None]
-    matrix = jnp.asarray(sent_matrix(message.matrix, "matrix"))
-    return moments, Scatter.from_matrix(matrix - product(means.T, means))
+    ((moments, gram),) = gram_merge(ridge, message, num_classes)
+    return moments, Scatter.from_matrix(scatter_about(moments.mean, moments.count, gram.value))
 
 
 def fed3r(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from covfree.checks import check_choice, check_strength
 from covfree.estimators import Freedom
-from covfree.estimators.class_scatter import class_scatters, class_squares
+from covfree.estimators.class_scatter import class_scatters, class_squares, scatter_about
 from covfree.estimators.moments import example_moments
 from covfree.estimators.scatter import centred_rows
 from covfree.estimators.shrinkage import Shrinkage, as_shrinkage
@@ -21,7 +21,6 @@ from covfree.methods.fed3r import gram_merge
 from covfree.methods.fedncm import moments_phase
 from covfree.methods.method import Factor, Method, sent_matrix
 from covfree.methods.summaries import ClassMeans, Examples
-from covfree.products import product
 from covfree.types import LinearHead, Message, Moments, Rows, Scalar
 
 # Variances below this share of the largest are rounding, or features that never vary.
@@ -46,9 +45,8 @@ def _total_head(gamma: Scalar, system: Scatter, moments: Moments, scatter: Scatt
 def _total_merge(gamma: Scalar, message: Message, num_classes: int) -> tuple[Moments, Scatter]:
     """B − N μ_g μ_gᵀ: needs sums over clients alone."""
     ((moments, gram),) = gram_merge(gamma, message, num_classes)
-    count = moments.count.sum().astype(moments.total.dtype)
-    mean = jnp.sqrt(count) * moments.grand_mean[None, :]
-    return moments, Scatter.from_matrix(gram.value - product(mean.T, mean))
+    mean, count = moments.grand_mean[None, :], moments.count.sum(keepdims=True)
+    return moments, Scatter.from_matrix(scatter_about(mean, count, gram.value))
 
 
 def fedcgs(shrinkage: Scalar = 0.0, *, features: FeatureMap | None = None) -> Method:

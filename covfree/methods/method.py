@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from covfree.estimators.analytic import Analytic, local_solution
 from covfree.features import FeatureMap
 from covfree.heads.mapped import MappedHead
 from covfree.linalg import Scatter
@@ -74,6 +75,8 @@ class Method:
         features: a map that clients apply to features before anything else, and the head to what it
             classifies.
         transforms: what happens to the rows before they leave a client, in this order.
+        whole_clients: whether terms of the phases add up only over parts that each hold all rows of their
+            clients, as where rows of a client are compared with one another.
     """
 
     params: Any
@@ -88,6 +91,7 @@ class Method:
     )
     features: FeatureMap | None = None
     transforms: tuple[Transform, ...] = ()
+    whole_clients: bool = field(default=False, metadata={"static": True})
 
     def solve(self, *totals: Any) -> Head:
         """The head from the totals of all phases."""
@@ -98,6 +102,10 @@ class Method:
     def mapped(self, features: AnyArray) -> jax.Array:
         """What a client makes of its features before it summarises them."""
         return jnp.asarray(features) if self.features is None else self.features(features)
+
+    def own_solution(self, features: jax.Array, labels: jax.Array, num_classes: int) -> Analytic:
+        """A client's ridge solution, where that is what it sends; γ is ``params.gamma``."""
+        return local_solution(features, labels, num_classes, self.params.gamma)
 
     def sent(self, rows: Rows, key: jax.Array | None) -> Rows:
         """The rows as they leave a client."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import get_args
 
 from covfree.checks import check_choice
@@ -51,7 +52,8 @@ def fedcof_components(
         raise ValueError("num_subsets: expected 2 or more, as one mean a class shows no spread; got 1")
     summary = ClassMeans(num_subsets, subset_size)
     within = FromComponents(weighting)
-    return fedcof_like("fedcof-components", summary, within, shrinkage, head, features=features)
+    method = fedcof_like("fedcof-components", summary, within, shrinkage, head, features=features)
+    return replace(method, whole_clients=True)
 
 
 def fedcof_sketches(

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from covfree.checks import check_positive
+from covfree.methods.summaries import OfManyClients
 from covfree.statistics import count_rows
-from covfree.statistics.rows import check_subsets
+from covfree.statistics.rows import check_subsets, client_pairs
 from covfree.statistics.sketches import count_clients, sketched_rows
 from covfree.types import Rows
 
 
 @dataclass(frozen=True)
-class SketchedMeans:
+class SketchedMeans(OfManyClients):
     """A `Summary`: a row for each class of a client, or for each random subset of it, then its sketches.
 
     Attributes:
@@ -33,15 +33,6 @@ class SketchedMeans:
         check_positive("num_sketches", self.num_sketches)
         check_subsets(self.num_subsets, self.subset_size)
 
-    def one_client(
-        self, features: jax.Array, labels: jax.Array, num_classes: int, key: jax.Array | None
-    ) -> Rows:
-        """Rows of one client, padded to the number of its examples, then its sketches."""
-        labels = jnp.where(labels < num_classes, labels, -1)
-        sizes = (max(1, labels.shape[0]), 1)
-        rows = self.all_clients(features, labels, jnp.zeros_like(labels), sizes, key)
-        return replace(rows, client=None)
-
     def sizes(self, labels: np.ndarray, clients: np.ndarray) -> tuple[int, ...]:
         """Number of rows that are means, and of clients."""
         rows = count_rows(labels, clients, self.num_subsets, subset_size=self.subset_size)
@@ -50,6 +41,10 @@ class SketchedMeans:
     def bounds(self, num_examples: int) -> tuple[int, ...]:
         """A row and a client for each example, at most."""
         return (max(1, num_examples),) * 2
+
+    def own_sizes(self, labels: jax.Array) -> tuple[int, ...]:
+        """A row for each example, at most, and one client."""
+        return max(1, labels.shape[0]), 1
 
     def all_clients(
         self,
@@ -77,12 +72,9 @@ class SketchedMeans:
 
     def floats(self, labels: np.ndarray, clients: np.ndarray, dim: int) -> tuple[int, int]:
         """A mean a row, and the sketches of each client whose rows hide something."""
-        labels, clients = np.asarray(labels), np.asarray(clients)
-        kept = (labels >= 0) & (clients >= 0)
-        width = int(labels.max(initial=0)) + 1
-        pairs, sizes = np.unique(clients[kept].astype(np.int64) * width + labels[kept], return_counts=True)
+        owners, sizes = client_pairs(labels, clients)
         subsets = np.clip(sizes // self.subset_size, 1, self.num_subsets)
-        senders = len(np.unique(pairs[sizes > subsets] // width))
+        senders = len(np.unique(owners[sizes > subsets]))
         lines = int(subsets.sum()) + senders * self.num_sketches
         return lines, lines * dim
 

@@ -55,8 +55,24 @@ class Summary(Protocol):
         ...
 
 
+class OfManyClients(Summary, Protocol):
+    """A `Summary` that makes one client's rows as it makes those of many."""
+
+    def one_client(
+        self, features: jax.Array, labels: jax.Array, num_classes: int, key: jax.Array | None
+    ) -> Rows:
+        """Rows of one client, padded to what `own_sizes` say."""
+        labels = jnp.where(labels < num_classes, labels, -1)
+        rows = self.all_clients(features, labels, jnp.zeros_like(labels), self.own_sizes(labels), key)
+        return replace(rows, client=None)
+
+    def own_sizes(self, labels: jax.Array) -> tuple[int, ...]:
+        """Sizes of a federation of this client alone."""
+        return self.bounds(labels.shape[0])
+
+
 @dataclass(frozen=True)
-class ClassMeans:
+class ClassMeans(OfManyClients):
     """A row for each class of a client, or for each of several random subsets of it.
 
     Attributes:
@@ -72,15 +88,6 @@ class ClassMeans:
     def __post_init__(self) -> None:
         check_subsets(self.num_subsets, self.subset_size)
         check_choice("covariance", self.covariance, (None, *get_args(Spread)))
-
-    def one_client(
-        self, features: jax.Array, labels: jax.Array, num_classes: int, key: jax.Array | None
-    ) -> Rows:
-        """Rows of one client, padded to the number of its examples."""
-        labels = jnp.where(labels < num_classes, labels, -1)
-        clients = jnp.zeros_like(labels)
-        rows = self.all_clients(features, labels, clients, self.bounds(labels.shape[0]), key)
-        return replace(rows, client=None)
 
     def sizes(self, labels: np.ndarray, clients: np.ndarray) -> tuple[int, ...]:
         """Number of rows."""
@@ -171,7 +178,7 @@ class Examples:
 
 
 @dataclass(frozen=True)
-class Mixtures:
+class Mixtures(OfManyClients):
     """A row for each component of a Gaussian mixture of each client's class, with the component's covariance.
 
     Attributes:
@@ -189,16 +196,18 @@ class Mixtures:
     def one_client(
         self, features: jax.Array, labels: jax.Array, num_classes: int, key: jax.Array | None
     ) -> Rows:
-        """Rows of one client."""
-        labels = jnp.where(labels < num_classes, labels, -1)
+        """Rows of one client, padded to what `own_sizes` say."""
         if labels.shape[0] == 0:
             # A mixture is of one example at least; padding is one.
             features, labels = jnp.zeros((1, features.shape[1]), features.dtype), jnp.full(1, -1, jnp.int32)
-        sizes = self.bounds(labels.shape[0])
-        if not is_traced(labels):
-            sizes = self.sizes(np.asarray(labels), np.zeros(labels.shape[0], int))
-            sizes = tuple(bucket(size) for size in sizes)
-        return replace(self.all_clients(features, labels, jnp.zeros_like(labels), sizes, key), client=None)
+        return super().one_client(features, labels, num_classes, key)
+
+    def own_sizes(self, labels: jax.Array) -> tuple[int, ...]:
+        """Counted where the labels are known, as a mixture's cost grows with the bounds."""
+        if is_traced(labels):
+            return self.bounds(labels.shape[0])
+        sizes = self.sizes(np.asarray(labels), np.zeros(labels.shape[0], int))
+        return tuple(bucket(size) for size in sizes)
 
     def sizes(self, labels: np.ndarray, clients: np.ndarray) -> tuple[int, ...]:
         """Number of client-class pairs, and examples of the largest."""

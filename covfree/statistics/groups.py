@@ -24,9 +24,7 @@ def sum_groups(
         Sums in `accumulation_dtype` and counts.
     """
     kept = (group >= 0) & (group < num_groups)
-    # Padding may hold anything, NaN too.
-    values = jnp.where(kept[:, None], features, 0).astype(accumulation_dtype(features))
-    return group_sums(values, kept.astype(jnp.int32), jnp.where(kept, group, num_groups), num_groups)
+    return group_sums(features, kept.astype(jnp.int32), jnp.where(kept, group, num_groups), num_groups)
 
 
 def means_of(

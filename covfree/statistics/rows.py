@@ -51,12 +51,19 @@ def pair_sizes(
     labels: Integer[np.ndarray, " examples"], clients: Integer[np.ndarray, " examples"]
 ) -> Integer[np.ndarray, " pairs"]:
     """Examples n_kc of each client-class pair that exists, ordered by client and class; on the host."""
+    return client_pairs(labels, clients)[1]
+
+
+def client_pairs(
+    labels: Integer[np.ndarray, " examples"], clients: Integer[np.ndarray, " examples"]
+) -> tuple[Integer[np.ndarray, " pairs"], Integer[np.ndarray, " pairs"]]:
+    """The client of each pair of `pair_sizes`, and the pair's size."""
     labels, clients = np.asarray(labels), np.asarray(clients)
     kept = (labels >= 0) & (clients >= 0)
     # A pair as one number, which sorts several times faster than pairs; Python's int for the bound.
     width = int(labels.max(initial=0)) + 1
-    pairs = clients[kept].astype(np.int64) * width + labels[kept]
-    return np.unique(pairs, return_counts=True)[1]
+    pairs, sizes = np.unique(clients[kept].astype(np.int64) * width + labels[kept], return_counts=True)
+    return pairs // width, sizes
 
 
 def client_rows(

@@ -453,6 +453,16 @@ def test_interrupting(compare, monkeypatch):
     assert outcome.err.strip() == "covfree: interrupted"
 
 
+@pytest.mark.parametrize("error", [TypeError, KeyError, RuntimeError])
+def test_a_bug_shows_where_it_is(compare, monkeypatch, error):
+    def broken(*_):
+        raise error("broken")
+
+    monkeypatch.setattr(app, "compare", broken)
+    with pytest.raises(error, match="broken"):
+        compare("--methods", "fedncm", "--seeds", 1)
+
+
 def process(*arguments, **variables) -> subprocess.CompletedProcess:
     """The console script, as its entry point starts it, in a process of its own."""
     command = [sys.executable, "-c", "from covfree.cli import main; main()", *map(str, arguments)]

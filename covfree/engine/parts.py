@@ -1,0 +1,254 @@
+"""Cutting a table of rows into parts, on the host: from arrays, memory maps or message files."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from covfree.checks import check_row_structure, check_rows
+from covfree.folder import MessageFile, MessageFolder, none_sound
+from covfree.types import Rows
+
+# Rows of the means that tell one table from another; reading all of them would be a pass of its own.
+_SAMPLE = 64
+
+
+def padded_rows(rows: Rows, size: int) -> Rows:
+    """The table with padding up to ``size`` rows: count 0, label and client −1."""
+    short = size - len(rows.label)
+
+    def fill(leaf: Any, value: int = 0) -> np.ndarray:
+        leaf = np.asarray(leaf)
+        # Labels may be unsigned.
+        dtype = np.promote_types(leaf.dtype, np.int8) if value < 0 else leaf.dtype
+        return np.concatenate([leaf, np.full((short, *leaf.shape[1:]), value, dtype)])
+
+    client = None if rows.client is None else fill(rows.client, -1)
+    return replace(jax.tree.map(fill, rows), label=fill(rows.label, -1), client=client)
+
+
+def cuts(clients: np.ndarray | None, num_rows: int, size: int) -> np.ndarray:
+    """Where to cut a table into parts of at most ``size`` rows: [parts + 1] places, the first 0.
+
+    Args:
+        clients: whose rows these are, where a client's rows must stay together: then equal numbers must
+            follow each other. None if rows can be cut anywhere.
+        num_rows: rows of the table.
+        size: rows of a part, at most.
+
+    Raises:
+        ValueError: if a client has more than ``size`` rows, or its rows do not follow each other.
+    """
+    if clients is None:
+        return np.append(np.arange(0, num_rows, size), num_rows)
+    places, named = [0], [np.zeros(0, clients.dtype)]
+    # Looked at in blocks, as the column may be a memory map that is larger than memory.
+    while places[-1] < num_rows:
+        start = places[-1]
+        own = np.asarray(clients[start : start + size + 1])
+        # A row below 0 is of a client unknown, and stands by itself.
+        first = np.append(True, (own[1:] != own[:-1]) | (own[1:] < 0))
+        if len(own) > size:
+            end = int(np.flatnonzero(first)[-1])
+            if end == 0:
+                raise ValueError(
+                    f"client: expected at most {size} rows of a client, the size of a part, as they must "
+                    f"stay together; client {int(own[0])} has more, from row {start} on"
+                )
+            own, first = own[:end], first[:end]
+        places.append(start + len(own))
+        named.append(own[first & (own >= 0)])
+    owners, times = np.unique(np.concatenate(named), return_counts=True)
+    if (times > 1).any():
+        twice = int(owners[np.argmax(times > 1)])
+        raise ValueError(f"client: expected each client's rows to follow each other; those of {twice} do not")
+    return np.array(places)
+
+
+class Parts(Protocol):
+    """A table of rows in parts of one shape.
+
+    Attributes:
+        places: where the parts start and end, the first 0.
+        padding: a part that is all padding.
+        rejected: what was set aside, and why.
+    """
+
+    places: np.ndarray
+    padding: Rows
+    rejected: dict[str, str]
+
+    def read(self, index: int, check: bool) -> Rows:
+        """A part; its values are checked if they were not before."""
+        ...
+
+    def identity(self) -> Mapping[str, str]:
+        """What tells the table from another one, by name."""
+        ...
+
+
+class TableParts:
+    """A table in arrays or memory maps. A bad value is an error that names the row."""
+
+    def __init__(self, rows: Rows, size: int, num_classes: int, whole_clients: bool) -> None:
+        """Cut the table; its columns may be read, its means are not."""
+        # Of a memory map a view, which reads nothing.
+        rows = jax.tree.map(np.asarray, rows)
+        check_row_structure(rows)
+        if whole_clients and rows.client is None:
+            raise ValueError("rows: expected rows with a client each, as clients must stay whole; got none")
+        self._rows = rows if whole_clients else replace(rows, client=None)
+        self._size, self._num_classes = size, num_classes
+        client = None if self._rows.client is None else np.asarray(self._rows.client)
+        self.places = cuts(client, len(rows.label), size)
+        self.rejected: dict[str, str] = {}
+        self.padding = padded_rows(self._between(0, 0), size)
+
+    def _between(self, start: int, stop: int) -> Rows:
+        part = jax.tree.map(lambda leaf: leaf[start:stop], self._rows)
+        if part.client is None:
+            return part
+        # Clients are whole: numbers need only differ within the part, and int32 may not hold the ids.
+        numbers = np.unique(part.client, return_inverse=True)[1].astype(np.int32)
+        return replace(part, client=np.where(part.client < 0, np.int32(-1), numbers))
+
+    def read(self, index: int, check: bool) -> Rows:
+        """See `Parts`."""
+        start, stop = (int(place) for place in self.places[index : index + 2])
+        part = padded_rows(self._between(start, stop), self._size)
+        if check:
+            reason = bad_value(part, start, num_classes=self._num_classes)
+            if reason is not None:
+                raise ValueError(reason)
+        return part
+
+    def identity(self) -> Mapping[str, str]:
+        """Shapes, the columns, and some rows of the means."""
+        length = len(self._rows.label)
+        sample = np.unique(np.linspace(0, max(length - 1, 0), _SAMPLE).astype(int))[:length]
+
+        def looked_at(leaf: np.ndarray) -> Iterable[np.ndarray]:
+            if leaf.ndim > 1:
+                return (leaf[row] for row in sample)
+            return (leaf[start : start + self._size] for start in range(0, length, self._size))
+
+        leaves = jax.tree.leaves(self._rows)
+        return {
+            "rows": ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves),
+            "the rows' values": digest(values for leaf in leaves for values in looked_at(leaf)),
+        }
+
+
+class FolderParts:
+    """Rows of the messages in a folder. A file with a bad value is set aside."""
+
+    def __init__(self, folder: MessageFolder, size: int, num_classes: int, whole_clients: bool) -> None:
+        """Cut the files' rows, one file below the other; only headers are looked at."""
+        self._files, self.rejected = folder.sound()
+        folder.rejected = self.rejected
+        headers = [file.header for file in self._files]
+        if any(header.matrix is not None or header.solved for header in headers if len(header.rows.count)):
+            raise ValueError(
+                "source: expected messages of rows alone, got some with a matrix; "
+                "use collect_files and solve_message"
+            )
+        lengths = [len(header.rows.count) for header in headers]
+        self._ends = np.cumsum(lengths)
+        self._size, self._num_classes, self._whole_clients = size, num_classes, whole_clients
+        self._checked: set[str] = set()
+        self.places = cuts(None, int(self._ends[-1]), size)
+        if whole_clients:
+            self.places = self._between_files()
+        # One data type for all, as where messages are put together in memory; one header a shape.
+        headers = list({id(header): header for header in headers if len(header.rows.count)}.values())
+        rows = [replace(header.rows, client=None) for header in headers or [self._files[0].header]]
+        none = jax.tree.map(lambda *leaves: np.concatenate([leaf[:0] for leaf in leaves]), *rows)
+        client = np.zeros(0, np.int32) if whole_clients else None
+        self.padding = padded_rows(replace(none, client=client), size)
+
+    def _between_files(self) -> np.ndarray:
+        places = [0]
+        while places[-1] < self._ends[-1]:
+            last = int(np.searchsorted(self._ends, places[-1] + self._size, side="right")) - 1
+            if last < 0 or self._ends[last] == places[-1]:
+                file = self._files[last + 1]
+                raise ValueError(
+                    f"part_rows: expected at least {len(file.header.rows.count)}, as a client's rows must "
+                    f"stay together, those of {file.name!r}; got {self._size}"
+                )
+            places.append(int(self._ends[last]))
+        return np.array(places)
+
+    def read(self, index: int, check: bool) -> Rows:
+        """See `Parts`."""
+        start, stop = (int(place) for place in self.places[index : index + 2])
+        part = jax.tree.map(np.copy, self.padding)
+        columns = jax.tree.leaves(replace(part, client=None))
+        for number in range(int(np.searchsorted(self._ends, start, side="right")), len(self._files)):
+            file = self._files[number]
+            length = len(file.header.rows.count)
+            begin = int(self._ends[number]) - length
+            if begin >= stop:
+                break
+            if length == 0 or file.name in self.rejected:
+                continue
+            first, last = max(start - begin, 0), min(stop - begin, length)
+            piece = file.rows(first, last)
+            if check and not self._sound(file, piece):
+                continue
+            place = slice(begin + first - start, begin + last - start)
+            for column, values in zip(columns, jax.tree.leaves(replace(piece, client=None)), strict=True):
+                column[place] = values
+            if part.client is not None:
+                part.client[place] = number
+        if check and stop == self._ends[-1] and all(file.name in self.rejected for file in self._files):
+            raise ValueError(none_sound(self.rejected))
+        return part
+
+    def _sound(self, file: MessageFile, piece: Rows) -> bool:
+        """Whether all rows of a file are sound, of which this is a piece; if not, it is set aside.
+
+        All of them are looked at before any is used: a message counts as a whole or not at all.
+        """
+        length, size = len(file.header.rows.count), self._size
+        if file.name in self._checked:
+            return True
+        split = len(piece.count) < length
+        for start in range(0, length, size) if split else (0,):
+            rows = file.rows(start, min(start + size, length)) if split else piece
+            reason = bad_value(rows, start, num_classes=self._num_classes)
+            if reason is not None:
+                self.rejected[file.name] = reason
+                return False
+        if split:
+            self._checked.add(file.name)
+        return True
+
+    def identity(self) -> Mapping[str, str]:
+        """Names, sizes and times of the files."""
+        stamps = (np.frombuffer(f"{file.name}\0{file.stamp}".encode(), np.uint8) for file in self._files)
+        return {"number of files": str(len(self._files)), "the files' names, sizes and times": digest(stamps)}
+
+
+def bad_value(rows: Rows, start: int, *, num_classes: int) -> str | None:
+    """What `check_rows` has to say of a piece of a table that starts at row ``start`` of it."""
+    try:
+        check_rows(rows, num_classes=num_classes)
+    except (TypeError, ValueError) as error:
+        return re.sub(r"\brow (\d+)", lambda match: f"row {start + int(match[1])}", str(error), count=1)
+    return None
+
+
+def digest(arrays: Iterable[np.ndarray]) -> str:
+    """A checksum of values, data types and shapes."""
+    state = hashlib.blake2b(digest_size=16)
+    for array in arrays:
+        state.update(f"{array.dtype}{array.shape}".encode())
+        state.update(np.ascontiguousarray(array).tobytes())
+    return state.hexdigest()

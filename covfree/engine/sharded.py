@@ -1,0 +1,101 @@
+"""Rows sharded over devices and hosts: each reduces its own, and only totals are exchanged."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from covfree.engine.parts import cuts, padded_rows
+from covfree.engine.totals import accumulate
+from covfree.methods import Method
+from covfree.types import Rows
+
+if hasattr(jax, "shard_map"):
+    # Totals that devices gathered are equal on all of them, which the check of their types cannot see.
+    _shard_map = partial(jax.shard_map, check_vma=False)
+else:
+    from jax.experimental.shard_map import shard_map
+
+    _shard_map = partial(shard_map, check_rep=False)
+
+
+def shard_rows(rows: Rows, mesh: Mesh, *, whole_clients: bool = False) -> Rows:
+    """Spread a table of rows over the devices of a mesh, over all of its axes.
+
+    Where several processes run (``jax.distributed``), each calls this with rows of its own, and gets the one
+    global table.
+
+    Args:
+        rows: in host memory; those of this process.
+        mesh: devices of all processes.
+        whole_clients: whether all rows of a client must lie on one device, as `Method.whole_clients` says;
+            the table is then ordered by client. A client's rows must be those of one process.
+
+    Returns:
+        The rows with padding, as many on each device.
+
+    Raises:
+        ValueError: if clients must stay whole and the rows do not say whose they are.
+    """
+    rows = jax.tree.map(np.asarray, rows)
+    if whole_clients:
+        if rows.client is None:
+            raise ValueError("rows: expected rows with a client each, as clients must stay whole; got none")
+        order = np.argsort(rows.client, kind="stable")
+        rows = jax.tree.map(lambda x: x[order], rows)
+    devices = sum(device.process_index == jax.process_index() for device in mesh.devices.flat)
+    length = len(rows.label)
+    size = max(1, -(-length // devices))
+    if whole_clients and length:
+        clients = rows.client[rows.client >= 0]
+        size = max(size, int(np.unique(clients, return_counts=True)[1].max(initial=0)))
+    places = cuts(rows.client if whole_clients else None, length, size)
+    while len(places) - 1 > devices:
+        # Clients that must stay whole do not fill the devices evenly.
+        size += -(-size // 8)
+        places = cuts(rows.client, length, size)
+    if jax.process_count() > 1:
+        size = int(multihost_utils.process_allgather(np.asarray(size)).max())
+    places = np.append(places, np.full(devices + 1 - len(places), length))
+    parts = [padded_rows(jax.tree.map(lambda x, a=a, b=b: x[a:b], rows), size) for a, b in pairwise(places)]
+    local = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+    sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    return jax.tree.map(partial(jax.make_array_from_process_local_data, sharding), local)
+
+
+@partial(jax.jit, static_argnames=("num_classes", "mesh"))
+def accumulate_sharded(method: Method, rows: Rows, *, num_classes: int, mesh: Mesh) -> tuple[Any, ...]:
+    """`accumulate` over the devices of a mesh, on one host or several.
+
+    Each device goes over its own rows; the totals alone, C·d + d² numbers, are added up between devices. No
+    row leaves its device, unless the method keeps rows.
+
+    Args:
+        method: the method.
+        rows: from `shard_rows`.
+        num_classes: C, static.
+        mesh: the mesh that the rows are sharded over.
+
+    Returns:
+        The totals, on all devices, for `solve_totals`.
+
+    >>> import covfree, jax, jax.numpy as jnp, numpy as np
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()), ("rows",))
+    >>> rows = covfree.Rows(jnp.array([[0.0], [2.0], [5.0], [7.0]]), jnp.ones(4), jnp.array([0, 0, 1, 1]))
+    >>> totals = accumulate_sharded(covfree.fedcof(), shard_rows(rows, mesh), num_classes=2, mesh=mesh)
+    >>> covfree.solve_totals(covfree.fedcof(), *totals)(rows.mean).argmax(-1).tolist()
+    [0, 0, 1, 1]
+    """
+    sharded = PartitionSpec(mesh.axis_names)
+
+    def own(method: Method, rows: Rows) -> tuple[Any, ...]:
+        return accumulate(method, rows, num_classes=num_classes, axis_name=mesh.axis_names)
+
+    run = _shard_map(own, mesh=mesh, in_specs=(PartitionSpec(), sharded), out_specs=PartitionSpec())
+    return run(method, rows)

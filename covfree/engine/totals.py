@@ -1,0 +1,201 @@
+"""Totals of a method's phases: over rows in memory, or over parts of rows that are made on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import Partial
+from jaxtyping import Array, Integer
+
+from covfree.linalg import Scatter
+from covfree.methods import Factor, Kept, Method
+from covfree.products import symmetric_product
+from covfree.sums import PART, Compensated, fold_parts
+from covfree.types import Rows
+
+# Names of mesh axes.
+AxisName: TypeAlias = str | tuple[str, ...]
+
+
+def _special(term: Any) -> bool:
+    return isinstance(term, (Factor, Kept))
+
+
+def _map(function: Callable[[Any], Any], terms: Any) -> Any:
+    return jax.tree.map(function, terms, is_leaf=_special)
+
+
+def zeros_of(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Zeros in the shapes of what a function gives, without calling it on numbers."""
+    structure: Any = None
+
+    def leaves(*arguments: Any) -> list[jax.Array]:
+        nonlocal structure
+        # Leaves alone: records of shapes would not be what their fields' types say.
+        flat, structure = jax.tree.flatten(function(*arguments))
+        return flat
+
+    flat = jax.eval_shape(leaves, *arguments)
+    return jax.tree.unflatten(structure, [jnp.zeros(leaf.shape, leaf.dtype) for leaf in flat])
+
+
+def _in_parts(method: Method, terms: Callable[[Rows], Any], rows: Rows) -> bool:
+    """Whether the terms are to be made part by part."""
+    length, kept, widest = rows.label.shape[0], False, 0
+
+    def look(rows: Rows) -> None:
+        nonlocal kept, widest
+        for term in jax.tree.leaves(terms(rows), is_leaf=_special):
+            kept |= isinstance(term, Kept)
+            widest = max(widest, term.rows.shape[1] if isinstance(term, Factor) else 0)
+
+    if length <= PART or method.whole_clients:
+        return False
+    jax.eval_shape(look, rows)
+    # Fewer rows than features stay a factor (see Scatter).
+    return 0 < widest <= length + 1 and not kept
+
+
+def _whole(term: Any) -> Any:
+    """A term as the total that it is of itself."""
+    if isinstance(term, Factor):
+        return Scatter.from_factor(term.rows)
+    return term.rows if isinstance(term, Kept) else term
+
+
+def _dense(term: Any) -> Any:
+    """A term as one that arrays can be added to."""
+    return Scatter.from_matrix(symmetric_product(term.rows)) if isinstance(term, Factor) else term
+
+
+def _across(term: Any, axis_name: AxisName) -> Any:
+    """The total over devices of a term of each."""
+    if isinstance(term, Kept):
+        return jax.tree.map(lambda x: jax.lax.all_gather(x, axis_name, tiled=True), term.rows)
+    return jax.lax.psum(_dense(term), axis_name)
+
+
+def dense_terms(method: Method, phase: int, totals: tuple[Any, ...], rows: Rows, num_classes: int) -> Any:
+    """Terms of a phase over some rows in arrays of fixed size, which add up leaf by leaf to its total.
+
+    Raises:
+        ValueError: if the phase keeps rows, whose total has no fixed size.
+    """
+    terms = method.phases[phase](method.params, totals, rows, num_classes)
+    if any(isinstance(term, Kept) for term in jax.tree.leaves(terms, is_leaf=_special)):
+        raise ValueError(
+            f"method: expected one with totals of fixed size, got {method.name!r}, which keeps all rows; "
+            "hold them in memory and call solve_rows"
+        )
+    return _map(_dense, terms)
+
+
+@partial(jax.jit, static_argnames=("num_classes", "axis_name"))
+def accumulate(
+    method: Method, rows: Rows, *, num_classes: int, axis_name: AxisName | None = None
+) -> tuple[Any, ...]:
+    """Totals of all the method's phases over these rows.
+
+    Products are summed up over parts of the rows, so that the memory beside the rows does not grow with
+    their number.
+
+    Args:
+        method: the method.
+        rows: all rows; under ``shard_map``, those of the device.
+        num_classes: C, static.
+        axis_name: mesh axes over which the rows are sharded, where this runs under ``shard_map``: the totals
+            are then those of all devices. A method with ``whole_clients`` must find all rows of a client on
+            one device (`shard_rows` sees to it).
+
+    Returns:
+        One total a phase; what a phase marked as a `Factor` is a `covfree.linalg.Scatter`, what it marked
+        as `Kept` the `Rows`.
+    """
+    totals: tuple[Any, ...] = ()
+    for phase, function in enumerate(method.phases):
+
+        def terms(rows: Rows, function: Any = function, totals: tuple[Any, ...] = totals) -> Any:
+            return function(method.params, totals, rows, num_classes)
+
+        if _in_parts(method, terms, rows):
+            dense = partial(dense_terms, method, phase, totals, num_classes=num_classes)
+
+            def add(total: Any, part: Rows, dense: Any = dense) -> Any:
+                return jax.tree.map(jnp.add, total, dense(part))
+
+            own = fold_parts(add, zeros_of(dense, rows), rows)
+        else:
+            own = terms(rows)
+        totals += (_map(_whole if axis_name is None else partial(_across, axis_name=axis_name), own),)
+    return totals
+
+
+def accumulate_parts(
+    method: Method,
+    part: Callable[[Integer[Array, ""]], Rows],
+    num_parts: Integer[Array, ""] | int,
+    *,
+    num_classes: int,
+    axis_name: AxisName | None = None,
+) -> tuple[Any, ...]:
+    """Totals over rows that are made on the way, part by part, and never held together.
+
+    A federation of any size is simulated in the memory of one part: ``part`` draws a cohort of clients and
+    gives their rows. It is called once a phase for each index, and must give the same rows each time, as it
+    does with ``jax.random.fold_in(key, index)``. Sums are compensated, so that their rounding does not grow
+    with the number of parts. One function is compiled, whatever the number of parts.
+
+    Args:
+        method: the method; not one that keeps rows.
+        part: index to `Rows` of one shape. Numbers that it depends on, such as a PRNG key, go in as
+            arguments: ``jax.tree_util.Partial(function, key)`` calls ``function(key, index)``, and another
+            key compiles nothing anew.
+        num_parts: how many; indices are 0 … num_parts − 1.
+        num_classes: C, static.
+        axis_name: see `accumulate`; each device then goes over parts of its own, which ``part`` can tell by
+            ``jax.lax.axis_index``.
+
+    Returns:
+        One total a phase, for `solve_totals`.
+
+    Raises:
+        ValueError: if the method keeps rows.
+
+    >>> import covfree, jax, jax.numpy as jnp
+    >>> def cohort(key, index):
+    ...     features = jax.random.normal(jax.random.fold_in(key, index), (6, 2))
+    ...     return covfree.Rows.from_examples(features, jnp.array([0, 0, 0, 1, 1, 1]))
+    >>> draw = jax.tree_util.Partial(cohort, jax.random.key(0))
+    >>> moments, scatter = accumulate_parts(covfree.fedcof(), draw, 1000, num_classes=2)
+    >>> moments.count.tolist()
+    [3000, 3000]
+    """
+    part = part if isinstance(part, Partial) else Partial(part)
+    return _accumulate_parts(method, part, num_parts, num_classes=num_classes, axis_name=axis_name)
+
+
+@partial(jax.jit, static_argnames=("num_classes", "axis_name"))
+def _accumulate_parts(
+    method: Method, part: Any, num_parts: Any, *, num_classes: int, axis_name: AxisName | None
+) -> tuple[Any, ...]:
+    totals: tuple[Any, ...] = ()
+    for phase in range(len(method.phases)):
+
+        def terms(index: Any, phase: int = phase, totals: tuple[Any, ...] = totals) -> Any:
+            return dense_terms(method, phase, totals, part(index), num_classes)
+
+        def add(index: Any, running: Compensated, terms: Any = terms) -> Compensated:
+            return running.plus(terms(index))
+
+        zeros = zeros_of(terms, jnp.zeros((), jnp.int32))
+        if axis_name is not None:
+            # Under shard_map the loop's carry must be of the type of its terms, which vary over the devices.
+            device = jax.lax.axis_index(axis_name)
+            zeros = jax.tree.map(lambda x, device=device: x + 0 * device.astype(x.dtype), zeros)
+        running = jax.lax.fori_loop(0, num_parts, add, Compensated(zeros, zeros))
+        totals += (running.value if axis_name is None else jax.lax.psum(running.value, axis_name),)
+    return totals
