@@ -43,22 +43,25 @@ def fold_parts(step: Callable[[Carry, Any], Carry], carry: Carry, items: Any) ->
     Args:
         step: what to do with a part; it must give the carry back in the same shapes.
         carry: to start with.
-        items: a pytree of arrays that share their first axis; each part holds at most `PART` of it.
+        items: a pytree of arrays that share their first axis, of which each part holds about `PART`: less
+            than twice as many.
     """
     length = jax.tree.leaves(items)[0].shape[0]
-    whole = max(0, length - 1) // PART
-    # What is over comes first: the loop's carry then depends on the items, as its types under shard_map ask.
-    first = length - whole * PART
+    parts = max(1, length // PART)
+    size = -(-length // parts)
+    # The part of another size comes first: the carry of the loop then depends on the items, as its type
+    # under shard_map asks.
+    first = length - (parts - 1) * size
     carry = step(carry, jax.tree.map(lambda x: x[:first], items))
-    if not whole:
+    if parts == 1:
         return carry
 
     def one(carry: Carry, index: jax.Array) -> tuple[Carry, None]:
-        start = first + index * PART
-        part = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, PART), items)
+        start = first + index * size
+        part = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size), items)
         return step(carry, part), None
 
-    return jax.lax.scan(one, carry, jnp.arange(whole))[0]
+    return jax.lax.scan(one, carry, jnp.arange(parts - 1))[0]
 
 
 class Compensated(NamedTuple):

@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -71,30 +71,14 @@ def cuts(clients: np.ndarray | None, num_rows: int, size: int) -> np.ndarray:
     return np.array(places)
 
 
-class Parts(Protocol):
-    """A table of rows in parts of one shape.
+class TableParts:
+    """A table in arrays or memory maps, in parts of one shape. A bad value is an error that names the row.
 
     Attributes:
         places: where the parts start and end, the first 0.
         padding: a part that is all padding.
-        rejected: what was set aside, and why.
+        rejected: what was set aside, and why: nothing, see above.
     """
-
-    places: np.ndarray
-    padding: Rows
-    rejected: dict[str, str]
-
-    def read(self, index: int, check: bool) -> Rows:
-        """A part; its values are checked if they were not before."""
-        ...
-
-    def identity(self) -> Mapping[str, str]:
-        """What tells the table from another one, by name."""
-        ...
-
-
-class TableParts:
-    """A table in arrays or memory maps. A bad value is an error that names the row."""
 
     def __init__(self, rows: Rows, size: int, num_classes: int, whole_clients: bool) -> None:
         """Cut the table; its columns may be read, its means are not."""
@@ -119,7 +103,7 @@ class TableParts:
         return replace(part, client=np.where(part.client < 0, np.int32(-1), numbers))
 
     def read(self, index: int, check: bool) -> Rows:
-        """See `Parts`."""
+        """A part; its values are checked if they were not before."""
         start, stop = (int(place) for place in self.places[index : index + 2])
         part = padded_rows(self._between(start, stop), self._size)
         if check:
@@ -129,7 +113,7 @@ class TableParts:
         return part
 
     def identity(self) -> Mapping[str, str]:
-        """Shapes, the columns, and some rows of the means."""
+        """What tells the table from another one: shapes, the columns, and some rows of the means."""
         length = len(self._rows.label)
         sample = np.unique(np.linspace(0, max(length - 1, 0), _SAMPLE).astype(int))[:length]
 
@@ -146,7 +130,13 @@ class TableParts:
 
 
 class FolderParts:
-    """Rows of the messages in a folder. A file with a bad value is set aside."""
+    """Rows of the messages in a folder, in parts of one shape. A file with a bad value is set aside.
+
+    Attributes:
+        places: where the parts start and end, the first 0.
+        padding: a part that is all padding.
+        rejected: for each file that was set aside, by the client's name, why.
+    """
 
     def __init__(self, folder: MessageFolder, size: int, num_classes: int, whole_clients: bool) -> None:
         """Cut the files' rows, one file below the other; only headers are looked at."""
@@ -186,7 +176,7 @@ class FolderParts:
         return np.array(places)
 
     def read(self, index: int, check: bool) -> Rows:
-        """See `Parts`."""
+        """A part; its values are checked if they were not before."""
         start, stop = (int(place) for place in self.places[index : index + 2])
         part = jax.tree.map(np.copy, self.padding)
         columns = jax.tree.leaves(replace(part, client=None))
@@ -231,9 +221,12 @@ class FolderParts:
         return True
 
     def identity(self) -> Mapping[str, str]:
-        """Names, sizes and times of the files."""
+        """What tells the folder from another one: names, sizes and times of the files."""
         stamps = (np.frombuffer(f"{file.name}\0{file.stamp}".encode(), np.uint8) for file in self._files)
         return {"number of files": str(len(self._files)), "the files' names, sizes and times": digest(stamps)}
+
+
+Parts: TypeAlias = TableParts | FolderParts
 
 
 def bad_value(rows: Rows, start: int, *, num_classes: int) -> str | None:

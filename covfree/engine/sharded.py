@@ -44,22 +44,23 @@ def shard_rows(rows: Rows, mesh: Mesh, *, whole_clients: bool = False) -> Rows:
         ValueError: if clients must stay whole and the rows do not say whose they are.
     """
     rows = jax.tree.map(np.asarray, rows)
+    clients = None
     if whole_clients:
         if rows.client is None:
             raise ValueError("rows: expected rows with a client each, as clients must stay whole; got none")
         order = np.argsort(rows.client, kind="stable")
         rows = jax.tree.map(lambda x: x[order], rows)
+        clients = np.asarray(rows.client)
     devices = sum(device.process_index == jax.process_index() for device in mesh.devices.flat)
     length = len(rows.label)
     size = max(1, -(-length // devices))
-    if whole_clients and length:
-        clients = rows.client[rows.client >= 0]
-        size = max(size, int(np.unique(clients, return_counts=True)[1].max(initial=0)))
-    places = cuts(rows.client if whole_clients else None, length, size)
+    if clients is not None:
+        size = max(size, int(np.unique(clients[clients >= 0], return_counts=True)[1].max(initial=0)))
+    places = cuts(clients, length, size)
     while len(places) - 1 > devices:
         # Clients that must stay whole do not fill the devices evenly.
         size += -(-size // 8)
-        places = cuts(rows.client, length, size)
+        places = cuts(clients, length, size)
     if jax.process_count() > 1:
         size = int(multihost_utils.process_allgather(np.asarray(size)).max())
     places = np.append(places, np.full(devices + 1 - len(places), length))

@@ -53,7 +53,7 @@ def _in_parts(method: Method, terms: Callable[[Rows], Any], rows: Rows) -> bool:
             kept |= isinstance(term, Kept)
             widest = max(widest, term.rows.shape[1] if isinstance(term, Factor) else 0)
 
-    if length <= PART or method.whole_clients:
+    if length < 2 * PART or method.whole_clients:
         return False
     jax.eval_shape(look, rows)
     # Fewer rows than features stay a factor (see Scatter).

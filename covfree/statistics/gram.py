@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Integer
 from covfree.checks import check_positive
 from covfree.products import symmetric_product
 from covfree.statistics.groups import accumulation_dtype, as_examples, sum_groups
+from covfree.sums import fold_parts
 from covfree.types import AnyArray
 
 
@@ -55,6 +56,13 @@ def gram(
     """
     features, labels = as_examples(features, labels=labels)
     check_positive("num_classes", num_classes)
-    kept = (labels >= 0) & (labels < num_classes)
-    values = jnp.where(kept[:, None], features, 0).astype(accumulation_dtype(features))
-    return GramStatistics(symmetric_product(values), *sum_groups(features, labels, num_classes))
+    dtype = accumulation_dtype(features)
+
+    def add(total: jax.Array, part: tuple[jax.Array, jax.Array]) -> jax.Array:
+        values, labels = part
+        kept = (labels >= 0) & (labels < num_classes)
+        return total + symmetric_product(jnp.where(kept[:, None], values, 0).astype(dtype))
+
+    zeros = jnp.zeros((features.shape[1],) * 2, dtype)
+    sums, count = sum_groups(features, labels, num_classes)
+    return GramStatistics(fold_parts(add, zeros, (features, labels)), sums, count)

@@ -1,0 +1,72 @@
+"""How long the default job takes the first time, again, and with a persistent compilation cache.
+
+Run ``python benchmarks/compilation.py [--out FILE]``. The job is `covfree.fit` of FedCOF on the embedded digits,
+dealt out to 100 clients; each figure is from a process of its own, without the time of the imports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from common import machine, write
+
+JOB = """
+import json, time
+import jax, numpy as np, covfree
+from covfree.data import load_digits
+data = load_digits()
+clients = np.arange(len(data.train_labels)) % 100
+spent = {}
+def listen(event, duration, **_):
+    if event.startswith("/jax/core/compile/"):
+        spent["count"] = spent.get("count", 0) + event.endswith("backend_compile_duration")
+        spent["seconds"] = spent.get("seconds", 0) + duration
+jax.monitoring.register_event_duration_secs_listener(listen)
+times = []
+for _ in range(2):
+    start = time.perf_counter()
+    jax.block_until_ready(covfree.fit(covfree.fedcof(), data.train_features, data.train_labels, clients))
+    times.append(time.perf_counter() - start)
+names = ("first call", "second call")
+print(json.dumps(dict(zip(names, times)) | {"compiling": spent["seconds"], "functions": spent["count"]}))
+"""
+
+
+def job(cache: str | None = None) -> dict[str, float]:
+    """Seconds of the job in a fresh process."""
+    environment = dict(os.environ)
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+    if cache is not None:
+        # By default only what took a second or more to compile is kept.
+        environment |= {
+            "JAX_COMPILATION_CACHE_DIR": cache,
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        }
+    run = subprocess.run(
+        [sys.executable, "-c", JOB], env=environment, capture_output=True, text=True, check=True
+    )
+    return json.loads(run.stdout)
+
+
+def main() -> None:
+    """Print seconds, and write all of it as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        results = {"no cache": job(), "cache, cold": job(folder), "cache, warm": job(folder)}
+    for name, found in results.items():
+        print(f"{name:12}", *(f"{key} {value:.3g}" for key, value in found.items()), sep="  ")
+    if arguments.out is not None:
+        write(arguments.out, {"machine": machine(), "seconds": results})
+
+
+if __name__ == "__main__":
+    main()

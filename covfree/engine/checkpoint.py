@@ -1,0 +1,135 @@
+"""What a run over parts has done so far, in a file from which it goes on."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+from zipfile import BadZipFile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from covfree.engine.parts import Parts, digest
+from covfree.methods import Method
+from covfree.storage import replacing
+from covfree.sums import Compensated
+
+
+class Form(NamedTuple):
+    """The shapes and data types of a pytree of arrays, without them.
+
+    Attributes:
+        structure: the pytree's.
+        leaves: shape and data type of each leaf.
+    """
+
+    structure: Any
+    leaves: tuple[jax.ShapeDtypeStruct, ...]
+
+    @classmethod
+    def of(cls, tree: Any) -> Form:
+        """That of a pytree."""
+        leaves, structure = jax.tree.flatten(tree)
+        return cls(structure, tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves))
+
+    def zeros(self) -> Any:
+        """The pytree with arrays of zeros, which nobody else holds."""
+        return self.filled(jnp.zeros(leaf.shape, leaf.dtype) for leaf in self.leaves)
+
+    def filled(self, leaves: Iterable[jax.Array]) -> Any:
+        """The pytree with the next of these arrays; others are left where they are."""
+        return jax.tree.unflatten(self.structure, list(islice(leaves, len(self.leaves))))
+
+
+class State(NamedTuple):
+    """Where a run is.
+
+    Attributes:
+        totals: of the phases that are done.
+        running: the sums of the next phase so far (`Compensated`); None if all are done.
+        part: the part of that phase that comes next.
+    """
+
+    totals: tuple[Any, ...]
+    running: Any
+    part: int = 0
+
+
+def identity_of(
+    method: Method, parts: Parts, forms: Sequence[Form], *, num_classes: int, part_rows: int
+) -> dict[str, str]:
+    """What must be the same for a run to go on, by what to call it."""
+
+    def described(value: Any) -> str:
+        # Functions show where they lie in memory, which is elsewhere the next time.
+        return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+    structure = jax.tree.structure(method.params)
+    return {
+        "method": method.name,
+        "the method's numbers": digest(np.asarray(leaf) for leaf in jax.tree.leaves(method.params)),
+        "the method's parts": described((method.phases, structure)),
+        "num_classes": str(num_classes),
+        "part_rows": str(part_rows),
+        "totals": ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for form in forms for leaf in form.leaves),
+        **parts.identity(),
+    }
+
+
+def save(path: Path, state: State, rejected: Mapping[str, str], identity: Mapping[str, str]) -> None:
+    """Write the file anew, as a whole or not at all."""
+    about = {
+        "identity": identity,
+        "rejected": dict(rejected),
+        "phase": len(state.totals),
+        "part": state.part,
+    }
+    leaves = jax.tree.leaves((state.totals, state.running))
+    arrays = {f"leaf{index}": np.asarray(leaf) for index, leaf in enumerate(leaves)}
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, about=np.frombuffer(json.dumps(about).encode(), np.uint8), **arrays)  # pyright: ignore[reportArgumentType]
+
+
+def load(
+    path: Path, identity: Mapping[str, str], forms: Sequence[Form]
+) -> tuple[State, dict[str, str]] | None:
+    """Where an earlier run was, and what it had set aside; None if there is no file.
+
+    Args:
+        path: the file.
+        identity: of this run.
+        forms: of each phase's total.
+
+    Raises:
+        ValueError: if the file is that of another run, or none of a run.
+    """
+    if not path.exists():
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            about = json.loads(file["about"].tobytes())
+            leaves = [jnp.asarray(file[f"leaf{index}"]) for index in range(len(file.files) - 1)]
+            theirs, phase = about["identity"], about["phase"]
+    except (BadZipFile, EOFError, KeyError, ValueError) as error:
+        raise ValueError(
+            f"checkpoint: expected the state of an earlier run, {path} is none: {error}"
+        ) from error
+    differing = [name for name in {**identity, **theirs} if identity.get(name) != theirs.get(name)]
+    if differing:
+        name = differing[0]
+        raise ValueError(
+            f"checkpoint: expected a run of the same method over the same rows; {path} is of one that "
+            f"differs in {', '.join(differing)} ({name}: {theirs.get(name)} there, {identity.get(name)} "
+            "here); delete it to start anew"
+        )
+    left = iter(leaves)
+    totals = tuple(form.filled(left) for form in forms[:phase])
+    running = (
+        None if phase == len(forms) else Compensated(forms[phase].filled(left), forms[phase].filled(left))
+    )
+    return State(totals, running, about["part"]), about["rejected"]

@@ -1,0 +1,232 @@
+"""Rows that are larger than memory: read part by part while the last part is computed on."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+
+from covfree.checks import check_positive
+from covfree.engine.batch import solve_totals
+from covfree.engine.checkpoint import Form, State, identity_of, load, save
+from covfree.engine.parts import FolderParts, Parts, TableParts
+from covfree.engine.totals import dense_terms, zeros_of
+from covfree.folder import MessageFolder
+from covfree.methods import Method
+from covfree.optional import optional
+from covfree.sums import Compensated
+from covfree.types import Head, Rows
+
+# Parts that are read ahead.
+_AHEAD = 2
+# Seconds of work that a sudden end may cost.
+_EVERY = 30.0
+
+Result = TypeVar("Result")
+
+
+def accumulate_stream(
+    method: Method,
+    source: Rows | MessageFolder,
+    *,
+    num_classes: int,
+    part_rows: int = 8192,
+    checkpoint: str | PathLike[str] | None = None,
+    progress: bool = False,
+) -> tuple[Any, ...]:
+    """`accumulate` over rows that are larger than memory: one pass over them for each phase.
+
+    The next parts are read and checked while one is computed on. All parts have one shape, so that one
+    function a phase is compiled for any number of rows; the memory is that of a few parts and the totals.
+    Sums are compensated, so that their rounding does not grow with the number of parts.
+
+    Args:
+        method: the method; not one that keeps rows. What its features' map does, clients have done.
+        source: a table in NumPy arrays or memory maps (``np.load(path, mmap_mode="r")``), or a folder of
+            messages. With `Method.whole_clients` the rows of a client must follow each other in a table; in
+            a folder, a file is a client.
+        num_classes: C.
+        part_rows: rows of a part, padded to it.
+        checkpoint: a file from which an interrupted run goes on: it is written every half minute and when
+            anything goes wrong, and removed in the end. What comes out is the same to the bit.
+        progress: whether to show a progress bar on standard error (needs the ``cli`` extra).
+
+    Returns:
+        One total a phase, for `solve_totals`.
+
+    Raises:
+        ValueError: if the method keeps rows, or needs more of clients than rows; if a table holds a bad
+            value (it names the row), or a folder no sound message; if the checkpoint is that of another run.
+            A folder's bad messages are set aside, see `MessageFolder.rejected`.
+        RuntimeError: if a message file changed since the folder was opened.
+
+    >>> import covfree, numpy as np
+    >>> table = covfree.Rows(np.array([[0.0], [2.0], [7.0]]), np.ones(3, int), np.array([0, 0, 1]))
+    >>> (moments,) = accumulate_stream(covfree.fedncm(), table, num_classes=2, part_rows=2)
+    >>> moments.total.tolist()
+    [[2.0], [7.0]]
+    """
+    return _run(method, source, lambda *totals: totals, num_classes, part_rows, checkpoint, progress)
+
+
+def solve_stream(
+    method: Method,
+    source: Rows | MessageFolder,
+    *,
+    num_classes: int,
+    part_rows: int = 8192,
+    checkpoint: str | PathLike[str] | None = None,
+    progress: bool = False,
+) -> Head:
+    """The head from rows that are larger than memory: `solve_totals` of `accumulate_stream`.
+
+    Args:
+        method: see `accumulate_stream`, as for all other arguments.
+        source: the rows.
+        num_classes: C.
+        part_rows: rows of a part.
+        checkpoint: a file from which an interrupted run goes on.
+        progress: whether to show a progress bar.
+
+    Returns:
+        The head; equal, within rounding, to that of `solve_rows` on all the rows.
+
+    >>> import covfree, numpy as np
+    >>> table = covfree.Rows(np.array([[0.0], [2.0], [7.0]]), np.ones(3, int), np.array([0, 0, 1]))
+    >>> solve_stream(covfree.fedcof(), table, num_classes=2)(table.mean).argmax(-1).tolist()
+    [0, 0, 1]
+    """
+    solve = partial(solve_totals, method)
+    return _run(method, source, solve, num_classes, part_rows, checkpoint, progress)
+
+
+@partial(jax.jit, static_argnames=("phase", "num_classes"), donate_argnames="running")
+def _add(
+    method: Method, totals: tuple[Any, ...], running: Compensated, rows: Rows, *, phase: int, num_classes: int
+) -> Compensated:
+    return running.plus(dense_terms(method, phase, totals, rows, num_classes))
+
+
+def _run(
+    method: Method,
+    source: Rows | MessageFolder,
+    finish: Callable[..., Result],
+    num_classes: int,
+    part_rows: int,
+    checkpoint: str | PathLike[str] | None,
+    progress: bool,
+) -> Result:
+    check_positive("num_classes", num_classes)
+    check_positive("part_rows", part_rows)
+    parts = _cut(method, source, num_classes, part_rows)
+    forms = _forms(method, parts.padding, num_classes)
+    path = None if checkpoint is None else Path(checkpoint)
+    state, identity = State((), _nothing(forms[0])), {}
+    if path is not None:
+        identity = identity_of(method, parts, forms, num_classes=num_classes, part_rows=part_rows)
+        before = load(path, identity, forms)
+        if before is not None:
+            state, rejected = before
+            parts.rejected.update(rejected)
+    saved = time.monotonic()
+    try:
+        with _bar(progress, len(forms), parts) as show:
+            for phase in range(len(state.totals), len(forms)):
+                read = partial(parts.read, check=phase == 0)
+                add = partial(_add, method, state.totals, phase=phase, num_classes=num_classes)
+                show(phase, state.part)
+                with closing(_ahead(read, range(state.part, len(parts.places) - 1))) as ahead:
+                    for part in ahead:
+                        # To the device while it computes; then one part at a time, or all would be there.
+                        rows = jax.device_put(part)
+                        jax.block_until_ready(state.running)
+                        # One statement: an interrupt finds the sums with the number of parts in them.
+                        state = State(state.totals, add(state.running, rows), state.part + 1)
+                        show(phase, state.part)
+                        if path is not None and time.monotonic() - saved > _EVERY:
+                            save(path, state, parts.rejected, identity)
+                            saved = time.monotonic()
+                running = _nothing(forms[phase + 1]) if phase + 1 < len(forms) else None
+                state = State((*state.totals, state.running.value), running)
+        result = jax.block_until_ready(finish(*state.totals))
+    except BaseException:
+        # An interrupt within a step leaves sums that were given away; the file has those from before.
+        lost = any(leaf.is_deleted() for leaf in jax.tree.leaves(state.running))
+        if path is not None and not lost and (state.totals or state.part):
+            save(path, state, parts.rejected, identity)
+        raise
+    if path is not None:
+        path.unlink(missing_ok=True)
+    return result
+
+
+def _nothing(form: Form) -> Compensated:
+    return Compensated(form.zeros(), form.zeros())
+
+
+def _cut(method: Method, source: Rows | MessageFolder, num_classes: int, part_rows: int) -> Parts:
+    if isinstance(source, Rows):
+        return TableParts(source, part_rows, num_classes, method.whole_clients)
+    if method.merge is not None:
+        raise ValueError(
+            f"method: expected one whose clients send rows alone, got {method.name!r}, which sends "
+            f"{method.message}; use collect_files and solve_message"
+        )
+    return FolderParts(source, part_rows, num_classes, method.whole_clients)
+
+
+def _forms(method: Method, padding: Rows, num_classes: int) -> list[Form]:
+    """Those of each phase's total; raises where a phase keeps rows, before any is read."""
+    totals: tuple[Any, ...] = ()
+    for phase in range(len(method.phases)):
+        terms = partial(dense_terms, method, phase, num_classes=num_classes)
+        totals += (zeros_of(lambda totals, rows, terms=terms: terms(totals, rows), totals, padding),)
+    return [Form.of(total) for total in totals]
+
+
+def _ahead(read: Callable[[int], Result], indices: range) -> Generator[Result, None, None]:
+    """What ``read`` gives, read ahead by a thread of its own, which ends with the iterator."""
+    waiting: deque[Future[Result]] = deque()
+    reader = ThreadPoolExecutor(1, "covfree-reader")
+    try:
+        for index in indices:
+            waiting.append(reader.submit(read, index))
+            if len(waiting) > _AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        reader.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _bar(shown: bool, phases: int, parts: Parts) -> Iterator[Callable[[int, int], None]]:
+    """A function of the phase and the parts done that shows both."""
+    if not shown:
+        yield lambda phase, part: None
+        return
+    rich = optional("rich.progress", "cli")
+    console = optional("rich.console", "cli").Console(stderr=True)
+    columns = (*rich.Progress.get_default_columns(), rich.TextColumn("{task.fields[rate]} rows/s"))
+    length, begun = int(parts.places[-1]), (-1, 0, 0.0)
+    with rich.Progress(*columns, console=console) as bar:
+
+        def show(phase: int, part: int) -> None:
+            nonlocal begun
+            done, now = int(parts.places[part]), time.monotonic()
+            if phase != begun[0]:
+                begun = (phase, done, now)
+                bar.add_task(f"pass {phase + 1} of {phases}", total=length, completed=done, rate="?")
+                return
+            rate = (done - begun[1]) / max(now - begun[2], 1e-9)
+            bar.update(bar.task_ids[-1], completed=done, rate=f"{rate:,.0f}")
+
+        yield show

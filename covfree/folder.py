@@ -1,0 +1,205 @@
+"""A folder of message files: which of them are sound, and all of them in one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+
+import jax
+
+from covfree.checks import check_row_structure, check_rows
+from covfree.server import Collected, _check_matrix, _check_sum, _most_frequent_dim, _unlike, collect
+from covfree.storage import load_message, read_header, read_rows
+from covfree.types import Message, Rows
+
+_SUFFIX = ".safetensors"
+# Bytes of messages that are held at once while they are put together.
+_BATCH = 2**28
+
+
+@dataclass(frozen=True, slots=True)
+class MessageFile:
+    """A client's message in a folder.
+
+    Attributes:
+        name: the file's name in the folder without ``.safetensors``: the client.
+        path: the file.
+        header: the message with zeros in the place of its numbers.
+        stamp: size and time of the last change, when the folder was opened.
+    """
+
+    name: str
+    path: str
+    header: Message
+    stamp: tuple[int, int]
+
+    def rows(self, start: int, stop: int) -> Rows:
+        """Rows ``start`` to ``stop`` alone, which must be some.
+
+        Raises:
+            RuntimeError: if the file is not what it was when the folder was opened.
+        """
+        if _stamp(Path(self.path)) != self.stamp:
+            raise RuntimeError(
+                f"path: {self.path}: expected the file as it was when the folder was opened; it changed"
+            )
+        return read_rows(self.path, start, stop)
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+class MessageFolder:
+    """The message files of a folder, as they are when it is opened; their headers alone are read.
+
+    Attributes:
+        files: those that can be read, ordered by name.
+        rejected: for each file that was set aside, by the client's name, why: at first those that cannot be
+            read, and after `accumulate_stream` or `solve_stream` all those that did not count.
+
+    >>> import covfree, numpy as np, tempfile
+    >>> sent = covfree.Message(covfree.Rows(np.ones((1, 2)), np.array([3]), np.array([0])))
+    >>> with tempfile.TemporaryDirectory() as path:
+    ...     covfree.save_message(sent, f"{path}/a.safetensors")
+    ...     [file.name for file in MessageFolder(path).files]
+    ['a']
+    """
+
+    def __init__(self, path: str | PathLike[str], pattern: str = f"*{_SUFFIX}") -> None:
+        """Open a folder.
+
+        Args:
+            path: the folder.
+            pattern: which files in it hold messages, e.g. ``"**/*.safetensors"`` for folders in it too.
+
+        Raises:
+            ValueError: if there is no such folder, or no such file in it.
+        """
+        root, headers = Path(path), {}
+        files: list[MessageFile] = []
+        self.rejected: dict[str, str] = {}
+        # With the suffix: names without are then as unique as the files.
+        for file in sorted(root.glob(pattern)):
+            name = file.relative_to(root).as_posix().removesuffix(_SUFFIX)
+            try:
+                # Looked at first, so that what changes while the header is read shows.
+                stamp, header = _stamp(file), read_header(file)
+            except (OSError, ValueError) as error:
+                self.rejected[name] = str(error)
+            else:
+                # Clients share shapes, and a folder may hold very many.
+                leaves, structure = jax.tree.flatten(header)
+                key = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+                files.append(MessageFile(name, str(file), headers.setdefault(key, header), stamp))
+        if not files and not self.rejected:
+            raise ValueError(f"path: expected a folder with files {pattern!r}, got {os.fspath(path)!r}")
+        self.files = tuple(files)
+        self._unreadable = dict(self.rejected)
+
+    def sound(self, dim: int | None = None) -> tuple[list[MessageFile], dict[str, str]]:
+        """The files whose shapes fit together, as `collect` would have them, and why the others do not.
+
+        Args:
+            dim: d; by default that of most messages.
+
+        Raises:
+            ValueError: if there is none; it names the first reasons.
+        """
+        rejected = dict(self._unreadable)
+        headers: dict[Hashable, Message] = {file.name: file.header for file in self.files}
+        dim = _most_frequent_dim(headers.values()) if dim is None else dim
+        for name, header in list(headers.items()):
+            try:
+                check_row_structure(header.rows, dim=dim)
+            except (TypeError, ValueError) as error:
+                rejected[str(name)] = str(error)
+                del headers[name]
+        unlike = _unlike(headers, None)
+        sound = [file for file in self.files if file.name in headers and file.name not in unlike]
+        rejected.update((str(name), reason) for name, reason in unlike.items())
+        if not sound:
+            raise ValueError(none_sound(rejected))
+        return sound, rejected
+
+
+def none_sound(rejected: Mapping[str, str]) -> str:
+    """What to say where no file can be used."""
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in list(rejected.items())[:3])
+    return f"folder: expected a sound message, got none among {len(rejected)} files. {reasons}"
+
+
+def collect_files(
+    folder: MessageFolder,
+    *,
+    num_classes: int,
+    dim: int | None = None,
+    num_examples: Mapping[Hashable, int] | None = None,
+) -> Collected:
+    """`collect` over the files of a folder, of which only some are held at once.
+
+    For every method. Matrices are added up as they are read, so that there are never many of them in memory;
+    rows are kept. Where the rows themselves are too many, see `solve_stream`.
+
+    Args:
+        folder: the files; a client's name is that of its file, without ``.safetensors``.
+        num_classes: C.
+        dim: d; by default that of most files.
+        num_examples: see `collect`.
+
+    Returns:
+        The sound messages in one, for `solve_message`, and the reason for each file that was set aside.
+
+    Raises:
+        ValueError: if no file holds a sound message; it names the first reasons.
+
+    >>> import covfree, numpy as np, tempfile
+    >>> sent = covfree.Message(covfree.Rows(np.ones((1, 2)), np.array([3]), np.array([0])), np.ones((2, 2)))
+    >>> with tempfile.TemporaryDirectory() as path:
+    ...     covfree.save_message(sent, f"{path}/a.safetensors")
+    ...     covfree.save_message(sent, f"{path}/b.safetensors")
+    ...     received = collect_files(MessageFolder(path), num_classes=1)
+    >>> received.clients, received.message.matrix.tolist()
+    (('a', 'b'), [[2.0, 2.0], [2.0, 2.0]])
+    """
+    files, rejected = folder.sound(dim)
+    dim = files[0].header.rows.mean.shape[1]
+    collected: Collected | None = None
+    for batch in _batches(files):
+        messages: dict[Hashable, Message] = {}
+        for file in batch:
+            try:
+                messages[file.name] = load_message(file.path)
+            except (OSError, ValueError) as error:
+                rejected[file.name] = str(error)
+        try:
+            collected = collect(
+                messages, num_classes=num_classes, dim=dim, num_examples=num_examples, before=collected
+            )
+        except ValueError:
+            # None of them is sound, and none was before.
+            for name, message in messages.items():
+                try:
+                    check_rows(message.rows, num_classes=num_classes, dim=dim)
+                    _check_matrix(message)
+                    _check_sum(message.rows, (num_examples or {})[name])
+                except (TypeError, ValueError) as error:
+                    rejected[str(name)] = str(error)
+    if collected is None:
+        raise ValueError(none_sound(rejected))
+    return replace(collected, rejected={**rejected, **collected.rejected})
+
+
+def _batches(files: list[MessageFile]) -> Iterator[list[MessageFile]]:
+    batch, size = [], 0
+    for file in files:
+        if batch and size + file.stamp[0] > _BATCH:
+            yield batch
+            batch, size = [], 0
+        batch.append(file)
+        size += file.stamp[0]
+    yield batch

@@ -1,0 +1,126 @@
+"""Messages in files: one a client."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from covfree.checks import check_row_structure
+from covfree.optional import optional
+from covfree.types import Message, Rows
+
+_FORMAT = "covfree.Message"
+_NEEDED = ("mean", "count", "label")
+_ROWS = (*_NEEDED, "client", "covariance", "sketch")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a path to write to; what is written there takes the place of ``path`` when it is complete."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def save_message(message: Message, path: str | PathLike[str]) -> None:
+    """Write a message to a safetensors file (needs the ``safetensors`` extra).
+
+    The file is there as a whole or not at all, whatever interrupts the writing.
+
+    Args:
+        message: from `client_message`, or from `collect`.
+        path: the file, which is replaced if it is there. Its name is what `collect_files` calls the client.
+    """
+    rows = {name: getattr(message.rows, name) for name in _ROWS}
+    # Contiguous: the writer takes the memory as it lies.
+    tensors = {
+        name: np.ascontiguousarray(value)
+        for name, value in {**rows, "matrix": message.matrix}.items()
+        if value is not None
+    }
+    metadata = {"format": _FORMAT, "solved": str(message.solved).lower()}
+    with replacing(Path(path)) as temporary:
+        optional("safetensors.numpy", "safetensors").save_file(tensors, temporary, metadata=metadata)
+
+
+@contextmanager
+def _opened(path: str | PathLike[str]) -> Iterator[Any]:
+    """The file of a message, of which nothing but the header is read."""
+    safetensors = optional("safetensors", "safetensors")
+    expected = f"path: {os.fspath(path)}: expected a message written by save_message"
+    try:
+        with safetensors.safe_open(path, framework="numpy") as opened:
+            names, metadata = set(opened.keys()), opened.metadata() or {}
+            if metadata.get("format") != _FORMAT:
+                raise ValueError(f"{expected}, got format {metadata.get('format')!r} with {sorted(names)}")
+            if not set(_NEEDED) <= names <= {*_ROWS, "matrix"}:
+                raise ValueError(
+                    f"{expected}, with {', '.join(_NEEDED)} and no other tensors than client, covariance, "
+                    f"sketch and matrix, got {sorted(names)}"
+                )
+            yield opened
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{expected}, got a file that is cut short or no safetensors: {error}") from error
+
+
+def _as_message(opened: Any, tensors: Mapping[str, np.ndarray]) -> Message:
+    rows = Rows(**{name: tensors.get(name) for name in _ROWS})  # pyright: ignore[reportArgumentType]
+    return Message(rows, tensors.get("matrix"), opened.metadata().get("solved") == "true")
+
+
+def load_message(path: str | PathLike[str]) -> Message:
+    """Read a message written by `save_message`.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The message, in NumPy arrays. `collect` checks its values.
+
+    Raises:
+        ValueError: if the file is cut short, no message, or holds arrays that do not fit together; it names
+            the path.
+
+    >>> import covfree, numpy as np, tempfile
+    >>> sent = covfree.Message(covfree.Rows(np.ones((1, 2)), np.array([3]), np.array([0])))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_message(sent, f"{folder}/a.safetensors")
+    ...     load_message(f"{folder}/a.safetensors").rows.mean.tolist()
+    [[1.0, 1.0]]
+    """
+    with _opened(path) as opened:
+        message = _as_message(opened, {name: opened.get_tensor(name) for name in opened.keys()})  # noqa: SIM118
+    try:
+        check_row_structure(message.rows)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"path: {os.fspath(path)}: expected a message that is sound, got {error}") from error
+    return message
+
+
+def read_header(path: Path) -> Message:
+    """A message in the shapes and data types of that in the file, all 0, of which nothing takes memory."""
+
+    def zeros(opened: Any, name: str) -> np.ndarray:
+        tensor = opened.get_slice(name)
+        shape = tensor.get_shape()
+        empty = tensor[:0] if shape and shape[0] else opened.get_tensor(name)
+        return np.broadcast_to(np.zeros((), empty.dtype), shape)
+
+    with _opened(path) as opened:
+        return _as_message(opened, {name: zeros(opened, name) for name in opened.keys()})  # noqa: SIM118
+
+
+def read_rows(path: str | PathLike[str], start: int, stop: int) -> Rows:
+    """Rows ``start`` to ``stop`` alone of the message in a file; there must be some."""
+    with _opened(path) as opened:
+        names = set(opened.keys()) - {"matrix"}
+        return _as_message(opened, {name: opened.get_slice(name)[start:stop] for name in names}).rows

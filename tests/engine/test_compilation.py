@@ -1,0 +1,66 @@
+"""What is compiled: once for a shape, not again for another number or for a federation of about one size."""
+
+import jax
+import numpy as np
+import pytest
+
+import covfree
+
+COMPILED: list[str] = []
+
+
+def _listen(event, duration, **_):
+    if event == "/jax/core/compile/backend_compile_duration":
+        COMPILED.append(event)
+
+
+jax.monitoring.register_event_duration_secs_listener(_listen)
+
+
+def compilations(function):
+    """How many functions a call compiles."""
+    before = len(COMPILED)
+    jax.block_until_ready(function())
+    return len(COMPILED) - before
+
+
+def federation(examples, seed=0):
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 3, examples)
+    features = rng.normal(size=(examples, 5)).astype(np.float32) + labels[:, None].astype(np.float32)
+    return features, labels, rng.integers(0, 7, examples)
+
+
+@pytest.mark.parametrize("make", [covfree.fedcof, covfree.fed3r, covfree.fedncm])
+def test_fit_again_compiles_nothing(make):
+    """The same shape; then another seed; then other numbers in the method, where it has any."""
+    method = make()
+    assert compilations(lambda: covfree.fit(method, *federation(97), num_classes=3)) > 0
+    assert compilations(lambda: covfree.fit(make(), *federation(97), num_classes=3)) == 0
+    assert compilations(lambda: covfree.fit(make(), *federation(97, seed=1), num_classes=3)) == 0
+
+
+def test_another_number_compiles_nothing():
+    """A fixed γ is an argument of the compiled function."""
+    data = federation(95)
+    assert compilations(lambda: covfree.fit(covfree.fedcof(0.1), *data, num_classes=3)) > 0
+    assert compilations(lambda: covfree.fit(covfree.fedcof(0.7), *data, num_classes=3)) == 0
+
+
+def test_federations_of_about_one_size_share_the_server():
+    """Rows are padded to one of eight sizes an octave."""
+    labels = np.arange(70) % 3
+    method = covfree.fedcof(0.1)
+    heads = []
+    for clients in (np.arange(70) // 2, np.arange(70) // 2 % 34):
+        features = np.random.default_rng(0).normal(size=(70, 5)).astype(np.float32)
+        heads.append(
+            compilations(lambda f=features, c=clients: covfree.fit(method, f, labels, c, num_classes=3))
+        )
+    assert heads[0] > 0
+    assert heads[1] == 0
+
+
+def test_the_default_job_compiles_few_functions():
+    """Counting rows is NumPy's; what is left: the key-free summary, the sums and the solve."""
+    assert compilations(lambda: covfree.fit(covfree.fedcof(), *federation(93), num_classes=3)) <= 6
