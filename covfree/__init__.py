@@ -20,6 +20,7 @@ from covfree.engine import Diagnosis as Diagnosis
 from covfree.engine import accumulate as accumulate
 from covfree.engine import accumulate_parts as accumulate_parts
 from covfree.engine import accumulate_sharded as accumulate_sharded
+from covfree.engine import accumulate_stream as accumulate_stream
 from covfree.engine import accuracy_by_round as accuracy_by_round
 from covfree.engine import arrived as arrived
 from covfree.engine import diagnose as diagnose
@@ -29,6 +30,7 @@ from covfree.engine import fit as fit
 from covfree.engine import shard_rows as shard_rows
 from covfree.engine import solve_message as solve_message
 from covfree.engine import solve_rows as solve_rows
+from covfree.engine import solve_stream as solve_stream
 from covfree.engine import solve_totals as solve_totals
 from covfree.engine import summarise as summarise
 from covfree.estimators import Freedom as Freedom
@@ -51,6 +53,8 @@ from covfree.estimators import within_factor as within_factor
 from covfree.estimators import within_scatter as within_scatter
 from covfree.features import fourier_features as fourier_features
 from covfree.features import relu_features as relu_features
+from covfree.folder import MessageFolder as MessageFolder
+from covfree.folder import collect_files as collect_files
 from covfree.heads import GaussianHead as GaussianHead
 from covfree.heads import calibrate_temperature as calibrate_temperature
 from covfree.heads import gaussian_head as gaussian_head
@@ -84,6 +88,8 @@ from covfree.statistics import client_rows as client_rows
 from covfree.statistics import count_rows as count_rows
 from covfree.statistics import gram as gram
 from covfree.statistics import subset_class_means as subset_class_means
+from covfree.storage import load_message as load_message
+from covfree.storage import save_message as save_message
 from covfree.transforms import count_noise as count_noise
 from covfree.types import LinearHead as LinearHead
 from covfree.types import Message as Message

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import jax
 
-from covfree.checks import check_row_structure, check_rows
-from covfree.server import Collected, _check_matrix, _check_sum, _most_frequent_dim, _unlike, collect
+from covfree.checks import check_row_structure
+from covfree.received import most_frequent_dim, sort_out, unlike
+from covfree.server import Collected, collect
 from covfree.storage import load_message, read_header, read_rows
 from covfree.types import Message, Rows
 
@@ -112,16 +113,16 @@ class MessageFolder:
         """
         rejected = dict(self._unreadable)
         headers: dict[Hashable, Message] = {file.name: file.header for file in self.files}
-        dim = _most_frequent_dim(headers.values()) if dim is None else dim
+        dim = most_frequent_dim(headers.values()) if dim is None else dim
         for name, header in list(headers.items()):
             try:
                 check_row_structure(header.rows, dim=dim)
             except (TypeError, ValueError) as error:
                 rejected[str(name)] = str(error)
                 del headers[name]
-        unlike = _unlike(headers, None)
-        sound = [file for file in self.files if file.name in headers and file.name not in unlike]
-        rejected.update((str(name), reason) for name, reason in unlike.items())
+        others = unlike(headers, None)
+        sound = [file for file in self.files if file.name in headers and file.name not in others]
+        rejected.update((str(name), reason) for name, reason in others.items())
         if not sound:
             raise ValueError(none_sound(rejected))
         return sound, rejected
@@ -182,13 +183,8 @@ def collect_files(
             )
         except ValueError:
             # None of them is sound, and none was before.
-            for name, message in messages.items():
-                try:
-                    check_rows(message.rows, num_classes=num_classes, dim=dim)
-                    _check_matrix(message)
-                    _check_sum(message.rows, (num_examples or {})[name])
-                except (TypeError, ValueError) as error:
-                    rejected[str(name)] = str(error)
+            reasons = sort_out(messages, num_classes, dim, num_examples or {}, None)[1]
+            rejected.update((str(name), reason) for name, reason in reasons.items())
     if collected is None:
         raise ValueError(none_sound(rejected))
     return replace(collected, rejected={**rejected, **collected.rejected})

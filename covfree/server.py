@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import jax
 import numpy as np
 
-from covfree.checks import check_rows
 from covfree.messages import select_rows
-from covfree.types import Message, Rows
+from covfree.received import most_frequent_dim, sort_out
+from covfree.types import Message
 
 
 @dataclass(frozen=True)
@@ -67,28 +66,15 @@ def collect(
     >>> collect({"a": good, "b": good}, num_classes=1, before=first).message.rows.client.tolist()
     [0, 1]
     """
-    sound: dict[Hashable, Message] = {}
     rejected = {} if before is None else dict(before.rejected)
     known = () if before is None else before.clients
     new = {client: message for client, message in messages.items() if client not in known}
     if dim is None:
-        dim = _most_frequent_dim(new.values()) if before is None else before.message.rows.mean.shape[1]
-    for client, message in new.items():
-        try:
-            if not isinstance(message, Message):
-                raise TypeError(f"message: expected a Message, got {type(message).__name__}")
-            check_rows(message.rows, num_classes=num_classes, dim=dim)
-            _check_matrix(message)
-            if num_examples is not None and client in num_examples:
-                _check_sum(message.rows, num_examples[client])
-        except (TypeError, ValueError) as error:
-            rejected[client] = str(error)
-        else:
-            rejected.pop(client, None)
-            sound[client] = message
-    for client, reason in _unlike(sound, None if before is None else before.message).items():
-        rejected[client] = reason
-        del sound[client]
+        dim = most_frequent_dim(new.values()) if before is None else before.message.rows.mean.shape[1]
+    sound, reasons = sort_out(
+        new, num_classes, dim, num_examples or {}, None if before is None else before.message
+    )
+    rejected = {client: reason for client, reason in rejected.items() if client not in sound} | reasons
     clients = (*known, *sound)
     if not clients:
         reasons = "; ".join(f"client {client!r}: {reason}" for client, reason in list(rejected.items())[:3])
@@ -165,13 +151,6 @@ def forget(
     return Collected(Message(rows, matrix), clients, collected.rejected)
 
 
-def _most_frequent_dim(messages: Any) -> int | None:
-    sizes = [np.shape(message.rows.mean) for message in messages if isinstance(message, Message)]
-    dims = [size[1] for size in sizes if len(size) == 2]
-    # The smaller of two that are as frequent, whatever the order of the clients.
-    return max(sorted(set(dims)), key=dims.count, default=None)
-
-
 def _with_means(message: Message) -> Message:
     """Class means in the place of the columns of a ridge solution: C W = Xᵀ Y, the class sums."""
     if not message.solved:
@@ -190,65 +169,3 @@ def _merged(messages: Sequence[Message]) -> Message:
         if message.matrix is not None:
             total = message.matrix if total is None else np.add(total, message.matrix)
     return Message(rows, total)
-
-
-def _parts(message: Message) -> dict[str, int]:
-    """Dimensions of each part that may be there or not, 0 where it is not; and whether it is a solution."""
-    rows = message.rows
-    parts = {"covariance": rows.covariance, "sketch": rows.sketch, "matrix": message.matrix}
-    sizes = {name: 0 if part is None else np.ndim(part) for name, part in parts.items()}
-    return {**sizes, "solved": message.solved}
-
-
-def _unlike(sound: Mapping[Hashable, Message], before: Message | None) -> dict[Hashable, str]:
-    """Why each message that does not hold the parts that others hold cannot be put together with them.
-
-    The others are those of earlier rounds, else most of this one, whatever the order of the clients. A
-    message without rows may hold any parts, as it adds nothing.
-    """
-    parts = {client: _parts(message) for client, message in sound.items() if len(message.rows.count)}
-    structures = list(parts.values())
-    # The one with fewer parts of two that are as frequent.
-    ordered = sorted(structures, key=lambda structure: tuple(structure.values()))
-    expected = max(ordered, key=structures.count, default={})
-    if before is not None and len(before.rows.count):
-        # Solutions of earlier rounds are class means by now: whether they were is not known any more.
-        expected = {**_parts(before), "solved": expected.get("solved", False)}
-    reasons = {}
-    for client, own in parts.items():
-        for name in own:
-            if own[name] != expected[name]:
-                wanted, got = _described(name, expected[name]), _described(name, own[name])
-                reasons[client] = f"{name}: expected {wanted} as others send, got {got}"
-                break
-    return reasons
-
-
-def _described(name: str, size: int) -> str:
-    if name == "solved":
-        return str(size)
-    return "none" if size == 0 else f"an array of {size} dimensions"
-
-
-def _check_matrix(message: Message) -> None:
-    dim = np.shape(message.rows.mean)[1]
-    if message.matrix is None:
-        if message.solved:
-            raise ValueError("matrix: expected the one that the solution was computed with, got none")
-        return
-    if np.shape(message.matrix) != (dim, dim):
-        raise ValueError(f"matrix: expected shape {[dim, dim]}, got {list(np.shape(message.matrix))}")
-    if not np.isfinite(message.matrix).all():
-        place = tuple(int(i) for i in np.argwhere(~np.isfinite(message.matrix))[0])
-        raise ValueError(
-            f"matrix: holds {np.asarray(message.matrix)[place]} at {place}; expected finite numbers"
-        )
-
-
-def _check_sum(rows: Rows, num_examples: int) -> None:
-    counts = np.asarray(rows.count)[np.asarray(rows.label) >= 0]
-    total = counts.sum()
-    # The parts of a class that a mixture's components hold add up but for rounding.
-    wrong = total != num_examples if counts.dtype.kind in "iu" else not np.isclose(total, num_examples)
-    if wrong:
-        raise ValueError(f"count: counts sum to {total}; expected the {num_examples} examples announced")

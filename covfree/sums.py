@@ -47,13 +47,13 @@ def fold_parts(step: Callable[[Carry, Any], Carry], carry: Carry, items: Any) ->
             than twice as many.
     """
     length = jax.tree.leaves(items)[0].shape[0]
-    parts = max(1, length // PART)
-    size = -(-length // parts)
-    # The part of another size comes first: the carry of the loop then depends on the items, as its type
-    # under shard_map asks.
-    first = length - (parts - 1) * size
+    size = max(1, -(-length // max(1, length // PART)))
+    # What is over comes first: the carry of the loop then depends on the items, as its type under shard_map
+    # asks.
+    more = max(0, length - 1) // size
+    first = length - more * size
     carry = step(carry, jax.tree.map(lambda x: x[:first], items))
-    if parts == 1:
+    if not more:
         return carry
 
     def one(carry: Carry, index: jax.Array) -> tuple[Carry, None]:
@@ -61,7 +61,7 @@ def fold_parts(step: Callable[[Carry, Any], Carry], carry: Carry, items: Any) ->
         part = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size), items)
         return step(carry, part), None
 
-    return jax.lax.scan(one, carry, jnp.arange(parts - 1))[0]
+    return jax.lax.scan(one, carry, jnp.arange(more))[0]
 
 
 class Compensated(NamedTuple):
@@ -118,7 +118,6 @@ def group_sums(
     total_weight = jax.ops.segment_sum(weight, group, num_groups)
     whole = total_weight.astype(dtype)[:, None]
     whole = jnp.where(whole > 0, whole, 1)
-    zeros = jnp.zeros((num_groups, jnp.shape(values)[1]), dtype)
 
     def add(mean: jax.Array | None, sums: jax.Array, part: tuple[jax.Array, ...]) -> jax.Array:
         values, weight, group = part
@@ -128,13 +127,18 @@ def group_sums(
         return sums.at[group].add(values * weight.astype(dtype)[:, None], mode="drop")
 
     items = (jnp.asarray(values), weight, group)
-    sums = fold_parts(partial(add, None), zeros, items)
+
+    def added(mean: jax.Array | None) -> jax.Array:
+        # The zeros are made here, as jax cannot batch a condition under shard_map that is handed constants.
+        return fold_parts(partial(add, mean), jnp.zeros((num_groups, jnp.shape(values)[1]), dtype), items)
+
+    sums = added(None)
 
     def refined(sums: jax.Array) -> jax.Array:
         mean = sums / whole
         # Divided before it is added: XLA would turn a plain sum plus ``sums`` into one that starts there,
         # and each small remainder would be rounded away.
-        return whole * (mean + fold_parts(partial(add, mean), zeros, items) / whole)
+        return whole * (mean + added(mean) / whole)
 
     longest = jax.ops.segment_sum(jnp.ones_like(group), group, num_groups).max(initial=0)
     for length in _LONG:

@@ -13,5 +13,7 @@ from covfree.engine.rounds import accuracy_by_round as accuracy_by_round
 from covfree.engine.rounds import arrived as arrived
 from covfree.engine.sharded import accumulate_sharded as accumulate_sharded
 from covfree.engine.sharded import shard_rows as shard_rows
+from covfree.engine.stream import accumulate_stream as accumulate_stream
+from covfree.engine.stream import solve_stream as solve_stream
 from covfree.engine.totals import accumulate as accumulate
 from covfree.engine.totals import accumulate_parts as accumulate_parts

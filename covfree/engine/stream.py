@@ -22,7 +22,7 @@ from covfree.engine.totals import dense_terms, zeros_of
 from covfree.folder import MessageFolder
 from covfree.methods import Method
 from covfree.optional import optional
-from covfree.sums import Compensated
+from covfree.sums import Compensated, fold_parts
 from covfree.types import Head, Rows
 
 # Parts that are read ahead.
@@ -112,7 +112,11 @@ def solve_stream(
 def _add(
     method: Method, totals: tuple[Any, ...], running: Compensated, rows: Rows, *, phase: int, num_classes: int
 ) -> Compensated:
-    return running.plus(dense_terms(method, phase, totals, rows, num_classes))
+    def add(running: Compensated, rows: Rows) -> Compensated:
+        return running.plus(dense_terms(method, phase, totals, rows, num_classes))
+
+    # In pieces that stay in the processor's cache, unless a client's rows might be in two of them.
+    return add(running, rows) if method.whole_clients else fold_parts(add, running, rows)
 
 
 def _run(
