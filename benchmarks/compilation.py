@@ -1,6 +1,6 @@
 """How long the default job takes the first time, again, and with a persistent compilation cache.
 
-Run ``python benchmarks/compilation.py [--out FILE]``. The job is `covfree.fit` of FedCOF on the embedded digits,
+Run ``python benchmarks/compilation.py [--out FILE]``. The job is `covfree.fit` of FedCOF on the digits,
 dealt out to 100 clients; each figure is from a process of its own, without the time of the imports.
 """
 

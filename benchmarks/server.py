@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import machine, timed, write
+from common import finished, machine, peak_memory, restart_peak, timed, write
 
 import covfree
 from covfree.products import product, symmetric_product
@@ -44,7 +44,7 @@ def random_rows(num_rows: int, num_classes: int, dim: int) -> covfree.Rows:
 
 
 def measure(num_rows: int, num_classes: int, dim: int) -> dict[str, Any]:
-    """Seconds of the floors and of each method; MB of memory that the compiled call needs beside the rows."""
+    """Seconds of the floors and of each method; MB that the process grows by while it solves."""
     rows = random_rows(num_rows, num_classes, dim)
     gram = symmetric_product(jnp.asarray(rows.mean)) + jnp.eye(dim)
     right = covfree.first_moments(rows, num_classes).total.T
@@ -62,10 +62,10 @@ def measure(num_rows: int, num_classes: int, dim: int) -> dict[str, Any]:
         seconds[name] = timed(
             lambda m=method: covfree.solve_rows(m, rows, num_classes=num_classes), repeats=9
         )
-        compiled = covfree.solve_rows.lower(method, rows, num_classes=num_classes).compile()
-        analysis = compiled.memory_analysis()
-        if analysis is not None:
-            memory[name] = (analysis.temp_size_in_bytes + analysis.output_size_in_bytes) / 1e6
+        restart_peak()
+        before = peak_memory()
+        finished(covfree.solve_rows(method, rows, num_classes=num_classes))
+        memory[name] = (peak_memory() - before) / 1e6
     flops = {"XᵀX": 2 * num_rows * dim**2, "Cholesky": dim**3 / 3, "triangular solve": dim**2 * num_classes}
     return {
         "rows": num_rows,

@@ -1,0 +1,91 @@
+"""The picture of ``estimator_variance.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from variance_theory import CLASSES, Estimator, Kind, Setting
+
+
+def picture(
+    path: Path,
+    panels: dict[str, list[dict[str, Any]]],
+    estimators: Sequence[Estimator],
+    numbers: dict[str, Any],
+    of_numbers: Sequence[Estimator],
+) -> None:
+    """Six panels: marks are measured, dashed lines are theory, dotted ones theory's squared bias.
+
+    Args:
+        path: PNG file to write.
+        panels: points of a variable, by its name.
+        estimators: the curves.
+        numbers: the point of which the last panel is made.
+        of_numbers: the estimators that it has.
+    """
+    from matplotlib.figure import Figure
+
+    titles = {
+        "clients": "clients K",
+        "examples": "examples a client n",
+        "dim": "dimension d",
+        "alpha": "Dirichlet α of classes over clients",
+        "shift": "client shift τ (standard deviations)",
+    }
+    colours = {
+        "eq. 5": ("#0b5fa5", "#6aaee0"),
+        "pooled": ("#8e44ad",),
+        "components": ("#d35400", "#f0a35e"),
+        "sketches": ("#0b6b3a", "#4caf6d", "#a3d9a5"),
+        "exact": ("#222222",),
+    }
+    marks = {"eq. 5": "o", "pooled": "D", "components": "s", "sketches": "^", "exact": "*"}
+    figure = Figure(figsize=(13.5, 9.2), layout="constrained")
+    axes = figure.subplots(2, 3).ravel()
+    used: dict[Kind, int] = {}
+    for estimator in estimators:
+        kind, name = estimator.kind, estimator.name
+        colour = colours[kind][used.setdefault(kind, 0)]
+        used[kind] += 1
+        for axis, (variable, points) in zip(axes, panels.items(), strict=False):
+            x = [point[variable] for point in points]
+            of = [point["results"][name] for point in points]
+            # Pooled lies on eq. 5 where classes are alike: a ring about its mark.
+            style = {"ms": 9, "fillstyle": "none"} if kind == "pooled" else {"ms": 5}
+            axis.plot(x, [r["measured"]["error"] for r in of], marks[kind], color=colour, label=name, **style)
+            axis.plot(x, [r["theory"]["error"] for r in of], "--", color=colour, lw=1)
+            if variable == "shift" and kind in ("eq. 5", "pooled"):
+                axis.plot(x[1:], [r["theory"]["squared_bias"] for r in of[1:]], ":", color=colour, lw=1.4)
+    for kind in ("eq. 5", "components", "sketches", "exact"):
+        own = [e for e in of_numbers if e.kind == kind]
+        of = [numbers["results"][e.name] for e in own]
+        x = [e.number for e in own] if kind != "exact" else [1, 32]
+        of = of * 2 if kind == "exact" else of
+        colour = colours[kind][0]
+        axes[5].plot(x, [r["measured"]["error"] for r in of], marks[kind], color=colour, ms=5)
+        axes[5].plot(x, [r["theory"]["error"] for r in of], "--", color=colour, lw=1)
+    ticks = [*([point[name] for point in points] for name, points in panels.items()), [1, 2, 4, 8, 16, 32]]
+    for axis, name, at in zip(axes, (*titles.values(), "subsets J, or sketches m"), ticks, strict=True):
+        axis.set(xlabel=name, yscale="log")
+        if at[0] > 0:
+            axis.set_xscale("log")
+        else:
+            axis.set_xscale("symlog", linthresh=at[1], linscale=0.5)
+            axis.set(xlim=(-at[1] / 4, at[-1] * 1.2), ylim=(1e-3, None))
+        axis.set_xticks(at, [f"{x:g}" for x in at])
+        axis.minorticks_off()
+        axis.grid(alpha=0.25)
+    for axis in axes[::3]:
+        axis.set_ylabel("mean squared error, over ‖T‖²")
+    handles, names = axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=5, frameon=False)
+    default = Setting()
+    figure.suptitle(
+        "Covariance from class means: measured (marks), theory (dashed), its squared bias (dotted). "
+        f"{CLASSES} classes;\nwhere not varied K = {default.clients}, n = {default.examples}, "
+        f"d = {default.dim}, α = {default.alpha:g}, τ = {default.shift:g}",
+        fontsize=11,
+    )
+    figure.savefig(path, dpi=110)
