@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 # Halving the columns twice leaves 5/8 of the work; smaller blocks cost more than they save.
 _HALVINGS = 2
 _SMALLEST = 128
+_FEWEST = 64
 
 
 def product(left: Float[Array, "a b"], right: Float[Array, "b c"]) -> Float[Array, "a c"]:
@@ -28,7 +29,8 @@ def symmetric_product(factor: Float[Array, "rows dim"], halvings: int = _HALVING
     """
     # A multiple of 64 keeps the blocks aligned for the kernels below.
     half = factor.shape[1] // 128 * 64
-    if halvings == 0 or half < _SMALLEST:
+    # A few rows cost less to multiply than the blocks to put together.
+    if halvings == 0 or half < _SMALLEST or factor.shape[0] < _FEWEST:
         return product(factor.T, factor)
     left, right = factor[:, :half], factor[:, half:]
     cross = product(left.T, right)
