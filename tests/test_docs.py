@@ -16,6 +16,7 @@ MODULES = (
     "covfree.federation",
     "covfree.linalg",
     "covfree.data",
+    "covfree.backbones",
     "covfree.recursive",
 )
 

@@ -1,0 +1,9 @@
+"""Feature extractors in Flax, and the weights that others trained."""
+
+from covfree.backbones.extractor import Backbone as Backbone
+from covfree.backbones.extractor import backbone as backbone
+from covfree.backbones.preprocess import preprocess as preprocess
+from covfree.backbones.table import BACKBONES as BACKBONES
+from covfree.backbones.table import Preprocessing as Preprocessing
+from covfree.backbones.table import Spec as Spec
+from covfree.backbones.weights import read_weights as read_weights

@@ -1,0 +1,268 @@
+"""A backbone: images in, features out, as pure functions of a pytree of parameters."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from covfree.backbones.table import BACKBONES, Spec
+from covfree.backbones.weights import Params, packaged_weights, read_weights, tensor_shapes, to_params
+from covfree.checks import check_choice, check_positive
+from covfree.types import AnyArray, LinearHead, PRNGKey
+
+_DTYPES = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A network that turns images into features. It holds no parameters; see `backbone`.
+
+    Parameters are Linen's variables: ``{"params": …}`` and, of a network with batch norms,
+    ``{"batch_stats": …}``, the running statistics, whose derivatives are 0. They are float32, whatever the
+    network computes in.
+
+    Attributes:
+        name: of its line in `BACKBONES`.
+        num_classes: of the classifier that the parameters include, or None without one.
+        dtype: in which it computes: ``"float32"`` or ``"bfloat16"``.
+    """
+
+    name: str
+    num_classes: int | None
+    dtype: str
+
+    @property
+    def spec(self) -> Spec:
+        """Its line in `BACKBONES`."""
+        return BACKBONES[self.name]
+
+    @property
+    def num_features(self) -> int:
+        """d, the size of a feature."""
+        return self.spec.num_features
+
+    @property
+    def module(self) -> Any:
+        """The Linen module."""
+        return self._architecture.build(jnp.dtype(self.dtype), self.num_classes, **self.spec.settings)
+
+    @property
+    def _architecture(self) -> Any:
+        # Flax takes half a second to import, which only who builds a network pays.
+        return importlib.import_module(f"covfree.backbones.{self.spec.module}")
+
+    def init(self, key: PRNGKey) -> Params:
+        """Draw parameters at random.
+
+        Args:
+            key: of the draw.
+        """
+        size = self.spec.input_size
+        images = jnp.zeros((1, size, size, 3), jnp.float32)
+        # Under jit the features, which nobody wants, are not computed.
+        return jax.jit(lambda key: self.module.init(key, images, logits=True))(key)
+
+    def apply(
+        self,
+        params: Params,
+        images: Float[AnyArray, "batch height width 3"],
+        *,
+        train: bool = False,
+        key: PRNGKey | None = None,
+    ) -> Float[Array, "batch features"]:
+        """Compute features.
+
+        Args:
+            params: from `init` or `load`.
+            images: as `preprocess` gives them. Any size but the spec's is taken where ``spec.any_size``.
+            train: normalise by the batch's statistics, and drop where there is a key. Otherwise an image's
+                features do not depend on the others.
+            key: of dropout and stochastic depth in training; None for neither.
+
+        Returns:
+            Features in the backbone's dtype.
+
+        Raises:
+            ValueError: if images have another shape.
+        """
+        return self._run(params, images, train, key, False)[0]
+
+    def apply_and_update(
+        self,
+        params: Params,
+        images: Float[AnyArray, "batch height width 3"],
+        *,
+        key: PRNGKey | None = None,
+    ) -> tuple[Float[Array, "batch features"], Params]:
+        """Compute features as ``apply(..., train=True)`` does, and update the running statistics.
+
+        Args:
+            params: see `apply`.
+            images: see `apply`.
+            key: see `apply`.
+
+        Returns:
+            Features, and parameters with the batch norms' running statistics moved towards the batch's. A
+            network without batch norms gives back what it got.
+        """
+        return self._run(params, images, True, key, False)
+
+    def logits(
+        self,
+        params: Params,
+        images: Float[AnyArray, "batch height width 3"],
+        *,
+        train: bool = False,
+        key: PRNGKey | None = None,
+    ) -> Float[Array, "batch classes"]:
+        """Compute the scores that the network's own classifier gives.
+
+        They are ``classifier(params)(apply(params, images))``, but for SqueezeNet, which rectifies the scores
+        of each position before their mean.
+
+        Args:
+            params: see `apply`.
+            images: see `apply`.
+            train: see `apply`.
+            key: see `apply`.
+
+        Raises:
+            ValueError: if the backbone has no classifier.
+        """
+        self._check_classifier()
+        return self._run(params, images, train, key, True)[0]
+
+    def classifier(self, params: Params) -> LinearHead:
+        """The parameters' classifier, as a head to call on features.
+
+        Args:
+            params: see `apply`.
+
+        Raises:
+            ValueError: if the backbone has no classifier.
+        """
+        self._check_classifier()
+        layer = params["params"][self._architecture.CLASSIFIER]
+        weight = layer["kernel"]
+        return LinearHead(weight.reshape(weight.shape[-2:]), layer["bias"])
+
+    def with_classifier(self, params: Params, head: LinearHead) -> Params:
+        """Attach a head as the parameters' classifier; the way back from `classifier`.
+
+        Args:
+            params: see `apply`.
+            head: of ``num_classes`` classes.
+
+        Raises:
+            ValueError: if the head has another size, or the backbone no classifier.
+        """
+        self._check_classifier()
+        layer = self._architecture.CLASSIFIER
+        shape = (self.num_features, self.num_classes)
+        if jnp.shape(head.weight) != shape:
+            raise ValueError(f"head: expected weight {list(shape)}, got {list(jnp.shape(head.weight))}")
+        old = params["params"][layer]
+        new = {"kernel": head.weight.reshape(old["kernel"].shape), "bias": head.bias}
+        return {**params, "params": {**params["params"], layer: new}}
+
+    def load(self, path: str | PathLike[str] | None = None) -> Params:
+        """Read parameters from a file that uses the reference's names.
+
+        A backbone without a classifier leaves the file's aside.
+
+        Args:
+            path: a ``.safetensors`` or ``.pth`` file, see `read_weights`; None for the weights that the
+                ``pretrained`` extra brings (``spec.package``).
+
+        Raises:
+            ValueError: if the file is damaged, or a tensor is missing, one too many, of another shape or not
+                finite; the message names the tensors.
+            ImportError: if the package of weights is not installed.
+            FileNotFoundError: if there is no such file.
+        """
+        if path is None:
+            if self.spec.package is None:
+                raise ValueError(f"path: no package ships weights of {self.name}; expected a file")
+            path = packaged_weights(self.spec.package)
+        return self.from_tensors(read_weights(path), source=f"path: {path}: {self.name}")
+
+    def from_tensors(self, tensors: dict[str, np.ndarray], *, source: str = "tensors") -> Params:
+        """Arrange tensors, by the reference's names, as parameters.
+
+        Args:
+            tensors: as `read_weights` gives them.
+            source: what they came from, for errors.
+
+        Raises:
+            ValueError: see `load`.
+        """
+        names = set(tensor_shapes(self.shapes))
+        unused = {f"{self._architecture.CLASSIFIER}.{leaf}" for leaf in ("weight", "bias")} - names
+        renamings = self._architecture.renamings(**self.spec.settings)
+        namings = [{name: rename(name) for name in names | unused} for rename in renamings]
+        return to_params(tensors, self.shapes, namings=namings, unused=unused, source=source)
+
+    @functools.cached_property
+    def shapes(self) -> Params:
+        """Shapes and data types of the parameters, without their numbers."""
+        size = self.spec.input_size
+        images = jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
+        init = functools.partial(self.module.init, logits=True)
+        return jax.eval_shape(init, jax.random.key(0), images)
+
+    def _run(
+        self, params: Params, images: Any, train: bool, key: PRNGKey | None, logits: bool
+    ) -> tuple[Any, Params]:
+        shape, size = jnp.shape(images), self.spec.input_size
+        wanted = ("height", "width") if self.spec.any_size else (size, size)
+        right = len(shape) == 4 and shape[3] == 3 and (self.spec.any_size or shape[1:3] == wanted)
+        if not right:
+            raise ValueError(
+                f"images: expected [batch, {wanted[0]}, {wanted[1]}, 3] for {self.name}, got {list(shape)}"
+            )
+        images = jnp.asarray(images, jnp.dtype(self.dtype))
+        keys = None if key is None else {"dropout": key}
+        if not (train and "batch_stats" in params):
+            out = self.module.apply(params, images, train=train, logits=logits, rngs=keys)
+            return out, params
+        out, changed = self.module.apply(
+            params, images, train=True, logits=logits, rngs=keys, mutable=["batch_stats"]
+        )
+        return out, {**params, **changed}
+
+    def _check_classifier(self) -> None:
+        if self.num_classes is None:
+            raise ValueError(f"num_classes: {self.name} was made without a classifier")
+
+
+def backbone(name: str, *, num_classes: int | None = 1000, dtype: Any = "float32") -> Backbone:
+    """Choose a network that turns images into features.
+
+    Args:
+        name: a name in `BACKBONES`.
+        num_classes: of the classifier that the parameters include; 1000 is what published weights have. None
+            leaves the classifier out of the parameters, as when every client trains its own copy of them.
+        dtype: in which it computes: float32 or bfloat16.
+
+    Raises:
+        ValueError: if there is no such backbone, or it does not compute in that type.
+
+    >>> resnet = backbone("resnet18")
+    >>> resnet.num_features, resnet.spec.input_size
+    (512, 224)
+    """
+    if name not in BACKBONES:
+        raise ValueError(f"name: expected one of {', '.join(BACKBONES)}, got {name!r}")
+    if num_classes is not None:
+        check_positive("num_classes", num_classes)
+    chosen = jnp.dtype(dtype).name
+    check_choice("dtype", chosen, _DTYPES)
+    return Backbone(name, num_classes, chosen)

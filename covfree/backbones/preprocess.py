@@ -1,0 +1,67 @@
+"""From an image to what a backbone takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float, UInt8
+
+from covfree.backbones.table import Preprocessing, Spec
+from covfree.optional import optional
+
+
+def preprocess(image: Any, spec: Spec) -> Float[np.ndarray, "crop crop 3"]:
+    """Resize, crop and normalise one image, as the backbone's reference does.
+
+    The shorter side becomes ``spec.preprocessing.resize`` pixels, a square is cut from the middle, and its
+    grey levels are normalised (needs Pillow).
+
+    Args:
+        image: a Pillow image, or its grey levels: uint8 ``[height, width, 3]``, or ``[height, width]`` of one
+            without colours.
+        spec: the backbone's line in `BACKBONES`.
+
+    Returns:
+        float32.
+
+    Raises:
+        TypeError: if the image is an array of another type than uint8.
+        ValueError: if it is an array of another shape.
+
+    >>> import numpy as np
+    >>> from covfree.backbones import BACKBONES
+    >>> preprocess(np.zeros((300, 400, 3), np.uint8), BACKBONES["resnet18"]).shape
+    (224, 224, 3)
+    """
+    return normalise(crop(image, spec.preprocessing), spec.preprocessing)
+
+
+def crop(image: Any, preprocessing: Preprocessing) -> UInt8[np.ndarray, "crop crop 3"]:
+    """Resize an image's shorter side and cut a square from the middle; see `preprocess`."""
+    pillow = optional("PIL.Image", "pretrained")
+    if isinstance(image, np.ndarray | jax.Array):
+        if image.dtype != np.uint8:
+            raise TypeError(f"image: expected uint8 grey levels, got {image.dtype}")
+        if image.ndim not in (2, 3) or 0 in image.shape or (image.ndim == 3 and image.shape[2] != 3):
+            raise ValueError(
+                f"image: expected [height, width, 3] or [height, width], got {list(image.shape)}"
+            )
+        image = pillow.fromarray(np.ascontiguousarray(image))
+    image = image.convert("RGB")
+    short, size = min(image.size), preprocessing.crop
+    # The longer side is cut off to a whole number of pixels, the margins are rounded, as in torchvision.
+    width, height = (side * preprocessing.resize // short for side in image.size)
+    method = getattr(pillow.Resampling, preprocessing.interpolation.upper())
+    resized = np.asarray(image.resize((width, height), method))
+    top, left = round((height - size) / 2), round((width - size) / 2)
+    return resized[top : top + size, left : left + size]
+
+
+def normalise(
+    pixels: UInt8[np.ndarray, "*batch height width 3"], preprocessing: Preprocessing
+) -> Float[np.ndarray, "*batch height width 3"]:
+    """Subtract the mean grey level of each colour, and divide by its standard deviation."""
+    mean, std = (np.asarray(value, np.float32) for value in (preprocessing.mean, preprocessing.std))
+    return (pixels.astype(np.float32) - mean) / std

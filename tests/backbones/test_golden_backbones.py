@@ -1,0 +1,54 @@
+"""Parity with PyTorch on photographs, with weights that were trained."""
+
+import jax
+import numpy as np
+import pytest
+from precision import relative_error
+
+from covfree.backbones import BACKBONES, backbone
+from covfree.backbones.preprocess import crop, normalise
+
+
+@pytest.fixture(scope="module")
+def golden(shared):
+    path = shared / "data" / "golden_backbones" / "imagenet-crops.npz"
+    if not path.is_file():
+        pytest.skip(f"test data not found: {path}")
+    return dict(np.load(path))
+
+
+@pytest.mark.parametrize("name", ["squeezenet1_1", "efficientnet_lite0"])
+def test_features_and_top_one(shared, golden, name):
+    chosen = backbone(name)
+    path = None
+    if chosen.spec.package is None:
+        path = shared / "data" / "weights" / f"{name}.safetensors"
+        if not path.is_file():
+            pytest.skip(f"weights not found: {path}")
+    try:
+        params = chosen.load(path)
+    except ImportError as error:
+        pytest.skip(f"weights not found: {error}")
+    images = normalise(golden["images"], chosen.spec.preprocessing)
+    run = jax.jit(lambda params, images: (chosen.apply(params, images), chosen.logits(params, images)))
+    features, logits = jax.device_get(run(params, images))
+    assert relative_error(features, golden[f"{name}_features"]) < 1e-4
+    assert relative_error(logits, golden[f"{name}_logits"]) < 1e-4
+    np.testing.assert_array_equal(logits.argmax(1), golden[f"{name}_logits"].argmax(1))
+
+
+def test_crops(shared, golden):
+    image = pytest.importorskip("PIL.Image")
+    folder = shared / "data" / "caltech101-20"
+    preprocessing = BACKBONES["efficientnet_lite0"].preprocessing
+    compared = 0
+    for name, expected in zip(golden["files"], golden["images"], strict=True):
+        with image.open(folder / str(name)) as opened:
+            sides = [side * 256 / min(opened.size) for side in opened.size]
+            # Where sides and margins are rounded, those crops and torchvision's may lie a pixel apart.
+            if any(int(side) != round(side) or int(side) % 2 for side in sides):
+                continue
+            difference = crop(opened, preprocessing).astype(int) - expected
+        assert np.abs(difference).max() <= 1, name
+        compared += 1
+    assert compared == 4
