@@ -13,8 +13,6 @@ import argparse
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +20,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from common import machine, peak_memory, write
+from common import machine, peak_memory, second_call, write
 
 import covfree
 from covfree.methods import ClassMeans, Mixtures, SketchedMeans, registry
@@ -120,13 +118,6 @@ def too_large(method: covfree.Method, labels: np.ndarray, owners: np.ndarray, cl
     return f"totals of {size / 1e9:.1f} GB" if size > MOST_BYTES else ""
 
 
-def seconds(function: Callable[[], Any]) -> tuple[Any, float]:
-    """Result and seconds of a second call; the first compiles."""
-    jax.block_until_ready(function())
-    start = time.perf_counter()
-    return jax.block_until_ready(function()), time.perf_counter() - start
-
-
 def measure(name: str, split: Split, arguments: argparse.Namespace) -> dict[str, Any]:
     """One method on one split."""
     sizes = np.loadtxt(arguments.data / split.file, dtype=np.int64)
@@ -148,11 +139,11 @@ def measure(name: str, split: Split, arguments: argparse.Namespace) -> dict[str,
     if reason:
         return result | {"skipped": reason}
     features, key = features_of(labels, split.classes, dim), jax.random.key(2)
-    rows, client_seconds = seconds(lambda: covfree.summarise(method, features, labels, owners, key=key))
+    rows, client_seconds = second_call(lambda: covfree.summarise(method, features, labels, owners, key=key))
     del features
     # As in `covfree compare`: where sums are sent, and no rows, the clients evaluate the phases.
-    totals, sums = seconds(lambda: covfree.accumulate(method, rows, num_classes=split.classes))
-    _, solve = seconds(lambda: covfree.solve_totals(method, *totals))
+    totals, sums = second_call(lambda: covfree.accumulate(method, rows, num_classes=split.classes))
+    _, solve = second_call(lambda: covfree.solve_totals(method, *totals))
     by_server = method.message == "rows"
     return result | {
         "client_seconds": client_seconds + (0 if by_server else sums),

@@ -41,6 +41,18 @@ def finished(result: T) -> T:
     return result if jax is None else jax.block_until_ready(result)
 
 
+def clocked(function: Callable[[], T]) -> tuple[T, float]:
+    """Result and wall seconds of a call."""
+    start = time.perf_counter()
+    return finished(function()), time.perf_counter() - start
+
+
+def second_call(function: Callable[[], T]) -> tuple[T, float]:
+    """Result and wall seconds of a second call; the first compiles."""
+    finished(function())
+    return clocked(function)
+
+
 # Threads of a linear algebra library spin for up to 0.1 s after a factorisation, and take the cores from the
 # next call's products: an effect of repeating a call, not of the call.
 _PAUSE = 0.15
@@ -52,9 +64,7 @@ def timed(function: Callable[..., Any], *args: Any, repeats: int = 5) -> float:
     best = float("inf")
     for _ in range(repeats):
         time.sleep(_PAUSE)
-        start = time.perf_counter()
-        finished(function(*args))
-        best = min(best, time.perf_counter() - start)
+        best = min(best, clocked(lambda: function(*args))[1])
     return best
 
 

@@ -14,14 +14,12 @@ import json
 import math
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from common import machine, peak_memory, write
+from common import clocked, machine, peak_memory, write
 from jax.tree_util import Partial
 
 import covfree
@@ -104,12 +102,6 @@ def drawn(cohort: Cohort, population: Population, key: jax.Array, parts: int) ->
     return jax.lax.fori_loop(0, parts, add, jnp.zeros(population.centre.shape[1]))
 
 
-def seconds(function: Callable[[], Any]) -> tuple[Any, float]:
-    """Result and seconds of a call."""
-    start = time.perf_counter()
-    return jax.block_until_ready(function()), time.perf_counter() - start
-
-
 def measure(name: str, clients: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """One method, or drawing alone, with so many clients."""
     cohort = Cohort(name, min(arguments.cohort, clients), arguments.examples)
@@ -124,16 +116,16 @@ def measure(name: str, clients: int, arguments: argparse.Namespace) -> dict[str,
             return alone(cohort, population, key, parts)
         return covfree.accumulate_parts(METHODS[name], part, parts, num_classes=arguments.classes)
 
-    _, first = seconds(lambda: run(1))  # compiles
-    totals, taken = seconds(lambda: run(parts))
+    _, first = clocked(lambda: run(1))  # compiles
+    totals, taken = clocked(lambda: run(parts))
     if taken < SHORT:
         # The best of several runs says more than one that something else may have disturbed.
-        taken = min(taken, *(seconds(lambda: run(parts))[1] for _ in range(4)))
+        taken = min(taken, *(clocked(lambda: run(parts))[1] for _ in range(4)))
     result = {"clients": parts * cohort.clients, "method": name, "seconds": taken, "first_cohort": first}
     if name == DRAWING:
         return result
     jax.block_until_ready(covfree.solve_totals(METHODS[name], *totals))  # compiles
-    head, solve = seconds(lambda: covfree.solve_totals(METHODS[name], *totals))
+    head, solve = clocked(lambda: covfree.solve_totals(METHODS[name], *totals))
     result |= {"solve_seconds": solve, "clients_per_second": result["clients"] / taken}
     result["peak_bytes"] = peak_memory()
     return result | quality(name, head, population)

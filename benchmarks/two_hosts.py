@@ -13,14 +13,12 @@ seconds. Features are drawn from class Gaussians, a client by its number: the fe
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import jax
 import numpy as np
-from common import machine, write
+from common import machine, second_call, write
 from jax.sharding import Mesh
 
 import covfree
@@ -53,13 +51,6 @@ def own_rows(
     return jax.tree.map(lambda x: x[rows.count > 0], rows)
 
 
-def seconds(function: Callable[[], Any]) -> tuple[Any, float]:
-    """Result and seconds of a second call; the first compiles."""
-    jax.block_until_ready(function())
-    start = time.perf_counter()
-    return jax.block_until_ready(function()), time.perf_counter() - start
-
-
 def run(name: str, arguments: argparse.Namespace) -> tuple[dict[str, Any], covfree.LinearHead]:
     """One method on all hosts: figures of this process, and the head, which all hosts have."""
     entry = covfree.methods.registry()[name]
@@ -71,10 +62,10 @@ def run(name: str, arguments: argparse.Namespace) -> tuple[dict[str, Any], covfr
     # From here on as on one host.
     mesh = Mesh(np.array(jax.devices()), ("rows",))
     table = covfree.shard_rows(rows, mesh, whole_clients=method.whole_clients)
-    totals, sum_seconds = seconds(
+    totals, sum_seconds = second_call(
         lambda: covfree.accumulate_sharded(method, table, num_classes=arguments.classes, mesh=mesh)
     )
-    head, solve_seconds = seconds(lambda: covfree.solve_totals(method, *totals))
+    head, solve_seconds = second_call(lambda: covfree.solve_totals(method, *totals))
     shards = cast(jax.Array, table.count).addressable_shards
     here = sum(int((np.asarray(shard.data) > 0).sum()) for shard in shards)
     print(f"process {process} of {processes}: {name}: {here} rows here, table of {table.count.shape[0]}")

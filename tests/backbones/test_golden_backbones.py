@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 from precision import relative_error
 
 from covfree.backbones import BACKBONES, backbone
@@ -25,10 +26,7 @@ def test_features_and_top_one(shared, golden, name):
         path = shared / "data" / "weights" / f"{name}.safetensors"
         if not path.is_file():
             pytest.skip(f"weights not found: {path}")
-    try:
-        params = chosen.load(path)
-    except ImportError as error:
-        pytest.skip(f"weights not found: {error}")
+    params = chosen.load(path)
     images = normalise(golden["images"], chosen.spec.preprocessing)
     run = jax.jit(lambda params, images: (chosen.apply(params, images), chosen.logits(params, images)))
     features, logits = jax.device_get(run(params, images))
@@ -38,12 +36,11 @@ def test_features_and_top_one(shared, golden, name):
 
 
 def test_crops(shared, golden):
-    image = pytest.importorskip("PIL.Image")
     folder = shared / "data" / "caltech101-20"
     preprocessing = BACKBONES["efficientnet_lite0"].preprocessing
     compared = 0
     for name, expected in zip(golden["files"], golden["images"], strict=True):
-        with image.open(folder / str(name)) as opened:
+        with Image.open(folder / str(name)) as opened:
             sides = [side * 256 / min(opened.size) for side in opened.size]
             # Where sides and margins are rounded, those crops and torchvision's may lie a pixel apart.
             if any(int(side) != round(side) or int(side) % 2 for side in sides):

@@ -80,7 +80,6 @@ def test_training_mode():
 @pytest.mark.parametrize("shape", seeded.SHAPES, ids=str)
 @pytest.mark.parametrize("name", seeded.CROPS)
 def test_preprocessing_is_torchvisions(name, shape):
-    pytest.importorskip("PIL")
     spec = BACKBONES[name]
     expected = np.load(EXPECTED / "crops.npz")[f"{name} {shape[0]} {shape[1]}"].astype(int)
     size = spec.preprocessing.crop
@@ -92,7 +91,6 @@ def test_preprocessing_is_torchvisions(name, shape):
 
 
 def test_preprocessing_takes_grey_images_and_refuses_others():
-    pytest.importorskip("PIL")
     spec = BACKBONES["efficientnet_lite0"]
     grey = np.full((250, 240), 127, np.uint8)
     np.testing.assert_array_equal(preprocess(grey, spec), np.zeros((224, 224, 3), np.float32))
