@@ -18,7 +18,7 @@ from covfree.estimators.shift import ShiftTest, shift_test
 from covfree.estimators.shrinkage import trace_and_square
 from covfree.linalg import Scatter
 from covfree.methods import Method, fedcof
-from covfree.methods.fedcof import with_inner, within_of
+from covfree.methods.fedcof import estimating, with_inner
 from covfree.types import Rows
 
 # A difference between clients that chance explains less often than this is called one.
@@ -89,11 +89,11 @@ def diagnose(rows: Rows, *, num_classes: int, method: Method | None = None) -> D
     method = fedcof() if method is None else method
     moments = first_moments(rows, num_classes)
     # A method that estimates no covariance is looked at with FedCOF's.
-    estimate = method if type(method.phases[-1]) is type(fedcof().phases[-1]) else fedcof()
+    estimate, within = estimating(method)
     totals = accumulate(estimate, rows, num_classes=num_classes)
     first, (scatter, inner, _) = totals
     covariance = with_inner(scatter, inner)
-    degrees = within_of(method).freedom(first).effective
+    degrees = within.freedom(first).effective
     rank = _effective_rank(covariance, degrees)
     class_degrees = jnp.maximum(moments.rows - 1, 0)
     system = None

@@ -203,10 +203,13 @@ def with_inner(scatter: Scatter, inner: jax.Array | None) -> Scatter:
     return scatter.shifted(inner) if inner.ndim == 0 else scatter.with_diagonal(inner)
 
 
-def within_of(method: Method) -> Within:
-    """How a method estimates the within-class scatter; as FedCOF does, for one that does not."""
+def estimating(method: Method) -> tuple[Method, Within]:
+    """A method with an estimate of the within-class scatter, and the estimator.
+
+    The given one if it has such an estimate, else FedCOF.
+    """
     phase = method.phases[-1]
-    return phase.within if isinstance(phase, _SpreadPhase) else FromMeans("per_class")
+    return (method, phase.within) if isinstance(phase, _SpreadPhase) else estimating(fedcof())
 
 
 def _check_rule(shrinkage: Shrinkage) -> None:
