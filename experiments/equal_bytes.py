@@ -23,7 +23,7 @@ from covfree.cli.compare import environment
 from covfree.data import FeatureSet, load_digits, load_npz
 from covfree.federation import inner_dirichlet
 from covfree.methods import Method
-from covfree.methods.fedcof import within_of
+from covfree.methods.fedcof import estimating
 
 CLIENTS, ALPHA = 30, 0.5
 SUBSETS = (1, 2, 4, 8)
@@ -50,7 +50,7 @@ def one(
     """Vectors sent, relative error of the scatter, and accuracy in percent."""
     key = jax.random.key(seed)
     rows = covfree.summarise(method, data.train_features, data.train_labels, clients, key=key)
-    within = within_of(method)
+    _, within = estimating(method)
     factor = np.asarray(within.factor(rows, within.first(rows, data.num_classes)), np.float64)
     head = covfree.solve_rows(method, rows, num_classes=data.num_classes)
     return {
