@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from covfree.backbones.convolution import convolve
+
 # The names of the reference's tensors, as functions of the names in the tree of parameters.
 Renaming = Callable[[str], str]
 
@@ -61,6 +63,7 @@ class Style:
             use_bias=bias,
             dtype=self.dtype,
             precision=self.precision,
+            conv_general_dilated=convolve,
             name=name,
         )
 
@@ -105,8 +108,3 @@ def pooled(x: jax.Array) -> jax.Array:
     """Mean over the positions of ``[batch, height, width, channels]``, summed in float32 at least."""
     accurate = jnp.promote_types(x.dtype, jnp.float32)
     return x.mean((1, 2), dtype=accurate).astype(x.dtype)
-
-
-def max_pooled(x: jax.Array, padding: Any) -> jax.Array:
-    """The largest of every 3 × 3 positions, two steps apart; what pads never is."""
-    return nn.max_pool(x, (3, 3), (2, 2), padding)

@@ -7,7 +7,8 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from covfree.backbones.parts import Renaming, Style, max_pooled, pooled
+from covfree.backbones.convolution import max_pooled
+from covfree.backbones.parts import Renaming, Style, pooled
 
 
 class ResNet(nn.Module):

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from covfree.backbones.parts import Dropout, Renaming, Style, max_pooled, pooled
+from covfree.backbones.convolution import max_pooled
+from covfree.backbones.parts import Dropout, Renaming, Style, pooled
 
 # Squeezed and expanded channels of the fires; None takes a maximum.
 _FIRES = (

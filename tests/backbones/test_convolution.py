@@ -1,0 +1,111 @@
+"""Convolutions and maxima in the forms that are fast on a CPU, against XLA's own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from jax import lax
+
+from covfree.backbones.convolution import convolve, max_pooled
+
+LAYOUT = ("NHWC", "HWIO", "NHWC")
+
+
+def own(x, kernel, stride, padding, groups):
+    return convolve(
+        x,
+        kernel,
+        (stride, stride),
+        padding,
+        feature_group_count=groups,
+        dimension_numbers=LAYOUT,
+        precision="highest",
+    )
+
+
+def xlas(x, kernel, stride, padding, groups):
+    return lax.conv_general_dilated(
+        x,
+        kernel,
+        (stride, stride),
+        padding,
+        feature_group_count=groups,
+        dimension_numbers=LAYOUT,
+        precision="highest",
+    )
+
+
+def drawn(shape, seed, dtype=np.float32):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
+
+
+# Side of the image and of the kernel, stride, padding, channels in and out, groups.
+CASES = {
+    "one channel a group": (9, 3, 1, ((1, 1), (1, 1)), 6, 6, 6),
+    "wide": (9, 5, 2, ((2, 2), (2, 2)), 6, 6, 6),
+    "even side, padded as TensorFlow does": (10, 3, 2, "SAME", 6, 6, 6),
+    "odd side": (9, 5, 2, "SAME", 6, 6, 6),
+    "one by one": (9, 1, 1, ((0, 0), (0, 0)), 6, 8, 1),
+    "one by one with steps": (9, 1, 2, ((0, 0), (0, 0)), 6, 8, 1),
+    "dense": (9, 3, 1, ((1, 1), (1, 1)), 6, 8, 1),
+    "two groups": (9, 3, 1, ((1, 1), (1, 1)), 6, 8, 2),
+    "two of each channel": (9, 3, 1, ((1, 1), (1, 1)), 6, 12, 6),
+}
+
+
+@pytest.mark.parametrize(
+    ("side", "size", "stride", "padding", "inner", "outer", "groups"), CASES.values(), ids=CASES
+)
+def test_convolution(side, size, stride, padding, inner, outer, groups):
+    x, kernel = drawn((2, side, side + 1, inner), 0), drawn((size, size, inner // groups, outer), 1)
+
+    def outcome(function):
+        def loss(x, kernel):
+            y = function(x, kernel, stride, padding, groups)
+            return (y * jnp.sin(jnp.arange(y.size, dtype=y.dtype)).reshape(y.shape)).sum(), y
+
+        (_, y), gradients = jax.value_and_grad(loss, (0, 1), has_aux=True)(x, kernel)
+        return y, *gradients
+
+    for got, expected in zip(outcome(own), outcome(xlas), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_kernels_of_their_own_under_vmap():
+    x, kernels = drawn((3, 2, 7, 7, 4), 0), drawn((3, 3, 3, 1, 4), 1)
+    got = jax.vmap(lambda x, kernel: own(x, kernel, 1, "SAME", 4))(x, kernels)
+    for index in range(3):
+        np.testing.assert_allclose(
+            got[index], xlas(x[index], kernels[index], 1, "SAME", 4), rtol=1e-5, atol=1e-5
+        )
+
+
+def test_bfloat16_is_summed_in_float32():
+    x, kernel = drawn((2, 9, 9, 4), 0, jnp.bfloat16), drawn((5, 5, 1, 4), 1, jnp.bfloat16)
+    got = own(x, kernel, 1, "SAME", 4)
+    exact = xlas(x.astype(np.float32), kernel.astype(np.float32), 1, "SAME", 4)
+    assert got.dtype == jnp.bfloat16
+    # One rounding to 8 bits, however many terms.
+    np.testing.assert_allclose(got.astype(np.float32), exact, rtol=2**-8, atol=1e-6)
+
+
+@pytest.mark.parametrize(("platform", "is_convolution"), [("cuda", True), ("cpu", False)])
+def test_accelerators_use_their_own_kernels(platform, is_convolution):
+    x, kernel = jnp.zeros((1, 8, 8, 4)), jnp.zeros((3, 3, 1, 4))
+    exported = jax.export.export(jax.jit(lambda x, k: own(x, k, 1, "SAME", 4)), platforms=[platform])(
+        x, kernel
+    )
+    assert ("stablehlo.convolution" in exported.mlir_module()) is is_convolution
+
+
+@pytest.mark.parametrize("side", [7, 8])
+@pytest.mark.parametrize("padding", [((0, 0), (0, 1)), ((1, 1), (1, 1))])
+def test_maxima(side, padding):
+    x = drawn((2, side, side, 3), 0) - 5  # below 0, so that a pad of 0 would show
+    np.testing.assert_array_equal(max_pooled(x, padding), nn.max_pool(x, (3, 3), (2, 2), padding))
+    ours, theirs = (
+        jax.grad(lambda x, f=f: (f(x) ** 2).sum())(x)
+        for f in (lambda x: max_pooled(x, padding), lambda x: nn.max_pool(x, (3, 3), (2, 2), padding))
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6)
