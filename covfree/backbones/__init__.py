@@ -2,6 +2,8 @@
 
 from covfree.backbones.extractor import Backbone as Backbone
 from covfree.backbones.extractor import backbone as backbone
+from covfree.backbones.hub import Weights as Weights
+from covfree.backbones.hub import hub_weights as hub_weights
 from covfree.backbones.preprocess import preprocess as preprocess
 from covfree.backbones.table import BACKBONES as BACKBONES
 from covfree.backbones.table import Preprocessing as Preprocessing

@@ -10,6 +10,10 @@ from jaxtyping import Float, UInt8
 
 from covfree.backbones.table import Preprocessing, Spec
 from covfree.optional import optional
+from covfree.types import AnyArray
+
+# All of the resized image is made before it is cropped: a damaged header must not ask for gigabytes.
+_LONGEST = 1000
 
 
 def preprocess(image: Any, spec: Spec) -> Float[np.ndarray, "crop crop 3"]:
@@ -28,14 +32,14 @@ def preprocess(image: Any, spec: Spec) -> Float[np.ndarray, "crop crop 3"]:
 
     Raises:
         TypeError: if the image is an array of another type than uint8.
-        ValueError: if it is an array of another shape.
+        ValueError: if it is an array of another shape, or one side is more than 1000 times the other.
 
     >>> import numpy as np
     >>> from covfree.backbones import BACKBONES
     >>> preprocess(np.zeros((300, 400, 3), np.uint8), BACKBONES["resnet18"]).shape
     (224, 224, 3)
     """
-    return normalise(crop(image, spec.preprocessing), spec.preprocessing)
+    return np.asarray(normalise(crop(image, spec.preprocessing), spec.preprocessing))
 
 
 def crop(image: Any, preprocessing: Preprocessing) -> UInt8[np.ndarray, "crop crop 3"]:
@@ -53,6 +57,10 @@ def crop(image: Any, preprocessing: Preprocessing) -> UInt8[np.ndarray, "crop cr
     short, size = min(image.size), preprocessing.crop
     # The longer side is cut off to a whole number of pixels, the margins are rounded, as in torchvision.
     width, height = (side * preprocessing.resize // short for side in image.size)
+    if max(width, height) > _LONGEST * preprocessing.resize:
+        raise ValueError(
+            f"image: expected sides of at most {_LONGEST}:1, got {image.width} × {image.height} pixels"
+        )
     method = getattr(pillow.Resampling, preprocessing.interpolation.upper())
     resized = np.asarray(image.resize((width, height), method))
     top, left = round((height - size) / 2), round((width - size) / 2)
@@ -60,8 +68,13 @@ def crop(image: Any, preprocessing: Preprocessing) -> UInt8[np.ndarray, "crop cr
 
 
 def normalise(
-    pixels: UInt8[np.ndarray, "*batch height width 3"], preprocessing: Preprocessing
-) -> Float[np.ndarray, "*batch height width 3"]:
-    """Subtract the mean grey level of each colour, and divide by its standard deviation."""
-    mean, std = (np.asarray(value, np.float32) for value in (preprocessing.mean, preprocessing.std))
+    pixels: UInt8[AnyArray, "*batch height width 3"], preprocessing: Preprocessing
+) -> Float[AnyArray, "*batch height width 3"]:
+    """Subtract the mean grey level of each colour, and divide by its standard deviation.
+
+    Of NumPy's arrays on the host, and of JAX's where they are.
+    """
+    shape = (1,) * (pixels.ndim - 1) + (3,)
+    mean = np.array(preprocessing.mean, np.float32).reshape(shape)
+    std = np.array(preprocessing.std, np.float32).reshape(shape)
     return (pixels.astype(np.float32) - mean) / std

