@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import zlib
+import math
+import struct
 from os import PathLike
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
-from zipfile import BadZipFile
+from typing import BinaryIO, NamedTuple, TypeAlias
+from zipfile import ZIP_STORED, ZipFile
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from covfree.optional import optional
 
 # Labels are indices: one above this is an identifier that was not turned into an index.
 _MOST_CLASSES = 1_000_000
+# Bytes that are read at a time.
+_BLOCK = 2**22
 
 StrPath: TypeAlias = str | PathLike[str]
 
@@ -124,15 +127,53 @@ def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> Fe
     return _split(str(path), features, labels, clients, seed, is_test)
 
 
-def _read(path: Path) -> dict[str, np.ndarray]:
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an ``.npz`` file, whose checksums agree.
+
+    ``features`` that are not compressed are memory-mapped, read-only: they may be larger than memory.
+
+    Raises:
+        ValueError: if the file is none of plain arrays, or was altered; it names the path.
+        FileNotFoundError: if there is no such file.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    # A lone .npy array is no context manager: TypeError, or AttributeError in older Pythons.
-    except (ValueError, OSError, EOFError, TypeError, AttributeError, BadZipFile, zlib.error) as error:
+            mapped = _map(stream, file.zip, "features")
+            entries = {name: mapped[name] if name in mapped else file[name] for name in file.files}
+            # Entries that are no arrays come as bytes.
+            return {name: entry for name, entry in entries.items() if isinstance(entry, np.ndarray)}
+    # Of any kind: damage may reach every part of the decoders. A lone .npy array is no context manager.
+    except Exception as error:
         raise ValueError(f"{path}: expected an .npz file of plain arrays ({error})") from error
+
+
+def _map(stream: BinaryIO, archive: ZipFile, name: str) -> dict[str, np.ndarray]:
+    """An array of an ``.npz`` file where it lies on the disk, by its name; nothing if that cannot be."""
+    info = archive.NameToInfo.get(f"{name}.npy")
+    if info is None or info.compress_type != ZIP_STORED:
+        return {}
+    with archive.open(info) as member:
+        if np.lib.format.read_magic(member) != (1, 0):
+            return {}
+        shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(member)
+        header = member.tell()
+        # The archive compares the checksum when it comes to the end.
+        while member.read(_BLOCK):
+            pass
+    size = math.prod(shape) * dtype.itemsize
+    if dtype.hasobject or size == 0 or header + size != info.file_size:
+        return {}
+    # In front of an entry lie 30 bytes, its name, and extra fields, both of lengths that are there too.
+    stream.seek(info.header_offset + 26)
+    start = info.header_offset + 30 + sum(struct.unpack("<HH", stream.read(4)))
+    order = "F" if fortran_order else "C"
+    return {name: np.asarray(np.memmap(stream, dtype, "r", start + header, shape, order))}
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    arrays = read_npz(path)
     missing = [name for name in ("features", "labels") if name not in arrays]
     if missing:
         raise ValueError(f"{path}: expected arrays features and labels, got {sorted(arrays)}")

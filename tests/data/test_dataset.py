@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from covfree.data import FeatureSet, load, load_digits, load_npz
+from covfree.data.dataset import read_npz
 
 EXAMPLES, DIM, CLASSES = 30, 4, 3
 
@@ -218,6 +219,62 @@ def test_compressed_files(tmp_path, file):
     assert_same(small._replace(name=""), large._replace(name=""))
 
 
+def on_disk(array: np.ndarray) -> bool:
+    return isinstance(array.base, np.memmap)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_features_that_are_not_compressed_stay_on_the_disk(file, dtype):
+    features = arrays()["features"].astype(dtype)
+    read = read_npz(file(features=features))
+    assert on_disk(read["features"])
+    assert read["features"].dtype == dtype
+    np.testing.assert_array_equal(read["features"], features)
+    np.testing.assert_array_equal(read["labels"], arrays()["labels"])
+
+
+@pytest.mark.parametrize("shift", range(8))
+def test_features_at_any_place_of_a_file(tmp_path, shift):
+    """A map need not start where a number would in memory."""
+    np.savez(tmp_path / "mine.npz", **{"x" * (shift + 1): np.ones(1)}, **arrays())
+    read = read_npz(tmp_path / "mine.npz")["features"]
+    assert on_disk(read)
+    np.testing.assert_array_equal(read, arrays()["features"])
+
+
+def test_features_column_by_column(file):
+    features = np.asfortranarray(arrays()["features"])
+    assert not features.flags.c_contiguous
+    read = read_npz(file(features=features))["features"]
+    assert on_disk(read)
+    np.testing.assert_array_equal(read, features)
+
+
+@pytest.mark.parametrize("version", [(2, 0), (3, 0)])
+def test_arrays_in_other_versions_of_their_format(tmp_path, version):
+    with zipfile.ZipFile(tmp_path / "mine.npz", "w") as archive:
+        for name, array in arrays().items():
+            with archive.open(f"{name}.npy", "w") as member:
+                np.lib.format.write_array(member, array, version)
+    np.testing.assert_array_equal(read_npz(tmp_path / "mine.npz")["features"], arrays()["features"])
+
+
+def test_the_parts_do_not_need_the_file(file):
+    path = file(is_test=np.arange(EXAMPLES) < 9)
+    data = load_npz(path)
+    path.unlink()
+    for part in (data.train_features, data.test_features):
+        assert not isinstance(part.base, np.memmap)
+        assert part.flags.writeable
+
+
+def test_entries_that_are_no_arrays_are_left_alone(file):
+    path = file()
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("readme.txt", "hello")
+    assert set(read_npz(path)) == {"features", "labels"}
+
+
 # Broken files: a ValueError that names the file and the array
 
 nan_at_7 = np.ones((EXAMPLES, DIM))
@@ -362,6 +419,14 @@ def archive() -> bytes:
     return stream.getvalue()
 
 
+def altered(name: str) -> bytes:
+    """A file that is not compressed with one bit changed in the middle of an array."""
+    content = bytearray(saved(np.savez))
+    values = arrays()[name].tobytes()
+    content[content.index(values) + len(values) // 2] ^= 1
+    return bytes(content)
+
+
 def damaged() -> bytes:
     content = bytearray(saved())
     content[150:200] = b"\xff" * 50
@@ -375,6 +440,8 @@ BROKEN = {
     "cut in the middle": saved()[: len(saved()) // 2],
     "cut at the end": saved()[:-3],
     "damaged": damaged(),
+    "features altered": altered("features"),
+    "labels altered": altered("labels"),
     "a single array": npy(),
     "a zip of something else": archive(),
 }

@@ -1,0 +1,273 @@
+"""Image sets from TensorFlow Datasets, without TensorFlow."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from covfree.data.dataset import StrPath
+from covfree.data.images import ImageSet, decode_image, is_damage
+from covfree.optional import optional
+
+# What the images to test on are called in the sets that have a part for it, the best first.
+_TESTS = ("test", "validation", "valid", "val")
+
+
+def tfds(
+    name: str,
+    *,
+    train: str = "train",
+    test: str | None = "auto",
+    client_column: str | None = None,
+    image_column: str = "image",
+    label_column: str = "label",
+    data_dir: StrPath | None = None,
+) -> ImageSet:
+    """Open a data set of TensorFlow Datasets (needs the ``tfds`` extra, but no TensorFlow).
+
+    Args:
+        name: any name that TFDS has, such as ``"cifar10"`` or ``"my_set/config:1.0.0"``.
+        train: the split to train on, in TFDS's terms: ``"train"``, ``"train[:80%]"``.
+        test: the split to test on; ``"auto"`` is ``test`` where there is one, else ``validation``, else none;
+            None is none.
+        client_column: the feature that says whose each example is, text or integers, if there is one.
+        image_column: the feature that holds the image.
+        label_column: the feature that holds the class.
+        data_dir: where TFDS keeps its data; if not given, where it does by itself.
+
+    Returns:
+        The image set, in TFDS's order. An image is called by its split and its place there (``"train/17"``),
+        whichever part of the split was asked for. Examples without a label (below 0) are left aside.
+
+    What is not there yet is downloaded and prepared, as ``tfds.data_source`` does. Data that was prepared
+    earlier is read in the formats array_record and tfrecord, the latter also without TensorFlow, but without
+    a look at its checksums. All examples are read once for their labels; no image is decoded before it is
+    asked for. Images are decoded as those of a folder are, see `image_folder`.
+
+    The fingerprint hashes the data set's name and version, and the names, sizes and times of change of its
+    files; see `image_folder` for what this does not see.
+
+    Raises:
+        ImportError: if TFDS is not installed.
+        ValueError: if there is no such data set, split or feature, it cannot be prepared (without internet,
+            say), the splits overlap, or a file is damaged.
+
+    Equivalent to ``tfds.data_source(name, split=...)`` with images in RGB.
+    """
+    library = optional("tensorflow_datasets", "tfds")
+    builder = _prepared(library, name, data_dir)
+    splits = builder.info.splits
+    if test == "auto":
+        test = next((split for split in _TESTS if split in splits), None)
+    columns = _columns(library, builder, image_column, label_column, client_column)
+    about = library.features.FeaturesDict({key: columns[key] for key in columns if key != image_column})
+
+    ids: list[str] = []
+    labels: list[int] = []
+    clients: list[Any] = []
+    is_test: list[bool] = []
+    places: list[tuple[Sequence[Any], int]] = []
+    ignored: list[str] = []
+    digest = hashlib.sha256(repr((builder.info.full_name, image_column)).encode())
+    for expression, testing in ((train, False), (test, True)):
+        if expression is None:
+            continue
+        instructions = _instructions(builder, expression)
+        for file in (os.fspath(instruction.filename) for instruction in instructions):
+            state = os.stat(file)
+            digest.update(repr((os.path.basename(file), state.st_size, state.st_mtime_ns)).encode())
+        records = _records(library, builder, expression, instructions)
+        labelled = len(ids)
+        for place, each in enumerate(_names(builder, instructions)):
+            example = _parse(about, records, place, each)
+            if example[label_column] < 0:
+                ignored.append(each)
+                continue
+            ids.append(each)
+            labels.append(example[label_column])
+            is_test.append(testing)
+            places.append((records, place))
+            if client_column is not None:
+                clients.append(_text(example[client_column]))
+        if len(ids) == labelled:
+            raise ValueError(
+                f"{name}: split {expression!r} has no labelled example; it has the splits {sorted(splits)}"
+            )
+    digest.update("\n".join(ids).encode())
+    if len(set(ids)) < len(ids):
+        raise ValueError(f"{name}: expected splits without common examples, got {train!r} and {test!r}")
+
+    image = library.features.FeaturesDict({image_column: columns[image_column]})
+    skip = {image_column: library.decode.SkipDecoding()}
+
+    def read(i: int) -> Any:
+        example = _parse(image, *places[i], ids[i], decoders=skip)
+        return decode_image(io.BytesIO(example[image_column]), ids[i])
+
+    return ImageSet(
+        name=builder.info.name,
+        ids=tuple(ids),
+        labels=np.array(labels, np.int32),
+        class_names=tuple(columns[label_column].names),
+        read=read,
+        fingerprint=digest.hexdigest(),
+        clients=None if client_column is None else np.array(clients),
+        is_test=None if test is None else np.array(is_test),
+        ignored=tuple(ignored),
+    )
+
+
+def _prepared(library: Any, name: str, data_dir: StrPath | None) -> Any:
+    """TFDS's builder of this data set, whose files are there."""
+    where = None if data_dir is None else os.fspath(data_dir)
+    try:
+        builder = library.builder(name, data_dir=where)
+        if not builder.info.splits:
+            builder.download_and_prepare(file_format="array_record")
+    # TFDS and what it calls raise nearly anything, in up to a thousand lines.
+    except Exception as error:
+        line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        folder = "" if where is None else f", data_dir={where!r}"
+        raise ValueError(
+            f"tfds:{name}: is not prepared, and cannot be here ({type(error).__name__}: {line}). Where there "
+            f"is internet, run tensorflow_datasets.builder({name!r}{folder}).download_and_prepare("
+            'file_format="array_record"), and copy the folder that it writes'
+        ) from error
+    stored = builder.info.file_format.value
+    if stored not in ("array_record", "tfrecord"):
+        raise ValueError(
+            f"tfds:{name}: was prepared as {stored}; prepare it again, in another data_dir, with "
+            'download_and_prepare(file_format="array_record")'
+        )
+    return builder
+
+
+def _columns(library: Any, builder: Any, image: str, label: str, client: str | None) -> dict[str, Any]:
+    """The features asked for, if they are of the right kind."""
+    kinds = library.features
+    features = builder.info.features
+    wanted = (
+        ("image_column", image, "an Image of uint8", _is_image),
+        ("label_column", label, "a ClassLabel", lambda kinds, each: isinstance(each, kinds.ClassLabel)),
+        ("client_column", client, "text or an integer", _is_name),
+    )
+    held = list(features) if isinstance(features, kinds.FeaturesDict) else []
+    found = {}
+    for argument, column, text, fits in wanted:
+        if column is None:
+            continue
+        if column not in held:
+            raise ValueError(f"{argument}: {builder.info.name} has no feature {column!r}, only {held}")
+        if not fits(kinds, features[column]):
+            raise ValueError(f"{argument}: expected {text}, got {column!r}: {features[column]}")
+        found[column] = features[column]
+    return found
+
+
+def _is_image(kinds: Any, feature: Any) -> bool:
+    # A float image is kept as the bytes of its numbers, which are no image.
+    return isinstance(feature, kinds.Image) and feature.np_dtype == np.uint8
+
+
+def _is_name(kinds: Any, feature: Any) -> bool:
+    if isinstance(feature, kinds.Text):
+        return True
+    return feature.shape == () and np.dtype(feature.np_dtype).kind in "iu"
+
+
+def _instructions(builder: Any, expression: str) -> Sequence[Any]:
+    """Which part of which files a split expression is."""
+    splits = builder.info.splits
+    try:
+        return splits[expression].file_instructions
+    except Exception as error:
+        line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ValueError(
+            f"{builder.info.name}: expected a split such as {sorted(splits)}, got {expression!r} ({line})"
+        ) from error
+
+
+def _names(builder: Any, instructions: Sequence[Any]) -> list[str]:
+    """What the examples are called: by their split, and their place in the whole of it."""
+    # The split of each file, and how many examples lie in those before it.
+    before = {}
+    for split, info in builder.info.splits.items():
+        count = 0
+        for file, length in zip(info.filepaths, info.shard_lengths, strict=True):
+            before[os.fspath(file)] = split, count
+            count += length
+    names = []
+    for instruction in instructions:
+        split, count = before[os.fspath(instruction.filename)]
+        first = count + instruction.skip
+        names += [f"{split}/{place}" for place in range(first, first + instruction.take)]
+    return names
+
+
+def _records(library: Any, builder: Any, expression: str, instructions: Sequence[Any]) -> Sequence[Any]:
+    """The examples as they are stored, in random access."""
+    if not instructions:
+        return ()
+    if builder.info.file_format.value == "tfrecord":
+        return _TFRecords(instructions)
+    raw = library.decode.DeserializeMethod.RAW_BYTES
+    return builder.as_data_source(expression, deserialize_method=raw)
+
+
+def _parse(features: Any, records: Sequence[Any], place: int, name: str, **options: Any) -> Any:
+    try:
+        example = features.deserialize_example_np(records[place], **options)
+        # Of a file that was cut off, the reader gives empty messages.
+        if missing := [column for column in features if example[column] is None]:
+            raise ValueError(f"it holds no {missing[0]!r}")
+        return example
+    # The readers of files and messages raise what they like.
+    except Exception as error:
+        if not is_damage(error):
+            raise
+        raise ValueError(f"{name}: the example is damaged ({type(error).__name__}: {error})") from error
+
+
+def _text(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+class _TFRecords(Sequence[bytes]):
+    """Random access to TFRecord files, by a table of where each record starts.
+
+    A record is its length (8 bytes, little-endian), a checksum (4), the message, a checksum (4). The
+    checksums are not looked at: Python would need longer for that than for all else.
+    """
+
+    def __init__(self, instructions: Sequence[Any]) -> None:
+        self._places: list[tuple[str, int, int]] = []
+        for instruction in instructions:
+            self._places += _places(os.fspath(instruction.filename))[instruction.skip :][: instruction.take]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, i: Any) -> Any:
+        path, start, length = self._places[i]
+        # A stream of one's own, so that threads do not move each other's place.
+        with open(path, "rb", buffering=0) as stream:
+            stream.seek(start)
+            return stream.read(length)
+
+
+def _places(path: str) -> list[tuple[str, int, int]]:
+    places, start, size = [], 0, os.path.getsize(path)
+    with open(path, "rb", buffering=0) as stream:
+        while start < size:
+            stream.seek(start)
+            length = int.from_bytes(stream.read(8), "little")
+            if start + length + 16 > size:
+                raise ValueError(f"{path}: is damaged or cut off after {len(places)} examples")
+            places.append((path, start + 12, length))
+            start += length + 16
+    return places
