@@ -1,6 +1,15 @@
-"""Data: the embedded default, and features as users have them."""
+"""Data: the embedded default, features as users have them, and images on their way to features."""
 
 from covfree.data.dataset import FeatureSet as FeatureSet
 from covfree.data.dataset import load as load
 from covfree.data.dataset import load_digits as load_digits
 from covfree.data.dataset import load_npz as load_npz
+from covfree.data.extract import Extracted as Extracted
+from covfree.data.extract import extract_features as extract_features
+from covfree.data.feature_file import FeatureFile as FeatureFile
+from covfree.data.feature_file import read_feature_file as read_feature_file
+from covfree.data.folders import image_folder as image_folder
+from covfree.data.from_tfds import tfds as tfds
+from covfree.data.images import ImageSet as ImageSet
+from covfree.data.images import image_arrays as image_arrays
+from covfree.data.images import load_images as load_images

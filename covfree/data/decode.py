@@ -1,0 +1,135 @@
+"""Images decoded by a pool of threads, ahead of the device that computes with them."""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections import deque
+from collections.abc import Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from covfree.backbones.preprocess import crop
+from covfree.backbones.table import Preprocessing
+from covfree.checks import check_choice, check_positive
+from covfree.data.images import ImageSet, is_damage
+from covfree.optional import optional
+
+ON_DAMAGED = ("stop", "skip")
+
+# What Pillow raises on damaged files; its plugins for AVIF and DDS raise RuntimeError. The other built-in
+# exceptions (TypeError, KeyError, …) would be bugs, which show where they are.
+_DAMAGE = (OSError, ValueError, SyntaxError, EOFError, OverflowError, RuntimeError, struct.error, zlib.error)
+
+
+class DecodedBatch(NamedTuple):
+    """Some images that follow each other in their set.
+
+    Attributes:
+        start: index of the first.
+        size: how many there are, those that could not be read included.
+        pixels: [batch, crop, crop, 3], uint8; 0 past ``size`` and where an image could not be read.
+        skipped: why images could not be read, by their index in the set.
+    """
+
+    start: int
+    size: int
+    pixels: np.ndarray
+    skipped: dict[int, str]
+
+    @property
+    def kept(self) -> np.ndarray:
+        """Rows of ``pixels`` that hold images."""
+        rows = range(self.size)
+        return np.array([row for row in rows if self.start + row not in self.skipped], np.intp)
+
+
+def decoded_batches(
+    images: ImageSet,
+    preprocessing: Preprocessing,
+    *,
+    batch_size: int,
+    start: int = 0,
+    on_damaged: str = "stop",
+) -> Generator[DecodedBatch, None, None]:
+    """Decode images, resized and cropped, in batches of one size and in order.
+
+    As many threads as there are CPU cores work some batches ahead of who takes them, and no further. They end
+    when the iterator does, or is closed or let go of.
+
+    Args:
+        images: the image set.
+        preprocessing: resizing and cropping; normalising is left to the device, to which uint8 is a quarter
+            of the way.
+        batch_size: images of a batch; the last is filled up with zeros.
+        start: index of the first image.
+        on_damaged: ``"skip"`` leaves an image that cannot be read out, and says why; ``"stop"`` raises.
+
+    Yields:
+        `DecodedBatch`.
+
+    Raises:
+        ValueError: if ``on_damaged`` is ``"stop"`` and an image is damaged; the message names the image.
+        OSError: if the system refuses to read an image, whatever ``on_damaged`` says.
+    """
+    check_positive("batch_size", batch_size)
+    check_choice("on_damaged", on_damaged, ON_DAMAGED)
+    return _batches(images, preprocessing, batch_size, start, on_damaged == "skip")
+
+
+def _batches(
+    images: ImageSet, preprocessing: Preprocessing, batch_size: int, start: int, skip: bool
+) -> Generator[DecodedBatch, None, None]:
+    threads = _cores()
+    # Every thread has work while the consumer holds a batch, however small batches are.
+    ahead = 1 + -(-2 * threads // batch_size)
+    damage = (*_DAMAGE, optional("PIL.Image", "pretrained").DecompressionBombError)
+    shape = (batch_size, preprocessing.crop, preprocessing.crop, 3)
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="covfree-decode")
+
+    def decode(index: int, out: np.ndarray) -> None:
+        out[...] = crop(images.read(index), preprocessing)
+
+    def begin(first: int) -> tuple[int, np.ndarray, list[Future[None]]]:
+        pixels = np.zeros(shape, np.uint8)
+        last = min(first + batch_size, len(images))
+        return first, pixels, [pool.submit(decode, i, pixels[i - first]) for i in range(first, last)]
+
+    def finish(first: int, pixels: np.ndarray, futures: list[Future[None]]) -> DecodedBatch:
+        skipped = {}
+        for index, future in enumerate(futures, first):
+            try:
+                future.result()
+            except damage as error:
+                # Image sets name the image in an error of their own, which is done here.
+                cause = error.__cause__ or error
+                reason = " ".join(str(cause).split()) or type(cause).__name__
+                text = f"images: {images.ids[index]}: cannot be read ({reason})"
+                if not is_damage(cause):
+                    raise OSError(text) from error
+                if not skip:
+                    raise ValueError(f"{text}; on_damaged 'skip' leaves such images out") from error
+                skipped[index] = reason
+        return DecodedBatch(first, len(futures), pixels, skipped)
+
+    waiting: deque[Any] = deque()
+    try:
+        for first in range(start, len(images), batch_size):
+            waiting.append(begin(first))
+            if len(waiting) > ahead:
+                yield finish(*waiting.popleft())
+        while waiting:
+            yield finish(*waiting.popleft())
+    finally:
+        # What has begun is waited for, which takes no longer than an image; the rest is dropped.
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _cores() -> int:
+    """CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

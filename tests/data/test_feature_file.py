@@ -1,0 +1,640 @@
+"""Feature files: whatever ends the writing, what is read is what was computed, or an error."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from covfree.data import dataset as dataset_module
+from covfree.data import load_npz
+from covfree.data import pieces as pieces_module
+from covfree.data.feature_file import FeatureFile, FeatureWriter, read_feature_file, rewrite
+from covfree.data.pieces import differences
+
+IMAGES, DIM = 7, 3
+KEY = {"backbone": "tiny", "weights": "ab12", "crop": {"size": (4, 4), "mean": 0.5}}
+SIZES = {"num_images": IMAGES, "num_features": DIM, "dtype": "float16"}
+VALUES = np.random.default_rng(0).normal(size=(IMAGES, DIM)).astype(np.float32)
+# One by one, several, and a piece of no rows at all.
+ENDS = (1, 4, 5, 7)
+REASONS = {2: "cut short", 4: "no image: ‘b\udce4r.png’\n", 5: ""}
+SOUND = [image for image in range(IMAGES) if image not in REASONS]
+ARRAYS = {
+    "labels": np.array([0, 1, 2, 0], np.int32),
+    "ids": np.array(["a/1.png", "b/ä.png", "c", "b/\udce4.png"]),
+    "is_test": np.array([True, False, False, True]),
+    "class_names": np.array(["a", "b", "c"]),
+    "skipped_ids": np.zeros(0, "U1"),
+}
+
+
+def piece(start: int, stop: int) -> tuple[np.ndarray, dict[int, str]]:
+    """What is appended for these images."""
+    kept = [image for image in SOUND if start <= image < stop]
+    return VALUES[kept], {image: reason for image, reason in REASONS.items() if start <= image < stop}
+
+
+def write_on(writer: FeatureWriter, ends=ENDS) -> None:
+    """Append what is not done."""
+    for stop in ends:
+        if stop > writer.done:
+            writer.append(*piece(writer.done, stop))
+
+
+def written(path: Path, arrays=ARRAYS, key=KEY, **sizes) -> Path:
+    with FeatureWriter(path, key, **{**SIZES, **sizes}) as writer:
+        write_on(writer)
+        return writer.finish(arrays)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A file that nothing interrupted."""
+    return written(tmp_path_factory.mktemp("whole") / "a.npz")
+
+
+class Partial:
+    """Files of a writer that has appended all, and where its pieces end in them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.data, self.journal = [], []
+        with FeatureWriter(folder / "a.npz", KEY, **SIZES) as writer:
+            self._look(folder)
+            for stop in ENDS:
+                writer.append(*piece(writer.done, stop))
+                self._look(folder)
+
+    def _look(self, folder: Path) -> None:
+        self.data.append((folder / "a.npz.partial" / "data").read_bytes())
+        self.journal.append((folder / "a.npz.partial" / "journal").read_bytes())
+
+    def resumed(self, folder: Path, data: bytes, journal: bytes) -> int:
+        """How many pieces count where the disk holds this; asserts that the rest was cut off."""
+        path = folder / "a.npz.partial"
+        path.mkdir(exist_ok=True)
+        (path / "data").write_bytes(data)
+        (path / "journal").write_bytes(journal)
+        with FeatureWriter(folder / "a.npz", KEY, **SIZES) as writer:
+            count = (0, *ENDS).index(writer.done)
+            assert writer.skipped == piece(0, writer.done)[1]
+        assert (path / "data").read_bytes() == self.data[count]
+        assert (path / "journal").read_bytes() == self.journal[count]
+        return count
+
+
+@pytest.fixture(scope="module")
+def partial(tmp_path_factory) -> Partial:
+    return Partial(tmp_path_factory.mktemp("partial"))
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir())
+
+
+# What is written is read
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_what_is_written_is_read(tmp_path, dtype):
+    path = written(tmp_path / "deep" / "er" / "a.npz", dtype=dtype)
+    assert path == tmp_path / "deep" / "er" / "a.npz"
+    assert names(path.parent) == ["a.npz"]
+    features, arrays, key = read_feature_file(path)
+    assert features.dtype == dtype
+    np.testing.assert_array_equal(features, VALUES[SOUND].astype(dtype))
+    assert set(arrays) == set(ARRAYS)
+    for name, array in ARRAYS.items():
+        assert arrays[name].dtype == array.dtype
+        np.testing.assert_array_equal(arrays[name], array)
+    assert key == {**KEY, "crop": {"size": [4, 4], "mean": 0.5}}
+
+
+def test_features_stay_on_the_disk_and_cannot_be_changed(finished):
+    features = read_feature_file(str(finished)).features
+    assert isinstance(features.base, np.memmap)
+    assert not features.flags.writeable
+    with pytest.raises(ValueError, match="read-only"):
+        features[0, 0] = 1
+
+
+def test_numpy_reads_the_file(finished):
+    with np.load(finished, allow_pickle=False) as file:
+        assert set(file.files) == {"features", "key", *ARRAYS}
+        np.testing.assert_array_equal(file["features"], VALUES[SOUND].astype(np.float16))
+        np.testing.assert_array_equal(file["ids"], ARRAYS["ids"])
+        assert json.loads(str(file["key"]))["weights"] == "ab12"
+
+
+def test_load_npz_reads_the_file(finished):
+    data = load_npz(finished)
+    assert data.name == "a"
+    assert data.fixed_split
+    np.testing.assert_array_equal(data.train_features, VALUES[SOUND][1:3].astype(np.float16))
+    np.testing.assert_array_equal(data.train_labels, [1, 2])
+
+
+def test_the_same_features_make_the_same_file(finished, tmp_path):
+    with FeatureWriter(tmp_path / "a.npz", KEY, **SIZES) as writer:
+        write_on(writer, (IMAGES,))
+        writer.finish(ARRAYS)
+    assert (tmp_path / "a.npz").read_bytes() == finished.read_bytes()
+
+
+def test_data_is_copied_block_by_block(tmp_path, monkeypatch, finished):
+    monkeypatch.setattr(pieces_module, "_BLOCK", 5)
+    monkeypatch.setattr(dataset_module, "_BLOCK", 5)
+    written(tmp_path / "a.npz")
+    assert (tmp_path / "a.npz").read_bytes() == finished.read_bytes()
+    np.testing.assert_array_equal(
+        read_feature_file(tmp_path / "a.npz").features, read_feature_file(finished).features
+    )
+
+
+def test_entries_may_be_larger_than_4_gib(finished):
+    """That is for the archive to say beforehand: its header has room for lengths of 8 bytes."""
+    with zipfile.ZipFile(finished) as archive, finished.open("rb") as stream:
+        for info in archive.infolist():
+            stream.seek(info.header_offset + 30 + len(info.filename))
+            assert stream.read(4) == b"\x01\x00\x10\x00"
+            assert info.compress_type == zipfile.ZIP_STORED
+
+
+def test_no_image_with_features(tmp_path):
+    with FeatureWriter(tmp_path / "a.npz", KEY, **SIZES) as writer:
+        writer.append(np.zeros((0, DIM), np.float32), dict.fromkeys(range(IMAGES), "damaged"))
+        writer.finish({})
+    assert read_feature_file(tmp_path / "a.npz").features.shape == (0, DIM)
+
+
+def test_a_file_that_is_there_stays_until_the_new_one_is_complete(finished, tmp_path):
+    path = tmp_path / "a.npz"
+    shutil.copy(finished, path)
+    with FeatureWriter(path, {"weights": "new"}, **SIZES) as writer:
+        write_on(writer)
+        assert read_feature_file(path).key["weights"] == "ab12"
+        writer.finish(ARRAYS)
+    assert read_feature_file(path).key == {"weights": "new"}
+    assert names(tmp_path) == ["a.npz"]
+
+
+# Whatever ends the writing
+
+
+def test_cut_at_any_byte(partial, tmp_path):
+    """A kill cuts what is written at the moment: first a piece's data, then its line in the journal."""
+    for count in range(len(ENDS)):
+        data, journal = partial.data[count + 1], partial.journal[count + 1]
+        for length in range(len(partial.data[count]), len(data)):
+            assert partial.resumed(tmp_path, data[:length], partial.journal[count]) == count
+        for length in range(len(partial.journal[count]), len(journal)):
+            assert partial.resumed(tmp_path, data, journal[:length]) == count
+        assert partial.resumed(tmp_path, data, journal) == count + 1
+    for length in range(len(partial.journal[0])):
+        assert partial.resumed(tmp_path, b"", partial.journal[0][:length]) == 0
+
+
+def test_a_power_cut_keeps_any_part_of_either_file(partial, tmp_path):
+    for data in partial.data:
+        for last, journal in enumerate(partial.journal):
+            expected = max(i for i in range(last + 1) if len(partial.data[i]) <= len(data))
+            assert partial.resumed(tmp_path, data, journal) == expected
+            # Blocks that were promised to the file but never written are zeros.
+            zeros = bytes(len(partial.data[-1]) - len(data))
+            assert partial.resumed(tmp_path, data + zeros, journal + bytes(9)) == expected
+
+
+def test_any_byte_that_is_altered(partial, tmp_path):
+    """What was done before it counts, and nothing after it."""
+    for index in range(len(partial.data[-1])):
+        altered = bytearray(partial.data[-1])
+        altered[index] ^= 1 << index % 8
+        before = max(i for i, data in enumerate(partial.data) if len(data) <= index)
+        assert partial.resumed(tmp_path, bytes(altered), partial.journal[-1]) == before
+    for index in range(len(partial.journal[-1])):
+        altered = bytearray(partial.journal[-1])
+        altered[index] ^= 1 << index % 8
+        before = max((i for i, journal in enumerate(partial.journal) if len(journal) <= index), default=0)
+        assert partial.resumed(tmp_path, partial.data[-1], bytes(altered)) == before
+
+
+def test_a_line_that_is_missing_ends_what_counts(partial, tmp_path):
+    """Also that of a piece without data, whose loss the data's checksum does not tell."""
+    lines = partial.journal[-1].splitlines(keepends=True)
+    for missing in range(len(lines)):
+        journal = b"".join(lines[:missing] + lines[missing + 1 :])
+        assert partial.resumed(tmp_path, partial.data[-1], journal) == max(missing - 1, 0)
+
+
+@pytest.mark.parametrize("count", range(len(ENDS) + 1))
+def test_what_goes_on_makes_the_same_file(partial, finished, tmp_path, count):
+    partial.resumed(tmp_path, partial.data[count] + b"torn", partial.journal[count] + b"torn")
+    (tmp_path / "a.npz.tmp").write_bytes(b"left by a kill while the file was finished" * 99)
+    written(tmp_path / "a.npz")
+    assert (tmp_path / "a.npz").read_bytes() == finished.read_bytes()
+    assert names(tmp_path) == ["a.npz"]
+
+
+def test_a_kill_before_the_folder_is_removed(tmp_path, finished, monkeypatch):
+    path = tmp_path / "a.npz"
+    with monkeypatch.context() as patched:
+        patched.setattr(pieces_module, "remove", lambda folder: None)
+        written(path)
+    assert names(tmp_path) == ["a.npz", "a.npz.partial"]
+    with FeatureWriter(path, KEY, **SIZES) as writer:
+        assert writer.done == IMAGES
+        writer.finish(ARRAYS)
+    assert names(tmp_path) == ["a.npz"]
+    # And half-way through the removal, which starts with the journal: nobody's data.
+    (tmp_path / "a.npz.partial").mkdir()
+    (tmp_path / "a.npz.partial" / "data").write_bytes(b"left over")
+    written(path, key={"weights": "new"})
+    assert names(tmp_path) == ["a.npz"]
+
+
+VICTIM = """
+import sys
+import numpy as np
+from covfree.data.feature_file import FeatureWriter
+
+sizes = dict(num_images=10**6, num_features=50, dtype="float32")
+with FeatureWriter(sys.argv[1], {"weights": "ab12"}, **sizes) as writer:
+    print("open", flush=True)
+    while True:
+        skipped = {writer.done + 1: "damaged"}
+        writer.append(np.arange(150, dtype=np.float32).reshape(3, 50) + writer.done, skipped)
+"""
+
+
+def test_a_writer_that_is_killed(tmp_path):
+    """The lock ends with the process, and all that counts is whole."""
+    key, sizes = {"weights": "ab12"}, dict(num_images=10**6, num_features=50, dtype="float32")
+    path = tmp_path / "a.npz"
+    with subprocess.Popen([sys.executable, "-c", VICTIM, path], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"open\n"
+            with pytest.raises(BlockingIOError, match=r"a\.npz\.partial: another process is writing there"):
+                FeatureWriter(path, key, **sizes)
+            data = tmp_path / "a.npz.partial" / "data"
+            while data.stat().st_size < 10**5:
+                time.sleep(0.005)
+        finally:
+            process.kill()
+    with FeatureWriter(path, key, **sizes) as writer:
+        done = writer.done
+        assert done % 4 == 0
+        assert done >= 4 * (10**5 // 600)
+        assert writer.skipped == dict.fromkeys(range(1, done, 4), "damaged")
+    rows = np.fromfile(data, np.float32).reshape(-1, 50)
+    starts = np.arange(0, done, 4, dtype=np.float32)
+    expected = starts[:, None, None] + np.arange(150, dtype=np.float32).reshape(1, 3, 50)
+    np.testing.assert_array_equal(rows, expected.reshape(-1, 50))
+
+
+def test_one_writer_at_a_time(tmp_path, finished):
+    path = tmp_path / "a.npz"
+    shutil.copy(finished, path)
+    with FeatureWriter(path, KEY, **SIZES) as writer:
+        write_on(writer)
+        for other in (lambda: FeatureWriter(path, KEY, **SIZES), lambda: rewrite(path, {})):
+            with pytest.raises(BlockingIOError, match=r"a\.npz\.partial: another process is writing there"):
+                other()
+        writer.finish(ARRAYS)
+    with FeatureWriter(path, KEY, **SIZES) as writer:
+        assert writer.done == 0
+    with pytest.raises(ValueError, match="closed"):
+        writer.append(*piece(0, 1))
+
+
+def test_the_folder_is_removed_while_somebody_waits_for_it(tmp_path, monkeypatch):
+    """A lock on a file that is no longer there is none."""
+    lock = pieces_module._lock
+
+    def removed_before(file):
+        shutil.rmtree(tmp_path / "a.npz.partial")
+        lock(file)
+
+    monkeypatch.setattr(pieces_module, "_lock", removed_before)
+    with pytest.raises(BlockingIOError):
+        FeatureWriter(tmp_path / "a.npz", KEY, **SIZES)
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch, finished):
+    def flock(*arguments):
+        raise OSError("not supported")
+
+    monkeypatch.setattr(pieces_module.fcntl, "flock", flock)
+    written(tmp_path / "a.npz")
+    assert (tmp_path / "a.npz").read_bytes() == finished.read_bytes()
+
+
+def test_a_disk_that_is_full_for_a_while(tmp_path, finished):
+    """A call that fails half-way has not happened."""
+    resource = pytest.importorskip("resource")
+    import signal
+
+    path = tmp_path / "a.npz"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    with FeatureWriter(path, KEY, **SIZES) as writer:
+        for stop in ENDS:
+            size = (tmp_path / "a.npz.partial" / "journal").stat().st_size
+            try:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (size + 9, before[1]))
+                with pytest.raises(OSError, match="too large"):
+                    writer.append(*piece(writer.done, stop))
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            writer.append(*piece(writer.done, stop))
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (150, before[1]))
+            with pytest.raises(OSError, match="too large"):
+                writer.finish(ARRAYS)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            signal.signal(signal.SIGXFSZ, handler)
+        assert names(tmp_path) == ["a.npz.partial"]
+        writer.finish(ARRAYS)
+    assert path.read_bytes() == finished.read_bytes()
+
+
+def test_a_disk_that_forgets(tmp_path, finished):
+    path = tmp_path / "a.npz"
+    shutil.copy(finished, path)
+    with FeatureWriter(path, KEY, **SIZES) as writer:
+        write_on(writer)
+        data = tmp_path / "a.npz.partial" / "data"
+        data.write_bytes(data.read_bytes()[:-1] + b"?")
+        with pytest.raises(OSError, match=r"a\.npz\.partial: what was written is damaged; run again"):
+            writer.finish({})
+    assert path.read_bytes() == finished.read_bytes()
+    with FeatureWriter(path, KEY, **SIZES) as writer:
+        assert writer.done == 5
+        write_on(writer)
+        writer.finish(ARRAYS)
+    assert path.read_bytes() == finished.read_bytes()
+
+
+# Another key, and wrong arguments
+
+OTHERS = {
+    "a value": (dict(key={**KEY, "weights": "cd34"}), r"\(key\.weights: 'ab12' there, 'cd34' here\)"),
+    "deep inside": (
+        dict(key={**KEY, "crop": {"size": (4, 5), "mean": 0.5}}),
+        r"\(key\.crop\.size: \[4, 4\] there, \[4, 5\] here\)",
+    ),
+    "one more": (dict(key={**KEY, "seed": 0}), r"\(key\.seed: nothing there, 0 here\)"),
+    "one less": (dict(key={"backbone": "tiny", "weights": "ab12"}), r"key\.crop\.size: .* there, nothing"),
+    "dtype": (dict(dtype="float32"), r"\(dtype: 'float16' there, 'float32' here\)"),
+    "sizes": (
+        dict(num_images=8, num_features=4),
+        r"\(num_images: 7 there, 8 here; num_features: 3 there, 4 here\)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "text"), OTHERS.values(), ids=OTHERS)
+def test_pieces_of_another_key_are_left_alone(tmp_path, changes, text):
+    path = tmp_path / "a.npz"
+    with FeatureWriter(path, KEY, **SIZES) as writer:
+        write_on(writer, (4,))
+    changed = {**SIZES, **changes}
+    with pytest.raises(ValueError, match=r"a\.npz\.partial: was begun with something else .*" + text):
+        FeatureWriter(path, changed.pop("key", KEY), **changed)
+    with FeatureWriter(path, KEY, **SIZES) as writer:
+        assert writer.done == 4
+
+
+def test_keys_are_compared_as_they_are_in_the_file():
+    assert differences(KEY, json.loads(json.dumps(KEY))) == []
+    assert differences({"a": {}}, {"a": None}) == ["a: {} there, None here"]
+    assert differences({"a": True}, {"a": 1}) == ["a: True there, 1 here"]
+    assert differences({}, {}) == []
+
+
+WRONG_ARGUMENTS = {
+    "path": (dict(path="a.npy"), r"path: expected the path of an \.npz file, got '.*a\.npy'"),
+    "no images": (dict(num_images=0), "num_images: expected an integer of at least 1, got 0"),
+    "no features": (dict(num_features=0), "num_features: expected an integer of at least 1, got 0"),
+    "dtype": (dict(dtype="float64"), "dtype: expected one of .* got 'float64'"),
+}
+
+
+@pytest.mark.parametrize(("changes", "text"), WRONG_ARGUMENTS.values(), ids=WRONG_ARGUMENTS)
+def test_wrong_arguments(tmp_path, changes, text):
+    arguments = {**SIZES, **changes}
+    with pytest.raises(ValueError, match=text):
+        FeatureWriter(tmp_path / arguments.pop("path", "a.npz"), KEY, **arguments)
+    assert names(tmp_path) == []
+
+
+def replaced(value: float, row: int = 1, place: int = 2) -> np.ndarray:
+    values = np.ones((3, DIM), np.float32)
+    values[row, place] = value
+    return values
+
+
+WRONG_PIECES = {
+    "nan": ((replaced(np.nan), {}), "features: image 2 has nan at position 2; expected finite"),
+    "infinity": ((replaced(-np.inf, 0), {}), "features: image 1 has -inf at position 2"),
+    "beyond float16": (
+        (replaced(70000, place=0), {2: "damaged", 3: "too"}),
+        "features: image 4 has 70000.0 at position 0; expected finite numbers that float16 can hold",
+    ),
+    "dim": ((np.ones((3, 4), np.float32), {}), r"features: expected shape \[rows, 3\], got \[3, 4\]"),
+    "flat": ((np.ones(3, np.float32), {}), r"features: expected shape \[rows, 3\], got \[3\]"),
+    "too many": ((np.ones((6, 3), np.float32), {6: "a"}), "features: expected 7 images in all, got 8"),
+    "done before": ((np.ones((1, 3), np.float32), {0: "a"}), r"skipped: .* from 1 to 2, got \[0\]"),
+    "too far": ((np.ones((1, 3), np.float32), {3: "a"}), r"skipped: .* from 1 to 2, got \[3\]"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "text"), WRONG_PIECES.values(), ids=WRONG_PIECES)
+def test_wrong_pieces_are_not_written(tmp_path, finished, arguments, text):
+    with FeatureWriter(tmp_path / "a.npz", KEY, **SIZES) as writer:
+        write_on(writer, (1,))
+        with pytest.raises(ValueError, match=text):
+            writer.append(*arguments)
+        assert writer.done == 1
+        write_on(writer)
+        writer.finish(ARRAYS)
+    assert (tmp_path / "a.npz").read_bytes() == finished.read_bytes()
+
+
+def test_float32_holds_what_float16_does_not(tmp_path):
+    with FeatureWriter(tmp_path / "a.npz", {}, num_images=1, num_features=2, dtype="float32") as writer:
+        writer.append(np.array([[70000, 1e-30]], np.float32), {})
+        writer.finish({})
+    np.testing.assert_array_equal(
+        read_feature_file(tmp_path / "a.npz").features, np.float32([[70000, 1e-30]])
+    )
+
+
+WRONG_ARRAYS = {
+    "features": ({"features": np.ones(2)}, r"arrays: expected other names .* got 'features'"),
+    "key": ({"key": np.ones(2)}, r"arrays: expected other names .* got 'key'"),
+    "objects": ({"ids": np.array(["a", 1], object)}, "arrays: ids: expected numbers, booleans or strings"),
+}
+
+
+@pytest.mark.parametrize(("arrays", "text"), WRONG_ARRAYS.values(), ids=WRONG_ARRAYS)
+def test_wrong_arrays(tmp_path, finished, arrays, text):
+    path = tmp_path / "a.npz"
+    with FeatureWriter(path, KEY, **SIZES) as writer:
+        write_on(writer)
+        with pytest.raises(ValueError, match=text):
+            writer.finish(arrays)
+        assert names(tmp_path) == ["a.npz.partial"]
+        writer.finish(ARRAYS)
+    with pytest.raises(ValueError, match=text):
+        rewrite(path, arrays)
+    assert path.read_bytes() == finished.read_bytes()
+    assert names(tmp_path) == ["a.npz"]
+
+
+def test_images_that_are_missing(tmp_path):
+    with FeatureWriter(tmp_path / "a.npz", KEY, **SIZES) as writer:
+        write_on(writer, (5,))
+        with pytest.raises(ValueError, match="images: expected all 7 to be done, got 5"):
+            writer.finish({})
+
+
+# Other labels
+
+
+def test_rewrite_keeps_features_and_key(tmp_path, finished):
+    path = tmp_path / "a.npz"
+    shutil.copy(finished, path)
+    before = read_feature_file(path)
+    rewrite(path, {"labels": np.arange(4), "clients": np.array(["x", "y", "x", "y"])})
+    after = read_feature_file(path)
+    np.testing.assert_array_equal(after.features, before.features)
+    assert isinstance(after.features.base, np.memmap)
+    assert after.key == before.key
+    assert set(after.arrays) == {"labels", "clients"}
+    rewrite(str(path), ARRAYS)
+    assert path.read_bytes() == finished.read_bytes()
+    assert names(tmp_path) == ["a.npz"]
+
+
+def test_rewrite_leaves_a_writer_s_pieces_alone(tmp_path, finished):
+    path = tmp_path / "a.npz"
+    shutil.copy(finished, path)
+    with FeatureWriter(path, {"weights": "new"}, **SIZES) as writer:
+        write_on(writer, (4,))
+    rewrite(path, {})
+    with FeatureWriter(path, {"weights": "new"}, **SIZES) as writer:
+        assert writer.done == 4
+
+
+def test_rewrite_needs_a_sound_file(tmp_path, finished):
+    with pytest.raises(FileNotFoundError, match=r"a\.npz: no such file"):
+        rewrite(tmp_path / "none" / "a.npz", {})
+    content = bytearray(finished.read_bytes())
+    content[200] ^= 1
+    (tmp_path / "a.npz").write_bytes(content)
+    with pytest.raises(ValueError, match=r"a\.npz: expected an \.npz file"):
+        rewrite(tmp_path / "a.npz", {})
+    assert (tmp_path / "a.npz").read_bytes() == content
+    assert names(tmp_path) == ["a.npz"]
+
+
+# Damaged and foreign files
+
+
+def same(a: FeatureFile, b: FeatureFile) -> bool:
+    alike = [(a.features, b.features), *((a.arrays[name], b.arrays.get(name)) for name in a.arrays)]
+    return (
+        a.key == b.key
+        and set(a.arrays) == set(b.arrays)
+        and all(x.dtype == y.dtype and np.array_equal(x, y) for x, y in alike)
+    )
+
+
+def read_or_why_not(path: Path) -> FeatureFile | str:
+    try:
+        return read_feature_file(path)
+    except ValueError as error:
+        return str(error)
+
+
+def test_any_byte_of_a_file_that_is_altered(tmp_path):
+    """The error names the file; or the byte says nothing (times, rights, versions) and all is as it was."""
+    path = tmp_path / "a.npz"
+    with FeatureWriter(path, {"a": 1}, num_images=2, num_features=2, dtype="float32") as writer:
+        writer.append(np.float32([[1, 2], [3, 4]]), {})
+        writer.finish({"labels": np.array([0, 1])})
+    before, content = read_feature_file(path), path.read_bytes()
+    results = []
+    for index in range(len(content)):
+        altered = bytearray(content)
+        altered[index] ^= 1 << index * 5 % 8
+        # Not into the file that is mapped.
+        path.unlink()
+        path.write_bytes(altered)
+        results.append(read_or_why_not(path))
+    errors = [result for result in results if isinstance(result, str)]
+    assert len(errors) > 0.7 * len(content)
+    assert all(error.startswith(f"{path}: expected") for error in errors)
+    assert all(same(result, before) for result in results if not isinstance(result, str))
+
+
+def test_a_file_that_is_cut_short(tmp_path, finished):
+    content = finished.read_bytes()
+    for length in range(0, len(content), 7):
+        (tmp_path / "a.npz").write_bytes(content[:length])
+        with pytest.raises(ValueError, match=r"a\.npz: expected an \.npz file of plain arrays"):
+            read_feature_file(tmp_path / "a.npz")
+
+
+def test_what_is_altered_is_named(tmp_path, finished):
+    content = finished.read_bytes()
+    for name, values in (("features", VALUES[SOUND].astype(np.float16)), ("labels", ARRAYS["labels"])):
+        place = content.index(values.tobytes())
+        altered = bytearray(content)
+        altered[place] ^= 1
+        (tmp_path / "a.npz").write_bytes(altered)
+        with pytest.raises(ValueError, match=rf"a\.npz: expected .*CRC.*{name}\.npy"):
+            read_feature_file(tmp_path / "a.npz")
+
+
+FOREIGN = {
+    "no key": (dict(features=VALUES), r"features \[n, d\] and the key .* got arrays \['features'\]"),
+    "no features": (dict(key=np.array("{}")), r"got arrays \['key'\]"),
+    "a key of bytes": (dict(features=VALUES, key=np.array(b"{}")), r"got float32\[7, 3\] and \|S2\[\]"),
+    "keys": (dict(features=VALUES, key=np.array(["{}"])), r"got float32\[7, 3\] and <U2\[1\]"),
+    "no JSON": (dict(features=VALUES, key=np.array("{")), r"in JSON, got '\{'"),
+    "a list": (dict(features=VALUES, key=np.array("[1]")), r"in JSON, got '\[1\]'"),
+    "doubles": (dict(features=VALUES.astype(float), key=np.array("{}")), r"got float64\[7, 3\] and <U2\[\]"),
+    "flat": (dict(features=VALUES[0], key=np.array("{}")), r"got float32\[3\] and <U2\[\]"),
+}
+
+
+@pytest.mark.parametrize(("arrays", "text"), FOREIGN.values(), ids=FOREIGN)
+def test_files_of_something_else(tmp_path, arrays, text):
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(ValueError, match=r"a\.npz: expected .*" + text):
+        read_feature_file(tmp_path / "a.npz")
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"a\.npz: no such file"):
+        read_feature_file(tmp_path / "a.npz")
+
+
+def test_a_file_that_is_replaced_while_it_is_read(tmp_path, finished):
+    """What was mapped is still the old file."""
+    path = tmp_path / "a.npz"
+    shutil.copy(finished, path)
+    features = read_feature_file(path).features
+    with FeatureWriter(path, KEY, **SIZES) as writer:
+        writer.append(np.zeros((IMAGES, DIM), np.float32), {})
+        writer.finish({})
+    assert not read_feature_file(path).features.any()
+    np.testing.assert_array_equal(features, VALUES[SOUND].astype(np.float16))
