@@ -1,4 +1,4 @@
-"""The command line: ``covfree compare``, ``covfree diagnose`` and ``covfree partition``."""
+"""The command line: ``covfree compare``, ``features``, ``backbones``, ``diagnose`` and ``partition``."""
 
 from __future__ import annotations
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import jax
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import covfree
 from covfree.checks import check_strength
 from covfree.cli import report
+from covfree.cli.backbones import backbones_command
 from covfree.cli.compare import Federation, Run, Summary, compare, environment, make_methods
+from covfree.cli.features import features_command
 from covfree.cli.options import (
+    DATASET,
+    IMAGES,
+    NETWORK,
+    WEIGHTS,
     Alpha,
     Clients,
     Dataset,
@@ -30,6 +34,8 @@ from covfree.cli.options import (
     method_names,
     shrinkage_of,
 )
+from covfree.cli.progress import progress_bar
+from covfree.cli.source import Source, of_file, of_images
 from covfree.data import FeatureSet, load
 from covfree.federation import partition_statistics, plot_partition
 from covfree.methods import registry
@@ -46,8 +52,11 @@ app = typer.Typer(
 
 @app.command("compare")
 def compare_command(
-    dataset: Dataset = "digits",
+    dataset: Annotated[str | None, DATASET] = None,
     test_file: TestFile = None,
+    images: Annotated[str | None, IMAGES] = None,
+    backbone: Annotated[str | None, NETWORK] = None,
+    weights: Annotated[str | None, WEIGHTS] = None,
     methods: Annotated[
         str, typer.Option(help=f"'all', or comma-separated: {', '.join(registry())}.")
     ] = "fedncm,fed3r,fedcof",
@@ -93,6 +102,8 @@ def compare_command(
       covfree compare --methods fedncm,fed3r,fedcof --alpha 0.5 --out results
 
       covfree compare --dataset features.npz --shrinkage auto --format json
+
+      covfree compare --images photos --backbone efficientnet-lite0
     """
     at_least("seeds", seeds, 1)
     if ridge is not None:
@@ -114,16 +125,16 @@ def compare_command(
     if noise is not None:
         chosen = {name: method.with_transforms(count_noise_of(noise)) for name, method in chosen.items()}
     federation = Federation(clients, partition, alpha)
-    datasets = _datasets(dataset, test_file)
+    source = _source(dataset, test_file, images, backbone, weights)
     # Once before any work, so that a bad argument shows at once.
-    federation.assign(datasets(0), seed=0)
-    title = _title(datasets(0), federation, seeds)
+    federation.assign(source.outline, seed=0)
     make_folder(out)
+    title = _title(source.load(0), federation, seeds)
 
     runs: list[Run] = []
-    with _progress() as progress:
+    with progress_bar() as progress:
         task = progress.add_task("", total=seeds * len(chosen))
-        for run in compare(datasets, chosen, federation, range(seeds)):
+        for run in compare(source.load, chosen, federation, range(seeds)):
             runs.append(run)
             progress.update(task, advance=1, description=f"seed {run.seed}, {run.method}")
     summaries = [
@@ -131,8 +142,7 @@ def compare_command(
         for name in chosen
     ]
     config = {
-        "dataset": dataset,
-        "test_file": None if test_file is None else str(test_file),
+        **source.config,
         "methods": list(chosen),
         "clients": clients,
         "partition": partition,
@@ -210,6 +220,10 @@ def diagnose_command(
     print(covfree.diagnose(rows, num_classes=data.num_classes, method=chosen))
 
 
+app.command("features")(features_command)
+app.command("backbones")(backbones_command)
+
+
 def run(arguments: list[str]) -> int:
     """Run the command line; returns the exit code: 2 for bad arguments, which get one line."""
     try:
@@ -218,6 +232,11 @@ def run(arguments: list[str]) -> int:
     except (ValueError, FileNotFoundError) as error:
         return _error(str(error), 2)
     except OSError as error:
+        return _error(str(error), 1)
+    except ImportError as error:
+        # With a cause it says which extra to install; without one it is a bug.
+        if error.__cause__ is None:
+            raise
         return _error(str(error), 1)
     except Exception as error:
         # The argument parser's exceptions, whose class has moved between releases of typer, say what to
@@ -236,15 +255,24 @@ def _error(message: str, code: int) -> int:
     return code
 
 
-def _datasets(dataset: str, test_file: Path | None):
-    """The data for a seed; a file that is split the same for every seed is read once."""
-    read = partial(load, dataset, test=test_file)
-    first = read(seed=0)
-
-    def for_seed(seed: int) -> FeatureSet:
-        return first if seed == 0 or first.fixed_split else read(seed=seed)
-
-    return for_seed
+def _source(
+    dataset: str | None,
+    test_file: Path | None,
+    images: str | None,
+    backbone: str | None,
+    weights: str | None,
+) -> Source:
+    if images is None:
+        for name, value in {"backbone": backbone, "weights": weights}.items():
+            if value is not None:
+                raise ValueError(f"--{name}: expected --images beside it")
+        return of_file(dataset or "digits", test_file)
+    for name, value in {"dataset": dataset, "test-file": test_file}.items():
+        if value is not None:
+            raise ValueError(f"--{name}: expected none beside --images")
+    if backbone is None:
+        raise ValueError("--images: expected --backbone beside it")
+    return of_images(images, backbone, weights)
 
 
 def _title(data: FeatureSet, federation: Federation, seeds: int) -> str:
@@ -255,10 +283,3 @@ def _title(data: FeatureSet, federation: Federation, seeds: int) -> str:
         spread = f"{data.clients.max() + 1} clients of its own"
     sizes = f"{len(data.train_labels)} train, {len(data.test_labels)} test"
     return f"{data.name}: {sizes}, {spread}, {seeds} seed{'s' if seeds > 1 else ''}"
-
-
-def _progress() -> Progress:
-    columns = (TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    # On stderr, so that what is printed can be piped; a file or pipe gets no bar.
-    console = Console(stderr=True)
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, cast
 import typer
 
 import covfree
+from covfree.backbones import BACKBONES
 from covfree.checks import check_strength
 from covfree.federation import PARTITIONERS
 from covfree.methods import registry
@@ -24,13 +25,12 @@ class Format(StrEnum):
     csv = "csv"
 
 
-Dataset = Annotated[
-    str,
-    typer.Option(
-        help="'digits' (1,797 real images that ship with scikit-learn), or an .npz file with "
-        "features (n × d), labels (n) and, if there are any, clients (n) and is_test (n)."
-    ),
-]
+DATASET = typer.Option(
+    help="'digits' (1,797 real images that ship with scikit-learn), or an .npz file with "
+    "features (n × d), labels (n) and, if there are any, clients (n) and is_test (n).",
+    show_default="digits",
+)
+Dataset = Annotated[str, DATASET]
 TestFile = Annotated[Path | None, typer.Option(help="An .npz file with the test part's features and labels.")]
 Clients = Annotated[int, typer.Option(help="Number of clients, where the data names none.")]
 Alpha = Annotated[
@@ -42,6 +42,17 @@ Alpha = Annotated[
 ]
 Partition = Annotated[str, typer.Option(help=f"How examples are spread: {', '.join(PARTITIONERS)}.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for files; made if it is not there.")]
+
+# Of images; some commands need them and others do not.
+IMAGES = typer.Option(
+    help="A folder of images with one folder a class, an .npz file with images (n × h × w × 3, uint8) and "
+    "labels (n), or tfds:NAME, a TensorFlow data set."
+)
+NETWORK = typer.Option(help=f"Pre-trained network: {', '.join(BACKBONES)}.")
+WEIGHTS = typer.Option(
+    help="Its weights: a .safetensors or .pth file, or owner/name@commit on the Hugging Face hub; covfree "
+    "backbones lists them. Without it those that a Python package brings, for efficientnet_lite0."
+)
 
 
 def method_names(methods: str) -> list[str]:

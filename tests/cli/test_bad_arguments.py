@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from covfree.cli import app
+from covfree.cli.features import features_command
 from covfree.federation import PARTITIONERS
 from covfree.methods import registry
 
@@ -18,6 +19,9 @@ BAD = {
     "no method": (["--methods", " , "], "methods: expected different names, got none"),
     "unknown dataset": (["--dataset", "mnist"], r"dataset: expected 'digits' or the path .* got 'mnist'"),
     "missing file": (["--dataset", "absent.npz"], r"absent\.npz: no such file"),
+    "backbone without images": (["--backbone", "resnet18"], "--backbone: expected --images beside it"),
+    "weights without images": (["--weights", "w.pth"], "--weights: expected --images beside it"),
+    "images without backbone": (["--images", "photos"], "--images: expected --backbone beside it"),
     "test file with digits": (["--test-file", "test.npz"], "test: expected none with dataset 'digits'"),
     "shrinkage that is a word": (["--shrinkage", "much"], "--shrinkage: expected 'auto' or a number"),
     "shrinkage that is empty": (["--shrinkage", ""], "--shrinkage: expected 'auto' or a number"),
@@ -76,6 +80,10 @@ def test_compare(untyped, cli, arguments, text):
         (["partition", "--alpha", "0"], "alpha.*greater than 0, got 0"),
         (["partition", "--seed=-1"], "seed.*-1"),
         (["partition", "--methods", "fedncm"], "--methods"),
+        (["features", "--backbone", "resnet18", "--out", "a.npz"], "--images"),
+        (["features", "--images", "photos", "--out", "a.npz"], "--backbone"),
+        (["features", "--images", "photos", "--backbone", "resnet18"], "--out"),
+        (["backbones", "resnet18"], "resnet18"),
     ],
 )
 def test_partition_and_the_app(untyped, cli, arguments, text):
@@ -141,11 +149,23 @@ def test_help_teaches_every_option(cli, monkeypatch, name):
         assert "auto" in text
 
 
+def test_help_of_features(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "110")
+    outcome = cli("features", "--help")
+    assert outcome.code == 0
+    assert outcome.err == ""
+    text = plain(outcome.out)
+    for option in options(features_command):
+        assert option in text
+    for word in ("covfree features --images", "efficientnet_lite0", "tfds:NAME", "owner/name@commit", "skip"):
+        assert word in text
+
+
 def test_help_of_the_app(cli):
     outcome = cli("--help")
     assert outcome.code == 0
     assert outcome.err == ""
-    for word in ("compare", "partition", "covfree compare --dataset digits"):
+    for word in ("compare", "partition", "features", "backbones", "covfree compare --dataset digits"):
         assert word in plain(outcome.out)
 
 

@@ -1,0 +1,216 @@
+"""``covfree features``: from images to a file of features."""
+
+from __future__ import annotations
+
+import sys
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from covfree import backbones
+from covfree.backbones import BACKBONES
+from covfree.backbones.hub import Weights, find_weights
+from covfree.cli.options import IMAGES, NETWORK, WEIGHTS, at_least
+from covfree.cli.progress import progress_bar
+from covfree.data.extract import Extracted, extract_features
+from covfree.data.images import ImageSet, load_images
+
+# Of what was left aside, as much is named.
+_SHOWN = 3
+
+
+class FloatType(StrEnum):
+    """How features are kept."""
+
+    float32 = "float32"
+    float16 = "float16"
+
+
+class Damaged(StrEnum):
+    """What is done about an image that cannot be read."""
+
+    stop = "stop"
+    skip = "skip"
+
+
+def features_command(
+    images: Annotated[str, IMAGES],
+    backbone: Annotated[str, NETWORK],
+    out: Annotated[
+        Path, typer.Option(help="The file to write, .npz: what --dataset of other commands takes.")
+    ],
+    weights: Annotated[str | None, WEIGHTS] = None,
+    layout: Annotated[
+        str | None,
+        typer.Option(
+            help="What a folder's levels are, from the outermost in: class, split, client or *, separated by "
+            "slashes. Without it split/class where there is a folder train, else class."
+        ),
+    ] = None,
+    client_pattern: Annotated[
+        str | None,
+        typer.Option(
+            help="A regular expression with one group: the client, found in the path of each image."
+        ),
+    ] = None,
+    client_table: Annotated[
+        Path | None, typer.Option(help="A CSV file that says in columns file and client whose an image is.")
+    ] = None,
+    client_column: Annotated[
+        str | None,
+        typer.Option(help="Column of clients: of --client-table, or of a TensorFlow data set's examples."),
+    ] = None,
+    train_split: Annotated[
+        str | None, typer.Option(help="Training split of a TensorFlow data set. Without it train.")
+    ] = None,
+    test_split: Annotated[
+        str | None,
+        typer.Option(help="Its test split, or none, for a third of each class. Without it test."),
+    ] = None,
+    dtype: Annotated[FloatType, typer.Option(help="Of the features in the file.")] = FloatType.float32,
+    batch_size: Annotated[int, typer.Option(help="Images that are computed together.")] = 64,
+    on_damaged: Annotated[
+        Damaged, typer.Option(help="What to do about an image that cannot be read.")
+    ] = Damaged.stop,
+) -> None:
+    """Compute features of images with a pre-trained backbone, once, into a file.
+
+    If it is interrupted, the same command goes on where it stopped. If the file is there and made of the same
+    images, nothing is computed: only labels, clients and split are brought up to date.
+
+    Examples:
+      covfree features --images photos --backbone efficientnet-lite0 --out photos.npz
+
+      covfree features --images photos --layout client/class --backbone resnet18
+      --weights resnet18.safetensors --out photos.npz
+    """
+    at_least("batch-size", batch_size, 1)
+    if out.suffix != ".npz":
+        raise ValueError(f"--out: expected a file that ends in .npz, got {str(out)!r}")
+    name = backbone_of(backbone)
+    splits = {"train": train_split, "test": test_split}
+    folder = {"layout": layout, "client_pattern": client_pattern, "client_table": client_table}
+    # Of the two the data may be far larger to download.
+    found = find_weights(weights, BACKBONES[name])
+    data = read_images(images, folder=folder, splits=splits, client_column=client_column)
+    extract(
+        data,
+        name,
+        found,
+        out,
+        dtype=dtype.value,
+        batch_size=batch_size,
+        on_damaged=on_damaged.value,
+    )
+
+
+def backbone_of(text: str) -> str:
+    """A name of the table, in which dashes and underscores are the same."""
+    name = text.replace("-", "_")
+    if name not in BACKBONES:
+        raise ValueError(f"--backbone: expected one of {', '.join(BACKBONES)}, got {text!r}")
+    return name
+
+
+def read_images(
+    source: str,
+    *,
+    folder: dict[str, Any],
+    splits: dict[str, Any],
+    client_column: str | None,
+) -> ImageSet:
+    """The image set that ``--images`` and the options about it mean."""
+    of_folder = {name: value for name, value in folder.items() if value is not None}
+    of_tfds = {name: value for name, value in splits.items() if value is not None}
+    column = {} if client_column is None else {"client_column": client_column}
+    kind, _, name = source.partition(":")
+    if kind == "tfds":
+        if of_folder:
+            raise ValueError(f"{_option(of_folder)}: expected a folder of images, got {source}")
+        from covfree.data.from_tfds import tfds
+
+        if of_tfds.get("test") == "none":
+            of_tfds["test"] = None
+        return tfds(name, **of_tfds, **column)
+    if of_tfds:
+        raise ValueError(f"{_option(of_tfds)}-split: expected a TensorFlow data set, tfds:NAME, got {source}")
+    if column and "client_table" not in of_folder:
+        raise ValueError("--client-column: expected --client-table beside it, or a TensorFlow data set")
+    if not of_folder:
+        return load_images(source)
+    if not Path(source).is_dir():
+        raise ValueError(f"{_option(of_folder)}: expected a folder of images, got {source}")
+    from covfree.data.folders import image_folder
+
+    return image_folder(source, **of_folder, **column)
+
+
+def _option(given: dict[str, Any]) -> str:
+    return "--" + next(iter(given)).replace("_", "-")
+
+
+def extract(
+    images: ImageSet,
+    name: str,
+    weights: Weights,
+    out: Path,
+    *,
+    dtype: str = "float32",
+    batch_size: int = 64,
+    on_damaged: str = "stop",
+) -> Extracted:
+    """Compute features into a file under a bar, and say in the end what was done."""
+    network = backbones.backbone(name, num_classes=None)
+    start, done = time.perf_counter(), 0
+    try:
+        with progress_bar() as bar:
+            task = bar.add_task(name, total=None)
+
+            def show(now: int, total: int) -> None:
+                nonlocal done
+                done, speed = now, bar.tasks[0].speed
+                text = f"{speed:,.0f} images/s" if speed else name
+                bar.update(task, completed=now, total=total, description=text)
+
+            found = extract_features(
+                images,
+                network,
+                # Called only if there is something to compute: Flax and the file take seconds.
+                lambda: network.load(weights.path),
+                out=out,
+                weights=weights.sha256,
+                preprocessing=weights.preprocessing,
+                batch_size=batch_size,
+                dtype=dtype,
+                on_damaged=on_damaged,
+                progress=show,
+            )
+    except KeyboardInterrupt:
+        _say(f"{done:,} of {len(images):,} images are done and kept; the same command goes on from there")
+        raise
+    for image, reason in found.skipped.items():
+        _say(f"skipped {image}: {reason}")
+    _say(_summary(images, found, time.perf_counter() - start))
+    return found
+
+
+def _summary(images: ImageSet, found: Extracted, seconds: float) -> str:
+    parts = [f"{len(images):,} images"]
+    if found.skipped:
+        parts.append(f"{len(found.skipped):,} skipped")
+    if images.ignored:
+        shown = ", ".join(images.ignored[:_SHOWN]) + (", …" if len(images.ignored) > _SHOWN else "")
+        parts.append(f"{len(images.ignored):,} left aside ({shown})")
+    parts.append(
+        f"{found.computed:,} computed in {seconds:.1f} s ({found.computed / seconds:,.0f} images/s)"
+        if found.computed
+        else "nothing to compute"
+    )
+    return f"{', '.join(parts)}: {found.path}, {found.path.stat().st_size:,} bytes"
+
+
+def _say(text: str) -> None:
+    print(f"covfree: {text}", file=sys.stderr)

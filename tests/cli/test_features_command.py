@@ -1,0 +1,366 @@
+"""``covfree features`` and ``covfree compare --images``: from images on disk to features and tables."""
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from backbones import seeded
+from PIL import Image
+from safetensors.numpy import save_file
+
+from covfree import backbones
+from covfree.backbones import Preprocessing, backbone, preprocess
+from covfree.backbones.extractor import Backbone
+from covfree.backbones.weights import tensor_shapes
+from covfree.cli import features as features_module
+from covfree.cli import source as source_module
+from covfree.data import from_tfds
+from covfree.data.feature_file import read_feature_file
+from covfree.data.images import load_images
+
+# As small as features of squeezenet can be, so that tests are fast.
+SMALL = Preprocessing(40, 40, "bilinear", (124.0, 116.0, 104.0), (58.0, 57.0, 57.0))
+NETWORK = backbone("squeezenet1_1", num_classes=None)
+CLASSES = ("cat", "dog")
+COUNT = 24
+
+
+def pictures() -> dict[str, np.ndarray]:
+    """Of two classes and four clients: cats are dark, dogs are bright."""
+    return {
+        f"{CLASSES[i % 2]}/user{i // 2 % 4}_{i:02}.png": seeded.picture((40 + i % 3, 44)) // 2 + 127 * (i % 2)
+        for i in range(COUNT)
+    }
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    path = tmp_path_factory.mktemp("weights") / "squeezenet.safetensors"
+    save_file(seeded.tensors(tensor_shapes(NETWORK.shapes), NETWORK.name), path)
+    return path
+
+
+@pytest.fixture
+def photos(tmp_path):
+    for name, pixels in pictures().items():
+        path = tmp_path / "photos" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+    return tmp_path / "photos"
+
+
+@pytest.fixture(autouse=True)
+def small_crops(monkeypatch, tmp_path):
+    """As if the weights had been trained on small images; and with a cache of the test's own."""
+    find = features_module.find_weights
+
+    def found(text, spec):
+        return find(text, spec)._replace(preprocessing=SMALL)
+
+    monkeypatch.setattr(features_module, "find_weights", found)
+    monkeypatch.setattr(source_module, "find_weights", found)
+    monkeypatch.setenv("COVFREE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def features(cli, photos, weights, tmp_path):
+    """Runs ``features`` on the photos into ``out.npz``; what is given comes last and wins."""
+
+    def call(*arguments):
+        given = ("--images", photos, "--backbone", "squeezenet1-1", "--weights", weights, "--batch-size", 8)
+        return cli("features", *given, "--out", tmp_path / "out.npz", *arguments)
+
+    return call
+
+
+@pytest.fixture
+def no_computing(monkeypatch):
+    """Nothing more may be computed, or be got ready for it."""
+
+    def refuse(*_):
+        raise AssertionError("parameters are loaded")
+
+    return lambda: monkeypatch.setattr(Backbone, "load", refuse)
+
+
+def close(found, wanted):
+    np.testing.assert_array_less(np.abs(found - wanted).max(1), 1e-6 * np.abs(wanted).max(1))
+
+
+def test_a_folder_becomes_a_file_of_features(features, weights, tmp_path):
+    outcome = features()
+    assert outcome.code == 0, outcome.err
+    assert outcome.out == ""
+    file = read_feature_file(tmp_path / "out.npz")
+    images = pictures()
+    assert file.arrays["ids"].tolist() == sorted(images)
+    spec = backbones.Spec(**{**vars(NETWORK.spec), "preprocessing": SMALL})
+    pixels = np.stack([preprocess(images[name], spec) for name in sorted(images)])
+    close(file.features, np.asarray(jax.jit(NETWORK.apply)(NETWORK.load(weights), pixels)))
+    assert [CLASSES[label] for label in file.arrays["labels"]] == [name[:3] for name in sorted(images)]
+    size = (tmp_path / "out.npz").stat().st_size
+    assert re.fullmatch(
+        rf"covfree: 24 images, 24 computed in \d+\.\d s \(\d+ images/s\): .*out\.npz, {size:,} bytes\n",
+        outcome.err,
+    )
+
+
+def test_a_finished_file_is_used_again(features, no_computing, tmp_path):
+    features()
+    before = (tmp_path / "out.npz").read_bytes()
+    no_computing()
+    outcome = features()
+    assert outcome.code == 0, outcome.err
+    assert "24 images, nothing to compute: " in outcome.err
+    assert (tmp_path / "out.npz").read_bytes() == before
+
+
+def test_clients(features, no_computing, tmp_path):
+    """By a pattern or a table; of the same images no features are computed again."""
+    names = sorted(pictures())
+    owners = [name[8] for name in names]
+    assert features("--client-pattern", r"user(\d)_").code == 0
+    assert read_feature_file(tmp_path / "out.npz").arrays["clients"].tolist() == owners
+    no_computing()
+    lines = [f"{name},number {owner}" for name, owner in zip(names, owners, strict=True)]
+    (tmp_path / "table.csv").write_text("\n".join(["file,owner", *lines]))
+    outcome = features("--client-table", tmp_path / "table.csv", "--client-column", "owner")
+    assert outcome.code == 0, outcome.err
+    assert read_feature_file(tmp_path / "out.npz").arrays["clients"].tolist() == [
+        f"number {owner}" for owner in owners
+    ]
+
+
+def test_a_layout_with_splits(features, photos, tmp_path):
+    for part in ("train", "val"):
+        (tmp_path / "split" / part).mkdir(parents=True)
+    for name in CLASSES:
+        (photos / name).rename(tmp_path / "split" / "train" / name)
+        (tmp_path / "split" / "val" / name).mkdir()
+        Image.fromarray(seeded.picture((50, 60))).save(tmp_path / "split" / "val" / name / "a.png")
+    assert features("--images", tmp_path / "split", "--layout", "split/class").code == 0
+    assert read_feature_file(tmp_path / "out.npz").arrays["is_test"].sum() == 2
+
+
+def test_arrays_and_half_precision(features, tmp_path):
+    images = np.stack([seeded.picture((40, 40)) + i for i in range(9)])
+    np.savez(tmp_path / "images.npz", images=images, labels=np.arange(9) % 3)
+    assert features("--images", tmp_path / "images.npz", "--dtype", "float16").code == 0
+    file = read_feature_file(tmp_path / "out.npz")
+    assert (file.features.shape, file.features.dtype) == ((9, 512), np.float16)
+
+
+def test_a_tensorflow_data_set(features, monkeypatch, photos, tmp_path):
+    asked = []
+
+    def tfds(name, **options):
+        asked.append((name, options))
+        return load_images(photos)
+
+    monkeypatch.setattr(from_tfds, "tfds", tfds)
+    given = ("--images", "tfds:cifar10/1:3.0", "--client-column", "user")
+    assert features(*given, "--train-split", "train[:10%]", "--test-split", "none").code == 0
+    assert features("--images", "tfds:cifar10", "--test-split", "test[:5]").code == 0
+    assert asked == [
+        ("cifar10/1:3.0", {"train": "train[:10%]", "test": None, "client_column": "user"}),
+        ("cifar10", {"test": "test[:5]"}),
+    ]
+
+
+def test_damaged_images_and_other_files(features, photos, tmp_path):
+    broken = sorted(pictures())[3]
+    (photos / broken).write_bytes((photos / broken).read_bytes()[:300])
+    for name in ("a.txt", "b.txt", "c.txt", "d.txt"):
+        (photos / "cat" / name).write_text("no image")
+    outcome = features()
+    assert outcome.is_one_line, outcome
+    assert re.search(rf"images: {broken}: cannot be read \(.*truncated.*\); on_damaged 'skip'", outcome.err)
+    outcome = features("--on-damaged", "skip")
+    assert outcome.code == 0, outcome.err
+    skipped, summary = outcome.err.splitlines()
+    assert re.match(rf"covfree: skipped {broken}: .*truncated", skipped)
+    text = "24 images, 1 skipped, 4 left aside (cat/a.txt, cat/b.txt, cat/c.txt, …), "
+    assert summary.startswith(f"covfree: {text}")
+    file = read_feature_file(tmp_path / "out.npz")
+    assert file.arrays["ids"].tolist() == [name for name in sorted(pictures()) if name != broken]
+
+
+def test_interrupting(features, monkeypatch):
+    def interrupted(*_, progress, **__):
+        progress(8, COUNT)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(features_module, "extract_features", interrupted)
+    outcome = features()
+    assert outcome.code == 130
+    assert outcome.out == ""
+    kept, last = outcome.err.splitlines()
+    assert kept == "covfree: 8 of 24 images are done and kept; the same command goes on from there"
+    assert last == "covfree: interrupted"
+
+
+def test_the_bar_shows_how_fast_it_is(features, monkeypatch):
+    assert "images/s" not in re.sub(r"\(\d+ images/s\)", "", features().err)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def steps(images, *_, out, progress, **__):
+        for done in range(0, 25, 8):
+            progress(done, 24)
+        return features_module.Extracted(out, 24, {})
+
+    monkeypatch.setattr(features_module, "extract_features", steps)
+    text = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", features().err)
+    assert re.search(r"[\d,]+ images/s +━+ +24/24", text), text
+
+
+# Comparing on images
+
+
+@pytest.fixture
+def compare(cli, photos, weights):
+    def call(*arguments):
+        given = ("--images", photos, "--backbone", "squeezenet1_1", "--weights", weights)
+        return cli("compare", *given, "--methods", "fedncm", "--clients", 3, "--seeds", 1, *arguments)
+
+    return call
+
+
+def test_compare_on_images(compare, no_computing, weights, photos, tmp_path):
+    outcome = compare("--format", "json")
+    assert outcome.code == 0, outcome.err
+    content = json.loads(outcome.out)
+    config = content["config"]
+    assert (config["images"], config["backbone"], config["weights"]) == (
+        str(photos),
+        "squeezenet1_1",
+        str(weights),
+    )
+    assert "dataset" not in config
+    (record,) = content["results"]
+    assert record["accuracy_mean"] == 1
+    (cached,) = (tmp_path / "cache").iterdir()
+    assert re.fullmatch(r"photos-squeezenet1_1-[0-9a-f]{16}\.npz", cached.name)
+    assert "24 computed" in outcome.err
+    no_computing()
+    again = compare()
+    assert again.code == 0, again.err
+    assert again.out.startswith("photos: 16 train, 8 test, 3 clients, inner_dirichlet 0.1, 1 seed")
+    assert "nothing to compute" in again.err
+
+
+def test_a_changed_image_is_computed_anew(compare, photos, tmp_path):
+    assert compare().code == 0
+    first = sorted(pictures())[0]
+    Image.fromarray(seeded.picture((60, 60))).save(photos / first)
+    assert "24 computed" in compare().err
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_where_the_cache_is(monkeypatch, tmp_path):
+    key, digest = {"images": "ab"}, hashlib.sha256(b'{"images": "ab"}').hexdigest()[:16]
+    monkeypatch.setenv("COVFREE_CACHE", "own")
+    monkeypatch.setenv("XDG_CACHE_HOME", "common")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = source_module.cache_file("a/b c", key).parent
+    assert str(folder) == "own"
+    monkeypatch.delenv("COVFREE_CACHE")
+    path = source_module.cache_file("a/b c", key)
+    assert path.parent.parts == ("common", "covfree")
+    assert path.name == f"a_b_c-{digest}.npz"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert source_module.cache_file("a", key).parent == tmp_path / ".cache" / "covfree"
+    assert source_module.cache_file("a", {"images": "cd"}).name != source_module.cache_file("a", key).name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--partition", "random"], "--partition: expected one of"),
+        (["--clients", "1000"], "clients.*at most .*got 1000"),
+        (["--alpha", "0"], "alpha.*greater than 0, got 0"),
+        (["--dataset", "digits"], "--dataset: expected none beside --images"),
+        (["--test-file", "test.npz"], "--test-file: expected none beside --images"),
+        (["--backbone", "alexnet"], "--backbone: expected one of squeezenet1_1, .*, got 'alexnet'"),
+        (["--weights", "absent.safetensors"], r"no such file: absent\.safetensors"),
+        (["--images", "absent"], "absent: no such file or folder"),
+    ],
+)
+def test_bad_arguments_of_compare_show_before_anything_is_computed(
+    untyped, compare, no_computing, tmp_path, arguments, text
+):
+    no_computing()
+    outcome = compare("--out", tmp_path / "out", *arguments)
+    assert outcome.is_one_line, outcome
+    assert re.search(text, outcome.err), outcome.err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--batch-size", "0"], "--batch-size: expected at least 1, got 0"),
+        (["--out", "features.npy"], r"--out: expected a file that ends in \.npz, got 'features\.npy'"),
+        (["--backbone", "alexnet"], "--backbone: expected one of squeezenet1_1, .*, got 'alexnet'"),
+        (["--dtype", "float64"], "--dtype.*'float64'"),
+        (["--on-damaged", "hide"], "--on-damaged.*'hide'"),
+        (["--images", "absent"], "absent: no such file or folder"),
+        (["--images", "absent", "--layout", "class"], "--layout: expected a folder of images, got absent"),
+        (["--weights", "absent.safetensors"], r"no such file: absent\.safetensors"),
+        (["--layout", "class/colour"], "layout.*colour"),
+        (["--client-pattern", "("], "client_pattern"),
+        (["--client-column", "user"], "--client-column: expected --client-table beside it"),
+        (["--test-split", "none"], "--test-split: expected a TensorFlow data set, tfds:NAME, got .*photos"),
+        (["--images", "tfds:x", "--layout", "class"], "--layout: expected a folder of images, got tfds:x"),
+    ],
+)
+def test_bad_arguments(untyped, features, no_computing, tmp_path, arguments, text):
+    no_computing()
+    outcome = features(*arguments)
+    assert outcome.is_one_line, outcome
+    assert re.search(text, outcome.err), outcome.err
+    assert not (tmp_path / "out.npz").exists()
+
+
+def test_bad_arguments_cost_no_heavy_imports(photos, tmp_path):
+    script = f"""
+import sys
+from covfree.cli.app import run
+code = run({["features", "--images", str(photos), "--backbone", "resnet18", "--out", "a.npz"]!r})
+print(code, [name for name in ("flax", "matplotlib", "huggingface_hub", "tensorflow") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout == "2 []\n", done.stderr
+    assert "no package ships weights of resnet18" in done.stderr
+
+
+def test_a_package_that_is_missing_is_named(features, monkeypatch):
+    """And a name that covfree itself lacks is a bug, which shows where it is."""
+
+    def missing(*_):
+        raise ImportError("w is needed for this: pip install 'covfree[pretrained]'") from ImportError("no w")
+
+    monkeypatch.setattr(features_module, "find_weights", missing)
+    outcome = features()
+    assert (outcome.code, outcome.out) == (1, "")
+    assert outcome.err == "covfree: w is needed for this: pip install 'covfree[pretrained]'\n"
+
+    def broken(*_):
+        raise ImportError("cannot import name")
+
+    monkeypatch.setattr(features_module, "find_weights", broken)
+    with pytest.raises(ImportError, match="cannot import name"):
+        features()
+
+
+def test_another_files_features_are_not_overwritten(features, photos, no_computing):
+    features()
+    no_computing()
+    outcome = features("--dtype", "float16")
+    assert outcome.is_one_line, outcome
+    assert "out.npz: holds features of something else (dtype: 'float32' there, 'float16' here)" in outcome.err
