@@ -85,8 +85,8 @@ def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> Fe
 
     Args:
         path: a file with ``features [n, d]`` (any float), ``labels [n]`` (integers from 0) and, if there are
-            any, ``clients [n]`` (strings, or integers of which those below 0 are no client) and
-            ``is_test [n]`` (booleans).
+            any, ``clients [n]`` (strings or integers; ``""`` and those below 0 are no client),
+            ``is_test [n]`` (booleans) and ``class_names [C]``, without which C is the largest label plus 1.
         test: a second file with the test part's ``features`` and ``labels``. Without it and without
             ``is_test``, a third of each class is held out by ``seed``.
         seed: see ``test``.
@@ -107,8 +107,11 @@ def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> Fe
             raise ValueError(f"{path}: {name}: expected shape {list(labels.shape)}, got {list(array.shape)}")
     if test is not None and is_test is not None:
         raise ValueError(f"{path}: expected either is_test in the file or a separate test file, got both")
+    names = arrays.get("class_names")
     if test is not None:
         other = _read(Path(test))
+        if names is not None and not np.array_equal(names, other.get("class_names", names)):
+            raise ValueError(f"{test}: class_names: expected the same as in {path}")
         if other["features"].shape[1] != features.shape[1]:
             raise ValueError(
                 f"{test}: features: expected dim {features.shape[1]} as in {path}, "
@@ -124,7 +127,15 @@ def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> Fe
         raise ValueError(f"{path}: is_test: expected booleans, got {is_test.dtype}")
     if clients is not None and clients.dtype.kind not in "iuUS":
         raise ValueError(f"{path}: clients: expected integers or strings, got {clients.dtype}")
-    return _split(str(path), features, labels, clients, seed, is_test)
+    data = _split(str(path), features, labels, clients, seed, is_test)
+    if names is None:
+        return data
+    if names.ndim != 1 or len(names) < data.num_classes:
+        raise ValueError(
+            f"{path}: class_names: expected at least {data.num_classes} names, as that many classes have "
+            f"labels, got shape {list(names.shape)}"
+        )
+    return data._replace(num_classes=len(names))
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
@@ -216,8 +227,8 @@ def _split(
 
 
 def _numbered(clients: np.ndarray) -> np.ndarray:
-    """Number clients from 0 in the order of their names; whoever is below 0 stays without a client."""
-    named = clients >= 0 if clients.dtype.kind in "iu" else np.ones(len(clients), bool)
+    """Number clients from 0 in the order of their names; below 0 and without a name there is none."""
+    named = clients >= 0 if clients.dtype.kind in "iu" else clients != np.zeros((), clients.dtype)
     numbers = np.full(len(clients), -1, np.int32)
     numbers[named] = np.unique(clients[named], return_inverse=True)[1]
     return numbers

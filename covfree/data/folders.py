@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import os
-import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from covfree.data.dataset import StrPath
+from covfree.data.folder_clients import clients_by_pattern, clients_by_table
 from covfree.data.images import ImageSet, decode_image, image_formats
 
 # What a folder that holds a part may be called, in any case, and which part that is.
@@ -31,6 +30,7 @@ def image_folder(
     client_table: StrPath | None = None,
     client_column: str = "client",
     file_column: str = "file",
+    class_names: Sequence[str] | None = None,
 ) -> ImageSet:
     r"""Open a folder of images; none is read before it is asked for.
 
@@ -45,14 +45,17 @@ def image_folder(
         client_table: a CSV file that names the clients, with a line of column names first.
         client_column: its column of clients.
         file_column: its column of images, as paths below the folder (with slashes).
+        class_names: all classes, in the order that numbers them. Machines that each have a folder of their
+            own must agree on it; a folder need not hold them all. If not given, the sorted names of the class
+            folders.
 
     Returns:
-        The image set, in the order of the sorted paths. Classes are the sorted names of the class folders.
+        The image set, in the order of the sorted paths.
 
     A split folder may be called train or training; test or testing; val, valid or validation, in any case.
     The images to test on are those of test. Without it, they are the validation images; with it, these are
-    left aside. Every class needs an image to train on. Every image to train on needs a client, if any has
-    one; an image to test on may be without (``""``).
+    left aside. Every class needs an image to train on, unless ``class_names`` are given. Every image to train
+    on needs a client, if any has one; an image to test on may be without (``""``).
 
     Left aside, and named in ``ignored``, are files that Pillow cannot read by their extension, images that
     lie above the last level of the layout, and what is hidden (its name starts with a dot). Links are
@@ -101,23 +104,16 @@ def image_folder(
     is_test = np.array([part == "test" for part in parts if part is not None])
     _check_folders(root, found.folders, kept, levels)
     classes = _column(kept, levels, "class")
-    class_names, labels = np.unique(classes, return_inverse=True)
-    for label in np.setdiff1d(labels, labels[~is_test]):
-        raise ValueError(
-            f"{root}: class {str(class_names[label])!r} has {(labels == label).sum()} test images, none "
-            "to train on"
-        )
+    names, labels = _numbered(root, classes, is_test, class_names)
 
     left = set(found.files) - set(kept)
     ignored = [file for file in left if not file.startswith(tuple(aside))]
     ignored = tuple(sorted([*ignored, *found.hidden, *aside]))
-    clients = None
-    if "client" in levels:
-        clients = _column(kept, levels, "client")
-    elif client_pattern is not None:
-        clients = _by_pattern(client_pattern, kept)
+    clients = _column(kept, levels, "client") if "client" in levels else None
+    if client_pattern is not None:
+        clients = clients_by_pattern(client_pattern, kept)
     elif client_table is not None:
-        clients = _by_table(Path(client_table), file_column, client_column, kept, ignored)
+        clients = clients_by_table(Path(client_table), file_column, client_column, kept, ignored)
     if clients is not None:
         for file, client, test in zip(kept, clients, is_test, strict=True):
             if not client and not test:
@@ -128,8 +124,8 @@ def image_folder(
     return ImageSet(
         name=root.resolve().name,
         ids=tuple(kept),
-        labels=labels.astype(np.int32),
-        class_names=tuple(str(name) for name in class_names),
+        labels=labels,
+        class_names=names,
         read=partial(_read, root, tuple(kept)),
         fingerprint=digest.hexdigest(),
         clients=None if clients is None else np.array(clients),
@@ -217,6 +213,25 @@ def _above(file: str, levels: list[str], level: str) -> str:
     return "".join(f"{name}/" for name in file.split("/")[: levels.index(level) + 1])
 
 
+def _numbered(
+    root: Path, classes: list[str], is_test: np.ndarray, class_names: Sequence[str] | None
+) -> tuple[tuple[str, ...], np.ndarray]:
+    """The names of all classes, and each image's number among them."""
+    names = tuple(sorted(set(classes)) if class_names is None else map(str, class_names))
+    number = {name: label for label, name in enumerate(names)}
+    if len(number) < len(names):
+        raise ValueError(f"class_names: expected each once, got {', '.join(names)}")
+    if unknown := sorted(set(classes) - set(names)):
+        raise ValueError(f"{root}: class {unknown[0]!r} is none of class_names")
+    labels = np.array([number[name] for name in classes], np.int32)
+    if class_names is None:
+        for label in np.setdiff1d(labels, labels[~is_test]):
+            raise ValueError(
+                f"{root}: class {names[label]!r} has {(labels == label).sum()} test images, none to train on"
+            )
+    return names, labels
+
+
 def _parts(root: Path, files: list[str], levels: list[str]) -> list[str | None]:
     """Each image's part, train or test; None where it is left aside."""
     if "split" not in levels:
@@ -248,47 +263,6 @@ def _check_folders(root: Path, folders: list[str], kept: list[str], levels: list
                 if part in (None, "validation"):
                     continue
             raise ValueError(f"{root}: the {level} folder {folder} holds no image at {_expected(levels)}")
-
-
-def _by_pattern(pattern: str, files: list[str]) -> list[str]:
-    try:
-        compiled = re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"client_pattern: {pattern!r} is no regular expression ({error})") from error
-    if compiled.groups != 1:
-        raise ValueError(f"client_pattern: expected one group, got {compiled.groups} in {pattern!r}")
-    return [(match.group(1) or "") if (match := compiled.search(file)) else "" for file in files]
-
-
-def _by_table(
-    path: Path, file_column: str, client_column: str, files: list[str], ignored: Sequence[str]
-) -> list[str]:
-    clients: dict[str, str] = {}
-    known, aside = {*files, *ignored}, tuple(name for name in ignored if name.endswith("/"))
-    for line, file, client in _lines(path, file_column, client_column):
-        if file in clients:
-            raise ValueError(f"{path}: line {line}: {file!r} is there twice")
-        if file not in known and not file.startswith(aside):
-            raise ValueError(f"{path}: line {line}: {file!r} is no image in the folder")
-        clients[file] = client
-    return [clients.get(file, "") for file in files]
-
-
-def _lines(path: Path, file_column: str, client_column: str) -> Iterator[tuple[int, str, str]]:
-    """The line's number, the file and the client of each row."""
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file")
-    try:
-        # Spreadsheets write a mark before the first name, which utf-8-sig leaves out.
-        with path.open(encoding="utf-8-sig", newline="") as stream:
-            rows = csv.DictReader(stream, strict=True)
-            for column in (file_column, client_column):
-                if column not in (names := rows.fieldnames or ()):
-                    raise ValueError(f"expected a column {column!r}, got {list(names)}")
-            for row in rows:
-                yield rows.line_num, row[file_column] or "", row[client_column] or ""
-    except (ValueError, csv.Error) as error:
-        raise ValueError(f"{path}: {error}") from error
 
 
 def _expected(levels: list[str]) -> str:

@@ -256,7 +256,7 @@ def decode_image(file: StrPath | BytesIO, name: str) -> Any:
         raise ValueError(f"{name}: cannot be read as an image ({error})") from error
 
 
-def is_damage(error: Exception) -> bool:
+def is_damage(error: BaseException) -> bool:
     """Whether reading failed for what the file holds, rather than for the system: a lost disk, say."""
     if isinstance(error, OSError):
         # Damaged files may ask for a place before the beginning or past any end.

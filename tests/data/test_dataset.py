@@ -150,6 +150,29 @@ def test_clients_are_numbered_in_the_order_of_their_names(file, names):
     np.testing.assert_array_equal(data.clients, expected)
 
 
+@pytest.mark.parametrize("dtype", ["U", "S"])
+def test_an_empty_name_is_no_client(file, dtype):
+    clients = np.array(["b", "", "a"], dtype)[np.arange(EXAMPLES) % 3]
+    data = load_npz(file(clients=clients, is_test=np.arange(EXAMPLES) < 3))
+    np.testing.assert_array_equal(data.clients, np.array([1, -1, 0])[np.arange(3, EXAMPLES) % 3])
+
+
+def test_names_of_classes_count_those_without_an_example(file):
+    names = np.array([f"class {i}" for i in range(CLASSES + 4)])
+    assert load_npz(file(class_names=names)).num_classes == CLASSES + 4
+    same = file("test.npz", class_names=names)
+    assert load_npz(file(class_names=names), test=same).num_classes == CLASSES + 4
+    assert load_npz(file(class_names=names), test=file("test.npz")).num_classes == CLASSES + 4
+
+
+def test_names_of_classes_that_do_not_fit(file):
+    names = np.array([f"class {i}" for i in range(CLASSES)])
+    with pytest.raises(ValueError, match=rf"mine\.npz: class_names: expected at least {CLASSES} names"):
+        load_npz(file(class_names=names[:-1]))
+    with pytest.raises(ValueError, match=r"test\.npz: class_names: expected the same as in .*mine\.npz"):
+        load_npz(file(class_names=names), test=file("test.npz", class_names=names[::-1]))
+
+
 def test_clients_of_the_training_part_alone_are_numbered(file):
     """A client that holds test examples only is no client."""
     clients = np.repeat([5, 8, 9], EXAMPLES // 3)

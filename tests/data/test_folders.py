@@ -53,6 +53,17 @@ def test_classes(folder):
     assert len(images) == 5
 
 
+def test_classes_that_others_have_too(folder):
+    path = folder("train/dog/1.png", "train/ant/2.png", "test/cat/3.png", "test/dog/4.png")
+    images = image_folder(path, class_names=["dog", "cat", "bee", "ant"])
+    assert images.class_names == ("dog", "cat", "bee", "ant")
+    assert images.labels.tolist() == [1, 0, 3, 0]
+    with pytest.raises(ValueError, match="pictures: class 'ant' is none of class_names"):
+        image_folder(path, class_names=["dog", "cat"])
+    with pytest.raises(ValueError, match="class_names: expected each once, got dog, cat, ant, dog"):
+        image_folder(path, class_names=["dog", "cat", "ant", "dog"])
+
+
 # The layout (None: found), the files, and for each image in order: class, client, whether it is a test.
 LAYOUTS = {
     "split/class, found": (
