@@ -1,7 +1,7 @@
 """Convolutions and maxima over positions, each in the form that is fast where it runs.
 
-On a CPU XLA's own forms take 3 to 26 times as long for one channel a group, twice as long for 1 × 1 kernels and
-up to 6 times for maxima (``benchmarks/backbones.py``).
+On a CPU XLA's own forms take 3 to 26 times as long for one channel a group, twice as long for 1 × 1 kernels,
+and up to 6 times as long for maxima (``benchmarks/backbones.py``).
 """
 
 from __future__ import annotations
