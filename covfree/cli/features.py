@@ -68,7 +68,9 @@ def features_command(
     ] = None,
     test_split: Annotated[
         str | None,
-        typer.Option(help="Its test split, or none, for a third of each class. Without it test."),
+        typer.Option(
+            help="Its test split, or none, for a third of each class. Without it test, else validation."
+        ),
     ] = None,
     dtype: Annotated[FloatType, typer.Option(help="Of the features in the file.")] = FloatType.float32,
     batch_size: Annotated[int, typer.Option(help="Images that are computed together.")] = 64,

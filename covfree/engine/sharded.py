@@ -41,7 +41,8 @@ def shard_rows(rows: Rows, mesh: Mesh, *, whole_clients: bool = False) -> Rows:
         The rows with padding, as many on each device.
 
     Raises:
-        ValueError: if clients must stay whole and the rows do not say whose they are.
+        ValueError: if clients must stay whole and the rows do not say whose they are, or the mesh has no
+            device of this process.
     """
     rows = jax.tree.map(np.asarray, rows)
     clients = None
@@ -52,6 +53,8 @@ def shard_rows(rows: Rows, mesh: Mesh, *, whole_clients: bool = False) -> Rows:
         rows = jax.tree.map(lambda x: x[order], rows)
         clients = np.asarray(rows.client)
     devices = sum(device.process_index == jax.process_index() for device in mesh.devices.flat)
+    if devices == 0:
+        raise ValueError(f"mesh: expected devices of this process among {mesh.devices.size}, got none")
     length = len(rows.label)
     size = max(1, -(-length // devices))
     if clients is not None:

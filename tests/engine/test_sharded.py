@@ -109,6 +109,12 @@ def test_clients_that_must_stay_whole_have_to_be_known(mesh):
         covfree.shard_rows(rows, mesh, whole_clients=True)
 
 
+def test_a_process_without_a_device_in_the_mesh(mesh, monkeypatch):
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    with pytest.raises(ValueError, match="mesh: expected devices of this process among 8, got none"):
+        covfree.shard_rows(covfree.Rows(np.ones((2, 3)), np.ones(2), np.zeros(2, int)), mesh)
+
+
 def test_in_the_users_own_shard_map_with_rows_for_two_parts_a_device(mesh):
     """All of jax's checks on; each device folds its rows part by part."""
     rng = np.random.default_rng(0)
