@@ -19,6 +19,7 @@ from covfree.data.images import ImageSet, is_damage
 from covfree.optional import optional
 
 ON_DAMAGED = ("stop", "skip")
+_LEAVE_OUT = "on_damaged='skip' (covfree features --on-damaged skip) leaves such images out"
 
 # What Pillow raises on damaged files; its plugins for AVIF and DDS raise RuntimeError. The other built-in
 # exceptions (TypeError, KeyError, …) would be bugs, which show where they are.
@@ -111,7 +112,7 @@ def _batches(
                 if not is_damage(cause):
                     raise OSError(text) from error
                 if not skip:
-                    raise ValueError(f"{text}; on_damaged 'skip' leaves such images out") from error
+                    raise ValueError(f"{text}; {_LEAVE_OUT}") from error
                 skipped[index] = reason
         return DecodedBatch(first, len(futures), pixels, skipped)
 

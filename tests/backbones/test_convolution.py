@@ -5,35 +5,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from jax import lax
+from jax import export, lax
 
 from covfree.backbones.convolution import convolve, max_pooled
 
 LAYOUT = ("NHWC", "HWIO", "NHWC")
 
 
-def own(x, kernel, stride, padding, groups):
-    return convolve(
-        x,
-        kernel,
-        (stride, stride),
-        padding,
-        feature_group_count=groups,
-        dimension_numbers=LAYOUT,
-        precision="highest",
-    )
+def by(function):
+    def call(x, kernel, stride, padding, groups):
+        settings = {"dimension_numbers": LAYOUT, "precision": "highest", "feature_group_count": groups}
+        return function(x, kernel, (stride, stride), padding, **settings)
+
+    return call
 
 
-def xlas(x, kernel, stride, padding, groups):
-    return lax.conv_general_dilated(
-        x,
-        kernel,
-        (stride, stride),
-        padding,
-        feature_group_count=groups,
-        dimension_numbers=LAYOUT,
-        precision="highest",
-    )
+own, xlas = by(convolve), by(lax.conv_general_dilated)
 
 
 def drawn(shape, seed, dtype=np.float32):
@@ -93,9 +80,7 @@ def test_bfloat16_is_summed_in_float32():
 @pytest.mark.parametrize(("platform", "is_convolution"), [("cuda", True), ("cpu", False)])
 def test_accelerators_use_their_own_kernels(platform, is_convolution):
     x, kernel = jnp.zeros((1, 8, 8, 4)), jnp.zeros((3, 3, 1, 4))
-    exported = jax.export.export(jax.jit(lambda x, k: own(x, k, 1, "SAME", 4)), platforms=[platform])(
-        x, kernel
-    )
+    exported = export.export(jax.jit(lambda x, k: own(x, k, 1, "SAME", 4)), platforms=[platform])(x, kernel)
     assert ("stablehlo.convolution" in exported.mlir_module()) is is_convolution
 
 
