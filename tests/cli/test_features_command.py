@@ -179,7 +179,7 @@ def test_damaged_images_and_other_files(features, photos, tmp_path):
         (photos / "cat" / name).write_text("no image")
     outcome = features()
     assert outcome.is_one_line, outcome
-    assert re.search(rf"images: {broken}: cannot be read \(.*truncated.*\); on_damaged 'skip'", outcome.err)
+    assert re.search(rf"images: {broken}: cannot be read \(.*truncated.*\); on_damaged='skip'", outcome.err)
     outcome = features("--on-damaged", "skip")
     assert outcome.code == 0, outcome.err
     skipped, summary = outcome.err.splitlines()
