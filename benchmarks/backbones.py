@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -120,7 +119,7 @@ def torch_forward(batch: str) -> dict[str, Any]:
     images = pixels(int(batch), spec.input_size)
     expected = np.asarray(run(params, images[:8]))
     path = str(packaged_weights(str(BACKBONES[PEER].package)))
-    torch.set_num_threads(_cores())
+    torch.set_num_threads(common.cores())
     moved, found = torch.from_numpy(images).permute(0, 3, 1, 2), {}
     for layout in ("contiguous", "channels_last"):
         features = backbones_torch.network(path, layout == "channels_last")
@@ -128,7 +127,7 @@ def torch_forward(batch: str) -> dict[str, Any]:
         if error > TOLERANCE:
             sys.exit(f"{layout}: features differ by {error:.1e}")
         found[layout] = int(batch) / common.timed(features, moved, repeats=3)
-    return {"images_per_second": found, "threads": _cores(), "error": float(error)}
+    return {"images_per_second": found, "threads": common.cores(), "error": float(error)}
 
 
 def files(folder: str, batch: str) -> dict[str, Any]:
@@ -172,14 +171,14 @@ def torch_files(folder: str, batch: str) -> dict[str, Any]:
     from covfree.backbones import BACKBONES
     from covfree.backbones.weights import packaged_weights
 
-    torch.set_num_threads(_cores())
+    torch.set_num_threads(common.cores())
     images = sorted(
         file for file in Path(folder).rglob("*") if file.suffix.lower() in (".jpg", ".jpeg", ".png")
     )
     path, found = str(packaged_weights(str(BACKBONES[PEER].package))), {}
     for layout in ("contiguous", "channels_last"):
         features = backbones_torch.network(path, layout == "channels_last")
-        run = partial(backbones_torch.all_features, images, int(batch), features, _cores())
+        run = partial(backbones_torch.all_features, images, int(batch), features, common.cores())
         found[layout] = len(images) / common.clocked(run)[1]
     return {"images": len(images), "images_per_second": found}
 
@@ -236,10 +235,6 @@ PARTS: dict[str, Callable[..., Any]] = {
     "torch_files": torch_files,
     "forms": forms,
 }
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _child(*arguments: str) -> Any:

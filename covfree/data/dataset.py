@@ -15,7 +15,7 @@ from covfree.checks import check
 from covfree.optional import optional
 
 # Labels are indices: one above this is an identifier that was not turned into an index.
-_MOST_CLASSES = 1_000_000
+MOST_CLASSES = 1_000_000
 # Bytes that are read at a time.
 _BLOCK = 2**22
 
@@ -189,7 +189,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     if missing:
         raise ValueError(f"{path}: expected arrays features and labels, got {sorted(arrays)}")
     try:
-        check(arrays["features"], arrays["labels"], num_classes=_MOST_CLASSES)
+        check(arrays["features"], arrays["labels"], num_classes=MOST_CLASSES)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
     if (arrays["labels"] < 0).any():

@@ -131,11 +131,11 @@ def _prepared(library: Any, name: str, data_dir: StrPath | None) -> Any:
             builder.download_and_prepare(file_format="array_record")
     # TFDS and what it calls raise nearly anything, in up to a thousand lines.
     except Exception as error:
-        line = next(iter(str(error).strip().splitlines()), type(error).__name__)
         folder = "" if where is None else f", data_dir={where!r}"
         raise ValueError(
-            f"tfds:{name}: is not prepared, and cannot be here ({type(error).__name__}: {line}). Where there "
-            f"is internet, run tensorflow_datasets.builder({name!r}{folder}).download_and_prepare("
+            f"tfds:{name}: is not prepared, and cannot be here "
+            f"({type(error).__name__}: {_first_line(error)}). Where there is internet, run "
+            f"tensorflow_datasets.builder({name!r}{folder}).download_and_prepare("
             'file_format="array_record"), and copy the folder that it writes'
         ) from error
     stored = builder.info.file_format.value
@@ -145,6 +145,10 @@ def _prepared(library: Any, name: str, data_dir: StrPath | None) -> Any:
             'download_and_prepare(file_format="array_record")'
         )
     return builder
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _columns(library: Any, builder: Any, image: str, label: str, client: str | None) -> dict[str, Any]:
@@ -186,9 +190,9 @@ def _instructions(builder: Any, expression: str) -> Sequence[Any]:
     try:
         return splits[expression].file_instructions
     except Exception as error:
-        line = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ValueError(
-            f"{builder.info.name}: expected a split such as {sorted(splits)}, got {expression!r} ({line})"
+            f"{builder.info.name}: expected a split such as {sorted(splits)}, got {expression!r} "
+            f"({_first_line(error)})"
         ) from error
 
 

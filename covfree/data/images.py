@@ -13,14 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from covfree.data.dataset import StrPath, read_npz
+from covfree.data.dataset import MOST_CLASSES, StrPath, read_npz
 from covfree.optional import optional
 
 # Pillow knows these when it sees them, but cannot decode them, or (EPS) only by running another program.
 _NOT_DECODED = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"}
 _PREFIX = "tfds:"
-# Labels are indices: one above this is an identifier that was not turned into an index.
-_MOST_CLASSES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -169,7 +167,7 @@ def image_arrays(
     digest.update(memoryview(images).cast("B"))
     if labels.dtype.kind not in "iu":
         raise TypeError(f"{name}: labels: expected integers, got {labels.dtype}")
-    if labels.size and not 0 <= labels.min() <= labels.max() < _MOST_CLASSES:
+    if labels.size and not 0 <= labels.min() <= labels.max() < MOST_CLASSES:
         wrong = labels.min() if labels.min() < 0 else labels.max()
         raise ValueError(f"{name}: labels: expected indices of classes from 0, got {wrong}")
     if class_names is None:

@@ -336,7 +336,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch, finished):
 
 def test_a_disk_that_is_full_for_a_while(tmp_path, finished):
     """A call that fails half-way has not happened."""
-    resource = pytest.importorskip("resource")
+    resource = pytest.importorskip("resource", reason="only Unix limits the size of a file")
     import signal
 
     path = tmp_path / "a.npz"

@@ -12,13 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow_datasets as library
 from PIL import Image
 
 from covfree.data.from_tfds import tfds
 from covfree.data.images import load_images
-
-library = pytest.importorskip("tensorflow_datasets")
-pytest.importorskip("array_record")
 
 NAMES = ("cat", "dog", "newt")
 PARTS = {"train": 9, "test": 4}
@@ -104,9 +102,8 @@ def copy(data_dir, tmp_path):
 
 def numbers(data_dir: Path, split: str) -> list[int]:
     """The order in which TFDS gives the examples of a split."""
-    source = library.builder("animals", data_dir=data_dir).as_data_source(
-        split, decoders={name: library.decode.SkipDecoding() for name in ("image", "depth", "mask")}
-    )
+    encoded = {name: library.decode.SkipDecoding() for name in ("image", "depth", "mask")}
+    source = library.data_source("animals", split=split, data_dir=data_dir, decoders=encoded)
     return [int(example["number"]) for example in source]
 
 
