@@ -11,7 +11,9 @@ import numpy as np
 from jaxtyping import Array, Float, Integer
 
 from covfree.checks import check
+from covfree.engine.parts import consecutive, fits_int32
 from covfree.engine.totals import accumulate
+from covfree.estimators.offsets import MOST_CLIENTS
 from covfree.methods import Method
 from covfree.statistics.rows import bucket
 from covfree.types import AnyArray, Head, Message, PRNGKey, Rows, is_traced
@@ -77,14 +79,6 @@ def solve_message(method: Method, message: Message, *, num_classes: int) -> Head
     return method.solve(*method.merge(method.params, message, num_classes))
 
 
-def _small_ids(clients: AnyArray) -> AnyArray:
-    """Number clients anew, on the host, if their ids are beyond int32, which is all that jax may hold."""
-    ids = np.asarray(clients)
-    if ids.size == 0 or (ids.max() <= np.iinfo(np.int32).max and ids.min() >= np.iinfo(np.int32).min):
-        return clients
-    return np.where(ids >= 0, np.unique(ids, return_inverse=True)[1].reshape(ids.shape), -1).astype(np.int32)
-
-
 def summarise(
     method: Method,
     features: Float[AnyArray, "examples dim"],
@@ -109,7 +103,8 @@ def summarise(
     if is_traced(labels, clients):
         sizes = method.summary.bounds(labels.shape[0])
     else:
-        clients = _small_ids(clients)
+        if not fits_int32(np.asarray(clients)):
+            clients = consecutive(np.asarray(clients))
         sizes = tuple(bucket(size) for size in method.summary.sizes(np.asarray(labels), np.asarray(clients)))
     return _summarise(method, features, labels, clients, key, sizes)
 
@@ -163,8 +158,10 @@ def fit(
         num_classes = int(np.max(labels, initial=-1)) + 1
         if num_classes < 1:
             raise ValueError("labels: expected at least one label of 0 or above, got none")
-    # Clients stay as they came: jax may not hold their ids.
+    # Clients stay on the host: jax may not hold their numbers.
     clients = clients if isinstance(clients, jax.Array) else np.asarray(clients)
+    if not is_traced(clients) and np.max(clients, initial=0) >= MOST_CLIENTS:
+        clients = consecutive(np.asarray(clients))
     rows = summarise(method, jnp.asarray(features), jnp.asarray(labels), clients, key=key)
     return solve_rows(method, rows, num_classes=num_classes)
 

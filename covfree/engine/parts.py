@@ -12,11 +12,24 @@ import jax
 import numpy as np
 
 from covfree.checks import check_row_structure, check_rows
+from covfree.estimators.offsets import MOST_CLIENTS
 from covfree.folder import MessageFile, MessageFolder, none_sound
 from covfree.types import Rows
 
 # Rows of the means that tell one table from another; reading all of them would be a pass of its own.
 _SAMPLE = 64
+
+
+def consecutive(clients: np.ndarray, first: int = 0) -> np.ndarray:
+    """The clients numbered anew from ``first`` on, in their order and without gaps; −1 for padding."""
+    known = np.unique(clients[clients >= 0])
+    return np.where(clients >= 0, first + np.searchsorted(known, clients), -1).astype(np.int32)
+
+
+def fits_int32(clients: np.ndarray) -> bool:
+    """Whether jax can hold the clients' numbers, whatever their data type."""
+    limits = np.iinfo(np.int32)
+    return bool(clients.size == 0 or (clients.max() <= limits.max and clients.min() >= limits.min))
 
 
 def padded_rows(rows: Rows, size: int) -> Rows:
@@ -87,10 +100,9 @@ class TableParts:
         check_row_structure(rows)
         if whole_clients and rows.client is None:
             raise ValueError("rows: expected rows with a client each, as clients must stay whole; got none")
-        self._rows = rows if whole_clients else replace(rows, client=None)
+        self._rows = rows
         self._size, self._num_classes = size, num_classes
-        client = None if self._rows.client is None else np.asarray(self._rows.client)
-        self.places = cuts(client, len(rows.label), size)
+        self.places = cuts(np.asarray(rows.client) if whole_clients else None, len(rows.label), size)
         self.rejected: dict[str, str] = {}
         self.padding = padded_rows(self._between(0, 0), size)
 
@@ -98,9 +110,10 @@ class TableParts:
         part = jax.tree.map(lambda leaf: leaf[start:stop], self._rows)
         if part.client is None:
             return part
-        # Clients are whole: numbers need only differ within the part, and int32 may not hold the ids.
-        numbers = np.unique(part.client, return_inverse=True)[1].astype(np.int32)
-        return replace(part, client=np.where(part.client < 0, np.int32(-1), numbers))
+        if fits_int32(part.client):
+            return replace(part, client=part.client.astype(np.int32))
+        # Clients are whole: numbers need only differ within the part, but not be taken for those of others.
+        return replace(part, client=consecutive(part.client, MOST_CLIENTS))
 
     def read(self, index: int, check: bool) -> Rows:
         """A part; its values are checked if they were not before."""
@@ -159,8 +172,7 @@ class FolderParts:
         headers = list({id(header): header for header in headers if len(header.rows.count)}.values())
         rows = [replace(header.rows, client=None) for header in headers or [self._files[0].header]]
         none = jax.tree.map(lambda *leaves: np.concatenate([leaf[:0] for leaf in leaves]), *rows)
-        client = np.zeros(0, np.int32) if whole_clients else None
-        self.padding = padded_rows(replace(none, client=client), size)
+        self.padding = padded_rows(replace(none, client=np.zeros(0, np.int32)), size)
 
     def _between_files(self) -> np.ndarray:
         places = [0]
@@ -195,8 +207,7 @@ class FolderParts:
             place = slice(begin + first - start, begin + last - start)
             for column, values in zip(columns, jax.tree.leaves(replace(piece, client=None)), strict=True):
                 column[place] = values
-            if part.client is not None:
-                part.client[place] = number
+            part.client[place] = number
         if check and stop == self._ends[-1] and all(file.name in self.rejected for file in self._files):
             raise ValueError(none_sound(self.rejected))
         return part

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +10,11 @@ import numpy as np
 from jax.scipy.special import gammaln
 from jaxtyping import Array, Float
 
-from covfree.estimators.foretold import deterministic_equivalents, mistake_chance, sampled_classes
+from covfree.estimators.discriminant import Basis, foretold_error
+from covfree.estimators.offsets import ClientSums, client_sums, no_offsets, offsets_of
 from covfree.estimators.scatter import Freedom
 from covfree.estimators.shrinkage import Shrinkage
-from covfree.linalg import Scatter, rank_cut
-from covfree.products import product
+from covfree.linalg import Scatter
 from covfree.types import Moments
 
 # Candidates γ/t, a quarter of a decade apart: from "none" to "nearest mean", whatever the features' scale.
@@ -25,7 +24,7 @@ _CANDIDATES = np.logspace(-4, 2, 25)
 # the mean loss against the best γ in hindsight by about 0.1 points at most.
 _MISTAKE_WEIGHT = 2.0
 _DECADES = 0.4
-_LEAST_EVIDENT = 0.1
+_LEAST_EVIDENT, _MOST_EVIDENT = 0.1, 1.0
 
 
 def automatic() -> Shrinkage:
@@ -36,9 +35,9 @@ def automatic() -> Shrinkage:
 
     *What it does to the classifier.* Let H = (Σ̂ + γI)⁻¹. Under linear discriminant analysis, an example
     of class i beats class j by a margin of mean ½ (μ_i − μ_j)ᵀH(μ_i − μ_j) − T/N_i + log(π_i/π_j)/(1 + γ/t)
-    and variance (μ_i − μ_j)ᵀHΣH(μ_i − μ_j). T = tr(HΣ) takes off what the class mean owes to its own N_i
-    examples. Σ is unknown, and Σ̂ looks too kind in the directions that H prefers; with Σ̂ = Σ_c w_c S_c,
-    random matrix theory gives the deterministic equivalents
+    and variance (1 + 1/N_i) (μ_i − μ_j)ᵀHΣH(μ_i − μ_j). T = tr(HΣ) takes off what the class mean owes to its
+    own N_i examples, and 1/N_i adds what is not known of it. Σ is unknown, and Σ̂ looks too kind in the
+    directions that H prefers; with Σ̂ = Σ_c w_c S_c, random matrix theory gives the deterministic equivalents
 
         Σ_c (K_c − 1) w_c T / (1 + w_c T) = tr(HΣ̂),    HΣH = HΣ̂H / Σ_c (K_c − 1) w_c / (1 + w_c T)²
 
@@ -56,112 +55,72 @@ def automatic() -> Shrinkage:
     25 candidates from 10⁻⁴ t to 10² t: expected mistakes among as many examples as there are degrees of
     freedom, against a prior about γ*.
 
-    Derivatives take γ as given. Costs an ``eigh`` of the covariance (or of its dual). Needs totals only, no
-    pass over the rows, so that it works with secure aggregation too. Where nothing was observed (ν = 0 or
-    Σ̂ = 0), the mean variance of the class means, or 1, is added: the head is then a nearest-mean classifier.
-    Rows of one client are taken to be independent: features that shift from client to client rest on fewer
-    degrees of freedom than are counted, and γ is then too small.
+    *Clients that differ.* Where class means are sent and it is known whose they are, each client k may have
+    an offset δ_k of its own, of covariance Δ, in all its features, and the next example is from a client
+    unknown. `offsets_of` splits Σ̂ into what is free of offsets, to which the above applies, and directions
+    z_j = √λ_j δ_j + noise of covariance cΣ. As each z_j is in Σ̂ too, a_j = 1/(1 + λ_j T_Δ + cT) of it is
+    seen through H, with T_Δ = tr(HΔ) from
 
-    Source: the error estimate extends that of Zollanvari and Dougherty (2015) to weighted classes and many
-    rivals; the evidence is the marginal likelihood of the Wishart law (e.g. Haff 1980). Their combination is
-    covfree's.
+        Σ_j (1 − a_j) = Σ_j z_jᵀHz_j,    Σ_j a_j² (λ_j HΔH + c HΣH) = Σ_j [Hz_jz_jᵀH − λ_j (T_Δ a_j)² P_j].
+
+    P_j takes off what δ_j, as part of the class means too, does to the margin: (γ_ij − γ_jj)² for classes i
+    and j (γ their `Offsets.share`), as the margin's own part of z_j is T_Δ a_j √λ_j (γ_ij − γ_jj). For the
+    same reason the mean margin is less by T_Δ Σ_j a_j γ_ij (γ_ij − γ_jj), and Δ adds (1 + Σ_k h_ik²) times
+    itself to the variance, h_ik the share of client k in class i.
+
+    Derivatives take γ as given. Costs an ``eigh`` of the covariance (or of its dual). Needs totals only, no
+    pass over the rows. Where clients are not named, as under secure aggregation, or are numbered beyond 255,
+    or cannot be told from their noise, rows are taken to be independent. Where nothing was observed (ν = 0 or
+    Σ̂ = 0), the mean variance of the class means, or 1, is added: the head is then a nearest-mean classifier.
+
+    Source: the error estimate extends that of Zollanvari and Dougherty (2015) to weighted classes, many
+    rivals and clients' offsets; the evidence is the marginal likelihood of the Wishart law (e.g. Haff 1980).
+    Their combination is covfree's.
     """
-    return Shrinkage(0.0, _automatic)
+    return Shrinkage(0.0, _automatic, _by_client)
+
+
+def _by_client(factor, rows, moments, class_weight):
+    if rows.client is None or class_weight is None:
+        return None
+    return client_sums(factor, rows, moments, class_weight)
 
 
 @jax.jit
 def _automatic(
-    strength: jax.Array, covariance: Scatter, moments: Moments, freedom: Freedom, statistics: Any
+    strength: jax.Array,
+    covariance: Scatter,
+    moments: Moments,
+    freedom: Freedom,
+    sums: ClientSums | None,
 ) -> tuple[jax.Array, jax.Array]:
     # It hangs on a maximum over candidates, and eigenvectors of equal eigenvalues have no derivative.
-    covariance, moments, freedom = jax.lax.stop_gradient((covariance, moments, freedom))
-    values, means, outside = _eigenbasis(covariance, moments)
-    mean_variance = values.sum() / covariance.dim + covariance.shift
+    covariance, moments, freedom, sums = jax.lax.stop_gradient((covariance, moments, freedom, sums))
+    offsets = no_offsets(moments, freedom) if sums is None else offsets_of(sums, moments, freedom)
+    mean_variance = jnp.trace(covariance.core()) / covariance.dim + covariance.shift
     degrees = freedom.effective
     seen = (mean_variance > 0) & (degrees > 0)
     # In units of the mean variance everything is of order one, and candidates are plain numbers.
     unit = jnp.where(seen, mean_variance, 1)
-    values, means, outside = values / unit, means / jnp.sqrt(unit), outside / unit
-    floor = covariance.shift / unit
-    candidates = jnp.asarray(_CANDIDATES, values.dtype)
+    basis = Basis.of(covariance.scaled(1 / unit), moments, offsets, unit)
+    candidates = jnp.asarray(_CANDIDATES, basis.values.dtype)
 
-    error = _error(values, means, outside, moments, freedom, candidates, covariance.dim, floor)
+    error = foretold_error(basis, moments, freedom, offsets, candidates)
     known = jnp.where(seen, degrees, 1)
-    spectrum = jnp.pad(values, (0, covariance.dim - values.shape[0])) + floor
-    evidence = jax.vmap(lambda gamma: _evidence(spectrum, known, gamma))(candidates)
+    evidence = jax.vmap(lambda gamma: _evidence(basis.spectrum, known, gamma))(candidates)
     exponent = jnp.log10(candidates)
-    evident = jnp.maximum(exponent[evidence.argmax()], math.log10(_LEAST_EVIDENT))
+    evident = jnp.clip(exponent[evidence.argmax()], math.log10(_LEAST_EVIDENT), math.log10(_MOST_EVIDENT))
     away = (exponent - evident) / _DECADES
     mistakes = freedom.degrees.sum() * (error - error.min())
     belief = jax.nn.softmax(-_MISTAKE_WEIGHT * mistakes - 0.5 * jnp.square(away))
     chosen = jnp.power(10.0, (belief * exponent).sum())
 
-    count = moments.count.astype(values.dtype)
+    count = moments.count.astype(candidates.dtype)
     centred = moments.mean - moments.grand_mean[None, :]
     between = (count * jnp.square(centred).mean(1)).sum() / jnp.maximum(count.sum(), 1)
     unseen = jnp.where(between > 0, between, 1)
     scale = 1 / (1 + chosen)
     return jnp.where(seen, scale, 1), jnp.where(seen, scale * chosen * unit, unseen)
-
-
-def _eigenbasis(
-    covariance: Scatter, moments: Moments
-) -> tuple[Float[Array, " size"], Float[Array, "classes size"], Float[Array, "classes classes"]]:
-    """Eigenvalues, centred class means in the eigenbasis, and what of their products lies outside it.
-
-    From a factor the basis spans its rows alone; every other direction has eigenvalue 0.
-    """
-    centred = jnp.where(moments.present[:, None], moments.mean - moments.grand_mean[None, :], 0)
-    values, vectors = jnp.linalg.eigh(covariance.core())
-    values = jnp.maximum(values, 0)
-    if not covariance.factored:
-        means = product(centred, vectors)
-        return values, means, jnp.zeros((centred.shape[0],) * 2, means.dtype)
-    values = jnp.where(values > rank_cut(values), values, 0)
-    scale = jnp.where(values > 0, 1 / jnp.sqrt(jnp.where(values > 0, values, 1)), 0)
-    means = product(product(centred, covariance.value.T), vectors) * scale[None, :]
-    return values, means, product(centred, centred.T) - product(means, means.T)
-
-
-def _error(
-    values: Float[Array, " size"],
-    means: Float[Array, "classes size"],
-    outside: Float[Array, "classes classes"],
-    moments: Moments,
-    freedom: Freedom,
-    candidates: Float[Array, " candidates"],
-    dim: int,
-    floor: Float[Array, ""],
-) -> Float[Array, " candidates"]:
-    """Foretold error E of each candidate, in units of the mean variance.
-
-    ``floor`` adds to all eigenvalues, also to the ``dim − size`` that the basis leaves out.
-    """
-    count = moments.count.astype(values.dtype)
-    chosen, share = sampled_classes(moments)
-    num_classes = count.shape[0]
-    log_prior = jnp.log(jnp.where(moments.present, count / jnp.maximum(count.sum(), 1), 1))
-    odds = log_prior[chosen][:, None] - log_prior[None, :]
-    rival = moments.present[None, :] & (jnp.arange(num_classes)[None, :] != chosen[:, None])
-    own_count = jnp.maximum(count[chosen], 1)[:, None]
-    square = jnp.square(means)
-    spectrum = values + floor
-
-    def distances(weight: jax.Array, hidden: jax.Array) -> jax.Array:
-        """(μ_i − μ_j)ᵀ A (μ_i − μ_j) for A of these eigenvalues, and ``hidden`` outside the basis."""
-        own = product(square, weight[:, None])[:, 0] + hidden * jnp.diagonal(outside)
-        cross = product(means[chosen] * weight[None, :], means.T) + hidden * outside[chosen]
-        return jnp.maximum(own[chosen][:, None] + own[None, :] - 2 * cross, 0)
-
-    def one_candidate(gamma: jax.Array) -> jax.Array:
-        inverse, hidden = 1 / (spectrum + gamma), 1 / (floor + gamma)
-        trace = (inverse * spectrum).sum() + (dim - values.shape[0]) * hidden * floor
-        true_trace, kindness = deterministic_equivalents(trace, freedom)
-        mean = 0.5 * distances(inverse, hidden) - true_trace / own_count + odds / (1 + gamma)
-        variance = distances(jnp.square(inverse) * spectrum, jnp.square(hidden) * floor) / kindness
-        return (share * mistake_chance(mean, variance, rival)).sum()
-
-    return jax.lax.map(one_candidate, candidates)
 
 
 def _evidence(

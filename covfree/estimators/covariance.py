@@ -59,7 +59,8 @@ def estimate_covariance(
     rule = as_shrinkage(shrinkage)
     covariance = Scatter.from_factor(factor)
     freedom = Freedom.of_classes(moments, weight)
-    return rule.apply(covariance, moments, freedom, rule.statistics(factor)).dense()
+    statistics = rule.statistics(factor, rows, moments, weight)
+    return rule.apply(covariance, moments, freedom, statistics).dense()
 
 
 def estimate_covariances(

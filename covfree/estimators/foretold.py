@@ -68,20 +68,27 @@ def mistake_chance(
 def deterministic_equivalents(
     trace: Float[Array, ""], freedom: Freedom
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """T ≈ tr(HΣ) from tr(HΣ̂), and φ with HΣH ≈ HΣ̂H/φ, for H = (Σ̂ + γI)⁻¹; see `automatic`.
-
-    The left side of T's equation is concave and increasing, so that Newton's method climbs to the root from
-    0 without overshooting; where the root is far, each step at least doubles T.
-    """
+    """T ≈ tr(HΣ) from tr(HΣ̂), and φ with HΣH ≈ HΣ̂H/φ, for H = (Σ̂ + γI)⁻¹; see `automatic`."""
     degrees, weight = freedom.degrees, freedom.weight
-    # HΣ̂ has at most Σ_j ν_j eigenvalues, each below 1; rounding must not undo that.
-    trace = jnp.minimum(trace, degrees.sum() * (1 - 1e-6))
+    root = implied_trace(trace, degrees, weight)
+    kindness = (degrees * weight / jnp.square(1 + weight * root)).sum()
+    return root, jnp.where(kindness > 0, kindness, 1)
+
+
+def implied_trace(
+    trace: Float[Array, ""], degrees: Float[Array, " scatters"], weight: Float[Array, " scatters"]
+) -> Float[Array, ""]:
+    """T with Σ_j ν_j w_j T/(1 + w_j T) = trace.
+
+    The left side is concave and increasing, so that Newton's method climbs to the root from 0 without
+    overshooting; where the root is far, each step at least doubles T.
+    """
+    # Each of Σ_j ν_j eigenvalues is below 1; rounding must not undo that.
+    trace = jnp.clip(trace, 0, jnp.where(weight > 0, degrees, 0).sum() * (1 - 1e-6))
 
     def climb(_: Any, root: jax.Array) -> jax.Array:
         ratio = weight / (1 + weight * root)
         slope = (degrees * weight / jnp.square(1 + weight * root)).sum()
         return root + (trace - root * (degrees * ratio).sum()) / jnp.where(slope > 0, slope, 1)
 
-    root = jax.lax.fori_loop(0, 40, climb, jnp.zeros_like(trace))
-    kindness = (degrees * weight / jnp.square(1 + weight * root)).sum()
-    return root, jnp.where(kindness > 0, kindness, 1)
+    return jax.lax.fori_loop(0, 40, climb, jnp.zeros_like(trace))

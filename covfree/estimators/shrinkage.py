@@ -18,13 +18,19 @@ from jaxtyping import Array, Float
 from covfree.checks import check_strength
 from covfree.estimators.scatter import Freedom
 from covfree.linalg import Scatter
-from covfree.types import Moments, Scalar
+from covfree.types import Moments, Rows, Scalar
 
 # (strength, Σ̂, moments, freedom, row statistics) to (a, b).
 Rule: TypeAlias = Callable[[jax.Array, Scatter, Moments, Freedom, Any], tuple[jax.Array, jax.Array]]
 
 
-def _nothing(factor: Float[Array, "rows dim"]) -> None:
+# (y_r, the rows, phase one of all rows, w_c or None) to terms that add up over rows.
+Statistics: TypeAlias = Callable[
+    [Float[Array, "rows dim"], Rows, Moments, Float[Array, " classes"] | None], Any
+]
+
+
+def _nothing(factor, rows, moments, class_weight):
     """Row statistics of a rule that needs none."""
 
 
@@ -36,18 +42,16 @@ class Shrinkage:
     Attributes:
         strength: the number a user may sweep or differentiate; what it means is the rule's to say.
         rule: ``(strength, covariance, moments, freedom, statistics) -> (a, b)``; see `apply`.
-        statistics: what the rule must know of single rows, as sums over them: a function of the rows y_r
-            with Σ̂ = Σ_r y_r y_rᵀ, called on any chunk of them.
+        statistics: what the rule would know of single rows, as sums over them: a function, called on any
+            chunk of rows, of their y_r with Σ̂ = Σ_r y_r y_rᵀ, the rows, phase one of all rows, and the
+            weights w_c where y_r = √(w_c n_r) (x_r − μ_c), or None where the estimate is made otherwise.
+        needs_rows: whether the rule cannot do without them.
     """
 
     strength: Scalar
     rule: Rule = field(metadata={"static": True})
-    statistics: Callable[[Float[Array, "rows dim"]], Any] = field(default=_nothing, metadata={"static": True})
-
-    @property
-    def needs_rows(self) -> bool:
-        """Whether the rule must know something of single rows."""
-        return self.statistics is not _nothing
+    statistics: Statistics = field(default=_nothing, metadata={"static": True})
+    needs_rows: bool = field(default=False, metadata={"static": True})
 
     def apply(self, covariance: Scatter, moments: Moments, freedom: Freedom, statistics: Any) -> Scatter:
         """Return a·Σ̂ + b·I.
@@ -56,7 +60,8 @@ class Shrinkage:
             covariance: Σ̂.
             moments: phase one of all rows.
             freedom: the degrees of freedom behind Σ̂.
-            statistics: sums of ``self.statistics`` over all rows.
+            statistics: sums of ``self.statistics`` over all rows; None where there are none, unless the rule
+                ``needs_rows``.
         """
         scale, shift = self.rule(jnp.asarray(self.strength), covariance, moments, freedom, statistics)
         return covariance.scaled(scale).shifted(shift)
@@ -145,7 +150,7 @@ def oas() -> Shrinkage:
     return Shrinkage(0.0, _oas)
 
 
-def _fourth_moment(factor: Float[Array, "rows dim"]) -> Float[Array, ""]:
+def _fourth_moment(factor, rows, moments, class_weight):
     return jnp.sum(jnp.square(jnp.sum(jnp.square(factor), axis=1)))
 
 
@@ -167,4 +172,4 @@ def ledoit_wolf() -> Shrinkage:
 
     Source: Ledoit and Wolf (2004).
     """
-    return Shrinkage(0.0, _ledoit_wolf, _fourth_moment)
+    return Shrinkage(0.0, _ledoit_wolf, _fourth_moment, needs_rows=True)

@@ -13,6 +13,7 @@ from covfree.checks import check_choice
 from covfree.estimators import ScatterChoice, Weighting, total_gram
 from covfree.estimators.covariance import covariance_scatter
 from covfree.estimators.moments import example_moments
+from covfree.estimators.scatter import centred_rows
 from covfree.estimators.shrinkage import Shrinkage, as_shrinkage
 from covfree.features import FeatureMap
 from covfree.heads import lda_head, ridge_head
@@ -55,10 +56,13 @@ class _SpreadPhase:
         self, shrinkage: Shrinkage, totals: tuple[Any], rows: Rows, num_classes: int
     ) -> tuple[Factor, jax.Array | None, Any]:
         (first,) = totals
-        degrees = jnp.maximum(self.within.moments(first).within_degrees, 1)
+        moments = self.within.moments(first)
+        degrees = jnp.maximum(moments.within_degrees, 1)
         factor = self.within.factor(rows, first) / jnp.sqrt(degrees)
         inner = self.within.inner(rows, first)
-        return Factor(factor), None if inner is None else inner / degrees, shrinkage.statistics(factor)
+        weight = self.within.class_weight(first)
+        statistics = shrinkage.statistics(factor, rows, moments, weight)
+        return Factor(factor), None if inner is None else inner / degrees, statistics
 
 
 @dataclass(frozen=True)
@@ -222,4 +226,7 @@ def _oracle_merge(shrinkage: Shrinkage, message: Message, num_classes: int) -> t
     _check_rule(shrinkage)
     moments = example_moments(message.rows, num_classes)
     weight = jnp.full(num_classes, 1 / jnp.maximum(moments.within_degrees, 1))
-    return moments, (covariance_scatter(message.rows, covariances, moments, weight), None, None)
+    # Sums over a client's examples are those over its class means, each as often as it has examples.
+    factor = centred_rows(message.rows, moments, weight)
+    statistics = shrinkage.statistics(factor, message.rows, moments, weight)
+    return moments, (covariance_scatter(message.rows, covariances, moments, weight), None, statistics)

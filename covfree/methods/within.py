@@ -51,6 +51,10 @@ class Within(Protocol):
         """Of Ŵ/(N − C)."""
         ...
 
+    def class_weight(self, first: Any) -> jax.Array | None:
+        """w_c with Ŵ/(N − C) = Σ_r w_c n_r (x_r − μ_c)(x_r − μ_c)ᵀ; None if Ŵ is made otherwise."""
+        ...
+
 
 @dataclass(frozen=True)
 class FromMeans:
@@ -76,8 +80,11 @@ class FromMeans:
 
     def freedom(self, first: Moments) -> Freedom:
         """K_c − 1 degrees for each class."""
-        weight = class_weights(first, self.weighting)
-        return Freedom.of_classes(first, weight / jnp.maximum(first.within_degrees, 1))
+        return Freedom.of_classes(first, self.class_weight(first))
+
+    def class_weight(self, first: Moments) -> jax.Array:
+        """Of the weighting."""
+        return class_weights(first, self.weighting) / jnp.maximum(first.within_degrees, 1)
 
 
 @dataclass(frozen=True)
@@ -107,6 +114,10 @@ class FromVariances:
         weight = jnp.full_like(first.total[:, 0], 1) / jnp.maximum(first.within_degrees, 1)
         return Freedom.of_classes(first, weight)
 
+    def class_weight(self, first: Any) -> None:
+        """None: the variances come on top."""
+        return None
+
 
 @dataclass(frozen=True)
 class FromComponents:
@@ -134,6 +145,10 @@ class FromComponents:
         """As `component_freedom`."""
         return component_freedom(first, self.weighting)
 
+    def class_weight(self, first: Any) -> None:
+        """None: the spread within a client weighs more."""
+        return None
+
 
 @dataclass(frozen=True)
 class FromSketches:
@@ -158,3 +173,7 @@ class FromSketches:
     def freedom(self, first: SketchMoments) -> Freedom:
         """As `sketched_freedom`."""
         return sketched_freedom(first)
+
+    def class_weight(self, first: Any) -> None:
+        """None: the sketches come on top."""
+        return None

@@ -1,0 +1,134 @@
+"""The error of linear discriminant analysis for many strengths of shrinkage, from one eigenbasis."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from covfree.estimators.foretold import (
+    deterministic_equivalents,
+    implied_trace,
+    mistake_chance,
+    sampled_classes,
+)
+from covfree.estimators.offsets import Offsets
+from covfree.estimators.scatter import Freedom
+from covfree.linalg import Scatter, rank_cut
+from covfree.products import product
+from covfree.types import Moments
+
+
+class Basis(NamedTuple):
+    """What is needed of the features, in the eigenbasis of a covariance.
+
+    From a factor the basis spans its rows alone; every other direction has the eigenvalue ``floor``.
+
+    Attributes:
+        values: eigenvalues, without the floor.
+        floor: what the covariance holds in every direction.
+        means: class means about the grand mean; 0 for an absent class.
+        outside: what of their products lies outside the basis.
+        vectors: the offsets' directions z_j, which lie in the basis.
+        dim: dimensions of the features.
+    """
+
+    values: Float[Array, " size"]
+    floor: Float[Array, ""]
+    means: Float[Array, "classes size"]
+    outside: Float[Array, "classes classes"]
+    vectors: Float[Array, "directions size"]
+    dim: int
+
+    @classmethod
+    def of(cls, covariance: Scatter, moments: Moments, offsets: Offsets, unit: Float[Array, ""]) -> Basis:
+        """Of a covariance over ``unit``; means and directions are over its root."""
+        centred = jnp.where(moments.present[:, None], moments.mean - moments.grand_mean[None, :], 0)
+        centred, apart = (rows / jnp.sqrt(unit) for rows in (centred, offsets.vector))
+        values, vectors = jnp.linalg.eigh(covariance.core())
+        values = jnp.maximum(values, 0)
+        if not covariance.factored:
+            nothing = jnp.zeros((centred.shape[0],) * 2, values.dtype)
+            means, apart = product(centred, vectors), product(apart, vectors)
+            return cls(values, covariance.shift, means, nothing, apart, covariance.dim)
+        values = jnp.where(values > rank_cut(values), values, 0)
+        scale = jnp.where(values > 0, 1 / jnp.sqrt(jnp.where(values > 0, values, 1)), 0)
+        means, apart = (
+            product(product(rows, covariance.value.T), vectors) * scale[None, :] for rows in (centred, apart)
+        )
+        outside = product(centred, centred.T) - product(means, means.T)
+        return cls(values, covariance.shift, means, outside, apart, covariance.dim)
+
+    @property
+    def spectrum(self) -> Float[Array, " dim"]:
+        """All eigenvalues."""
+        return jnp.pad(self.values, (0, self.dim - self.values.shape[0])) + self.floor
+
+
+def _apart(
+    own: Float[Array, " classes"], chosen: Float[Array, " chosen"], cross: Float[Array, "chosen classes"]
+) -> Float[Array, "chosen classes"]:
+    """‖a_i − a_j‖² from squares and products; rounding does not make it negative."""
+    return jnp.maximum(chosen[:, None] + own[None, :] - 2 * cross, 0)
+
+
+def foretold_error(
+    basis: Basis,
+    moments: Moments,
+    freedom: Freedom,
+    offsets: Offsets,
+    candidates: Float[Array, " candidates"],
+) -> Float[Array, " candidates"]:
+    """Error E of each candidate, as `automatic` derives it; all in units of the mean variance."""
+    values, floor, means, outside, vectors, dim = basis
+    count = moments.count.astype(values.dtype)
+    chosen, share = sampled_classes(moments)
+    log_prior = jnp.log(jnp.where(moments.present, count / jnp.maximum(count.sum(), 1), 1))
+    odds = log_prior[chosen][:, None] - log_prior[None, :]
+    rival = moments.present[None, :] & (jnp.arange(count.shape[0])[None, :] != chosen[:, None])
+    unknown = 1 / jnp.maximum(count[chosen], 1)[:, None]
+    within = Freedom(offsets.degrees, freedom.weight)
+    strength, used = offsets.strength, offsets.strength > 0
+
+    def apart(rows: jax.Array, weight: jax.Array) -> jax.Array:
+        """Σ_s w_s (a_is − a_js)² of rows a."""
+        own = product(jnp.square(rows), weight[:, None])[:, 0]
+        return _apart(own, own[chosen], product(rows[chosen] * weight[None, :], rows.T))
+
+    def distances(weight: jax.Array, hidden: jax.Array) -> jax.Array:
+        """(μ_i − μ_j)ᵀ A (μ_i − μ_j) for A of these eigenvalues, and ``hidden`` outside the basis."""
+        own = product(jnp.square(means), weight[:, None])[:, 0] + hidden * jnp.diagonal(outside)
+        return _apart(
+            own, own[chosen], product(means[chosen] * weight[None, :], means.T) + hidden * outside[chosen]
+        )
+
+    def one_candidate(gamma: jax.Array) -> jax.Array:
+        spectrum = values + floor
+        inverse, hidden = 1 / (spectrum + gamma), 1 / (floor + gamma)
+        whole = (inverse * spectrum).sum() + (dim - values.shape[0]) * hidden * floor
+        directions = product(jnp.square(vectors), inverse[:, None])[:, 0].sum()
+        trace, kindness = deterministic_equivalents(whole - directions, within)
+        seen = product(means * inverse[None, :], vectors.T)
+        in_directions = apart(seen, jnp.ones_like(strength))
+        variance = distances(jnp.square(inverse) * spectrum, jnp.square(hidden) * floor)
+        variance = jnp.maximum(variance - in_directions, 0) / kindness
+
+        noise = 1 + offsets.noise * trace
+        # Σ_j (1 − a_j) = Σ_j 1/noise · λ_jT/(noise + λ_jT) + (1 − 1/noise), by T's own equation.
+        lent = noise * directions - (noise - 1) * used.sum()
+        offset_trace = implied_trace(lent, used.astype(values.dtype), strength / noise)
+        part = jnp.where(used, 1 / (noise + strength * offset_trace), 0)
+        square = jnp.square(part)
+        scale = (strength * square).sum()
+        offset = in_directions - apart(offsets.share, strength * jnp.square(offset_trace) * square)
+        offset = (offset - offsets.noise * square.sum() * variance) / jnp.where(scale > 0, scale, 1)
+        offset = jnp.maximum(offset, 0) * (1 + offsets.spread[chosen])[:, None]
+        bound = product(offsets.share[chosen] * (offset_trace * part)[None, :], offsets.share.T)
+        owed = jnp.take_along_axis(bound, chosen[:, None], 1) - bound
+
+        mean = 0.5 * distances(inverse, hidden) - trace * unknown - owed + odds / (1 + gamma)
+        return (share * mistake_chance(mean, variance * (1 + unknown) + offset, rival)).sum()
+
+    return jax.lax.map(one_candidate, candidates)
