@@ -51,7 +51,8 @@ class Rows:
         mean: mean feature of each row.
         count: number of examples behind each row, integer or float, at least 0.
         label: class of each row, in [0, num_classes), or below 0 for padding.
-        client: whose row it is, where that is known; most estimators need not know.
+        client: whose row it is, where that is known, as a number of 0 or above, the same in every part of a
+            table; −1 where it is not. Most estimators need not know.
         covariance: of the examples behind each row about its mean, where clients send it: in full, its
             diagonal, or one variance for all directions. 0 where the count is below 2.
         sketch: marks the rows that are no means but residual sketches (`residual_sketches`). They have

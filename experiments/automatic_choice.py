@@ -101,6 +101,8 @@ def federations(files: list[Path]) -> Iterator[Federation]:
                 (30, 0.5, 0.2),
                 (300, 0.1, 0.2),
                 (30, 0.5, 0.5),
+                (30, 0.1, 1.0),
+                (300, 0.1, 1.0),
             ):
                 yield Federation(name, data, clients, alpha, shift)
 

@@ -119,16 +119,24 @@ def foretold_error(
         # Σ_j (1 − a_j) = Σ_j 1/noise · λ_jT/(noise + λ_jT) + (1 − 1/noise), by T's own equation.
         lent = noise * directions - (noise - 1) * used.sum()
         offset_trace = implied_trace(lent, used.astype(values.dtype), strength / noise)
-        part = jnp.where(used, 1 / (noise + strength * offset_trace), 0)
-        square = jnp.square(part)
-        scale = (strength * square).sum()
-        offset = in_directions - apart(offsets.share, strength * jnp.square(offset_trace) * square)
-        offset = (offset - offsets.noise * square.sum() * variance) / jnp.where(scale > 0, scale, 1)
-        offset = jnp.maximum(offset, 0) * (1 + offsets.spread[chosen])[:, None]
-        bound = product(offsets.share[chosen] * (offset_trace * part)[None, :], offsets.share.T)
-        owed = jnp.take_along_axis(bound, chosen[:, None], 1) - bound
+        part = 1 / (noise + strength * offset_trace)
+        square = strength * jnp.square(part)
+        scale = square.sum()
+        offset = in_directions - apart(offsets.share, jnp.square(offset_trace) * square)
+        offset = offset - offsets.noise * jnp.where(used, jnp.square(part), 0).sum() * variance
+        offset = jnp.maximum(offset, 0) / jnp.where(scale > 0, scale, 1)
 
-        mean = 0.5 * distances(inverse, hidden) - trace * unknown - owed + odds / (1 + gamma)
-        return (share * mistake_chance(mean, variance * (1 + unknown) + offset, rival)).sum()
+        felt = noise * part
+        own = offsets.share[chosen]
+        bound = offset_trace * product(own * felt[None, :], offsets.share.T)
+        owed = trace * unknown + jnp.take_along_axis(bound, chosen[:, None], 1) - bound
+        # What is not known of the class mean: its noise, and what H lets through of the offsets in it.
+        more_offset = product(jnp.square(own), jnp.square(felt)[:, None])
+        more_noise = unknown + offsets.noise * jnp.square(offset_trace) * product(
+            jnp.square(own), square[:, None]
+        )
+        variance = variance * (1 + more_noise) + offset * (1 + more_offset)
+        mean = 0.5 * distances(inverse, hidden) - owed + odds / (1 + gamma)
+        return (share * mistake_chance(mean, variance, rival)).sum()
 
     return jax.lax.map(one_candidate, candidates)

@@ -37,17 +37,16 @@ class ClientSums(NamedTuple):
 
 
 class Offsets(NamedTuple):
-    """The covariance Σ̂ = Σ_r y_r y_rᵀ in two independent parts: Σ_j z_j z_jᵀ, and what is left.
+    """The covariance Σ̂ = Σ_r y_r y_rᵀ in two parts, Σ_j z_j z_jᵀ and what is left; see `offsets_of`.
 
     z_j = √λ_j δ_j + noise of covariance c Σ, with δ_j independent of each other and as one client's offset;
-    what is left holds no offset. See `offsets_of`.
+    what is left holds no offset, but for directions too weak to count. Noise is independent between the parts
+    where classes weigh the same, and on average elsewhere.
 
     Attributes:
-        strength: λ_j; 0 where there is no such direction.
-        vector: z_j.
+        strength: λ_j; 0 where Σ̂ does not hold δ_j.
+        vector: z_j; 0 there.
         share: γ_cj, the weight of δ_j in the mean of class c.
-        spread: Σ_k h_ck² of each class, h_ck the share of client k in its examples: how much of the offsets'
-            covariance is in its mean.
         noise: c.
         degrees: of freedom of what is left, by class.
     """
@@ -55,7 +54,6 @@ class Offsets(NamedTuple):
     strength: Float[Array, " directions"]
     vector: Float[Array, "directions dim"]
     share: Float[Array, "classes directions"]
-    spread: Float[Array, " classes"]
     noise: Float[Array, ""]
     degrees: Float[Array, " classes"]
 
@@ -81,6 +79,8 @@ def client_sums(
     count = row_counts(rows, valid)
     label = jnp.where(valid, row_labels(rows), 0)
     client = jnp.asarray(rows.client)
+    # A small type may not hold the bound.
+    client = client.astype(jnp.promote_types(client.dtype, jnp.int32))
     known = valid & (client >= 0) & (client < MOST_CLIENTS)
     others = (valid & ~known).sum()
     slot = jnp.where(known, client, MOST_CLIENTS).astype(jnp.int32)
@@ -105,9 +105,7 @@ def no_offsets(moments: Moments, freedom: Freedom) -> Offsets:
     """All rows taken as independent: nothing in the first part."""
     dtype, (num_classes, dim) = freedom.weight.dtype, moments.total.shape
     none = jnp.zeros((num_classes, 0), dtype)
-    return Offsets(
-        none[0], jnp.zeros((0, dim), dtype), none, none.sum(1), jnp.zeros((), dtype), freedom.degrees
-    )
+    return Offsets(none[0], jnp.zeros((0, dim), dtype), none, jnp.zeros((), dtype), freedom.degrees)
 
 
 def offsets_of(sums: ClientSums, moments: Moments, freedom: Freedom) -> Offsets:
@@ -146,7 +144,7 @@ def offsets_of(sums: ClientSums, moments: Moments, freedom: Freedom) -> Offsets:
     told_apart = (sums.others == 0) & (degrees - used.sum() >= _LEAST_WITHIN * degrees)
     used = used & told_apart
     inverse = jnp.where(used, 1 / jnp.where(used, strength, 1), 0)
-    weight = jnp.where(used[None, :], product(share, vectors), 0)
+    weight = jnp.where(told_apart, product(share, vectors), 0)
     along = product(share, product(jnp.square(vectors), inverse[:, None]))[:, 0]
     spent = reach * (along - product(jnp.square(weight), inverse[:, None])[:, 0])
     spent = jnp.clip(spent, 0, freedom.degrees)
@@ -154,7 +152,6 @@ def offsets_of(sums: ClientSums, moments: Moments, freedom: Freedom) -> Offsets:
         strength=jnp.where(used, strength, 0),
         vector=product(vectors.T, sums.totals) * jnp.sqrt(inverse)[:, None],
         share=weight,
-        spread=jnp.where(told_apart, jnp.square(share).sum(1), 0),
         noise=(freedom.weight * spent).sum() / jnp.maximum(used.sum(), 1),
         degrees=freedom.degrees - spent,
     )

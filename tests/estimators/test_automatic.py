@@ -1,6 +1,8 @@
 """The automatic shrinkage: its two ingredients against plain loops, its laws, and what it is worth."""
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import federations
 import jax
@@ -14,23 +16,27 @@ from scipy.stats import multivariate_normal
 
 import covfree
 from covfree.data import load, load_digits
-from covfree.estimators.auto import _eigenbasis, _error, _evidence
+from covfree.estimators.auto import _evidence
+from covfree.estimators.discriminant import Basis, foretold_error
 from covfree.estimators.foretold import deterministic_equivalents, mistake_chance
+from covfree.estimators.offsets import client_sums, no_offsets, offsets_of
 from covfree.estimators.scatter import Freedom, centred_rows, class_weights
 from covfree.federation import inner_dirichlet
 from covfree.linalg import Scatter
 
 HINDSIGHT = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+FEW_ROWS = {"dim": 60, "clients": 3, "examples": 60}
 
 
 def chosen(rows, num_classes, weighting="per_class"):
-    """The multiple of I that the rule adds."""
+    """The multiple of I that the rule adds; it knows whose rows they are where the rows say it."""
     moments = covfree.first_moments(rows, num_classes)
     weight = class_weights(moments, weighting) / moments.within_degrees
-    covariance = Scatter.from_factor(centred_rows(rows, moments, weight))
-    return float(
-        covfree.automatic().apply(covariance, moments, Freedom.of_classes(moments, weight), None).shift
-    )
+    factor = centred_rows(rows, moments, weight)
+    rule, freedom = covfree.automatic(), Freedom.of_classes(moments, weight)
+    statistics = rule.statistics(factor, rows, moments, weight)
+    assert (statistics is None) == (rows.client is None)
+    return float(rule.apply(Scatter.from_factor(factor), moments, freedom, statistics).shift)
 
 
 def rows_of(features, labels, clients):
@@ -49,6 +55,47 @@ def gaussian_rows(seed=0, num_classes=4, dim=6, clients=12, examples=600, spread
     return rows_of(features, labels, rng.integers(0, clients, examples))
 
 
+def foretold(rows, gammas, *, num_classes=4, weighting="per_class"):
+    """What the code foretells, with all that it is made of; in units of the mean variance."""
+
+    @jax.jit
+    def described(rows):
+        moments = covfree.first_moments(rows, num_classes)
+        weight = class_weights(moments, weighting) / moments.within_degrees
+        freedom = Freedom.of_classes(moments, weight)
+        factor = centred_rows(rows, moments, weight)
+        offsets = no_offsets(moments, freedom)
+        if rows.client is not None:
+            offsets = offsets_of(client_sums(factor, rows, moments, weight), moments, freedom)
+        covariance = Scatter.from_factor(factor)
+        unit = jnp.square(factor).sum() / covariance.dim
+        basis = Basis.of(covariance.scaled(1 / unit), moments, offsets, unit)
+        return {
+            "error": foretold_error(basis, moments, freedom, offsets, jnp.asarray(gammas)),
+            "factor": factor / jnp.sqrt(unit),
+            "mean": moments.mean / jnp.sqrt(unit),
+            "count": moments.count,
+            "degrees": moments.rows - 1,
+            "weight": weight,
+        }
+
+    return SimpleNamespace(**jax.tree.map(np.asarray, described(rows)))
+
+
+def is_dual(factor):
+    return Scatter.from_factor(jnp.asarray(factor)).factored
+
+
+def error_of_margins(margin, variance, count):
+    """E from the margin of each class over each other one."""
+    expected = 0.0
+    for i in range(len(count)):
+        others = [j for j in range(len(count)) if j != i]
+        ratios = [margin(i, j) / math.sqrt(variance(i, j)) for j in others]
+        expected += count[i] / count.sum() * equicorrelated_loss(ratios)
+    return expected
+
+
 @pytest.mark.parametrize("num_rows_of", ["many", "few"])
 def test_foretold_error_is_that_of_plain_loops(num_rows_of):
     """Margins pair by pair with explicit matrices, T by bracketing, where the code uses one eigenbasis."""
@@ -58,46 +105,141 @@ def test_foretold_error_is_that_of_plain_loops(num_rows_of):
             if num_rows_of == "many"
             else gaussian_rows(dim=40, clients=3, num_classes=4, examples=60)
         )
-        moments = covfree.first_moments(rows, 4)
-        weight = class_weights(moments, "per_class") / moments.within_degrees
-        factor = centred_rows(rows, moments, weight)
-        covariance = Scatter.from_factor(factor)
-        assert covariance.factored == (num_rows_of == "few")
-        values, means, outside = _eigenbasis(covariance, moments)
         gammas = np.array([1e-3, 0.1, 10.0])
-        freedom = Freedom.of_classes(moments, weight)
-        unit = float(values.sum()) / covariance.dim
-        scaled = (values / unit, means / math.sqrt(unit), outside / unit)
-        floor = jnp.zeros(())
-        got = _error(*scaled, moments, freedom, jnp.asarray(gammas), covariance.dim, floor)
-
-        sigma, mean, count = (
-            np.asarray(factor.T @ factor) / unit,
-            np.asarray(moments.mean) / math.sqrt(unit),
-            np.asarray(moments.count),
-        )
-        degrees, w = np.asarray(moments.rows) - 1, np.asarray(weight)
-        for gamma, foretold in zip(gammas, got, strict=True):
+        got = foretold(replace(rows, client=None), gammas)
+        assert is_dual(got.factor) == (num_rows_of == "few")
+        mean, count, degrees, w = got.mean, got.count, got.degrees, got.weight
+        sigma = got.factor.T @ got.factor
+        for gamma, error in zip(gammas, got.error, strict=True):
             inverse = np.linalg.inv(sigma + gamma * np.eye(len(sigma)))
             trace = np.trace(inverse @ sigma)
             true_trace = brentq(lambda t, trace=trace: (degrees * w * t / (1 + w * t)).sum() - trace, 0, 1e12)
             kindness = (degrees * w / (1 + w * true_trace) ** 2).sum()
-            expected = 0.0
-            for i in range(4):
-                ratios = []
-                for j in range(4):
-                    if j == i:
-                        continue
-                    apart = mean[i] - mean[j]
-                    margin = (
-                        0.5 * apart @ inverse @ apart
-                        - true_trace / count[i]
-                        + math.log(count[i] / count[j]) / (1 + gamma)
-                    )
-                    variance = apart @ inverse @ sigma @ inverse @ apart / kindness
-                    ratios.append(margin / math.sqrt(variance))
-                expected += count[i] / count.sum() * equicorrelated_loss(ratios)
-            np.testing.assert_allclose(foretold, expected, rtol=1e-3, atol=1e-6)
+
+            def margin(i, j, gamma=gamma, inverse=inverse, true_trace=true_trace):
+                apart = mean[i] - mean[j]
+                odds = math.log(count[i] / count[j]) / (1 + gamma)
+                return 0.5 * apart @ inverse @ apart - true_trace / count[i] + odds
+
+            def variance(i, j, inverse=inverse, kindness=kindness):
+                apart = mean[i] - mean[j]
+                return (1 + 1 / count[i]) * apart @ inverse @ sigma @ inverse @ apart / kindness
+
+            np.testing.assert_allclose(error, error_of_margins(margin, variance, count), rtol=1e-3, atol=1e-6)
+
+
+def shifted_rows(seed=0, *, dim, clients, keep, shift=1.0, spread=1.0, num_classes=4):
+    """Rows of clients with offsets; clients lack classes, and the first holds two rows of one."""
+    rng = np.random.default_rng(seed)
+    held = rng.random((clients, num_classes)) < keep
+    held[0] = held[:, 0] = True
+    client, label = np.nonzero(held)
+    client, label = np.r_[client, 0], np.r_[label, 1]
+    count = rng.integers(1, 12, len(label))
+    scale = np.logspace(0, -1, dim)
+    mean = spread * (rng.normal(size=(num_classes, dim)) * scale)[label]
+    mean = mean + shift * (rng.normal(size=(clients, dim)) * scale[::-1])[client]
+    mean = mean + rng.normal(size=mean.shape) * scale / np.sqrt(count)[:, None]
+    return covfree.Rows(jnp.asarray(mean), jnp.asarray(count), jnp.asarray(label), jnp.asarray(client))
+
+
+@pytest.mark.parametrize(
+    "shape", [{"dim": 6, "clients": 12, "keep": 0.7}, {"dim": 60, "clients": 7, "keep": 0.6, "shift": 0.3}]
+)
+def test_foretold_error_with_offsets_is_that_of_plain_loops(shape):
+    """Every matrix that `automatic` speaks of, in full; both traces by bracketing."""
+    with x64():
+        rows = shifted_rows(**shape)
+        gammas = np.array([1e-2, 0.1, 10.0])
+        got = foretold(rows, gammas)
+        unaware = foretold(replace(rows, client=None), gammas)
+    assert is_dual(got.factor) == (shape["dim"] == 60)
+    client, label, row_count = (np.asarray(x) for x in (rows.client, rows.label, rows.count))
+    mean, count, w = got.mean, got.count, got.weight
+    num_clients = shape["clients"]
+    held = np.zeros((4, num_clients))
+    for n, c, k in zip(row_count, label, client, strict=True):
+        held[c, k] += n / count[c]
+    design = np.array(
+        [
+            math.sqrt(w[c] * n) * (np.eye(num_clients)[k] - held[c])
+            for n, c, k in zip(row_count, label, client, strict=True)
+        ]
+    )
+    gram = design.T @ design
+    projector = design @ np.linalg.pinv(gram, rcond=1e-9) @ design.T
+    strength, vectors = np.linalg.eigh(gram)
+    strength, vectors = strength[strength > 1e-9], vectors[:, strength > 1e-9]
+    assert len(strength) == num_clients - 1
+    share = held @ vectors
+    sigma, part = got.factor.T @ got.factor, got.factor.T @ projector @ got.factor
+    leverage = np.diag(projector)
+    degrees = got.degrees - np.array([leverage[label == c].sum() for c in range(4)])
+    noise = np.trace(projector @ np.diag(w[label])) / len(strength)
+
+    for gamma, error, without in zip(gammas, got.error, unaware.error, strict=True):
+        inverse = np.linalg.inv(sigma + gamma * np.eye(len(sigma)))
+        trace = np.trace(inverse @ (sigma - part))
+        true_trace = brentq(lambda t, trace=trace: (degrees * w * t / (1 + w * t)).sum() - trace, 0, 1e12)
+        kindness = (degrees * w / (1 + w * true_trace) ** 2).sum()
+
+        def seen(t, true_trace=true_trace):
+            """a_j."""
+            return 1 / (1 + strength * t + noise * true_trace)
+
+        directions = np.trace(inverse @ part)
+        offset_trace = brentq(lambda t, d=directions, seen=seen: (1 - seen(t)).sum() - d, 0, 1e12)
+        a = seen(offset_trace)
+        h_sigma_h = inverse @ (sigma - part) @ inverse / kindness
+        h_part_h = inverse @ part @ inverse
+
+        def margin(i, j, gamma=gamma, inverse=inverse, true_trace=true_trace, offset_trace=offset_trace, a=a):
+            apart = mean[i] - mean[j]
+            owed = offset_trace * (a * share[i] * (share[i] - share[j])).sum()
+            odds = math.log(count[i] / count[j]) / (1 + gamma)
+            return 0.5 * apart @ inverse @ apart - true_trace / count[i] - owed + odds
+
+        def variance(i, j, offset_trace=offset_trace, a=a, h_sigma_h=h_sigma_h, h_part_h=h_part_h):
+            apart = mean[i] - mean[j]
+            own = (strength * (offset_trace * a) ** 2 * (share[i] - share[j]) ** 2).sum()
+            of_noise = noise * (a**2).sum() * apart @ h_sigma_h @ apart
+            offset = (apart @ h_part_h @ apart - own - of_noise) / (strength * a**2).sum()
+            offset = (1 + (held[i] ** 2).sum()) * max(offset, 0)
+            return (1 + 1 / count[i]) * apart @ h_sigma_h @ apart + offset
+
+        expected = error_of_margins(margin, variance, count)
+        np.testing.assert_allclose(error, expected, rtol=1e-3, atol=1e-6)
+        assert abs(without - expected) > 0.02 * expected
+
+
+def federation_of_thirty(seed, shift):
+    """Thirty clients with about half of thirty classes each, every client with an offset of its own."""
+    return jax.tree.map(
+        lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x,
+        shifted_rows(seed, dim=40, clients=30, keep=0.5, shift=shift, spread=1.0, num_classes=30),
+    )
+
+
+def test_clients_that_differ_ask_for_more():
+    """With offsets γ is far larger where it is known whose the rows are; without, it is about the same."""
+    ratios = {}
+    for shift in (0.0, 2.0):
+        rows = federation_of_thirty(0, shift)
+        untold = replace(rows, client=jnp.full_like(rows.client, 256))
+        ratios[shift] = chosen(rows, 30) / chosen(untold, 30)
+    assert 1 / 1.5 < ratios[0.0] < 1.5
+    assert ratios[2.0] > 2
+
+
+def test_clients_that_cannot_be_told_apart_change_nothing():
+    """Numbered beyond 255, or all one: as if the rows did not say whose they are."""
+    rows = gaussian_rows(**FEW_ROWS)
+    expected = chosen(replace(rows, client=None), 4)
+    beyond = rows.client.at[3].set(256)
+    for client in (beyond, jnp.full_like(rows.client, 7)):
+        np.testing.assert_allclose(chosen(replace(rows, client=client), 4), expected, rtol=1e-5)
+    renamed = jnp.asarray(np.random.default_rng(0).permutation(256))[rows.client]
+    np.testing.assert_allclose(chosen(replace(rows, client=renamed), 4), chosen(rows, 4), rtol=1e-3)
 
 
 def equicorrelated_loss(ratios):
@@ -170,23 +312,32 @@ def test_deterministic_equivalents_of_equal_weights():
     np.testing.assert_allclose((true_trace, kindness), (10.0, 0.36), rtol=1e-5)
 
 
-@pytest.mark.parametrize("shape", [{"dim": 6}, {"dim": 60, "clients": 3, "examples": 60}])
-def test_scale_translation_rotation(shape):
+@pytest.mark.parametrize(
+    ("shape", "named"),
+    [({"dim": 6}, True), (FEW_ROWS, True), (FEW_ROWS, False)],
+    ids=["many, with clients", "few, with clients", "few"],
+)
+def test_scale_translation_rotation(shape, named):
     rows = gaussian_rows(**shape)
+    if named:
+        shift = np.random.default_rng(2).normal(size=(12, rows.mean.shape[1])).astype(np.float32)
+        rows = replace(rows, mean=rows.mean + 0.3 * shift[rows.client])
+    else:
+        rows = replace(rows, client=None)
     gamma = chosen(rows, 4)
     dim = rows.mean.shape[1]
     rotation = np.linalg.qr(np.random.default_rng(1).normal(size=(dim, dim)))[0].astype(np.float32)
     for scale in (1e-4, 1e4):
-        scaled = covfree.Rows(rows.mean * scale, rows.count, rows.label)
+        scaled = replace(rows, mean=rows.mean * scale)
         np.testing.assert_allclose(chosen(scaled, 4), gamma * scale**2, rtol=1e-3)
-    moved = covfree.Rows(rows.mean + 30, rows.count, rows.label)
+    moved = replace(rows, mean=rows.mean + 30)
     np.testing.assert_allclose(chosen(moved, 4), gamma, rtol=1e-2)
-    turned = covfree.Rows(rows.mean @ rotation, rows.count, rows.label)
+    turned = replace(rows, mean=rows.mean @ rotation)
     np.testing.assert_allclose(chosen(turned, 4), gamma, rtol=1e-2)
 
 
 def test_a_factor_and_its_product_agree():
-    rows = gaussian_rows(dim=60, clients=3, examples=60)
+    rows = gaussian_rows(**FEW_ROWS)
     moments = covfree.first_moments(rows, 4)
     weight = class_weights(moments, "per_class") / moments.within_degrees
     factor = centred_rows(rows, moments, weight)
@@ -204,13 +355,10 @@ def test_more_classes_than_are_looked_at(monkeypatch):
     labels = rng.choice(200, 6000, p=np.r_[np.full(100, 3.0), np.full(100, 1.0)] / 400)
     features = 3 * rng.normal(size=(200, 10))[labels] + rng.normal(size=(6000, 10))
     rows = rows_of(features, labels, rng.integers(0, 10, 6000))
-    moments = covfree.first_moments(rows, 200)
-    weight = class_weights(moments, "pooled") / moments.within_degrees
-    basis = _eigenbasis(Scatter.from_factor(centred_rows(rows, moments, weight)), moments)
-    rest = (moments, Freedom.of_classes(moments, weight), jnp.array([0.1]), 10, jnp.zeros(()))
-    sampled = _error(*basis, *rest)[0]
+    rows = replace(rows, client=None)
+    sampled = foretold(rows, [0.1], num_classes=200, weighting="pooled").error[0]
     monkeypatch.setattr("covfree.estimators.foretold._MOST_CLASSES", 200)
-    everyone = _error(*basis, *rest)[0]
+    everyone = foretold(rows, [0.1], num_classes=200, weighting="pooled").error[0]
     assert sampled != everyone
     np.testing.assert_allclose(sampled, everyone, atol=0.02)
 
@@ -242,7 +390,7 @@ def test_works_under_vmap_and_has_finite_derivatives():
     rows = rows_of(federation.features.astype(np.float32), federation.labels, federation.clients)
 
     def bias(scale):
-        scaled = covfree.Rows(rows.mean * scale, rows.count, rows.label)
+        scaled = covfree.Rows(rows.mean * scale, rows.count, rows.label, rows.client)
         head = covfree.solve_rows(covfree.fedcof(), scaled, num_classes=federations.CLASSES)
         return jnp.where(jnp.isfinite(head.bias), head.bias, 0)
 
