@@ -58,15 +58,15 @@ def automatic() -> Shrinkage:
     *Clients that differ.* Where class means are sent and it is known whose they are, each client k may have
     an offset δ_k of its own, of covariance Δ, in all its features, and the next example is from a client
     unknown. `offsets_of` splits Σ̂ into what is free of offsets, to which the above applies, and directions
-    z_j = √λ_j δ_j + noise of covariance cΣ. As each z_j is in Σ̂ too, a_j = 1/(1 + λ_j T_Δ + cT) of it is
-    seen through H, with T_Δ = tr(HΔ) from
+    z_j = √λ_j δ_j + noise of covariance cΣ. As each z_j is in Σ̂ too, a_j = 1/(1 + cT + λ_j T_Δ) of it is
+    seen through H, and (1 + cT) a_j of δ_j, with T_Δ = tr(HΔ) from
 
         Σ_j (1 − a_j) = Σ_j z_jᵀHz_j,    Σ_j a_j² (λ_j HΔH + c HΣH) = Σ_j [Hz_jz_jᵀH − λ_j (T_Δ a_j)² P_j].
 
     P_j takes off what δ_j, as part of the class means too, does to the margin: (γ_ij − γ_jj)² for classes i
     and j (γ their `Offsets.share`), as the margin's own part of z_j is T_Δ a_j √λ_j (γ_ij − γ_jj). For the
-    same reason the mean margin is less by T_Δ Σ_j a_j γ_ij (γ_ij − γ_jj), and Δ adds (1 + Σ_k h_ik²) times
-    itself to the variance, h_ik the share of client k in class i.
+    same reason the mean margin is less by T_Δ (1 + cT) Σ_j a_j γ_ij (γ_ij − γ_jj); and what is not known of
+    the class mean adds Σ_j γ_ij² a_j² (1 + cT)² times HΔH and Σ_j γ_ij² a_j² λ_j T_Δ² c times HΣH.
 
     Derivatives take γ as given. Costs an ``eigh`` of the covariance (or of its dual). Needs totals only, no
     pass over the rows. Where clients are not named, as under secure aggregation, or are numbered beyond 255,

@@ -1,4 +1,4 @@
-"""The default method on clients that differ: the same head whoever runs it, and however clients are numbered."""
+"""The default method on clients that differ: the same head whoever runs it, however clients are numbered."""
 
 from dataclasses import replace
 

@@ -118,7 +118,6 @@ def test_split_is_that_of_explicit_matrices(precision, weighting):
     assert kept.sum() == len(expected.strength) == 5
     precision.assert_close(got.strength[kept], expected.strength)
     np.testing.assert_array_equal(np.asarray(got.vector)[~kept], 0)
-    np.testing.assert_array_equal(np.asarray(got.share)[:, ~kept], 0)
     # Eigenvectors have no sign: compare what has none.
     z = expected.factor.T @ expected.directions
     share = expected.share @ expected.vectors
@@ -128,7 +127,8 @@ def test_split_is_that_of_explicit_matrices(precision, weighting):
         got.vector.T @ got.vector, expected.factor.T @ expected.projector @ expected.factor
     )
     precision.assert_close(np.square(got.share)[:, kept], np.square(share), factor=10)
-    precision.assert_close(got.spread, np.square(expected.share).sum(1))
+    # No direction is lost: those that the covariance does not hold have their share in the means too.
+    precision.assert_close(np.square(got.share).sum(1), np.square(expected.share).sum(1))
     precision.assert_close(got.degrees, expected.degrees)
     precision.assert_close(got.noise, expected.noise)
 
@@ -163,12 +163,9 @@ def test_sums_add_up_over_any_split_in_any_order(precision):
     precision.assert_close(added.totals, whole.totals)
 
 
-_WRAPS = pytest.mark.xfail(reason="the most clients, 256, does not fit the type that it is compared in")
-
-
 @pytest.mark.parametrize(
     "dtype",
-    [pytest.param(np.int8, marks=_WRAPS), pytest.param(np.uint8, marks=_WRAPS), np.int16, np.uint32],
+    [np.int8, np.uint8, np.int16, np.uint32],
 )
 def test_client_numbers_of_any_integer_type(dtype):
     """As small a type as the numbers allow, and unsigned ones."""
@@ -244,12 +241,12 @@ def test_numbers_of_clients_mean_nothing(precision):
     )
     precision.assert_close(np.sort(after.strength), np.sort(before.strength))
     precision.assert_close(after.vector.T @ after.vector, np.asarray(before.vector.T @ before.vector))
-    for name in ("spread", "noise", "degrees"):
+    for name in ("noise", "degrees"):
         precision.assert_close(getattr(after, name), getattr(before, name))
 
 
 def assert_no_offsets(offsets, moments, freedom):
-    for name in ("strength", "vector", "share", "spread", "noise"):
+    for name in ("strength", "vector", "share", "noise"):
         np.testing.assert_array_equal(getattr(offsets, name), 0)
     np.testing.assert_array_equal(offsets.degrees, no_offsets(moments, freedom).degrees)
     np.testing.assert_array_equal(offsets.degrees, freedom.degrees)
@@ -300,11 +297,11 @@ def test_one_client_has_nothing_to_split():
     rows = rows_of((mean, count, label, np.full(ROWS, 200)))
     moments, freedom, _ = prepared(rows)
     offsets = offsets_from(rows)
-    for name in ("strength", "vector", "share", "noise"):
+    for name in ("strength", "vector", "noise"):
         np.testing.assert_array_equal(getattr(offsets, name), 0)
     np.testing.assert_array_equal(offsets.degrees, freedom.degrees)
     # Its offset is in the mean of every class as it is.
-    np.testing.assert_array_equal(offsets.spread, np.asarray(moments.count) > 0)
+    np.testing.assert_allclose(np.square(offsets.share).sum(1), np.asarray(moments.count) > 0, rtol=1e-6)
 
 
 def test_rows_must_say_whose_they_are():
