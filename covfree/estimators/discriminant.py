@@ -116,7 +116,7 @@ def foretold_error(
         variance = jnp.maximum(variance - in_directions, 0) / kindness
 
         noise = 1 + offsets.noise * trace
-        # With x_j = λ_j T_Δ/noise, Σ_j (1 − a_j) = z_jᵀHz_j reads Σ_j x_j/(1 + x_j) = by_offsets.
+        # With x_j = λ_j T_Δ/noise, Σ_j (1 − a_j) = Σ_j z_jᵀHz_j reads Σ_j x_j/(1 + x_j) = by_offsets.
         by_offsets = noise * directions - (noise - 1) * used.sum()
         offset_trace = implied_trace(by_offsets, used.astype(values.dtype), strength / noise)
         part = 1 / (noise + strength * offset_trace)
