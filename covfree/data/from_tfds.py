@@ -189,6 +189,7 @@ def _instructions(builder: Any, expression: str) -> Sequence[Any]:
     splits = builder.info.splits
     try:
         return splits[expression].file_instructions
+    # A split that is not there and an expression that is none fail in ways of their own.
     except Exception as error:
         raise ValueError(
             f"{builder.info.name}: expected a split such as {sorted(splits)}, got {expression!r} "

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from covfree.estimators.discriminant import Basis, foretold_error
 from covfree.estimators.offsets import ClientSums, client_sums, no_offsets, offsets_of
 from covfree.estimators.scatter import Freedom
-from covfree.estimators.shrinkage import Shrinkage
+from covfree.estimators.shrinkage import Shrinkage, mean_variance
 from covfree.linalg import Scatter
 from covfree.types import Moments
 
@@ -100,11 +100,10 @@ def _automatic(
     # It hangs on a maximum over candidates, and eigenvectors of equal eigenvalues have no derivative.
     covariance, moments, freedom, sums = jax.lax.stop_gradient((covariance, moments, freedom, sums))
     offsets = no_offsets(moments, freedom) if sums is None else offsets_of(sums, moments, freedom)
-    mean_variance = jnp.trace(covariance.core()) / covariance.dim + covariance.shift
-    degrees = freedom.effective
-    seen = (mean_variance > 0) & (degrees > 0)
+    level, degrees = mean_variance(covariance), freedom.effective
+    seen = (level > 0) & (degrees > 0)
     # In units of the mean variance everything is of order one, and candidates are plain numbers.
-    unit = jnp.where(seen, mean_variance, 1)
+    unit = jnp.where(seen, level, 1)
     basis = Basis.of(covariance.scaled(1 / unit), moments, offsets, unit)
     candidates = jnp.asarray(_CANDIDATES, basis.values.dtype)
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
 from covfree.checks import check_choice
-from covfree.estimators.moments import first_moments, row_labels, valid_rows
+from covfree.estimators.moments import first_moments, row_clients, row_labels, valid_rows
 from covfree.estimators.scatter import Freedom, Weighting, centred_rows
 from covfree.statistics.groups import subset_groups
 from covfree.types import Moments, Rows
@@ -58,10 +58,8 @@ def client_groups(rows: Rows, num_classes: int) -> Integer[Array, " rows"]:
     Raises:
         ValueError: if the rows do not say whose they are, or shapes do not fit.
     """
-    if rows.client is None:
-        raise ValueError("rows: expected rows with a client each, to tell whose they are; got none")
+    client = row_clients(rows).astype(jnp.int32)
     valid = valid_rows(rows, num_classes)
-    client = jnp.asarray(rows.client).astype(jnp.int32)
     alone = jnp.where(client < 0, jnp.arange(client.shape[0], dtype=jnp.int32), -1)
     return subset_groups((client, row_labels(rows), alone), valid, 1, None)[0]
 

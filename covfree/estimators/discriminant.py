@@ -46,20 +46,20 @@ class Basis(NamedTuple):
     def of(cls, covariance: Scatter, moments: Moments, offsets: Offsets, unit: Float[Array, ""]) -> Basis:
         """Of a covariance over ``unit``; means and directions are over its root."""
         centred = jnp.where(moments.present[:, None], moments.mean - moments.grand_mean[None, :], 0)
-        centred, apart = (rows / jnp.sqrt(unit) for rows in (centred, offsets.vector))
+        centred, offset = (rows / jnp.sqrt(unit) for rows in (centred, offsets.vector))
         values, vectors = jnp.linalg.eigh(covariance.core())
         values = jnp.maximum(values, 0)
         if not covariance.factored:
             nothing = jnp.zeros((centred.shape[0],) * 2, values.dtype)
-            means, apart = product(centred, vectors), product(apart, vectors)
-            return cls(values, covariance.shift, means, nothing, apart, covariance.dim)
+            means, offset = product(centred, vectors), product(offset, vectors)
+            return cls(values, covariance.shift, means, nothing, offset, covariance.dim)
         values = jnp.where(values > rank_cut(values), values, 0)
         scale = jnp.where(values > 0, 1 / jnp.sqrt(jnp.where(values > 0, values, 1)), 0)
-        means, apart = (
-            product(product(rows, covariance.value.T), vectors) * scale[None, :] for rows in (centred, apart)
+        means, offset = (
+            product(product(rows, covariance.value.T), vectors) * scale[None, :] for rows in (centred, offset)
         )
         outside = product(centred, centred.T) - product(means, means.T)
-        return cls(values, covariance.shift, means, outside, apart, covariance.dim)
+        return cls(values, covariance.shift, means, outside, offset, covariance.dim)
 
     @property
     def spectrum(self) -> Float[Array, " dim"]:
@@ -108,21 +108,21 @@ def foretold_error(
         spectrum = values + floor
         inverse, hidden = 1 / (spectrum + gamma), 1 / (floor + gamma)
         whole = (inverse * spectrum).sum() + (dim - values.shape[0]) * hidden * floor
-        directions = product(jnp.square(vectors), inverse[:, None])[:, 0].sum()
-        trace, kindness = deterministic_equivalents(whole - directions, within)
+        in_vectors = product(jnp.square(vectors), inverse[:, None])[:, 0].sum()
+        trace, kindness = deterministic_equivalents(whole - in_vectors, within)
         seen = product(means * inverse[None, :], vectors.T)
-        in_directions = apart(seen, jnp.ones_like(strength))
+        seen_offset = apart(seen, jnp.ones_like(strength))
         variance = distances(jnp.square(inverse) * spectrum, jnp.square(hidden) * floor)
-        variance = jnp.maximum(variance - in_directions, 0) / kindness
+        variance = jnp.maximum(variance - seen_offset, 0) / kindness
 
         noise = 1 + offsets.noise * trace
         # With x_j = λ_j T_Δ/noise, Σ_j (1 − a_j) = Σ_j z_jᵀHz_j reads Σ_j x_j/(1 + x_j) = by_offsets.
-        by_offsets = noise * directions - (noise - 1) * used.sum()
+        by_offsets = noise * in_vectors - (noise - 1) * used.sum()
         offset_trace = implied_trace(by_offsets, used.astype(values.dtype), strength / noise)
         part = 1 / (noise + strength * offset_trace)
         square = strength * jnp.square(part)
         scale = square.sum()
-        offset = in_directions - apart(offsets.share, jnp.square(offset_trace) * square)
+        offset = seen_offset - apart(offsets.share, jnp.square(offset_trace) * square)
         offset = offset - offsets.noise * jnp.where(used, jnp.square(part), 0).sum() * variance
         offset = jnp.maximum(offset, 0) / jnp.where(scale > 0, scale, 1)
 

@@ -30,6 +30,18 @@ def row_labels(rows: Rows) -> Integer[Array, " rows"]:
     return jnp.asarray(rows.label).astype(jnp.int32)
 
 
+def row_clients(rows: Rows) -> Integer[Array, " rows"]:
+    """Clients' numbers in at least int32: a small type might not hold what they are compared with.
+
+    Raises:
+        ValueError: if the rows do not say whose they are.
+    """
+    if rows.client is None:
+        raise ValueError("rows: expected rows with a client each, to tell whose they are; got none")
+    client = jnp.asarray(rows.client)
+    return client.astype(jnp.promote_types(client.dtype, jnp.int32))
+
+
 def row_counts(rows: Rows, valid: Bool[Array, " rows"]) -> Num[Array, " rows"]:
     """Counts in a type that holds their sums, int32 or at least float32; 0 in padding rows."""
     dtype = jnp.result_type(rows.count)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer, Num
 
-from covfree.estimators.moments import row_counts, row_labels, valid_rows
+from covfree.estimators.moments import row_clients, row_counts, row_labels, valid_rows
 from covfree.estimators.scatter import Freedom
 from covfree.products import product
 from covfree.types import Moments, Rows
@@ -72,15 +72,11 @@ def client_sums(
     Raises:
         ValueError: if the rows do not say whose they are.
     """
-    if rows.client is None:
-        raise ValueError("rows: expected rows with a client each, to tell whose they are; got none")
+    client = row_clients(rows)
     num_classes = class_weight.shape[0]
     valid = valid_rows(rows, num_classes)
     count = row_counts(rows, valid)
     label = jnp.where(valid, row_labels(rows), 0)
-    client = jnp.asarray(rows.client)
-    # A small type may not hold the bound.
-    client = client.astype(jnp.promote_types(client.dtype, jnp.int32))
     known = valid & (client >= 0) & (client < MOST_CLIENTS)
     others = (valid & ~known).sum()
     slot = jnp.where(known, client, MOST_CLIENTS).astype(jnp.int32)

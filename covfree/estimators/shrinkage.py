@@ -94,7 +94,7 @@ def trace_and_square(covariance: Scatter) -> tuple[Float[Array, ""], Float[Array
     return trace + dim * shift, square
 
 
-def _mean_variance(covariance: Scatter) -> Float[Array, ""]:
+def mean_variance(covariance: Scatter) -> Float[Array, ""]:
     """tr(Σ̂)/d; of a factor without the product, as the sum of its squares."""
     value = covariance.value
     trace = jnp.square(value).sum() if covariance.factored else jnp.trace(value)
@@ -114,7 +114,7 @@ def identity(gamma: Scalar) -> Shrinkage:
 
 
 def _relative(strength, covariance, moments, freedom, statistics):
-    return jnp.ones_like(covariance.shift), strength * _mean_variance(covariance)
+    return jnp.ones_like(covariance.shift), strength * mean_variance(covariance)
 
 
 def relative(gamma: Scalar) -> Shrinkage:
@@ -126,14 +126,14 @@ def _convex(numerator: jax.Array, denominator: jax.Array, covariance: Scatter) -
     """(1 − ρ) Σ̂ + ρ·tr(Σ̂)/d·I with ρ the ratio cut to [0, 1]; 1 where it is undefined: nothing was seen."""
     known = denominator > 0
     weight = jnp.where(known, jnp.clip(numerator / jnp.where(known, denominator, 1), 0, 1), 1)
-    return 1 - weight, weight * _mean_variance(covariance)
+    return 1 - weight, weight * mean_variance(covariance)
 
 
 def _oas(strength, covariance, moments, freedom, statistics):
     dim, degrees = covariance.dim, freedom.effective
     # Both terms over d², as in scikit-learn, so that they stay of order one.
     square = trace_and_square(covariance)[1] / dim**2
-    mean_square = jnp.square(_mean_variance(covariance))
+    mean_square = jnp.square(mean_variance(covariance))
     numerator, excess = square + mean_square, square - mean_square / dim
     return _convex(numerator, jnp.where(degrees > 0, degrees + 1, 0) * excess, covariance)
 
@@ -159,7 +159,7 @@ def _ledoit_wolf(strength, covariance, moments, freedom, statistics):
     square = trace_and_square(covariance)[1]
     # With z_r = √ν y_r as observations, Σ ‖z‖⁴/ν² = Σ ‖y‖⁴.
     noise = statistics - square / jnp.where(degrees > 0, degrees, 1)
-    spread = square - dim * jnp.square(_mean_variance(covariance))
+    spread = square - dim * jnp.square(mean_variance(covariance))
     return _convex(noise, jnp.where(degrees > 0, spread, 0), covariance)
 
 
