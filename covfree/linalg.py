@@ -77,6 +77,11 @@ class Scatter:
         """The matrix plus ``shift·I``."""
         return Scatter(self.value, self.shift + jnp.asarray(shift, self.value.dtype), self.factored)
 
+    @property
+    def unshifted(self) -> Scatter:
+        """The matrix without its multiple of the identity."""
+        return Scatter(self.value, jnp.zeros_like(self.shift), self.factored)
+
     def with_factor(self, factor: Float[Array, "more dim"]) -> Scatter:
         """The matrix plus ``factorᵀ factor``."""
         if not self.factored:

@@ -25,7 +25,7 @@ import covfree
 from covfree.cli.compare import environment
 from covfree.data import FeatureSet, load_digits, load_npz
 from covfree.federation import iid, inner_dirichlet
-from covfree.heads.auto import auto_head, choose_head
+from covfree.heads.auto import choose_head
 
 FIXED = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 RULES = {"0.2 tr/d": covfree.relative(0.2), "OAS": covfree.oas(), "Ledoit-Wolf": covfree.ledoit_wolf()}
@@ -150,7 +150,7 @@ def accuracies(
     for name, rule in RULES.items():
         method = covfree.fedcof(rule)
         found[f"lda {name}"] = score(covfree.solve_rows(method, rows, num_classes=num_classes))
-    method = covfree.fedcof(head=auto_head)
+    method = covfree.fedcof(head="auto")
     totals = covfree.accumulate(method, rows, num_classes=num_classes)
     found["ncm"] = score(covfree.ncm_head(totals[0]))
     found["auto"] = score(covfree.solve_totals(method, *totals))

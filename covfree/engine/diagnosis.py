@@ -91,8 +91,8 @@ def diagnose(rows: Rows, *, num_classes: int, method: Method | None = None) -> D
     # A method that estimates no covariance is looked at with FedCOF's.
     estimate, within = estimating(method)
     totals = accumulate(estimate, rows, num_classes=num_classes)
-    first, (scatter, inner, _) = totals
-    covariance = with_inner(scatter, inner)
+    first, spread = totals
+    covariance = with_inner(spread.scatter, spread.inner)
     degrees = within.freedom(first).effective
     rank = _effective_rank(covariance, degrees)
     class_degrees = jnp.maximum(moments.rows - 1, 0)

@@ -16,9 +16,13 @@ from covfree.estimators.foretold import (
 )
 from covfree.estimators.offsets import Offsets
 from covfree.estimators.scatter import Freedom
-from covfree.linalg import Scatter, rank_cut
+from covfree.linalg import Scatter
 from covfree.products import product
 from covfree.types import Moments
+
+# Eigenvalues up to this many eps of the largest are rounding, which was seen to reach 3. `rank_cut`, made for
+# systems that are solved, would cut off what is small beside clients' offsets.
+_ROUNDING = 4.0
 
 
 class Basis(NamedTuple):
@@ -48,23 +52,25 @@ class Basis(NamedTuple):
         centred = jnp.where(moments.present[:, None], moments.mean - moments.grand_mean[None, :], 0)
         centred, offset = (rows / jnp.sqrt(unit) for rows in (centred, offsets.vector))
         values, vectors = jnp.linalg.eigh(covariance.core())
-        values = jnp.maximum(values, 0)
+        rounding = _ROUNDING * jnp.finfo(values.dtype).eps * values.max(initial=0)
+        values = jnp.where(values > rounding, values, 0)
         if not covariance.factored:
             nothing = jnp.zeros((centred.shape[0],) * 2, values.dtype)
             means, offset = product(centred, vectors), product(offset, vectors)
             return cls(values, covariance.shift, means, nothing, offset, covariance.dim)
-        values = jnp.where(values > rank_cut(values), values, 0)
+        factor = covariance.value
         scale = jnp.where(values > 0, 1 / jnp.sqrt(jnp.where(values > 0, values, 1)), 0)
-        means, offset = (
-            product(product(rows, covariance.value.T), vectors) * scale[None, :] for rows in (centred, offset)
-        )
-        outside = product(centred, centred.T) - product(means, means.T)
-        return cls(values, covariance.shift, means, outside, offset, covariance.dim)
 
-    @property
-    def spectrum(self) -> Float[Array, " dim"]:
-        """All eigenvalues."""
-        return jnp.pad(self.values, (0, self.dim - self.values.shape[0])) + self.floor
+        def coordinates(rows: jax.Array) -> jax.Array:
+            return product(product(rows, factor.T), vectors) * scale[None, :]
+
+        means, inside = coordinates(centred), coordinates(offset)
+        # In directions of small eigenvalues a strong z_j has small coordinates, which tell how strong it is
+        # and which rounding drowns. Those of what the coordinates leave of z_j mend them.
+        for _ in range(2):
+            inside += coordinates(offset - product(product(inside * scale[None, :], vectors.T), factor))
+        outside = product(centred, centred.T) - product(means, means.T)
+        return cls(values, covariance.shift, means, outside, inside, covariance.dim)
 
 
 def _apart(
@@ -91,6 +97,12 @@ def foretold_error(
     unknown = 1 / jnp.maximum(count[chosen], 1)[:, None]
     within = Freedom(offsets.degrees, freedom.weight)
     strength, used = offsets.strength, offsets.strength > 0
+    spectrum = values + floor
+    # Σ_j (q_jᵀu_s)² with z_j = Yᵀq_j for the rows Y, whose left singular vectors u_s span the q_j, unless
+    # the rows have more degrees of freedom than there are dimensions.
+    held = jnp.where(spectrum > 0, jnp.square(vectors).sum(0) / jnp.where(spectrum > 0, spectrum, 1), 0)
+    spanned = freedom.degrees.sum() <= (spectrum > 0).sum()
+    unspanned = jnp.where(spanned, 0, jnp.maximum(used.sum() - held.sum(), 0))
 
     def apart(rows: jax.Array, weight: jax.Array) -> jax.Array:
         """Σ_s w_s (a_is − a_js)² of rows a."""
@@ -105,20 +117,21 @@ def foretold_error(
         )
 
     def one_candidate(gamma: jax.Array) -> jax.Array:
-        spectrum = values + floor
         inverse, hidden = 1 / (spectrum + gamma), 1 / (floor + gamma)
         whole = (inverse * spectrum).sum() + (dim - values.shape[0]) * hidden * floor
-        in_vectors = product(jnp.square(vectors), inverse[:, None])[:, 0].sum()
-        trace, kindness = deterministic_equivalents(whole - in_vectors, within)
+        # Σ_j (1 − z_jᵀHz_j). The difference itself would be rounding where offsets are strong.
+        left = unspanned + (held * gamma * inverse).sum()
+        trace, kindness = deterministic_equivalents(whole - (used.sum() - left), within)
         seen = product(means * inverse[None, :], vectors.T)
         seen_offset = apart(seen, jnp.ones_like(strength))
         variance = distances(jnp.square(inverse) * spectrum, jnp.square(hidden) * floor)
         variance = jnp.maximum(variance - seen_offset, 0) / kindness
 
         noise = 1 + offsets.noise * trace
-        # With x_j = λ_j T_Δ/noise, Σ_j (1 − a_j) = Σ_j z_jᵀHz_j reads Σ_j x_j/(1 + x_j) = by_offsets.
-        by_offsets = noise * in_vectors - (noise - 1) * used.sum()
-        offset_trace = implied_trace(by_offsets, used.astype(values.dtype), strength / noise)
+        # Σ_j a_j = left, with a_j = 1/(noise + λ_j T_Δ).
+        number = used.astype(values.dtype)
+        by_offsets = jnp.clip(noise * left, 1e-9 * number.sum(), number.sum())
+        offset_trace = implied_trace(by_offsets, number, strength / noise)
         part = 1 / (noise + strength * offset_trace)
         square = strength * jnp.square(part)
         scale = square.sum()

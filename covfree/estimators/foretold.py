@@ -69,26 +69,25 @@ def deterministic_equivalents(
     trace: Float[Array, ""], freedom: Freedom
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """T ≈ tr(HΣ) from tr(HΣ̂), and φ with HΣH ≈ HΣ̂H/φ, for H = (Σ̂ + γI)⁻¹; see `automatic`."""
-    degrees, weight = freedom.degrees, freedom.weight
-    root = implied_trace(trace, degrees, weight)
+    degrees, weight = jnp.where(freedom.weight > 0, freedom.degrees, 0), freedom.weight
+    # Each of Σ_j ν_j eigenvalues is below 1; rounding must not undo that.
+    root = implied_trace(jnp.maximum(degrees.sum() - trace, 1e-6 * degrees.sum()), degrees, weight)
     kindness = (degrees * weight / jnp.square(1 + weight * root)).sum()
     return root, jnp.where(kindness > 0, kindness, 1)
 
 
 def implied_trace(
-    trace: Float[Array, ""], degrees: Float[Array, " scatters"], weight: Float[Array, " scatters"]
+    left: Float[Array, ""], degrees: Float[Array, " scatters"], weight: Float[Array, " scatters"]
 ) -> Float[Array, ""]:
-    """T with Σ_j ν_j w_j T/(1 + w_j T) = trace.
+    """T ≥ 0 with Σ_j ν_j/(1 + w_j T) = left, what Σ_j ν_j w_j T/(1 + w_j T) leaves of Σ_j ν_j.
 
-    The left side is concave and increasing, so that Newton's method climbs to the root from 0 without
+    The sum side is convex and decreasing, so that Newton's method climbs to the root from 0 without
     overshooting; where the root is far, each step at least doubles T.
     """
-    # Each of Σ_j ν_j eigenvalues is below 1; rounding must not undo that.
-    trace = jnp.clip(trace, 0, jnp.where(weight > 0, degrees, 0).sum() * (1 - 1e-6))
 
     def climb(_: Any, root: jax.Array) -> jax.Array:
-        ratio = weight / (1 + weight * root)
-        slope = (degrees * weight / jnp.square(1 + weight * root)).sum()
-        return root + (trace - root * (degrees * ratio).sum()) / jnp.where(slope > 0, slope, 1)
+        ratio = 1 / (1 + weight * root)
+        slope = (degrees * weight * jnp.square(ratio)).sum()
+        return root + jnp.maximum((degrees * ratio).sum() - left, 0) / jnp.where(slope > 0, slope, 1)
 
-    return jax.lax.fori_loop(0, 40, climb, jnp.zeros_like(trace))
+    return jax.lax.fori_loop(0, 40, climb, jnp.zeros_like(left))

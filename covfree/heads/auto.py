@@ -11,6 +11,7 @@ from covfree.estimators.scatter import Freedom, class_weights
 from covfree.heads.columns import fitting
 from covfree.heads.lda import lda_head
 from covfree.heads.ncm import ncm_head
+from covfree.heads.threshold import Parts, unequal_cut
 from covfree.linalg import Scatter
 from covfree.products import product
 from covfree.types import AnyArray, LinearHead, Moments
@@ -20,19 +21,27 @@ from covfree.types import AnyArray, LinearHead, Moments
 _CLEARLY_FEWER = 0.5
 
 
-def auto_head(covariance: Float[AnyArray, "dim dim"] | Scatter, moments: Moments) -> LinearHead:
-    """LDA, or nearest class means where those are foretold to make at most half of LDA's mistakes.
+def auto_head(
+    covariance: Float[AnyArray, "dim dim"] | Scatter, moments: Moments, parts: Parts | None = None
+) -> LinearHead:
+    """LDA, cut where two classes of different variance ask for it; or nearest class means.
 
-    With shrinkage that suits the rows (``"auto"``) this is LDA: in experiments/automatic_choice.py no
-    other head, ridge regression included, is better by more than its sums can tell. Where few rows met too
-    little shrinkage, the covariance is worse than none, and the guard leaves it out.
+    With shrinkage that suits the rows (``"auto"``) LDA is as good as any other linear head, but for one
+    thing: where there are two classes, and one varies more than the other, LDA cuts in the wrong place.
+    `unequal_cut` mends that, from how far each class's rows spread. With more classes one cut matters less,
+    and a covariance for each is more than a server should hold.
+
+    Where few rows met too little shrinkage, the covariance is worse than none, and nearest class means take
+    over: if they are foretold to make at most half of LDA's mistakes.
 
     Args:
         covariance: Σ̃, a shrunk within-class covariance.
         moments: phase one of all rows.
+        parts: what each of two classes adds to Σ̃, where that is known.
 
     Returns:
-        `lda_head` of Σ̃, or `ncm_head`; see `choose_head`. Derivatives are those of the chosen head.
+        `lda_head` of Σ̃, with another cut where there are ``parts``, or `ncm_head`; see `choose_head`.
+        Derivatives are those of the chosen head.
 
     Raises:
         ValueError: if Σ̃ and the moments differ in size.
@@ -49,6 +58,8 @@ def auto_head(covariance: Float[AnyArray, "dim dim"] | Scatter, moments: Moments
     scatter = fitting("covariance", covariance, moments)
     heads = lda_head(scatter, moments), ncm_head(moments)
     index = _choice(_errors(scatter, moments, heads))
+    if parts is not None:
+        heads = unequal_cut(scatter, moments, parts, heads[0]), heads[1]
     return jax.tree.map(lambda *leaves: jax.lax.select_n(index, *leaves), *heads)
 
 
@@ -103,8 +114,7 @@ def _errors(covariance: Scatter, moments: Moments, heads: tuple[LinearHead, Line
     trace = values.sum() + dim * covariance.shift
     # A·raised has the trace of Σ̃ = (A·raised + b·raised·I)/raised.
     raised = jnp.where(seen, trace / jnp.where(seen, values.sum(), 1), 1)
-    unshrunk = Scatter(covariance.value, jnp.zeros_like(covariance.shift), covariance.factored)
-    truth = jax.tree.map(lambda a, b: jnp.where(seen, a, b), unshrunk.scaled(raised), covariance)
+    truth = jax.tree.map(lambda a, b: jnp.where(seen, a, b), covariance.unshifted.scaled(raised), covariance)
 
     shifted = values + covariance.shift
     ratio = jnp.where(shifted > 0, values / jnp.where(shifted > 0, shifted, 1), 0)

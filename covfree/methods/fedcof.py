@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,11 @@ from covfree.estimators import ScatterChoice, Weighting, total_gram
 from covfree.estimators.covariance import covariance_scatter
 from covfree.estimators.moments import example_moments
 from covfree.estimators.scatter import centred_rows
-from covfree.estimators.shrinkage import Shrinkage, as_shrinkage
+from covfree.estimators.shrinkage import Shrinkage, as_shrinkage, mean_variance
 from covfree.features import FeatureMap
 from covfree.heads import lda_head, ridge_head
 from covfree.heads.auto import auto_head
+from covfree.heads.threshold import Parts
 from covfree.linalg import Scatter
 from covfree.methods.method import Factor, MessageKind, Method, sent_matrix
 from covfree.methods.summaries import ClassMeans, Examples, Summary
@@ -33,9 +34,21 @@ _HEADS: dict[str, Callable[[Scatter, Moments], LinearHead]] = {
     "auto": auto_head,
 }
 
-# Total of the second phase: the scatter of the rows, what clients sent of that inside them, and what the
-# shrinkage rule must know of single rows; all of them over N − C.
-_Spread: TypeAlias = tuple[Scatter, jax.Array | None, Any]
+
+class _Spread(NamedTuple):
+    """The second phase, all of it over N − C; scatters are terms of `Factor` until they are added up.
+
+    Attributes:
+        scatter: of the rows.
+        inner: what clients sent of that inside them.
+        statistics: what the shrinkage rule must know of single rows.
+        second: what the second of two classes adds to the scatter, for a head that looks at it.
+    """
+
+    scatter: Any
+    inner: jax.Array | None
+    statistics: Any
+    second: Any
 
 
 @dataclass(frozen=True)
@@ -48,13 +61,12 @@ class _FirstPhase:
 
 @dataclass(frozen=True)
 class _SpreadPhase:
-    """Rows y_r with Σ̂ = Σ_r y_r y_rᵀ, and what the shrinkage rule must know of them."""
+    """Rows y_r with Σ̂ = Σ_r y_r y_rᵀ, and what the shrinkage rule and the head must know of them."""
 
     within: Within
+    by_class: bool
 
-    def __call__(
-        self, shrinkage: Shrinkage, totals: tuple[Any], rows: Rows, num_classes: int
-    ) -> tuple[Factor, jax.Array | None, Any]:
+    def __call__(self, shrinkage: Shrinkage, totals: tuple[Any], rows: Rows, num_classes: int) -> _Spread:
         (first,) = totals
         moments = self.within.moments(first)
         degrees = jnp.maximum(moments.within_degrees, 1)
@@ -62,7 +74,10 @@ class _SpreadPhase:
         inner = self.within.inner(rows, first)
         weight = self.within.class_weight(first)
         statistics = shrinkage.statistics(factor, rows, moments, weight)
-        return Factor(factor), None if inner is None else inner / degrees, statistics
+        second = None
+        if self.by_class and num_classes == 2 and weight is not None:
+            second = Factor(centred_rows(rows, moments, weight.at[0].set(0)))
+        return _Spread(Factor(factor), None if inner is None else inner / degrees, statistics, second)
 
 
 @dataclass(frozen=True)
@@ -73,10 +88,9 @@ class _System:
     gram: ScatterChoice | None
 
     def __call__(self, shrinkage: Shrinkage, first: Any, spread: _Spread) -> Scatter:
-        scatter, inner, statistics = spread
         moments = self.within.moments(first)
-        scatter = with_inner(scatter, inner)
-        covariance = shrinkage.apply(scatter, moments, self.within.freedom(first), statistics)
+        scatter = with_inner(spread.scatter, spread.inner)
+        covariance = shrinkage.apply(scatter, moments, self.within.freedom(first), spread.statistics)
         if self.gram is None:
             return covariance
         return total_gram(covariance.scaled(moments.within_degrees), moments, scatter=self.gram)
@@ -88,7 +102,13 @@ class _Head:
     function: Callable[[Scatter, Moments], Head]
 
     def __call__(self, shrinkage: Shrinkage, system: Scatter, first: Any, spread: _Spread) -> Head:
-        return self.function(system, self.within.moments(first))
+        moments = self.within.moments(first)
+        if spread.second is None:
+            return self.function(system, moments)
+        # As the system scales what was observed.
+        trace = mean_variance(spread.scatter)
+        scale = mean_variance(system.unshifted) / jnp.where(trace > 0, trace, 1)
+        return auto_head(system, moments, Parts(spread.second.scaled(scale), self.within.freedom(first)))
 
 
 def fedcof(
@@ -160,7 +180,7 @@ def fedcof_oracle(
             shrinkage,
             head,
             message="covariances",
-            merge=_oracle_merge,
+            merge=_OracleMerge(head == "auto"),
         )
     method = fedcof_like(
         f"fedcof-{covariance}", ClassMeans(covariance=covariance), FromVariances(), shrinkage, head
@@ -191,7 +211,7 @@ def fedcof_like(
         params=as_shrinkage(shrinkage),
         name=name,
         summary=summary,
-        phases=(_FirstPhase(within), _SpreadPhase(within)),
+        phases=(_FirstPhase(within), _SpreadPhase(within, head == "auto")),
         system=_System(within, scatter if head == "ridge" else None),
         head=_Head(within, function),
         message=message,
@@ -221,12 +241,22 @@ def _check_rule(shrinkage: Shrinkage) -> None:
         raise ValueError("shrinkage: the rule looks at single rows, which class covariances do not hold")
 
 
-def _oracle_merge(shrinkage: Shrinkage, message: Message, num_classes: int) -> tuple[Moments, _Spread]:
-    covariances = sent_matrix(message.rows.covariance, "covariance with each of")
-    _check_rule(shrinkage)
-    moments = example_moments(message.rows, num_classes)
-    weight = jnp.full(num_classes, 1 / jnp.maximum(moments.within_degrees, 1))
-    # Sums over a client's examples are those over its class means, each as often as it has examples.
-    factor = centred_rows(message.rows, moments, weight)
-    statistics = shrinkage.statistics(factor, message.rows, moments, weight)
-    return moments, (covariance_scatter(message.rows, covariances, moments, weight), None, statistics)
+@dataclass(frozen=True)
+class _OracleMerge:
+    """The totals of the oracle's phases, from clients' covariances."""
+
+    by_class: bool
+
+    def __call__(self, shrinkage: Shrinkage, message: Message, num_classes: int) -> tuple[Moments, _Spread]:
+        covariances = sent_matrix(message.rows.covariance, "covariance with each of")
+        _check_rule(shrinkage)
+        moments = example_moments(message.rows, num_classes)
+        weight = jnp.full(num_classes, 1 / jnp.maximum(moments.within_degrees, 1))
+        # Sums over a client's examples are those over its class means, each as often as it has examples.
+        factor = centred_rows(message.rows, moments, weight)
+        statistics = shrinkage.statistics(factor, message.rows, moments, weight)
+        scatter = covariance_scatter(message.rows, covariances, moments, weight)
+        second = None
+        if self.by_class and num_classes == 2:
+            second = covariance_scatter(message.rows, covariances, moments, weight.at[0].set(0))
+        return moments, _Spread(scatter, None, statistics, second)

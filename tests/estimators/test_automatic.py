@@ -1,4 +1,4 @@
-"""The automatic shrinkage: its two ingredients against plain loops, its laws, and what it is worth."""
+"""The automatic shrinkage: what it foretells against plain loops, its laws, and what it is worth."""
 
 import math
 from dataclasses import replace
@@ -16,7 +16,6 @@ from scipy.stats import multivariate_normal
 
 import covfree
 from covfree.data import load, load_digits
-from covfree.estimators.auto import _evidence
 from covfree.estimators.discriminant import Basis, foretold_error
 from covfree.estimators.foretold import deterministic_equivalents, mistake_chance
 from covfree.estimators.offsets import client_sums, no_offsets, offsets_of
@@ -277,34 +276,6 @@ def test_the_trace_is_kept():
     shrunk = [covfree.automatic().apply(s, moments, freedom, None).dense() for s in (split, whole)]
     np.testing.assert_allclose(shrunk[0], shrunk[1], rtol=1e-3, atol=1e-5)
     np.testing.assert_allclose(jnp.trace(shrunk[0]), jnp.trace(whole.dense()), rtol=1e-4)
-
-
-def test_evidence_is_the_marginal_likelihood():
-    """Differences between candidates equal those of the textbook formula, and of direct integration."""
-    values, degrees = np.array([2.0]), 5.0
-    scatter = degrees * values[0]
-
-    def integrated(gamma):
-        # One dimension: νΣ̂ ~ Σ χ²_ν and Σ ~ inverse-gamma(m/2, γν/2) with m = γν + 2.
-        freedom, scale = gamma * degrees + 2, gamma * degrees
-        sigma = np.exp(np.linspace(-12, 12, 200_001))
-        log_density = (
-            -0.5 * degrees * np.log(sigma)
-            - 0.5 * scatter / sigma
-            + 0.5 * freedom * math.log(scale / 2)
-            - math.lgamma(freedom / 2)
-            - (freedom / 2 + 1) * np.log(sigma)
-            - 0.5 * scale / sigma
-        )
-        return math.log(np.trapezoid(np.exp(log_density) * sigma, np.log(sigma)))
-
-    with x64():
-        got = [
-            float(_evidence(jnp.asarray(values), jnp.asarray(degrees), jnp.asarray(g)))
-            for g in (0.1, 1.0, 7.0)
-        ]
-    expected = [integrated(g) for g in (0.1, 1.0, 7.0)]
-    np.testing.assert_allclose(np.diff(got), np.diff(expected), rtol=1e-6)
 
 
 def test_deterministic_equivalents_of_equal_weights():
