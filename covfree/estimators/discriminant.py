@@ -98,11 +98,6 @@ def foretold_error(
     within = Freedom(offsets.degrees, freedom.weight)
     strength, used = offsets.strength, offsets.strength > 0
     spectrum = values + floor
-    # Σ_j (q_jᵀu_s)² with z_j = Yᵀq_j for the rows Y, whose left singular vectors u_s span the q_j, unless
-    # the rows have more degrees of freedom than there are dimensions.
-    held = jnp.where(spectrum > 0, jnp.square(vectors).sum(0) / jnp.where(spectrum > 0, spectrum, 1), 0)
-    spanned = freedom.degrees.sum() <= (spectrum > 0).sum()
-    unspanned = jnp.where(spanned, 0, jnp.maximum(used.sum() - held.sum(), 0))
 
     def apart(rows: jax.Array, weight: jax.Array) -> jax.Array:
         """Σ_s w_s (a_is − a_js)² of rows a."""
@@ -119,8 +114,8 @@ def foretold_error(
     def one_candidate(gamma: jax.Array) -> jax.Array:
         inverse, hidden = 1 / (spectrum + gamma), 1 / (floor + gamma)
         whole = (inverse * spectrum).sum() + (dim - values.shape[0]) * hidden * floor
-        # Σ_j (1 − z_jᵀHz_j). The difference itself would be rounding where offsets are strong.
-        left = unspanned + (held * gamma * inverse).sum()
+        # Little is left of each 1 − z_jᵀHz_j where offsets are strong, and it says how strong.
+        left = jnp.where(used, 1 - product(jnp.square(vectors), inverse[:, None])[:, 0], 0).sum()
         trace, kindness = deterministic_equivalents(whole - (used.sum() - left), within)
         seen = product(means * inverse[None, :], vectors.T)
         seen_offset = apart(seen, jnp.ones_like(strength))

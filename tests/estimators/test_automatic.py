@@ -215,6 +215,20 @@ def test_foretold_error_with_offsets_is_that_of_plain_loops(shape):
         assert abs(without - expected) > 0.01 * expected
 
 
+@pytest.mark.parametrize("dim", [6, 120], ids=["matrix", "factor"])
+def test_offsets_far_larger_than_all_else_in_float32(dim):
+    """What is left of them behind H is a millionth, and still known."""
+    gammas = np.logspace(-3, 0, 4)
+    with x64():
+        rows = shifted_rows(dim=dim, clients=20, keep=0.8, shift=30.0, spread=4.0)
+        expected = foretold(rows, gammas)
+    assert is_dual(expected.factor) == (dim == 120)
+    single = jax.tree.map(lambda x: np.asarray(x, np.float32 if x.ndim > 1 else np.int32), rows)
+    got = foretold(jax.tree.map(jnp.asarray, single), gammas)
+    assert np.ptp(expected.error) > 0.02
+    np.testing.assert_allclose(got.error, expected.error, rtol=0.1)
+
+
 def federation_of_thirty(seed, shift):
     """Thirty clients with about half of thirty classes each, every client with an offset of its own."""
     return jax.tree.map(
