@@ -1,14 +1,12 @@
 """Solves with symmetric positive semi-definite matrices: factorise once, solve many, say how it went.
 
 A scatter matrix is held in full or, where it has few rows, by its factor (`Scatter`). `factorise`
-chooses the cheapest stable route and `solve` applies it to any number of right-hand sides:
+chooses the cheapest stable route (never an inverse or ``pinv``), `solve` applies it to right-hand sides:
 
 - Cholesky on a diagonally scaled matrix, in the primal (size dim) or, for a factor with
   rows + 1 < dim, in the dual (size rows, by the Woodbury identity);
 - where Cholesky breaks down (the matrix is singular to working precision), ``eigh`` with the rank cut
   at eps·size·λ_max, which gives the solution of minimum norm.
-
-No explicit inverse and no ``pinv`` is made anywhere.
 """
 
 from __future__ import annotations
@@ -69,9 +67,8 @@ class Scatter:
     def scaled(self, scale: Scalar) -> Scatter:
         """``scale`` times the matrix; scale at least 0."""
         scale = jnp.asarray(scale, self.value.dtype)
-        return Scatter(
-            self.value * (jnp.sqrt(scale) if self.factored else scale), self.shift * scale, self.factored
-        )
+        root = jnp.sqrt(scale) if self.factored else scale
+        return Scatter(self.value * root, self.shift * scale, self.factored)
 
     def shifted(self, shift: Scalar) -> Scatter:
         """The matrix plus ``shift·I``."""
@@ -106,10 +103,9 @@ class Scatter:
 
     def times(self, vectors: Float[Array, "dim columns"]) -> Float[Array, "dim columns"]:
         """The matrix times some columns."""
+        image = product(self.value, vectors)
         if self.factored:
-            image = product(self.value.T, product(self.value, vectors))
-        else:
-            image = product(self.value, vectors)
+            image = product(self.value.T, image)
         return image + self.shift * vectors
 
 
@@ -224,8 +220,7 @@ def solve(factorisation: Factorisation, right: Float[Array, "dim columns"]) -> F
     """
     if right.ndim != 2 or right.shape[0] != factorisation.scatter.dim:
         raise ValueError(
-            f"right: expected [dim, columns] with dim {factorisation.scatter.dim}, the size of the matrix, "
-            f"got {list(right.shape)}"
+            f"right: expected [{factorisation.scatter.dim}, columns], as the matrix, got {list(right.shape)}"
         )
     apply = _apply_dual if factorisation.scatter.factored else _apply
     return jax.lax.custom_linear_solve(

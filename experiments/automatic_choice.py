@@ -42,7 +42,7 @@ class Federation(NamedTuple):
     data: Callable[[int], FeatureSet]
     clients: int
     alpha: float | None  # of the Dirichlet law; None: iid
-    shift: float = 0.0  # standard deviation of the clients' offsets, that of a feature being about 1
+    shift: float = 0.0  # standard deviation of the clients' offsets, over that of features within classes
     seeds: int | None = None
 
 
@@ -82,15 +82,17 @@ def gaussian_set(size: tuple[int, int, int, float], balanced: bool, seed: int) -
 
 def federations(files: list[Path]) -> Iterator[Federation]:
     """All that is measured."""
-    for clients, alpha in ((100, 0.1), (30, 0.5), (10, None), (300, 0.1)):
-        yield Federation("digits", lambda seed: load_digits(seed=seed), clients, alpha)
-    for clients, alpha in ((100, 0.5), (30, 0.1), (10, None)):
+    shifts = ((30, 0.5, 0.5), (100, 0.1, 0.5), (30, 0.1, 1.0))
+    for clients, alpha, shift in ((100, 0.1, 0), (30, 0.5, 0), (10, None, 0), (300, 0.1, 0), *shifts):
+        yield Federation("digits", lambda seed: load_digits(seed=seed), clients, alpha, shift)
+    for clients, alpha, shift in ((100, 0.5, 0), (30, 0.1, 0), (10, None, 0), (30, 0.5, 0.5)):
         for name, loader in (("breast cancer", load_breast_cancer), ("wine", load_wine)):
-            yield Federation(name, partial(small_set, loader), clients, alpha, seeds=SMALL_SET_SEEDS)
+            yield Federation(name, partial(small_set, loader), clients, alpha, shift, SMALL_SET_SEEDS)
     for file in files:
         data = load_npz(file)
-        for clients, alpha in ((100, 0.1), (100, None), (30, 0.5), (300, 0.1), (10, None)):
-            yield Federation(file.stem, lambda seed, data=data: data, clients, alpha, seeds=FILE_SEEDS)
+        even = ((100, 0.1, 0), (100, None, 0), (30, 0.5, 0), (300, 0.1, 0), (10, None, 0))
+        for clients, alpha, shift in (*even, *shifts):
+            yield Federation(file.stem, lambda seed, data=data: data, clients, alpha, shift, FILE_SEEDS)
     for size in GAUSSIAN:
         for balanced in (True, False):
             name = f"Gaussian, {size[0]} classes{'' if balanced else ', unbalanced'}"
@@ -110,6 +112,9 @@ def federations(files: list[Path]) -> Iterator[Federation]:
 def shifted(data: FeatureSet, owners: np.ndarray, scale: float, seed: int) -> FeatureSet:
     """Add an offset to each client's features; test examples are from as many clients that never trained."""
     dim, clients = data.train_features.shape[1], owners.max() + 1
+    labels = np.unique(data.train_labels, return_inverse=True)[1]
+    means = np.array([data.train_features[labels == c].mean(0) for c in range(labels.max() + 1)])
+    scale = scale * np.sqrt(np.square(data.train_features - means[labels], dtype=np.float32).mean())
     rng = np.random.default_rng([1, seed])
     mixing = rng.normal(size=(dim, dim)) / np.sqrt(dim)
     offsets = (scale * rng.normal(size=(2 * clients, dim)) @ mixing).astype(np.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -37,12 +38,12 @@ def unequal_cut(covariance: Scatter, moments: Moments, parts: Parts, head: Linea
     r"""LDA's head for two classes, cut where the densities of two different variances cross.
 
     Along u = wᵀx, w = Σ̃⁻¹(μ₂ − μ₁), LDA takes both classes to have the variance D = wᵀ(μ₂ − μ₁) = wᵀΣ̃w.
-    Here class c has r_c D: the same mean over the classes, and LDA where r₁ = r₂. With y the distance from
-    halfway between the means, the log-odds are α y² + β y + κ,
+    Here class c has r_c D, which has the mean D over the classes, each weighed by its share ν_c w_c of Σ̃. With
+    y the distance from halfway between the means, the log-odds are α y² + β y + κ,
 
         α = (1/r₁ − 1/r₂)/(2D),  β = (1/r₁ + 1/r₂)/2,  κ = log(π₂/π₁) − ½ log(r₂/r₁) + (1/r₁ − 1/r₂) D/8,
 
-    and the cut is their root −2κ/(β + √(β² − 4ακ)), at which they increase with y.
+    and the cut is their root −2κ/(β + √(β² − 4ακ)), at which they increase with y: LDA's where r₁ = r₂.
 
     r_c is proportional to wᵀΣ̃_c w, with each class's covariance shrunk as the common one is:
     Σ̃_c ∝ Σ_c + b (t_c/t) I, t_c = tr(Σ_c)/d. Of Σ_c is known S_c = A_c/(ν_c w_c), the class's share of A.
@@ -89,7 +90,7 @@ def _variance_ratios(covariance: Scatter, parts: Parts, column: Float[Array, "di
     factorisation = factorise(covariance)
     degrees, share = parts.freedom.degrees, parts.freedom.degrees * parts.freedom.weight
 
-    def by_class(measure) -> Float[Array, "2"]:
+    def by_class(measure: Callable[[Scatter], jax.Array]) -> Float[Array, "2"]:
         """Of what each class adds to A."""
         second = measure(parts.second)
         return jnp.maximum(jnp.stack([measure(observed) - second, second]), 0)

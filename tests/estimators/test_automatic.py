@@ -16,6 +16,7 @@ from scipy.stats import multivariate_normal
 
 import covfree
 from covfree.data import load, load_digits
+from covfree.estimators.auto import _share_without_offsets
 from covfree.estimators.discriminant import Basis, foretold_error
 from covfree.estimators.foretold import deterministic_equivalents, mistake_chance
 from covfree.estimators.offsets import client_sums, no_offsets, offsets_of
@@ -227,6 +228,19 @@ def test_offsets_far_larger_than_all_else_in_float32(dim):
     got = foretold(jax.tree.map(jnp.asarray, single), gammas)
     assert np.ptp(expected.error) > 0.02
     np.testing.assert_allclose(got.error, expected.error, rtol=0.1)
+
+
+def test_strength_is_expected_at_the_variance_without_offsets():
+    rows = shifted_rows(dim=60, clients=20, keep=0.8, shift=5.0)
+    moments = covfree.first_moments(rows, 4)
+    weight = class_weights(moments, "per_class") / moments.within_degrees
+    factor, freedom = centred_rows(rows, moments, weight), Freedom.of_classes(moments, weight)
+    level = jnp.square(factor).sum() / 60
+    offsets = offsets_of(client_sums(factor, rows, moments, weight), moments, freedom)
+    got = level * _share_without_offsets(level, offsets, freedom)
+    assert level > 5 * got
+    np.testing.assert_allclose(got, np.square(np.logspace(0, -1, 60)).mean(), rtol=0.2)
+    assert _share_without_offsets(level, no_offsets(moments, freedom), freedom) == 1
 
 
 def federation_of_thirty(seed, shift):

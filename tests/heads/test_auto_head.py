@@ -18,6 +18,8 @@ import covfree
 from covfree.heads.auto import auto_head, choose_head, foretold_errors
 from covfree.linalg import Scatter
 
+pytestmark = pytest.mark.usefixtures("cheap_compilation")
+
 
 @jax.jit
 def compiled(covariance, moments):
