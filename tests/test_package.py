@@ -74,10 +74,10 @@ def test_import_starts_no_device_and_sets_no_option():
 
 
 def test_import_costs_little_more_than_jax():
-    # In one process, so that jax's own cost and the machine's load cancel; the median of several.
+    # Beside jax's own, in one process, so that the machine's speed and load cancel; the median of several.
     code = (
-        "import time, jax, jax.numpy; start = time.perf_counter(); import covfree; "
-        "print(time.perf_counter() - start)"
+        "import time; first = time.perf_counter(); import jax, jax.numpy; second = time.perf_counter(); "
+        "import covfree; print((time.perf_counter() - second) / (second - first))"
     )
     run(code)  # writes the byte code
-    assert statistics.median(float(run(code)) for _ in range(7)) <= 0.2
+    assert statistics.median(float(run(code)) for _ in range(7)) <= 0.5

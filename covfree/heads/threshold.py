@@ -38,8 +38,8 @@ def unequal_cut(covariance: Scatter, moments: Moments, parts: Parts, head: Linea
     r"""LDA's head for two classes, cut where the densities of two different variances cross.
 
     Along u = wᵀx, w = Σ̃⁻¹(μ₂ − μ₁), LDA takes both classes to have the variance D = wᵀ(μ₂ − μ₁) = wᵀΣ̃w.
-    Here class c has r_c D, which has the mean D over the classes, each weighed by its share ν_c w_c of Σ̃. With
-    y the distance from halfway between the means, the log-odds are α y² + β y + κ,
+    Here class c has r_c D, which has the mean D over the classes, weighed by shares ν_c w_c of Σ̃. With
+    y the distance from halfway between the means the log-odds are α y² + β y + κ,
 
         α = (1/r₁ − 1/r₂)/(2D),  β = (1/r₁ + 1/r₂)/2,  κ = log(π₂/π₁) − ½ log(r₂/r₁) + (1/r₁ − 1/r₂) D/8,
 

@@ -75,8 +75,9 @@ def assert_totals_close(actual, expected, rtol: float = FLOAT32.tolerance) -> No
 
 def whoever_they_are(totals):
     """FedCOF's totals, less what depends on how clients are numbered."""
-    moments, (scatter, inner, sums) = totals
-    return moments, scatter, inner, sums.counts @ sums.counts.T, sums.totals.T @ sums.totals, sums.others
+    moments, spread = totals
+    sums = spread.statistics
+    return moments, spread.scatter, sums.counts @ sums.counts.T, sums.totals.T @ sums.totals, sums.others
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
