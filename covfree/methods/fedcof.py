@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from covfree.checks import check_choice
 from covfree.estimators import ScatterChoice, Weighting, total_gram
 from covfree.estimators.covariance import covariance_scatter
-from covfree.estimators.moments import example_moments
+from covfree.estimators.moments import example_moments, row_labels
 from covfree.estimators.scatter import centred_rows
 from covfree.estimators.shrinkage import Shrinkage, as_shrinkage, mean_variance
 from covfree.features import FeatureMap
@@ -76,7 +76,7 @@ class _SpreadPhase:
         statistics = shrinkage.statistics(factor, rows, moments, weight)
         second = None
         if self.by_class and num_classes == 2 and weight is not None:
-            second = Factor(centred_rows(rows, moments, weight.at[0].set(0)))
+            second = Factor(jnp.where((row_labels(rows) == 1)[:, None], factor, 0))
         return _Spread(Factor(factor), None if inner is None else inner / degrees, statistics, second)
 
 
