@@ -40,8 +40,9 @@ def automatic() -> Shrinkage:
     taken to correlate by ½, as they do where class means are equally far apart.
 
     *What is expected of it.* Foretold from few rows the error is itself uncertain, and with few classes it is
-    flat. γ is therefore looked for about γ* = t: as many observations of a covariance t·I as were made of Σ.
-    Of t only what is free of clients' offsets (below) counts.
+    flat. γ is therefore looked for about γ* = t·min(1, d/ν), with ν = Σ_c (K_c − 1): to the ν observations of
+    Σ come as many of a covariance t·I as there are dimensions, but no more than were made. Of t only what is
+    free of clients' offsets (below) counts.
 
     The mean of log γ is taken under weights exp(−2 E(γ) Σ_c (K_c − 1) − ½ (log₁₀(γ/γ*)/0.4)²), 25 candidates
     from 10⁻⁴ t to 10² t: expected mistakes among as many examples as there are degrees of freedom, against
@@ -98,8 +99,11 @@ def _automatic(
 
     error = foretold_error(basis, moments, freedom, offsets, candidates)
     exponent = jnp.log10(candidates)
-    away = (exponent - jnp.log10(_share_without_offsets(level, offsets, freedom))) / _DECADES
-    mistakes = freedom.degrees.sum() * (error - error.min())
+    degrees = freedom.degrees.sum()
+    expected = _share_without_offsets(level, offsets, freedom)
+    expected *= jnp.minimum(1, offsets.vector.shape[1] / jnp.maximum(degrees, 1))
+    away = (exponent - jnp.log10(expected)) / _DECADES
+    mistakes = degrees * (error - error.min())
     belief = jax.nn.softmax(-_MISTAKE_WEIGHT * mistakes - 0.5 * jnp.square(away))
     chosen = jnp.power(10.0, (belief * exponent).sum())
 

@@ -243,6 +243,18 @@ def test_strength_is_expected_at_the_variance_without_offsets():
     assert _share_without_offsets(level, no_offsets(moments, freedom), freedom) == 1
 
 
+@pytest.mark.parametrize("dim, expected", [(9, 9 / 36), (60, 1)], ids=["many rows", "few rows"])
+def test_as_many_observations_as_dimensions_are_added(dim, expected):
+    # Classes too far apart for any strength to matter. 10 rows a class: 36 degrees of freedom.
+    rows = replace(gaussian_rows(dim=dim, clients=10, spread=1e3), client=None)
+    moments = covfree.first_moments(rows, 4)
+    assert moments.rows.tolist() == [10] * 4
+    weight = class_weights(moments, "per_class") / moments.within_degrees
+    shift, level = chosen(rows, 4), jnp.square(centred_rows(rows, moments, weight)).sum() / dim
+    # The covariance is scaled by 1/(1 + γ/t), what is added is γ as much.
+    np.testing.assert_allclose(shift / (level - shift), expected, rtol=0.01)
+
+
 def federation_of_thirty(seed, shift):
     """Thirty clients with about half of thirty classes each, every client with an offset of its own."""
     return jax.tree.map(
