@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 from typing import Any, TypeVar
 
 import jax
@@ -96,7 +96,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Summary:
-    """A method's runs over all seeds; means, and the sample standard deviation where there are two seeds."""
+    """A method's runs over all seeds; means, medians, and the standard deviation where there are two seeds."""
 
     method: str
     title: str
@@ -111,6 +111,10 @@ class Summary:
     def mean(self, value: Callable[[Run], float]) -> float:
         """Mean of a figure over the runs."""
         return fmean(value(run) for run in self.runs)
+
+    def median(self, value: Callable[[Run], float]) -> float:
+        """Median of a figure over the runs: of times, which whatever else a machine does makes long."""
+        return median(value(run) for run in self.runs)
 
 
 def make_methods(names: Sequence[str], numbers: Mapping[str, Any]) -> dict[str, Method]:

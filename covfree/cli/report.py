@@ -47,13 +47,13 @@ def _cells(summary: Summary) -> tuple[str, ...]:
         _bytes(summary.mean(lambda run: run.upload.statistics)),
         _bytes(summary.mean(_bytes_per_client)),
         _flops(summary.mean(lambda run: run.client_flops)),
-        _seconds(summary.mean(lambda run: run.client_seconds)),
-        _seconds(summary.mean(lambda run: run.server_seconds)),
+        _seconds(summary.median(lambda run: run.client_seconds)),
+        _seconds(summary.median(lambda run: run.server_seconds)),
     )
 
 
 def as_records(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
-    """One record a method: means over the seeds, as JSON and CSV show them."""
+    """One record a method, as JSON and CSV show them: means over the seeds, of seconds the medians."""
     records = []
     for summary in summaries:
         mean, deviation = summary.accuracy
@@ -68,15 +68,15 @@ def as_records(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
                 "bytes_up_with_counts": summary.mean(lambda run: run.upload.total),
                 "bytes_up_per_client": summary.mean(_bytes_per_client),
                 "client_flops": summary.mean(lambda run: run.client_flops),
-                "client_seconds": summary.mean(lambda run: run.client_seconds),
-                "server_seconds": summary.mean(lambda run: run.server_seconds),
+                "client_seconds": summary.median(lambda run: run.client_seconds),
+                "server_seconds": summary.median(lambda run: run.server_seconds),
             }
         )
     return records
 
 
 def as_json(config: Mapping[str, Any], environment: Mapping[str, str], summaries: Sequence[Summary]) -> str:
-    """Everything: the configuration, the machine, means, and every run."""
+    """Everything: the configuration, the machine, what the table shows, and every run."""
     records = as_records(summaries)
     for record, summary in zip(records, summaries, strict=True):
         record["runs"] = [_run_record(run) for run in summary.runs]
