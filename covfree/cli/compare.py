@@ -96,7 +96,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Summary:
-    """A method's runs over all seeds; means, medians, and the standard deviation where there are two seeds."""
+    """A method's runs over all seeds; means, medians, and the standard deviation if there are two seeds."""
 
     method: str
     title: str

@@ -243,7 +243,7 @@ def test_strength_is_expected_at_the_variance_without_offsets():
     assert _share_without_offsets(level, no_offsets(moments, freedom), freedom) == 1
 
 
-@pytest.mark.parametrize("dim, expected", [(9, 9 / 36), (60, 1)], ids=["many rows", "few rows"])
+@pytest.mark.parametrize(("dim", "expected"), [(9, 9 / 36), (60, 1)], ids=["many rows", "few rows"])
 def test_as_many_observations_as_dimensions_are_added(dim, expected):
     # Classes too far apart for any strength to matter. 10 rows a class: 36 degrees of freedom.
     rows = replace(gaussian_rows(dim=dim, clients=10, spread=1e3), client=None)
