@@ -67,8 +67,8 @@ class Scatter:
     def scaled(self, scale: Scalar) -> Scatter:
         """``scale`` times the matrix; scale at least 0."""
         scale = jnp.asarray(scale, self.value.dtype)
-        root = jnp.sqrt(scale) if self.factored else scale
-        return Scatter(self.value * root, self.shift * scale, self.factored)
+        of_value = jnp.sqrt(scale) if self.factored else scale
+        return Scatter(self.value * of_value, self.shift * scale, self.factored)
 
     def shifted(self, shift: Scalar) -> Scatter:
         """The matrix plus ``shift·I``."""

@@ -112,9 +112,9 @@ def federations(files: list[Path]) -> Iterator[Federation]:
 def shifted(data: FeatureSet, owners: np.ndarray, scale: float, seed: int) -> FeatureSet:
     """Add an offset to each client's features; test examples are from as many clients that never trained."""
     dim, clients = data.train_features.shape[1], owners.max() + 1
-    labels = np.unique(data.train_labels, return_inverse=True)[1]
-    means = np.array([data.train_features[labels == c].mean(0) for c in range(labels.max() + 1)])
-    scale = scale * np.sqrt(np.square(data.train_features - means[labels], dtype=np.float32).mean())
+    means, _ = covfree.class_means(data.train_features, data.train_labels, data.num_classes)
+    within = data.train_features - np.asarray(means)[data.train_labels]
+    scale = scale * np.sqrt(np.square(within, dtype=np.float32).mean())
     rng = np.random.default_rng([1, seed])
     mixing = rng.normal(size=(dim, dim)) / np.sqrt(dim)
     offsets = (scale * rng.normal(size=(2 * clients, dim)) @ mixing).astype(np.float32)

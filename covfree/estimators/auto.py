@@ -90,8 +90,8 @@ def _automatic(
     # It hangs on a maximum over candidates, and eigenvectors of equal eigenvalues have no derivative.
     covariance, moments, freedom, sums = jax.lax.stop_gradient((covariance, moments, freedom, sums))
     offsets = no_offsets(moments, freedom) if sums is None else offsets_of(sums, moments, freedom)
-    level = mean_variance(covariance)
-    seen = (level > 0) & (freedom.degrees.sum() > 0)
+    level, degrees = mean_variance(covariance), freedom.degrees.sum()
+    seen = (level > 0) & (degrees > 0)
     # In units of the mean variance everything is of order one, and candidates are plain numbers.
     unit = jnp.where(seen, level, 1)
     basis = Basis.of(covariance.scaled(1 / unit), moments, offsets, unit)
@@ -99,9 +99,8 @@ def _automatic(
 
     error = foretold_error(basis, moments, freedom, offsets, candidates)
     exponent = jnp.log10(candidates)
-    degrees = freedom.degrees.sum()
-    expected = _share_without_offsets(level, offsets, freedom)
-    expected *= jnp.minimum(1, offsets.vector.shape[1] / jnp.maximum(degrees, 1))
+    added = jnp.minimum(1, covariance.dim / jnp.maximum(degrees, 1))
+    expected = added * _share_without_offsets(level, offsets, freedom)
     away = (exponent - jnp.log10(expected)) / _DECADES
     mistakes = degrees * (error - error.min())
     belief = jax.nn.softmax(-_MISTAKE_WEIGHT * mistakes - 0.5 * jnp.square(away))

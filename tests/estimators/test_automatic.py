@@ -30,12 +30,17 @@ HINDSIGHT = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 FEW_ROWS = {"dim": 60, "clients": 3, "examples": 60}
 
 
-def chosen(rows, num_classes, weighting="per_class"):
-    """The multiple of I that the rule adds; it knows whose rows they are where the rows say it."""
+def phases(rows, num_classes=4, weighting="per_class"):
+    """What the rule is made of: moments, weights of the classes, factor of the covariance, freedom."""
     moments = covfree.first_moments(rows, num_classes)
     weight = class_weights(moments, weighting) / moments.within_degrees
-    factor = centred_rows(rows, moments, weight)
-    rule, freedom = covfree.automatic(), Freedom.of_classes(moments, weight)
+    return moments, weight, centred_rows(rows, moments, weight), Freedom.of_classes(moments, weight)
+
+
+def chosen(rows, num_classes, weighting="per_class"):
+    """The multiple of I that the rule adds; it knows whose rows they are where the rows say it."""
+    moments, weight, factor, freedom = phases(rows, num_classes, weighting)
+    rule = covfree.automatic()
     statistics = rule.statistics(factor, rows, moments, weight)
     assert (statistics is None) == (rows.client is None)
     return float(rule.apply(Scatter.from_factor(factor), moments, freedom, statistics).shift)
@@ -62,10 +67,7 @@ def foretold(rows, gammas, *, num_classes=4, weighting="per_class"):
 
     @jax.jit
     def described(rows):
-        moments = covfree.first_moments(rows, num_classes)
-        weight = class_weights(moments, weighting) / moments.within_degrees
-        freedom = Freedom.of_classes(moments, weight)
-        factor = centred_rows(rows, moments, weight)
+        moments, weight, factor, freedom = phases(rows, num_classes, weighting)
         offsets = no_offsets(moments, freedom)
         if rows.client is not None:
             offsets = offsets_of(client_sums(factor, rows, moments, weight), moments, freedom)
@@ -232,9 +234,7 @@ def test_offsets_far_larger_than_all_else_in_float32(dim):
 
 def test_strength_is_expected_at_the_variance_without_offsets():
     rows = shifted_rows(dim=60, clients=20, keep=0.8, shift=5.0)
-    moments = covfree.first_moments(rows, 4)
-    weight = class_weights(moments, "per_class") / moments.within_degrees
-    factor, freedom = centred_rows(rows, moments, weight), Freedom.of_classes(moments, weight)
+    moments, weight, factor, freedom = phases(rows)
     level = jnp.square(factor).sum() / 60
     offsets = offsets_of(client_sums(factor, rows, moments, weight), moments, freedom)
     got = level * _share_without_offsets(level, offsets, freedom)
@@ -247,10 +247,9 @@ def test_strength_is_expected_at_the_variance_without_offsets():
 def test_as_many_observations_as_dimensions_are_added(dim, expected):
     # Classes too far apart for any strength to matter. 10 rows a class: 36 degrees of freedom.
     rows = replace(gaussian_rows(dim=dim, clients=10, spread=1e3), client=None)
-    moments = covfree.first_moments(rows, 4)
+    moments, _, factor, _ = phases(rows)
     assert moments.rows.tolist() == [10] * 4
-    weight = class_weights(moments, "per_class") / moments.within_degrees
-    shift, level = chosen(rows, 4), jnp.square(centred_rows(rows, moments, weight)).sum() / dim
+    shift, level = chosen(rows, 4), jnp.square(factor).sum() / dim
     # The covariance is scaled by 1/(1 + γ/t), what is added is γ as much.
     np.testing.assert_allclose(shift / (level - shift), expected, rtol=0.01)
 
@@ -307,10 +306,7 @@ def test_chance_of_a_mistake_is_the_orthant_probability(ratios):
 def test_the_trace_is_kept():
     """Neither the rule nor a part of Σ̂ that is held as a multiple of I changes the size as a whole."""
     rows = gaussian_rows()
-    moments = covfree.first_moments(rows, 4)
-    weight = class_weights(moments, "per_class") / moments.within_degrees
-    freedom = Freedom.of_classes(moments, weight)
-    factor = centred_rows(rows, moments, weight)
+    moments, _, factor, freedom = phases(rows)
     split = Scatter.from_factor(factor).shifted(0.3)
     whole = Scatter.from_matrix(split.dense())
     shrunk = [covfree.automatic().apply(s, moments, freedom, None).dense() for s in (split, whole)]
@@ -353,12 +349,10 @@ def test_scale_translation_rotation(shape, named):
 
 def test_a_factor_and_its_product_agree():
     rows = gaussian_rows(**FEW_ROWS)
-    moments = covfree.first_moments(rows, 4)
-    weight = class_weights(moments, "per_class") / moments.within_degrees
-    factor = centred_rows(rows, moments, weight)
+    moments, _, factor, freedom = phases(rows)
     with x64():
         rules = [
-            covfree.automatic().apply(covariance, moments, Freedom.of_classes(moments, weight), None).shift
+            covfree.automatic().apply(covariance, moments, freedom, None).shift
             for covariance in (Scatter.from_factor(factor), Scatter.from_matrix(factor.T @ factor))
         ]
     np.testing.assert_allclose(*rules, rtol=1e-3)
