@@ -86,8 +86,12 @@ def foretold_error(
     freedom: Freedom,
     offsets: Offsets,
     candidates: Float[Array, " candidates"],
-) -> Float[Array, " candidates"]:
-    """Error E of each candidate, as `automatic` derives it; all in units of the mean variance."""
+    scales: Float[Array, " scales"],
+) -> Float[Array, "candidates scales"]:
+    """Error E for each γ among the candidates and each scale s, as `automatic` derives it.
+
+    All in units of the mean variance.
+    """
     values, floor, means, outside, vectors, dim = basis
     count = moments.count.astype(values.dtype)
     chosen, share = sampled_classes(moments)
@@ -95,8 +99,13 @@ def foretold_error(
     odds = log_prior[chosen][:, None] - log_prior[None, :]
     rival = moments.present[None, :] & (jnp.arange(count.shape[0])[None, :] != chosen[:, None])
     unknown = 1 / jnp.maximum(count[chosen], 1)[:, None]
-    within = Freedom(offsets.degrees, freedom.weight)
-    strength, used = offsets.strength, offsets.strength > 0
+    strength, used, told_apart = offsets.strength, offsets.strength > 0, offsets.told_apart
+    number = used.astype(values.dtype)
+    # What T is seen in: what is left, or all rows, a z_j as one of covariance (λ_jρ + c)Σ.
+    within = Freedom(
+        jnp.concatenate([offsets.degrees, jnp.where(told_apart, 0, number)]),
+        jnp.concatenate([freedom.weight, strength * offsets.ratio + offsets.noise]),
+    )
     spectrum = values + floor
 
     def apart(rows: jax.Array, weight: jax.Array) -> jax.Array:
@@ -116,23 +125,26 @@ def foretold_error(
         whole = (inverse * spectrum).sum() + (dim - values.shape[0]) * hidden * floor
         # Little is left of each 1 − z_jᵀHz_j where offsets are strong, and it says how strong.
         left = jnp.where(used, 1 - product(jnp.square(vectors), inverse[:, None])[:, 0], 0).sum()
-        trace, kindness = deterministic_equivalents(whole - (used.sum() - left), within)
-        seen = product(means * inverse[None, :], vectors.T)
-        seen_offset = apart(seen, jnp.ones_like(strength))
-        variance = distances(jnp.square(inverse) * spectrum, jnp.square(hidden) * floor)
-        variance = jnp.maximum(variance - seen_offset, 0) / kindness
-
+        in_offsets = jnp.where(told_apart, number.sum() - left, 0)
+        trace, kindness = deterministic_equivalents(whole - in_offsets, within)
         noise = 1 + offsets.noise * trace
         # Σ_j a_j = left, with a_j = 1/(noise + λ_j T_Δ).
-        number = used.astype(values.dtype)
         by_offsets = jnp.clip(noise * left, 1e-9 * number.sum(), number.sum())
-        offset_trace = implied_trace(by_offsets, number, strength / noise)
+        offset_trace = jnp.where(
+            told_apart, implied_trace(by_offsets, number, strength / noise), offsets.ratio * trace
+        )
         part = 1 / (noise + strength * offset_trace)
         square = strength * jnp.square(part)
-        scale = square.sum()
-        offset = seen_offset - apart(offsets.share, jnp.square(offset_trace) * square)
-        offset = offset - offsets.noise * jnp.where(used, jnp.square(part), 0).sum() * variance
-        offset = jnp.maximum(offset, 0) / jnp.where(scale > 0, scale, 1)
+
+        seen = product(means * inverse[None, :], vectors.T)
+        seen_offset = apart(seen, jnp.ones_like(strength))
+        in_means = apart(offsets.share, jnp.square(offset_trace) * square)
+        variance = distances(jnp.square(inverse) * spectrum, jnp.square(hidden) * floor)
+        variance = jnp.maximum(variance - jnp.where(told_apart, seen_offset, in_means), 0) / kindness
+        of_noise = offsets.noise * jnp.where(used, jnp.square(part), 0).sum() * variance
+        offset = jnp.maximum(seen_offset - in_means - of_noise, 0)
+        offset = offset / jnp.where(square.sum() > 0, square.sum(), 1)
+        offset = jnp.where(told_apart, offset, offsets.ratio * variance)
 
         felt = noise * part
         own = offsets.share[chosen]
@@ -144,7 +156,11 @@ def foretold_error(
             jnp.square(own), square[:, None]
         )
         variance = variance * (1 + more_noise) + offset * (1 + more_offset)
-        mean = 0.5 * distances(inverse, hidden) - owed + odds / (1 + gamma)
-        return (share * mistake_chance(mean, variance, rival)).sum()
+        margin = 0.5 * distances(inverse, hidden) - owed
+
+        def one_scale(scale: jax.Array) -> jax.Array:
+            return (share * mistake_chance(margin + scale / (1 + gamma) * odds, variance, rival)).sum()
+
+        return jax.lax.map(one_scale, scales)
 
     return jax.lax.map(one_candidate, candidates)

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Integer, Num
+import numpy as np
+from jaxtyping import Array, Bool, Float, Integer, Num
 
 from covfree.estimators.moments import row_clients, row_counts, row_labels, valid_rows
 from covfree.estimators.scatter import Freedom
@@ -20,6 +21,8 @@ MOST_CLIENTS = 256
 _LEAST_STRENGTH = 1e-3
 # The degrees of freedom within clients are to be at least this share of all, or the two are not told apart.
 _LEAST_WITHIN = 0.25
+# Candidates of tr Δ/tr Σ, 6 % apart: from no offsets to such as drown all else.
+_RATIOS = np.concatenate([[0.0], np.logspace(-3, 4, 113)])
 
 
 class ClientSums(NamedTuple):
@@ -49,6 +52,10 @@ class Offsets(NamedTuple):
         share: γ_cj, the weight of δ_j in the mean of class c.
         noise: c.
         degrees: of freedom of what is left, by class.
+        ratio: ρ = tr Δ/tr Σ.
+        free: share of tr Σ̂ that Σ makes, not Δ.
+        known: whether it is known whose the rows are.
+        told_apart: whether enough is left to know Σ by it. If not, Δ is to be taken as ρΣ.
     """
 
     strength: Float[Array, " directions"]
@@ -56,6 +63,10 @@ class Offsets(NamedTuple):
     share: Float[Array, "classes directions"]
     noise: Float[Array, ""]
     degrees: Float[Array, " classes"]
+    ratio: Float[Array, ""]
+    free: Float[Array, ""]
+    known: Bool[Array, ""]
+    told_apart: Bool[Array, ""]
 
 
 def client_sums(
@@ -100,11 +111,13 @@ def client_sums(
 def no_offsets(moments: Moments, freedom: Freedom) -> Offsets:
     """All rows taken as independent: nothing in the first part."""
     dtype, (num_classes, dim) = freedom.weight.dtype, moments.total.shape
-    none = jnp.zeros((num_classes, 0), dtype)
-    return Offsets(none[0], jnp.zeros((0, dim), dtype), none, jnp.zeros((), dtype), freedom.degrees)
+    share, zero, false = jnp.zeros((num_classes, 0), dtype), jnp.zeros((), dtype), jnp.array(False)
+    return Offsets(
+        share[0], jnp.zeros((0, dim), dtype), share, zero, freedom.degrees, zero, zero + 1, false, false
+    )
 
 
-def offsets_of(sums: ClientSums, moments: Moments, freedom: Freedom) -> Offsets:
+def offsets_of(sums: ClientSums, moments: Moments, freedom: Freedom, level: Float[Array, ""]) -> Offsets:
     r"""Split the covariance at what can hold clients' offsets.
 
     Let the row of class c and client k be x_r = μ_c + δ_k + ε_r, with offsets δ_k of covariance Δ and ε_r of
@@ -119,15 +132,22 @@ def offsets_of(sums: ClientSums, moments: Moments, freedom: Freedom) -> Offsets:
     c it has K_c − 1 degrees of freedom but for the part of its rows along the columns, s_c = w_c N_c
     (Σ_k h_ck M⁺_kk − h_cᵀM⁺h_c). Of the noise a z_j holds c = Σ_c w_c s_c over their number, on average.
 
-    Taken as `no_offsets` where a client has a number of 256 or more, or fewer than a quarter of all degrees
-    of freedom would be left.
+    Of traces enough is known even where a z_j comes to nearly every row, and next to nothing is left: rows of
+    many examples are further apart than noise allows. With σ² = tr Σ/d the mean of ‖z_j‖²/d is σ² (λ_jρ + c),
+    and that of tr/d of what is left Σ_c w_c ν_c σ²; ρ and σ² are those of the greatest likelihood, each
+    taken as a multiple of χ², by degrees of freedom. Its equations have the truth as their root in the mean,
+    whatever the shapes of Σ and Δ.
+
+    Rows are taken as independent where a client has a number of 256 or more.
 
     Args:
         sums: of *all* rows.
         moments: phase one of all rows.
         freedom: of the covariance: w_c, and K_c − 1.
+        level: tr(Σ̂)/d.
 
-    Source: the two-way layout of the analysis of variance (Scheffé 1959, chapter 4), weighted.
+    Source: the two-way layout of the analysis of variance (Scheffé 1959, chapter 4), weighted. The likelihood
+    is that of variance components (Searle, Casella and McCulloch 1992, chapter 6), in covfree's own use.
     """
     dtype = freedom.weight.dtype
     share = sums.counts.astype(dtype) / jnp.maximum(moments.count, 1).astype(dtype)[:, None]
@@ -135,19 +155,55 @@ def offsets_of(sums: ClientSums, moments: Moments, freedom: Freedom) -> Offsets:
     held = product(reach[None, :], share)[0]
     strength, vectors = jnp.linalg.eigh(jnp.diag(held) - product(share.T, reach[:, None] * share))
     mean_strength = held.sum() / jnp.maximum((held > 0).sum(), 1)
-    used = strength > _LEAST_STRENGTH * mean_strength
-    degrees = freedom.degrees.sum()
-    told_apart = (sums.others == 0) & (degrees - used.sum() >= _LEAST_WITHIN * degrees)
-    used = used & told_apart
+    known = sums.others == 0
+    used = known & (strength > _LEAST_STRENGTH * mean_strength)
     inverse = jnp.where(used, 1 / jnp.where(used, strength, 1), 0)
-    weight = jnp.where(told_apart, product(share, vectors), 0)
+    weight = jnp.where(known, product(share, vectors), 0)
     along = product(share, product(jnp.square(vectors), inverse[:, None]))[:, 0]
     spent = reach * (along - product(jnp.square(weight), inverse[:, None])[:, 0])
     spent = jnp.clip(spent, 0, freedom.degrees)
-    return Offsets(
-        strength=jnp.where(used, strength, 0),
-        vector=product(vectors.T, sums.totals) * jnp.sqrt(inverse)[:, None],
-        share=weight,
-        noise=(freedom.weight * spent).sum() / jnp.maximum(used.sum(), 1),
-        degrees=freedom.degrees - spent,
+    strength = jnp.where(used, strength, 0)
+    vector = product(vectors.T, sums.totals) * jnp.sqrt(inverse)[:, None]
+    noise = (freedom.weight * spent).sum() / jnp.maximum(used.sum(), 1)
+    degrees = freedom.degrees - spent
+    ratio, variance = _ratio(
+        strength, jnp.square(vector).mean(1), noise, level, Freedom(degrees, freedom.weight)
     )
+    free = variance * (freedom.degrees * freedom.weight).sum() / jnp.where(level > 0, level, 1)
+    return Offsets(
+        strength=strength,
+        vector=vector,
+        share=weight,
+        noise=noise,
+        degrees=degrees,
+        ratio=ratio,
+        free=jnp.where(known, free, 1),
+        known=known,
+        told_apart=freedom.degrees.sum() - used.sum() >= _LEAST_WITHIN * freedom.degrees.sum(),
+    )
+
+
+def _ratio(
+    strength: Float[Array, " directions"],
+    square: Float[Array, " directions"],
+    noise: Float[Array, ""],
+    level: Float[Array, ""],
+    rest: Freedom,
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """ρ and σ² of `offsets_of`, from ‖z_j‖²/d and tr(Σ̂)/d."""
+    used, tiny = strength > 0, jnp.finfo(level.dtype).tiny
+    left, degrees = (rest.degrees * rest.weight).sum(), rest.degrees.sum()
+    remains = jnp.where(
+        left > 0, jnp.maximum(level - square.sum(), 0) * degrees / jnp.where(left > 0, left, 1), 0
+    )
+    number = used.sum() + degrees
+
+    def likelihood(ratio: jax.Array) -> tuple[jax.Array, jax.Array]:
+        scale = jnp.where(used, jnp.maximum(strength * ratio + noise, tiny), 1)
+        variance = (jnp.where(used, square / scale, 0).sum() + remains) / jnp.maximum(number, 1)
+        return -number * jnp.log(jnp.maximum(variance, tiny)) - jnp.log(scale).sum(), variance
+
+    ratios = jnp.asarray(_RATIOS, level.dtype)
+    likelihoods, variances = jax.vmap(likelihood)(ratios)
+    best = jnp.argmax(likelihoods)
+    return ratios[best], variances[best]

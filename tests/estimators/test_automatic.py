@@ -16,11 +16,11 @@ from scipy.stats import multivariate_normal
 
 import covfree
 from covfree.data import load, load_digits
-from covfree.estimators.auto import _share_without_offsets
 from covfree.estimators.discriminant import Basis, foretold_error
 from covfree.estimators.foretold import deterministic_equivalents, mistake_chance
 from covfree.estimators.offsets import client_sums, no_offsets, offsets_of
 from covfree.estimators.scatter import Freedom, centred_rows, class_weights
+from covfree.estimators.shrinkage import Shrinkage, mean_variance
 from covfree.federation import inner_dirichlet
 from covfree.linalg import Scatter
 
@@ -38,12 +38,18 @@ def phases(rows, num_classes=4, weighting="per_class"):
 
 
 def chosen(rows, num_classes, weighting="per_class"):
-    """The multiple of I that the rule adds; it knows whose rows they are where the rows say it."""
+    """What is added, γ, γ/t and s; the rule knows whose rows they are where the rows say it."""
     moments, weight, factor, freedom = phases(rows, num_classes, weighting)
     rule = covfree.automatic()
     statistics = rule.statistics(factor, rows, moments, weight)
     assert (statistics is None) == (rows.client is None)
-    return float(rule.apply(Scatter.from_factor(factor), moments, freedom, statistics).shift)
+    covariance = Scatter.from_factor(factor)
+    shrunk = rule.apply(covariance, moments, freedom, statistics)
+    before, after = (mean_variance(scatter) for scatter in (covariance, shrunk.unshifted))
+    gamma, relative = shrunk.shift * before / after, shrunk.shift / after
+    scale = after / before * (1 + relative)
+    found = {"added": shrunk.shift, "gamma": gamma, "relative": relative, "scale": scale}
+    return SimpleNamespace(**{name: float(value) for name, value in found.items()})
 
 
 def rows_of(features, labels, clients):
@@ -62,20 +68,23 @@ def gaussian_rows(seed=0, num_classes=4, dim=6, clients=12, examples=600, spread
     return rows_of(features, labels, rng.integers(0, clients, examples))
 
 
-def foretold(rows, gammas, *, num_classes=4, weighting="per_class"):
+def foretold(rows, gammas, *, num_classes=4, weighting="per_class", scale=1.0):
     """What the code foretells, with all that it is made of; in units of the mean variance."""
 
     @jax.jit
     def described(rows):
         moments, weight, factor, freedom = phases(rows, num_classes, weighting)
+        covariance = Scatter.from_factor(factor)
+        unit = mean_variance(covariance)
         offsets = no_offsets(moments, freedom)
         if rows.client is not None:
-            offsets = offsets_of(client_sums(factor, rows, moments, weight), moments, freedom)
-        covariance = Scatter.from_factor(factor)
-        unit = jnp.square(factor).sum() / covariance.dim
+            offsets = offsets_of(client_sums(factor, rows, moments, weight), moments, freedom, unit)
         basis = Basis.of(covariance.scaled(1 / unit), moments, offsets, unit)
+        error = foretold_error(basis, moments, freedom, offsets, jnp.asarray(gammas), jnp.array([scale]))
         return {
-            "error": foretold_error(basis, moments, freedom, offsets, jnp.asarray(gammas)),
+            "error": error[:, 0],
+            "told_apart": offsets.told_apart,
+            "ratio": offsets.ratio,
             "factor": factor / jnp.sqrt(unit),
             "mean": moments.mean / jnp.sqrt(unit),
             "count": moments.count,
@@ -110,7 +119,7 @@ def test_foretold_error_is_that_of_plain_loops(num_rows_of):
             else gaussian_rows(dim=40, clients=3, num_classes=4, examples=60)
         )
         gammas = np.array([1e-3, 0.1, 10.0])
-        got = foretold(replace(rows, client=None), gammas)
+        got = foretold(replace(rows, client=None), gammas, scale=1.7)
         assert is_dual(got.factor) == (num_rows_of == "few")
         mean, count, degrees, w = got.mean, got.count, got.degrees, got.weight
         sigma = got.factor.T @ got.factor
@@ -122,7 +131,7 @@ def test_foretold_error_is_that_of_plain_loops(num_rows_of):
 
             def margin(i, j, gamma=gamma, inverse=inverse, true_trace=true_trace):
                 apart = mean[i] - mean[j]
-                odds = math.log(count[i] / count[j]) / (1 + gamma)
+                odds = 1.7 * math.log(count[i] / count[j]) / (1 + gamma)
                 return 0.5 * apart @ inverse @ apart - true_trace / count[i] + odds
 
             def variance(i, j, inverse=inverse, kindness=kindness):
@@ -148,16 +157,23 @@ def shifted_rows(seed=0, *, dim, clients, keep, shift=1.0, spread=1.0, num_class
 
 
 @pytest.mark.parametrize(
-    "shape", [{"dim": 6, "clients": 12, "keep": 0.7}, {"dim": 60, "clients": 7, "keep": 0.6, "shift": 0.3}]
+    ("shape", "told_apart"),
+    [
+        ({"dim": 6, "clients": 12, "keep": 0.7}, True),
+        ({"dim": 60, "clients": 7, "keep": 0.6, "shift": 0.3}, True),
+        ({"dim": 6, "clients": 12, "keep": 0.05}, False),
+        ({"dim": 60, "clients": 12, "keep": 0.05}, False),
+    ],
 )
-def test_foretold_error_with_offsets_is_that_of_plain_loops(shape):
-    """Every matrix that `automatic` speaks of, in full; both traces by bracketing."""
+def test_foretold_error_with_offsets_is_that_of_plain_loops(shape, told_apart):
+    """Every matrix that `automatic` speaks of, in full; the traces by bracketing."""
     with x64():
         rows = shifted_rows(**shape)
         gammas = np.array([1e-2, 0.1, 10.0])
         got = foretold(rows, gammas)
         unaware = foretold(replace(rows, client=None), gammas)
     assert is_dual(got.factor) == (shape["dim"] == 60)
+    assert got.told_apart == told_apart
     client, label, row_count = (np.asarray(x) for x in (rows.client, rows.label, rows.count))
     mean, count, w = got.mean, got.count, got.weight
     num_clients = shape["clients"]
@@ -183,20 +199,26 @@ def test_foretold_error_with_offsets_is_that_of_plain_loops(shape):
 
     for gamma, error, without in zip(gammas, got.error, unaware.error, strict=True):
         inverse = np.linalg.inv(sigma + gamma * np.eye(len(sigma)))
-        trace = np.trace(inverse @ (sigma - part))
-        true_trace = brentq(lambda t, trace=trace: (degrees * w * t / (1 + w * t)).sum() - trace, 0, 1e12)
-        kindness = (degrees * w / (1 + w * true_trace) ** 2).sum()
+        # What shows Σ: the rest, or all.
+        shown, nu, v = sigma - part, degrees, w
+        if not told_apart:
+            shown = sigma
+            nu, v = np.r_[degrees, np.ones(used.sum())], np.r_[w, strength[used] * got.ratio + noise]
+        trace = np.trace(inverse @ shown)
+        true_trace = brentq(lambda t, s=trace, nu=nu, v=v: (nu * v * t / (1 + v * t)).sum() - s, 0, 1e12)
+        kindness = (nu * v / (1 + v * true_trace) ** 2).sum()
 
         def seen(t, true_trace=true_trace):
             """a_j."""
             return 1 / (1 + strength * t + noise * true_trace)
 
         directions = np.trace(inverse @ part)
-        offset_trace = brentq(lambda t, d=directions, seen=seen: (1 - seen(t))[used].sum() - d, 0, 1e12)
+        offset_trace = got.ratio * true_trace
+        if told_apart:
+            offset_trace = brentq(lambda t, d=directions, seen=seen: (1 - seen(t))[used].sum() - d, 0, 1e12)
         a = seen(offset_trace)
         felt = (1 + noise * true_trace) * a
-        h_sigma_h = inverse @ (sigma - part) @ inverse / kindness
-        h_part_h = inverse @ part @ inverse
+        h_shown_h, h_part_h = inverse @ shown @ inverse, inverse @ part @ inverse
 
         def margin(i, j, gamma=gamma, inverse=inverse, owed=(true_trace, offset_trace * felt)):
             apart = mean[i] - mean[j]
@@ -204,12 +226,14 @@ def test_foretold_error_with_offsets_is_that_of_plain_loops(shape):
             own = owed[0] / count[i] + (owed[1] * share[i] * (share[i] - share[j])).sum()
             return 0.5 * apart @ inverse @ apart - own + odds
 
-        def variance(i, j, t=offset_trace, a=a, felt=felt, h_sigma_h=h_sigma_h, h_part_h=h_part_h):
+        def variance(i, j, t=offset_trace, a=a, felt=felt, h=(h_shown_h, h_part_h), kindness=kindness):
             apart = mean[i] - mean[j]
-            within = apart @ h_sigma_h @ apart
             own = (strength * (t * a) ** 2 * (share[i] - share[j]) ** 2).sum()
+            within = (apart @ h[0] @ apart - (0 if told_apart else own)) / kindness
             of_noise = noise * (a[used] ** 2).sum() * within
-            offset = max((apart @ h_part_h @ apart - own - of_noise) / (strength * a**2).sum(), 0)
+            offset = max((apart @ h[1] @ apart - own - of_noise) / (strength * a**2).sum(), 0)
+            if not told_apart:
+                offset = got.ratio * within
             unknown = 1 / count[i] + noise * t**2 * (share[i] ** 2 * strength * a**2).sum()
             return within * (1 + unknown) + offset * (1 + (share[i] ** 2 * felt**2).sum())
 
@@ -232,26 +256,24 @@ def test_offsets_far_larger_than_all_else_in_float32(dim):
     np.testing.assert_allclose(got.error, expected.error, rtol=0.1)
 
 
-def test_strength_is_expected_at_the_variance_without_offsets():
-    rows = shifted_rows(dim=60, clients=20, keep=0.8, shift=5.0)
-    moments, weight, factor, freedom = phases(rows)
-    level = jnp.square(factor).sum() / 60
-    offsets = offsets_of(client_sums(factor, rows, moments, weight), moments, freedom)
-    got = level * _share_without_offsets(level, offsets, freedom)
-    assert level > 5 * got
-    np.testing.assert_allclose(got, np.square(np.logspace(0, -1, 60)).mean(), rtol=0.2)
-    assert _share_without_offsets(level, no_offsets(moments, freedom), freedom) == 1
-
-
 @pytest.mark.parametrize(("dim", "expected"), [(9, 9 / 36), (60, 1)], ids=["many rows", "few rows"])
 def test_as_many_observations_as_dimensions_are_added(dim, expected):
     # Classes too far apart for any strength to matter. 10 rows a class: 36 degrees of freedom.
     rows = replace(gaussian_rows(dim=dim, clients=10, spread=1e3), client=None)
-    moments, _, factor, _ = phases(rows)
-    assert moments.rows.tolist() == [10] * 4
-    shift, level = chosen(rows, 4), jnp.square(factor).sum() / dim
-    # The covariance is scaled by 1/(1 + γ/t), what is added is γ as much.
-    np.testing.assert_allclose(shift / (level - shift), expected, rtol=0.01)
+    assert phases(rows)[0].rows.tolist() == [10] * 4
+    np.testing.assert_allclose(chosen(rows, 4).relative, expected, rtol=0.01)
+
+
+@pytest.mark.parametrize("keep", [0.8, 0.05], ids=["told apart", "not told apart"])
+def test_strength_is_expected_at_the_variance_of_an_example(keep):
+    """Of features and its client's offset, each as often as an example has them; not as Σ̂ holds them."""
+    rows = shifted_rows(dim=60, clients=40, keep=keep, shift=2.0, spread=1e3)
+    got = chosen(rows, 4)
+    variances = np.square(np.logspace(0, -1, 60)).mean() * np.array([1, 1 + 2.0**2])
+    added = min(1, 60 / (phases(rows)[0].rows.sum() - 4))
+    np.testing.assert_allclose(got.gamma, variances[1] * added, rtol=0.25)
+    assert got.gamma / got.relative > 2 * variances[1]
+    np.testing.assert_allclose(got.scale, 1, rtol=1e-4)
 
 
 def federation_of_thirty(seed, shift):
@@ -268,20 +290,63 @@ def test_clients_that_differ_ask_for_more():
     for shift in (0.0, 2.0):
         rows = federation_of_thirty(0, shift)
         untold = replace(rows, client=jnp.full_like(rows.client, 256))
-        ratios[shift] = chosen(rows, 30) / chosen(untold, 30)
+        ratios[shift] = chosen(rows, 30).gamma / chosen(untold, 30).gamma
     assert 1 / 1.5 < ratios[0.0] < 1.5
     assert ratios[2.0] > 2
 
 
-def test_clients_that_cannot_be_told_apart_change_nothing():
-    """Numbered beyond 255, or all one: as if the rows did not say whose they are."""
+def test_unknown_clients_change_nothing():
+    """Numbered beyond 255: as if the rows did not say whose they are. Which number is whose is all one."""
     rows = gaussian_rows(**FEW_ROWS)
-    expected = chosen(replace(rows, client=None), 4)
-    beyond = rows.client.at[3].set(256)
-    for client in (beyond, jnp.full_like(rows.client, 7)):
-        np.testing.assert_allclose(chosen(replace(rows, client=client), 4), expected, rtol=1e-5)
+    beyond = replace(rows, client=rows.client.at[3].set(256))
+    expected, got = chosen(replace(rows, client=None), 4), chosen(beyond, 4)
+    np.testing.assert_allclose(got.gamma, expected.gamma, rtol=1e-5)
+    np.testing.assert_allclose((got.scale, expected.scale), 1, rtol=1e-5)
     renamed = jnp.asarray(np.random.default_rng(0).permutation(256))[rows.client]
-    np.testing.assert_allclose(chosen(replace(rows, client=renamed), 4), chosen(rows, 4), rtol=1e-3)
+    np.testing.assert_allclose(
+        chosen(replace(rows, client=renamed), 4).gamma, chosen(rows, 4).gamma, rtol=1e-3
+    )
+
+
+def rare_classes(seed, shift, balanced=False):
+    """Thirty clients with a few of thirty classes each, of which the first has a quarter of all examples.
+
+    And test examples, each from a client of its own.
+    """
+    rng = np.random.default_rng(seed)
+    share = np.ones(30) if balanced else 1 / np.arange(1, 31)
+    labels, test_labels = (rng.choice(30, size, p=share / share.sum()) for size in (3000, 4000))
+    clients = inner_dirichlet(labels, 30, 0.1, seed=seed)
+    means = 0.5 * rng.normal(size=(30, 40))
+    features = means[labels] + rng.normal(size=(3000, 40)) + shift * rng.normal(size=(30, 40))[clients]
+    strange = means[test_labels] + rng.normal(size=(4000, 40)) * np.sqrt(1 + shift**2)
+    return rows_of(features.astype(np.float32), labels, clients), strange.astype(np.float32), test_labels
+
+
+def test_class_frequencies_count_as_they_should():
+    """With clients' offsets less than the covariance says, which is worth points; without, as it says."""
+    gains, scales = [], []
+    for seed in range(3):
+        rows, features, labels = rare_classes(seed, shift=1.0)
+        found = chosen(rows, 30)
+        scales.append([found.scale, chosen(rare_classes(seed, shift=0.0)[0], 30).scale])
+
+        def accuracy(shrinkage, rows=rows, features=features, labels=labels):
+            head = covfree.solve_rows(covfree.fedcof(shrinkage), rows, num_classes=30)
+            return 100 * float(covfree.evaluate(head, features, labels))
+
+        # LDA at the same γ, its trace kept.
+        kept = Shrinkage(
+            found.relative,
+            lambda strength, covariance, *_: (
+                1 / (1 + strength),
+                strength / (1 + strength) * mean_variance(covariance),
+            ),
+        )
+        gains.append(accuracy("auto") - accuracy(kept))
+    assert np.mean(gains) > 1.5
+    np.testing.assert_allclose([scale[1] for scale in scales], 1, rtol=0.1)
+    assert all(scale[0] < 0.85 for scale in scales)
 
 
 def equicorrelated_loss(ratios):
@@ -335,16 +400,16 @@ def test_scale_translation_rotation(shape, named):
         rows = replace(rows, mean=rows.mean + 0.3 * shift[rows.client])
     else:
         rows = replace(rows, client=None)
-    gamma = chosen(rows, 4)
+    gamma = chosen(rows, 4).gamma
     dim = rows.mean.shape[1]
     rotation = np.linalg.qr(np.random.default_rng(1).normal(size=(dim, dim)))[0].astype(np.float32)
     for scale in (1e-4, 1e4):
         scaled = replace(rows, mean=rows.mean * scale)
-        np.testing.assert_allclose(chosen(scaled, 4), gamma * scale**2, rtol=1e-3)
+        np.testing.assert_allclose(chosen(scaled, 4).gamma, gamma * scale**2, rtol=1e-3)
     moved = replace(rows, mean=rows.mean + 30)
-    np.testing.assert_allclose(chosen(moved, 4), gamma, rtol=1e-2)
+    np.testing.assert_allclose(chosen(moved, 4).gamma, gamma, rtol=1e-2)
     turned = replace(rows, mean=rows.mean @ rotation)
-    np.testing.assert_allclose(chosen(turned, 4), gamma, rtol=1e-2)
+    np.testing.assert_allclose(chosen(turned, 4).gamma, gamma, rtol=1e-2)
 
 
 def test_a_factor_and_its_product_agree():
@@ -384,9 +449,9 @@ def test_more_classes_than_are_looked_at(monkeypatch):
 )
 def test_nothing_observed(rows):
     """Without any spread the head is a nearest-mean classifier: finite, and right on the means."""
-    gamma = chosen(rows, 3)
-    assert math.isfinite(gamma)
-    assert gamma > 0
+    added = chosen(rows, 3).added
+    assert math.isfinite(added)
+    assert added > 0
     head = covfree.solve_rows(covfree.fedcof(), rows, num_classes=3)
     assert np.isfinite(np.asarray(head.weight)).all()
     if np.unique(np.asarray(rows.mean), axis=0).shape[0] == 3:

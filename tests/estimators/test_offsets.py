@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from precision import FLOAT32, x64
+from scipy.optimize import minimize
+from scipy.stats import chi2
 
 import covfree
 from covfree.estimators.offsets import MOST_CLIENTS, client_sums, no_offsets, offsets_of
@@ -55,12 +57,17 @@ def sums_of(rows, moments, freedom, factor):
     return client_sums(factor, rows, moments, freedom.weight)
 
 
+def level_of(factor):
+    """tr(Σ̂)/d."""
+    return jnp.square(factor).sum() / factor.shape[1]
+
+
 split = jax.jit(offsets_of)
 
 
 def offsets_from(rows, weighting="per_class"):
     moments, freedom, factor = prepared(rows, weighting)
-    return split(sums_of(rows, moments, freedom, factor), moments, freedom)
+    return split(sums_of(rows, moments, freedom, factor), moments, freedom, level_of(factor))
 
 
 def first_part(offsets):
@@ -104,6 +111,7 @@ class Explicit:
         self.degrees = np.array(
             [rows[c] - 1 - leverage[label == c].sum() if self.weight[c] > 0 else 0.0 for c in range(CLASSES)]
         )
+        self.whole_degrees = np.where(self.weight > 0, rows - 1, 0)
         self.noise = np.trace(self.projector @ np.diag(row_weight)) / kept.sum()
         self.directions = design @ self.vectors / np.sqrt(self.strength)
 
@@ -212,7 +220,8 @@ def test_expectations(weighting):
 
         def parts(mean):
             moments, freedom, factor = prepared(replace(rows, mean=mean), weighting)
-            offsets = offsets_of(client_sums(factor, rows, moments, freedom.weight), moments, freedom)
+            sums = client_sums(factor, rows, moments, freedom.weight)
+            offsets = offsets_of(sums, moments, freedom, level_of(factor))
             part = offsets.vector.T @ offsets.vector
             # Made of counts alone, so the same in all draws.
             sizes = offsets.strength.sum(), (offsets.strength > 0).sum() * offsets.noise
@@ -231,6 +240,65 @@ def test_expectations(weighting):
         assert abs(np.corrcoef(*traces)[0, 1]) < 4 / np.sqrt(draws)
 
 
+def log_likelihood(ratio, variance, expected, square, left):
+    """Of the squares of the parts, each a multiple of χ² with ``DIM`` times its degrees of freedom."""
+    scale = variance * (expected.strength * ratio + expected.noise)
+    parts = [chi2.logpdf(DIM * s / m, DIM) - np.log(m) for s, m in zip(square, scale, strict=True)]
+    degrees = expected.degrees.sum()
+    mean = variance * (expected.degrees * expected.weight).sum() / degrees
+    return sum(parts) + chi2.logpdf(DIM * left / mean, DIM * degrees) - np.log(mean)
+
+
+@pytest.mark.parametrize("shift", [0.3, 1.0, 5.0])
+def test_ratio_is_that_of_the_greatest_likelihood(shift):
+    """Of SciPy's law of χ², climbed over both parameters."""
+    mean, *others = two_way()
+    mean = mean + shift * np.random.default_rng(6).normal(size=(256, DIM))[np.clip(others[2], 0, 255)]
+    expected = Explicit((mean, *others))
+    square = np.square(expected.factor.T @ expected.directions).mean(0)
+    left = np.square(expected.factor).sum() / DIM - square.sum()
+    best = minimize(
+        lambda x: -log_likelihood(*np.exp(x), expected, square, left), np.zeros(2), method="Nelder-Mead"
+    )
+    got = offsets_from(rows_of((mean, *others)))
+    ratio, variance = np.exp(best.x)
+    # Candidates are 6 % apart.
+    np.testing.assert_allclose(got.ratio, ratio, rtol=0.08)
+    whole = (expected.whole_degrees * expected.weight).sum()
+    free = variance * whole * DIM / np.square(expected.factor).sum()
+    np.testing.assert_allclose(got.free, free, rtol=0.02)
+
+
+@pytest.mark.parametrize("told_apart", [True, False])
+@pytest.mark.parametrize("shift", [0.0, 0.5, 2.0])
+def test_ratio_is_found(told_apart, shift):
+    """On average over 200 draws, of offsets of another shape than the noise."""
+    rng = np.random.default_rng(7)
+    clients, dim = 30, 20
+    label, client = (x.ravel() for x in np.indices((3, clients)))
+    # One class for a client, but for two of them; or two for each.
+    kept = (label == client % 3) | ((client < 2) if not told_apart else (label == (client + 1) % 3))
+    label, client = label[kept], client[kept]
+    count = rng.geometric(0.05, len(label))
+    scale = np.linspace(0.2, 2, dim)
+    noise = rng.normal(size=(200, len(label), dim)) * scale / np.sqrt(count)[:, None]
+    offset = shift * rng.normal(size=(200, clients, dim)) * scale[::-1]
+
+    @jax.jit
+    @jax.vmap
+    def found(mean):
+        rows = covfree.Rows(mean, jnp.asarray(count), jnp.asarray(label), jnp.asarray(client))
+        moments, freedom, factor = prepared(rows)
+        sums = sums_of(rows, moments, freedom, factor)
+        offsets = offsets_of(sums, moments, freedom, level_of(factor))
+        return offsets.ratio, offsets.free * level_of(factor), offsets.told_apart
+
+    ratio, free, apart = (np.asarray(x) for x in found(jnp.asarray(noise + offset[:, client], jnp.float32)))
+    assert (apart == told_apart).all()
+    np.testing.assert_allclose(np.median(ratio), shift**2, rtol=0.15, atol=0.02)
+    np.testing.assert_allclose(np.median(free), np.square(scale).mean(), rtol=0.15)
+
+
 def test_numbers_of_clients_mean_nothing(precision):
     mean, count, label, client = two_way()
     renamed = np.random.default_rng(4).permutation(MOST_CLIENTS)
@@ -241,13 +309,14 @@ def test_numbers_of_clients_mean_nothing(precision):
     )
     precision.assert_close(np.sort(after.strength), np.sort(before.strength))
     precision.assert_close(after.vector.T @ after.vector, np.asarray(before.vector.T @ before.vector))
-    for name in ("noise", "degrees"):
+    for name in ("noise", "degrees", "ratio", "free"):
         precision.assert_close(getattr(after, name), getattr(before, name))
 
 
 def assert_no_offsets(offsets, moments, freedom):
-    for name in ("strength", "vector", "share", "noise"):
+    for name in ("strength", "vector", "share", "noise", "ratio", "known"):
         np.testing.assert_array_equal(getattr(offsets, name), 0)
+    assert offsets.free == 1
     np.testing.assert_array_equal(offsets.degrees, no_offsets(moments, freedom).degrees)
     np.testing.assert_array_equal(offsets.degrees, freedom.degrees)
 
@@ -261,13 +330,14 @@ def test_a_client_that_cannot_be_told(number):
     moments, freedom, factor = prepared(rows)
     sums = sums_of(rows, moments, freedom, factor)
     assert sums.others == 1
-    assert_no_offsets(split(sums, moments, freedom), moments, freedom)
+    level = level_of(factor)
+    assert_no_offsets(split(sums, moments, freedom, level), moments, freedom)
     # Whatever other parts of the rows bring.
     known = jnp.asarray(client != number)
     rest = sums_of(replace(rows, count=jnp.where(known, rows.count, 0)), moments, freedom, factor)
     assert rest.others == 0
     both = jax.tree.map(jnp.add, sums, rest)
-    assert_no_offsets(split(both, moments, freedom), moments, freedom)
+    assert_no_offsets(split(both, moments, freedom, level), moments, freedom)
 
 
 @pytest.mark.parametrize("lone", [5, 6])
@@ -282,14 +352,12 @@ def test_too_few_degrees_within_clients(lone):
     label, client = np.pad(label, (0, padding), constant_values=-1), np.pad(client, (0, padding))
     mean = np.random.default_rng(5).normal(size=(ROWS, DIM))
     rows = rows_of((mean, np.full(ROWS, 4), label, client))
-    moments, freedom, _ = prepared(rows)
     offsets = offsets_from(rows)
-    if lone == 6:
-        assert_no_offsets(offsets, moments, freedom)
-    else:
-        assert (offsets.strength > 0).sum() == 6
-        # Half of the layout of two classes is left, and nothing of the lone clients' class.
-        np.testing.assert_allclose(offsets.degrees, [1, 1, 0, 0, 0], atol=1e-4)
+    assert offsets.known
+    assert offsets.told_apart == (lone == 5)
+    assert (offsets.strength > 0).sum() == lone + 1
+    # Half of the layout of two classes is left, and nothing of the lone clients' class.
+    np.testing.assert_allclose(offsets.degrees, [1, 1, 0, 0, 0], atol=1e-4)
 
 
 def test_one_client_has_nothing_to_split():
@@ -297,9 +365,10 @@ def test_one_client_has_nothing_to_split():
     rows = rows_of((mean, count, label, np.full(ROWS, 200)))
     moments, freedom, _ = prepared(rows)
     offsets = offsets_from(rows)
-    for name in ("strength", "vector", "noise"):
+    for name in ("strength", "vector", "noise", "ratio"):
         np.testing.assert_array_equal(getattr(offsets, name), 0)
     np.testing.assert_array_equal(offsets.degrees, freedom.degrees)
+    np.testing.assert_allclose(offsets.free, 1, rtol=1e-5)
     # Its offset is in the mean of every class as it is.
     np.testing.assert_allclose(np.square(offsets.share).sum(1), np.asarray(moments.count) > 0, rtol=1e-6)
 
