@@ -161,6 +161,6 @@ def foretold_error(
         def one_scale(scale: jax.Array) -> jax.Array:
             return (share * mistake_chance(margin + scale / (1 + gamma) * odds, variance, rival)).sum()
 
-        return jax.lax.map(one_scale, scales)
+        return jax.vmap(one_scale)(scales)
 
     return jax.lax.map(one_candidate, candidates)
