@@ -4,7 +4,8 @@ Run ``python experiments/automatic_choice.py [--features FILE.npz ...] [--seeds 
 Accuracies in percent, means over the seeds. "Best fixed" is the head and the γ of {0.001, 0.003, …, 10} that
 are best on the test set, which nobody could have known; a loss is what a rule gives away to it. The small
 data sets of scikit-learn have test parts of 59 and 189 examples, so that they are split 30 times. Feature
-files cost the most, and are dealt out 3 times.
+files cost the most, and are dealt out 3 times. Last come federations that were held out while the rule was
+made: other seeds, sizes and clients.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ SMALL_SET_SEEDS = 30
 FILE_SEEDS = 3
 # Classes, dimensions, examples a class, distance of the class means.
 GAUSSIAN = ((2, 30, 150, 0.35), (5, 50, 100, 0.3), (50, 100, 40, 0.3), (100, 100, 30, 0.33))
+HELD_OUT_GAUSSIAN = ((3, 20, 100, 0.5), (10, 60, 60, 0.35), (30, 40, 60, 0.5))
+HELD_OUT_SEED = 100
 
 
 class Federation(NamedTuple):
@@ -44,6 +47,7 @@ class Federation(NamedTuple):
     alpha: float | None  # of the Dirichlet law; None: iid
     shift: float = 0.0  # standard deviation of the clients' offsets, over that of features within classes
     seeds: int | None = None
+    first_seed: int = 0
 
 
 def small_set(loader: Callable, seed: int) -> FeatureSet:
@@ -80,8 +84,20 @@ def gaussian_set(size: tuple[int, int, int, float], balanced: bool, seed: int) -
     return FeatureSet("gaussian", features, labels, test_features, test_labels, num_classes)
 
 
+def gaussian_federations(
+    sizes: tuple, dealt: tuple[tuple[int, float | None, float], ...], first_seed: int = 0
+) -> Iterator[Federation]:
+    """Gaussian sets of these sizes, balanced and not, for each of (clients, α, shift)."""
+    for size in sizes:
+        for balanced in (True, False):
+            name = f"Gaussian, {size[0]} classes{'' if balanced else ', unbalanced'}"
+            data = partial(gaussian_set, size, balanced)
+            for clients, alpha, shift in dealt:
+                yield Federation(name, data, clients, alpha, shift, first_seed=first_seed)
+
+
 def federations(files: list[Path]) -> Iterator[Federation]:
-    """All that is measured."""
+    """What the rule was made with."""
     shifts = ((30, 0.5, 0.5), (100, 0.1, 0.5), (30, 0.1, 1.0))
     for clients, alpha, shift in ((100, 0.1, 0), (30, 0.5, 0), (10, None, 0), (300, 0.1, 0), *shifts):
         yield Federation("digits", lambda seed: load_digits(seed=seed), clients, alpha, shift)
@@ -93,20 +109,31 @@ def federations(files: list[Path]) -> Iterator[Federation]:
         even = ((100, 0.1, 0), (100, None, 0), (30, 0.5, 0), (300, 0.1, 0), (10, None, 0))
         for clients, alpha, shift in (*even, *shifts):
             yield Federation(file.stem, lambda seed, data=data: data, clients, alpha, shift, FILE_SEEDS)
-    for size in GAUSSIAN:
-        for balanced in (True, False):
-            name = f"Gaussian, {size[0]} classes{'' if balanced else ', unbalanced'}"
-            data = partial(gaussian_set, size, balanced)
-            for clients, alpha, shift in (
-                (10, None, 0.0),
-                (100, 0.1, 0.0),
-                (30, 0.5, 0.2),
-                (300, 0.1, 0.2),
-                (30, 0.5, 0.5),
-                (30, 0.1, 1.0),
-                (300, 0.1, 1.0),
-            ):
-                yield Federation(name, data, clients, alpha, shift)
+    unshifted = ((10, None, 0.0), (100, 0.1, 0.0))
+    weak = ((30, 0.5, 0.2), (300, 0.1, 0.2), (30, 0.5, 0.5))
+    yield from gaussian_federations(GAUSSIAN, (*unshifted, *weak, (30, 0.1, 1.0), (300, 0.1, 1.0)))
+
+
+def held_out(files: list[Path]) -> Iterator[Federation]:
+    """What the rule was not made with."""
+    first = HELD_OUT_SEED
+    for clients, alpha, shift in ((10, 0.1, 2.0), (100, 0.05, 1.0), (250, 0.5, 0)):
+        yield Federation(
+            "digits", lambda seed: load_digits(seed=seed), clients, alpha, shift, first_seed=first
+        )
+    for clients, alpha, shift in ((10, 0.5, 0), (30, 0.1, 1.0)):
+        for name, loader in (("breast cancer", load_breast_cancer), ("wine", load_wine)):
+            yield Federation(name, partial(small_set, loader), clients, alpha, shift, SMALL_SET_SEEDS, first)
+    for file in files:
+        data = load_npz(file)
+        for clients, alpha, shift in ((50, 0.2, 0), (20, 0.1, 0.7)):
+            yield Federation(
+                file.stem, lambda seed, data=data: data, clients, alpha, shift, FILE_SEEDS, first
+            )
+    yield from gaussian_federations(GAUSSIAN, ((30, 0.1, 1.0),), first)
+    yield from gaussian_federations(
+        HELD_OUT_GAUSSIAN, ((20, 0.1, 1.0), (50, 0.1, 0.7), (20, None, 0.3)), first
+    )
 
 
 def shifted(data: FeatureSet, owners: np.ndarray, scale: float, seed: int) -> FeatureSet:
@@ -166,7 +193,7 @@ def accuracies(
 def measure(federation: Federation, seeds: int) -> dict:
     """Means over seeds."""
     runs, picks = [], []
-    for seed in range(federation.seeds or seeds):
+    for seed in range(federation.first_seed, federation.first_seed + (federation.seeds or seeds)):
         data = federation.data(seed)
         labels, clients, alpha = data.train_labels, federation.clients, federation.alpha
         owners = iid(labels, clients, seed=seed)
@@ -189,6 +216,7 @@ def measure(federation: Federation, seeds: int) -> dict:
     return {
         **{name: getattr(federation, name) for name in ("name", "clients", "alpha", "shift")},
         "seeds": len(runs),
+        "held_out": federation.first_seed == HELD_OUT_SEED,
         "best": best,
         "best_gamma": gamma,
         "best_head": winner,
@@ -240,7 +268,7 @@ def main() -> None:
     )
     print("|---" * (9 + 1 + len(RULES)) + "|")
     records = []
-    for federation in federations(arguments.features):
+    for federation in (*federations(arguments.features), *held_out(arguments.features)):
         if arguments.only in federation.name:
             records.append(measure(federation, arguments.seeds))
             print(line(records[-1]), flush=True)
