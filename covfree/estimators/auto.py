@@ -15,7 +15,7 @@ from covfree.types import Moments
 
 # Candidates γ/t, a quarter of a decade apart: from "none" to "nearest mean", whatever the features' scale.
 _CANDIDATES = np.logspace(-4, 2, 25)
-# How far (in decades) γ may be from what is expected of it, and s; candidates of s are as far apart.
+# How far (in decades) γ and s may be from what is expected of them. Candidates of s are as far apart.
 _DECADES = 0.4
 _SCALE_DECADES = 0.2
 _SCALES = 10 ** (_SCALE_DECADES * np.arange(-2, 3))

@@ -83,10 +83,11 @@ def foretold_errors(covariance: Float[AnyArray, "dim dim"] | Scatter, moments: M
     nearest mean.
 
     Σ is unknown. Of Σ̃ = A + bI, A was observed: brought to the trace of Σ̃, as rules that keep the trace
-    shrink it, it stands for Σ. LDA, which was made with A, then sees too little variance:
-    `deterministic_equivalents` correct that, with the degrees of freedom of FedCOF's estimate (``weighting``
-    ``"per_class"``). Where nothing was observed, Σ̃ stands for Σ. Errors are for a comparison: features that
-    are not Gaussian, or shift from client to client, make more mistakes.
+    shrink it, it stands for Σ. (The s of `automatic` scales Σ̃ beyond that, and so the deviations of both
+    heads' margins by √s: their errors move together.) LDA, which was made with A, then sees too little
+    variance: `deterministic_equivalents` correct that, with the degrees of freedom of FedCOF's estimate
+    (``weighting`` ``"per_class"``). Where nothing was observed, Σ̃ stands for Σ. Errors are for a comparison:
+    features that are not Gaussian, or shift from client to client, make more mistakes.
 
     Args:
         covariance: see `auto_head`.
