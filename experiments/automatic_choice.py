@@ -14,6 +14,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -268,7 +269,7 @@ def main() -> None:
     )
     print("|---" * (9 + 1 + len(RULES)) + "|")
     records = []
-    for federation in (*federations(arguments.features), *held_out(arguments.features)):
+    for federation in chain(federations(arguments.features), held_out(arguments.features)):
         if arguments.only in federation.name:
             records.append(measure(federation, arguments.seeds))
             print(line(records[-1]), flush=True)

@@ -39,9 +39,9 @@ def automatic() -> Shrinkage:
     mean over classes, weighted by π_i, of the chance to lose to any rival; the margins against two rivals are
     taken to correlate by ½, as they do where class means are equally far apart.
 
-    s is how much class frequencies count beside features: little if the head is as sure as it seems, more if
-    variance was overlooked. Clients' offsets would pass for it, so that s = 1 where it is not known whose the
-    rows are.
+    s is how much class frequencies count beside features: 1 if the head is as sure as it seems, more if
+    variance was overlooked, less if Σ̂ holds more of it than an example has, as of clients' offsets. These
+    cannot be allowed for where it is not known whose the rows are: there s = 1.
 
     *What is expected of it.* Foretold from few rows the error is itself uncertain, and with few classes it is
     flat. γ is therefore looked for about γ* = t* min(1, d/ν), with t* the mean variance of an example of its

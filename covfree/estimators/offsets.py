@@ -111,9 +111,17 @@ def client_sums(
 def no_offsets(moments: Moments, freedom: Freedom) -> Offsets:
     """All rows taken as independent: nothing in the first part."""
     dtype, (num_classes, dim) = freedom.weight.dtype, moments.total.shape
-    share, zero, false = jnp.zeros((num_classes, 0), dtype), jnp.zeros((), dtype), jnp.array(False)
+    zero = jnp.zeros((), dtype)
     return Offsets(
-        share[0], jnp.zeros((0, dim), dtype), share, zero, freedom.degrees, zero, zero + 1, false, false
+        strength=jnp.zeros(0, dtype),
+        vector=jnp.zeros((0, dim), dtype),
+        share=jnp.zeros((num_classes, 0), dtype),
+        noise=zero,
+        degrees=freedom.degrees,
+        ratio=zero,
+        free=jnp.ones((), dtype),
+        known=jnp.array(False),
+        told_apart=jnp.array(False),
     )
 
 
