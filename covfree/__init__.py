@@ -90,6 +90,7 @@ from covfree.statistics import gram as gram
 from covfree.statistics import subset_class_means as subset_class_means
 from covfree.storage import load_message as load_message
 from covfree.storage import save_message as save_message
+from covfree.threads import limit_lapack_threads as limit_lapack_threads
 from covfree.transforms import count_noise as count_noise
 from covfree.types import LinearHead as LinearHead
 from covfree.types import Message as Message

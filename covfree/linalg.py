@@ -12,106 +12,24 @@ chooses the cheapest stable route (never an inverse or ``pinv``), `solve` applie
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.lax import linalg as lax_linalg
+from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Bool, Float, Integer
 
-from covfree.products import product, symmetric_product
-from covfree.types import AnyArray, Scalar
+from covfree.lapack import cholesky, eigh, triangular_solve
+from covfree.products import product
+from covfree.scatter import Scatter as Scatter
+from covfree.scatter import as_scatter as as_scatter
+from covfree.types import AnyArray
 
 # A squared pivot of the scaled matrix (whose diagonal is about 1) below this many eps is rounding noise:
 # where features depend on one another exactly, what Cholesky leaves of the pivot was seen to reach 2 eps
 # (sizes 64 to 2048) or to be negative; a float32 system of condition 1e6 shows pivots above 15 eps, even
 # with half of its eigenvalues at the lower end.
 _PIVOT_NOISE = 4.0
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Scatter:
-    """A positive semi-definite matrix, ``value + shift·I`` or ``valueᵀ value + shift·I``.
-
-    Attributes:
-        value: the matrix ``[dim, dim]``, or a factor ``[rows, dim]`` if ``factored``.
-        shift: multiple of the identity, at least 0.
-        factored: whether ``value`` is a factor. Few rows then cost rows·dim memory, not dim².
-    """
-
-    value: Float[Array, "rows dim"]
-    shift: Float[Array, ""]
-    factored: bool = field(default=False, metadata={"static": True})
-
-    @classmethod
-    def from_matrix(cls, matrix: Float[AnyArray, "dim dim"]) -> Scatter:
-        """Wrap a full matrix."""
-        matrix = jnp.asarray(matrix)
-        return cls(matrix, jnp.zeros((), matrix.dtype))
-
-    @classmethod
-    def from_factor(cls, factor: Float[Array, "rows dim"]) -> Scatter:
-        """Represent ``factorᵀ factor``: by the factor if rows + 1 < dim, else by the product."""
-        zero = jnp.zeros((), factor.dtype)
-        if factor.shape[0] + 1 < factor.shape[1]:
-            return cls(factor, zero, factored=True)
-        return cls(symmetric_product(factor), zero)
-
-    @property
-    def dim(self) -> int:
-        """Size d of the matrix."""
-        return self.value.shape[1]
-
-    def scaled(self, scale: Scalar) -> Scatter:
-        """``scale`` times the matrix; scale at least 0."""
-        scale = jnp.asarray(scale, self.value.dtype)
-        of_value = jnp.sqrt(scale) if self.factored else scale
-        return Scatter(self.value * of_value, self.shift * scale, self.factored)
-
-    def shifted(self, shift: Scalar) -> Scatter:
-        """The matrix plus ``shift·I``."""
-        return Scatter(self.value, self.shift + jnp.asarray(shift, self.value.dtype), self.factored)
-
-    @property
-    def unshifted(self) -> Scatter:
-        """The matrix without its multiple of the identity."""
-        return Scatter(self.value, jnp.zeros_like(self.shift), self.factored)
-
-    def with_factor(self, factor: Float[Array, "more dim"]) -> Scatter:
-        """The matrix plus ``factorᵀ factor``."""
-        if not self.factored:
-            return Scatter(self.value + symmetric_product(factor), self.shift)
-        return Scatter.from_factor(jnp.concatenate([self.value, factor])).shifted(self.shift)
-
-    def with_diagonal(self, diagonal: Float[Array, " dim"]) -> Scatter:
-        """The matrix plus a diagonal one, in full."""
-        return Scatter.from_matrix(self.dense() + jnp.diag(diagonal))
-
-    def dense(self) -> Float[Array, "dim dim"]:
-        """The matrix in full."""
-        matrix = symmetric_product(self.value) if self.factored else self.value
-        return matrix + self.shift * jnp.eye(self.dim, dtype=matrix.dtype)
-
-    def core(self) -> Float[Array, "size size"]:
-        """The smaller of A and its dual: the matrix itself, or ``value valueᵀ``, without the shift.
-
-        Both have the same non-zero eigenvalues, so the same trace and Frobenius norm.
-        """
-        return symmetric_product(self.value.T) if self.factored else self.value
-
-    def times(self, vectors: Float[Array, "dim columns"]) -> Float[Array, "dim columns"]:
-        """The matrix times some columns."""
-        image = product(self.value, vectors)
-        if self.factored:
-            image = product(self.value.T, image)
-        return image + self.shift * vectors
-
-
-def as_scatter(matrix: Float[AnyArray, "dim dim"] | Scatter) -> Scatter:
-    """Take a full matrix or a `Scatter`."""
-    return matrix if isinstance(matrix, Scatter) else Scatter.from_matrix(matrix)
 
 
 class Route(enum.IntEnum):
@@ -172,29 +90,35 @@ def factorise(matrix: Float[AnyArray, "dim dim"] | Scatter) -> Factorisation:
         The factorisation. Gradients flow through `solve` by implicit differentiation, not through this.
     """
     scatter = as_scatter(matrix)
-    core = jax.lax.stop_gradient(scatter.core())
-    size = core.shape[0]
-    core = core + jax.lax.stop_gradient(scatter.shift) * jnp.eye(size, dtype=core.dtype)
+    core, shift = jax.lax.stop_gradient((scatter.core(), scatter.shift))
+    # The Woodbury identity divides by the shift. Without one the solution of minimum norm is asked for,
+    # which squares the condition and so wants eigenvalues.
+    allowed = shift > 0 if scatter.factored else jnp.array(True)
+    return Factorisation(scatter, *_factors(core, shift, allowed))
+
+
+# One after the other under `vmap`: a condition over lanes would be both of its branches for each of them.
+@sequential_vmap
+def _factors(
+    core: Float[Array, "size size"], shift: Float[Array, ""], allowed: Bool[Array, ""]
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """All but the first field of the factorisation of ``core + shift·I``; by Cholesky where allowed."""
+    core = core + shift * jnp.eye(core.shape[0], dtype=core.dtype)
     diagonal = jnp.diagonal(core)
     exponent = -jnp.round(0.5 * jnp.log2(jnp.where(diagonal > 0, diagonal, 1))).astype(jnp.int32)
     scale = jnp.ldexp(jnp.ones_like(diagonal), exponent)
-    cholesky = lax_linalg.cholesky(core * scale[:, None] * scale[None, :], symmetrize_input=False)
-    smallest = jnp.square(jnp.diagonal(cholesky)).min(initial=jnp.inf)
-    eps = jnp.finfo(core.dtype).eps
+    root = cholesky(core * scale[:, None] * scale[None, :])
+    smallest = jnp.square(jnp.diagonal(root)).min(initial=jnp.inf)
     # NaN pivots compare False, so they count as a breakdown too.
-    sound = smallest > _PIVOT_NOISE * eps
-    if scatter.factored:
-        # The Woodbury identity divides by the shift. Without one the solution of minimum norm is asked for,
-        # which squares the condition and so wants eigenvalues.
-        sound &= scatter.shift > 0
+    sound = allowed & (smallest > _PIVOT_NOISE * jnp.finfo(core.dtype).eps)
 
     def eigen() -> tuple[jax.Array, jax.Array]:
-        values, vectors = jnp.linalg.eigh(core)
+        values, vectors = eigh(core)
         kept = values > rank_cut(values)
         return vectors, jnp.where(kept, 1 / jnp.where(kept, values, 1), 0)
 
-    basis, diagonal = jax.lax.cond(sound, lambda: (cholesky, scale), eigen)
-    return Factorisation(scatter, basis, diagonal, ~sound, smallest)
+    basis, diagonal = jax.lax.cond(sound, lambda: (root, scale), eigen)
+    return basis, diagonal, ~sound, smallest
 
 
 @jax.jit
@@ -222,10 +146,14 @@ def solve(factorisation: Factorisation, right: Float[Array, "dim columns"]) -> F
         raise ValueError(
             f"right: expected [{factorisation.scatter.dim}, columns], as the matrix, got {list(right.shape)}"
         )
-    apply = _apply_dual if factorisation.scatter.factored else _apply
-    return jax.lax.custom_linear_solve(
-        factorisation.scatter.times, right, lambda _, b: apply(factorisation, b), symmetric=True
-    )
+    scatter, basis, diagonal, deficient, _ = factorisation
+
+    def inverse(_: object, b: jax.Array) -> jax.Array:
+        if scatter.factored:
+            return _apply_dual(basis, diagonal, deficient, b, scatter.value, scatter.shift)
+        return _apply_primal(basis, diagonal, deficient, b)
+
+    return jax.lax.custom_linear_solve(scatter.times, right, inverse, symmetric=True)
 
 
 @jax.jit
@@ -236,7 +164,7 @@ def diagnose(factorisation: Factorisation) -> Diagnostics:
     """
     scatter = factorisation.scatter
     core = scatter.core()
-    values = jnp.linalg.eigvalsh(core) + scatter.shift
+    values = eigh(core)[0] + scatter.shift
     cut = rank_cut(values)
     hidden = scatter.dim - core.shape[0]  # eigenvalues of A that its dual lacks: all equal to the shift
     kept = jnp.where(factorisation.deficient, values > cut, True)
@@ -259,24 +187,35 @@ def rank_cut(values: Float[Array, " size"]) -> Float[Array, ""]:
     return jnp.finfo(values.dtype).eps * values.shape[0] * jnp.abs(values).max(initial=0)
 
 
-def _apply(factorisation: Factorisation, right: Float[Array, "size columns"]) -> Float[Array, "size columns"]:
+def _apply(
+    basis: Float[Array, "size size"],
+    diagonal: Float[Array, " size"],
+    deficient: Bool[Array, ""],
+    right: Float[Array, "size columns"],
+) -> Float[Array, "size columns"]:
     """Apply the factorised core's (pseudo-)inverse."""
-    basis, diagonal = factorisation.basis, factorisation.diagonal[:, None]
 
-    def cholesky() -> jax.Array:
-        half = lax_linalg.triangular_solve(basis, diagonal * right, left_side=True, lower=True)
-        return diagonal * lax_linalg.triangular_solve(
-            basis, half, left_side=True, lower=True, transpose_a=True
-        )
+    def by_cholesky() -> jax.Array:
+        half = triangular_solve(basis, diagonal[:, None] * right)
+        return diagonal[:, None] * triangular_solve(basis, half, transposed=True)
 
-    def eigen() -> jax.Array:
-        return product(basis, diagonal * product(basis.T, right))
+    def by_eigenvectors() -> jax.Array:
+        return product(basis, diagonal[:, None] * product(basis.T, right))
 
-    return jax.lax.cond(factorisation.deficient, eigen, cholesky)
+    return jax.lax.cond(deficient, by_eigenvectors, by_cholesky)
 
 
+_apply_primal = sequential_vmap(_apply)
+
+
+@sequential_vmap
 def _apply_dual(
-    factorisation: Factorisation, right: Float[Array, "dim columns"]
+    basis: Float[Array, "size size"],
+    diagonal: Float[Array, " size"],
+    deficient: Bool[Array, ""],
+    right: Float[Array, "dim columns"],
+    factor: Float[Array, "size dim"],
+    shift: Float[Array, ""],
 ) -> Float[Array, "dim columns"]:
     """Solve (YᵀY + s I) X = B by the system YYᵀ + s I of size rows.
 
@@ -284,17 +223,18 @@ def _apply_dual(
     step of iterative refinement repairs. If s = 0, or YYᵀ + s I is singular to working precision, s counts
     for nothing and the minimum-norm solution is Yᵀ (YYᵀ)⁺ (YYᵀ)⁺ Y B.
     """
-    factor, shift = factorisation.scatter.value, factorisation.scatter.shift
+
+    def inner(b: jax.Array) -> jax.Array:
+        return _apply(basis, diagonal, deficient, b)
 
     def woodbury(b: jax.Array) -> jax.Array:
-        return (b - product(factor.T, _apply(factorisation, product(factor, b)))) / shift
+        return (b - product(factor.T, inner(product(factor, b)))) / shift
 
     def refined() -> jax.Array:
         first = woodbury(right)
-        return first + woodbury(right - factorisation.scatter.times(first))
+        return first + woodbury(right - Scatter(factor, shift, factored=True).times(first))
 
     def minimum_norm() -> jax.Array:
-        inner = _apply(factorisation, product(factor, right))
-        return product(factor.T, _apply(factorisation, inner))
+        return product(factor.T, inner(inner(product(factor, right))))
 
-    return jax.lax.cond(factorisation.deficient, minimum_norm, refined)
+    return jax.lax.cond(deficient, minimum_norm, refined)

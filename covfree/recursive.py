@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jax.lax import linalg as lax_linalg
 from jaxtyping import Array, Float, Integer
 
 from covfree.checks import check_positive, check_strength
 from covfree.heads.columns import head_for_present, unit_columns
+from covfree.lapack import cholesky, stacked_root, triangular_solve
 from covfree.products import product
 from covfree.statistics.groups import as_examples, sum_groups
 from covfree.types import AnyArray, LinearHead, Moments, Scalar, is_traced
@@ -112,9 +112,8 @@ def update(
     # 2.4 and 3.5 ms; Cholesky of RᵀR + FᵀF 2.5 and 2.7 ms; n sweeps of Givens rotations 140 and 2,800 ms
     # (XLA runs their d steps one by one). And with features of condition 1e3 the head is off by 1e-4 after
     # 20 clients, by 5e-3 from the Gram matrix, whose condition is 1e6.
-    root = jnp.linalg.qr(jnp.concatenate([state.root, values]), mode="r")
-    sign = jnp.where(jnp.diagonal(root) < 0, -1, 1).astype(root.dtype)
-    return RecursiveRidge(root * sign[:, None], state.total + total, state.count + count, state.margin)
+    root = stacked_root(jnp.concatenate([state.root, values])).T
+    return RecursiveRidge(root, state.total + total, state.count + count, state.margin)
 
 
 @jax.jit
@@ -153,9 +152,9 @@ def downdate(
     [[3.0]]
     """
     values, total, count = _sums(state, features, labels)
-    half = lax_linalg.triangular_solve(state.root, values.T, left_side=True, lower=False, transpose_a=True)
+    half = triangular_solve(state.root.T, values.T)
     identity = jnp.eye(state.root.shape[0], dtype=state.root.dtype)
-    lower = lax_linalg.cholesky(identity - product(half, half.T), symmetrize_input=False)
+    lower = cholesky(identity - product(half, half.T))
     smallest = jnp.square(jnp.diagonal(lower)).min()
     # A NaN pivot compares False.
     noise = jnp.finfo(lower.dtype).eps * lower.shape[0]
@@ -190,10 +189,8 @@ def head(state: RecursiveRidge) -> LinearHead:
     >>> head(state).weight.ravel().tolist()
     [1.0, 0.0]
     """
-    half = lax_linalg.triangular_solve(
-        state.root, state.total.T, left_side=True, lower=False, transpose_a=True
-    )
-    weight = unit_columns(lax_linalg.triangular_solve(state.root, half, left_side=True, lower=False))
+    lower = state.root.T
+    weight = unit_columns(triangular_solve(lower, triangular_solve(lower, state.total.T), transposed=True))
     moments = Moments(count=state.count, rows=state.count, total=state.total)
     return head_for_present(weight, jnp.zeros_like(weight[0]), moments)
 

@@ -20,7 +20,10 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     try:
         from covfree.cli.app import run
+        from covfree.threads import limit_lapack_threads
 
+        # Whether anything else runs on the machine is not known.
+        limit_lapack_threads()
         code = run(sys.argv[1:])
     except KeyboardInterrupt:
         code = 130

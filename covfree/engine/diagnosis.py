@@ -16,6 +16,7 @@ from covfree.engine.batch import accumulate
 from covfree.estimators import first_moments
 from covfree.estimators.shift import ShiftTest, shift_test
 from covfree.estimators.shrinkage import trace_and_square
+from covfree.lapack import eigh
 from covfree.linalg import Scatter
 from covfree.methods import Method, fedcof
 from covfree.methods.fedcof import estimating, with_inner
@@ -131,7 +132,7 @@ def _effective_rank(covariance: Scatter, degrees: Float[Array, ""]) -> Float[Arr
 
 
 def _condition(covariance: Scatter) -> Float[Array, ""]:
-    values = jnp.linalg.eigvalsh(covariance.core()) + covariance.shift
+    values = eigh(covariance.core())[0] + covariance.shift
     # Of a factor of few rows, all other eigenvalues are the shift.
     smallest = covariance.shift if covariance.factored else values[0]
     regular = smallest > linalg.rank_cut(values)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
 from covfree.checks import check_strength
+from covfree.lapack import eigh
 from covfree.linalg import Scatter, factorise, rank_cut, solve
 from covfree.products import product
 from covfree.statistics import gram as gram_statistics
@@ -147,7 +148,7 @@ def remove_regularisation(
     removed = analytic.clients.astype(dtype) * jnp.asarray(gamma, dtype)
     # Not `factorise(C − Kγ I)`: where the difference is singular, its rounding is that of C, which may lie
     # above a cut that is relative to the difference.
-    values, vectors = jnp.linalg.eigh(analytic.gram)
+    values, vectors = eigh(analytic.gram)
     own = values - removed
     kept = own > rank_cut(values)
     whole = own + jnp.asarray(ridge, dtype)

@@ -16,6 +16,7 @@ from covfree.estimators.foretold import (
 )
 from covfree.estimators.offsets import Offsets
 from covfree.estimators.scatter import Freedom
+from covfree.lapack import eigh
 from covfree.linalg import Scatter
 from covfree.products import product
 from covfree.types import Moments
@@ -51,7 +52,7 @@ class Basis(NamedTuple):
         """Of a covariance over ``unit``; means and directions are over its root."""
         centred = jnp.where(moments.present[:, None], moments.mean - moments.grand_mean[None, :], 0)
         centred, offset = (rows / jnp.sqrt(unit) for rows in (centred, offsets.vector))
-        values, vectors = jnp.linalg.eigh(covariance.core())
+        values, vectors = eigh(covariance.core())
         rounding = _ROUNDING * jnp.finfo(values.dtype).eps * values.max(initial=0)
         values = jnp.where(values > rounding, values, 0)
         if not covariance.factored:

@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Integer, Num
 
 from covfree.estimators.moments import row_clients, row_counts, row_labels, valid_rows
 from covfree.estimators.scatter import Freedom
+from covfree.lapack import eigh
 from covfree.products import product
 from covfree.types import Moments, Rows
 
@@ -161,7 +162,7 @@ def offsets_of(sums: ClientSums, moments: Moments, freedom: Freedom, level: Floa
     share = sums.counts.astype(dtype) / jnp.maximum(moments.count, 1).astype(dtype)[:, None]
     reach = freedom.weight * moments.count.astype(dtype)
     held = product(reach[None, :], share)[0]
-    strength, vectors = jnp.linalg.eigh(jnp.diag(held) - product(share.T, reach[:, None] * share))
+    strength, vectors = eigh(jnp.diag(held) - product(share.T, reach[:, None] * share))
     mean_strength = held.sum() / jnp.maximum((held > 0).sum(), 1)
     known = sums.others == 0
     used = known & (strength > _LEAST_STRENGTH * mean_strength)

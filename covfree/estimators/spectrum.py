@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Integer
 
 from covfree.estimators.moments import first_moments
 from covfree.estimators.scatter import Weighting, between_scatter, within_scatter
+from covfree.lapack import eigh
 from covfree.linalg import rank_cut
 from covfree.types import Rows
 
@@ -73,7 +74,7 @@ def scatter_spectra(rows: Rows, num_classes: int, *, weighting: Weighting = "per
 
 
 def _spectrum(matrix: Float[Array, "dim dim"]) -> Spectrum:
-    values = jnp.linalg.eigvalsh(matrix)[::-1]
+    values = eigh(matrix)[0][::-1]
     kept = values > rank_cut(values)
     smallest = jnp.where(kept, values, jnp.inf).min()
     condition = jnp.where(kept.any(), values[0] / jnp.where(kept.any(), smallest, 1), 1)

@@ -12,6 +12,7 @@ from covfree.heads.columns import fitting
 from covfree.heads.lda import lda_head
 from covfree.heads.ncm import ncm_head
 from covfree.heads.threshold import Parts, unequal_cut
+from covfree.lapack import eigh
 from covfree.linalg import Scatter
 from covfree.products import product
 from covfree.types import AnyArray, LinearHead, Moments
@@ -110,7 +111,7 @@ def _errors(covariance: Scatter, moments: Moments, heads: tuple[LinearHead, Line
     freedom = Freedom.of_classes(
         moments, class_weights(moments, "per_class") / jnp.maximum(moments.within_degrees, 1)
     )
-    values = jnp.maximum(jnp.linalg.eigvalsh(covariance.core()), 0)
+    values = jnp.maximum(eigh(covariance.core())[0], 0)
     seen = (values.sum() > 0) & (freedom.degrees.sum() > 0)
     trace = values.sum() + dim * covariance.shift
     # A·raised has the trace of Σ̃ = (A·raised + b·raised·I)/raised.

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.lax import linalg as lax_linalg
 from jaxtyping import Array, Float
 
 from covfree.heads.columns import log_priors
+from covfree.lapack import cholesky, triangular_solve
 from covfree.types import AnyArray, Moments
 
 
@@ -38,12 +38,7 @@ class GaussianHead(NamedTuple):
         def one_class(part: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
             mean, root, bias = part
             deviation = flat - mean[None, :]
-            if root.ndim == 1:
-                white = deviation / root[None, :]
-            else:
-                white = lax_linalg.triangular_solve(
-                    root, deviation, left_side=False, lower=True, transpose_a=True
-                )
+            white = deviation / root[None, :] if root.ndim == 1 else triangular_solve(root, deviation.T).T
             return bias - 0.5 * jnp.square(white).sum(1)
 
         scores = jax.lax.map(one_class, (self.mean, self.root, self.bias))
@@ -83,7 +78,7 @@ def gaussian_head(
         identity = jnp.eye(covariances.shape[1], dtype=covariances.dtype)
         safe = jnp.where(present[:, None, None], covariances, identity[None])
         # One class at a time: a batched factorisation would hold a copy more.
-        root = jax.lax.map(lambda matrix: lax_linalg.cholesky(matrix, symmetrize_input=False), safe)
+        root = jax.lax.map(cholesky, safe)
         scale = jnp.diagonal(root, axis1=1, axis2=2)
     bias = log_priors(moments) - jnp.log(scale).sum(1)
     return GaussianHead(moments.mean, root, jnp.where(present, bias, -jnp.inf))

@@ -7,11 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.lax import linalg as lax_linalg
 from jaxtyping import Array, Bool, Float, Integer
 
 from covfree.checks import check_positive, check_row_structure
 from covfree.estimators.moments import row_counts, row_labels, row_means
+from covfree.lapack import cholesky, eigh
 from covfree.products import product
 from covfree.types import PRNGKey, Rows
 
@@ -144,10 +144,10 @@ def _root(covariance: Float[Array, "dim dim"]) -> Float[Array, "dim dim"]:
     size = covariance.shape[0]
     share = size * jnp.finfo(covariance.dtype).eps
     raised = correlation + jnp.diag(jnp.where(deviation > 0, share, 1))
-    factor = lax_linalg.cholesky(raised)
+    factor = cholesky(raised)
 
     def eigen() -> jax.Array:
-        values, vectors = jnp.linalg.eigh(correlation)
+        values, vectors = eigh(correlation)
         return vectors * jnp.sqrt(jnp.maximum(values, 0))[None, :]
 
     factor = jax.lax.cond(jnp.isfinite(factor).all(), lambda: factor, eigen)

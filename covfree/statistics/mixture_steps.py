@@ -7,9 +7,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.lax import linalg as lax_linalg
 from jaxtyping import Array, Bool, Float, Integer
 
+from covfree.lapack import cholesky, triangular_solve
 from covfree.products import product, symmetric_product
 from covfree.types import PRNGKey
 
@@ -120,8 +120,8 @@ def log_densities(
 
         def one(operand: tuple[jax.Array, ...]) -> jax.Array:
             used, mean, matrix = operand
-            root = lax_linalg.cholesky(jnp.where(used, matrix, jnp.eye(dim, dtype=matrix.dtype)))
-            rest = lax_linalg.triangular_solve(root, (values - mean[None, :]).T, left_side=True, lower=True)
+            root = cholesky(jnp.where(used, matrix, jnp.eye(dim, dtype=matrix.dtype)))
+            rest = triangular_solve(root, (values - mean[None, :]).T)
             return -0.5 * jnp.square(rest).sum(0) - jnp.log(jnp.diagonal(root)).sum()
 
         density = jax.lax.map(one, (used, mixture.mean, mixture.covariance)).T

@@ -1,0 +1,125 @@
+"""LAPACK's routines on one matrix, which ``vmap`` applies to many matrices one after the other.
+
+No other module calls them in another way, and the reason is a deadlock. On CPUs jaxlib deals the matrices of
+a *batched* call to XLA's threads, and waits for them on one of these threads (``ParallelBatchMap`` in its
+``lapack_kernels.cc``). As many batched calls at once as there are threads leave no thread to do the work, and
+all of them wait forever. ``vmap`` of a condition is enough, as it runs both branches: with Cholesky in one
+and ``eigh`` in the other, two cores stood still. (On many cores batched calls also let OpenBLAS start more
+threads than it has room for, which corrupts memory: https://github.com/jax-ml/jax/issues/39292.) A call on
+one matrix is carried out by the thread that makes it, and waits for nobody.
+
+Derivatives are implicit, in terms of the same routines.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import sequential_vmap
+from jax.lax import linalg as lax_linalg
+from jaxtyping import Array, Float
+
+from covfree.products import product
+
+
+@sequential_vmap
+def _cholesky(matrix: jax.Array) -> jax.Array:
+    return lax_linalg.cholesky(matrix, symmetrize_input=False)
+
+
+@sequential_vmap
+def _eigh(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
+    values, vectors = jnp.linalg.eigh(matrix)
+    return values, vectors
+
+
+@sequential_vmap
+def _triangle(stack: jax.Array) -> jax.Array:
+    return jnp.linalg.qr(stack, mode="r")
+
+
+@sequential_vmap
+def _lower(root: jax.Array, right: jax.Array) -> jax.Array:
+    return lax_linalg.triangular_solve(root, right, left_side=True, lower=True)
+
+
+@sequential_vmap
+def _lower_transposed(root: jax.Array, right: jax.Array) -> jax.Array:
+    return lax_linalg.triangular_solve(root, right, left_side=True, lower=True, transpose_a=True)
+
+
+def triangular_solve(
+    root: Float[Array, "size size"], right: Float[Array, "size columns"], *, transposed: bool = False
+) -> Float[Array, "size columns"]:
+    """Solve L X = B, or LᵀX = B.
+
+    Args:
+        root: L, of which the lower triangle is looked at.
+        right: B.
+        transposed: whether it is Lᵀ that is inverted.
+    """
+    solves = (_lower, _lower_transposed)
+    solve, back = reversed(solves) if transposed else solves
+
+    def times(columns: jax.Array) -> jax.Array:
+        lower = jnp.tril(root)
+        return product(lower.T if transposed else lower, columns)
+
+    return jax.lax.custom_linear_solve(
+        times, right, lambda _, b: solve(root, b), transpose_solve=lambda _, b: back(root, b)
+    )
+
+
+@jax.custom_jvp
+def cholesky(matrix: Float[Array, "size size"]) -> Float[Array, "size size"]:
+    """The lower triangular L with L Lᵀ = A; NaN where A is not positive definite to working precision."""
+    return _cholesky(matrix)
+
+
+@cholesky.defjvp
+def _cholesky_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    root = cholesky(*primals)
+    return root, _root_change(root, *tangents)
+
+
+def _root_change(root: jax.Array, change: jax.Array) -> jax.Array:
+    """L̇ = L Φ(L⁻¹ Ȧ L⁻ᵀ), from L̇Lᵀ + LL̇ᵀ = Ȧ; Φ keeps the lower triangle and half of the diagonal."""
+    change = (change + change.T) / 2
+    inner = triangular_solve(root, triangular_solve(root, change).T)
+    return product(root, jnp.tril(inner) - jnp.diag(jnp.diagonal(inner)) / 2)
+
+
+@jax.custom_jvp
+def stacked_root(stack: Float[Array, "rows size"]) -> Float[Array, "size size"]:
+    """The lower triangular L with L Lᵀ = SᵀS and no negative diagonal, by QR: without squaring S.
+
+    Args:
+        stack: S, with at least as many rows as columns. For derivatives of full rank.
+    """
+    upper = _triangle(stack)
+    return jnp.where(jnp.diagonal(upper) < 0, -1, 1).astype(upper.dtype)[None, :] * upper.T
+
+
+@stacked_root.defjvp
+def _stacked_root_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    root = stacked_root(*primals)
+    return root, _root_change(root, 2 * product(primals[0].T, tangents[0]))
+
+
+@jax.custom_jvp
+def eigh(matrix: Float[Array, "size size"]) -> tuple[Float[Array, " size"], Float[Array, "size size"]]:
+    """Eigenvalues of a symmetric matrix, the smallest first, and eigenvectors as columns.
+
+    In the derivative of eigenvectors, directions of equal eigenvalues do not turn into one another.
+    """
+    return _eigh(matrix)
+
+
+@eigh.defjvp
+def _eigh_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[tuple, tuple]:
+    values, vectors = eigh(*primals)
+    (change,) = tangents
+    inner = product(vectors.T, product((change + change.T) / 2, vectors))
+    gap = values[None, :] - values[:, None]
+    turn = jnp.where(gap != 0, inner / jnp.where(gap != 0, gap, 1), 0)
+    return (values, vectors), (jnp.diagonal(inner), product(vectors, turn))

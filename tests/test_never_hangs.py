@@ -1,0 +1,147 @@
+"""No compiled function makes a batched LAPACK call, of which two at once may wait for each other forever.
+
+See `covfree.lapack`. That no such call is there is seen in what jax lowers; that nothing else stands still
+either is seen by running.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+import stress
+
+import covfree
+from covfree import lapack, recursive
+from covfree.methods import registry
+
+ROOT = Path(__file__).resolve().parents[1]
+# Methods that between them factorise in every way that there is.
+METHODS = "fedcof,fedcof-random,qda"
+TIME_LIMIT = 300
+
+
+def lapack_calls(lowered):
+    """The LAPACK calls in lowered code, and those of them on more than one matrix."""
+    lines = [line for line in lowered.as_text().splitlines() if "lapack_" in line]
+    shapes = [re.findall(r"tensor<([\dx]*?)x?f\d", line) for line in lines]
+    return lines, [line for line, of in zip(lines, shapes, strict=True) if any(s.count("x") > 1 for s in of)]
+
+
+def test_a_batched_call_would_be_seen():
+    batched = jax.jit(jax.vmap(jnp.linalg.cholesky)).lower(jnp.ones((2, 3, 3)))
+    calls, wrong = lapack_calls(batched)
+    assert len(calls) >= 1
+    assert wrong
+
+
+def test_no_method_makes_a_batched_call_under_vmap():
+    seen = 0
+    for name, entry in registry().items():
+        method = entry.make(**stress.FEW_SAMPLES.get(name, {}))
+        rows, features = stress.federation(method, 8)
+        for over in stress.ways(method)[1:]:
+            scores = jax.jit(partial(stress.scores, method, rows, over=over))
+            calls, wrong = lapack_calls(scores.lower(features))
+            assert not wrong, (name, over)
+            seen += len(calls)
+    assert seen > 40
+
+
+def test_what_stands_beside_the_methods_makes_none_either():
+    rows, _ = stress.federation(covfree.fedcof(), 6)
+    factors = jnp.array([1.0, 2.0])
+    features, labels = jnp.ones((2, 9, 6)), jnp.zeros((2, 9), int)
+    matrices, stacks = jnp.stack([jnp.eye(6)] * 2), jnp.ones((2, 9, 6))
+
+    def over_rows(function):
+        # Leaves alone: records of lanes are not what their fields' types say.
+        return jax.vmap(lambda factor: jax.tree.leaves(function(replace(rows, mean=rows.mean * factor))))
+
+    def removed(features, labels):
+        state = recursive.recursive_ridge(6, 3, 1.0)
+        state = recursive.downdate(recursive.update(state, features, labels), features, labels)
+        return jax.tree.leaves(recursive.head(state))
+
+    def gradient(function):
+        return jax.vmap(jax.grad(lambda x: sum(leaf.sum() for leaf in jax.tree.leaves(function(x)))))
+
+    for function, arguments in (
+        (over_rows(partial(covfree.diagnose, num_classes=3)), (factors,)),
+        (over_rows(partial(covfree.scatter_spectra, num_classes=3)), (factors,)),
+        (jax.vmap(removed), (features, labels)),
+        (gradient(lapack.cholesky), (matrices,)),
+        (gradient(lapack.eigh), (matrices,)),
+        (gradient(lapack.stacked_root), (stacks,)),
+        (gradient(lambda x: lapack.triangular_solve(x, x)), (matrices,)),
+    ):
+        calls, wrong = lapack_calls(jax.jit(function).lower(*arguments))
+        assert calls
+        assert not wrong
+
+
+def test_no_other_module_calls_lapack():
+    for path in (ROOT / "covfree").rglob("*.py"):
+        if path.name != "lapack.py":
+            found = re.findall(
+                r"(?:jnp|lax_linalg|lax|numpy)\.linalg\.(?!norm)\w+|lax_linalg", path.read_text()
+            )
+            # A docstring may name NumPy's and SciPy's as equivalents.
+            assert [name for name in found if not name.startswith("numpy")] == [], path
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """A folder in which the runs find what the first of them compiled."""
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.mark.parametrize("threads", [1, 2, 8])
+def test_methods_come_to_an_end(threads, compiled):
+    environment = os.environ | {
+        "OPENBLAS_NUM_THREADS": str(threads),
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        "JAX_COMPILATION_CACHE_DIR": str(compiled),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "XLA_FLAGS": "",
+    }
+    command = [sys.executable, str(ROOT / "tests" / "stress.py"), "384", "--methods", METHODS]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=TIME_LIMIT, check=True
+    )
+    assert done.stdout.split()[1::2] == METHODS.split(",")
+
+
+def test_lapack_uses_as_many_threads_as_it_is_told():
+    script = """
+import covfree, threadpoolctl, numpy, scipy.linalg.cython_lapack
+def threads():
+    return {
+        "numpy" if "numpy.libs" in library.filepath else "scipy": library.num_threads
+        for library in threadpoolctl.ThreadpoolController().lib_controllers if library.user_api == "blas"
+    }
+print(threads().get("scipy"))
+covfree.limit_lapack_threads(1)
+print(threads().get("scipy"), threads().get("numpy"))
+"""
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "2"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    before, after, numpy = done.stdout.split()
+    if before == "None":
+        pytest.skip("SciPy uses no LAPACK here whose threads can be set")
+    assert (before, after) == ("2", "1")
+    assert numpy in ("2", "None")
+
+
+@pytest.mark.parametrize(("threads", "error"), [(0, ValueError), (True, TypeError), (1.5, TypeError)])
+def test_no_number_of_threads(threads, error):
+    with pytest.raises(error, match="threads"):
+        covfree.limit_lapack_threads(threads)
