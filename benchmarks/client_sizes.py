@@ -172,6 +172,7 @@ def line(result: dict[str, Any]) -> str:
 
 def main() -> None:
     """Measure every method on every split, print a line each, and write all of it."""
+    covfree.limit_lapack_threads()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the client sizes")
     parser.add_argument("--splits", nargs="+", choices=list(SPLITS), default=list(SPLITS), metavar="NAME")

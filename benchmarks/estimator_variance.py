@@ -232,6 +232,7 @@ def contradictions(points: Sequence[dict[str, Any]]) -> list[str]:
 
 def main() -> None:
     """Run all panels, print the worst of each, write, and fail where theory is contradicted."""
+    covfree.limit_lapack_threads()
     parser = argparse.ArgumentParser(description="Errors of covariance estimators beside their theory.")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     parser.add_argument("--picture", type=Path, help="PNG file to write (needs matplotlib)")

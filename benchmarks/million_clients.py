@@ -182,6 +182,7 @@ def draw_picture(results: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     """Measure every number of clients, print a line each, and write what was asked for."""
+    covfree.limit_lapack_threads()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="+", default=[1000, 10_000, 100_000, 1_000_000])
     parser.add_argument("--classes", type=int, default=100)

@@ -61,6 +61,8 @@ def prepare_covfree(task: str, load: Load, size: Size) -> Prepared:
     import covfree
     from covfree.heads import lda_head
 
+    covfree.limit_lapack_threads()
+
     def head_of(head: Any) -> tuple[np.ndarray, np.ndarray]:
         return np.asarray(head.weight), np.asarray(head.bias)
 

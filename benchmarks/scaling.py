@@ -52,6 +52,7 @@ def difference(totals: Any, expected: Any) -> float:
 
 def main() -> None:
     """Print a line for each method and number of devices, and write all of it."""
+    covfree.limit_lapack_threads()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--clients", type=int, default=12_500)
     parser.add_argument("--rows", type=int, default=8, help="of each client, an even number")

@@ -110,6 +110,7 @@ def measure_dual() -> dict[str, Any]:
 
 def main() -> None:
     """Print a line a size, and write all of it as JSON."""
+    covfree.limit_lapack_threads()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="JSON file to write")
     arguments = parser.parse_args()

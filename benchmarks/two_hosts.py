@@ -101,6 +101,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     """Join the other processes, run the methods, print what process 0 found."""
+    covfree.limit_lapack_threads()
     arguments = parse()
     if arguments.processes != 1:
         # How hosts without accelerators talk to one another; the default of newer versions of jax.

@@ -82,6 +82,7 @@ def compared(data: FeatureSet, shift: float, seed: int) -> dict[str, dict[str, f
 
 def main() -> None:
     """Print a table a data set, and write all figures as JSON."""
+    covfree.limit_lapack_threads()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--features", type=Path, nargs="*", default=[], help=".npz files as covfree compare")
     parser.add_argument("--seeds", type=int, default=5)
