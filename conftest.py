@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-# Two processes test at once: OpenBLAS's threads would wait for cores that the other process has. Read by SciPy
-# when jax first factorises, and by what the tests start.
+# Two processes test at once: OpenBLAS's threads would wait for cores that the other process has. Read by
+# SciPy when jax first factorises, and by what the tests start.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 

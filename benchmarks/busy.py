@@ -1,8 +1,8 @@
 """How a busy machine slows the server down, with all of OpenBLAS's threads and with one.
 
 Run ``python benchmarks/busy.py [--out FILE]``. From rows to head at d = 1280 (2,634 rows of 196 classes), and
-Cholesky and ``eigh`` by themselves: medians, idle and beside one busy process for each core. Two processes that
-share a core fairly take twice as long, so a ratio of 2 is what there is to be had.
+Cholesky and ``eigh`` by themselves: medians, idle and beside one busy process for each core. Two processes
+that share a core fairly take twice as long, so a ratio of 2 is what there is to be had.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ def main() -> None:
         with busy(cores()):
             shared = measured_apart(threads)
         results[name] = {
-            call: {"idle": idle[call], "busy": shared[call], "ratio": shared[call] / idle[call]} for call in idle
+            call: {"idle": alone, "busy": shared[call], "ratio": shared[call] / alone}
+            for call, alone in idle.items()
         }
         print(name)
         for call, found in results[name].items():
