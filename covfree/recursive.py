@@ -181,7 +181,7 @@ def head(state: RecursiveRidge) -> LinearHead:
 
     Returns:
         The head. Equivalent to `covfree.ridge_head` of the same examples, so to
-        ``covfree.fit(covfree.fed3r(ridge), ...)``: columns of norm 1, no bias (−∞ for an absent class).
+        ``covfree.fit(covfree.fed3r(ridge), ...)``: columns of norm 1, no bias.
 
     Source: Fed3R (Fanì et al. 2024), eq. 4 and 7.
 
@@ -195,7 +195,7 @@ def head(state: RecursiveRidge) -> LinearHead:
     )
     weight = unit_columns(lax_linalg.triangular_solve(state.root, half, left_side=True, lower=False))
     moments = Moments(count=state.count, rows=state.count, total=state.total)
-    return head_for_present(weight, jnp.zeros_like(weight[0]), moments)
+    return head_for_present(weight, jnp.zeros_like(weight[0]), moments.present)
 
 
 def _sums(

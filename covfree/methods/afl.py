@@ -30,7 +30,7 @@ def _system(numbers: AflNumbers, totals: tuple[Moments, Scatter]) -> Scatter:
 def _head(numbers: AflNumbers, system: Scatter, totals: tuple[Moments, Scatter]) -> LinearHead:
     moments = totals[0]
     weight = solve(factorise(system), moments.total.T)
-    return head_for_present(weight, jnp.zeros_like(weight[0]), moments)
+    return head_for_present(weight, jnp.zeros_like(weight[0]), moments.present)
 
 
 def _merge(numbers: AflNumbers, message: Message, num_classes: int) -> tuple[tuple[Moments, Scatter]]:
