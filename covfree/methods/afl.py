@@ -36,8 +36,9 @@ def _head(numbers: AflNumbers, system: Scatter, totals: tuple[Moments, Scatter])
 def _merge(numbers: AflNumbers, message: Message, num_classes: int) -> tuple[tuple[Moments, Scatter]]:
     """C − Kγ I: the absolute aggregation law keeps Σ C_k and Σ C_k W_k, and they are all that it needs."""
     ((moments, gram),) = gram_merge(numbers, message, num_classes)
-    added = distinct(message.rows.client) * numbers.gamma
-    matrix = gram.value - added * jnp.eye(gram.dim, dtype=gram.value.dtype)
+    dtype = gram.value.dtype
+    added = jnp.asarray(distinct(message.rows.client), dtype) * jnp.asarray(numbers.gamma, dtype)
+    matrix = gram.value - added * jnp.eye(gram.dim, dtype=dtype)
     return ((moments, Scatter.from_matrix(matrix)),)
 
 
