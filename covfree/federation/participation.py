@@ -75,7 +75,7 @@ def first_rounds(
     [0, -1, 0, 1]
     """
     num_clients = check_integer("num_clients", num_clients, minimum=1)
-    if schedule.size and not (-1 <= schedule.min() and schedule.max() < num_clients):
+    if schedule.size and (schedule.min() < -1 or schedule.max() >= num_clients):
         raise ValueError(
             f"schedule must hold clients from 0 to {num_clients - 1}, or -1 for nobody, got numbers from "
             f"{schedule.min()} to {schedule.max()}"

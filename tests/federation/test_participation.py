@@ -149,7 +149,9 @@ def test_first_rounds_are_those_of_the_schedule(replacement):
 
 @pytest.mark.parametrize("client", [7, -2])
 def test_first_rounds_of_a_bad_schedule(client):
-    with pytest.raises(ValueError, match=rf"schedule must hold clients from 0 to 6, .* got numbers from .*{client}"):
+    with pytest.raises(
+        ValueError, match=rf"schedule must hold clients from 0 to 6, .* got numbers from .*{client}"
+    ):
         first_rounds(np.array([[0, client]]), 7)
 
 
