@@ -191,8 +191,8 @@ def _of_offset(found: Diagnosis) -> str:
     text = f"Features lie {offset:.2g} times their spread within classes from zero."
     if offset * eps > _ROUNDING:
         return (
-            f"{text} In {found.offset.dtype} they hold too few digits for any method: subtract one point, the "
-            "same at all clients, before features are rounded."
+            f"{text} In {found.offset.dtype} they hold too few digits for any method: subtract one point, "
+            "the same at all clients, before features are rounded."
         )
     if offset**2 * eps > _ROUNDING:
         return (

@@ -130,7 +130,7 @@ def _fit(
         # The line search has been there: this takes what it saw.
         return moved, after, *value_and_grad(moved, state=after), step + 1
 
-    start = LinearHead(jnp.zeros((features.shape[1], num_classes), dtype), jnp.zeros(num_classes, dtype))
+    start: Any = LinearHead(jnp.zeros((features.shape[1], num_classes), dtype), jnp.zeros(num_classes, dtype))
     state = optimiser.init(start)
     carry = (start, state, *value_and_grad(start, state=state), jnp.int32(0))
     head = jax.lax.while_loop(unfinished, one_step, carry)[0]

@@ -183,7 +183,9 @@ def test_no_data_types_are_mixed(name):
             features, labels = clean.features[own].astype(np.float32), clean.labels[own]
             sent[client] = covfree.client_message(method, features, labels, num_classes=CLASSES, key=KEY)
         message = covfree.collect(sent, num_classes=CLASSES).message
-        jax.eval_shape(lambda message: covfree.solve_message(method, message, num_classes=CLASSES), message)
+        jax.eval_shape(
+            lambda sent: covfree.solve_message(method, sent, num_classes=CLASSES)(clean.features), message
+        )
 
 
 def test_half_precision_features_are_computed_in_float32(name):
