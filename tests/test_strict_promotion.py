@@ -52,7 +52,7 @@ def test_no_data_types_are_mixed():
         lambda: covfree.first_moments(rows, CLASSES),
         lambda: covfree.gaussian_head(covariances, moments)(x),
         lambda: covfree.gram(x, y, CLASSES),
-        lambda: covfree.lda_head(jnp.eye(DIM), moments, priors=moments.count),
+        lambda: covfree.lda_head(jnp.eye(DIM), moments, priors=jnp.ones(CLASSES)),
         lambda: covfree.ncm_head(moments),
         lambda: covfree.ridge_head(jnp.eye(DIM), moments, ridge=1),
         lambda: covfree.sample_rows(virtual, 50, key=KEY),

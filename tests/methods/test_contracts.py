@@ -33,9 +33,9 @@ import covfree
 from covfree.methods import registry
 
 FEDERATION = federations.make(0)
-# Heads about an origin: where the mean is 1000 times the spread their system has condition 1e7, and cosines
-# differ by a millionth.
-ABOUT_ORIGIN = {"afl", "fed3r", "fed3r-within", "fedcof-paper", "fedncm"}
+# Heads about an origin: where the mean is 1000 times the spread their system has condition 1e7, and features
+# scaled to norm 1 differ by a thousandth.
+ABOUT_ORIGIN = {"afl", "fed3r", "fed3r-within", "fed3r-random", "fedcof-paper", "fedncm"}
 # Their λ or γ is in the features' unit.
 OF_A_UNIT = {"fed3r", "fed3r-within", "fedcof-paper"}
 
