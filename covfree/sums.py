@@ -139,6 +139,8 @@ def group_means(
         # and each small difference would be rounded away.
         return centre + sums / whole
 
+    if not values.shape[0]:
+        return jnp.zeros((num_groups, values.shape[1]), dtype), total_weight
     # Past the last item where a group has none.
     first = jax.ops.segment_min(jnp.arange(values.shape[0]), group, num_groups)
     mean = mean_about(values.at[first].get(mode="fill", fill_value=0).astype(dtype))
