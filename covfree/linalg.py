@@ -175,7 +175,7 @@ def diagnose(factorisation: Factorisation) -> Diagnostics:
     smallest = jnp.where(hidden_kept, jnp.minimum(smallest, scatter.shift), smallest)
     some = jnp.isfinite(smallest)
     return Diagnostics(
-        route=factorisation.deficient + jnp.int32(2 * scatter.factored),
+        route=factorisation.deficient.astype(jnp.int32) + jnp.int32(2 * scatter.factored),
         rank=kept.sum() + jnp.where(hidden_kept, hidden, 0),
         condition=jnp.where(some, values.max(initial=0) / jnp.where(some, smallest, 1), 1.0),
         smallest_pivot=factorisation.smallest_pivot,

@@ -180,7 +180,7 @@ def head(state: RecursiveRidge) -> LinearHead:
 
     Returns:
         The head. Equivalent to `covfree.ridge_head` of the same examples, so to
-        ``covfree.fit(covfree.fed3r(ridge), ...)``: columns of norm 1, no bias (−∞ for an absent class).
+        ``covfree.fit(covfree.fed3r(ridge), ...)``: columns of norm 1, no bias.
 
     Source: Fed3R (Fanì et al. 2024), eq. 4 and 7.
 
@@ -192,7 +192,7 @@ def head(state: RecursiveRidge) -> LinearHead:
     lower = state.root.T
     weight = unit_columns(triangular_solve(lower, triangular_solve(lower, state.total.T), transposed=True))
     moments = Moments(count=state.count, rows=state.count, total=state.total)
-    return head_for_present(weight, jnp.zeros_like(weight[0]), moments)
+    return head_for_present(weight, jnp.zeros_like(weight[0]), moments.present)
 
 
 def _sums(

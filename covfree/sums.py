@@ -13,19 +13,20 @@ from jaxtyping import Array, Float, Integer, Num
 from covfree.types import AnyArray
 
 # Adding m equal numbers one after the other can lose m/10 eps. Up to the first length that is nothing; up
-# to the second, one refinement is enough.
+# to the second, one more pass is enough.
 _LONG = (256, 2**16)
 # Items that are worked on at once. What is made of a part stays in the processor's cache, where a whole table
 # would be written to memory and read again; products of so many rows run at full speed.
 PART = 2048
-# The mean of equal numbers is off by less than this many eps, however many there are.
-_ROUNDING = 64
+# The mean of equal numbers is off by less than this many eps of it. `group_means` gives it exactly. By way of
+# a total it is rounded thrice, by half an eps each: times the count, added up over parts, divided again.
+_ROUNDING = 2
 
 
 def deviations(
     values: Float[Array, "items dim"], mean: Float[Array, "items dim"]
 ) -> Float[Array, "items dim"]:
-    """Values less the mean that `group_sums` gave of them; exactly 0 where no more than its rounding is left.
+    """Values less their mean, from `group_means` or `Moments`; exactly 0 where they are within its rounding.
 
     Equal values have no spread, and no rule without a scale must take their rounding for one.
     """
@@ -93,54 +94,57 @@ class Compensated(NamedTuple):
 
 
 @partial(jax.jit, static_argnames="num_groups")
-def group_sums(
+def group_means(
     values: Float[AnyArray, "items dim"],
     weight: Num[Array, " items"],
     group: Integer[Array, " items"],
     num_groups: int,
 ) -> tuple[Float[Array, "groups dim"], Num[Array, " groups"]]:
-    """Weighted sums of values, and sums of the weights, by group.
+    """Weighted means of values by group.
 
-    A long running sum in float32 is off by up to (terms/10)·eps relative to its size, 10⁻³ for 10⁵ terms.
-    Where a group is long, the mean of what is left about a first mean is added to that mean, which leaves
-    an error of a few eps: the remainders are small, and so is what their sum loses.
+    A running sum in float32 is off by up to (terms/10)·eps relative to its size: 10⁻³ for 10⁵ terms, and for
+    100 terms more than a spread that is small against the mean. So differences from a centre are summed,
+    mean = centre + Σ w (v − centre)/Σ w. The first centre is the group's first value: the mean of equal
+    values is exactly that value. Where a group is long, the mean so found is the next centre, which leaves an
+    error of about an eps.
 
     Args:
         values: finite numbers, or anything at all where there is no group.
-        weight: of each item; integers are summed as integers, exactly. 0 for padding.
+        weight: of each item, at least 0; integers are summed as integers, exactly. 0 for padding.
         group: in [0, num_groups]; ``num_groups`` is no group.
         num_groups: static.
 
     Returns:
-        Σ w v, of the data type of ``values`` but float32 at least, and Σ w in that of ``weight``.
+        Means, 0 of an empty group, of the data type of ``values`` but float32 at least; and Σ w in that of
+        ``weight``.
     """
-    dtype = jnp.promote_types(jnp.result_type(values), jnp.float32)
+    values = jnp.asarray(values)
+    dtype = jnp.promote_types(values.dtype, jnp.float32)
     total_weight = jax.ops.segment_sum(weight, group, num_groups)
     whole = total_weight.astype(dtype)[:, None]
     whole = jnp.where(whole > 0, whole, 1)
 
-    def add(mean: jax.Array | None, sums: jax.Array, part: tuple[jax.Array, ...]) -> jax.Array:
+    def add(centre: jax.Array, sums: jax.Array, part: tuple[jax.Array, ...]) -> jax.Array:
         values, weight, group = part
         values = jnp.where((group < num_groups)[:, None], values, 0).astype(dtype)
-        if mean is not None:
-            values = values - mean.at[group].get(mode="fill", fill_value=0)
+        values = values - centre.at[group].get(mode="fill", fill_value=0)
         return sums.at[group].add(values * weight.astype(dtype)[:, None], mode="drop")
 
-    items = (jnp.asarray(values), weight, group)
-
-    def added(mean: jax.Array | None) -> jax.Array:
+    def mean_about(centre: jax.Array) -> jax.Array:
+        # The mean does not depend on the centre.
+        centre = jax.lax.stop_gradient(centre)
         # The zeros are made here, as jax cannot batch a condition under shard_map that is handed constants.
-        return fold_parts(partial(add, mean), jnp.zeros((num_groups, jnp.shape(values)[1]), dtype), items)
+        sums = fold_parts(partial(add, centre), jnp.zeros_like(centre), (values, weight, group))
+        # Divided before it is added: XLA would turn a plain sum plus ``centre`` into one that starts there,
+        # and each small difference would be rounded away.
+        return centre + sums / whole
 
-    sums = added(None)
-
-    def refined(sums: jax.Array) -> jax.Array:
-        mean = sums / whole
-        # Divided before it is added: XLA would turn a plain sum plus ``sums`` into one that starts there,
-        # and each small remainder would be rounded away.
-        return whole * (mean + added(mean) / whole)
-
+    if not values.shape[0]:
+        return jnp.zeros((num_groups, values.shape[1]), dtype), total_weight
+    # Past the last item where a group has none.
+    first = jax.ops.segment_min(jnp.arange(values.shape[0]), group, num_groups)
+    mean = mean_about(values.at[first].get(mode="fill", fill_value=0).astype(dtype))
     longest = jax.ops.segment_sum(jnp.ones_like(group), group, num_groups).max(initial=0)
     for length in _LONG:
-        sums = jax.lax.cond(longest > length, refined, lambda sums: sums, sums)
-    return sums, total_weight
+        mean = jax.lax.cond(longest > length, mean_about, lambda mean: mean, mean)
+    return mean, total_weight

@@ -198,15 +198,28 @@ class Message:
     solved: bool = field(default=False, metadata={"static": True})
 
 
+def masked(
+    scores: Float[Array, "*batch classes"], present: Float[Array, " classes"] | None
+) -> Float[Array, "*batch classes"]:
+    """Scores with −∞ in the place of a class that is absent (``present`` of 0)."""
+    if present is None:
+        return scores
+    return jnp.where(jnp.broadcast_to(present > 0, scores.shape), scores, -jnp.inf)
+
+
 class LinearHead(NamedTuple):
     """A linear classifier: ``head(features)`` gives a score for each class.
 
-    A class that no row held has a weight column of 0 and a bias of −∞, so that it is never predicted
-    and has probability 0 under a softmax.
+    A class that no row held has a weight column of 0 and a bias of 0, and is marked absent. Its score is −∞:
+    it is never predicted and has probability 0 under a softmax. All leaves are finite floats, so that heads
+    can be subtracted, averaged and differentiated leaf by leaf. The mark is one of them: it cancels in the
+    difference of two heads, and in a mean a class is present if it is so in any of the heads.
 
     Attributes:
         weight: one column a class.
         bias: one number a class.
+        present: 0 for an absent class, above 0 for another one (1 in the heads that covfree makes). None if
+            all classes are present.
 
     >>> import jax.numpy as jnp
     >>> head = LinearHead(weight=jnp.eye(2), bias=jnp.zeros(2))
@@ -216,39 +229,44 @@ class LinearHead(NamedTuple):
 
     weight: Float[Array, "dim classes"]
     bias: Float[Array, " classes"]
+    present: Float[Array, " classes"] | None = None
 
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch classes"]:
-        """Scores (logits) of each class."""
+        """Scores (logits) of each class; −∞ for an absent one."""
         scores = jnp.matmul(features, self.weight, precision=jax.lax.Precision.HIGHEST)
-        return scores + jnp.broadcast_to(self.bias, scores.shape)
+        return masked(scores + jnp.broadcast_to(self.bias, scores.shape), self.present)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write ``weight`` and ``bias`` to a safetensors file (needs the ``safetensors`` extra)."""
+        """Write the arrays to a safetensors file (needs the ``safetensors`` extra)."""
+        tensors = {name: array for name, array in self._asdict().items() if array is not None}
         optional("safetensors.flax", "safetensors").save_file(
-            {"weight": self.weight, "bias": self.bias}, path, metadata={"format": "covfree.LinearHead"}
+            tensors, path, metadata={"format": "covfree.LinearHead"}
         )
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> LinearHead:
         """Read a head written by `save`.
 
+        A file without ``present`` may mark an absent class by a bias of −∞.
+
         Raises:
-            ValueError: if the file holds other tensors than a ``weight [dim, classes]`` and a
-                ``bias [classes]``; the message names what it holds.
+            ValueError: if the file holds other tensors than ``weight [dim, classes]``, ``bias [classes]`` and
+                ``present [classes]``, which may be missing; the message names what it holds.
         """
         tensors = optional("safetensors.flax", "safetensors").load_file(path)
         shapes = {name: f"{tensor.dtype}{list(tensor.shape)}" for name, tensor in tensors.items()}
-        weight, bias = tensors.get("weight"), tensors.get("bias")
+        weight, bias, present = (tensors.get(name) for name in cls._fields)
         if (
-            len(tensors) != 2
+            not {"weight", "bias"} <= tensors.keys() <= set(cls._fields)
             or weight is None
-            or bias is None
             or weight.ndim != 2
-            or bias.shape != weight.shape[1:]
-            or not all(jnp.issubdtype(tensor.dtype, jnp.floating) for tensor in (weight, bias))
+            or any(t.shape != weight.shape[1:] for name, t in tensors.items() if name != "weight")
+            or not all(jnp.issubdtype(tensor.dtype, jnp.floating) for tensor in tensors.values())
         ):
             raise ValueError(
-                f"path: {path} is not a linear head: expected floats weight [dim, classes] and "
-                f"bias [classes], got {shapes}"
+                f"path: {path} is not a linear head: expected floats weight [dim, classes], "
+                f"bias [classes] and perhaps present [classes], got {shapes}"
             )
-        return cls(weight, bias)
+        if present is None and (absent := jnp.isneginf(bias)).any():
+            present, bias = (~absent).astype(bias.dtype), jnp.where(absent, 0, bias)
+        return cls(weight, bias, present)

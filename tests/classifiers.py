@@ -120,7 +120,7 @@ def assert_same_classifier(actual, expected, tolerance, dim=DIM):
 def of_classes(head, index):
     """The classifier of some of the classes, in another order."""
     if isinstance(head, covfree.LinearHead):
-        return covfree.LinearHead(head.weight[:, index], head.bias[index])
+        return covfree.LinearHead(head.weight[:, index], head.bias[index], head.present[index])
     return lambda features: head(features)[..., index]
 
 

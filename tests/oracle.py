@@ -219,7 +219,14 @@ def lda_head(covariance, count, mean, priors=None):
         if count[c] > 0:
             log_prior = math.log(priors[c]) if priors[c] > 0 else -math.inf
             bias[c] = -0.5 * mean[c] @ weight[:, c] + log_prior
-    return weight, bias
+    centre = count @ mean / max(count.sum(), 1)
+    return _less_shared(weight, bias, np.linalg.solve(covariance, centre), centre)
+
+
+def _less_shared(weight, bias, shared, centre):
+    """The textbook's LDA less a term of the scores that all classes share, xᵀΣ⁻¹μ_g − ½ μ_gᵀΣ⁻¹μ_g."""
+    predicted = np.isfinite(bias)
+    return np.where(predicted, weight - shared[:, None], 0), bias + 0.5 * centre @ shared
 
 
 # Methods, from flat examples
@@ -266,7 +273,8 @@ def fedcgs(features, labels, clients, num_classes, gamma=0.0):
     for c in range(num_classes):
         if count[c] > 0:
             bias[c] = -0.5 * mean[c] @ weight[:, c] + math.log(count[c] / count.sum())
-    return weight, bias
+    shared = np.linalg.lstsq(identity(total, gamma), centre, rcond=1e-10)[0]
+    return _less_shared(weight, bias, shared, centre)
 
 
 def gaussian_scores(count, mean, covariances):

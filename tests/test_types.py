@@ -54,13 +54,51 @@ def test_head_takes_any_batch():
 def test_save_and_load_bit_for_bit(tmp_path, dtype):
     with x64():
         weight = jax.random.normal(jax.random.key(0), (5, 3)).astype(dtype)
-        head = covfree.LinearHead(weight, jnp.array([-jnp.inf, 0.1, 3.0], dtype))
+        bias, present = jnp.array([0.0, 0.1, 3.0], dtype), jnp.array([0.0, 1.0, 1.0], dtype)
         for path in (tmp_path / "head.safetensors", str(tmp_path / "again.safetensors")):
-            head.save(path)
-            loaded = covfree.LinearHead.load(path)
-            for a, b in zip(head, loaded, strict=True):
-                assert a.dtype == b.dtype
-                assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+            for head in (covfree.LinearHead(weight, bias, present), covfree.LinearHead(weight, bias)):
+                head.save(path)
+                loaded = covfree.LinearHead.load(path)
+                assert jax.tree.structure(loaded) == jax.tree.structure(head)
+                for a, b in zip(jax.tree.leaves(head), jax.tree.leaves(loaded), strict=True):
+                    assert a.dtype == b.dtype
+                    assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+def test_a_file_may_mark_absent_classes_by_their_bias(tmp_path):
+    path = tmp_path / "old.safetensors"
+    save_file({"weight": np.ones((2, 3), np.float32), "bias": np.float32([0, -np.inf, 2])}, path)
+    head = covfree.LinearHead.load(path)
+    assert head.bias.tolist() == [0, 0, 2]
+    assert head.present.tolist() == [1, 0, 1]
+    assert head(np.ones(2, np.float32)).tolist() == [2, -np.inf, 4]
+
+
+def test_heads_are_subtracted_averaged_and_differentiated_leaf_by_leaf():
+    features, labels, clients = federations.make(0).clean
+    features = features.astype(np.float32)
+    fit = jax.vmap(
+        lambda gamma: covfree.fit(covfree.fedcof(gamma), features, labels, clients, num_classes=CLASSES)
+    )
+    heads = jax.jit(fit)(jnp.array([0.1, 1.0]))
+    first, second = (jax.tree.map(lambda leaf, k=k: leaf[k], heads) for k in (0, 1))
+    assert set(heads.present.ravel().tolist()) == {0, 1}
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(heads))
+    change = jax.tree.map(jnp.subtract, second, first)
+    again = jax.tree.map(jnp.add, first, change)
+    np.testing.assert_allclose(again(features), second(features), rtol=1e-4, atol=1e-4)
+    mean = jax.tree.map(lambda a, b: (a + b) / 2, first, second)
+    np.testing.assert_allclose(mean(features), (first(features) + second(features)) / 2, rtol=1e-4, atol=1e-4)
+
+    def loss(head):
+        return -jnp.take_along_axis(jax.nn.log_softmax(head(features)), labels[:, None], 1).mean()
+
+    slope = jax.grad(loss)(first)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(slope))
+    np.testing.assert_array_equal(slope.present, 0)
+    absent = np.asarray(first.present) == 0
+    np.testing.assert_array_equal(np.asarray(slope.weight)[:, absent], 0)
+    assert np.abs(slope.weight).max() > 0
 
 
 @pytest.mark.parametrize(
@@ -69,12 +107,13 @@ def test_save_and_load_bit_for_bit(tmp_path, dtype):
         {"weight": np.ones((2, 3))},
         {"weight": np.ones((2, 3)), "bias": np.ones(3), "extra": np.ones(1)},
         {"weight": np.ones((2, 3)), "bias": np.ones(2)},
+        {"weight": np.ones((2, 3)), "bias": np.ones(3), "present": np.ones(2)},
         {"weight": np.ones(3), "bias": np.ones(3)},
         {"weight": np.ones((2, 3, 3)), "bias": np.ones((3, 3))},
         {"kernel": np.ones((2, 3)), "bias": np.ones(3)},
         {"weight": np.ones((2, 3), np.int32), "bias": np.ones(3, np.int32)},
     ],
-    ids=["no-bias", "extra", "sizes", "vector", "cube", "names", "integers"],
+    ids=["no-bias", "extra", "sizes", "marks", "vector", "cube", "names", "integers"],
 )
 def test_loading_other_tensors(tmp_path, tensors):
     path = tmp_path / "other.safetensors"

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 from covfree.backbones.table import BACKBONES, Spec
 from covfree.backbones.weights import Params, packaged_weights, read_weights, tensor_shapes, to_params
 from covfree.checks import check_choice, check_positive
-from covfree.types import AnyArray, LinearHead, PRNGKey
+from covfree.types import AnyArray, LinearHead, PRNGKey, masked
 
 _DTYPES = ("float32", "bfloat16")
 
@@ -170,7 +170,9 @@ class Backbone:
         if jnp.shape(head.weight) != shape:
             raise ValueError(f"head: expected weight {list(shape)}, got {list(jnp.shape(head.weight))}")
         old = params["params"][layer]
-        new = {"kernel": head.weight.reshape(old["kernel"].shape), "bias": head.bias}
+        # A layer knows no absent classes: a bias of −∞ keeps them from being predicted.
+        bias = masked(head.bias, head.present)
+        new = {"kernel": head.weight.reshape(old["kernel"].shape), "bias": bias}
         return {**params, "params": {**params["params"], layer: new}}
 
     def load(self, path: str | PathLike[str] | None = None) -> Params:

@@ -15,7 +15,7 @@ from covfree import linalg
 from covfree.engine.batch import accumulate
 from covfree.estimators import first_moments
 from covfree.estimators.shift import ShiftTest, shift_test
-from covfree.estimators.shrinkage import trace_and_square
+from covfree.estimators.shrinkage import mean_variance, trace_and_square
 from covfree.lapack import eigh
 from covfree.linalg import Scatter
 from covfree.methods import Method, fedcof
@@ -24,6 +24,8 @@ from covfree.types import Rows
 
 # A difference between clients that chance explains less often than this is called one.
 _LEVEL = 0.01
+# Rounding of this share of what differs between classes is worth a warning.
+_ROUNDING = 0.01
 
 
 @jax.tree_util.register_dataclass
@@ -44,6 +46,9 @@ class Diagnosis:
         condition_before: condition number of Σ̂; infinite where it is singular.
         system: how the regularised system is solved, and its condition number; None if the method has none.
         shift: whether clients' features differ.
+        offset: ‖μ_g‖/√tr Σ̂, how far the features lie from zero, in spreads within classes; infinite where no
+            covariance is seen. Past 1/√(100 eps), 290 in float32, heads about the origin lose digits that
+            matter; past 1/(100 eps) the features themselves have.
     """
 
     rows: Integer[Array, " classes"]
@@ -58,10 +63,12 @@ class Diagnosis:
     condition_before: Float[Array, ""]
     system: linalg.Diagnostics | None
     shift: ShiftTest
+    offset: Float[Array, ""]
 
     def __str__(self) -> str:
         """The verdict in plain words."""
-        return "\n".join((_of_classes(self), _of_covariance(self), _of_system(self), _of_shift(self)))
+        parts = (_of_classes, _of_covariance, _of_system, _of_offset, _of_shift)
+        return "\n".join(text for text in (part(self) for part in parts) if text)
 
 
 @partial(jax.jit, static_argnames="num_classes")
@@ -115,6 +122,7 @@ def diagnose(rows: Rows, *, num_classes: int, method: Method | None = None) -> D
         condition_before=_condition(covariance),
         system=system,
         shift=shift_test(rows, num_classes),
+        offset=_offset(moments.grand_mean, covariance),
     )
 
 
@@ -129,6 +137,11 @@ def _effective_rank(covariance: Scatter, degrees: Float[Array, ""]) -> Float[Arr
     trace = trace - 2 * square / degrees
     known = (square > 0) & (trace > 0)
     return jnp.clip(jnp.where(known, trace / jnp.where(known, square, 1), dim), 1, dim)
+
+
+def _offset(mean: Float[Array, " dim"], covariance: Scatter) -> Float[Array, ""]:
+    trace = mean_variance(covariance) * covariance.dim
+    return jnp.where(trace > 0, jnp.linalg.norm(mean) / jnp.sqrt(jnp.where(trace > 0, trace, 1)), jnp.inf)
 
 
 def _condition(covariance: Scatter) -> Float[Array, ""]:
@@ -170,6 +183,24 @@ def _of_system(found: Diagnosis) -> str:
     if found.system is None:
         return text + "."
     return text + f", {found.system.condition:.0f} in the system that is solved."
+
+
+def _of_offset(found: Diagnosis) -> str:
+    offset, eps = float(found.offset), float(np.finfo(found.offset.dtype).eps)
+    if not np.isfinite(offset):
+        return ""
+    text = f"Features lie {offset:.2g} times their spread within classes from zero."
+    if offset * eps > _ROUNDING:
+        return (
+            f"{text} In {found.offset.dtype} they hold too few digits for any method: subtract one point, "
+            "the same at all clients, before features are rounded."
+        )
+    if offset**2 * eps > _ROUNDING:
+        return (
+            f"{text} In {found.offset.dtype} do not trust heads about the origin there (FedNCM, Fed3R, AFL, "
+            "FedCOF with a ridge head): subtract one point, the same at all clients, or take another head."
+        )
+    return text
 
 
 def _of_shift(found: Diagnosis) -> str:

@@ -24,7 +24,7 @@ def arrived(rows: Rows, first_round: Integer[AnyArray, " clients"], after: int |
     Args:
         rows: of all clients, with ``client`` from 0.
         first_round: the round in which each client first takes part, from 0; −1 for never. From
-            `covfree.federation.participation`.
+            `covfree.federation.first_rounds`.
         after: the round, from 0; may be traced.
 
     Returns:

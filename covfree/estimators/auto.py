@@ -110,7 +110,7 @@ def _automatic(
         offsets, scales = no_offsets(moments, freedom), np.ones(1)
     else:
         offsets = offsets_of(sums, moments, freedom, level)
-        scales = jnp.where(offsets.known, _SCALES, 1)
+        scales = jnp.where(offsets.known, jnp.asarray(_SCALES, level.dtype), 1)
     basis = Basis.of(covariance.scaled(1 / unit), moments, offsets, unit)
     dtype = basis.values.dtype
     candidates, scales = jnp.asarray(_CANDIDATES, dtype), jnp.asarray(scales, dtype)

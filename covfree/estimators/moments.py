@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer, Num
 
 from covfree.checks import check_positive, check_row_structure
-from covfree.sums import group_sums
+from covfree.sums import group_means
 from covfree.types import Moments, Rows
 
 
@@ -78,7 +78,8 @@ def first_moments(rows: Rows, num_classes: int) -> Moments:
     check_positive("num_classes", num_classes)
     valid = valid_rows(rows, num_classes)
     label = jnp.where(valid, row_labels(rows), num_classes)
-    total, count = group_sums(rows.mean, row_counts(rows, valid), label, num_classes)
+    mean, count = group_means(rows.mean, row_counts(rows, valid), label, num_classes)
+    total = mean * count.astype(mean.dtype)[:, None]
     present_rows = jax.ops.segment_sum(valid.astype(jnp.int32), label, num_classes)
     return Moments(count=count, rows=present_rows, total=total)
 

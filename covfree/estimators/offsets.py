@@ -163,7 +163,7 @@ def offsets_of(sums: ClientSums, moments: Moments, freedom: Freedom, level: Floa
     reach = freedom.weight * moments.count.astype(dtype)
     held = product(reach[None, :], share)[0]
     strength, vectors = eigh(jnp.diag(held) - product(share.T, reach[:, None] * share))
-    mean_strength = held.sum() / jnp.maximum((held > 0).sum(), 1)
+    mean_strength = held.sum() / jnp.maximum((held > 0).sum(dtype=dtype), 1)
     known = sums.others == 0
     used = known & (strength > _LEAST_STRENGTH * mean_strength)
     inverse = jnp.where(used, 1 / jnp.where(used, strength, 1), 0)
@@ -173,7 +173,7 @@ def offsets_of(sums: ClientSums, moments: Moments, freedom: Freedom, level: Floa
     spent = jnp.clip(spent, 0, freedom.degrees)
     strength = jnp.where(used, strength, 0)
     vector = product(vectors.T, sums.totals) * jnp.sqrt(inverse)[:, None]
-    noise = (freedom.weight * spent).sum() / jnp.maximum(used.sum(), 1)
+    noise = (freedom.weight * spent).sum() / jnp.maximum(used.sum(dtype=dtype), 1)
     degrees = freedom.degrees - spent
     ratio, variance = _ratio(
         strength, jnp.square(vector).mean(1), noise, level, Freedom(degrees, freedom.weight)
@@ -188,7 +188,7 @@ def offsets_of(sums: ClientSums, moments: Moments, freedom: Freedom, level: Floa
         ratio=ratio,
         free=jnp.where(known, free, 1),
         known=known,
-        told_apart=freedom.degrees.sum() - used.sum() >= _LEAST_WITHIN * freedom.degrees.sum(),
+        told_apart=freedom.degrees.sum() - used.sum(dtype=dtype) >= _LEAST_WITHIN * freedom.degrees.sum(),
     )
 
 
@@ -205,7 +205,7 @@ def _ratio(
     remains = jnp.where(
         left > 0, jnp.maximum(level - square.sum(), 0) * degrees / jnp.where(left > 0, left, 1), 0
     )
-    number = used.sum() + degrees
+    number = used.sum(dtype=degrees.dtype) + degrees
 
     def likelihood(ratio: jax.Array) -> tuple[jax.Array, jax.Array]:
         scale = jnp.where(used, jnp.maximum(strength * ratio + noise, tiny), 1)

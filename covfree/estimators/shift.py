@@ -244,7 +244,7 @@ def _slope_test(rows: Rows, moments: Moments) -> ShiftTest:
     level = by_class(square) / held
     average = by_class(signal) / held
 
-    value = _over(square, of_class(level)) - valid
+    value = _over(square, of_class(level)) - valid.astype(square.dtype)
     contrast = jnp.where(valid, signal - of_class(average), 0)
     power = jnp.square(contrast).sum()
     slope = _over((contrast * value).sum(), power)

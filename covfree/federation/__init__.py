@@ -5,6 +5,7 @@ All of this prepares data on the host, in NumPy; see `docs/partitions.md` for wh
 
 from covfree.federation.dirichlet_partition import dirichlet as dirichlet
 from covfree.federation.dirichlet_partition import inner_dirichlet as inner_dirichlet
+from covfree.federation.participation import first_rounds as first_rounds
 from covfree.federation.participation import participation as participation
 from covfree.federation.participation import rounds_to_meet as rounds_to_meet
 from covfree.federation.partition import PARTITIONERS as PARTITIONERS

@@ -15,12 +15,11 @@ def participation(
     *,
     seed: int,
     replacement: bool = True,
-) -> Int64[np.ndarray, " clients"]:
-    """First round in which each client takes part.
+) -> Int64[np.ndarray, "rounds drawn"]:
+    """Draw the clients that take part in each round: the schedule.
 
-    A round draws ``per_round`` different clients, uniformly. What is summed over clients counts each of
-    them once, so the first round is all that matters: after r rounds the server holds the statistics of
-    the clients with ``0 <= first < r``.
+    A round draws ``per_round`` different clients, uniformly. Takes 8 bytes for each entry of the schedule,
+    and with replacement O(K) time for each round.
 
     Args:
         num_clients: K.
@@ -32,27 +31,58 @@ def participation(
             the clients not met so far, and the last ones to be met may be fewer than ``per_round``.
 
     Returns:
-        The round, or −1 for a client that no round drew.
+        The clients of each round, from 0, in no particular order; −1 where the round has fewer clients.
 
     Raises:
         TypeError: if an argument has another type.
         ValueError: if an argument is out of its range.
 
-    >>> participation(6, 2, 3, seed=0, replacement=False).tolist()
-    [2, 2, 0, 0, 1, 1]
+    >>> participation(5, 2, 3, seed=0, replacement=False).tolist()
+    [[2, 4], [3, 0], [1, -1]]
     """
     num_clients = check_integer("num_clients", num_clients, minimum=1)
     drawn = _clients_per_round(per_round, num_clients)
     num_rounds = check_integer("num_rounds", num_rounds, minimum=1)
     rng = generator(seed)
+    if replacement:
+        rounds = (rng.choice(num_clients, drawn, replace=False, shuffle=False) for _ in range(num_rounds))
+        return np.stack(list(rounds)).astype(np.int64, copy=False)
+    schedule = np.full((num_rounds, drawn), -1, np.int64)
+    order = rng.permutation(num_clients)[: schedule.size]
+    schedule.flat[: order.size] = order
+    return schedule
+
+
+def first_rounds(
+    schedule: Int64[np.ndarray, "rounds drawn"], num_clients: int
+) -> Int64[np.ndarray, " clients"]:
+    """Find the first round in which each client takes part.
+
+    What is summed over clients counts each of them once, so that for it the first round is all that matters:
+    after r rounds the server holds the statistics of the clients with ``0 <= first < r``.
+
+    Args:
+        schedule: the clients of each round, from `participation` or your own; −1 for nobody.
+        num_clients: K.
+
+    Returns:
+        The round, or −1 for a client that is in none.
+
+    Raises:
+        ValueError: if a client is not in [−1, K).
+
+    >>> first_rounds(np.array([[2, 0], [0, 3], [3, -1]]), 4).tolist()
+    [0, -1, 0, 1]
+    """
+    num_clients = check_integer("num_clients", num_clients, minimum=1)
+    if schedule.size and (schedule.min() < -1 or schedule.max() >= num_clients):
+        raise ValueError(
+            f"schedule must hold clients from 0 to {num_clients - 1}, or -1 for nobody, got numbers from "
+            f"{schedule.min()} to {schedule.max()}"
+        )
+    clients, places = np.unique(schedule, return_index=True)
     first = np.full(num_clients, -1, np.int64)
-    if not replacement:
-        order = rng.permutation(num_clients)[: num_rounds * drawn]
-        first[order] = np.arange(order.size) // drawn
-        return first
-    for index in range(num_rounds):
-        clients = rng.choice(num_clients, drawn, replace=False, shuffle=False)
-        first[clients[first[clients] < 0]] = index
+    first[clients[clients >= 0]] = places[clients >= 0] // schedule.shape[1]
     return first
 
 

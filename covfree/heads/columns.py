@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from covfree.linalg import Scatter, as_scatter
 from covfree.types import AnyArray, LinearHead, Moments
@@ -30,11 +30,12 @@ def fitting(name: str, matrix: Float[AnyArray, "dim dim"] | Scatter, moments: Mo
 
 
 def head_for_present(
-    weight: Float[Array, "dim classes"], bias: Float[Array, " classes"], moments: Moments
+    weight: Float[Array, "dim classes"], bias: Float[Array, " classes"], present: Bool[Array, " classes"]
 ) -> LinearHead:
-    """A head in which a class without examples has weight 0 and bias −∞, so that it is never predicted."""
-    present = moments.present
-    return LinearHead(jnp.where(present[None, :], weight, 0), jnp.where(present, bias, -jnp.inf))
+    """A head in which an absent class has weight 0 and bias 0, and is marked as absent."""
+    return LinearHead(
+        jnp.where(present[None, :], weight, 0), jnp.where(present, bias, 0), present.astype(weight.dtype)
+    )
 
 
 def log_priors(moments: Moments) -> Float[Array, " classes"]:

@@ -10,23 +10,26 @@ from jaxtyping import Array, Float
 
 from covfree.heads.columns import log_priors
 from covfree.lapack import cholesky, triangular_solve
-from covfree.types import AnyArray, Moments
+from covfree.types import AnyArray, Moments, masked
 
 
 class GaussianHead(NamedTuple):
     """A Gaussian for each class: scores are log-densities plus log-priors, up to a constant.
 
-    A class that no row held has a bias of −∞, so that it is never predicted.
+    A class that no row held is marked absent: its score is −∞, so that it is never predicted. All leaves are
+    finite floats, as those of `LinearHead`.
 
     Attributes:
         mean: μ_c.
         root: L_c with Σ_c = L_c L_cᵀ, lower triangular; or of a diagonal Σ_c the standard deviations.
-        bias: log π_c − ½ log det Σ_c.
+        bias: log π_c − ½ log det Σ_c; 0 for an absent class.
+        present: 1, or 0 for an absent class; None if all classes are present.
     """
 
     mean: Float[Array, "classes dim"]
     root: Float[Array, "classes dim dim"] | Float[Array, "classes dim"]
     bias: Float[Array, " classes"]
+    present: Float[Array, " classes"] | None = None
 
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch classes"]:
         """Scores of each class; one class at a time, so that memory is that of the features."""
@@ -42,7 +45,7 @@ class GaussianHead(NamedTuple):
             return bias - 0.5 * jnp.square(white).sum(1)
 
         scores = jax.lax.map(one_class, (self.mean, self.root, self.bias))
-        return scores.T.reshape(*features.shape[:-1], -1)
+        return masked(scores.T.reshape(*features.shape[:-1], -1), self.present)
 
 
 def gaussian_head(
@@ -81,4 +84,4 @@ def gaussian_head(
         root = jax.lax.map(cholesky, safe)
         scale = jnp.diagonal(root, axis1=1, axis2=2)
     bias = log_priors(moments) - jnp.log(scale).sum(1)
-    return GaussianHead(moments.mean, root, jnp.where(present, bias, -jnp.inf))
+    return GaussianHead(moments.mean, root, jnp.where(present, bias, 0), present.astype(root.dtype))

@@ -16,7 +16,14 @@ def lda_head(
     *,
     priors: Float[AnyArray, " classes"] | None = None,
 ) -> LinearHead:
-    """w_c = Σ⁻¹ μ_c and b_c = −½ μ_cᵀ Σ⁻¹ μ_c + log π_c: Bayes' rule for Gaussian classes of one covariance.
+    """Classify by Bayes' rule for Gaussian classes that share one covariance Σ.
+
+    w_c = Σ⁻¹(μ_c − μ_g) and b_c = −½ (μ_c + μ_g)ᵀ w_c + log π_c, with μ_g the mean of all examples.
+
+    The textbook has w_c = Σ⁻¹μ_c and b_c = −½ μ_cᵀΣ⁻¹μ_c + log π_c. Multiplied out, the score xᵀw_c + b_c
+    here is the textbook's less xᵀΣ⁻¹μ_g − ½ μ_gᵀΣ⁻¹μ_g. That term is the same for all classes, so that
+    predictions and softmax are the same. Where all features lie far from zero, it is large against what
+    differs between classes, and its rounding would hide that.
 
     Args:
         covariance: Σ, usually a shrunk within-class covariance. Where it is singular, the solution of
@@ -25,29 +32,31 @@ def lda_head(
         priors: π_c, at least 0; any scale. By default the classes' shares N_c/N.
 
     Returns:
-        The head; its scores are log-posteriors up to a constant, so that a softmax gives probabilities.
-        A class without examples (or with prior 0) has bias −∞.
+        The head; its scores are log-posteriors up to a term that all classes share, so that a softmax gives
+        probabilities. A class without examples, or with prior 0, is marked absent.
 
     Raises:
         ValueError: if Σ and the moments differ in size, or ``priors`` has another shape than [classes].
 
     Source: Fisher (1936); Hastie, Tibshirani and Friedman, The Elements of Statistical Learning, eq. 4.10.
-    Equivalent to ``sklearn.discriminant_analysis.LinearDiscriminantAnalysis(solver="lsqr")``.
+    Equivalent to ``sklearn.discriminant_analysis.LinearDiscriminantAnalysis(solver="lsqr")``, less the term.
 
     >>> import jax.numpy as jnp
     >>> moments = Moments(jnp.array([1, 1]), jnp.array([1, 1]), jnp.array([[2.0], [0.0]]))
     >>> head = lda_head(jnp.eye(1), moments)
     >>> head.weight.ravel().tolist(), (head.bias - head.bias[1]).tolist()
-    ([2.0, 0.0], [-2.0, 0.0])
+    ([1.0, -1.0], [-2.0, 0.0])
     """
-    mean = moments.mean
-    weight = solve(factorise(fitting("covariance", covariance, moments)), mean.T)
+    mean, centre, present = moments.mean, moments.grand_mean[None, :], moments.present
+    away = jnp.where(present[:, None], mean - centre, 0)
+    weight = solve(factorise(fitting("covariance", covariance, moments)), away.T)
     if priors is None:
         log_prior = log_priors(moments)
     else:
         priors = jnp.asarray(priors)
         if priors.shape != moments.count.shape:
             raise ValueError(f"priors: expected shape {moments.count.shape}, got {priors.shape}")
-        log_prior = jnp.log(priors) - jnp.log(priors.sum())
-    bias = -0.5 * jnp.sum(mean.T * weight, axis=0) + log_prior
-    return head_for_present(weight, bias, moments)
+        present &= priors > 0
+        log_prior = jnp.log(jnp.where(priors > 0, priors / priors.sum(), 1)).astype(mean.dtype)
+    bias = -0.5 * jnp.sum((mean + centre).T * weight, axis=0) + log_prior
+    return head_for_present(weight, bias, present)

@@ -15,7 +15,7 @@ def ncm_head(moments: Moments) -> LinearHead:
         moments: phase one of all rows.
 
     Returns:
-        The head, without bias (−∞ for an absent class).
+        The head, without bias; an absent class is marked so.
 
     Source: FedNCM (Legate et al. 2023).
 
@@ -24,4 +24,4 @@ def ncm_head(moments: Moments) -> LinearHead:
     Array([0.6, 0.8], dtype=float32)
     """
     weight = unit_columns(moments.mean.T)
-    return head_for_present(weight, jnp.zeros_like(weight[0]), moments)
+    return head_for_present(weight, jnp.zeros_like(weight[0]), moments.present)

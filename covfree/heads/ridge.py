@@ -22,7 +22,7 @@ def ridge_head(
         ridge: λ, at least 0. Where G + λI is singular, the solution of minimum norm.
 
     Returns:
-        The head, without bias (−∞ for an absent class).
+        The head, without bias; an absent class is marked so.
 
     Raises:
         ValueError: if G and the moments differ in size.
@@ -36,4 +36,4 @@ def ridge_head(
            [0., 1.]], dtype=float32)
     """
     weight = unit_columns(solve(factorise(fitting("gram", gram, moments).shifted(ridge)), moments.total.T))
-    return head_for_present(weight, jnp.zeros_like(weight[0]), moments)
+    return head_for_present(weight, jnp.zeros_like(weight[0]), moments.present)

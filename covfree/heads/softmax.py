@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer, Real
 
 from covfree.checks import check_positive, check_strength
+from covfree.heads.columns import head_for_present
 from covfree.products import product
 from covfree.statistics.groups import accumulation_dtype, as_examples
 from covfree.types import AnyArray, LinearHead, Scalar
@@ -44,7 +45,7 @@ def softmax_head(
 
     Returns:
         The head; its scores are log-posteriors up to a constant. A class without examples (or of weight 0
-        in all) has weight 0 and bias −∞.
+        in all) has weight 0 and bias 0, and is marked absent.
 
     Raises:
         ValueError: if shapes do not fit, or a number is out of its range.
@@ -129,10 +130,10 @@ def _fit(
         # The line search has been there: this takes what it saw.
         return moved, after, *value_and_grad(moved, state=after), step + 1
 
-    start = LinearHead(jnp.zeros((features.shape[1], num_classes), dtype), jnp.zeros(num_classes, dtype))
+    start: Any = LinearHead(jnp.zeros((features.shape[1], num_classes), dtype), jnp.zeros(num_classes, dtype))
     state = optimiser.init(start)
     carry = (start, state, *value_and_grad(start, state=state), jnp.int32(0))
     head = jax.lax.while_loop(unfinished, one_step, carry)[0]
     slopes = head.weight / spread
     bias = head.bias - product(mean, slopes)[0]
-    return LinearHead(jnp.where(present[None, :], slopes, 0), jnp.where(present, bias, -jnp.inf))
+    return head_for_present(slopes, bias, present)

@@ -140,7 +140,7 @@ def with_temperature(head: LinearHead, temperature: Scalar) -> LinearHead:
     Array([[2.]], dtype=float32)
     """
     temperature = jnp.asarray(temperature, head.weight.dtype)
-    return LinearHead(head.weight / temperature, head.bias / temperature)
+    return head._replace(weight=head.weight / temperature, bias=head.bias / temperature)
 
 
 def _gaps(

@@ -81,7 +81,7 @@ def unequal_cut(covariance: Scatter, moments: Moments, parts: Parts, head: Linea
     root = jnp.sqrt(jnp.maximum(jnp.square(slope) - 4 * curve * level, jnp.finfo(apart.dtype).tiny))
     # LDA cuts at y = −log(π₂/π₁).
     further = 2 * level / (slope + root) - odds
-    return LinearHead(head.weight, head.bias + jnp.stack([-further, further]) / 2)
+    return head._replace(bias=head.bias + jnp.stack([-further, further]) / 2)
 
 
 def _variance_ratios(covariance: Scatter, parts: Parts, column: Float[Array, "dim 1"]) -> Float[Array, "2"]:

@@ -30,14 +30,15 @@ def _system(numbers: AflNumbers, totals: tuple[Moments, Scatter]) -> Scatter:
 def _head(numbers: AflNumbers, system: Scatter, totals: tuple[Moments, Scatter]) -> LinearHead:
     moments = totals[0]
     weight = solve(factorise(system), moments.total.T)
-    return head_for_present(weight, jnp.zeros_like(weight[0]), moments)
+    return head_for_present(weight, jnp.zeros_like(weight[0]), moments.present)
 
 
 def _merge(numbers: AflNumbers, message: Message, num_classes: int) -> tuple[tuple[Moments, Scatter]]:
     """C − Kγ I: the absolute aggregation law keeps Σ C_k and Σ C_k W_k, and they are all that it needs."""
     ((moments, gram),) = gram_merge(numbers, message, num_classes)
-    added = distinct(message.rows.client) * numbers.gamma
-    matrix = gram.value - added * jnp.eye(gram.dim, dtype=gram.value.dtype)
+    dtype = gram.value.dtype
+    added = jnp.asarray(distinct(message.rows.client), dtype) * jnp.asarray(numbers.gamma, dtype)
+    matrix = gram.value - added * jnp.eye(gram.dim, dtype=dtype)
     return ((moments, Scatter.from_matrix(matrix)),)
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
-from covfree.sums import group_sums
+from covfree.sums import group_means
 from covfree.types import AnyArray, PRNGKey
 
 
@@ -15,23 +15,24 @@ def accumulation_dtype(features: AnyArray) -> jnp.dtype:
     return jnp.promote_types(jnp.result_type(features), jnp.float32)
 
 
+def mean_groups(
+    features: Float[Array, "examples dim"], group: Integer[Array, " examples"], num_groups: int
+) -> tuple[Float[Array, "groups dim"], Integer[Array, " groups"]]:
+    """Average features and count examples by group; a group below 0 is padding.
+
+    Returns:
+        Means in `accumulation_dtype`, 0 of an empty group, and counts.
+    """
+    kept = (group >= 0) & (group < num_groups)
+    return group_means(features, kept.astype(jnp.int32), jnp.where(kept, group, num_groups), num_groups)
+
+
 def sum_groups(
     features: Float[Array, "examples dim"], group: Integer[Array, " examples"], num_groups: int
 ) -> tuple[Float[Array, "groups dim"], Integer[Array, " groups"]]:
-    """Sum features and count examples by group; a group below 0 is padding.
-
-    Returns:
-        Sums in `accumulation_dtype` and counts.
-    """
-    kept = (group >= 0) & (group < num_groups)
-    return group_sums(features, kept.astype(jnp.int32), jnp.where(kept, group, num_groups), num_groups)
-
-
-def means_of(
-    sums: Float[Array, "groups dim"], counts: Integer[Array, " groups"]
-) -> Float[Array, "groups dim"]:
-    """Divide sums by counts; the mean of nothing is 0."""
-    return sums / jnp.maximum(counts, 1)[:, None].astype(sums.dtype)
+    """Sum features and count examples by group, as `mean_groups` averages them."""
+    means, counts = mean_groups(features, group, num_groups)
+    return means * counts.astype(means.dtype)[:, None], counts
 
 
 def subset_groups(

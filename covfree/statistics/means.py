@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
 from covfree.checks import check_positive
-from covfree.statistics.groups import as_examples, means_of, subset_groups, sum_groups
+from covfree.statistics.groups import as_examples, mean_groups, subset_groups
 from covfree.types import AnyArray, PRNGKey
 
 
@@ -36,8 +36,7 @@ def class_means(
     """
     features, labels = as_examples(features, labels=labels)
     check_positive("num_classes", num_classes)
-    sums, counts = sum_groups(features, labels, num_classes)
-    return means_of(sums, counts), counts
+    return mean_groups(features, labels, num_classes)
 
 
 def subset_class_means(
@@ -81,6 +80,6 @@ def subset_class_means(
     kept = (labels >= 0) & (labels < num_classes)
     _, subset = subset_groups((labels,), kept, num_subsets, key)
     group = jnp.where(kept, labels * num_subsets + subset, -1)
-    sums, counts = sum_groups(features, group, num_classes * num_subsets)
+    means, counts = mean_groups(features, group, num_classes * num_subsets)
     shape = (num_classes, num_subsets)
-    return means_of(sums, counts).reshape(*shape, -1), counts.reshape(shape)
+    return means.reshape(*shape, -1), counts.reshape(shape)

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Integer
 
 from covfree.checks import check_choice, check_positive
-from covfree.statistics.groups import accumulation_dtype, as_examples, means_of, subset_groups, sum_groups
+from covfree.statistics.groups import accumulation_dtype, as_examples, mean_groups, subset_groups
 from covfree.types import AnyArray, PRNGKey, Rows, is_traced
 
 # What a client may send of the spread about a mean: the variance of each feature, or their average.
@@ -118,7 +118,7 @@ def client_rows(
         raise ValueError("key: expected a PRNG key as num_subsets > 1 deals examples at random, got None")
     kept = (labels >= 0) & (clients >= 0)
     row, _ = subset_groups((clients, labels), kept, num_subsets, key, subset_size=subset_size)
-    sums, counts = sum_groups(features, row, num_rows)
+    means, counts = mean_groups(features, row, num_rows)
     if not is_traced(counts) and counts.sum() != kept.sum():
         raise ValueError(
             f"num_rows: {num_rows} rows cannot hold all client-class pairs: "
@@ -131,7 +131,6 @@ def client_rows(
         shared = jax.ops.segment_max(values.astype(jnp.int32), slot, num_rows)
         return jnp.where(counts > 0, shared, -1)
 
-    means = means_of(sums, counts)
     variance = None
     if covariance is not None:
         variance = _row_variances(features, row, means)
@@ -148,5 +147,6 @@ def _row_variances(
     # Padding may hold NaN, of which not even the gradient of a square that is not summed is 0.
     values = jnp.where((row >= 0)[:, None], features, 0).astype(accumulation_dtype(features))
     deviation = values - means.at[row].get(mode="fill", fill_value=0)
-    squares, counts = sum_groups(jnp.square(deviation), row, means.shape[0])
-    return squares / jnp.maximum(counts - 1, 1)[:, None].astype(squares.dtype)
+    square, counts = mean_groups(jnp.square(deviation), row, means.shape[0])
+    unbiased = counts.astype(square.dtype) / jnp.maximum(counts - 1, 1).astype(square.dtype)
+    return square * unbiased[:, None]

@@ -82,7 +82,7 @@ def test_no_examples_at_all():
         METHOD, np.zeros((0, 2), np.float32), np.zeros(0, int), np.zeros(0, int), num_classes=3
     )
     np.testing.assert_array_equal(head.weight, 0)
-    np.testing.assert_array_equal(head.bias, -np.inf)
+    np.testing.assert_array_equal(head.present, 0)
 
 
 def test_diagnosis_shows_a_singular_system():
@@ -113,7 +113,7 @@ def test_evaluate():
     assert covfree.evaluate(head, np.asarray(features, np.float16), np.array([0, 1, 1, -1])) == 1
     negative = jax.tree_util.Partial(jnp.negative)  # a head may be any function that is a pytree
     assert covfree.evaluate(negative, features, jnp.array([1, 0, 0, -1])) == 1
-    never = covfree.LinearHead(jnp.zeros((2, 2)), jnp.full(2, -jnp.inf))
+    never = covfree.LinearHead(jnp.zeros((2, 2)), jnp.zeros(2), present=jnp.zeros(2))
     assert covfree.evaluate(never, features[:3], jnp.array([0, 0, 0])) == 0  # no class was ever seen
 
 
@@ -128,7 +128,9 @@ def test_sweep_of_federations_under_vmap():
     heads = jax.vmap(lambda rows: covfree.solve_rows(METHOD, rows, num_classes=CLASSES))(batch)
     for k, rows in enumerate(tables):
         assert_heads_close(
-            (heads.weight[k], heads.bias[k]), covfree.solve_rows(METHOD, rows, num_classes=CLASSES), 1e-5
+            jax.tree.map(lambda leaf, k=k: leaf[k], heads),
+            covfree.solve_rows(METHOD, rows, num_classes=CLASSES),
+            1e-5,
         )
 
 

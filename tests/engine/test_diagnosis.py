@@ -153,6 +153,29 @@ def test_a_share_of_the_shift_is_told():
     np.testing.assert_allclose(found.shift.relative_shift, trace / 5 - 1, rtol=0.15)
 
 
+def test_features_far_from_zero():
+    rows = gaussian_rows(1, 15, 2, np.eye(5), seed=3)[0]
+    run = jax.jit(lambda rows: covfree.diagnose(rows, num_classes=2))
+    # What a head about the origin makes of float32 is in tests/methods/test_contracts.py.
+    for offset, words, others in (
+        (10.0, "Features lie", ("do not trust", "too few digits")),
+        (1e4, "do not trust heads about the origin", ("too few digits",)),
+        (1e6, "hold too few digits for any method", ("do not trust",)),
+    ):
+        moved = dataclasses.replace(rows, mean=rows.mean + jnp.float32(offset))
+        found = run(moved)
+        if offset < 1e6:  # there the spread is that of rounding
+            # 50 examples a mean, and unit variances.
+            np.testing.assert_allclose(found.offset, offset, rtol=0.1)
+        text = str(found)
+        assert words in text, text
+        assert not any(other in text for other in others), text
+    alone = gaussian_rows(1, 1, 2, np.eye(5), seed=3)[0]
+    found = covfree.diagnose(alone, num_classes=2)
+    assert np.isinf(found.offset)
+    assert "from zero" not in str(found)
+
+
 @pytest.mark.parametrize("covariance", ["diagonal", "spherical"])
 def test_what_clients_sent_of_their_variances_counts(covariance):
     rng = np.random.default_rng(0)

@@ -11,7 +11,7 @@ from federations import CLASSES, CLIENTS, DIM
 from precision import FLOAT32, assert_heads_close
 
 import covfree
-from covfree.federation import participation
+from covfree.federation import first_rounds, participation
 
 ROUNDS = 5
 RIDGE = covfree.fed3r()
@@ -43,7 +43,7 @@ def only(clients) -> federations.Federation:
 
 
 # Three of nine clients in each round, drawn with replacement: some come again, one never does.
-FIRST = participation(CLIENTS, 0.3, ROUNDS, seed=4)
+FIRST = first_rounds(participation(CLIENTS, 0.3, ROUNDS, seed=4), CLIENTS)
 
 
 def came(after: int, first=FIRST) -> set[int]:
@@ -146,7 +146,7 @@ def test_accuracy_is_that_of_the_clients_who_came():
 def test_the_last_of_enough_rounds_is_that_of_all():
     """Everybody once, three in a round, without replacement."""
     for method in (RIDGE, COF):
-        first = participation(CLIENTS, 3, 3, seed=0, replacement=False)
+        first = first_rounds(participation(CLIENTS, 3, 3, seed=0, replacement=False), CLIENTS)
         last = accuracies(method, first)[-1]
         assert abs(last - accuracy_of(method, range(CLIENTS))) <= ONE_EXAMPLE
 

@@ -103,7 +103,7 @@ def test_two_processes_are_one(finished, script, name):
     rows = jax.tree.map(lambda *leaves: np.concatenate(leaves), *shares)
     head = covfree.solve_rows(method, rows, num_classes=SIZES["classes"])
     saved = np.load(folder / f"{name}.npz")
-    assert_heads_close((saved["weight"], saved["bias"]), head, 1e-5)
+    assert_heads_close((saved["weight"], saved["bias"]), head[:2], 1e-5)
 
     for process, (share, output) in enumerate(zip(shares, outputs, strict=True)):
         line = re.search(rf"process {process} of 2: {name}: (\d+) rows here, table of (\d+)", output)

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from covfree.federation.participation import participation, rounds_to_meet
+from covfree.federation.participation import first_rounds, participation, rounds_to_meet
 
 
 def met_by_enumeration(num_clients, drawn, wanted):
@@ -84,7 +84,7 @@ def test_rounds_against_draws(share):
     wanted = math.ceil(share * num_clients)
     rounds = []
     for seed in range(repeats):
-        first = participation(num_clients, drawn, 120, seed=seed)
+        first = first_rounds(participation(num_clients, drawn, 120, seed=seed), num_clients)
         rounds.append(np.sort(np.where(first < 0, 1000, first))[wanted - 1] + 1)
     rounds = np.array(rounds, float)
     mean, deviation = rounds_to_meet(num_clients, drawn, share)
@@ -105,33 +105,54 @@ def test_degenerate_shares():
 
 
 def test_each_round_draws_different_clients():
-    # A first round, and all rounds, hold no client twice.
-    first = participation(30, 8, 1, seed=3)
-    assert (first == 0).sum() == 8
-    assert (first == -1).sum() == 22
     for seed in range(5):
-        first = participation(30, 8, 40, seed=seed)
-        assert first.shape == (30,)
-        assert first.min() >= -1
-        assert np.bincount(first[first >= 0]).max() <= 8
-    np.testing.assert_array_equal(participation(30, 8, 40, seed=4), first)
+        schedule = participation(30, 8, 40, seed=seed)
+        assert schedule.shape == (40, 8)
+        assert schedule.min() >= 0
+        assert schedule.max() < 30
+        assert all(len(set(clients)) == 8 for clients in schedule.tolist())
+    np.testing.assert_array_equal(participation(30, 8, 40, seed=4), schedule)
+    # Another round is another draw.
+    assert len({tuple(sorted(clients)) for clients in schedule.tolist()}) == 40
 
 
 def test_the_clients_of_a_round_are_uniform():
     repeats = 2000
-    drawn = sum((participation(10, 3, 1, seed=seed) == 0).astype(int) for seed in range(repeats))
+    drawn = np.bincount(participation(10, 3, repeats, seed=0).ravel(), minlength=10)
+    other = sum(np.bincount(participation(10, 3, 2, seed=s)[1], minlength=10) for s in range(repeats))
     deviation = math.sqrt(repeats * 0.3 * 0.7)
-    assert (abs(drawn - 0.3 * repeats) < 4 * deviation).all()
+    for counts in (drawn, other):
+        assert (abs(counts - 0.3 * repeats) < 4 * deviation).all()
 
 
 def test_without_replacement_each_client_comes_once():
-    first = participation(23, 5, 10, seed=0, replacement=False)
-    assert np.bincount(first).tolist() == [5, 5, 5, 5, 3]
-    first = participation(23, 5, 3, seed=0, replacement=False)
-    assert [(first == r).sum() for r in (-1, 0, 1, 2)] == [8, 5, 5, 5]
-    assert (participation(23, 1.0, 2, seed=0, replacement=False) == 0).all()
-    assert (participation(23, 1.0, 2, seed=0) == 0).all()
-    assert (participation(23, 5, 3, seed=1, replacement=False) != first).any()
+    schedule = participation(23, 5, 10, seed=0, replacement=False)
+    assert schedule.shape == (10, 5)
+    assert (schedule >= 0).sum(1).tolist() == [5, 5, 5, 5, 3, 0, 0, 0, 0, 0]
+    assert sorted(schedule[schedule >= 0]) == list(range(23))
+    # Fewer rounds are the first of them.
+    np.testing.assert_array_equal(participation(23, 5, 3, seed=0, replacement=False), schedule[:3])
+    assert (participation(23, 5, 10, seed=1, replacement=False) != schedule).any()
+    assert sorted(participation(23, 1.0, 2, seed=0, replacement=False)[0]) == list(range(23))
+    assert sorted(participation(23, 1.0, 2, seed=0)[1]) == list(range(23))
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_first_rounds_are_those_of_the_schedule(replacement):
+    schedule = participation(30, 4, 9, seed=2, replacement=replacement)
+    first = first_rounds(schedule, 30)
+    for client in range(30):
+        rounds = [r for r in range(9) if client in schedule[r]]
+        assert first[client] == (rounds[0] if rounds else -1)
+    assert (first < 0).any() != (not replacement)
+
+
+@pytest.mark.parametrize("client", [7, -2])
+def test_first_rounds_of_a_bad_schedule(client):
+    with pytest.raises(
+        ValueError, match=rf"schedule must hold clients from 0 to 6, .* got numbers from .*{client}"
+    ):
+        first_rounds(np.array([[0, client]]), 7)
 
 
 @pytest.mark.usefixtures("untyped")

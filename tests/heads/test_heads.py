@@ -62,7 +62,8 @@ def test_heads_equal_the_oracle(precision, name, seed):
     assert_heads_close(head, build_oracle(name, exact, count, mean), precision.tolerance)
     assert head.weight.dtype == head.bias.dtype == precision.dtype
     np.testing.assert_array_equal(head.weight[:, ABSENT], 0)
-    assert head.bias[ABSENT] == -np.inf
+    assert head.bias[ABSENT] == 0
+    np.testing.assert_array_equal(head.present, np.arange(CLASSES) != ABSENT)
     if name != "lda":
         norms = np.linalg.norm(np.asarray(head.weight, np.float64), axis=0)
         np.testing.assert_allclose(np.delete(norms, ABSENT), 1, rtol=1e-6)
@@ -91,7 +92,7 @@ def test_lda_with_priors(precision):
     priors = np.array([1.0, 2.0, 0.0, 5.0, 3.0, 1.0])
     head = covfree.lda_head(matrix, moments, priors=precision.array(priors))
     assert_heads_close(head, oracle.lda_head(exact, count, mean, priors), precision.tolerance)
-    assert head.bias[2] == -np.inf
+    assert head.present[2] == 0
     # Their scale does not matter, and shares of the counts are the default.
     again = covfree.lda_head(matrix, moments, priors=precision.array(7 * priors))
     assert_heads_close(again, head, precision.tolerance)
@@ -109,8 +110,10 @@ def test_lda_equals_scikit_learn():
         covariance = covfree.within_scatter(rows, moments) / len(clean.labels)
         head = covfree.lda_head(covariance, moments)
         peer = LinearDiscriminantAnalysis(solver="lsqr").fit(clean.features, clean.labels)
-        assert_close(np.asarray(head.weight).T[present], peer.coef_, 1e-9)
-        assert_close(np.asarray(head.bias)[present], peer.intercept_, 1e-9)
+        # But for a term that all classes share.
+        weight, bias = np.asarray(head.weight).T[present], np.asarray(head.bias)[present]
+        assert_close(weight - weight[:1], peer.coef_ - peer.coef_[:1], 1e-9)
+        assert_close(bias - bias[0], peer.intercept_ - peer.intercept_[0], 1e-9)
         log_posterior = jax.nn.log_softmax(head(FLOAT64.array(clean.features)))[:, present]
         np.testing.assert_allclose(np.exp(log_posterior), peer.predict_proba(clean.features), atol=1e-9)
 
@@ -129,7 +132,8 @@ def test_only_absent_classes(name):
     moments = covfree.Moments(jnp.zeros(3, jnp.int32), jnp.zeros(3, jnp.int32), jnp.zeros((3, DIM)))
     head = build(name, jnp.eye(DIM), moments)
     np.testing.assert_array_equal(head.weight, 0)
-    np.testing.assert_array_equal(head.bias, -np.inf)
+    np.testing.assert_array_equal(head.bias, 0)
+    np.testing.assert_array_equal(head.present, 0)
 
 
 @pytest.mark.parametrize("scale", [1e-15, 1e15])
@@ -160,7 +164,8 @@ def test_order_of_classes_does_not_matter(seed):
     other = covfree.Moments(moments.count[order], moments.rows[order], moments.total[order])
     for name in HEADS:
         head, permuted = compiled_build(name, matrix, moments), compiled_build(name, matrix, other)
-        assert_heads_close(permuted, (head.weight[:, order], head.bias[order]), 1e-5)
+        expected = (head.weight[:, order], head.bias[order], head.present[order])
+        assert_heads_close(permuted, expected, 1e-5)
 
 
 @pytest.mark.usefixtures("untyped")
@@ -174,7 +179,7 @@ def test_eager_jit_and_vmap_agree(name):
         compiled = jax.jit(lambda a, m: build(name, a, m))(matrix, some)
         with jax.disable_jit():
             eager = build(name, matrix, some)
-        assert_heads_close((batched.weight[k], batched.bias[k]), compiled, 1e-5)
+        assert_heads_close(jax.tree.map(lambda leaf, k=k: leaf[k], batched), compiled, 1e-5)
         assert_heads_close(eager, compiled, 1e-5)
 
 

@@ -127,7 +127,7 @@ def test_a_federation_adds_terms_and_steps(precision):
     assert total.count == EXAMPLES
     whole = temperature_terms(head, features, labels, beta)
     assert_close(total.loss, whole.loss, precision.tolerance)
-    np.testing.assert_allclose(1 / beta, calibrate(*head, features, labels), rtol=1e-5)
+    np.testing.assert_allclose(1 / beta, calibrate(head.weight, head.bias, features, labels), rtol=1e-5)
 
 
 def test_with_temperature_divides_scores(precision):
@@ -139,8 +139,9 @@ def test_with_temperature_divides_scores(precision):
     np.testing.assert_array_equal(jax.nn.softmax(soft)[:, ABSENT], 0)
     # A head at its own temperature wants no other.
     labels = precision.array(problem(0)[3])
-    best = calibrate(*head, precision.array(features), labels)
-    again = calibrate(*with_temperature(head, best), precision.array(features), labels)
+    best = calibrate(head.weight, head.bias, precision.array(features), labels)
+    soft = with_temperature(head, best)
+    again = calibrate(soft.weight, soft.bias, precision.array(features), labels)
     np.testing.assert_allclose(again, 1, rtol=1e-5)
 
 

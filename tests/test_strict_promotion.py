@@ -1,0 +1,85 @@
+"""Public functions where jax may not mix data types; methods are in tests/methods/test_contracts.py."""
+
+import federations
+import jax
+import jax.numpy as jnp
+import numpy as np
+from federations import CLASSES, DIM
+from precision import x64
+
+import covfree
+from covfree import recursive
+
+KEY = jax.random.key(0)
+
+
+def test_no_data_types_are_mixed():
+    """Tracing tells; nothing is compiled but what makes the arguments."""
+    clean = federations.make(0).clean
+    x, y, k = jnp.asarray(clean.features, jnp.float32), jnp.asarray(clean.labels), jnp.asarray(clean.clients)
+    rows = covfree.summarise(covfree.fedcof_components(), x, y, k, key=KEY)
+    two = covfree.Rows(rows.mean, rows.count, jnp.minimum(rows.label, 1), rows.client)
+    moments = covfree.first_moments(rows, CLASSES)
+    means, counts = covfree.class_means(x, y, CLASSES)
+    virtual = covfree.Rows(means, counts, jnp.arange(CLASSES), covariance=jnp.ones_like(means))
+    head = covfree.ncm_head(moments)
+    first = jnp.arange(federations.CLIENTS)
+    covariances = jnp.broadcast_to(jnp.eye(DIM), (CLASSES, DIM, DIM))
+
+    def solved(shrinkage, rows=rows, num_classes=CLASSES, **options):
+        return covfree.solve_rows(covfree.fedcof(shrinkage, **options), rows, num_classes=num_classes)
+
+    def recursion():
+        state = recursive.update(recursive.recursive_ridge(DIM, CLASSES, 1), x, y)
+        return recursive.head(recursive.downdate(state, x[:3], y[:3]))
+
+    calls = [
+        lambda: covfree.accuracy_by_round(
+            covfree.fedncm(), rows, first, x, y, num_rounds=3, num_classes=CLASSES
+        ),
+        lambda: covfree.aggregate_covariances(means, counts, covariances),
+        lambda: covfree.arrived(rows, first, 3),
+        lambda: covfree.between_scatter(moments),
+        lambda: covfree.calibrate_temperature(head, x, y),
+        lambda: covfree.class_covariances(x, y, CLASSES),
+        lambda: covfree.class_means(x, y, CLASSES),
+        lambda: covfree.count_noise("laplace", 1)(rows, key=KEY),
+        lambda: covfree.diagnose(rows, num_classes=CLASSES, method=covfree.fed3r()),
+        lambda: covfree.estimate_covariance(rows.mean, rows.count),
+        lambda: covfree.estimate_covariances(rows, CLASSES),
+        lambda: covfree.evaluate(head, x, y),
+        lambda: covfree.feature_quality(x, y, x, y, num_classes=CLASSES),
+        lambda: covfree.first_moments(rows, CLASSES),
+        lambda: covfree.gaussian_head(covariances, moments)(x),
+        lambda: covfree.gram(x, y, CLASSES),
+        lambda: covfree.lda_head(jnp.eye(DIM), moments, priors=jnp.ones(CLASSES)),
+        lambda: covfree.ncm_head(moments),
+        lambda: covfree.ridge_head(jnp.eye(DIM), moments, ridge=1),
+        lambda: covfree.sample_rows(virtual, 50, key=KEY),
+        lambda: covfree.scatter_spectra(rows, CLASSES),
+        lambda: covfree.shift_test(rows, CLASSES),
+        lambda: covfree.softmax_head(x, y, CLASSES, weight=y),
+        lambda: covfree.subset_class_means(x, y, CLASSES, 2, key=KEY),
+        lambda: covfree.total_gram(jnp.eye(DIM), moments).dense(),
+        lambda: covfree.with_temperature(head, 2),
+        lambda: covfree.within_scatter(rows, moments, weighting="pooled"),
+        lambda: solved(1),
+        lambda: solved(covfree.relative(1)),
+        lambda: solved(covfree.oas()),
+        lambda: solved(covfree.ledoit_wolf()),
+        lambda: solved("auto", two, 2, head="auto"),
+        recursion,
+    ]
+    with jax.numpy_dtype_promotion("strict"):
+        for call in calls:
+            # Leaves alone: records of shapes would not be what their fields' types say.
+            jax.eval_shape(lambda call=call: jax.tree.leaves(call()))
+
+
+def test_float64_after_float32():
+    """What one precision left behind in compiled functions does not disturb the other."""
+    clean = federations.make(0).clean
+    single = covfree.fit(covfree.fedcof(), clean.features.astype(np.float32), clean.labels, clean.clients)
+    with x64():
+        double = covfree.fit(covfree.fedcof(), clean.features, clean.labels, clean.clients)
+    np.testing.assert_allclose(single.weight, double.weight, rtol=1e-2, atol=1e-3)
