@@ -13,6 +13,7 @@ from jax.lax import linalg as lax_linalg
 from jaxtyping import Array, Float, Integer
 
 from covfree.checks import check_positive, check_strength
+from covfree.doors import compiled
 from covfree.heads.columns import head_for_present, unit_columns
 from covfree.products import product
 from covfree.statistics.groups import as_examples, sum_groups
@@ -76,7 +77,7 @@ def recursive_ridge(dim: int, num_classes: int, ridge: Scalar) -> RecursiveRidge
     )
 
 
-@jax.jit
+@compiled()
 def update(
     state: RecursiveRidge,
     features: Float[AnyArray, "examples dim"],
@@ -117,7 +118,7 @@ def update(
     return RecursiveRidge(root * sign[:, None], state.total + total, state.count + count, state.margin)
 
 
-@jax.jit
+@compiled()
 def downdate(
     state: RecursiveRidge,
     features: Float[AnyArray, "examples dim"],

@@ -113,7 +113,6 @@ def test_what_is_sound_passes():
     covfree.check(FEATURES, LABELS.astype(np.uint8), CLIENTS.astype(np.int8))
     # Large but finite: sums of them are not.
     covfree.check(np.full((2, 3), 3e38, np.float32), np.zeros(2, int))
-    covfree.check(np.full((2, 3), 1.5e308), np.zeros(2, int))
     covfree.check(np.full((2, 3), 65504, np.float16), np.zeros(2, int))
 
 
