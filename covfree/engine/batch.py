@@ -191,8 +191,8 @@ def fit(
 def _check_evaluation(head: Any, features: Any, labels: Any) -> None:
     if not callable(head):
         raise TypeError(f"head: expected a head such as fit gives, got {type(head).__name__}")
-    if not np.issubdtype(np.result_type(labels), np.integer):
-        raise TypeError(f"labels: expected integers, got {np.result_type(labels)}")
+    if not jnp.issubdtype(jnp.result_type(labels), jnp.integer):
+        raise TypeError(f"labels: expected integers, got {jnp.result_type(labels)}")
     if np.ndim(labels) != 1 or np.shape(features)[:1] != np.shape(labels):
         raise ValueError(
             f"labels: expected shape {list(np.shape(features)[:1])}, one for each row of features, "
