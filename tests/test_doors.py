@@ -147,6 +147,10 @@ MISUSE = {
         lambda: covfree.client_message(NCM, FEATURES, LABELS, num_classes="3"),
         "num_classes: .*'3'",
     ),
+    "classes, collect": (
+        lambda: covfree.collect({"a": MESSAGE}, num_classes=0),
+        "num_classes: expected an integer of at least 1, got 0",
+    ),
     "no head": (lambda: covfree.evaluate("lda", FEATURES, LABELS), "head: expected a head .* got str"),
     "float labels": (lambda: covfree.evaluate(HEAD, FEATURES, LABELS * 1.0), "labels: expected integers"),
     "message of a method": (

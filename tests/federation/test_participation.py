@@ -161,8 +161,8 @@ def test_bad_shares_and_seeds():
         participation(5, 1, 1, seed=-1)
 
 
-# Fed3R (Fanì et al. 2024), Table 7: mean and standard deviation of 1,000 simulations, for 25, 50, 75 and 100 %
-# of the clients, with b of K in a round.
+# Fed3R (Fanì et al. 2024), Table 7: mean and standard deviation of 1,000 simulations, for 25, 50, 75 and
+# 100 % of the clients, with b of K in a round.
 TABLE_7 = {
     (1262, 10): [(37, 1), (88, 2), (175, 4), (970, 155)],
     (1262, 20): [(19, 1), (44, 1), (87, 2), (483, 79)],
@@ -189,7 +189,7 @@ def test_the_published_table():
             near = abs(mean - expected) <= 4.5 * spread / np.sqrt(1000) + 0.5
             if not near or abs(deviation - spread) > 4.5 * spread * np.sqrt(4.4 / 4000) + 0.5:
                 missed[num_clients, drawn, share] = round(expected, 2), round(spread, 2)
-    # One of 36, printed as 3 ± 0: two rounds of 50 of 100 meet 75 on average, and more often than not at least
-    # these. For more than 75 it would be right.
+    # One of 36, printed as 3 ± 0: two rounds of 50 of 100 meet 75 on average, and more often than not at
+    # least these. For more than 75 it would be right.
     assert missed == {(100, 50, 0.75): (2.42, 0.49)}
     assert np.round(rounds_to_meet(100, 50, 0.76)).tolist() == [3, 0]
