@@ -104,6 +104,8 @@ def test_streams_differ_from_one_another_and_from_a_callers_own(make):
     key = make(3)
     names = ["subsets", "signs", "mixtures", "direction", "starts", "transforms", "count noise"]
     names += ["offset", "normal", "directions", "phases"]
-    keys = [derive(key, name) for name in names] + list(jax.random.split(key, 1000)) + [key]
-    keys = keys if jnp.issubdtype(key.dtype, jnp.integer) else [jax.random.key_data(k) for k in keys]
-    assert len(np.unique(np.stack(keys), axis=0)) == len(names) + 1001
+    keys = [derive(key, name) for name in names] + [key]
+    data = [jax.random.key_data(k) if make is jax.random.key else k for k in keys]
+    split = jax.random.split(key, 1000)
+    data.extend(np.asarray(jax.random.key_data(split) if make is jax.random.key else split))
+    assert len(np.unique(np.stack(data), axis=0)) == len(names) + 1001

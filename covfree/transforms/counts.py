@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ CountNoise: TypeAlias = Literal["uniform", "gaussian", "laplace"]
 
 
 # A standard draw, and what makes σ of it for counts n and ε.
-_LAWS: dict[str, tuple[Callable[..., jax.Array], Callable[[jax.Array, Scalar], jax.Array]]] = {
+_LAWS: dict[str, tuple[Callable[..., jax.Array], Callable[..., Any]]] = {
     "uniform": (partial(jax.random.uniform, minval=-1.0, maxval=1.0), lambda n, epsilon: (1 - epsilon) * n),
     "gaussian": (jax.random.normal, lambda n, epsilon: 1 / jnp.sqrt(epsilon)),
     "laplace": (jax.random.laplace, lambda n, epsilon: 1 / epsilon),
