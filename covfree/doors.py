@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec
 
 import jax
 import jax.numpy as jnp
@@ -19,14 +19,13 @@ from jaxtyping import Array, Integer
 from covfree.types import AnyArray, is_traced
 
 _P = ParamSpec("_P")
-_R = TypeVar("_R")
 
 _INT32 = np.iinfo(np.int32)
 
 
 def compiled(
     static_argnames: tuple[str, ...] = (), *, check: Callable[..., None] | None = None
-) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+) -> Callable[[Callable[_P, Any]], Callable[_P, Any]]:
     """``jax.jit`` of a public function, which looks at its arguments first: inside, values cannot raise.
 
     Integers that int32 cannot hold are a ``ValueError`` that names the argument. (``jit`` takes 2³² for 0.)
@@ -37,18 +36,18 @@ def compiled(
             the function expects.
     """
 
-    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    def decorate(function: Callable[_P, Any]) -> Callable[_P, Any]:
         run = jax.jit(function, static_argnames=static_argnames)
 
         @wraps(function)
-        def door(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        def door(*args: _P.args, **kwargs: _P.kwargs) -> Any:
             if check is not None:
                 check(*args, **kwargs)
             if any(map(_beyond_int32, jax.tree.leaves((args, kwargs)))):
                 arguments = inspect.signature(function).bind(*args, **kwargs).arguments
                 for path, leaf in jax.tree_util.tree_leaves_with_path(arguments):
                     check_int32(f"{path[0].key}{jax.tree_util.keystr(path[1:])}", leaf)
-            return cast(_R, run(*args, **kwargs))
+            return run(*args, **kwargs)
 
         return door
 

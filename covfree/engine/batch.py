@@ -184,7 +184,7 @@ def fit(
     clients = clients if isinstance(clients, jax.Array) else np.asarray(clients)
     if not is_traced(clients) and np.max(clients, initial=0) >= MOST_CLIENTS:
         clients = consecutive(np.asarray(clients))
-    rows = summarise(method, jnp.asarray(features), labels, clients, key=key)
+    rows = summarise(method, jnp.asarray(features), as_int32("labels", labels), clients, key=key)
     return solve_rows(method, rows, num_classes=num_classes)
 
 
