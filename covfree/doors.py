@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Integer
 
-from covfree.types import AnyArray, is_traced
+from covfree.types import is_traced
 
 _P = ParamSpec("_P")
 
@@ -54,8 +54,8 @@ def compiled(
     return decorate
 
 
-def as_int32(name: str, integers: AnyArray) -> Integer[Array, "..."]:
-    """Integers of any type as int32, in which labels and clients are compared with one another.
+def as_int32(name: str, integers: Any) -> Integer[Array, "..."]:
+    """Integers of any type, arrays or lists, as int32, in which labels and clients are compared with one another.
 
     Under ``jit``, where values cannot raise, what is beyond becomes the nearest number of int32: a label past
     the end stays past the end, and padding stays below 0.
