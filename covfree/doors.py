@@ -55,7 +55,7 @@ def compiled(
 
 
 def as_int32(name: str, integers: Any) -> Integer[Array, "..."]:
-    """Integers of any type, arrays or lists, as int32, in which labels and clients are compared with one another.
+    """Integers of any type, in an array or a list, as int32, in which labels and clients are compared.
 
     Under ``jit``, where values cannot raise, what is beyond becomes the nearest number of int32: a label past
     the end stays past the end, and padding stays below 0.
