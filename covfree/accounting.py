@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Integer
 
 from covfree.methods import Examples, Method
-from covfree.methods.method import MessageKind
+from covfree.methods.method import MessageKind, check_method
 from covfree.statistics import count_rows
 from covfree.types import AnyArray, Message
 
@@ -94,6 +94,7 @@ def upload(
         clients: their clients; below 0 is padding.
         dim: d of the features, before any map of them.
     """
+    check_method(method)
     labels, clients = np.asarray(labels), np.asarray(clients)
     dim = dim if method.features is None else method.features.num_features
     if not isinstance(method.summary, Examples):
@@ -127,6 +128,7 @@ def client_flops(
     >>> [client_flops(m, labels, clients, dim=50) for m in (covfree.fedcof(), covfree.fed3r())]
     [5000, 505000]
     """
+    check_method(method)
     labels, clients = np.asarray(labels), np.asarray(clients)
     kept = (labels >= 0) & (clients >= 0)
     labels, clients = labels[kept], clients[kept]

@@ -6,22 +6,27 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from covfree.types import Rows, is_traced
+
+_INT32_MAX = np.iinfo(np.int32).max
 
 
 def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int | None = None) -> None:
     """Raise unless these arrays are what the library expects of a federation.
 
-    Structure and values: a feature that is NaN or infinite, a label past the end, arrays of unequal
-    length. Traced arrays have no values to look at; of them only the structure is checked.
+    Structure and values: a feature that is NaN or infinite, a label past the end, arrays of unequal length.
+    Values are looked at in the type that jax computes with: without x64, 1e300 is infinite. Traced arrays
+    have no values; of them only the structure is checked. Arrays that jax holds stay on their device unless
+    something is wrong.
 
     Args:
         features: [examples, dim], floating point.
-        labels: [examples], integers below ``num_classes``; below 0 is padding (then the features may
+        labels: [examples], integers below ``num_classes`` and 2³¹; below 0 is padding (then the features may
             hold anything).
-        clients: [examples], integers; below 0 is padding. None if there are no clients.
+        clients: [examples], integers of any size; below 0 is padding. None if there are no clients.
         num_classes: C, or None for any number.
 
     Raises:
@@ -34,6 +39,41 @@ def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int |
         ...
     ValueError: features: row 1 of client 4 (class 1) holds nan at position 0; expected finite numbers
     """
+    check_example_structure(features, labels, clients)
+    if is_traced(features, labels, clients):
+        return
+    most = _INT32_MAX if num_classes is None else min(num_classes - 1, _INT32_MAX)
+    # On the device or the host, wherever the features are: only what is wrong is looked for.
+    look = _on_device if isinstance(features, jax.Array) else _on_host
+    if look(features, labels, clients, most):
+        return
+    labels = np.asarray(labels)
+    owners = None if clients is None else np.asarray(clients)
+    if (labels > most).any():
+        row = int(np.argmax(labels > most))
+        expected = "2**31" if most == _INT32_MAX else f"num_classes = {num_classes}"
+        raise ValueError(
+            f"labels: {_place(row, owners)} has label {labels[row]}; expected labels below {expected} "
+            "(below 0 is padding)"
+        )
+    used = labels >= 0 if owners is None else (labels >= 0) & (owners >= 0)
+    position = _first_non_finite(np.asarray(features), used)
+    if position is not None:
+        row, column = position
+        value = np.asarray(features)[row, column]
+        finite = (
+            f"numbers that are finite in {_computed(_dtype(features))}"
+            if np.isfinite(value)
+            else "finite numbers"
+        )
+        raise ValueError(
+            f"features: {_place(row, owners)} (class {labels[row]}) holds {value} at position {column}; "
+            f"expected {finite}"
+        )
+
+
+def check_example_structure(features: Any, labels: Any, clients: Any = None) -> None:
+    """Raise unless examples have the shapes and data types of examples; values may be traced."""
     shape, dtype = np.shape(features), _dtype(features)
     if not _floating(dtype):
         raise TypeError(f"features: expected floats, got {dtype}")
@@ -45,31 +85,38 @@ def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int |
         if array is None:
             continue
         if not _integer(_dtype(array)):
-            raise TypeError(f"{name}: expected integers, got {_dtype(array)}")
+            names = _dtype(array).kind in "USOT"
+            hint = f"; number names first: np.unique({name}, return_inverse=True)[1]" if names else ""
+            raise TypeError(f"{name}: expected integers, got {_dtype(array)}{hint}")
         if np.shape(array) != shape[:1]:
             raise ValueError(
                 f"{name}: expected shape [{shape[0]}], one for each row of features, "
                 f"got {list(np.shape(array))}"
             )
-    if is_traced(features, labels, clients):
-        return
+
+
+def _on_host(features: Any, labels: Any, clients: Any, most: int) -> bool:
+    """Whether the values are sound."""
     labels = np.asarray(labels)
-    owners = None if clients is None else np.asarray(clients)
-    if num_classes is not None and (labels >= num_classes).any():
-        row = int(np.argmax(labels >= num_classes))
-        raise ValueError(
-            f"labels: {_place(row, owners)} has label {labels[row]}; expected labels below num_classes = "
-            f"{num_classes} (below 0 is padding)"
-        )
-    used = labels >= 0 if owners is None else (labels >= 0) & (owners >= 0)
-    position = _first_non_finite(np.asarray(features), used)
-    if position is not None:
-        row, column = position
-        value = np.asarray(features)[row, column]
-        raise ValueError(
-            f"features: {_place(row, owners)} (class {labels[row]}) holds {value} at position {column}; "
-            "expected finite numbers"
-        )
+    used = labels >= 0 if clients is None else (labels >= 0) & (np.asarray(clients) >= 0)
+    return not (labels > most).any() and _first_non_finite(np.asarray(features), used) is None
+
+
+def _on_device(features: jax.Array, labels: Any, clients: Any, most: int) -> bool:
+    """Whether the values are sound, of which one bit leaves the device."""
+    integers = [array for array in (labels, clients) if array is not None]
+    # Of host arrays jax would cut the large numbers.
+    kept = [array >= 0 if isinstance(array, jax.Array) else np.asarray(array) >= 0 for array in integers]
+    high = labels.max(initial=0) if isinstance(labels, jax.Array) else np.max(labels, initial=0)
+    return int(high) <= most and bool(_finite(features, kept))
+
+
+@jax.jit
+def _finite(features: jax.Array, kept: list[jax.Array]) -> jax.Array:
+    wrong = ~jnp.isfinite(jnp.abs(features).max(1))
+    for own in kept:
+        wrong &= own
+    return ~wrong.any()
 
 
 def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
@@ -118,7 +165,12 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
 
 
 def check_row_structure(rows: Rows, *, dim: int | None = None) -> None:
-    """Raise unless rows have the shapes and data types of rows; values may be traced."""
+    """Raise unless these are rows, with the shapes and data types of rows; values may be traced."""
+    if not isinstance(rows, Rows):
+        raise TypeError(
+            f"rows: expected covfree.Rows, got {type(rows).__name__}; Rows.from_means(means, counts) makes "
+            "them of dense class means"
+        )
     for name, array, right, expected in (
         ("mean", rows.mean, _floating, "floats"),
         ("count", rows.count, _numeric, "numbers"),
@@ -188,13 +240,23 @@ def _place(row: int, clients: np.ndarray | None) -> str:
     return f"row {row}" if clients is None else f"row {row} of client {clients[row]}"
 
 
+def _computed(dtype: np.dtype) -> np.dtype:
+    """The type in which jax computes with arrays of this one."""
+    return jax.dtypes.canonicalize_dtype(dtype)
+
+
 def _first_non_finite(values: np.ndarray, used: np.ndarray) -> tuple[int, int] | None:
-    # A row's sum is finite unless it holds a NaN or an infinity (or overflows, which the second look
-    # tells): one pass without a mask of the features' size.
+    """Row and column of the first number in use that is not finite in the type that is computed with."""
+    if values.shape[1] == 0:
+        return None
+    dtype = _computed(values.dtype)
     with np.errstate(invalid="ignore", over="ignore"):
-        sums = values.sum(1, dtype=np.float64)
-    for row in np.flatnonzero(~np.isfinite(sums) & used):
-        wrong = ~np.isfinite(values[row].astype(np.float64))
-        if wrong.any():
-            return int(row), int(np.argmax(wrong))
-    return None
+        # What a row comes to, not a mask of the features' size: sums of small types do not leave float64.
+        if values.dtype.itemsize <= 4:
+            finite = np.isfinite(values.sum(1, dtype=np.float64))
+        else:
+            finite = np.isfinite(values.min(1).astype(dtype)) & np.isfinite(values.max(1).astype(dtype))
+        rows = np.flatnonzero(~finite & used)
+        return (
+            (int(rows[0]), int(np.argmax(~np.isfinite(values[rows[0]].astype(dtype))))) if rows.size else None
+        )

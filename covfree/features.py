@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from covfree.checks import check_positive, check_strength
+from covfree.keys import derive
 from covfree.types import AnyArray, Scalar, is_traced
 
 
@@ -53,14 +54,16 @@ class FourierFeatures:
 
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch num_features"]:
         """Map each feature vector."""
-        of_directions, of_phase = jax.random.split(jax.random.key(self.seed))
+        key = jax.random.key(self.seed)
         features = _accurate(features)
         if self.unit:
             square = jnp.square(features).sum(-1, keepdims=True)
             features = features / jnp.sqrt(jnp.where(square > 0, square, 1))
-        angle = _project(features, of_directions, self.num_features)
+        angle = _project(features, key, self.num_features)
         angle = angle / jnp.asarray(self.sigma, angle.dtype)
-        phase = jax.random.uniform(of_phase, (self.num_features,), jnp.float32, maxval=2 * math.pi)
+        phase = jax.random.uniform(
+            derive(key, "phases"), (self.num_features,), jnp.float32, maxval=2 * math.pi
+        )
         angle = angle + jnp.broadcast_to(phase.astype(angle.dtype), angle.shape)
         return math.sqrt(2 / self.num_features) * jnp.cos(angle)
 
@@ -159,5 +162,5 @@ def _project(
     features: Float[Array, "*batch dim"], key: jax.Array, num_features: int
 ) -> Float[Array, "*batch num_features"]:
     """Ωᵀ x, with Ω drawn in float32 for the features that come."""
-    directions = jax.random.normal(key, (features.shape[-1], num_features), jnp.float32)
+    directions = jax.random.normal(derive(key, "directions"), (features.shape[-1], num_features), jnp.float32)
     return jnp.matmul(features, directions.astype(features.dtype), precision=jax.lax.Precision.HIGHEST)

@@ -8,8 +8,9 @@ import jax
 import numpy as np
 from jaxtyping import Float, Integer
 
-from covfree.checks import check
+from covfree.checks import check, check_positive
 from covfree.methods import Examples, Method
+from covfree.methods.method import check_method
 from covfree.statistics import class_covariances, class_means, gram
 from covfree.statistics.groups import as_examples
 from covfree.types import AnyArray, Message, PRNGKey, Rows
@@ -46,6 +47,8 @@ def client_message(
     >>> rows.mean.tolist(), rows.count.tolist(), rows.label.tolist()
     ([[0.5, 0.5]], [2], [4])
     """
+    check_method(method)
+    check_positive("num_classes", num_classes)
     check(features, labels, num_classes=num_classes)
     features, labels = as_examples(features, labels=labels)
     features = method.mapped(features)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
 from covfree.checks import check_positive, check_strength
+from covfree.doors import compiled
 from covfree.heads.columns import head_for_present, unit_columns
 from covfree.lapack import cholesky, stacked_root, triangular_solve
 from covfree.products import product
@@ -76,7 +77,7 @@ def recursive_ridge(dim: int, num_classes: int, ridge: Scalar) -> RecursiveRidge
     )
 
 
-@jax.jit
+@compiled()
 def update(
     state: RecursiveRidge,
     features: Float[AnyArray, "examples dim"],
@@ -116,7 +117,7 @@ def update(
     return RecursiveRidge(root, state.total + total, state.count + count, state.margin)
 
 
-@jax.jit
+@compiled()
 def downdate(
     state: RecursiveRidge,
     features: Float[AnyArray, "examples dim"],

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import jax
 import numpy as np
 
+from covfree.checks import check_positive
 from covfree.messages import select_rows
 from covfree.received import most_frequent_dim, sort_out
 from covfree.types import Message
@@ -66,6 +67,7 @@ def collect(
     >>> collect({"a": good, "b": good}, num_classes=1, before=first).message.rows.client.tolist()
     [0, 1]
     """
+    check_positive("num_classes", num_classes)
     rejected = {} if before is None else dict(before.rejected)
     known = () if before is None else before.clients
     new = {client: message for client, message in messages.items() if client not in known}

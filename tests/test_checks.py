@@ -1,5 +1,7 @@
 """The door: every error by its message; what is sound passes."""
 
+from functools import partial
+
 import federations
 import jax
 import jax.numpy as jnp
@@ -113,7 +115,6 @@ def test_what_is_sound_passes():
     covfree.check(FEATURES, LABELS.astype(np.uint8), CLIENTS.astype(np.int8))
     # Large but finite: sums of them are not.
     covfree.check(np.full((2, 3), 3e38, np.float32), np.zeros(2, int))
-    covfree.check(np.full((2, 3), 1.5e308), np.zeros(2, int))
     covfree.check(np.full((2, 3), 65504, np.float16), np.zeros(2, int))
 
 
@@ -133,6 +134,68 @@ def test_under_jit_structure_alone_is_checked():
     run(spoiled(np.nan), LABELS)
     with pytest.raises(ValueError, match=r"labels: expected shape \[4\]"):
         run(FEATURES, LABELS[:2])
+
+
+def test_values_are_looked_at_in_the_type_that_is_computed_with(precision):
+    """1e300 is a number in float64 and infinite in float32; 3e38 is one in both."""
+    for value in (1e300, -1e39):
+        features = FEATURES.astype(np.float64)
+        features[2, 1] = value
+        if precision.name == "float64":
+            covfree.check(features, LABELS, CLIENTS)
+            continue
+        message = (
+            r"features: row 2 of client 9 \(class 2\) holds .* expected numbers that are finite in float32"
+        )
+        for door in (covfree.check, partial(covfree.fit, covfree.fedncm())):
+            with pytest.raises(ValueError, match=message):
+                door(features, LABELS, CLIENTS)
+        features[2, 1] = 3e38
+        covfree.check(features, LABELS, CLIENTS)
+
+
+@pytest.mark.usefixtures("untyped")
+def test_half_precision_is_right_and_integers_are_an_error():
+    """60,000 is near the end of float16: sums of it are float32's."""
+    features = np.array([[60000.0, 0.0], [60000.0, 1.0], [0.0, 1.0], [0.0, 2.0]], np.float16)
+    arguments = np.array([0, 0, 1, 1]), np.array([0, 0, 1, 1])
+    half, single = (
+        covfree.fit(covfree.fedncm(), features.astype(dtype), *arguments)
+        for dtype in (np.float16, np.float32)
+    )
+    assert half.weight.dtype == jnp.float32
+    np.testing.assert_array_equal(half.weight, single.weight)
+    with pytest.raises(TypeError, match="features: expected floats, got int32"):
+        covfree.fit(covfree.fedncm(), features.astype(np.int32), *arguments)
+
+
+def test_sound_arrays_of_devices_are_not_copied_to_the_host():
+    """jax keeps the host's copy of an array of several devices once it was made."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("examples",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("examples"))
+    features = jax.device_put(FEATURES, sharding)
+    covfree.check(features, LABELS, CLIENTS, num_classes=3)
+    covfree.fit(covfree.fedncm(), features, LABELS, CLIENTS)
+    assert features._npy_value is None
+    # A copy would be seen:
+    np.asarray(features)
+    assert features._npy_value is not None
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_arrays_of_a_device_are_looked_at(value):
+    """With integers on the device or on the host; padding may hold anything."""
+    features = jnp.asarray(spoiled(value))
+    for array in (np.asarray, jnp.asarray):
+        labels, clients = array(LABELS), array(CLIENTS)
+        with pytest.raises(ValueError, match=r"features: row 2 of client 9 \(class 2\) holds -?(nan|inf)"):
+            covfree.check(features, labels, clients)
+        covfree.check(features, array(np.where(LABELS == 2, -1, LABELS)), clients)
+        covfree.check(features, labels, array(np.where(np.arange(4) == 2, -5, CLIENTS)))
+        with pytest.raises(ValueError, match=r"labels: row 2 of client 9 has label 2; .*num_classes = 2"):
+            covfree.check(features, labels, clients, num_classes=2)
+    with pytest.raises(ValueError, match=r"labels: row 3 has label 4294967296; .*below 2\*\*31"):
+        covfree.check(features, np.array([0, 1, -1, 2**32]))
 
 
 # Rows

@@ -10,16 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer
 
-from covfree.checks import check
-from covfree.engine.parts import consecutive, fits_int32
+from covfree.checks import check, check_example_structure, check_positive
+from covfree.doors import as_int32, compiled, consecutive, fits_int32
 from covfree.engine.totals import accumulate
 from covfree.estimators.offsets import MOST_CLIENTS
 from covfree.methods import Method
+from covfree.methods.method import check_method, check_method_and_rows
 from covfree.statistics.rows import bucket
 from covfree.types import AnyArray, Head, Message, PRNGKey, Rows, is_traced
 
 
-@jax.jit
+@compiled(check=check_method)
 def solve_totals(method: Method, *totals: Any) -> Head:
     """The head from totals that were summed elsewhere, e.g. over clients' messages.
 
@@ -30,7 +31,7 @@ def solve_totals(method: Method, *totals: Any) -> Head:
     return method.solve(*totals)
 
 
-@partial(jax.jit, static_argnames="num_classes")
+@compiled(("num_classes",), check=check_method_and_rows)
 def solve_rows(method: Method, rows: Rows, *, num_classes: int) -> Head:
     """The head from the rows that a server holds.
 
@@ -52,7 +53,15 @@ def solve_rows(method: Method, rows: Rows, *, num_classes: int) -> Head:
     return method.solve(*accumulate(method, rows, num_classes=num_classes))
 
 
-@partial(jax.jit, static_argnames="num_classes")
+def _check_message(method: Any, message: Any, *_: Any, **__: Any) -> None:
+    check_method(method)
+    if not isinstance(message, Message):
+        raise TypeError(
+            f"message: expected a covfree.Message, such as collect(...).message, got {type(message).__name__}"
+        )
+
+
+@compiled(("num_classes",), check=_check_message)
 def solve_message(method: Method, message: Message, *, num_classes: int) -> Head:
     """The head from what clients sent: the server's side of a real federation.
 
@@ -98,13 +107,21 @@ def summarise(
 
     Returns:
         The rows as they leave the clients, padded to a size that federations of about the same size share;
-        under ``jit``, to the number of examples.
+        under ``jit``, to the number of examples. Clients whose numbers int32 cannot hold are numbered anew,
+        from 0 in their order.
+
+    Raises:
+        TypeError: if the method is none, or a data type is wrong.
+        ValueError: if a shape is wrong, or a label is beyond int32.
     """
+    check_method(method)
+    check_example_structure(features, labels, clients)
     if is_traced(labels, clients):
         sizes = method.summary.bounds(labels.shape[0])
     else:
         if not fits_int32(np.asarray(clients)):
             clients = consecutive(np.asarray(clients))
+        labels = as_int32("labels", labels)
         sizes = tuple(bucket(size) for size in method.summary.sizes(np.asarray(labels), np.asarray(clients)))
     return _summarise(method, features, labels, clients, key, sizes)
 
@@ -149,24 +166,41 @@ def fit(
     >>> head(features).argmax(-1)
     Array([0, 0, 1, 1], dtype=int32)
     """
-    if num_classes is not None and num_classes < 1:
-        raise ValueError(f"num_classes: expected at least 1, got {num_classes}")
+    check_method(method)
+    if num_classes is not None:
+        check_positive("num_classes", num_classes)
+    if clients is None:
+        raise TypeError("clients: expected integers, one for each example, got None")
     check(features, labels, clients, num_classes=num_classes)
     if num_classes is None:
         if is_traced(labels):
             raise ValueError("num_classes: expected the number of classes, as labels are traced; got None")
-        num_classes = int(np.max(labels, initial=-1)) + 1
+        # No initial value: −1 is none of an unsigned type.
+        largest = labels.max if isinstance(labels, jax.Array) else np.asarray(labels).max
+        num_classes = int(largest()) + 1 if np.size(labels) else 0
         if num_classes < 1:
             raise ValueError("labels: expected at least one label of 0 or above, got none")
     # Clients stay on the host: jax may not hold their numbers.
     clients = clients if isinstance(clients, jax.Array) else np.asarray(clients)
     if not is_traced(clients) and np.max(clients, initial=0) >= MOST_CLIENTS:
         clients = consecutive(np.asarray(clients))
-    rows = summarise(method, jnp.asarray(features), jnp.asarray(labels), clients, key=key)
+    rows = summarise(method, jnp.asarray(features), as_int32("labels", labels), clients, key=key)
     return solve_rows(method, rows, num_classes=num_classes)
 
 
-@jax.jit
+def _check_evaluation(head: Any, features: Any, labels: Any) -> None:
+    if not callable(head):
+        raise TypeError(f"head: expected a head such as fit gives, got {type(head).__name__}")
+    if not jnp.issubdtype(jnp.result_type(labels), jnp.integer):
+        raise TypeError(f"labels: expected integers, got {jnp.result_type(labels)}")
+    if np.ndim(labels) != 1 or np.shape(features)[:1] != np.shape(labels):
+        raise ValueError(
+            f"labels: expected shape {list(np.shape(features)[:1])}, one for each row of features, "
+            f"got {list(np.shape(labels))}"
+        )
+
+
+@compiled(check=_check_evaluation)
 def evaluate(
     head: Head, features: Float[AnyArray, "examples dim"], labels: Integer[AnyArray, " examples"]
 ) -> Float[Array, ""]:

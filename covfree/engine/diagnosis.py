@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,8 @@ import numpy as np
 from jaxtyping import Array, Float, Integer, Num
 
 from covfree import linalg
+from covfree.checks import check_row_structure
+from covfree.doors import compiled
 from covfree.engine.batch import accumulate
 from covfree.estimators import first_moments
 from covfree.estimators.shift import ShiftTest, shift_test
@@ -20,6 +22,7 @@ from covfree.lapack import eigh
 from covfree.linalg import Scatter
 from covfree.methods import Method, fedcof
 from covfree.methods.fedcof import estimating, with_inner
+from covfree.methods.method import check_method
 from covfree.types import Rows
 
 # A difference between clients that chance explains less often than this is called one.
@@ -71,7 +74,13 @@ class Diagnosis:
         return "\n".join(text for text in (part(self) for part in parts) if text)
 
 
-@partial(jax.jit, static_argnames="num_classes")
+def _check_rows(rows: Any, *, num_classes: int, method: Any = None) -> None:
+    check_row_structure(rows)
+    if method is not None:
+        check_method(method)
+
+
+@compiled(("num_classes",), check=_check_rows)
 def diagnose(rows: Rows, *, num_classes: int, method: Method | None = None) -> Diagnosis:
     """Say how much the rows tell of the covariance, how it is conditioned, and whether clients differ.
 

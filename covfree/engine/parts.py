@@ -12,24 +12,13 @@ import jax
 import numpy as np
 
 from covfree.checks import check_row_structure, check_rows
+from covfree.doors import consecutive, fits_int32
 from covfree.estimators.offsets import MOST_CLIENTS
 from covfree.folder import MessageFile, MessageFolder, none_sound
 from covfree.types import Rows
 
 # Rows of the means that tell one table from another; reading all of them would be a pass of its own.
 _SAMPLE = 64
-
-
-def consecutive(clients: np.ndarray, first: int = 0) -> np.ndarray:
-    """The clients numbered anew from ``first`` on, in their order and without gaps; −1 for padding."""
-    known = np.unique(clients[clients >= 0])
-    return np.where(clients >= 0, first + np.searchsorted(known, clients), -1).astype(np.int32)
-
-
-def fits_int32(clients: np.ndarray) -> bool:
-    """Whether jax can hold the clients' numbers, whatever their data type."""
-    limits = np.iinfo(np.int32)
-    return bool(clients.size == 0 or (clients.max() <= limits.max and clients.min() >= limits.min))
 
 
 def padded_rows(rows: Rows, size: int) -> Rows:

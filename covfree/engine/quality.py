@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
+from covfree.doors import compiled
 from covfree.engine.batch import evaluate, solve_rows, summarise
 from covfree.methods import fed3r
 from covfree.types import AnyArray, Scalar
 
 
-@partial(jax.jit, static_argnames="num_classes")
+@compiled(("num_classes",))
 def feature_quality(
     features: Float[AnyArray, "examples dim"],
     labels: Integer[AnyArray, " examples"],

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
+from covfree.doors import compiled
 from covfree.engine.batch import evaluate, solve_rows
 from covfree.methods import Method
+from covfree.methods.method import check_method_and_rows
 from covfree.types import AnyArray, Rows
 
 
@@ -46,7 +47,7 @@ def arrived(rows: Rows, first_round: Integer[AnyArray, " clients"], after: int |
     return replace(rows, count=jnp.where(here, rows.count, 0))
 
 
-@partial(jax.jit, static_argnames=("num_rounds", "num_classes"))
+@compiled(("num_rounds", "num_classes"), check=check_method_and_rows)
 def accuracy_by_round(
     method: Method,
     rows: Rows,

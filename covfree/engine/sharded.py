@@ -7,14 +7,18 @@ from itertools import pairwise
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from covfree.checks import check_row_structure
+from covfree.doors import check_int32, compiled
 from covfree.engine.parts import cuts, padded_rows
 from covfree.engine.totals import accumulate
 from covfree.methods import Method
-from covfree.types import Rows
+from covfree.methods.method import check_method_and_rows
+from covfree.types import Rows, is_traced
 
 if hasattr(jax, "shard_map"):
     # Totals that devices gathered are equal on all of them, which the check of their types cannot see.
@@ -42,8 +46,11 @@ def shard_rows(rows: Rows, mesh: Mesh, *, whole_clients: bool = False) -> Rows:
 
     Raises:
         ValueError: if clients must stay whole and the rows do not say whose they are, or the mesh has no
-            device of this process.
+            device of this process; or if int32 cannot hold a number.
     """
+    check_row_structure(rows)
+    for name in ("label", "client", "count"):
+        check_int32(name, getattr(rows, name))
     rows = jax.tree.map(np.asarray, rows)
     clients = None
     if whole_clients:
@@ -73,7 +80,30 @@ def shard_rows(rows: Rows, mesh: Mesh, *, whole_clients: bool = False) -> Rows:
     return jax.tree.map(partial(jax.make_array_from_process_local_data, sharding), local)
 
 
-@partial(jax.jit, static_argnames=("num_classes", "mesh"))
+def _check_sharded(method: Any, rows: Any, *, num_classes: int, mesh: Mesh) -> None:
+    check_method_and_rows(method, rows)
+    if not method.whole_clients or is_traced(rows.client):
+        return
+    if rows.client is None:
+        raise ValueError("rows: expected rows with a client each, as clients must stay whole; got none")
+    client = jnp.asarray(rows.client)
+    # Every device of the process has its clients once, so that whoever is there twice is on two devices.
+    shards = [np.unique(np.asarray(shard.data)) for shard in client.addressable_shards]
+    own = np.concatenate(shards)
+    if jax.process_count() > 1:
+        sizes = multihost_utils.process_allgather(np.asarray(len(own)))
+        own = np.concatenate([own, np.full(int(sizes.max()) - len(own), -1, own.dtype)])
+        own = multihost_utils.process_allgather(own).reshape(-1)
+    known, devices = np.unique(own[own >= 0], return_counts=True)
+    if (devices > 1).any():
+        raise ValueError(
+            f"rows: expected all rows of a client on one device, as {method.name!r} compares them with one "
+            f"another; those of client {known[np.argmax(devices > 1)]} are on {devices.max()}; use "
+            "shard_rows(rows, mesh, whole_clients=True)"
+        )
+
+
+@compiled(("num_classes", "mesh"), check=_check_sharded)
 def accumulate_sharded(method: Method, rows: Rows, *, num_classes: int, mesh: Mesh) -> tuple[Any, ...]:
     """`accumulate` over the devices of a mesh, on one host or several.
 
@@ -82,12 +112,17 @@ def accumulate_sharded(method: Method, rows: Rows, *, num_classes: int, mesh: Me
 
     Args:
         method: the method.
-        rows: from `shard_rows`.
+        rows: from `shard_rows`, with ``whole_clients`` where the method's is set.
         num_classes: C, static.
         mesh: the mesh that the rows are sharded over.
 
     Returns:
         The totals, on all devices, for `solve_totals`.
+
+    Raises:
+        TypeError: if the method is none, or the rows are none.
+        ValueError: if the method needs whole clients and a client's rows are on several devices. Within a
+            ``jit`` of the caller's this cannot be seen.
 
     >>> import covfree, jax, jax.numpy as jnp, numpy as np
     >>> mesh = jax.sharding.Mesh(np.array(jax.devices()), ("rows",))

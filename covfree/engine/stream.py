@@ -21,6 +21,7 @@ from covfree.engine.parts import FolderParts, Parts, TableParts
 from covfree.engine.totals import dense_terms, zeros_of
 from covfree.folder import MessageFolder
 from covfree.methods import Method
+from covfree.methods.method import check_method
 from covfree.optional import optional
 from covfree.sums import Compensated, fold_parts
 from covfree.types import Head, Rows
@@ -130,6 +131,7 @@ def _run(
 ) -> Result:
     check_positive("num_classes", num_classes)
     check_positive("part_rows", part_rows)
+    check_method(method)
     parts = _cut(method, source, num_classes, part_rows)
     forms = _forms(method, parts.padding, num_classes)
     path = None if checkpoint is None else Path(checkpoint)

@@ -11,8 +11,10 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 from jaxtyping import Array, Integer
 
+from covfree.doors import compiled
 from covfree.linalg import Scatter
 from covfree.methods import Factor, Kept, Method
+from covfree.methods.method import check_method, check_method_and_rows
 from covfree.products import symmetric_product
 from covfree.sums import PART, Compensated, fold_parts
 from covfree.types import Rows
@@ -94,7 +96,7 @@ def dense_terms(method: Method, phase: int, totals: tuple[Any, ...], rows: Rows,
     return _map(_dense, terms)
 
 
-@partial(jax.jit, static_argnames=("num_classes", "axis_name"))
+@compiled(("num_classes", "axis_name"), check=check_method_and_rows)
 def accumulate(
     method: Method, rows: Rows, *, num_classes: int, axis_name: AxisName | None = None
 ) -> tuple[Any, ...]:
@@ -174,6 +176,7 @@ def accumulate_parts(
     >>> moments.count.tolist()
     [3000, 3000]
     """
+    check_method(method)
     part = part if isinstance(part, Partial) else Partial(part)
     return _accumulate_parts(method, part, num_parts, num_classes=num_classes, axis_name=axis_name)
 

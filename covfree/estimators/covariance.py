@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 
+from covfree.checks import check_positive, check_row_structure
 from covfree.estimators.moments import first_moments, row_counts, row_labels, valid_rows
 from covfree.estimators.scatter import Freedom, centred_rows
 from covfree.estimators.shrinkage import Shrinkage, as_shrinkage
@@ -76,13 +77,19 @@ def estimate_covariances(
 
     Returns:
         Σ̂_c for each class.
+
+    Raises:
+        TypeError: if ``rows`` are no `Rows`.
+        ValueError: if shapes do not fit.
     """
+    check_row_structure(rows)
+    check_positive("num_classes", num_classes)
 
     def one_class(label: jax.Array) -> jax.Array:
-        counts = jnp.where(rows.label == label, rows.count, 0)
+        counts = jnp.where(row_labels(rows) == label, rows.count, 0)
         return estimate_covariance(rows.mean, counts, shrinkage=shrinkage)
 
-    return jax.lax.map(one_class, jnp.arange(num_classes, dtype=rows.label.dtype))
+    return jax.lax.map(one_class, jnp.arange(num_classes))
 
 
 def aggregate_covariances(

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer, Num
 
 from covfree.checks import check_positive, check_row_structure
+from covfree.doors import as_int32, check_int32
 from covfree.sums import group_means
 from covfree.types import Moments, Rows
 
@@ -27,7 +28,7 @@ def valid_rows(rows: Rows, num_classes: int) -> Bool[Array, " rows"]:
 
 def row_labels(rows: Rows) -> Integer[Array, " rows"]:
     """Labels as int32: a small type might not hold the number of classes."""
-    return jnp.asarray(rows.label).astype(jnp.int32)
+    return as_int32("label", rows.label)
 
 
 def row_clients(rows: Rows) -> Integer[Array, " rows"]:
@@ -38,6 +39,7 @@ def row_clients(rows: Rows) -> Integer[Array, " rows"]:
     """
     if rows.client is None:
         raise ValueError("rows: expected rows with a client each, to tell whose they are; got none")
+    check_int32("client", rows.client)
     client = jnp.asarray(rows.client)
     return client.astype(jnp.promote_types(client.dtype, jnp.int32))
 

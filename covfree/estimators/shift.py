@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -11,6 +10,7 @@ from jax.scipy.special import ndtr
 from jaxtyping import Array, Bool, Float, Num
 
 from covfree.checks import check_positive
+from covfree.doors import compiled
 from covfree.estimators.components import client_parts
 from covfree.estimators.moments import first_moments, row_counts, row_labels, row_means, valid_rows
 from covfree.estimators.scatter import centred_rows
@@ -78,7 +78,7 @@ def shift_bias(
     return scatter / jnp.maximum(subsets.sum() - 1, 1).astype(scatter.dtype)
 
 
-@partial(jax.jit, static_argnames="num_classes")
+@compiled(("num_classes",))
 def shift_test(rows: Rows, num_classes: int) -> ShiftTest:
     """Test whether clients' class means differ by more than the covariance within clients explains.
 

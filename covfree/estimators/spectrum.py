@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
+from covfree.doors import compiled
 from covfree.estimators.moments import first_moments
 from covfree.estimators.scatter import Weighting, between_scatter, within_scatter
 from covfree.lapack import eigh
@@ -44,7 +43,7 @@ class Spectra(NamedTuple):
     both: Spectrum
 
 
-@partial(jax.jit, static_argnames=("num_classes", "weighting"))
+@compiled(("num_classes", "weighting"))
 def scatter_spectra(rows: Rows, num_classes: int, *, weighting: Weighting = "per_class") -> Spectra:
     """Eigenvalues and condition numbers of the within-class and between-class scatter.
 

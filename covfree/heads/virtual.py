@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -10,7 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
 from covfree.checks import check_positive, check_row_structure
+from covfree.doors import compiled
 from covfree.estimators.moments import row_counts, row_labels, row_means
+from covfree.keys import derive
 from covfree.lapack import cholesky, eigh
 from covfree.products import product
 from covfree.types import PRNGKey, Rows
@@ -19,7 +20,7 @@ from covfree.types import PRNGKey, Rows
 _BLOCK = 128
 
 
-@partial(jax.jit, static_argnames="num_samples")
+@compiled(("num_samples",))
 def sample_rows(
     rows: Rows, num_samples: int, *, key: PRNGKey
 ) -> tuple[Float[Array, "samples dim"], Integer[Array, " samples"]]:
@@ -68,8 +69,7 @@ def sample_rows(
     label = row_labels(rows)
     valid = (jnp.asarray(rows.count) > 0) & (label >= 0)
     mean = row_means(rows, valid)
-    offset_key, normal_key = jax.random.split(key)
-    ends = _ends(row_counts(rows, valid).astype(mean.dtype), valid, num_samples, offset_key)
+    ends = _ends(row_counts(rows, valid).astype(mean.dtype), valid, num_samples, derive(key, "offset"))
     # Past the last row if there is none to draw.
     row = jnp.searchsorted(ends, jnp.arange(num_samples), side="right")
     labels = label.at[row].get(mode="fill", fill_value=-1)
@@ -78,7 +78,7 @@ def sample_rows(
         return centre, labels
     covariance = jnp.asarray(rows.covariance)
     dtype = jnp.promote_types(mean.dtype, covariance.dtype)
-    noise = jax.random.normal(normal_key, (num_samples, shape[1]), dtype)
+    noise = jax.random.normal(derive(key, "normal"), (num_samples, shape[1]), dtype)
     if covariance.ndim == 3:
         return centre + _coloured(noise, covariance, ends), labels
     deviation = jnp.sqrt(jnp.maximum(covariance.astype(dtype), 0))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from covfree.checks import check_choice, check_row_structure
 from covfree.estimators.analytic import Analytic, local_solution
 from covfree.features import FeatureMap
 from covfree.heads.mapped import MappedHead
+from covfree.keys import derive
 from covfree.linalg import Scatter
 from covfree.methods.summaries import Summary
 from covfree.transforms import Transform
@@ -93,6 +95,16 @@ class Method:
     transforms: tuple[Transform, ...] = ()
     whole_clients: bool = field(default=False, metadata={"static": True})
 
+    def __post_init__(self) -> None:
+        # Of what is static alone: jax makes methods whose numbers are placeholders.
+        check_choice("message", self.message, get_args(MessageKind))
+        if not isinstance(self.phases, tuple) or not all(map(callable, self.phases)):
+            raise TypeError(f"phases: expected a tuple of functions, got {self.phases!r}")
+        if not callable(self.head):
+            raise TypeError(f"head: expected a function, got {self.head!r}")
+        if not isinstance(self.summary, Summary):
+            raise TypeError(f"summary: expected a Summary, got {self.summary!r}")
+
     def solve(self, *totals: Any) -> Head:
         """The head from the totals of all phases."""
         system = None if self.system is None else self.system(self.params, *totals)
@@ -114,7 +126,7 @@ class Method:
                 raise ValueError(
                     "key: expected a PRNG key as the method's transforms draw at random, got None"
                 )
-            rows = transform(rows, key=jax.random.fold_in(key, index))
+            rows = transform(rows, key=jax.random.fold_in(derive(key, "transforms"), index))
         return rows
 
     def with_transforms(self, *transforms: Transform) -> Method:
@@ -134,4 +146,26 @@ class Method:
                 f"transforms: expected a method whose clients send rows, got {self.name!r}, which sends "
                 f"{self.message}"
             )
+        for transform in transforms:
+            if not callable(transform):
+                raise TypeError(f"transforms: expected transforms of rows, got {transform!r}")
         return replace(self, transforms=(*self.transforms, *transforms))
+
+
+def check_method(method: Any, *_: Any, **__: Any) -> None:
+    """Raise unless the first argument, of those of any function, is a method."""
+    if isinstance(method, Method):
+        return
+    if isinstance(method, str):
+        hint = f"the name {method!r}; covfree.methods.registry()[{method!r}].make() makes a method of a name"
+    elif callable(method):
+        hint = f"{getattr(method, '__name__', method)!s}, which makes one: call it"
+    else:
+        hint = f"{type(method).__name__}"
+    raise TypeError(f"method: expected a method such as covfree.fedcof(), got {hint}")
+
+
+def check_method_and_rows(method: Any, rows: Any, *_: Any, **__: Any) -> None:
+    """Raise unless the first two arguments are a method and the rows that it is run over."""
+    check_method(method)
+    check_row_structure(rows)

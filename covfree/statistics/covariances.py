@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
+from covfree.doors import compiled
 from covfree.products import symmetric_product
 from covfree.statistics.groups import accumulation_dtype, as_examples
 from covfree.statistics.means import class_means
 from covfree.types import AnyArray
 
 
-@partial(jax.jit, static_argnames="num_classes")
+@compiled(("num_classes",))
 def class_covariances(
     features: Float[AnyArray, "examples dim"], labels: Integer[AnyArray, " examples"], num_classes: int
 ) -> Float[Array, "classes dim dim"]:

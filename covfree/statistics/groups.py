@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
+from covfree.doors import as_int32
 from covfree.sums import group_means
 from covfree.types import AnyArray, PRNGKey
 
@@ -95,7 +96,11 @@ def as_examples(features: AnyArray, **integers: AnyArray) -> tuple[jax.Array, ..
         integers: [examples] each, by the argument's name.
 
     Returns:
-        All of them as jax arrays, in order; integers as int32, whatever small type they came in.
+        All of them as jax arrays, in order; integers as int32, whatever type they came in.
+
+    Raises:
+        ValueError: if shapes do not fit, or an integer is beyond int32.
+        TypeError: if one of the others holds no integers.
     """
     shape, dtype = jnp.shape(features), jnp.result_type(features)
     if len(shape) != 2 or not jnp.issubdtype(dtype, jnp.floating):
@@ -111,4 +116,4 @@ def as_examples(features: AnyArray, **integers: AnyArray) -> tuple[jax.Array, ..
                 f"{name}: expected shape [{shape[0]}] as features has {shape[0]} examples, "
                 f"got {list(jnp.shape(array))}"
             )
-    return (jnp.asarray(features), *(jnp.asarray(array).astype(jnp.int32) for array in integers.values()))
+    return (jnp.asarray(features), *(as_int32(name, array) for name, array in integers.items()))

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
 from covfree.checks import check_positive
+from covfree.keys import derive
 from covfree.statistics.groups import as_examples, mean_groups, subset_groups
 from covfree.types import AnyArray, PRNGKey
 
@@ -78,7 +79,7 @@ def subset_class_means(
     check_positive("num_classes", num_classes)
     check_positive("num_subsets", num_subsets)
     kept = (labels >= 0) & (labels < num_classes)
-    _, subset = subset_groups((labels,), kept, num_subsets, key)
+    _, subset = subset_groups((labels,), kept, num_subsets, derive(key, "subsets"))
     group = jnp.where(kept, labels * num_subsets + subset, -1)
     means, counts = mean_groups(features, group, num_classes * num_subsets)
     shape = (num_classes, num_subsets)

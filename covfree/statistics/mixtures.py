@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Integer
 
 from covfree.checks import check_choice, check_positive
+from covfree.keys import derive
 from covfree.products import product
 from covfree.statistics.groups import accumulation_dtype, as_examples, subset_groups
 from covfree.statistics.mixture_steps import Mixture as Mixture
@@ -89,7 +90,7 @@ def gaussian_mixture(
     dtype = accumulation_dtype(features)
     dim = features.shape[1]
     values = jnp.where(kept[:, None], features, 0).astype(dtype)
-    direction = jax.random.normal(jax.random.fold_in(key, 0), (dim, 1), dtype)
+    direction = jax.random.normal(derive(key, "direction"), (dim, 1), dtype)
     order = jnp.argsort(jnp.where(kept, product(values, direction)[:, 0], jnp.inf))
     values, kept = values[order], kept[order]
     count = jnp.maximum(kept.sum(), 1).astype(dtype)
@@ -102,7 +103,7 @@ def gaussian_mixture(
     spread = jnp.sqrt(jnp.square(values).sum() / (count * dim))
     values = values / jnp.where(spread > 0, spread, 1)
 
-    nearest = nearest_seeds(values, kept, num_components, jax.random.fold_in(key, 1))
+    nearest = nearest_seeds(values, kept, num_components, derive(key, "starts"))
     start = (nearest[:, None] == jnp.arange(num_components)[None, :]) & kept[:, None]
     mixture = maximise(values, start.astype(dtype), count, covariance)
 
@@ -138,11 +139,11 @@ def client_mixtures(
 ) -> Rows:
     """A mixture for each class of each client, as rows: one a component, with the component's covariance.
 
-    A group's mixture is that of `gaussian_mixture` with ``fold_in(fold_in(key, label), client)``: it
-    depends neither on the other groups nor on where its examples stand, so that a client alone gets with
-    the same key what it gets among others (but for rounding). Costs a sort of n small keys and
-    num_groups·group_size examples of work, whatever the groups' own sizes; groups are taken in batches, so
-    that memory stays bounded beyond the result.
+    A group's mixture is that of `gaussian_mixture` with ``fold_in(fold_in(derive(key, "mixtures"), label),
+    client)`` (`covfree.keys.derive`). It depends neither on the other groups nor on where its examples stand,
+    so that a client alone gets with the same key what it gets among others (but for rounding). Costs a sort
+    of n small keys and num_groups·group_size examples of work, whatever the groups' own sizes; groups are
+    taken in batches, so that memory stays bounded beyond the result.
 
     Args:
         features: of all clients' examples, in any order.
@@ -231,6 +232,7 @@ def _fit_groups(
     """A mixture of each group, stacked: each gathers its examples, some groups at a time."""
     order = jnp.argsort(group)
     within = jnp.arange(group_size)
+    key = derive(key, "mixtures")
 
     def one_group(operand: tuple[jax.Array, ...]) -> Mixture:
         start, size, label, client = operand

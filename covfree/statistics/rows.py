@@ -10,6 +10,8 @@ import numpy as np
 from jaxtyping import Array, Float, Integer
 
 from covfree.checks import check_choice, check_positive
+from covfree.doors import check_int32, consecutive, fits_int32
+from covfree.keys import derive
 from covfree.statistics.groups import accumulation_dtype, as_examples, mean_groups, subset_groups
 from covfree.types import AnyArray, PRNGKey, Rows, is_traced
 
@@ -59,10 +61,16 @@ def client_pairs(
 ) -> tuple[Integer[np.ndarray, " pairs"], Integer[np.ndarray, " pairs"]]:
     """The client of each pair of `pair_sizes`, and the pair's size."""
     labels, clients = np.asarray(labels), np.asarray(clients)
+    check_int32("labels", labels)
+    if not fits_int32(clients):
+        # Else a pair's number might be beyond int64.
+        clients = consecutive(clients)
     kept = (labels >= 0) & (clients >= 0)
     # A pair as one number, which sorts several times faster than pairs; Python's int for the bound.
     width = int(labels.max(initial=0)) + 1
-    pairs, sizes = np.unique(clients[kept].astype(np.int64) * width + labels[kept], return_counts=True)
+    pairs, sizes = np.unique(
+        clients[kept].astype(np.int64) * width + labels[kept].astype(np.int64), return_counts=True
+    )
     return pairs // width, sizes
 
 
@@ -109,15 +117,41 @@ def client_rows(
     ([9.0, 2.0], [1, 2], [1, 0])
     """
     features, labels, clients = as_examples(features, labels=labels, clients=clients)
-    check_positive("num_rows", num_rows)
-    check_subsets(num_subsets, subset_size)
     check_choice("covariance", covariance, (None, *get_args(Spread)))
+    row = deal_rows(labels, clients, num_subsets, subset_size, key)
+    return rows_of(features, labels, clients, row, num_rows, covariance)
+
+
+def deal_rows(
+    labels: Integer[Array, " examples"],
+    clients: Integer[Array, " examples"],
+    num_subsets: int | None,
+    subset_size: int,
+    key: PRNGKey | None,
+) -> Integer[Array, " examples"]:
+    """The row of `client_rows` that each example is dealt to; −1 for padding."""
+    check_subsets(num_subsets, subset_size)
     if num_subsets == 1:
-        key = None
+        deal = None
     elif key is None:
         raise ValueError("key: expected a PRNG key as num_subsets > 1 deals examples at random, got None")
+    else:
+        deal = derive(key, "subsets")
     kept = (labels >= 0) & (clients >= 0)
-    row, _ = subset_groups((clients, labels), kept, num_subsets, key, subset_size=subset_size)
+    return subset_groups((clients, labels), kept, num_subsets, deal, subset_size=subset_size)[0]
+
+
+def rows_of(
+    features: Float[Array, "examples dim"],
+    labels: Integer[Array, " examples"],
+    clients: Integer[Array, " examples"],
+    row: Integer[Array, " examples"],
+    num_rows: int,
+    covariance: Spread | None = None,
+) -> Rows:
+    """`client_rows` of examples that were dealt to rows."""
+    check_positive("num_rows", num_rows)
+    kept = row >= 0
     means, counts = mean_groups(features, row, num_rows)
     if not is_traced(counts) and counts.sum() != kept.sum():
         raise ValueError(

@@ -11,9 +11,10 @@ import numpy as np
 from jaxtyping import Array, Float, Integer
 
 from covfree.checks import check_positive
+from covfree.keys import derive
 from covfree.statistics.groups import accumulation_dtype, as_examples, subset_groups
 from covfree.statistics.means import class_means
-from covfree.statistics.rows import client_rows
+from covfree.statistics.rows import deal_rows, rows_of
 from covfree.sums import deviations
 from covfree.types import AnyArray, PRNGKey, Rows, is_traced
 
@@ -121,20 +122,9 @@ def sketched_rows(
     features, labels, clients = as_examples(features, labels=labels, clients=clients)
     check_positive("num_clients", num_clients)
     check_positive("num_sketches", num_sketches)
-    deal, sign = jax.random.split(key)
-    means = client_rows(
-        features,
-        labels,
-        clients,
-        num_rows=num_rows,
-        num_subsets=num_subsets,
-        subset_size=subset_size,
-        key=deal,
-    )
-    kept = (labels >= 0) & (clients >= 0)
-    # The same subsets again: they are numbered as the rows are.
-    dealt = None if num_subsets == 1 else deal
-    row, _ = subset_groups((clients, labels), kept, num_subsets, dealt, subset_size=subset_size)
+    row = deal_rows(labels, clients, num_subsets, subset_size, key)
+    means = rows_of(features, labels, clients, row, num_rows)
+    kept = row >= 0
     owner, _ = subset_groups((clients,), kept, 1, None)
     if not is_traced(owner) and owner.max(initial=-1) >= num_clients:
         raise ValueError(
@@ -143,7 +133,7 @@ def sketched_rows(
         )
     slot = jnp.where(kept, owner, num_clients)
     residual = _residuals(features, jnp.asarray(means.mean), jnp.where(kept, row, num_rows))
-    sketches = _signed_sums(residual, slot, num_clients, _signs(sign, num_sketches, residual))
+    sketches = _signed_sums(residual, slot, num_clients, _signs(key, num_sketches, residual))
 
     # An example adds one degree of freedom, its row takes one back.
     owner_of_row = jax.ops.segment_max(slot, jnp.where(kept, row, num_rows), num_rows)
@@ -177,7 +167,7 @@ def _signs(
     key: PRNGKey, num_sketches: int, like: Float[Array, "examples dim"]
 ) -> Float[Array, "sketches examples"]:
     """ε_ij = ±1: of bits, as `jax.random.rademacher` draws others when float64 is enabled."""
-    bits = jax.random.bits(key, (num_sketches, like.shape[0]), jnp.uint32)
+    bits = jax.random.bits(derive(key, "signs"), (num_sketches, like.shape[0]), jnp.uint32)
     return 1 - 2 * (bits & 1).astype(like.dtype)
 
 

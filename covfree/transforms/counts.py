@@ -1,77 +1,84 @@
-"""Noise on the counts that clients send."""
+"""Noise on the counts that clients send. It blurs them; it is no differential privacy."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal, TypeAlias, get_args
+from functools import partial
+from typing import Any, Literal, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
 
 from covfree.checks import check_choice, check_strength
+from covfree.keys import derive
 from covfree.transforms.transform import Transform
-from covfree.types import Rows, Scalar, is_traced
+from covfree.types import PRNGKey, Rows, Scalar, is_traced
 
 CountNoise: TypeAlias = Literal["uniform", "gaussian", "laplace"]
 
 
-def _noisy(rows: Rows, noise: jax.Array) -> Rows:
-    count = jnp.asarray(rows.count)
-    # Padding stays what it is. A negative count would be padding too; 0 says so plainly.
-    noisy = jnp.where(count > 0, jnp.maximum(count.astype(noise.dtype) + noise, 0), 0)
-    if rows.sketch is not None:
-        # Sketches count degrees of freedom, which tell of no class.
-        noisy = jnp.where(rows.sketch, count, noisy)
-    return replace(rows, count=noisy)
-
-
-def _dtype(rows: Rows) -> jnp.dtype:
-    return jnp.promote_types(jnp.result_type(rows.mean), jnp.float32)
-
-
-def _uniform(strength: Scalar, rows: Rows, key: jax.Array) -> Rows:
-    draw = jax.random.uniform(key, rows.count.shape, _dtype(rows), -1.0, 1.0)
-    return _noisy(rows, strength * jnp.where(rows.count > 0, rows.count, 0).astype(draw.dtype) * draw)
-
-
-def _gaussian(strength: Scalar, rows: Rows, key: jax.Array) -> Rows:
-    return _noisy(rows, jax.random.normal(key, rows.count.shape, _dtype(rows)) / strength)
-
-
-def _laplace(strength: Scalar, rows: Rows, key: jax.Array) -> Rows:
-    return _noisy(rows, jax.random.laplace(key, rows.count.shape, _dtype(rows)) / strength)
-
-
-_NOISES: dict[str, Callable[[Scalar, Rows, jax.Array], Rows]] = {
-    "uniform": _uniform,
-    "gaussian": _gaussian,
-    "laplace": _laplace,
+# A standard draw, and what makes σ of it for counts n and ε.
+_LAWS: dict[str, tuple[Callable[..., jax.Array], Callable[..., Any]]] = {
+    "uniform": (partial(jax.random.uniform, minval=-1.0, maxval=1.0), lambda n, epsilon: (1 - epsilon) * n),
+    "gaussian": (jax.random.normal, lambda n, epsilon: 1 / jnp.sqrt(epsilon)),
+    "laplace": (jax.random.laplace, lambda n, epsilon: 1 / epsilon),
 }
 
 
+def _noisy(epsilon: Scalar, rows: Rows, key: PRNGKey, kind: CountNoise) -> Rows:
+    draw, scale = _LAWS[kind]
+    dtype = jnp.promote_types(jnp.result_type(rows.mean), jnp.float32)
+    count = jnp.asarray(rows.count)
+    # Padding stays what it is; it may hold NaN.
+    used = (count > 0) & (jnp.asarray(rows.label) >= 0)
+    exact = jnp.where(used, count, 0).astype(dtype)
+    noise = scale(exact, jnp.asarray(epsilon, dtype)) * draw(derive(key, "count noise"), count.shape, dtype)
+    noisy = jnp.where(used, jnp.maximum(exact + noise, 0), 0)
+    if rows.sketch is not None:
+        # Sketches count degrees of freedom, which tell of no class.
+        noisy = jnp.where(rows.sketch, count.astype(dtype), noisy)
+    return replace(rows, count=noisy)
+
+
+# One function a law, as transforms are told apart by their functions.
+_NOISES = {kind: partial(_noisy, kind=kind) for kind in get_args(CountNoise)}
+
+
 def count_noise(kind: CountNoise, epsilon: Scalar) -> Transform:
-    """Noise on the counts n_kc of a client's rows, so that they tell less of how its classes are mixed.
+    """Noise on the counts of a client's rows: ñ = max(n + σ, 0), with one of the paper's three laws of σ.
 
-    - ``"uniform"``: n (1 + ε u) with u uniform on [−1, 1]: within a share ε of the truth. More ε, more noise.
-    - ``"gaussian"``: n + z/ε with z standard normal. Less ε, more noise.
-    - ``"laplace"``: n + z/ε with z of the standard Laplace law. Less ε, more noise. As one example more or
-      less changes a count by one, this makes a single *count* ε-differentially private.
+    - ``"uniform"``: σ uniform on [−(1 − ε)n, (1 − ε)n].
+    - ``"gaussian"``: σ normal with mean 0 and *variance* 1/ε.
+    - ``"laplace"``: σ of the Laplace law with mean 0 and scale 1/ε (variance 2/ε²).
 
-    What falls below 0 is 0, and with a count of 0 the class mean is not sent. Means are sent as they are: the
-    noise hides numbers of examples and gives no privacy to the examples themselves.
+    Less ε is more noise. A row whose ñ is 0 is not sent, neither count nor mean.
+
+    **This is no differential privacy**, whatever ε. A count of 0 stays 0, as a class that a client lacks is
+    not sent. So a class that appears tells for sure that the client has an example of it, and no bound on the
+    ratio of chances holds. Besides, uniform noise is bounded, and means are sent as they are. Noise that
+    keeps a guarantee is not in covfree yet.
 
     Args:
         kind: one of the three.
-        epsilon: ε; at least 0, and above 0 unless uniform. It may be swept.
+        epsilon: ε; above 0, and at most 1 if uniform. It may be swept.
 
     Raises:
+        TypeError: if ε is no number.
         ValueError: if the kind is unknown or ε out of range.
 
-    Source: FedCOF (Goswami et al. 2024), App. I.1, names the three laws; their scales here are covfree's own.
+    Source: FedCOF (Goswami et al. 2024), eq. 23 and App. I.1, with ε of 0.1 to 0.9. The paper writes N(0,
+    1/ε); 1/ε is taken for the variance, as is usual, though it may be meant as the standard deviation. It
+    does not say whether ñ is rounded; here it is not.
+
+    >>> import covfree
+    >>> noisy = covfree.fedcof().with_transforms(count_noise("laplace", 0.5))
     """
     check_choice("kind", kind, get_args(CountNoise))
     check_strength("epsilon", epsilon)
-    if kind != "uniform" and not is_traced(epsilon) and epsilon == 0:
-        raise ValueError(f"epsilon: expected a number above 0 for {kind} noise, got {epsilon!r}")
+    most = 1 if kind == "uniform" else math.inf
+    if not is_traced(epsilon) and not 0 < epsilon <= most:
+        expected = "a number above 0" if kind != "uniform" else "a number above 0 and at most 1"
+        raise ValueError(f"epsilon: expected {expected} for {kind} noise, got {epsilon!r}")
     return Transform(epsilon, _NOISES[kind])

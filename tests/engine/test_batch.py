@@ -145,7 +145,7 @@ def test_fit_without_key_or_classes():
         covfree.fit(covfree.fedcof(num_subsets=2), x, y, k)
     with pytest.raises(ValueError, match=r"labels: expected at least one label of 0 or above, got none"):
         covfree.fit(METHOD, x, y - 5, k)
-    with pytest.raises(ValueError, match=r"num_classes: expected at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"num_classes: expected an integer of at least 1, got 0"):
         covfree.fit(METHOD, x, y - 5, k, num_classes=0)
     with pytest.raises(
         ValueError, match=r"num_classes: expected the number of classes, as labels are traced"

@@ -103,6 +103,20 @@ def test_more_devices_than_clients_and_a_mesh_of_two_axes():
     assert_totals_close(totals, covfree.accumulate(method, rows, num_classes=CLASSES))
 
 
+def test_clients_that_are_cut_although_they_must_stay_whole(mesh):
+    """It would give another covariance, without a word."""
+    method = make("fedcof-components")
+    rows = rows_of(method, federations.make(0))
+    with pytest.raises(ValueError, match=r"rows: .*those of client \d+ are on \d.*whole_clients=True"):
+        covfree.accumulate_sharded(method, covfree.shard_rows(rows, mesh), num_classes=CLASSES, mesh=mesh)
+
+
+def test_integers_that_int32_cannot_hold(mesh):
+    label = np.array([0, 2**32])
+    with pytest.raises(ValueError, match=r"label: .*4294967296 at position 1"):
+        covfree.shard_rows(covfree.Rows(np.ones((2, 2), np.float32), np.ones(2, int), label), mesh)
+
+
 def test_clients_that_must_stay_whole_have_to_be_known(mesh):
     rows = covfree.Rows(np.ones((3, 2), np.float32), np.ones(3, np.int32), np.zeros(3, np.int32))
     with pytest.raises(ValueError, match=r"rows: expected rows with a client each"):

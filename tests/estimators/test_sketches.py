@@ -84,9 +84,7 @@ def test_the_table_is_class_means_then_sketches(precision):
     rows, factor, totals = summary(features, key, 2)
     assert rows.mean.dtype == precision.dtype
     assert rows.mean.shape == factor.shape == (10 + 4 * SKETCHES, DIM)
-    means = covfree.client_rows(
-        features, LABELS, OWNERS, num_rows=10, num_subsets=2, key=jax.random.split(key)[0]
-    )
+    means = covfree.client_rows(features, LABELS, OWNERS, num_rows=10, num_subsets=2, key=key)
     for name in ("mean", "count", "label", "client"):
         np.testing.assert_array_equal(getattr(rows, name)[:10], getattr(means, name))
     # Clients by number; the fourth does not exist, and client 2 has nothing to show.

@@ -1,0 +1,100 @@
+"""Before arrays enter jax: it cuts integers that it cannot hold, without an error.
+
+Labels and clients are int32 inside. What comes may be of any integer type: a small one might not hold what it
+is compared with, a large one holds numbers that int32 does not.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Integer
+
+from covfree.types import is_traced
+
+_P = ParamSpec("_P")
+
+_INT32 = np.iinfo(np.int32)
+
+
+def compiled(
+    static_argnames: tuple[str, ...] = (), *, check: Callable[..., None] | None = None
+) -> Callable[[Callable[_P, Any]], Callable[_P, Any]]:
+    """``jax.jit`` of a public function, which looks at its arguments first: inside, values cannot raise.
+
+    Integers that int32 cannot hold are a ``ValueError`` that names the argument. (``jit`` takes 2³² for 0.)
+
+    Args:
+        static_argnames: as of ``jax.jit``.
+        check: called with the function's arguments before it is compiled; raises where they are not what
+            the function expects.
+    """
+
+    def decorate(function: Callable[_P, Any]) -> Callable[_P, Any]:
+        run = jax.jit(function, static_argnames=static_argnames)
+
+        @wraps(function)
+        def door(*args: _P.args, **kwargs: _P.kwargs) -> Any:
+            if check is not None:
+                check(*args, **kwargs)
+            if any(map(_beyond_int32, jax.tree.leaves((args, kwargs)))):
+                arguments = inspect.signature(function).bind(*args, **kwargs).arguments
+                for path, leaf in jax.tree_util.tree_leaves_with_path(arguments):
+                    check_int32(f"{path[0].key}{jax.tree_util.keystr(path[1:])}", leaf)
+            return run(*args, **kwargs)
+
+        return door
+
+    return decorate
+
+
+def as_int32(name: str, integers: Any) -> Integer[Array, "..."]:
+    """Integers of any type, in an array or a list, as int32, in which labels and clients are compared.
+
+    Under ``jit``, where values cannot raise, what is beyond becomes the nearest number of int32: a label past
+    the end stays past the end, and padding stays below 0.
+
+    Raises:
+        ValueError: if a number is above those of int32.
+    """
+    array = integers if isinstance(integers, jax.Array) else np.asarray(integers)
+    limits = np.iinfo(array.dtype)
+    if limits.max > _INT32.max:
+        check_int32(name, array)
+        array = array.clip(max(limits.min, _INT32.min), _INT32.max)
+    return jnp.asarray(array, jnp.int32)
+
+
+def check_int32(name: str, integers: Any) -> None:
+    """Raise if one of the integers is above those of int32. What is below is padding."""
+    if _beyond_int32(integers):
+        place = np.unravel_index(int(np.argmax(integers)), np.shape(integers))
+        raise ValueError(
+            f"{name}: expected integers below 2**31, got {integers[place]} at position "
+            f"{', '.join(str(index) for index in place)}"
+        )
+
+
+def _beyond_int32(leaf: Any) -> bool:
+    if not isinstance(leaf, jax.Array | np.ndarray) or is_traced(leaf) or leaf.size == 0:
+        return False
+    if not jnp.issubdtype(leaf.dtype, jnp.integer) or np.iinfo(leaf.dtype).max <= _INT32.max:
+        return False
+    return bool(leaf.max() > _INT32.max)
+
+
+def fits_int32(clients: np.ndarray) -> bool:
+    """Whether jax can hold the clients' numbers, whatever their data type."""
+    return bool(clients.size == 0 or (clients.max() <= _INT32.max and clients.min() >= _INT32.min))
+
+
+def consecutive(clients: np.ndarray, first: int = 0) -> np.ndarray:
+    """The clients numbered anew from ``first`` on, in their order and without gaps; −1 for padding."""
+    known = np.unique(clients[clients >= 0])
+    return np.where(clients >= 0, first + np.searchsorted(known, clients), -1).astype(np.int32)

@@ -1,0 +1,33 @@
+"""The one rule for random keys: a key is either drawn with or derived from, never both, and drawn with once.
+
+A function that draws does so with `derive(key, stream)` of the key that it was given, and each draw has a
+stream of its own. So one key may serve everything that a client does. Without the rule two draws can be of
+the same bits: ``fold_in(key, i)`` is ``split(key, n)[i]`` in JAX, and what is drawn with ``key`` is made of
+the same numbers.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import jax
+
+from covfree.types import PRNGKey
+
+
+def derive(key: PRNGKey, stream: str) -> jax.Array:
+    """Give the key of a named stream: ``fold_in`` of a number that stands for the name.
+
+    It is independent of streams of other names, and of what a caller makes of the key by ``split`` or by
+    ``fold_in`` of small numbers.
+
+    Args:
+        key: PRNG key, typed or raw.
+        stream: what is drawn, e.g. "subsets".
+
+    >>> import jax
+    >>> key = jax.random.key(0)
+    >>> bool((derive(key, "subsets") == derive(key, "signs")).any())
+    False
+    """
+    return jax.random.fold_in(key, zlib.crc32(stream.encode()))
