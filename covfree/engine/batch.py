@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,22 +12,31 @@ import numpy as np
 from jaxtyping import Array, Float, Integer
 
 from covfree.checks import check
+from covfree.engine.finite import finite
 from covfree.engine.parts import consecutive, fits_int32
 from covfree.engine.totals import accumulate
 from covfree.estimators.offsets import MOST_CLIENTS
 from covfree.methods import Method
+from covfree.received import count_sum, summable
 from covfree.statistics.rows import bucket
 from covfree.types import AnyArray, Head, Message, PRNGKey, Rows, is_traced
 
 
-@jax.jit
 def solve_totals(method: Method, *totals: Any) -> Head:
     """The head from totals that were summed elsewhere, e.g. over clients' messages.
 
     Args:
         method: the method.
         totals: one a phase, as `accumulate` gives them.
+
+    Raises:
+        ValueError: if the head is not finite (unless it is traced).
     """
+    return finite(_solve_totals(method, *totals))
+
+
+@jax.jit
+def _solve_totals(method: Method, *totals: Any) -> Head:
     return method.solve(*totals)
 
 
@@ -52,7 +62,6 @@ def solve_rows(method: Method, rows: Rows, *, num_classes: int) -> Head:
     return method.solve(*accumulate(method, rows, num_classes=num_classes))
 
 
-@partial(jax.jit, static_argnames="num_classes")
 def solve_message(method: Method, message: Message, *, num_classes: int) -> Head:
     """The head from what clients sent: the server's side of a real federation.
 
@@ -65,7 +74,8 @@ def solve_message(method: Method, message: Message, *, num_classes: int) -> Head
         The head; equal, within rounding, to that of `fit` on the clients' examples.
 
     Raises:
-        ValueError: if the message lacks what the method sends.
+        ValueError: if the message lacks what the method sends, or if the head is not finite (unless it is
+            traced).
 
     >>> import covfree, jax.numpy as jnp
     >>> method = covfree.fed3r()
@@ -74,6 +84,15 @@ def solve_message(method: Method, message: Message, *, num_classes: int) -> Head
     >>> solve_message(method, received, num_classes=2).weight.tolist()
     [[1.0, 0.0], [0.0, 1.0]]
     """
+    count = message.rows.count
+    if isinstance(count, np.ndarray):
+        # jax would cut integers to 32 bits, silently.
+        message = replace(message, rows=replace(message.rows, count=summable(count, count_sum(count))))
+    return finite(_solve_message(method, message, num_classes=num_classes))
+
+
+@partial(jax.jit, static_argnames="num_classes")
+def _solve_message(method: Method, message: Message, *, num_classes: int) -> Head:
     if method.merge is None:
         return method.solve(*accumulate(method, message.rows, num_classes=num_classes))
     return method.solve(*method.merge(method.params, message, num_classes))

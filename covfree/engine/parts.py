@@ -14,6 +14,8 @@ import numpy as np
 from covfree.checks import check_row_structure, check_rows
 from covfree.estimators.offsets import MOST_CLIENTS
 from covfree.folder import MessageFile, MessageFolder, none_sound
+from covfree.received import count_sum, received_rows
+from covfree.storage import read_counts
 from covfree.types import Rows
 
 # Rows of the means that tell one table from another; reading all of them would be a pass of its own.
@@ -93,21 +95,26 @@ class TableParts:
         rejected: what was set aside, and why: nothing, see above.
     """
 
-    def __init__(self, rows: Rows, size: int, num_classes: int, whole_clients: bool) -> None:
+    def __init__(
+        self, rows: Rows, size: int, num_classes: int, whole_clients: bool, dim: int | None = None
+    ) -> None:
         """Cut the table; its columns may be read, its means are not."""
         # Of a memory map a view, which reads nothing.
         rows = jax.tree.map(np.asarray, rows)
-        check_row_structure(rows)
+        check_row_structure(rows, dim=dim)
         if whole_clients and rows.client is None:
             raise ValueError("rows: expected rows with a client each, as clients must stay whole; got none")
         self._rows = rows
-        self._size, self._num_classes = size, num_classes
+        self._size, self._num_classes, self._total = size, num_classes, count_sum(rows.count)
         self.places = cuts(np.asarray(rows.client) if whole_clients else None, len(rows.label), size)
         self.rejected: dict[str, str] = {}
-        self.padding = padded_rows(self._between(0, 0), size)
+        self.padding = padded_rows(self._as_received(self._between(0, 0)), size)
 
     def _between(self, start: int, stop: int) -> Rows:
-        part = jax.tree.map(lambda leaf: leaf[start:stop], self._rows)
+        return jax.tree.map(lambda leaf: leaf[start:stop], self._rows)
+
+    def _as_received(self, part: Rows) -> Rows:
+        part = received_rows(part, self._total)
         if part.client is None:
             return part
         if fits_int32(part.client):
@@ -118,12 +125,12 @@ class TableParts:
     def read(self, index: int, check: bool) -> Rows:
         """A part; its values are checked if they were not before."""
         start, stop = (int(place) for place in self.places[index : index + 2])
-        part = padded_rows(self._between(start, stop), self._size)
+        part = self._between(start, stop)
         if check:
             reason = bad_value(part, start, num_classes=self._num_classes)
             if reason is not None:
                 raise ValueError(reason)
-        return part
+        return padded_rows(self._as_received(part), self._size)
 
     def identity(self) -> Mapping[str, str]:
         """What tells the table from another one: shapes, the columns, and some rows of the means."""
@@ -151,9 +158,16 @@ class FolderParts:
         rejected: for each file that was set aside, by the client's name, why.
     """
 
-    def __init__(self, folder: MessageFolder, size: int, num_classes: int, whole_clients: bool) -> None:
-        """Cut the files' rows, one file below the other; only headers are looked at."""
-        self._files, self.rejected = folder.sound()
+    def __init__(
+        self,
+        folder: MessageFolder,
+        size: int,
+        num_classes: int,
+        whole_clients: bool,
+        dim: int | None = None,
+    ) -> None:
+        """Cut the files' rows, one file below the other; only headers and counts are looked at."""
+        self._files, self.rejected = folder.sound(dim)
         folder.rejected = self.rejected
         headers = [file.header for file in self._files]
         if any(header.matrix is not None or header.solved for header in headers if len(header.rows.count)):
@@ -163,6 +177,7 @@ class FolderParts:
             )
         lengths = [len(header.rows.count) for header in headers]
         self._ends = np.cumsum(lengths)
+        self._total = sum(count_sum(read_counts(file.path)) for file in self._files)
         self._size, self._num_classes, self._whole_clients = size, num_classes, whole_clients
         self._checked: set[str] = set()
         self.places = cuts(None, int(self._ends[-1]), size)
@@ -171,7 +186,8 @@ class FolderParts:
         # One data type for all, as where messages are put together in memory; one header a shape.
         headers = list({id(header): header for header in headers if len(header.rows.count)}.values())
         rows = [replace(header.rows, client=None) for header in headers or [self._files[0].header]]
-        none = jax.tree.map(lambda *leaves: np.concatenate([leaf[:0] for leaf in leaves]), *rows)
+        rows = [received_rows(jax.tree.map(lambda leaf: leaf[:0], table), self._total) for table in rows]
+        none = jax.tree.map(lambda *leaves: np.concatenate(leaves), *rows)
         self.padding = padded_rows(replace(none, client=np.zeros(0, np.int32)), size)
 
     def _between_files(self) -> np.ndarray:
@@ -204,7 +220,7 @@ class FolderParts:
             piece = file.rows(first, last)
             if check and not self._sound(file, piece):
                 continue
-            place = slice(begin + first - start, begin + last - start)
+            place, piece = slice(begin + first - start, begin + last - start), received_rows(piece, self._total)
             for column, values in zip(columns, jax.tree.leaves(replace(piece, client=None)), strict=True):
                 column[place] = values
             part.client[place] = number
