@@ -132,8 +132,8 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
     if (used & (squares > most)).any():
         row = int(np.argmax(used & (squares > most)))
         raise ValueError(
-            f"mean: row {row} (class {label[row]}) stands for squares that sum to {squares[row]:.2g}; expected "
-            f"at most {most:.2g}, as larger sums could overflow"
+            f"mean: row {row} (class {label[row]}) stands for squares that sum to {squares[row]:.2g}; "
+            f"expected at most {most:.2g}, as larger sums could overflow"
         )
 
 
@@ -153,7 +153,9 @@ def square_sums(rows: Rows) -> np.ndarray:
     return sums
 
 
-def _check_covariances(covariance: np.ndarray, count: np.ndarray, label: np.ndarray, used: np.ndarray) -> None:
+def _check_covariances(
+    covariance: np.ndarray, count: np.ndarray, label: np.ndarray, used: np.ndarray
+) -> None:
     if covariance.ndim < 3:
         flat = covariance.reshape(len(label), math.prod(covariance.shape[1:]))
         negative = (flat < 0) & used[:, None]
@@ -168,9 +170,8 @@ def _check_covariances(covariance: np.ndarray, count: np.ndarray, label: np.ndar
     total = float(count[used].sum(dtype=np.float64))
     tolerance = rounding(total, covariance.dtype)
     for row in np.flatnonzero(used):
-        unit_diagonal(
-            f"covariance: row {row} (class {label[row]})", _at_least_float32(covariance[row]), total, tolerance
-        )
+        where = f"covariance: row {row} (class {label[row]})"
+        unit_diagonal(where, _at_least_float32(covariance[row]), total, tolerance)
 
 
 def check_row_structure(rows: Rows, *, dim: int | None = None) -> None:

@@ -61,7 +61,8 @@ class MessageFolder:
     Attributes:
         files: those that can be read, ordered by name.
         rejected: for each file that was set aside, by the client's name, why: at first those that cannot be
-            read or are copies of another file, and after `accumulate_stream` or `solve_stream` all those that did not count.
+            read or are copies of another file, and after `accumulate_stream` or `solve_stream` all those that
+            did not count.
 
     >>> import covfree, numpy as np, tempfile
     >>> sent = covfree.Message(covfree.Rows(np.ones((1, 2)), np.array([3]), np.array([0])))
@@ -179,9 +180,7 @@ def collect_files(
     (('a', 'b'), [[6.0, 6.0], [6.0, 6.0]])
     """
     files, rejected = folder.sound(dim)
-    bounds = Bounds(
-        num_classes, files[0].header.rows.mean.shape[1], num_examples or {}, max_count, max_norm
-    )
+    bounds = Bounds(num_classes, files[0].header.rows.mean.shape[1], num_examples or {}, max_count, max_norm)
     collected: Collected | None = None
     for batch in _batches(files):
         messages: dict[Hashable, Message] = {}

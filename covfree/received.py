@@ -73,11 +73,10 @@ def sound_message(message: Message, bounds: Bounds, num_examples: int | None = N
     # The parts of a class that a mixture's components hold add up but for rounding.
     exact = np.asarray(message.rows.count).dtype.kind in "iu"
     if num_examples is not None and not np.isclose(total, num_examples, rtol=0 if exact else 1e-5):
-        raise ValueError(
-            f"count: counts sum to {total:.15g}; expected the {num_examples} examples announced"
-        )
+        raise ValueError(f"count: counts sum to {total:.15g}; expected the {num_examples} examples announced")
     if bounds.max_count is not None and total > bounds.max_count:
-        raise ValueError(f"count: counts sum to {total:.15g}; expected at most max_count = {bounds.max_count}")
+        most = bounds.max_count
+        raise ValueError(f"count: counts sum to {total:.15g}; expected at most max_count = {most}")
     matrix = _sound_matrix(message, total)
     rows = received_rows(message.rows, total)
     if message.solved and matrix is not None:
@@ -91,14 +90,13 @@ def sound_message(message: Message, bounds: Bounds, num_examples: int | None = N
 def received_rows(rows: Rows, total: float) -> Rows:
     """Rows in NumPy arrays of data types that jax holds and that sums do not leave.
 
-    Means and covariances are float32 at least (float64 where x64 is enabled). Labels are int32, −1 for padding.
-    Counts are int32 if ``total`` fits, and floats if not: no sum of them wraps.
+    Means and covariances are float32 at least (float64 where x64 is enabled). Labels are int32, −1 for
+    padding. Counts are int32 if ``total`` fits, and floats if not: no sum of them wraps.
 
     Args:
         rows: sound ones.
         total: the sum of the counts of all rows that these will be added to.
     """
-
     label = np.asarray(rows.label)
     return Rows(
         _held(rows.mean),
@@ -124,8 +122,11 @@ def _held(values: Any) -> np.ndarray:
 
 
 def count_sum(count: Any) -> float:
-    """The sum of counts, exact below 2⁵³, whatever their data type."""
-    return float(np.sum(np.asarray(count), dtype=np.float64))
+    """The sum of the counts above 0, exact below 2⁵³, whatever their data type."""
+    count = np.asarray(count)
+    # NumPy cannot add bfloat16 up in another type.
+    count = count if count.dtype.kind in "iuf" else count.astype(np.float64)
+    return float(np.sum(count, dtype=np.float64, where=count > 0))
 
 
 def common_dim(messages: Iterable[Any]) -> int | None:
@@ -139,7 +140,8 @@ def common_dim(messages: Iterable[Any]) -> int | None:
     if len(dims) > 1:
         found = ", ".join(f"{dim} ({number})" for dim, number in sorted(dims.items()))
         raise ValueError(
-            f"dim: expected the number of features, as messages differ in it; got None and messages of {found}"
+            "dim: expected the number of features, as messages differ in it; got None and messages of "
+            f"{found}"
         )
     return next(iter(dims), None)
 
@@ -254,8 +256,8 @@ def _check_norms(rows: Rows, matrix: np.ndarray | None, total: float, max_norm: 
     if wrong.any():
         row = int(np.argmax(wrong))
         raise ValueError(
-            f"mean: row {row} (class {np.asarray(rows.label)[row]}) is of features of norm {norms[row]:.7g} on "
-            f"average; expected at most max_norm = {max_norm}"
+            f"mean: row {row} (class {np.asarray(rows.label)[row]}) is of features of norm "
+            f"{norms[row]:.7g} on average; expected at most max_norm = {max_norm}"
         )
     if matrix is not None and (trace := float(np.trace(matrix, dtype=np.float64))) > total * most:
         raise ValueError(

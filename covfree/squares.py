@@ -62,8 +62,8 @@ def unit_diagonal(
     if max(scaled.max(initial=0), -scaled.min(initial=0)) > 1 + 2 * tolerance:
         i, j = (int(place) for place in np.unravel_index(np.argmax(np.abs(scaled)), scaled.shape))
         raise ValueError(
-            f"{where} holds {matrix[i, j]} at {(i, j)}; expected at most {size[i] * size[j]:.7g}, the root of "
-            "the product of the two entries on the diagonal, as in a sum of squares"
+            f"{where} holds {matrix[i, j]} at {(i, j)}; expected at most {size[i] * size[j]:.7g}, the root "
+            "of the product of the two entries on the diagonal, as in a sum of squares"
         )
     uneven = scaled - scaled.T
     if uneven.max(initial=0) > 2 * tolerance:

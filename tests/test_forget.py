@@ -150,7 +150,7 @@ def test_what_another_client_sent_cannot_be_taken_out():
                 covfree.forget(everybody, 23, message=sent[other])
         means = np.array(sent[23].rows.mean)
         means[0, 0] *= 1.001
-        with pytest.raises(ValueError, match=r"message: expected the rows that the client sent, whose mean of cl"):
+        with pytest.raises(ValueError, match="message: expected the rows that the client sent, whose mean "):
             covfree.forget(everybody, 23, message=with_rows(sent[23], mean=means))
         with pytest.raises(ValueError, match=r"matrix: holds .* expected a diagonal of at least 0"):
             covfree.forget(everybody, 23, message=dataclasses.replace(sent[23], matrix=-sent[23].matrix))

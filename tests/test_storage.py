@@ -1,6 +1,5 @@
 """Message files: what is written is read, bad files are named, and a folder gives what `collect` gives."""
 
-import dataclasses
 import shutil
 
 import jax
@@ -327,7 +326,8 @@ def test_a_copy_of_a_file_is_no_other_client(tmp_path):
 
 
 def test_bounds_of_a_folder_are_those_of_messages(tmp_path):
-    folder = written(tmp_path, {"a": rows(), "b": rows(count=(10**6, 5)), "c": rows(mean=np.ones((2, 2)) * 9)})
+    sent = {"a": rows(), "b": rows(count=(10**6, 5)), "c": rows(mean=9 * np.ones((2, 2)))}
+    folder = written(tmp_path, sent)
     collected = collect_files(folder, num_classes=CLASSES, max_count=1000, max_norm=6.0)
     assert collected.clients == ("a",)
     assert collected.rejected["b"] == "count: counts sum to 1000005; expected at most max_count = 1000"

@@ -22,12 +22,15 @@ from covfree.statistics.rows import bucket
 from covfree.types import AnyArray, Head, Message, PRNGKey, Rows, is_traced
 
 
-def solve_totals(method: Method, *totals: Any) -> Head:
+def solve_totals(method: Method, *totals: Any) -> Any:
     """The head from totals that were summed elsewhere, e.g. over clients' messages.
 
     Args:
         method: the method.
         totals: one a phase, as `accumulate` gives them.
+
+    Returns:
+        The head, of the method's kind.
 
     Raises:
         ValueError: if the head is not finite (unless it is traced).
@@ -62,7 +65,7 @@ def solve_rows(method: Method, rows: Rows, *, num_classes: int) -> Head:
     return method.solve(*accumulate(method, rows, num_classes=num_classes))
 
 
-def solve_message(method: Method, message: Message, *, num_classes: int) -> Head:
+def solve_message(method: Method, message: Message, *, num_classes: int) -> Any:
     """The head from what clients sent: the server's side of a real federation.
 
     Args:
@@ -71,7 +74,7 @@ def solve_message(method: Method, message: Message, *, num_classes: int) -> Head
         num_classes: C, static.
 
     Returns:
-        The head; equal, within rounding, to that of `fit` on the clients' examples.
+        The head, of the method's kind; equal, within rounding, to that of `fit` on the clients' examples.
 
     Raises:
         ValueError: if the message lacks what the method sends, or if the head is not finite (unless it is

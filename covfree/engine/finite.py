@@ -39,7 +39,7 @@ def _check(name: str, values: np.ndarray, right: np.ndarray) -> None:
     if not right.all():
         place = tuple(int(i) for i in np.argwhere(~right)[0])
         raise ValueError(
-            f"head: holds {values[place]} in {name} of shape {list(values.shape)} at {place}; expected finite "
-            "numbers. What clients sent is too large, or leaves a system without a solution; `collect` bounds "
-            "it by max_count and max_norm"
+            f"head: holds {values[place]} in {name} of shape {list(values.shape)} at {place}; expected "
+            "finite numbers. What clients sent is too large, or leaves a system without a solution; "
+            "max_count and max_norm of collect bound it"
         )

@@ -117,10 +117,11 @@ class TableParts:
         part = received_rows(part, self._total)
         if part.client is None:
             return part
-        if fits_int32(part.client):
-            return replace(part, client=part.client.astype(np.int32))
+        client = np.asarray(part.client)
+        if fits_int32(client):
+            return replace(part, client=client.astype(np.int32))
         # Clients are whole: numbers need only differ within the part, but not be taken for those of others.
-        return replace(part, client=consecutive(part.client, MOST_CLIENTS))
+        return replace(part, client=consecutive(client, MOST_CLIENTS))
 
     def read(self, index: int, check: bool) -> Rows:
         """A part; its values are checked if they were not before."""
@@ -220,7 +221,8 @@ class FolderParts:
             piece = file.rows(first, last)
             if check and not self._sound(file, piece):
                 continue
-            place, piece = slice(begin + first - start, begin + last - start), received_rows(piece, self._total)
+            place = slice(begin + first - start, begin + last - start)
+            piece = received_rows(piece, self._total)
             for column, values in zip(columns, jax.tree.leaves(replace(piece, client=None)), strict=True):
                 column[place] = values
             part.client[place] = number

@@ -22,7 +22,10 @@ HUGE = rows(mean=((1, 2), (3e38, 4), (2, 2)), count=(3, 5, 4), label=(0, 2, 0))
     [
         (lambda rows: covfree.solve_message(METHOD, covfree.Message(rows), num_classes=3), "message"),
         (lambda rows: covfree.solve_message(covfree.qda(), covfree.Message(rows), num_classes=3), "qda"),
-        (lambda rows: covfree.solve_totals(METHOD, *covfree.accumulate(METHOD, rows, num_classes=3)), "totals"),
+        (
+            lambda rows: covfree.solve_totals(METHOD, *covfree.accumulate(METHOD, rows, num_classes=3)),
+            "totals",
+        ),
     ],
     ids=["message", "Gaussian", "totals"],
 )
