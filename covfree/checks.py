@@ -127,7 +127,7 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
     if rows.covariance is not None:
         _check_covariances(np.asarray(rows.covariance), count, label, used)
     # Room for more clients and larger weights than there are, before a sum of squares overflows.
-    most = float(jnp.finfo(held_dtype(mean.dtype)).max) ** 0.75
+    most = float(jnp.finfo(jnp.promote_types(mean.dtype, jnp.float32)).max) ** 0.75
     squares = square_sums(rows)
     if (used & (squares > most)).any():
         row = int(np.argmax(used & (squares > most)))
@@ -241,12 +241,6 @@ def _integer(dtype: np.dtype) -> bool:
 
 def _boolean(dtype: np.dtype) -> bool:
     return dtype == np.bool_
-
-
-def held_dtype(dtype: np.dtype) -> np.dtype:
-    """The data type in which floats are added up: float32 at least, float64 where x64 is enabled alone."""
-    wide, widest = np.dtype(jnp.promote_types(dtype, jnp.float32)), np.dtype(jnp.result_type(float))
-    return wide if wide.itemsize <= widest.itemsize else widest
 
 
 def _at_least_float32(values: Any) -> np.ndarray:

@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.checks import check_rows, held_dtype, square_sums
+from covfree.checks import check_row_structure, check_rows, square_sums
 from covfree.squares import bordered, is_positive, rounding, unit_diagonal
 from covfree.types import Message, Rows
 
@@ -60,7 +60,7 @@ def sort_out(
 
 
 def sound_message(message: Message, bounds: Bounds, num_examples: int | None = None) -> Message:
-    """A message as the server adds it up: as `received_rows`, with class means in the place of solutions.
+    """A message as the server adds it up: in data types that hold sums, with means in the place of solutions.
 
     Raises:
         TypeError: if a data type is wrong.
@@ -68,8 +68,10 @@ def sound_message(message: Message, bounds: Bounds, num_examples: int | None = N
     """
     if not isinstance(message, Message):
         raise TypeError(f"message: expected a Message, got {type(message).__name__}")
-    check_rows(message.rows, num_classes=bounds.num_classes, dim=bounds.dim)
+    check_row_structure(message.rows, dim=bounds.dim)
     total = _total(message.rows)
+    types = RowTypes.of(message.rows, count_sum(message.rows.count))
+    rows = sound_rows(message.rows, types, num_classes=bounds.num_classes)
     # The parts of a class that a mixture's components hold add up but for rounding.
     exact = np.asarray(message.rows.count).dtype.kind in "iu"
     if num_examples is not None and not np.isclose(total, num_examples, rtol=0 if exact else 1e-5):
@@ -78,7 +80,6 @@ def sound_message(message: Message, bounds: Bounds, num_examples: int | None = N
         most = bounds.max_count
         raise ValueError(f"count: counts sum to {total:.15g}; expected at most max_count = {most}")
     matrix = _sound_matrix(message, total)
-    rows = received_rows(message.rows, total)
     if message.solved and matrix is not None:
         rows = _with_means(rows, matrix)
         check_rows(rows, num_classes=bounds.num_classes)
@@ -87,38 +88,79 @@ def sound_message(message: Message, bounds: Bounds, num_examples: int | None = N
     return Message(rows, matrix)
 
 
-def received_rows(rows: Rows, total: float) -> Rows:
-    """Rows in NumPy arrays of data types that jax holds and that sums do not leave.
+@dataclass(frozen=True)
+class RowTypes:
+    """Data types of rows that jax holds, and that their sums do not leave.
 
-    Means and covariances are float32 at least (float64 where x64 is enabled). Labels are int32, −1 for
-    padding. Counts are int32 if ``total`` fits, and floats if not: no sum of them wraps.
+    Attributes:
+        mean: float32 at least; float64 only where x64 is enabled.
+        count: int32 if the sum of all counts fits, or a float if not.
+        covariance: as ``mean``; None without covariances.
+    """
+
+    mean: np.dtype
+    count: np.dtype
+    covariance: np.dtype | None
+
+    @classmethod
+    def of(cls, rows: Rows, total: float) -> RowTypes:
+        """Those of rows.
+
+        Args:
+            rows: what came.
+            total: the sum of the counts of all rows that these will be added to, from `count_sum`.
+        """
+        covariance = None if rows.covariance is None else _held(np.asarray(rows.covariance).dtype)
+        return cls(
+            _held(np.asarray(rows.mean).dtype), _summed(np.asarray(rows.count).dtype, total), covariance
+        )
+
+    def cast(self, rows: Rows) -> Rows:
+        """The rows in these types, as NumPy arrays; labels as int32, −1 for padding."""
+        label = np.asarray(rows.label)
+        # What a narrower type cannot hold becomes infinite.
+        with np.errstate(over="ignore"):
+            return replace(
+                rows,
+                mean=np.asarray(rows.mean).astype(self.mean, copy=False),
+                count=np.asarray(rows.count).astype(self.count, copy=False),
+                label=np.where(label < 0, -1, label).astype(np.int32),
+                covariance=None
+                if rows.covariance is None
+                else np.asarray(rows.covariance).astype(self.covariance, copy=False),
+            )
+
+
+def sound_rows(rows: Rows, types: RowTypes, *, num_classes: int) -> Rows:
+    """Rows in the data types in which they are added up, or raise unless they are sound in these too.
 
     Args:
-        rows: sound ones.
-        total: the sum of the counts of all rows that these will be added to.
+        rows: what came.
+        types: of the rows with all others.
+        num_classes: C.
     """
-    label = np.asarray(rows.label)
-    return Rows(
-        _held(rows.mean),
-        summable(rows.count, total),
-        np.where(label < 0, -1, label).astype(np.int32),
-        rows.client,
-        None if rows.covariance is None else _held(rows.covariance),
-        None if rows.sketch is None else np.asarray(rows.sketch),
-    )
+    check_rows(rows, num_classes=num_classes)
+    cast = types.cast(rows)
+    for came, held in ((rows.mean, cast.mean), (rows.covariance, cast.covariance)):
+        if held is not None and np.asarray(came).dtype.itemsize > np.asarray(held).dtype.itemsize:
+            check_rows(cast, num_classes=num_classes)
+    return cast
+
+
+def _held(dtype: np.dtype) -> np.dtype:
+    wide, widest = np.dtype(jnp.promote_types(dtype, jnp.float32)), np.dtype(jnp.result_type(float))
+    return wide if wide.itemsize <= widest.itemsize else widest
+
+
+def _summed(dtype: np.dtype, total: float) -> np.dtype:
+    if dtype.kind not in "iu":
+        return _held(dtype)
+    return np.dtype(np.int32 if total <= _INT32 else jnp.result_type(float))
 
 
 def summable(count: Any, total: float) -> np.ndarray:
     """Counts as int32 if their ``total`` fits, as float32 (float64 where x64 is enabled) if not."""
-    count = np.asarray(count)
-    if count.dtype.kind not in "iu":
-        return _held(count)
-    return count.astype(np.int32 if total <= _INT32 else jnp.result_type(float), copy=False)
-
-
-def _held(values: Any) -> np.ndarray:
-    values = np.asarray(values)
-    return values.astype(held_dtype(values.dtype), copy=False)
+    return np.asarray(count).astype(_summed(np.asarray(count).dtype, total), copy=False)
 
 
 def count_sum(count: Any) -> float:
@@ -200,7 +242,7 @@ def _sound_matrix(message: Message, total: float) -> np.ndarray | None:
     if came.shape != (dim, dim):
         raise ValueError(f"matrix: expected shape {[dim, dim]}, got {list(came.shape)}")
     with np.errstate(over="ignore"):
-        matrix = _held(came)
+        matrix = came.astype(_held(came.dtype), copy=False)
     if not np.isfinite(matrix).all():
         place = tuple(int(i) for i in np.argwhere(~np.isfinite(matrix))[0])
         raise ValueError(f"matrix: holds {came[place]} at {place}; expected finite numbers")

@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from covfree.checks import check_row_structure, check_rows
+from covfree.checks import check_row_structure
 from covfree.estimators.offsets import MOST_CLIENTS
 from covfree.folder import MessageFile, MessageFolder, none_sound
-from covfree.received import count_sum, received_rows
+from covfree.received import RowTypes, count_sum, sound_rows
 from covfree.storage import read_counts
 from covfree.types import Rows
 
@@ -105,7 +105,9 @@ class TableParts:
         if whole_clients and rows.client is None:
             raise ValueError("rows: expected rows with a client each, as clients must stay whole; got none")
         self._rows = rows
-        self._size, self._num_classes, self._total = size, num_classes, count_sum(rows.count)
+        self._size, self._num_classes = size, num_classes
+        # Here, as the thread that reads parts does not know of jax's settings.
+        self._types = RowTypes.of(rows, count_sum(rows.count))
         self.places = cuts(np.asarray(rows.client) if whole_clients else None, len(rows.label), size)
         self.rejected: dict[str, str] = {}
         self.padding = padded_rows(self._as_received(self._between(0, 0)), size)
@@ -114,7 +116,7 @@ class TableParts:
         return jax.tree.map(lambda leaf: leaf[start:stop], self._rows)
 
     def _as_received(self, part: Rows) -> Rows:
-        part = received_rows(part, self._total)
+        part = self._types.cast(part)
         if part.client is None:
             return part
         client = np.asarray(part.client)
@@ -128,7 +130,7 @@ class TableParts:
         start, stop = (int(place) for place in self.places[index : index + 2])
         part = self._between(start, stop)
         if check:
-            reason = bad_value(part, start, num_classes=self._num_classes)
+            reason = bad_value(part, start, self._types, num_classes=self._num_classes)
             if reason is not None:
                 raise ValueError(reason)
         return padded_rows(self._as_received(part), self._size)
@@ -178,7 +180,6 @@ class FolderParts:
             )
         lengths = [len(header.rows.count) for header in headers]
         self._ends = np.cumsum(lengths)
-        self._total = sum(count_sum(read_counts(file.path)) for file in self._files)
         self._size, self._num_classes, self._whole_clients = size, num_classes, whole_clients
         self._checked: set[str] = set()
         self.places = cuts(None, int(self._ends[-1]), size)
@@ -187,8 +188,10 @@ class FolderParts:
         # One data type for all, as where messages are put together in memory; one header a shape.
         headers = list({id(header): header for header in headers if len(header.rows.count)}.values())
         rows = [replace(header.rows, client=None) for header in headers or [self._files[0].header]]
-        rows = [received_rows(jax.tree.map(lambda leaf: leaf[:0], table), self._total) for table in rows]
-        none = jax.tree.map(lambda *leaves: np.concatenate(leaves), *rows)
+        none = jax.tree.map(lambda *leaves: np.concatenate([leaf[:0] for leaf in leaves]), *rows)
+        # Here, as the thread that reads parts does not know of jax's settings.
+        self._types = RowTypes.of(none, sum(count_sum(read_counts(file.path)) for file in self._files))
+        none = self._types.cast(none)
         self.padding = padded_rows(replace(none, client=np.zeros(0, np.int32)), size)
 
     def _between_files(self) -> np.ndarray:
@@ -222,7 +225,7 @@ class FolderParts:
             if check and not self._sound(file, piece):
                 continue
             place = slice(begin + first - start, begin + last - start)
-            piece = received_rows(piece, self._total)
+            piece = self._types.cast(piece)
             for column, values in zip(columns, jax.tree.leaves(replace(piece, client=None)), strict=True):
                 column[place] = values
             part.client[place] = number
@@ -241,7 +244,7 @@ class FolderParts:
         split = len(piece.count) < length
         for start in range(0, length, size) if split else (0,):
             rows = file.rows(start, min(start + size, length)) if split else piece
-            reason = bad_value(rows, start, num_classes=self._num_classes)
+            reason = bad_value(rows, start, self._types, num_classes=self._num_classes)
             if reason is not None:
                 self.rejected[file.name] = reason
                 return False
@@ -258,10 +261,10 @@ class FolderParts:
 Parts: TypeAlias = TableParts | FolderParts
 
 
-def bad_value(rows: Rows, start: int, *, num_classes: int) -> str | None:
-    """What `check_rows` has to say of a piece of a table that starts at row ``start`` of it."""
+def bad_value(rows: Rows, start: int, types: RowTypes, *, num_classes: int) -> str | None:
+    """What `sound_rows` has to say of a piece of a table that starts at row ``start`` of it."""
     try:
-        check_rows(rows, num_classes=num_classes)
+        sound_rows(rows, types, num_classes=num_classes)
     except (TypeError, ValueError) as error:
         return re.sub(r"\brow (\d+)", lambda match: f"row {start + int(match[1])}", str(error), count=1)
     return None
