@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from covfree.messages import select_rows
-from covfree.received import Bounds, common_dim, count_sum, sort_out, sound_message, summable
+from covfree.received import Bounds, common_dim, sort_out, sound_message
+from covfree.row_types import count_sum, summable
 from covfree.squares import rounding
 from covfree.types import Message, Rows
 

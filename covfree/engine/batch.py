@@ -17,7 +17,7 @@ from covfree.engine.parts import consecutive, fits_int32
 from covfree.engine.totals import accumulate
 from covfree.estimators.offsets import MOST_CLIENTS
 from covfree.methods import Method
-from covfree.received import count_sum, summable
+from covfree.row_types import count_sum, summable
 from covfree.statistics.rows import bucket
 from covfree.types import AnyArray, Head, Message, PRNGKey, Rows, is_traced
 

@@ -14,7 +14,7 @@ import numpy as np
 from covfree.checks import check_row_structure
 from covfree.estimators.offsets import MOST_CLIENTS
 from covfree.folder import MessageFile, MessageFolder, none_sound
-from covfree.received import RowTypes, count_sum, sound_rows
+from covfree.row_types import RowTypes, count_sum, sound_rows
 from covfree.storage import read_counts
 from covfree.types import Rows
 
