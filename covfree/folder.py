@@ -12,6 +12,7 @@ import jax
 
 from covfree.checks import check_row_structure
 from covfree.received import Bounds, common_dim, sort_out, unlike
+from covfree.row_types import count_sum
 from covfree.server import Collected, collect
 from covfree.storage import load_message, read_header, read_rows
 from covfree.types import Message, Rows
@@ -30,12 +31,14 @@ class MessageFile:
         path: the file.
         header: the message with zeros in the place of its numbers.
         stamp: size and time of the last change, when the folder was opened.
+        total: the sum of its counts.
     """
 
     name: str
     path: str
     header: Message
     stamp: tuple[int, int]
+    total: float
 
     def rows(self, start: int, stop: int) -> Rows:
         """Rows ``start`` to ``stop`` alone, which must be some.
@@ -56,7 +59,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 class MessageFolder:
-    """The message files of a folder, as they are when it is opened; their headers alone are read.
+    """The message files of a folder, as they are when it is opened; their headers and counts alone are read.
 
     Attributes:
         files: those that can be read, ordered by name.
@@ -90,7 +93,7 @@ class MessageFolder:
             name = file.relative_to(root).as_posix().removesuffix(_SUFFIX)
             try:
                 # Looked at first, so that what changes while the header is read shows.
-                stamp, (header, identity) = _stamp(file), read_header(file)
+                stamp, (header, count, identity) = _stamp(file), read_header(file)
             except (OSError, ValueError) as error:
                 self.rejected[name] = str(error)
                 continue
@@ -101,7 +104,9 @@ class MessageFolder:
                 # Clients share shapes, and a folder may hold very many.
                 leaves, structure = jax.tree.flatten(header)
                 key = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-                files.append(MessageFile(name, str(file), headers.setdefault(key, header), stamp))
+                files.append(
+                    MessageFile(name, str(file), headers.setdefault(key, header), stamp, count_sum(count))
+                )
         if not files and not self.rejected:
             raise ValueError(f"path: expected a folder with files {pattern!r}, got {os.fspath(path)!r}")
         self.files = tuple(files)

@@ -117,11 +117,11 @@ def load_message(path: str | PathLike[str]) -> Message:
     return message
 
 
-def read_header(path: Path) -> tuple[Message, str | None]:
+def read_header(path: Path) -> tuple[Message, np.ndarray, str | None]:
     """A message in the shapes and data types of that in the file, all 0, of which nothing takes memory.
 
     Returns:
-        The message, and the identity of the writing; None if the file has none.
+        The message, its counts, and the identity of the writing; None if the file has none.
     """
 
     def zeros(opened: Any, name: str) -> np.ndarray:
@@ -132,13 +132,7 @@ def read_header(path: Path) -> tuple[Message, str | None]:
 
     with _opened(path) as opened:
         message = _as_message(opened, {name: zeros(opened, name) for name in opened.keys()})  # noqa: SIM118
-        return message, opened.metadata().get("identity")
-
-
-def read_counts(path: str | PathLike[str]) -> np.ndarray:
-    """The counts alone of the message in a file."""
-    with _opened(path) as opened:
-        return opened.get_tensor("count")
+        return message, opened.get_tensor("count"), opened.metadata().get("identity")
 
 
 def read_rows(path: str | PathLike[str], start: int, stop: int) -> Rows:

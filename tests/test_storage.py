@@ -149,7 +149,7 @@ def written(folder, messages, **strange) -> MessageFolder:
     return MessageFolder(folder)
 
 
-def test_a_folder_reads_headers_alone(tmp_path, monkeypatch):
+def test_a_folder_reads_headers_and_counts_alone(tmp_path, monkeypatch):
     messages = {"b": gram(1), "a": rows(), "c": EMPTY}
     written(tmp_path, messages, d=junk)
     opened = safetensors.safe_open
@@ -188,7 +188,9 @@ def test_a_folder_reads_headers_alone(tmp_path, monkeypatch):
 
     monkeypatch.setattr(safetensors, "safe_open", Spy)
     folder = MessageFolder(tmp_path)
-    assert set(read) == {0}
+    # The counts of two messages of two rows, and nothing of any other part.
+    assert set(read) == {0, 2}
+    assert read.count(2) == 2
     assert [file.name for file in folder.files] == ["a", "b", "c"]
     assert list(folder.rejected) == ["d"]
     for file in folder.files:

@@ -15,7 +15,6 @@ from covfree.checks import check_row_structure
 from covfree.estimators.offsets import MOST_CLIENTS
 from covfree.folder import MessageFile, MessageFolder, none_sound
 from covfree.row_types import RowTypes, count_sum, sound_rows
-from covfree.storage import read_counts
 from covfree.types import Rows
 
 # Rows of the means that tell one table from another; reading all of them would be a pass of its own.
@@ -169,7 +168,7 @@ class FolderParts:
         whole_clients: bool,
         dim: int | None = None,
     ) -> None:
-        """Cut the files' rows, one file below the other; only headers and counts are looked at."""
+        """Cut the files' rows, one file below the other; only headers are looked at."""
         self._files, self.rejected = folder.sound(dim)
         folder.rejected = self.rejected
         headers = [file.header for file in self._files]
@@ -190,7 +189,7 @@ class FolderParts:
         rows = [replace(header.rows, client=None) for header in headers or [self._files[0].header]]
         none = jax.tree.map(lambda *leaves: np.concatenate([leaf[:0] for leaf in leaves]), *rows)
         # Here, as the thread that reads parts does not know of jax's settings.
-        self._types = RowTypes.of(none, sum(count_sum(read_counts(file.path)) for file in self._files))
+        self._types = RowTypes.of(none, sum(file.total for file in self._files))
         none = self._types.cast(none)
         self.padding = padded_rows(replace(none, client=np.zeros(0, np.int32)), size)
 
