@@ -9,9 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from covfree.squares import rounding, unit_diagonal
 from covfree.types import Rows, is_traced
 
 _INT32_MAX = np.iinfo(np.int32).max
+# Every whole number up to this one is a float64, so that sums of counts are exact.
+_MOST_EXAMPLES = 2**53
 
 
 def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int | None = None) -> None:
@@ -130,7 +133,8 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
     Raises:
         TypeError: if a data type is wrong.
         ValueError: if a shape or a value is wrong: a NaN or infinite mean of a row that counts, a count that
-            is negative or not finite, a label past the end.
+            is negative, not finite or above 2⁵³, a label past the end, a covariance that is negative or not
+            symmetric, and numbers so large that sums of their squares would leave the data type.
 
     >>> import jax.numpy as jnp
     >>> check_rows(Rows(jnp.ones((1, 2)), jnp.array([-3]), jnp.array([0])), num_classes=4)
@@ -144,6 +148,9 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
     if bad.any():
         row = int(np.argmax(bad))
         raise ValueError(f"count: row {row} has count {count[row]}; expected finite numbers of at least 0")
+    if (count > _MOST_EXAMPLES).any():
+        row = int(np.argmax(count > _MOST_EXAMPLES))
+        raise ValueError(f"count: row {row} has count {count[row]}; expected at most 2**53")
     if (label >= num_classes).any():
         row = int(np.argmax(label >= num_classes))
         raise ValueError(
@@ -162,6 +169,54 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
                 f"{name}: row {row} (class {label[row]}) holds {flat[row, column]} at position {column}; "
                 "expected finite numbers"
             )
+    if rows.covariance is not None:
+        _check_covariances(np.asarray(rows.covariance), count, label, used)
+    # Room for more clients and larger weights than there are, before a sum of squares overflows.
+    most = float(jnp.finfo(jnp.promote_types(mean.dtype, jnp.float32)).max) ** 0.75
+    squares = square_sums(rows)
+    if (used & (squares > most)).any():
+        row = int(np.argmax(used & (squares > most)))
+        raise ValueError(
+            f"mean: row {row} (class {label[row]}) stands for squares that sum to {squares[row]:.2g}; "
+            f"expected at most {most:.2g}, as larger sums could overflow"
+        )
+
+
+def square_sums(rows: Rows) -> np.ndarray:
+    """Σ‖f‖² over the examples behind each row, as far as it tells: n‖μ‖² + (n − 1) tr S; on the host."""
+    count, mean = np.asarray(rows.count).astype(np.float64), _at_least_float32(rows.mean)
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums = count * np.einsum("rd,rd->r", mean, mean)
+        if rows.covariance is not None:
+            values = _at_least_float32(rows.covariance)
+            trace = {
+                1: lambda: mean.shape[1] * values,
+                2: lambda: values.sum(1),
+                3: lambda: np.einsum("rdd->r", values),
+            }[values.ndim]()
+            sums += np.maximum(count - 1, 0) * trace
+    return sums
+
+
+def _check_covariances(
+    covariance: np.ndarray, count: np.ndarray, label: np.ndarray, used: np.ndarray
+) -> None:
+    if covariance.ndim < 3:
+        flat = covariance.reshape(len(label), math.prod(covariance.shape[1:]))
+        negative = (flat < 0) & used[:, None]
+        if negative.any():
+            row, column = (int(place) for place in np.argwhere(negative)[0])
+            raise ValueError(
+                f"covariance: row {row} (class {label[row]}) holds {flat[row, column]} at position {column}; "
+                "expected variances of at least 0"
+            )
+        return
+    # A component of a mixture is a sum over all examples, with weights.
+    total = float(count[used].sum(dtype=np.float64))
+    tolerance = rounding(total, covariance.dtype)
+    for row in np.flatnonzero(used):
+        where = f"covariance: row {row} (class {label[row]})"
+        unit_diagonal(where, _at_least_float32(covariance[row]), total, tolerance)
 
 
 def check_row_structure(rows: Rows, *, dim: int | None = None) -> None:
@@ -175,8 +230,10 @@ def check_row_structure(rows: Rows, *, dim: int | None = None) -> None:
         ("mean", rows.mean, _floating, "floats"),
         ("count", rows.count, _numeric, "numbers"),
         ("label", rows.label, _integer, "integers"),
+        ("covariance", rows.covariance, _floating, "floats"),
+        ("sketch", rows.sketch, _boolean, "booleans"),
     ):
-        if not right(_dtype(array)):
+        if array is not None and not right(_dtype(array)):
             raise TypeError(f"{name}: expected {expected}, got {_dtype(array)}")
     shape = np.shape(rows.mean)
     if len(shape) != 2 or (dim is not None and shape[1] != dim):
@@ -230,6 +287,15 @@ def _floating(dtype: np.dtype) -> bool:
 
 def _integer(dtype: np.dtype) -> bool:
     return np.issubdtype(dtype, np.integer)
+
+
+def _boolean(dtype: np.dtype) -> bool:
+    return dtype == np.bool_
+
+
+def _at_least_float32(values: Any) -> np.ndarray:
+    values = np.asarray(values)
+    return values.astype(jnp.promote_types(values.dtype, jnp.float32), copy=False)
 
 
 def _numeric(dtype: np.dtype) -> bool:

@@ -11,7 +11,8 @@ from pathlib import Path
 import jax
 
 from covfree.checks import check_row_structure
-from covfree.received import most_frequent_dim, sort_out, unlike
+from covfree.received import Bounds, common_dim, sort_out, unlike
+from covfree.row_types import count_sum
 from covfree.server import Collected, collect
 from covfree.storage import load_message, read_header, read_rows
 from covfree.types import Message, Rows
@@ -30,12 +31,14 @@ class MessageFile:
         path: the file.
         header: the message with zeros in the place of its numbers.
         stamp: size and time of the last change, when the folder was opened.
+        total: the sum of its counts.
     """
 
     name: str
     path: str
     header: Message
     stamp: tuple[int, int]
+    total: float
 
     def rows(self, start: int, stop: int) -> Rows:
         """Rows ``start`` to ``stop`` alone, which must be some.
@@ -56,12 +59,13 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 class MessageFolder:
-    """The message files of a folder, as they are when it is opened; their headers alone are read.
+    """The message files of a folder, as they are when it is opened; their headers and counts alone are read.
 
     Attributes:
         files: those that can be read, ordered by name.
         rejected: for each file that was set aside, by the client's name, why: at first those that cannot be
-            read, and after `accumulate_stream` or `solve_stream` all those that did not count.
+            read or are copies of another file, and after `accumulate_stream` or `solve_stream` all those that
+            did not count.
 
     >>> import covfree, numpy as np, tempfile
     >>> sent = covfree.Message(covfree.Rows(np.ones((1, 2)), np.array([3]), np.array([0])))
@@ -81,7 +85,7 @@ class MessageFolder:
         Raises:
             ValueError: if there is no such folder, or no such file in it.
         """
-        root, headers = Path(path), {}
+        root, headers, identities = Path(path), {}, {}
         files: list[MessageFile] = []
         self.rejected: dict[str, str] = {}
         # With the suffix: names without are then as unique as the files.
@@ -89,14 +93,20 @@ class MessageFolder:
             name = file.relative_to(root).as_posix().removesuffix(_SUFFIX)
             try:
                 # Looked at first, so that what changes while the header is read shows.
-                stamp, header = _stamp(file), read_header(file)
+                stamp, (header, count, identity) = _stamp(file), read_header(file)
             except (OSError, ValueError) as error:
                 self.rejected[name] = str(error)
+                continue
+            first = name if identity is None else identities.setdefault(identity, name)
+            if first != name:
+                self.rejected[name] = f"path: {file}: expected a message of its own, got a copy of {first!r}"
             else:
                 # Clients share shapes, and a folder may hold very many.
                 leaves, structure = jax.tree.flatten(header)
                 key = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-                files.append(MessageFile(name, str(file), headers.setdefault(key, header), stamp))
+                files.append(
+                    MessageFile(name, str(file), headers.setdefault(key, header), stamp, count_sum(count))
+                )
         if not files and not self.rejected:
             raise ValueError(f"path: expected a folder with files {pattern!r}, got {os.fspath(path)!r}")
         self.files = tuple(files)
@@ -106,14 +116,15 @@ class MessageFolder:
         """The files whose shapes fit together, as `collect` would have them, and why the others do not.
 
         Args:
-            dim: d; by default that of most messages.
+            dim: d; by default that which all messages have.
 
         Raises:
-            ValueError: if there is none; it names the first reasons.
+            ValueError: if there is none (it names the first reasons), or if they differ in d and no ``dim``
+                says which is right.
         """
         rejected = dict(self._unreadable)
         headers: dict[Hashable, Message] = {file.name: file.header for file in self.files}
-        dim = most_frequent_dim(headers.values()) if dim is None else dim
+        dim = common_dim(headers.values()) if dim is None else dim
         for name, header in list(headers.items()):
             try:
                 check_row_structure(header.rows, dim=dim)
@@ -140,6 +151,8 @@ def collect_files(
     num_classes: int,
     dim: int | None = None,
     num_examples: Mapping[Hashable, int] | None = None,
+    max_count: int | float | None = None,
+    max_norm: int | float | None = None,
 ) -> Collected:
     """`collect` over the files of a folder, of which only some are held at once.
 
@@ -149,26 +162,30 @@ def collect_files(
     Args:
         folder: the files; a client's name is that of its file, without ``.safetensors``.
         num_classes: C.
-        dim: d; by default that of most files.
+        dim: d; by default that which all files have.
         num_examples: see `collect`.
+        max_count: see `collect`.
+        max_norm: see `collect`.
 
     Returns:
         The sound messages in one, for `solve_message`, and the reason for each file that was set aside.
 
     Raises:
-        ValueError: if no file holds a sound message; it names the first reasons.
+        ValueError: if no file holds a sound message (it names the first reasons), or if files differ in d and
+            no ``dim`` says which is right.
 
     >>> import covfree, numpy as np, tempfile
-    >>> sent = covfree.Message(covfree.Rows(np.ones((1, 2)), np.array([3]), np.array([0])), np.ones((2, 2)))
+    >>> rows = covfree.Rows(np.ones((1, 2)), np.array([3]), np.array([0]))
+    >>> sent = covfree.Message(rows, np.full((2, 2), 3.0))
     >>> with tempfile.TemporaryDirectory() as path:
     ...     covfree.save_message(sent, f"{path}/a.safetensors")
     ...     covfree.save_message(sent, f"{path}/b.safetensors")
     ...     received = collect_files(MessageFolder(path), num_classes=1)
     >>> received.clients, received.message.matrix.tolist()
-    (('a', 'b'), [[2.0, 2.0], [2.0, 2.0]])
+    (('a', 'b'), [[6.0, 6.0], [6.0, 6.0]])
     """
     files, rejected = folder.sound(dim)
-    dim = files[0].header.rows.mean.shape[1]
+    bounds = Bounds(num_classes, files[0].header.rows.mean.shape[1], num_examples or {}, max_count, max_norm)
     collected: Collected | None = None
     for batch in _batches(files):
         messages: dict[Hashable, Message] = {}
@@ -178,12 +195,10 @@ def collect_files(
             except (OSError, ValueError) as error:
                 rejected[file.name] = str(error)
         try:
-            collected = collect(
-                messages, num_classes=num_classes, dim=dim, num_examples=num_examples, before=collected
-            )
+            collected = collect(messages, **vars(bounds), before=collected)
         except ValueError:
             # None of them is sound, and none was before.
-            reasons = sort_out(messages, num_classes, dim, num_examples or {}, None)[1]
+            reasons = sort_out(messages, bounds, None)[1]
             rejected.update((str(name), reason) for name, reason in reasons.items())
     if collected is None:
         raise ValueError(none_sound(rejected))

@@ -4,55 +4,104 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
-from covfree.checks import check_rows
+from covfree.checks import check_row_structure, check_rows, square_sums
+from covfree.row_types import RowTypes, count_sum, held, sound_rows
+from covfree.squares import bordered, is_positive, rounding, unit_diagonal
 from covfree.types import Message, Rows
 
 
-def sort_out(
-    messages: Mapping[Hashable, Message],
-    num_classes: int,
-    dim: int | None,
-    num_examples: Mapping[Hashable, int],
-    before: Message | None,
-) -> tuple[dict[Hashable, Message], dict[Hashable, str]]:
-    """The sound messages, and why each of the others is not.
+@dataclass(frozen=True)
+class Bounds:
+    """What a message is held against.
 
-    Args:
-        messages: by client.
+    Attributes:
         num_classes: C.
         dim: d; None for any.
         num_examples: how many examples clients say that they have, where they do.
+        max_count: most examples of a client; None for any number.
+        max_norm: the largest norm of a feature vector; None for any.
+    """
+
+    num_classes: int
+    dim: int | None = None
+    num_examples: Mapping[Hashable, int] = field(default_factory=dict)
+    max_count: int | float | None = None
+    max_norm: int | float | None = None
+
+
+def sort_out(
+    messages: Mapping[Hashable, Message], bounds: Bounds, before: Message | None
+) -> tuple[dict[Hashable, Message], dict[Hashable, str]]:
+    """The sound messages, as `sound_message` gives them, and why each of the others is not sound.
+
+    Args:
+        messages: by client.
+        bounds: what they are held against.
         before: those of earlier rounds in one, whose parts new ones must have.
     """
     sound, rejected = {}, {}
     for client, message in messages.items():
         try:
-            if not isinstance(message, Message):
-                raise TypeError(f"message: expected a Message, got {type(message).__name__}")
-            check_rows(message.rows, num_classes=num_classes, dim=dim)
-            _check_matrix(message)
-            if client in num_examples:
-                _check_sum(message.rows, num_examples[client])
+            sound[client] = sound_message(message, bounds, bounds.num_examples.get(client))
         except (TypeError, ValueError) as error:
             rejected[client] = str(error)
-        else:
-            sound[client] = message
-    for client, reason in unlike(sound, before).items():
+    # Solutions have become means; what they were is in the messages.
+    for client, reason in unlike({client: messages[client] for client in sound}, before).items():
         rejected[client] = reason
         del sound[client]
     return sound, rejected
 
 
-def most_frequent_dim(messages: Iterable[Any]) -> int | None:
-    """The dimension of most messages; None if none has one."""
+def sound_message(message: Message, bounds: Bounds, num_examples: int | None = None) -> Message:
+    """A message as the server adds it up: in data types that hold sums, with means in the place of solutions.
+
+    Raises:
+        TypeError: if a data type is wrong.
+        ValueError: if a shape or a value is wrong.
+    """
+    if not isinstance(message, Message):
+        raise TypeError(f"message: expected a Message, got {type(message).__name__}")
+    check_row_structure(message.rows, dim=bounds.dim)
+    total = _total(message.rows)
+    types = RowTypes.of(message.rows, count_sum(message.rows.count))
+    rows = sound_rows(message.rows, types, num_classes=bounds.num_classes)
+    # The parts of a class that a mixture's components hold add up but for rounding.
+    exact = np.asarray(message.rows.count).dtype.kind in "iu"
+    if num_examples is not None and not np.isclose(total, num_examples, rtol=0 if exact else 1e-5):
+        raise ValueError(f"count: counts sum to {total:.15g}; expected the {num_examples} examples announced")
+    if bounds.max_count is not None and total > bounds.max_count:
+        most = bounds.max_count
+        raise ValueError(f"count: counts sum to {total:.15g}; expected at most max_count = {most}")
+    matrix = _sound_matrix(message, total)
+    if message.solved and matrix is not None:
+        rows = _with_means(rows, matrix)
+        check_rows(rows, num_classes=bounds.num_classes)
+    if bounds.max_norm is not None:
+        _check_norms(rows, None if message.solved else matrix, total, bounds.max_norm)
+    return Message(rows, matrix)
+
+
+def common_dim(messages: Iterable[Any]) -> int | None:
+    """The dimension that all messages have; None if none has one.
+
+    Raises:
+        ValueError: if they differ: the server knows its features, and a vote would leave that to the senders.
+    """
     sizes = [np.shape(message.rows.mean) for message in messages if isinstance(message, Message)]
     dims = Counter(size[1] for size in sizes if len(size) == 2)
-    # The smaller of two that are as frequent, whatever the order of the clients.
-    return max(sorted(dims), key=dims.__getitem__, default=None)
+    if len(dims) > 1:
+        found = ", ".join(f"{dim} ({number})" for dim, number in sorted(dims.items()))
+        raise ValueError(
+            "dim: expected the number of features, as messages differ in it; got None and messages of "
+            f"{found}"
+        )
+    return next(iter(dims), None)
 
 
 def _parts(message: Message) -> dict[str, int]:
@@ -75,8 +124,7 @@ def unlike(sound: Mapping[Hashable, Message], before: Message | None) -> dict[Ha
     ordered = sorted(structures, key=lambda structure: tuple(size for _, size in structure))
     expected = dict(max(ordered, key=structures.__getitem__, default=()))
     if before is not None and len(before.rows.count):
-        # Solutions of earlier rounds are class means by now: whether they were is not known any more.
-        expected = {**_parts(before), "solved": expected.get("solved", False)}
+        expected = _parts(before)
     reasons = {}
     for client, own in parts.items():
         for name in own:
@@ -89,29 +137,88 @@ def unlike(sound: Mapping[Hashable, Message], before: Message | None) -> dict[Ha
 
 def _described(name: str, size: int) -> str:
     if name == "solved":
-        return str(size)
+        return str(bool(size))
     return "none" if size == 0 else f"an array of {size} dimensions"
 
 
-def _check_matrix(message: Message) -> None:
+def _total(rows: Rows) -> float:
+    return count_sum(np.asarray(rows.count)[np.asarray(rows.label) >= 0])
+
+
+def _sound_matrix(message: Message, total: float) -> np.ndarray | None:
+    """The matrix in float32 at least, or raise unless it can be F Fᵀ of the examples behind the rows."""
     dim = np.shape(message.rows.mean)[1]
     if message.matrix is None:
         if message.solved:
             raise ValueError("matrix: expected the one that the solution was computed with, got none")
-        return
-    if np.shape(message.matrix) != (dim, dim):
-        raise ValueError(f"matrix: expected shape {[dim, dim]}, got {list(np.shape(message.matrix))}")
-    if not np.isfinite(message.matrix).all():
-        place = tuple(int(i) for i in np.argwhere(~np.isfinite(message.matrix))[0])
+        return None
+    came = np.asarray(message.matrix)
+    if not jnp.issubdtype(came.dtype, jnp.floating):
+        raise TypeError(f"matrix: expected floats, got {came.dtype}")
+    if came.shape != (dim, dim):
+        raise ValueError(f"matrix: expected shape {[dim, dim]}, got {list(came.shape)}")
+    with np.errstate(over="ignore"):
+        matrix = came.astype(held(came.dtype), copy=False)
+    if not np.isfinite(matrix).all():
+        place = tuple(int(i) for i in np.argwhere(~np.isfinite(matrix))[0])
+        raise ValueError(f"matrix: holds {came[place]} at {place}; expected finite numbers")
+    rows = message.rows
+    tolerance = rounding(total, came.dtype, np.asarray(rows.mean).dtype)
+    scaled, size = unit_diagonal("matrix:", matrix, total, tolerance)
+    # AFL's solution is no part of the matrix: there is nothing to compare it with.
+    border = np.zeros((0, dim), np.float32)
+    if not message.solved:
+        labels, sums = _root_sums(rows)
+        border = (sums / size).astype(np.float32)
+        if (np.abs(border) > 1 + 2 * tolerance).any():
+            c, i = (int(place) for place in np.unravel_index(np.argmax(np.abs(border)), border.shape))
+            raise ValueError(
+                f"matrix: holds {came[i, i]} at {(i, i)}; expected at least {sums[c, i] ** 2:.7g}, the count "
+                f"times the squared mean of class {labels[c]}"
+            )
+    if not is_positive(bordered(scaled, border), tolerance):
+        if not len(border) or not is_positive(scaled, tolerance):
+            raise ValueError("matrix: has a negative eigenvalue; expected F Fᵀ, a sum of squares")
         raise ValueError(
-            f"matrix: holds {np.asarray(message.matrix)[place]} at {place}; expected finite numbers"
+            "matrix: has a negative eigenvalue without the counts times the squared means of the rows; "
+            "expected F Fᵀ of the examples behind them"
         )
+    return matrix
 
 
-def _check_sum(rows: Rows, num_examples: int) -> None:
-    counts = np.asarray(rows.count)[np.asarray(rows.label) >= 0]
-    total = counts.sum()
-    # The parts of a class that a mixture's components hold add up but for rounding.
-    wrong = total != num_examples if counts.dtype.kind in "iu" else not np.isclose(total, num_examples)
-    if wrong:
-        raise ValueError(f"count: counts sum to {total}; expected the {num_examples} examples announced")
+def _root_sums(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+    """The classes, and √N_c μ_c of each: their squares are the part of F Fᵀ that the class means explain."""
+    label, count = np.asarray(rows.label), np.asarray(rows.count).astype(np.float64)
+    used = (label >= 0) & (count > 0)
+    labels, place = np.unique(label[used], return_inverse=True)
+    sums, counts = np.zeros((len(labels), np.shape(rows.mean)[1])), np.zeros(len(labels))
+    np.add.at(sums, place, np.asarray(rows.mean)[used].astype(np.float64) * count[used][:, None])
+    np.add.at(counts, place, count[used])
+    return labels, sums / np.sqrt(counts)[:, None]
+
+
+def _with_means(rows: Rows, matrix: np.ndarray) -> Rows:
+    """Class means in the place of the columns of a ridge solution: C W = Xᵀ Y, the class sums."""
+    sums = np.asarray(rows.mean).astype(np.float64) @ matrix.astype(np.float64)
+    means = sums / np.maximum(rows.count, 1)[:, None]
+    with np.errstate(over="ignore"):
+        return replace(rows, mean=means.astype(np.asarray(rows.mean).dtype))
+
+
+def _check_norms(rows: Rows, matrix: np.ndarray | None, total: float, max_norm: int | float) -> None:
+    """Raise unless the sums of squares are those of features of at most this norm."""
+    most = max_norm**2 * (1 + 1e-3)
+    count = np.maximum(np.asarray(rows.count).astype(np.float64), 1)
+    norms = np.sqrt(square_sums(rows) / count)
+    wrong = (norms**2 > most) & (np.asarray(rows.count) > 0) & (np.asarray(rows.label) >= 0)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise ValueError(
+            f"mean: row {row} (class {np.asarray(rows.label)[row]}) is of features of norm "
+            f"{norms[row]:.7g} on average; expected at most max_norm = {max_norm}"
+        )
+    if matrix is not None and (trace := float(np.trace(matrix, dtype=np.float64))) > total * most:
+        raise ValueError(
+            f"matrix: has a trace of {trace:.7g}; expected at most {total * max_norm**2:.7g}, the number of "
+            f"examples times the square of max_norm = {max_norm}"
+        )

@@ -6,12 +6,15 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from covfree.checks import check_positive
 from covfree.messages import select_rows
-from covfree.received import most_frequent_dim, sort_out
-from covfree.types import Message
+from covfree.received import Bounds, common_dim, sort_out, sound_message
+from covfree.row_types import count_sum, summable
+from covfree.squares import rounding
+from covfree.types import Message, Rows
 
 
 @dataclass(frozen=True)
@@ -20,14 +23,18 @@ class Collected:
 
     Attributes:
         message: the sound messages in one: rows one below the other, with ``client`` the place in ``clients``
-            of whose they are; matrices added up.
+            of whose they are; matrices added up, in float64.
         clients: whose messages these are, in the order in which they came.
         rejected: for each client whose message was set aside, why.
+        repeated: clients that sent again after they had been counted; what came then was not looked at.
+        solved: whether the clients sent solutions, as AFL's do.
     """
 
     message: Message
     clients: tuple[Hashable, ...]
     rejected: Mapping[Hashable, str] = field(default_factory=dict)
+    repeated: tuple[Hashable, ...] = ()
+    solved: bool = False
 
 
 def collect(
@@ -36,9 +43,13 @@ def collect(
     num_classes: int,
     dim: int | None = None,
     num_examples: Mapping[Hashable, int] | None = None,
+    max_count: int | float | None = None,
+    max_norm: int | float | None = None,
     before: Collected | None = None,
 ) -> Collected:
     """Put the clients' messages together; a bad one is set aside and named, the others count.
+
+    What is checked, up to which rounding, and what it costs is in ``docs/server.md``.
 
     Clients may come over several rounds: pass on what was collected ``before``. A client counts once, however
     often it sends, so that any order and any split into rounds gives the same; one whose message was set
@@ -47,16 +58,19 @@ def collect(
     Args:
         messages: by client. Those without a row (a client without examples) add nothing.
         num_classes: C.
-        dim: d; by default that of ``before``, or of most messages.
+        dim: d; by default that of ``before``, or that which all messages have.
         num_examples: how many examples each client says that it has, where it says so; a message whose
             counts do not sum to it was cut short or altered.
+        max_count: most examples that a client may claim, which bounds its weight; any number by default.
+        max_norm: the largest norm that a feature vector has, e.g. 1 for normalised features; any by default.
         before: what earlier rounds gave.
 
     Returns:
         The sound messages in one, for `solve_message`, and the reason for each that was set aside.
 
     Raises:
-        ValueError: if no message is sound and none was before; it names the first reasons.
+        ValueError: if no message is sound and none was before (it names the first reasons), or if messages
+            differ in their number of features and no ``dim`` says which is right.
 
     >>> import covfree, jax.numpy as jnp
     >>> good = Message(covfree.Rows(jnp.ones((1, 2)), jnp.array([3]), jnp.array([0])))
@@ -70,12 +84,16 @@ def collect(
     check_positive("num_classes", num_classes)
     rejected = {} if before is None else dict(before.rejected)
     known = () if before is None else before.clients
-    new = {client: message for client, message in messages.items() if client not in known}
+    seen = set(known)
+    new = {client: message for client, message in messages.items() if client not in seen}
+    again = set() if before is None else set(before.repeated)
+    repeated = (*(before.repeated if before else ()), *(c for c in messages if c in seen and c not in again))
     if dim is None:
-        dim = most_frequent_dim(new.values()) if before is None else before.message.rows.mean.shape[1]
-    sound, reasons = sort_out(
-        new, num_classes, dim, num_examples or {}, None if before is None else before.message
-    )
+        dim = common_dim(new.values()) if before is None else before.message.rows.mean.shape[1]
+    bounds = Bounds(num_classes, dim, num_examples or {}, max_count, max_norm)
+    # What was collected holds means, whatever was sent.
+    received = None if before is None else replace(before.message, solved=before.solved)
+    sound, reasons = sort_out(new, bounds, received)
     rejected = {client: reason for client, reason in rejected.items() if client not in sound} | reasons
     clients = (*known, *sound)
     if not clients:
@@ -83,12 +101,14 @@ def collect(
         raise ValueError(f"messages: expected a sound message, got none among {len(messages)}. {reasons}")
     parts = [] if before is None else [before.message]
     for index, message in enumerate(sound.values(), len(known)):
-        message = _with_means(message)
         owner = np.full(np.shape(message.rows.label), index, np.int32)
         parts.append(replace(message, rows=replace(message.rows, client=owner)))
     # A client without examples has nothing to add.
     parts = [part for part in parts if len(part.rows.count)] or parts[:1]
-    return Collected(_merged(parts), clients, rejected)
+    solved = any(messages[client].solved for client in sound if len(messages[client].rows.count))
+    if received is not None and len(received.rows.count):
+        solved = received.solved
+    return Collected(_merged(parts), clients, rejected, repeated, solved)
 
 
 def forget(
@@ -114,8 +134,9 @@ def forget(
         What is left.
 
     Raises:
-        ValueError: if the client is not known; if a matrix is to be removed and no message came; if a class
-            of a client is to be removed whose matrix or sketches mix its classes.
+        ValueError: if the client, or a class of it, is not known; if a matrix is to be removed and no message
+            came, or one with other rows than the client's; if a class of a client is to be removed whose
+            matrix or sketches mix its classes. Nothing is removed then.
 
     >>> import covfree, jax.numpy as jnp
     >>> sent = Message(covfree.Rows(jnp.ones((1, 2)), jnp.array([3]), jnp.array([0])))
@@ -130,44 +151,75 @@ def forget(
     owner = np.asarray(rows.client)
     mine = owner == index
     if label is not None:
-        if (message is not None and message.solved) or (
-            rows.sketch is not None and np.asarray(rows.sketch)[mine].any()
-        ):
+        if collected.solved or (rows.sketch is not None and np.asarray(rows.sketch)[mine].any()):
             raise ValueError(
                 "label: expected none, as what the client sent mixes its classes; forget the client, and "
                 "let it send again without the class"
             )
+        held = np.asarray(rows.label)[mine]
         mine &= np.asarray(rows.label) == label
+        if not mine.any():
+            raise ValueError(
+                f"label: expected a class that client {client!r} holds, one of {sorted(set(held.tolist()))}, "
+                f"got {label}"
+            )
     matrix = collected.message.matrix
     if matrix is not None and mine.any():
         if message is None or message.matrix is None:
             raise ValueError(
                 "message: expected what the client sent, as its matrix was added to others; got none"
             )
-        matrix = np.asarray(matrix) - np.asarray(message.matrix)
+        matrix = np.asarray(matrix) - _matrix_of(message, select_rows(rows, mine), collected.solved)
     rows, clients = select_rows(rows, ~mine), collected.clients
     if label is None:
         owner = np.asarray(rows.client)
         rows = replace(rows, client=owner - (owner > index))
         clients = clients[:index] + clients[index + 1 :]
-    return Collected(Message(rows, matrix), clients, collected.rejected)
+        collected = replace(collected, repeated=tuple(c for c in collected.repeated if c != client))
+    return replace(collected, message=Message(rows, matrix), clients=clients)
 
 
-def _with_means(message: Message) -> Message:
-    """Class means in the place of the columns of a ridge solution: C W = Xᵀ Y, the class sums."""
-    if not message.solved:
-        return message
-    rows = message.rows
-    sums = np.asarray(rows.mean) @ np.asarray(message.matrix)
-    count = np.maximum(np.asarray(rows.count), 1)[:, None].astype(sums.dtype)
-    return replace(message, rows=replace(rows, mean=sums / count), solved=False)
+def _matrix_of(message: Message, stored: Rows, solved: bool) -> np.ndarray:
+    """The matrix of a message, or raise unless its rows are those that were stored.
+
+    A client may compute it anew. A class sum is off by ``tolerance``·√(N_c a_ii) at most, see `rounding`.
+    """
+    if message.solved != solved:
+        raise ValueError(f"message: expected solved = {solved} as the client sent it, got {message.solved}")
+    dim = stored.mean.shape[1]
+    sound = sound_message(message, Bounds(np.iinfo(np.int32).max, dim))
+    rows, matrix = sound.rows, np.asarray(sound.matrix)
+    for name in ("label", "count"):
+        expected, got = np.asarray(getattr(stored, name)), getattr(rows, name)
+        if not np.array_equal(got.astype(expected.dtype), expected):
+            raise ValueError(
+                f"message: expected the rows that the client sent, with {name} {expected.tolist()}; "
+                f"got {got.tolist()}"
+            )
+    tolerance = 4 * rounding(count_sum(stored.count), np.asarray(message.rows.mean).dtype)
+    count = np.maximum(np.asarray(stored.count, np.float64), 1)
+    allowed = tolerance * np.sqrt(np.diagonal(matrix).astype(np.float64) / count[:, None])
+    off = np.abs(np.asarray(rows.mean, np.float64) - stored.mean) > allowed
+    if off.any():
+        row, column = (int(place) for place in np.argwhere(off)[0])
+        raise ValueError(
+            f"message: expected the rows that the client sent, whose mean of class {stored.label[row]} holds "
+            f"{stored.mean[row, column]} at position {column}; got {rows.mean[row, column]}"
+        )
+    return matrix
 
 
 def _merged(messages: Sequence[Message]) -> Message:
-    rows = jax.tree.map(lambda *leaves: np.concatenate(leaves), *(message.rows for message in messages))
-    total = None
+    """All rows, and the sum of the matrices: in float64, so that rounding does not grow with the clients."""
+    total = sum(count_sum(message.rows.count) for message in messages)
+    parts = [replace(message.rows, count=summable(message.rows.count, total)) for message in messages]
+    rows = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+    # An integer beside floats would make wider floats of both.
+    rows = replace(rows, count=rows.count.astype(jnp.result_type(*(part.count.dtype for part in parts))))
+    matrix: np.ndarray | None = None
     # One at a time: K matrices at once would be K·d² numbers.
     for message in messages:
         if message.matrix is not None:
-            total = message.matrix if total is None else np.add(total, message.matrix)
-    return Message(rows, total)
+            matrix = np.zeros(np.shape(message.matrix)) if matrix is None else matrix
+            matrix += message.matrix
+    return Message(rows, matrix)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
@@ -16,6 +17,8 @@ from covfree.optional import optional
 from covfree.types import Message, Rows
 
 _FORMAT = "covfree.Message"
+# Files of before there were versions have none, and are of this one.
+_VERSION = "1"
 _NEEDED = ("mean", "count", "label")
 _ROWS = (*_NEEDED, "client", "covariance", "sketch")
 
@@ -34,7 +37,8 @@ def replacing(path: Path) -> Iterator[Path]:
 def save_message(message: Message, path: str | PathLike[str]) -> None:
     """Write a message to a safetensors file (needs the ``safetensors`` extra).
 
-    The file is there as a whole or not at all, whatever interrupts the writing.
+    The file is there as a whole or not at all, whatever interrupts the writing. Each writing has an identity
+    of its own, by which `MessageFolder` tells a copy of a file from a message of the same numbers.
 
     Args:
         message: from `client_message`, or from `collect`.
@@ -47,7 +51,12 @@ def save_message(message: Message, path: str | PathLike[str]) -> None:
         for name, value in {**rows, "matrix": message.matrix}.items()
         if value is not None
     }
-    metadata = {"format": _FORMAT, "solved": str(message.solved).lower()}
+    metadata = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "identity": uuid.uuid4().hex,
+        "solved": str(message.solved).lower(),
+    }
     with replacing(Path(path)) as temporary:
         optional("safetensors.numpy", "safetensors").save_file(tensors, temporary, metadata=metadata)
 
@@ -62,6 +71,8 @@ def _opened(path: str | PathLike[str]) -> Iterator[Any]:
             names, metadata = set(opened.keys()), opened.metadata() or {}
             if metadata.get("format") != _FORMAT:
                 raise ValueError(f"{expected}, got format {metadata.get('format')!r} with {sorted(names)}")
+            if (version := metadata.get("version", _VERSION)) != _VERSION:
+                raise ValueError(f"{expected} in version {_VERSION}, got version {version!r}")
             if not set(_NEEDED) <= names <= {*_ROWS, "matrix"}:
                 raise ValueError(
                     f"{expected}, with {', '.join(_NEEDED)} and no other tensors than client, covariance, "
@@ -106,8 +117,12 @@ def load_message(path: str | PathLike[str]) -> Message:
     return message
 
 
-def read_header(path: Path) -> Message:
-    """A message in the shapes and data types of that in the file, all 0, of which nothing takes memory."""
+def read_header(path: Path) -> tuple[Message, np.ndarray, str | None]:
+    """A message in the shapes and data types of that in the file, all 0, of which nothing takes memory.
+
+    Returns:
+        The message, its counts, and the identity of the writing; None if the file has none.
+    """
 
     def zeros(opened: Any, name: str) -> np.ndarray:
         tensor = opened.get_slice(name)
@@ -116,7 +131,8 @@ def read_header(path: Path) -> Message:
         return np.broadcast_to(np.zeros((), empty.dtype), shape)
 
     with _opened(path) as opened:
-        return _as_message(opened, {name: zeros(opened, name) for name in opened.keys()})  # noqa: SIM118
+        message = _as_message(opened, {name: zeros(opened, name) for name in opened.keys()})  # noqa: SIM118
+        return message, opened.get_tensor("count"), opened.metadata().get("identity")
 
 
 def read_rows(path: str | PathLike[str], start: int, stop: int) -> Rows:

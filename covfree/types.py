@@ -148,7 +148,7 @@ class Moments:
     """
 
     count: Num[Array, " classes"]
-    rows: Integer[Array, " classes"]
+    rows: Num[Array, " classes"]
     total: Float[Array, "classes dim"]
 
     @property
@@ -158,10 +158,15 @@ class Moments:
         return self.total / count[:, None]
 
     @property
+    def num_examples(self) -> Float[Array, ""]:
+        """N = Σ_c N_c, as a float: integers of all classes together could leave int32."""
+        return self.count.astype(self.total.dtype).sum()
+
+    @property
     def grand_mean(self) -> Float[Array, " dim"]:
         """Mean μ_g of all examples; 0 if there are none."""
-        count = self.count.sum()
-        return self.total.sum(0) / jnp.where(count > 0, count, 1).astype(self.total.dtype)
+        count = self.num_examples
+        return self.total.sum(0) / jnp.where(count > 0, count, 1)
 
     @property
     def present(self) -> jax.Array:
@@ -176,7 +181,7 @@ class Moments:
     @property
     def spread_degrees(self) -> Float[Array, ""]:
         """Σ_c (K_c − 1) over the present classes: degrees of freedom behind the scatter between rows."""
-        return jnp.maximum(self.rows - 1, 0).sum().astype(self.total.dtype)
+        return jnp.maximum(self.rows.astype(self.total.dtype) - 1, 0).sum()
 
 
 @jax.tree_util.register_dataclass

@@ -94,6 +94,13 @@ def with_rows(message: covfree.Message, **parts) -> covfree.Message:
     return dataclasses.replace(message, rows=dataclasses.replace(message.rows, **parts))
 
 
+def with_matrix(message: covfree.Message, **parts) -> covfree.Message:
+    """With F Fᵀ of examples that have these means, and spread about them by 1 in every direction."""
+    mean, count = np.asarray(message.rows.mean, np.float64), np.asarray(message.rows.count)
+    matrix = mean.T @ (count[:, None] * mean) + np.eye(mean.shape[1])
+    return dataclasses.replace(message, matrix=matrix.astype(np.float32), **parts)
+
+
 def spoil(message: covfree.Message, *, mean: float) -> covfree.Message:
     wrong = np.array(message.rows.mean)
     wrong[0, 1] = mean

@@ -1,10 +1,13 @@
 """What was sent can be forgotten: a client, or one class of it, as if it had never been sent."""
 
+import dataclasses
+import re
+
 import deployed
 import jax
 import numpy as np
 import pytest
-from deployed import KINDS, assert_same, collect, messages, spoil
+from deployed import KINDS, assert_same, collect, messages, spoil, with_rows
 from federations import CLASSES, DIM
 from precision import assert_close
 
@@ -77,13 +80,14 @@ def test_one_class_of_a_client_can_be_forgotten(name):
     assert_same(collect({client: sent[client]}, left), left, sent)
 
 
-def test_a_class_that_the_client_lacks_is_forgotten_already():
+def test_a_class_that_the_client_lacks_cannot_be_forgotten():
     sent = messages("fed3r")
-    everybody = collect(sent)
-    lacked = next(c for c in range(CLASSES) if c not in sent[23].rows.label.tolist())
-    left = covfree.forget(everybody, 23, label=lacked)
-    assert_same(left, everybody, sent)
-    np.testing.assert_array_equal(left.message.matrix, everybody.message.matrix)
+    held = sent[23].rows.label.tolist()
+    lacked = next(c for c in range(CLASSES) if c not in held)
+    for label in (lacked, 500, -1):
+        text = f"label: expected a class that client 23 holds, one of {held}, got {label}"
+        with pytest.raises(ValueError, match=re.escape(text)):
+            covfree.forget(collect(sent), 23, label=label)
 
 
 def test_sketches_are_forgotten_with_their_client():
@@ -134,3 +138,38 @@ def test_to_forget_leaves_what_was_collected_as_it_was():
     collect(sent, everybody)
     for leaf, expected in zip(jax.tree.leaves(everybody.message), before, strict=True):
         np.testing.assert_array_equal(leaf, expected)
+
+
+def test_what_another_client_sent_cannot_be_taken_out():
+    """The rows that are stored tell; nothing changes."""
+    for name in ("fed3r", "afl"):
+        sent = messages(name)
+        everybody = collect(sent)
+        for other in (13, 33):
+            with pytest.raises(ValueError, match="message: expected the rows that the client sent"):
+                covfree.forget(everybody, 23, message=sent[other])
+        means = np.array(sent[23].rows.mean)
+        means[0, 0] *= 1.001
+        with pytest.raises(ValueError, match="message: expected the rows that the client sent, whose mean "):
+            covfree.forget(everybody, 23, message=with_rows(sent[23], mean=means))
+        with pytest.raises(ValueError, match=r"matrix: holds .* expected a diagonal of at least 0"):
+            covfree.forget(everybody, 23, message=dataclasses.replace(sent[23], matrix=-sent[23].matrix))
+        assert_same(everybody, collect(sent), sent)
+        assert covfree.forget(everybody, 23, message=sent[23]).clients == collect(without(sent, 23)).clients
+    with pytest.raises(ValueError, match="message: expected solved = True as the client sent it, got False"):
+        covfree.forget(collect(messages("afl")), 23, message=messages("fed3r")[23])
+
+
+@pytest.mark.parametrize(("first", "then"), [("afl", "fed3r"), ("fed3r", "afl")])
+def test_the_kind_of_messages_is_known_after_forgetting_some(first, then):
+    sent = messages(first)
+    left = covfree.forget(collect(sent), 23, message=sent[23])
+    mixed = collect({23: messages(then)[23]}, left)
+    expected, got = left.solved, messages(then)[23].solved
+    assert mixed.rejected == {23: f"solved: expected {expected} as others send, got {got}"}
+    # Who has nothing of any kind may begin with either.
+    for client in left.clients:
+        left = covfree.forget(left, client, message=sent[client])
+    again = collect(messages(then), left)
+    assert again.rejected == {}
+    assert again.solved == got

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import oracle
 import pytest
-from deployed import KINDS, assert_same, collect, messages, ragged, rows, spoil, with_rows
+from deployed import KINDS, assert_same, collect, messages, ragged, rows, spoil, with_matrix, with_rows
 from federations import CLASSES, DIM
 from precision import FLOAT32, assert_close, assert_heads_close
 
@@ -70,7 +70,7 @@ BAD = {
 def test_a_bad_message_is_set_aside_and_the_others_count(untyped, wrong, reason):
     good = rows()
     messages = {"first": good, "bad": rows(**wrong), "last": good}
-    collected = covfree.collect(messages, num_classes=3)
+    collected = covfree.collect(messages, num_classes=3, dim=2)
     assert set(collected.rejected) == {"bad"}
     assert collected.rejected["bad"].startswith(reason)
     np.testing.assert_array_equal(collected.message.rows.mean, np.concatenate([good.rows.mean] * 2))
@@ -122,19 +122,15 @@ def test_large_counts_are_added_exactly():
     assert covfree.collect(messages, num_classes=3, num_examples={"a": 2**31}).rejected == {}
 
 
-def test_dim_is_that_of_most_messages_unless_given():
+def test_where_dims_differ_the_server_must_say_which_is_right():
+    """A vote would let two strays set the one good message aside."""
     wide = rows(mean=((1, 2, 3), (4, 5, 6)))
     messages = {"wide": wide, "a": rows(), "b": rows()}
-    assert set(covfree.collect(messages, num_classes=3).rejected) == {"wide"}
+    for sent in (messages, dict(reversed(messages.items()))):
+        with pytest.raises(ValueError, match=r"dim: expected .* got None and messages of 2 \(2\), 3 \(1\)"):
+            covfree.collect(sent, num_classes=3)
+    assert set(covfree.collect(messages, num_classes=3, dim=2).rejected) == {"wide"}
     assert set(covfree.collect(messages, num_classes=3, dim=3).rejected) == {"a", "b"}
-
-
-@pytest.mark.parametrize("dims", [(5, 13), (2, 3)])
-def test_a_tie_between_dims_does_not_depend_on_the_order(dims):
-    messages = {f"of {d}": rows(mean=np.ones((2, d))) for d in dims}
-    forth = covfree.collect(messages, num_classes=3)
-    back = covfree.collect(dict(reversed(messages.items())), num_classes=3)
-    assert forth.rejected == back.rejected
 
 
 def test_a_message_without_rows_is_sound():
@@ -200,22 +196,22 @@ def test_a_message_that_is_nobody_s_rows():
     ids=["shape", "nan", "solution without matrix", "one too few", "infinite variance", "one mark too many"],
 )
 def test_a_bad_part_is_set_aside(untyped, wrong, reason):
-    good = dataclasses.replace(rows(), matrix=np.eye(2, dtype=np.float32))
+    good = with_matrix(rows())
     collected = covfree.collect({"bad": wrong(good), "good": good}, num_classes=3)
     assert collected.rejected == {"bad": reason}
-    np.testing.assert_array_equal(collected.message.matrix, np.eye(2))
+    np.testing.assert_array_equal(collected.message.matrix, good.matrix)
 
 
 FULL, SQUARE = np.ones((2, 2, 2), np.float32), np.ones((2, 2), np.float32)
 UNLIKE = {
     "matrix missing": (
-        lambda m: dataclasses.replace(m, matrix=SQUARE),
+        with_matrix,
         lambda m: m,
         "matrix: expected an array of 2 dimensions as others send, got none",
     ),
     "matrix too many": (
         lambda m: m,
-        lambda m: dataclasses.replace(m, matrix=SQUARE),
+        with_matrix,
         "matrix: expected none as others send, got an array of 2 dimensions",
     ),
     "covariance missing": (
@@ -265,25 +261,30 @@ def test_who_comes_first_does_not_decide_which_message_is_unlike(right, wrong, r
 @pytest.mark.parametrize("solved", [False, True])
 @pytest.mark.parametrize("later", [False, True], ids=["at once", "in a later round"])
 def test_means_among_solutions_and_solutions_among_means_are_set_aside(solved, later):
-    """Both come with a matrix; only the round's own messages say which of the two they are."""
-    good, bad = (dataclasses.replace(rows(), matrix=SQUARE, solved=s) for s in (solved, not solved))
+    """Both come with a matrix, and are means and a matrix once they are collected."""
+    good, bad = (with_matrix(rows(), solved=s) for s in (solved, not solved))
     before = covfree.collect({"first": good}, num_classes=3) if later else None
     collected = covfree.collect({"bad": bad, "a": good, "b": good}, num_classes=3, before=before)
     reason = f"solved: expected {solved} as others send, got {not solved}"
     assert collected.rejected == {"bad": reason}
     assert collected.clients == (("first", "a", "b") if later else ("a", "b"))
     assert not collected.message.solved
+    assert collected.solved == solved
+    # Nor is it different where none of the later messages is of the right kind.
+    alone = covfree.collect({"bad": bad, "worse": bad}, num_classes=3, before=collected)
+    assert alone.rejected == {"bad": reason, "worse": reason}
+    assert alone.clients == collected.clients
 
 
 def test_clients_without_rows_are_like_any_others():
     """They send no matrix and no covariance, which is no reason to set them, or those after them, aside."""
     none = rows(np.zeros((0, 2)), (), ())
-    good = dataclasses.replace(with_rows(rows(), covariance=FULL), matrix=SQUARE)
+    good = with_matrix(with_rows(rows(), covariance=FULL))
     for sent in ({"none": none, "a": good}, {"a": good, "none": none}):
         collected = covfree.collect(sent, num_classes=3)
         assert collected.rejected == {}
         assert collected.clients == tuple(sent)
-        np.testing.assert_array_equal(collected.message.matrix, SQUARE)
+        np.testing.assert_array_equal(collected.message.matrix, good.matrix)
         assert collected.message.rows.covariance.shape == (2, 2, 2)
 
 
@@ -411,3 +412,131 @@ def test_matrices_are_not_kept():
         assert len(collected.clients) == number
         held = [leaf for leaf in jax.tree.leaves(collected.message) if np.ndim(leaf) == 2]
         assert [leaf.shape for leaf in held] == [(len(collected.message.rows.count), DIM), (DIM, DIM)]
+
+
+# Counts that leave the integers of jax
+
+
+LARGE = 2**31 - 1
+
+
+def counts_and_means(message: covfree.Message) -> tuple[np.ndarray, np.ndarray]:
+    """What the server's first phase makes of it."""
+    (moments,) = covfree.accumulate(covfree.fedncm(), message.rows, num_classes=3)
+    return np.asarray(moments.count, np.float64), np.asarray(moments.mean, np.float64)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "dtype"),
+    [(LARGE, 5, np.int32), (2**32 + 3, 5, np.int64), (10**9, 2 * 10**9, np.uint32), (100, 200, np.uint8)],
+)
+@pytest.mark.parametrize("later", [False, True], ids=["at once", "in a later round"])
+def test_counts_add_up_however_large(first, second, dtype, later):
+    sent = {
+        "a": rows(mean=((1, 2), (3, 4)), count=(first, 7), count_dtype=dtype),
+        "b": rows(mean=((5, 6), (7, 8)), count=(second, 9), count_dtype=dtype),
+    }
+    if later:
+        before = covfree.collect({"a": sent["a"]}, num_classes=3)
+        collected = covfree.collect({"b": sent["b"]}, num_classes=3, before=before)
+    else:
+        collected = covfree.collect(sent, num_classes=3)
+    assert collected.rejected == {}
+    count, mean = counts_and_means(collected.message)
+    np.testing.assert_allclose(count, [first + second, 0, 16], rtol=1e-7)
+    expected = (np.array([1, 2]) * first + np.array([5, 6]) * second) / (first + second)
+    np.testing.assert_allclose(mean[0], expected, rtol=1e-6)
+    exact = np.int32 if first + second + 16 < 2**31 else np.float32
+    assert collected.message.rows.count.dtype == exact
+    head = covfree.solve_message(covfree.fedcof(shrinkage=1.0), collected.message, num_classes=3)
+    assert np.isfinite(head.weight).all()
+
+
+def test_a_message_that_was_not_collected_is_not_cut_to_32_bits_either():
+    method = covfree.fedcof(shrinkage=1.0)
+    sent = rows(count=(2**32 + 3, 5), count_dtype=np.int64)
+    wide = with_rows(sent, count=np.array([2.0**32, 5], np.float32))
+    heads = [covfree.solve_message(method, message, num_classes=3) for message in (sent, wide)]
+    np.testing.assert_array_equal(heads[0].bias, heads[1].bias)
+
+
+@pytest.mark.parametrize("label", [2**32, -(2**32) + 1])
+def test_labels_are_not_cut_to_32_bits(label):
+    sent = rows(label=(0, label), label_dtype=np.int64)
+    if label > 0:
+        with pytest.raises(ValueError, match=f"label: row 1 has label {label}; expected labels below"):
+            covfree.collect({"a": sent}, num_classes=3)
+    else:  # padding
+        collected = covfree.collect({"a": sent}, num_classes=3)
+        np.testing.assert_array_equal(counts_and_means(collected.message)[0], [3, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (rows(count=(1e30, 5), count_dtype=np.float32), "count: row 0 has count 1.* expected at most 2"),
+        (spoil(rows(), mean=3e38), r"mean: row 0 \(class 0\) stands for squares that sum to inf"),
+        (rows(mean=((1e300, 0), (0, 0)), mean_dtype=np.float64), "mean: row 0 .* that sum to inf; expected"),
+        (
+            rows(mean=((1e30, 0), (0, 0)), mean_dtype=np.float64),
+            "mean: row 0 .* that sum to inf; expected at most 7.9e.28",
+        ),
+        (with_rows(rows(), covariance=np.full(2, 1e38, np.float32)), "mean: row 0 .* that sum to 4e.38"),
+    ],
+)
+def test_what_is_finite_and_huge_is_set_aside(message, text):
+    with pytest.raises(ValueError, match=f"client 'a': {text}"):
+        covfree.collect({"a": message}, num_classes=3)
+
+
+# What a server may bound
+
+
+def test_the_weight_of_a_client_can_be_bounded():
+    sent = {"a": rows(), "b": rows(count=(10**6, 5))}
+    collected = covfree.collect(sent, num_classes=3, max_count=1000)
+    assert collected.rejected == {"b": "count: counts sum to 1000005; expected at most max_count = 1000"}
+    assert covfree.collect(sent, num_classes=3, max_count=1_000_005).rejected == {}
+
+
+def test_the_norm_of_features_can_be_bounded():
+    """By means, by covariances, and by the trace of a matrix; 5 is the norm of the larger mean."""
+    sound, wide = rows(), with_rows(rows(), covariance=np.full((2, 2), 0.5, np.float32))
+    stretched = with_matrix(rows())
+    stretched = dataclasses.replace(stretched, matrix=stretched.matrix + 70 * np.eye(2, dtype=np.float32))
+    for message, norm, text in (
+        (sound, 4.9, "mean: row 1 .* is of features of norm 5 on average; expected at most max_norm = 4.9"),
+        (wide, 5.0, r"mean: row 1 \(class 2\) is of features of norm 5.07"),
+        (stretched, 5.0, "matrix: has a trace of 282; expected at most 200, the number of examples times"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            covfree.collect({"a": message}, num_classes=3, max_norm=norm)
+    for message, norm in ((sound, 5.0), (wide, 5.1), (with_matrix(rows()), 5.0)):
+        assert covfree.collect({"a": message}, num_classes=3, max_norm=norm).rejected == {}
+
+
+# Who sends again
+
+
+def test_who_sends_again_is_listed():
+    first = covfree.collect({"a": rows(), "b": rows()}, num_classes=3)
+    assert first.repeated == ()
+    second = covfree.collect({"c": rows(), "b": rows(count=(1, 1))}, num_classes=3, before=first)
+    sent = {"a": rows(), "b": rows(), "d": spoil(rows(), mean=np.nan)}
+    third = covfree.collect(sent, num_classes=3, before=second)
+    assert second.repeated == ("b",)
+    assert third.repeated == ("b", "a")
+    assert third.clients == ("a", "b", "c")
+    np.testing.assert_array_equal(third.message.rows.count, [3, 5] * 3)
+    assert covfree.forget(third, "b").repeated == ("a",)
+
+
+def test_matrices_of_many_clients_add_up_without_rounding():
+    """In float32 the small ones would be lost beside the large one."""
+    large, small = (with_matrix(rows(mean=np.full((2, 2), value))) for value in (3000.0, 0.01))
+    sent = {"large": large, **{k: small for k in range(500)}}
+    total = covfree.collect(sent, num_classes=3)
+    exact = large.matrix.astype(np.float64) + 500 * small.matrix.astype(np.float64)
+    np.testing.assert_allclose(total.message.matrix, exact, rtol=1e-12)
+    left = covfree.forget(total, "large", message=large)
+    np.testing.assert_allclose(left.message.matrix, 500 * small.matrix.astype(np.float64), rtol=1e-5)

@@ -1,6 +1,5 @@
 """Message files: what is written is read, bad files are named, and a folder gives what `collect` gives."""
 
-import dataclasses
 import shutil
 
 import jax
@@ -8,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
-from deployed import rows, spoil, with_rows
+from deployed import rows, spoil, with_matrix, with_rows
 
 import covfree
 from covfree import folder as folders
@@ -22,8 +21,7 @@ RNG = np.random.default_rng(0)
 def gram(seed: int, **changes) -> covfree.Message:
     rng = np.random.default_rng(seed)
     message = rows(mean=rng.normal(size=(2, DIM)), count=rng.integers(1, 9, 2))
-    factor = rng.normal(size=(4, DIM)).astype(np.float32)
-    return dataclasses.replace(message, matrix=factor.T @ factor + np.eye(DIM, dtype=np.float32), **changes)
+    return with_matrix(message, **changes)
 
 
 EMPTY = rows(mean=np.zeros((0, DIM)), count=(), label=())
@@ -90,12 +88,18 @@ def too_few(path):
     safetensors.numpy.save_file({"mean": np.ones((1, 2))}, path, metadata={"format": "covfree.Message"})
 
 
+def of_the_future(path):
+    tensors = {"mean": np.ones((1, 2)), "count": np.ones(1), "label": np.zeros(1, int)}
+    safetensors.numpy.save_file(tensors, path, metadata={"format": "covfree.Message", "version": "99"})
+
+
 BAD_FILES = {
     truncated: "cut short or no safetensors",
     empty: "cut short or no safetensors",
     junk: "cut short or no safetensors",
     head: "got format 'covfree.LinearHead' with \\['bias', 'weight'\\]",
     other_tensors: "no other tensors than .* got .*momentum",
+    of_the_future: "in version 1, got version '99'",
     too_few: "with mean, count, label and .* got \\['mean'\\]",
 }
 
@@ -122,6 +126,17 @@ def test_a_file_that_is_not_there(tmp_path):
         load_message(tmp_path / "a.safetensors")
 
 
+def test_a_file_from_before_there_were_versions_is_read(tmp_path):
+    tensors = {name: np.asarray(getattr(rows().rows, name)) for name in ("mean", "count", "label")}
+    for name in "ab":
+        safetensors.numpy.save_file(
+            tensors, tmp_path / f"{name}.safetensors", metadata={"format": "covfree.Message"}
+        )
+    np.testing.assert_array_equal(load_message(tmp_path / "a.safetensors").rows.mean, rows().rows.mean)
+    # Without an identity nothing says that one is a copy of the other.
+    assert MessageFolder(tmp_path).rejected == {}
+
+
 # Folders
 
 
@@ -134,7 +149,7 @@ def written(folder, messages, **strange) -> MessageFolder:
     return MessageFolder(folder)
 
 
-def test_a_folder_reads_headers_alone(tmp_path, monkeypatch):
+def test_a_folder_reads_headers_and_counts_alone(tmp_path, monkeypatch):
     messages = {"b": gram(1), "a": rows(), "c": EMPTY}
     written(tmp_path, messages, d=junk)
     opened = safetensors.safe_open
@@ -173,7 +188,9 @@ def test_a_folder_reads_headers_alone(tmp_path, monkeypatch):
 
     monkeypatch.setattr(safetensors, "safe_open", Spy)
     folder = MessageFolder(tmp_path)
-    assert set(read) == {0}
+    # The counts of two messages of two rows, and nothing of any other part.
+    assert set(read) == {0, 2}
+    assert read.count(2) == 2
     assert [file.name for file in folder.files] == ["a", "b", "c"]
     assert list(folder.rejected) == ["d"]
     for file in folder.files:
@@ -236,12 +253,14 @@ def test_collecting_files_is_collecting_messages(messages, batch, tmp_path, monk
 
 
 @pytest.mark.parametrize("batch", [1, 2**28])
-def test_most_files_say_what_is_expected_of_all(untyped, batch, tmp_path, monkeypatch):
+def test_all_files_say_what_is_expected_of_each(untyped, batch, tmp_path, monkeypatch):
     # The odd ones come first, and would be the measure in a batch of their own.
     messages = {"a": rows(mean=((1, 2, 3), (4, 5, 6))), "b": gram(0), **SENT["rows"]}
     folder = written(tmp_path, {**messages, "c": rows(label=(0,))})
     monkeypatch.setattr(folders, "_BATCH", batch)
-    collected = collect_files(folder, num_classes=CLASSES)
+    with pytest.raises(ValueError, match=r"dim: expected .* got None and messages of 2 \(9\), 3 \(1\)"):
+        collect_files(folder, num_classes=CLASSES)
+    collected = collect_files(folder, num_classes=CLASSES, dim=DIM)
     assert collected.clients == tuple(SENT["rows"])
     assert collected.rejected == {
         "a": "mean: expected shape [rows, 2], got [2, 3]",
@@ -293,3 +312,25 @@ def test_a_file_that_is_gone_is_set_aside(tmp_path):
     collected = collect_files(folder, num_classes=CLASSES)
     assert collected.clients == ("b",)
     assert "a.safetensors" in collected.rejected["a"]
+
+
+def test_a_copy_of_a_file_is_no_other_client(tmp_path):
+    """But another client with the same numbers is."""
+    written(tmp_path, {"a": gram(0), "b": gram(0), "c": gram(1)})
+    shutil.copy(tmp_path / "a.safetensors", tmp_path / "a-copy.safetensors")
+    shutil.copy(tmp_path / "c.safetensors", tmp_path / "d.safetensors")
+    folder = MessageFolder(tmp_path)
+    assert [file.name for file in folder.files] == ["a-copy", "b", "c"]
+    collected = collect_files(folder, num_classes=CLASSES)
+    assert collected.clients == ("a-copy", "b", "c")
+    assert set(collected.rejected) == {"a", "d"}
+    assert collected.rejected["d"].endswith("d.safetensors: expected a message of its own, got a copy of 'c'")
+
+
+def test_bounds_of_a_folder_are_those_of_messages(tmp_path):
+    sent = {"a": rows(), "b": rows(count=(10**6, 5)), "c": rows(mean=9 * np.ones((2, 2)))}
+    folder = written(tmp_path, sent)
+    collected = collect_files(folder, num_classes=CLASSES, max_count=1000, max_norm=6.0)
+    assert collected.clients == ("a",)
+    assert collected.rejected["b"] == "count: counts sum to 1000005; expected at most max_count = 1000"
+    assert collected.rejected["c"].startswith("mean: row 0 (class 0) is of features of norm 12.7")

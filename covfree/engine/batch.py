@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,22 +13,34 @@ from jaxtyping import Array, Float, Integer
 
 from covfree.checks import check, check_example_structure, check_positive
 from covfree.doors import as_int32, compiled, consecutive, fits_int32
+from covfree.engine.finite import finite
 from covfree.engine.totals import accumulate
 from covfree.estimators.offsets import MOST_CLIENTS
 from covfree.methods import Method
 from covfree.methods.method import check_method, check_method_and_rows
+from covfree.row_types import count_sum, summable
 from covfree.statistics.rows import bucket
 from covfree.types import AnyArray, Head, Message, PRNGKey, Rows, is_traced
 
 
-@compiled(check=check_method)
-def solve_totals(method: Method, *totals: Any) -> Head:
+def solve_totals(method: Method, *totals: Any) -> Any:
     """The head from totals that were summed elsewhere, e.g. over clients' messages.
 
     Args:
         method: the method.
         totals: one a phase, as `accumulate` gives them.
+
+    Returns:
+        The head, of the method's kind.
+
+    Raises:
+        ValueError: if the head is not finite (unless it is traced).
     """
+    return finite(_solve_totals(method, *totals))
+
+
+@compiled(check=check_method)
+def _solve_totals(method: Method, *totals: Any) -> Head:
     return method.solve(*totals)
 
 
@@ -53,16 +66,7 @@ def solve_rows(method: Method, rows: Rows, *, num_classes: int) -> Head:
     return method.solve(*accumulate(method, rows, num_classes=num_classes))
 
 
-def _check_message(method: Any, message: Any, *_: Any, **__: Any) -> None:
-    check_method(method)
-    if not isinstance(message, Message):
-        raise TypeError(
-            f"message: expected a covfree.Message, such as collect(...).message, got {type(message).__name__}"
-        )
-
-
-@compiled(("num_classes",), check=_check_message)
-def solve_message(method: Method, message: Message, *, num_classes: int) -> Head:
+def solve_message(method: Method, message: Message, *, num_classes: int) -> Any:
     """The head from what clients sent: the server's side of a real federation.
 
     Args:
@@ -71,10 +75,11 @@ def solve_message(method: Method, message: Message, *, num_classes: int) -> Head
         num_classes: C, static.
 
     Returns:
-        The head; equal, within rounding, to that of `fit` on the clients' examples.
+        The head, of the method's kind; equal, within rounding, to that of `fit` on the clients' examples.
 
     Raises:
-        ValueError: if the message lacks what the method sends.
+        ValueError: if the message lacks what the method sends, or if the head is not finite (unless it is
+            traced).
 
     >>> import covfree, jax.numpy as jnp
     >>> method = covfree.fed3r()
@@ -83,6 +88,20 @@ def solve_message(method: Method, message: Message, *, num_classes: int) -> Head
     >>> solve_message(method, received, num_classes=2).weight.tolist()
     [[1.0, 0.0], [0.0, 1.0]]
     """
+    check_method(method)
+    if not isinstance(message, Message):
+        raise TypeError(
+            f"message: expected a covfree.Message, such as collect(...).message, got {type(message).__name__}"
+        )
+    count = message.rows.count
+    if isinstance(count, np.ndarray):
+        # jax would cut integers to 32 bits, silently.
+        message = replace(message, rows=replace(message.rows, count=summable(count, count_sum(count))))
+    return finite(_solve_message(method, message, num_classes=num_classes))
+
+
+@compiled(("num_classes",))
+def _solve_message(method: Method, message: Message, *, num_classes: int) -> Head:
     if method.merge is None:
         return method.solve(*accumulate(method, message.rows, num_classes=num_classes))
     return method.solve(*method.merge(method.params, message, num_classes))

@@ -11,10 +11,11 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from covfree.checks import check_row_structure, check_rows
+from covfree.checks import check_row_structure
 from covfree.doors import consecutive, fits_int32
 from covfree.estimators.offsets import MOST_CLIENTS
 from covfree.folder import MessageFile, MessageFolder, none_sound
+from covfree.row_types import RowTypes, count_sum, sound_rows
 from covfree.types import Rows
 
 # Rows of the means that tell one table from another; reading all of them would be a pass of its own.
@@ -82,37 +83,45 @@ class TableParts:
         rejected: what was set aside, and why: nothing, see above.
     """
 
-    def __init__(self, rows: Rows, size: int, num_classes: int, whole_clients: bool) -> None:
+    def __init__(
+        self, rows: Rows, size: int, num_classes: int, whole_clients: bool, dim: int | None = None
+    ) -> None:
         """Cut the table; its columns may be read, its means are not."""
         # Of a memory map a view, which reads nothing.
         rows = jax.tree.map(np.asarray, rows)
-        check_row_structure(rows)
+        check_row_structure(rows, dim=dim)
         if whole_clients and rows.client is None:
             raise ValueError("rows: expected rows with a client each, as clients must stay whole; got none")
         self._rows = rows
         self._size, self._num_classes = size, num_classes
+        # Here, as the thread that reads parts does not know of jax's settings.
+        self._types = RowTypes.of(rows, count_sum(rows.count))
         self.places = cuts(np.asarray(rows.client) if whole_clients else None, len(rows.label), size)
         self.rejected: dict[str, str] = {}
-        self.padding = padded_rows(self._between(0, 0), size)
+        self.padding = padded_rows(self._as_received(self._between(0, 0)), size)
 
     def _between(self, start: int, stop: int) -> Rows:
-        part = jax.tree.map(lambda leaf: leaf[start:stop], self._rows)
+        return jax.tree.map(lambda leaf: leaf[start:stop], self._rows)
+
+    def _as_received(self, part: Rows) -> Rows:
+        part = self._types.cast(part)
         if part.client is None:
             return part
-        if fits_int32(part.client):
-            return replace(part, client=part.client.astype(np.int32))
+        client = np.asarray(part.client)
+        if fits_int32(client):
+            return replace(part, client=client.astype(np.int32))
         # Clients are whole: numbers need only differ within the part, but not be taken for those of others.
-        return replace(part, client=consecutive(part.client, MOST_CLIENTS))
+        return replace(part, client=consecutive(client, MOST_CLIENTS))
 
     def read(self, index: int, check: bool) -> Rows:
         """A part; its values are checked if they were not before."""
         start, stop = (int(place) for place in self.places[index : index + 2])
-        part = padded_rows(self._between(start, stop), self._size)
+        part = self._between(start, stop)
         if check:
-            reason = bad_value(part, start, num_classes=self._num_classes)
+            reason = bad_value(part, start, self._types, num_classes=self._num_classes)
             if reason is not None:
                 raise ValueError(reason)
-        return part
+        return padded_rows(self._as_received(part), self._size)
 
     def identity(self) -> Mapping[str, str]:
         """What tells the table from another one: shapes, the columns, and some rows of the means."""
@@ -140,9 +149,16 @@ class FolderParts:
         rejected: for each file that was set aside, by the client's name, why.
     """
 
-    def __init__(self, folder: MessageFolder, size: int, num_classes: int, whole_clients: bool) -> None:
+    def __init__(
+        self,
+        folder: MessageFolder,
+        size: int,
+        num_classes: int,
+        whole_clients: bool,
+        dim: int | None = None,
+    ) -> None:
         """Cut the files' rows, one file below the other; only headers are looked at."""
-        self._files, self.rejected = folder.sound()
+        self._files, self.rejected = folder.sound(dim)
         folder.rejected = self.rejected
         headers = [file.header for file in self._files]
         if any(header.matrix is not None or header.solved for header in headers if len(header.rows.count)):
@@ -161,6 +177,9 @@ class FolderParts:
         headers = list({id(header): header for header in headers if len(header.rows.count)}.values())
         rows = [replace(header.rows, client=None) for header in headers or [self._files[0].header]]
         none = jax.tree.map(lambda *leaves: np.concatenate([leaf[:0] for leaf in leaves]), *rows)
+        # Here, as the thread that reads parts does not know of jax's settings.
+        self._types = RowTypes.of(none, sum(file.total for file in self._files))
+        none = self._types.cast(none)
         self.padding = padded_rows(replace(none, client=np.zeros(0, np.int32)), size)
 
     def _between_files(self) -> np.ndarray:
@@ -194,6 +213,7 @@ class FolderParts:
             if check and not self._sound(file, piece):
                 continue
             place = slice(begin + first - start, begin + last - start)
+            piece = self._types.cast(piece)
             for column, values in zip(columns, jax.tree.leaves(replace(piece, client=None)), strict=True):
                 column[place] = values
             part.client[place] = number
@@ -212,7 +232,7 @@ class FolderParts:
         split = len(piece.count) < length
         for start in range(0, length, size) if split else (0,):
             rows = file.rows(start, min(start + size, length)) if split else piece
-            reason = bad_value(rows, start, num_classes=self._num_classes)
+            reason = bad_value(rows, start, self._types, num_classes=self._num_classes)
             if reason is not None:
                 self.rejected[file.name] = reason
                 return False
@@ -229,10 +249,10 @@ class FolderParts:
 Parts: TypeAlias = TableParts | FolderParts
 
 
-def bad_value(rows: Rows, start: int, *, num_classes: int) -> str | None:
-    """What `check_rows` has to say of a piece of a table that starts at row ``start`` of it."""
+def bad_value(rows: Rows, start: int, types: RowTypes, *, num_classes: int) -> str | None:
+    """What `sound_rows` has to say of a piece of a table that starts at row ``start`` of it."""
     try:
-        check_rows(rows, num_classes=num_classes)
+        sound_rows(rows, types, num_classes=num_classes)
     except (TypeError, ValueError) as error:
         return re.sub(r"\brow (\d+)", lambda match: f"row {start + int(match[1])}", str(error), count=1)
     return None

@@ -39,6 +39,7 @@ def accumulate_stream(
     source: Rows | MessageFolder,
     *,
     num_classes: int,
+    dim: int | None = None,
     part_rows: int = 8192,
     checkpoint: str | PathLike[str] | None = None,
     progress: bool = False,
@@ -55,6 +56,7 @@ def accumulate_stream(
             messages. With `Method.whole_clients` the rows of a client must follow each other in a table; in
             a folder, a file is a client.
         num_classes: C.
+        dim: d; by default that which all rows have.
         part_rows: rows of a part, padded to it.
         checkpoint: a file from which an interrupted run goes on: it is written every half minute and when
             anything goes wrong, and removed in the end. What comes out is the same to the bit.
@@ -65,7 +67,8 @@ def accumulate_stream(
 
     Raises:
         ValueError: if the method keeps rows, or needs more of clients than rows; if a table holds a bad
-            value (it names the row), or a folder no sound message; if the checkpoint is that of another run.
+            value (it names the row), or a folder no sound message; if a folder's messages differ in d and no
+            ``dim`` says which is right; if the checkpoint is that of another run.
             A folder's bad messages are set aside, see `MessageFolder.rejected`.
         RuntimeError: if a message file changed since the folder was opened.
 
@@ -75,7 +78,7 @@ def accumulate_stream(
     >>> moments.total.tolist()
     [[2.0], [7.0]]
     """
-    return _run(method, source, lambda *totals: totals, num_classes, part_rows, checkpoint, progress)
+    return _run(method, source, lambda *totals: totals, num_classes, dim, part_rows, checkpoint, progress)
 
 
 def solve_stream(
@@ -83,6 +86,7 @@ def solve_stream(
     source: Rows | MessageFolder,
     *,
     num_classes: int,
+    dim: int | None = None,
     part_rows: int = 8192,
     checkpoint: str | PathLike[str] | None = None,
     progress: bool = False,
@@ -93,6 +97,7 @@ def solve_stream(
         method: see `accumulate_stream`, as for all other arguments.
         source: the rows.
         num_classes: C.
+        dim: d; by default that which all rows have.
         part_rows: rows of a part.
         checkpoint: a file from which an interrupted run goes on.
         progress: whether to show a progress bar.
@@ -100,13 +105,16 @@ def solve_stream(
     Returns:
         The head; equal, within rounding, to that of `solve_rows` on all the rows.
 
+    Raises:
+        ValueError: as `accumulate_stream`; and if the head is not finite.
+
     >>> import covfree, numpy as np
     >>> table = covfree.Rows(np.array([[0.0], [2.0], [7.0]]), np.ones(3, int), np.array([0, 0, 1]))
     >>> solve_stream(covfree.fedcof(), table, num_classes=2)(table.mean).argmax(-1).tolist()
     [0, 0, 1]
     """
     solve = partial(solve_totals, method)
-    return _run(method, source, solve, num_classes, part_rows, checkpoint, progress)
+    return _run(method, source, solve, num_classes, dim, part_rows, checkpoint, progress)
 
 
 @partial(jax.jit, static_argnames=("phase", "num_classes"), donate_argnames="running")
@@ -125,6 +133,7 @@ def _run(
     source: Rows | MessageFolder,
     finish: Callable[..., Result],
     num_classes: int,
+    dim: int | None,
     part_rows: int,
     checkpoint: str | PathLike[str] | None,
     progress: bool,
@@ -132,7 +141,7 @@ def _run(
     check_positive("num_classes", num_classes)
     check_positive("part_rows", part_rows)
     check_method(method)
-    parts = _cut(method, source, num_classes, part_rows)
+    parts = _cut(method, source, num_classes, dim, part_rows)
     forms = _forms(method, parts.padding, num_classes)
     path = None if checkpoint is None else Path(checkpoint)
     state, identity = State((), _nothing(forms[0])), {}
@@ -178,15 +187,17 @@ def _nothing(form: Form) -> Compensated:
     return Compensated(form.zeros(), form.zeros())
 
 
-def _cut(method: Method, source: Rows | MessageFolder, num_classes: int, part_rows: int) -> Parts:
+def _cut(
+    method: Method, source: Rows | MessageFolder, num_classes: int, dim: int | None, part_rows: int
+) -> Parts:
     if isinstance(source, Rows):
-        return TableParts(source, part_rows, num_classes, method.whole_clients)
+        return TableParts(source, part_rows, num_classes, method.whole_clients, dim)
     if method.merge is not None:
         raise ValueError(
             f"method: expected one whose clients send rows alone, got {method.name!r}, which sends "
             f"{method.message}; use collect_files and solve_message"
         )
-    return FolderParts(source, part_rows, num_classes, method.whole_clients)
+    return FolderParts(source, part_rows, num_classes, method.whole_clients, dim)
 
 
 def _forms(method: Method, padding: Rows, num_classes: int) -> list[Form]:

@@ -92,4 +92,6 @@ def example_moments(rows: Rows, num_classes: int) -> Moments:
     For sums that clients evaluated over their examples: each example, not each mean, was an observation.
     """
     moments = first_moments(rows, num_classes)
-    return replace(moments, rows=jnp.asarray(moments.count).astype(jnp.int32))
+    count = jnp.asarray(moments.count)
+    # Counts that are floats may be larger than an integer can be.
+    return replace(moments, rows=count if jnp.issubdtype(count.dtype, jnp.integer) else jnp.round(count))

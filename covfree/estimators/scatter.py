@@ -208,8 +208,7 @@ def total_gram(
     if scatter == "between":
         nothing = jnp.zeros((1, within.dim), within.value.dtype)
         within = Scatter.from_factor(nothing).shifted(within.shift)
-    count = moments.count.sum().astype(moments.total.dtype)
-    parts = [jnp.sqrt(count) * moments.grand_mean[None, :]]
+    parts = [jnp.sqrt(moments.num_examples) * moments.grand_mean[None, :]]
     if scatter != "within":
         parts.append(_between_factor(moments))
     return within.with_factor(jnp.concatenate(parts))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import jax.numpy as jnp
+
 from covfree.checks import check_choice, check_strength
 from covfree.estimators import first_moments, gram_factor, total_gram, within_factor
 from covfree.estimators.class_scatter import scatter_about
@@ -32,8 +34,10 @@ def _gram_head(ridge: Scalar, system: Scatter, totals: tuple[Moments, Scatter]) 
 
 def gram_merge(params: object, message: Message, num_classes: int) -> tuple[tuple[Moments, Scatter]]:
     """The totals of `gram_phase` from what clients sent."""
-    matrix = sent_matrix(message.matrix, "matrix")
-    return ((example_moments(message.rows, num_classes), Scatter.from_matrix(matrix)),)
+    matrix = jnp.asarray(sent_matrix(message.matrix, "matrix"))
+    moments = example_moments(message.rows, num_classes)
+    # The server adds matrices up in float64.
+    return ((moments, Scatter.from_matrix(matrix.astype(moments.total.dtype))),)
 
 
 def _within_phase(params: Scalar, totals: tuple[Moments], rows: Rows, num_classes: int) -> Factor:

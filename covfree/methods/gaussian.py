@@ -34,8 +34,7 @@ def _total_phase(params: Scalar, totals: tuple[Moments], rows: Rows, num_classes
 
 
 def _total_system(gamma: Scalar, moments: Moments, scatter: Scatter) -> Scatter:
-    count = moments.count.sum().astype(moments.total.dtype)
-    return scatter.scaled(1 / jnp.maximum(count - 1, 1)).shifted(gamma)
+    return scatter.scaled(1 / jnp.maximum(moments.num_examples - 1, 1)).shifted(gamma)
 
 
 def _total_head(gamma: Scalar, system: Scatter, moments: Moments, scatter: Scatter) -> LinearHead:
@@ -45,7 +44,7 @@ def _total_head(gamma: Scalar, system: Scatter, moments: Moments, scatter: Scatt
 def _total_merge(gamma: Scalar, message: Message, num_classes: int) -> tuple[Moments, Scatter]:
     """B − N μ_g μ_gᵀ: needs sums over clients alone."""
     ((moments, gram),) = gram_merge(gamma, message, num_classes)
-    mean, count = moments.grand_mean[None, :], moments.count.sum(keepdims=True)
+    mean, count = moments.grand_mean[None, :], moments.num_examples[None]
     return moments, Scatter.from_matrix(scatter_about(mean, count, gram.value))
 
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 from deployed import rows as by_hand
-from deployed import spoil
+from deployed import spoil, with_rows
 from precision import FLOAT32, assert_heads_close
 
 import covfree
@@ -295,7 +295,9 @@ def test_bad_files_are_set_aside_and_named(most, tmp_path):
     (tmp_path / "short.safetensors").write_bytes((tmp_path / "client-0.safetensors").read_bytes()[:-1])
     folder = MessageFolder(tmp_path)
     assert set(folder.rejected) == {"junk", "short"}
-    sums = totals(FEDCOF, folder)
+    with pytest.raises(ValueError, match="dim: expected the number of features, as messages differ in it"):
+        totals(FEDCOF, folder)
+    sums = totals(FEDCOF, folder, dim=DIM)
     row, label = len(last) - 1, int(sent["client-3"].rows.label[-1])
     assert set(folder.rejected) == {*wrong, "junk", "short"}
     assert folder.rejected["client-3"] == (
@@ -326,6 +328,28 @@ def test_messages_with_more_than_rows_have_another_way(tmp_path):
     }
     with pytest.raises(ValueError, match="messages of rows alone, got some with a matrix; use collect_files"):
         totals(FEDCOF, written(tmp_path, sent))
+
+
+@pytest.mark.parametrize("count", [2**31 - 1, 2**32 + 3])
+def test_counts_add_up_however_large(count, tmp_path):
+    """In a folder and in a table, whose sums no int32 holds; expected are their values."""
+    sent = {name: by_hand(mean=np.full((2, DIM), k), count=(1, 5)) for k, name in enumerate("abc")}
+    sent = {name: with_rows(m, count=np.array([count, 5], np.int64)) for name, m in sent.items()}
+    table = jax.tree.map(lambda *leaves: np.concatenate(leaves), *(m.rows for m in sent.values()))
+    for source in (written(tmp_path, sent), table):
+        (moments,) = totals(covfree.fedncm(), source)
+        np.testing.assert_allclose(moments.count, [3 * count, 0, 15], rtol=1e-6)
+        np.testing.assert_allclose(moments.mean[0], np.ones(DIM), rtol=1e-6)
+
+
+def test_a_head_that_is_not_finite_is_an_error_and_the_sums_are_kept(tmp_path):
+    def overflowing(params, system, moments):
+        return covfree.LinearHead(moments.total.T * 1e38, moments.total[:, 0])
+
+    method = dataclasses.replace(covfree.fedncm(), head=overflowing)
+    with pytest.raises(ValueError, match="head: holds inf in weight of shape"):
+        solve(method, table(), checkpoint=tmp_path / "run")
+    assert (tmp_path / "run").exists()
 
 
 def test_a_client_of_more_rows_than_a_part(tmp_path):

@@ -1,0 +1,98 @@
+"""Data types in which rows are added up without wrapping and without overflow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from covfree.checks import check_rows
+from covfree.types import Rows
+
+_INT32 = np.iinfo(np.int32).max
+
+
+@dataclass(frozen=True)
+class RowTypes:
+    """Data types of rows that jax holds, and that their sums do not leave.
+
+    Attributes:
+        mean: float32 at least; float64 only where x64 is enabled.
+        count: int32 if the sum of all counts fits, or a float if not.
+        covariance: as ``mean``; None without covariances.
+    """
+
+    mean: np.dtype
+    count: np.dtype
+    covariance: np.dtype | None
+
+    @classmethod
+    def of(cls, rows: Rows, total: float) -> RowTypes:
+        """Those of rows.
+
+        Args:
+            rows: what came.
+            total: the sum of the counts of all rows that these will be added to, from `count_sum`.
+        """
+        covariance = None if rows.covariance is None else held(np.asarray(rows.covariance).dtype)
+        return cls(
+            held(np.asarray(rows.mean).dtype), _summed(np.asarray(rows.count).dtype, total), covariance
+        )
+
+    def cast(self, rows: Rows) -> Rows:
+        """The rows in these types, as NumPy arrays; labels as int32, −1 for padding."""
+        label = np.asarray(rows.label)
+        # What a narrower type cannot hold becomes infinite.
+        with np.errstate(over="ignore"):
+            return replace(
+                rows,
+                mean=np.asarray(rows.mean).astype(self.mean, copy=False),
+                count=np.asarray(rows.count).astype(self.count, copy=False),
+                label=np.where(label < 0, -1, label).astype(np.int32),
+                covariance=None
+                if rows.covariance is None
+                else np.asarray(rows.covariance).astype(self.covariance, copy=False),
+            )
+
+
+def sound_rows(rows: Rows, types: RowTypes, *, num_classes: int) -> Rows:
+    """Rows in the data types in which they are added up, or raise unless they are sound in these too.
+
+    Args:
+        rows: what came.
+        types: of the rows with all others.
+        num_classes: C.
+    """
+    check_rows(rows, num_classes=num_classes)
+    cast = types.cast(rows)
+    for came, ours in ((rows.mean, cast.mean), (rows.covariance, cast.covariance)):
+        if ours is not None and np.asarray(came).dtype.itemsize > np.asarray(ours).dtype.itemsize:
+            check_rows(cast, num_classes=num_classes)
+    return cast
+
+
+def held(dtype: np.dtype) -> np.dtype:
+    """The data type in which floats are added up: float32 at least, float64 only where x64 is enabled."""
+    wide, widest = np.dtype(jnp.promote_types(dtype, jnp.float32)), np.dtype(jnp.result_type(float))
+    return wide if wide.itemsize <= widest.itemsize else widest
+
+
+def _summed(dtype: np.dtype, total: float) -> np.dtype:
+    if dtype.kind not in "iu":
+        return held(dtype)
+    return np.dtype(np.int32 if total <= _INT32 else jnp.result_type(float))
+
+
+def summable(count: Any, total: float) -> np.ndarray:
+    """Counts as int32 if their ``total`` fits, as float32 (float64 where x64 is enabled) if not."""
+    return np.asarray(count).astype(_summed(np.asarray(count).dtype, total), copy=False)
+
+
+def count_sum(count: Any) -> float:
+    """The sum of the counts above 0, exact below 2⁵³, whatever their data type."""
+    count = np.asarray(count)
+    # NumPy cannot add bfloat16 up in another type.
+    count = count if count.dtype.kind in "iuf" else count.astype(np.float64)
+    return float(np.sum(count, dtype=np.float64, where=count > 0))

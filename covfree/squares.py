@@ -1,0 +1,102 @@
+"""Whether a matrix can be a sum of squares, but for rounding: what Gram matrices and covariances are."""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+# Half the distance from 1 to the next number, and the smallest number that keeps all its digits, in float32.
+_UNIT, _SMALLEST = 2.0**-24, 2.0**-126
+# Terms that are added one after the other; longer sums are made of parts.
+_LONGEST = 2**16
+
+
+def rounding(num_examples: float, *dtypes: np.dtype) -> float:
+    """How far off an entry a_ij of a sum of n products may be, in units of √(a_ii a_jj).
+
+    A sum in float32 of n products x_i x_j, one after the other, is off by at most n·u·Σ|x_i x_j|, with
+    u = 2⁻²⁴, and by Cauchy and Schwarz Σ|x_i x_j| ≤ √(a_ii a_jj). Half of that is allowed: equal terms, the
+    worst case, lose n·u/5 on average. Sums of more than 2¹⁶ terms are made of parts, which lose less. A few
+    u are for the products and for means, and one unit is for the data type in which the sums were sent.
+
+    Args:
+        num_examples: n.
+        dtypes: in which the numbers came.
+    """
+    sent = max(float(jnp.finfo(dtype).eps) for dtype in dtypes) / 2
+    return sent + _UNIT * (min(num_examples, _LONGEST) / 2 + 8)
+
+
+def unit_diagonal(
+    where: str, matrix: Float[np.ndarray, "dim dim"], num_examples: float, tolerance: float
+) -> tuple[Float[np.ndarray, "dim dim"], Float[np.ndarray, " dim"]]:
+    """Scale a matrix to a diagonal of 1, or raise unless it passes the cheap tests of a sum of squares.
+
+    They take a few passes over the matrix: no entry on the diagonal is negative, the matrix is symmetric, and
+    |a_ij| ≤ √(a_ii a_jj), up to ``tolerance``.
+
+    Args:
+        where: how the error begins, e.g. ``"matrix:"``.
+        matrix: finite numbers.
+        num_examples: n, the terms of each sum.
+        tolerance: from `rounding`.
+
+    Returns:
+        The scaled matrix in float32, and √a_ii, by which it was divided from both sides.
+
+    Raises:
+        ValueError: if the matrix is no sum of squares; the message names the place.
+    """
+    diagonal = np.diagonal(matrix).astype(np.float64)
+    if (diagonal < 0).any():
+        i = int(np.argmax(diagonal < 0))
+        raise ValueError(f"{where} holds {matrix[i, i]} at {(i, i)}; expected a diagonal of at least 0")
+    # Products below the smallest number are lost: what is no larger than n of them counts as rounding.
+    size = np.sqrt(diagonal + (num_examples + 1) * _SMALLEST / tolerance)
+    inverse = (1 / size).astype(np.float32)
+    with np.errstate(over="ignore"):
+        scaled = ((matrix * inverse[:, None]) * inverse).astype(np.float32, copy=False)
+    if max(scaled.max(initial=0), -scaled.min(initial=0)) > 1 + 2 * tolerance:
+        i, j = (int(place) for place in np.unravel_index(np.argmax(np.abs(scaled)), scaled.shape))
+        raise ValueError(
+            f"{where} holds {matrix[i, j]} at {(i, j)}; expected at most {size[i] * size[j]:.7g}, the root "
+            "of the product of the two entries on the diagonal, as in a sum of squares"
+        )
+    uneven = scaled - scaled.T
+    if uneven.max(initial=0) > 2 * tolerance:
+        i, j = (int(place) for place in np.unravel_index(np.argmax(uneven), scaled.shape))
+        raise ValueError(
+            f"{where} holds {matrix[i, j]} at {(i, j)} and {matrix[j, i]} at {(j, i)}; expected a symmetric "
+            "matrix"
+        )
+    return scaled, size
+
+
+def is_positive(scaled: Float[np.ndarray, "dim dim"], tolerance: float) -> bool:
+    """Whether a matrix with a diagonal of 1 is positive semi-definite, but for rounding: one Cholesky.
+
+    Errors of entries that are like independent numbers of size τ = ``tolerance`` move an eigenvalue of a
+    matrix of size D by at most 2√D·τ (Wigner's law), and the factorisation in float32 by less than D·u. The
+    matrix passes if no eigenvalue lies further below 0.
+    """
+    size = len(scaled)
+    shifted = np.array(scaled, np.float32)
+    shifted[np.diag_indices(size)] += np.float32(2 * math.sqrt(size) * tolerance + size * _UNIT)
+    try:
+        np.linalg.cholesky(shifted)
+    except np.linalg.LinAlgError:
+        return False
+    return True
+
+
+def bordered(
+    scaled: Float[np.ndarray, "dim dim"], border: Float[np.ndarray, "classes dim"]
+) -> Float[np.ndarray, "size size"]:
+    """The matrix [[R, B], [Bᵀ, I]]."""
+    dim, size = len(scaled), len(scaled) + len(border)
+    whole = np.eye(size, dtype=np.float32)
+    whole[:dim, :dim], whole[dim:, :dim], whole[:dim, dim:] = scaled, border, border.T
+    return whole

@@ -1,0 +1,65 @@
+"""No server's door hands out a head that is not finite."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from deployed import rows
+
+import covfree
+from covfree.engine.finite import finite
+
+METHOD = covfree.fedcof(shrinkage=1.0)
+SOUND = rows(mean=((1, 2), (3, 4), (2, 2)), count=(3, 5, 4), label=(0, 2, 0))
+# Finite, and so large that squares are not.
+HUGE = rows(mean=((1, 2), (3e38, 4), (2, 2)), count=(3, 5, 4), label=(0, 2, 0))
+
+
+@pytest.mark.parametrize(
+    ("solve", "name"),
+    [
+        (lambda rows: covfree.solve_message(METHOD, covfree.Message(rows), num_classes=3), "message"),
+        (lambda rows: covfree.solve_message(covfree.qda(), covfree.Message(rows), num_classes=3), "qda"),
+        (
+            lambda rows: covfree.solve_totals(METHOD, *covfree.accumulate(METHOD, rows, num_classes=3)),
+            "totals",
+        ),
+    ],
+    ids=["message", "Gaussian", "totals"],
+)
+def test_a_head_that_is_not_finite_is_an_error(solve, name):
+    def message(rows):
+        return dataclasses.replace(rows, covariance=np.ones((3, 2, 2), np.float32)) if name == "qda" else rows
+
+    solve(message(SOUND.rows))  # class 1 is absent, which is no error
+    with pytest.raises(ValueError, match=r"head: holds (nan|-?inf) in .* at \(.*; expected finite numbers"):
+        solve(message(HUGE.rows))
+
+
+def test_under_jit_and_vmap_there_is_nothing_to_look_at():
+    def weight(gamma, rows):
+        method = covfree.fedcof(shrinkage=gamma)
+        return covfree.solve_message(method, covfree.Message(rows), num_classes=3).weight
+
+    swept = jax.jit(jax.vmap(weight, in_axes=(0, None)))(jnp.array([0.5, 1.0]), SOUND.rows)
+    expected = covfree.solve_message(METHOD, SOUND, num_classes=3).weight
+    np.testing.assert_allclose(swept[1], expected, rtol=1e-5)
+    assert not np.isfinite(jax.jit(weight)(1.0, HUGE.rows)).all()
+
+
+def test_absence_alone_has_a_bias_of_minus_infinity():
+    weight, bias = jnp.array([[1.0, 0.0]]), jnp.array([0.5, -jnp.inf])
+    head = covfree.LinearHead(weight, bias)
+    assert finite(head) is head
+    for wrong in (
+        covfree.LinearHead(weight, bias[::-1]),
+        covfree.LinearHead(weight, jnp.array([0.5, jnp.inf])),
+        covfree.LinearHead(weight, jnp.array([jnp.nan, 0.0])),
+        covfree.LinearHead(weight * -jnp.inf, bias),
+        {"a head of one's own": jnp.array([[0.0, -jnp.inf]])},
+        (jnp.array(jnp.nan), 3),
+    ):
+        with pytest.raises(ValueError, match="head: holds"):
+            finite(wrong)
