@@ -138,3 +138,11 @@ def test_moments_of_nothing():
     np.testing.assert_array_equal(moments.grand_mean, 0)
     assert not np.asarray(moments.present).any()
     assert moments.within_degrees == moments.spread_degrees == 0
+
+
+def test_counts_of_all_classes_together_do_not_wrap():
+    """Three classes of 10⁹ each fit int32; their sum does not."""
+    moments = covfree.Moments(jnp.full(3, 10**9), jnp.full(3, 10**9), 1e9 * jnp.array([[1.0], [2.0], [6.0]]))
+    np.testing.assert_allclose(moments.num_examples, 3e9, rtol=1e-6)
+    np.testing.assert_allclose(moments.grand_mean, [3.0], rtol=1e-6)
+    np.testing.assert_allclose([moments.spread_degrees, moments.within_degrees], 3e9, rtol=1e-6)
