@@ -64,14 +64,9 @@ def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int |
     if position is not None:
         row, column = position
         value = np.asarray(features)[row, column]
-        finite = (
-            f"numbers that are finite in {_computed(_dtype(features))}"
-            if np.isfinite(value)
-            else "finite numbers"
-        )
         raise ValueError(
             f"features: {_place(row, owners)} (class {labels[row]}) holds {value} at position {column}; "
-            f"expected {finite}"
+            f"expected {_finite_numbers(value, _dtype(features))}"
         )
 
 
@@ -167,7 +162,7 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
             row, column = position
             raise ValueError(
                 f"{name}: row {row} (class {label[row]}) holds {flat[row, column]} at position {column}; "
-                "expected finite numbers"
+                f"expected {_finite_numbers(flat[row, column], flat.dtype)}"
             )
     if rows.covariance is not None:
         _check_covariances(np.asarray(rows.covariance), count, label, used)
@@ -309,6 +304,10 @@ def _place(row: int, clients: np.ndarray | None) -> str:
 def _computed(dtype: np.dtype) -> np.dtype:
     """The type in which jax computes with arrays of this one."""
     return jax.dtypes.canonicalize_dtype(dtype)
+
+
+def _finite_numbers(value: Any, dtype: np.dtype) -> str:
+    return f"numbers that are finite in {_computed(dtype)}" if np.isfinite(value) else "finite numbers"
 
 
 def _first_non_finite(values: np.ndarray, used: np.ndarray) -> tuple[int, int] | None:

@@ -19,8 +19,8 @@ def limit_lapack_threads(threads: int = 1) -> None:
     are XLA's own, and keep all cores.
 
     The command line calls this. In your own program call it once, before or after the first factorisation.
-    It has no effect where SciPy uses another LAPACK than OpenBLAS, MKL or BLIS. NumPy's own copy of OpenBLAS
-    keeps its threads.
+    It holds for NumPy's own copy of OpenBLAS too, with which `collect` checks matrices, and so for NumPy's
+    products. It has no effect where NumPy and SciPy use another library than OpenBLAS, MKL or BLIS.
 
     Args:
         threads: at least 1.
@@ -33,9 +33,6 @@ def limit_lapack_threads(threads: int = 1) -> None:
     >>> covfree.limit_lapack_threads()
     """
     check_positive("threads", threads)
-    # Imported late: `import covfree` needs neither. The first is the library that jax calls.
+    # Imported late: `import covfree` needs neither. The first is what jax calls, which loads the library.
     importlib.import_module("scipy.linalg.cython_lapack")
-    threadpoolctl = importlib.import_module("threadpoolctl")
-    for library in threadpoolctl.ThreadpoolController().lib_controllers:
-        if library.user_api == "blas" and "numpy.libs" not in library.filepath:
-            library.set_num_threads(threads)
+    importlib.import_module("threadpoolctl").threadpool_limits(threads, user_api="blas")

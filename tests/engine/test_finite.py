@@ -49,17 +49,16 @@ def test_under_jit_and_vmap_there_is_nothing_to_look_at():
     assert not np.isfinite(jax.jit(weight)(1.0, HUGE.rows)).all()
 
 
-def test_absence_alone_has_a_bias_of_minus_infinity():
-    weight, bias = jnp.array([[1.0, 0.0]]), jnp.array([0.5, -jnp.inf])
-    head = covfree.LinearHead(weight, bias)
+def test_every_number_of_a_head_is_looked_at():
+    weight, bias = jnp.array([[1.0, 0.0]]), jnp.array([0.5, 0.0])
+    head = covfree.LinearHead(weight, bias, jnp.array([1.0, 0.0]))
     assert finite(head) is head
-    for wrong in (
-        covfree.LinearHead(weight, bias[::-1]),
-        covfree.LinearHead(weight, jnp.array([0.5, jnp.inf])),
-        covfree.LinearHead(weight, jnp.array([jnp.nan, 0.0])),
-        covfree.LinearHead(weight * -jnp.inf, bias),
-        {"a head of one's own": jnp.array([[0.0, -jnp.inf]])},
-        (jnp.array(jnp.nan), 3),
+    for wrong, place in (
+        (head._replace(bias=jnp.array([0.5, -jnp.inf])), r"-inf in bias of shape \[2\] at \(1,\)"),
+        (head._replace(bias=jnp.array([jnp.nan, 0.0])), r"nan in bias of shape \[2\] at \(0,\)"),
+        (head._replace(weight=weight * jnp.inf), r"inf in weight of shape \[1, 2\] at \(0, 0\)"),
+        ({"mine": jnp.array([[0.0, -jnp.inf]])}, r"-inf in \['mine'\] of shape \[1, 2\] at \(0, 1\)"),
+        ((jnp.array(jnp.nan), 3), r"nan in \[0\]"),
     ):
-        with pytest.raises(ValueError, match="head: holds"):
+        with pytest.raises(ValueError, match=f"head: holds {place}"):
             finite(wrong)
