@@ -204,7 +204,7 @@ def fit(
     if not is_traced(clients) and np.max(clients, initial=0) >= MOST_CLIENTS:
         clients = consecutive(np.asarray(clients))
     rows = summarise(method, jnp.asarray(features), as_int32("labels", labels), clients, key=key)
-    return solve_rows(method, rows, num_classes=num_classes)
+    return finite(solve_rows(method, rows, num_classes=num_classes))
 
 
 def _check_evaluation(head: Any, features: Any, labels: Any) -> None:
