@@ -44,6 +44,7 @@ from covfree.estimators import first_moments as first_moments
 from covfree.estimators import identity as identity
 from covfree.estimators import ledoit_wolf as ledoit_wolf
 from covfree.estimators import oas as oas
+from covfree.estimators import pseudo_observations as pseudo_observations
 from covfree.estimators import relative as relative
 from covfree.estimators import scatter_spectra as scatter_spectra
 from covfree.estimators import shift_bias as shift_bias

@@ -13,7 +13,6 @@ from jaxtyping import Array, Float, Integer
 from covfree.checks import check
 from covfree.engine.parts import consecutive, fits_int32
 from covfree.engine.totals import accumulate
-from covfree.estimators.offsets import MOST_CLIENTS
 from covfree.methods import Method
 from covfree.statistics.rows import bucket
 from covfree.types import AnyArray, Head, Message, PRNGKey, Rows, is_traced
@@ -160,8 +159,6 @@ def fit(
             raise ValueError("labels: expected at least one label of 0 or above, got none")
     # Clients stay on the host: jax may not hold their numbers.
     clients = clients if isinstance(clients, jax.Array) else np.asarray(clients)
-    if not is_traced(clients) and np.max(clients, initial=0) >= MOST_CLIENTS:
-        clients = consecutive(np.asarray(clients))
     rows = summarise(method, jnp.asarray(features), jnp.asarray(labels), clients, key=key)
     return solve_rows(method, rows, num_classes=num_classes)
 

@@ -12,18 +12,20 @@ import jax
 import numpy as np
 
 from covfree.checks import check_row_structure, check_rows
-from covfree.estimators.offsets import MOST_CLIENTS
+from covfree.estimators import fair_numbers
 from covfree.folder import MessageFile, MessageFolder, none_sound
 from covfree.types import Rows
 
 # Rows of the means that tell one table from another; reading all of them would be a pass of its own.
 _SAMPLE = 64
+# Rows whose clients are looked at together.
+_BLOCK = 2**20
 
 
-def consecutive(clients: np.ndarray, first: int = 0) -> np.ndarray:
-    """The clients numbered anew from ``first`` on, in their order and without gaps; −1 for padding."""
+def consecutive(clients: np.ndarray) -> np.ndarray:
+    """The clients numbered anew, in their order and without gaps; −1 for padding."""
     known = np.unique(clients[clients >= 0])
-    return np.where(clients >= 0, first + np.searchsorted(known, clients), -1).astype(np.int32)
+    return np.where(clients >= 0, np.searchsorted(known, clients), -1).astype(np.int32)
 
 
 def fits_int32(clients: np.ndarray) -> bool:
@@ -84,6 +86,18 @@ def cuts(clients: np.ndarray | None, num_rows: int, size: int) -> np.ndarray:
     return np.array(places)
 
 
+def senders(rows: Rows) -> np.ndarray:
+    """Clients of which the table has rows, in order; looked at in blocks, as it may be a memory map."""
+    if rows.client is None:
+        return np.zeros(0, np.int32)
+    found = [np.asarray(rows.client)[:0]]
+    for start in range(0, len(rows.label), _BLOCK):
+        columns = (rows.client, rows.count, rows.label)
+        client, count, label = (np.asarray(x)[start : start + _BLOCK] for x in columns)
+        found.append(np.unique(client[(client >= 0) & (count > 0) & (label >= 0)]))
+    return np.unique(np.concatenate(found))
+
+
 class TableParts:
     """A table in arrays or memory maps, in parts of one shape. A bad value is an error that names the row.
 
@@ -103,6 +117,9 @@ class TableParts:
         self._rows = rows
         self._size, self._num_classes = size, num_classes
         self.places = cuts(np.asarray(rows.client) if whole_clients else None, len(rows.label), size)
+        self._senders = senders(rows)
+        numbers = fair_numbers(np.arange(len(self._senders)), len(self._senders))
+        self._numbers = np.append(numbers, -1)
         self.rejected: dict[str, str] = {}
         self.padding = padded_rows(self._between(0, 0), size)
 
@@ -110,10 +127,9 @@ class TableParts:
         part = jax.tree.map(lambda leaf: leaf[start:stop], self._rows)
         if part.client is None:
             return part
-        if fits_int32(part.client):
-            return replace(part, client=part.client.astype(np.int32))
-        # Clients are whole: numbers need only differ within the part, but not be taken for those of others.
-        return replace(part, client=consecutive(part.client, MOST_CLIENTS))
+        # Parts must agree on whose rows they hold, which jax may have no numbers for.
+        numbers = self._numbers[np.searchsorted(self._senders, part.client)]
+        return replace(part, client=np.where(np.isin(part.client, self._senders), numbers, -1))
 
     def read(self, index: int, check: bool) -> Rows:
         """A part; its values are checked if they were not before."""
@@ -163,6 +179,8 @@ class FolderParts:
             )
         lengths = [len(header.rows.count) for header in headers]
         self._ends = np.cumsum(lengths)
+        sent = np.array(lengths) > 0
+        self._numbers = np.where(sent, fair_numbers(np.maximum(np.cumsum(sent) - 1, 0), sent.sum()), -1)
         self._size, self._num_classes, self._whole_clients = size, num_classes, whole_clients
         self._checked: set[str] = set()
         self.places = cuts(None, int(self._ends[-1]), size)
@@ -207,7 +225,7 @@ class FolderParts:
             place = slice(begin + first - start, begin + last - start)
             for column, values in zip(columns, jax.tree.leaves(replace(piece, client=None)), strict=True):
                 column[place] = values
-            part.client[place] = number
+            part.client[place] = self._numbers[number]
         if check and stop == self._ends[-1] and all(file.name in self.rejected for file in self._files):
             raise ValueError(none_sound(self.rejected))
         return part

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 from jaxtyping import Array, Integer
 
+from covfree.estimators import numbered
 from covfree.linalg import Scatter
 from covfree.methods import Factor, Kept, Method
 from covfree.products import symmetric_product
@@ -115,6 +116,8 @@ def accumulate(
         One total a phase; what a phase marked as a `Factor` is a `covfree.linalg.Scatter`, what it marked
         as `Kept` the `Rows`.
     """
+    # Parts of the rows must agree on whose they are.
+    rows = numbered(rows, axis_name)
     totals: tuple[Any, ...] = ()
     for phase, function in enumerate(method.phases):
 
