@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from covfree.checks import check_row_structure, check_rows
-from covfree.estimators import fair_numbers
+from covfree.estimators.automatic import fair_numbers
 from covfree.folder import MessageFile, MessageFolder, none_sound
 from covfree.types import Rows
 

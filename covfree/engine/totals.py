@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 from jaxtyping import Array, Integer
 
-from covfree.estimators import numbered
+from covfree.estimators.automatic import numbered
 from covfree.linalg import Scatter
 from covfree.methods import Factor, Kept, Method
 from covfree.products import symmetric_product

@@ -1,8 +1,5 @@
 """The server's side: rows in, scatter and covariance out."""
 
-from covfree.estimators.automatic import automatic as automatic
-from covfree.estimators.automatic import fair_numbers as fair_numbers
-from covfree.estimators.automatic import numbered as numbered
 from covfree.estimators.class_scatter import class_scatters as class_scatters
 from covfree.estimators.covariance import aggregate_covariances as aggregate_covariances
 from covfree.estimators.covariance import estimate_covariance as estimate_covariance

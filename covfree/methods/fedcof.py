@@ -35,7 +35,7 @@ _HEADS: dict[str, Callable[[Scatter, Moments], LinearHead]] = {
 
 
 class _Spread(NamedTuple):
-    """The second phase, all of it over N − C; scatters are terms of `Factor` until they are added up.
+    """The second phase, of Σ̂ = Ŵ/A; scatters are terms of `Factor` until they are added up.
 
     Attributes:
         scatter: of the rows.
@@ -46,6 +46,11 @@ class _Spread(NamedTuple):
     scatter: Any
     inner: jax.Array | None
     statistics: Any
+
+
+def _degrees(within: Within, first: Any) -> jax.Array:
+    """A in Σ̂ = Ŵ/A that makes Σ̂ unbiased where classes share Σ: N − C if every class shows its spread."""
+    return jnp.maximum(within.moments(first).within_degrees, 1) * within.freedom(first).expected
 
 
 @dataclass(frozen=True)
@@ -65,10 +70,12 @@ class _SpreadPhase:
     def __call__(self, shrinkage: Shrinkage, totals: tuple[Any], rows: Rows, num_classes: int) -> _Spread:
         (first,) = totals
         moments = self.within.moments(first)
-        degrees = jnp.maximum(moments.within_degrees, 1)
+        degrees = _degrees(self.within, first)
         factor = self.within.factor(rows, first) / jnp.sqrt(degrees)
         inner = self.within.inner(rows, first)
         weight = self.within.class_weight(first)
+        if weight is not None:
+            weight = weight / self.within.freedom(first).expected
         statistics = shrinkage.statistics(factor, rows, moments, weight)
         return _Spread(Factor(factor), None if inner is None else inner / degrees, statistics)
 
@@ -83,10 +90,15 @@ class _System:
     def __call__(self, shrinkage: Shrinkage, first: Any, spread: _Spread) -> Scatter:
         moments = self.within.moments(first)
         scatter = with_inner(spread.scatter, spread.inner)
-        covariance = shrinkage.apply(scatter, moments, self.within.freedom(first), spread.statistics)
+        freedom = self.within.freedom(first)
+        freedom = freedom.scaled(1 / freedom.expected)
+        covariance = shrinkage.apply(scatter, moments, freedom, spread.statistics)
         if self.gram is None:
             return covariance
-        return total_gram(covariance.scaled(moments.within_degrees), moments, scatter=self.gram)
+        # Ŵ itself, as in the paper: where classes of a single row show no spread, nothing makes up for it.
+        observed = covariance.unshifted.scaled(_degrees(self.within, first))
+        within = observed.shifted(covariance.shift * moments.within_degrees)
+        return total_gram(within, moments, scatter=self.gram)
 
 
 @dataclass(frozen=True)

@@ -105,9 +105,10 @@ def foretold_error(
 
     def products(rows: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Σ_s w_s a_ls² and Σ_s w_s a_is a_ls for the rows a and several w."""
-        left = (rows[chosen][None, :, :] * weights[:, None, :]).reshape(-1, rows.shape[1])
-        cross = product(left, rows.T).reshape(-1, len(chosen), rows.shape[0])
-        return product(weights, jnp.square(rows).T), cross
+        left = rows[chosen][None, :, :] * weights[:, None, :]
+        size = weights.shape[0] * chosen.shape[0]
+        cross = product(left.reshape(size, rows.shape[1]), rows.T)
+        return product(weights, jnp.square(rows).T), cross.reshape(*left.shape[:2], rows.shape[0])
 
     def apart(own: jax.Array, cross: jax.Array) -> jax.Array:
         """Σ_s w_s (a_is − a_ls)²; rounding does not make it negative."""
