@@ -313,12 +313,15 @@ def naive_bayes(features, labels, clients, num_classes, prior=1.0, means=False):
 
 def from_rows(rows, num_classes, shrink, weighting, head):
     """FedCOF Alg. 1 on any rows; ``shrink`` is a function of Σ̂."""
-    count, _, mean = moments(rows, num_classes)
+    count, held, mean = moments(rows, num_classes)
     degrees = within_degrees(rows, num_classes)
-    covariance = shrink(within_scatter(rows, num_classes, weighting) / degrees)
+    scatter = within_scatter(rows, num_classes, weighting)
     if head == "lda":
-        return lda_head(covariance, count, mean)
-    return ridge_head(degrees * covariance + grand_term(rows, num_classes), count, mean)
+        # Classes of one row add nothing, per class; pooled they have been made up for.
+        if weighting == "per_class":
+            degrees = sum(n - 1 for n, k in zip(count, held, strict=True) if k > 1)
+        return lda_head(shrink(scatter / degrees), count, mean)
+    return ridge_head(degrees * shrink(scatter / degrees) + grand_term(rows, num_classes), count, mean)
 
 
 def fedcof(features, labels, clients, num_classes, gamma, weighting="per_class", head="lda"):

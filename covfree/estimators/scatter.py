@@ -154,7 +154,7 @@ def within_scatter(
         weighting: one of the two above.
 
     Returns:
-        The scatter; divide by ``moments.within_degrees`` for a covariance.
+        The scatter; divide by Σ_c w_c (K_c − 1) for a covariance, N − C if every class has two rows.
 
     Raises:
         ValueError: if ``weighting`` is unknown.

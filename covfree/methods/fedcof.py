@@ -123,10 +123,12 @@ def fedcof(
     """FedCOF: clients send class means and counts; their spread gives the covariance that the head needs.
 
     Bytes up: 4·M·d for M client-class pairs, as FedNCM. The paper's settings are
-    ``fedcof(shrinkage=1.0, head="ridge")``.
+    ``fedcof(shrinkage=1.0, head="ridge")``. Other heads are given Σ̂ = Ŵ/Σ_c w_c (K_c − 1), which is unbiased
+    where classes share Σ though some have a single row; over N − C it would be too small.
 
     Args:
         shrinkage: a number γ adds γI to the covariance; ``"auto"`` or another rule needs no tuning.
+            Derivatives take what ``"auto"`` chose as given; pass a number for the whole derivative.
         num_subsets: most random subsets of a client's class, each sending its mean; more rows, more bytes.
             None for as many as ``subset_size`` allows: the number then grows with n_kc.
         weighting: how the classes' scatters are put together, see `within_scatter`.

@@ -349,14 +349,16 @@ def test_a_sample_stands_for_all():
             weight = class_weights(moments, "pooled") / moments.within_degrees
             freedom, factor = Freedom.of_classes(moments, weight), centred_rows(rows, moments, weight)
             sums = client_sums(factor, rows, moments, weight)
-            found.append(offsets_of(sums, moments, freedom, level_of(factor)))
+            offsets = jax.jit(offsets_of)(sums, moments, freedom, level_of(factor))
+            found.append(jax.tree.map(np.asarray, offsets))
     whole, sample = found
     np.testing.assert_allclose(sample.copies, 4)
     assert whole.told_apart
     assert not sample.told_apart
     # The same eigenvalues, as often.
-    alike = np.sort(np.append(sample.strength, np.repeat(sample.unseen[:30], 4)))
-    np.testing.assert_allclose(alike[alike > 1e-9], np.sort(whole.strength)[-149:], rtol=1e-9)
+    alike = np.sort(np.append(sample.strength, np.repeat(sample.unseen, 4)))
+    assert (alike > 0).sum() > 100
+    np.testing.assert_allclose(alike[alike > 0], np.sort(whole.strength[whole.strength > 0]), rtol=1e-9)
     for name in ("noise", "degrees"):
         np.testing.assert_allclose(getattr(sample, name), getattr(whole, name), rtol=1e-9)
     for power in (-1, -2):
@@ -371,7 +373,7 @@ def test_a_sample_stands_for_all():
 
 
 def test_the_sample_does_not_feel_how_classes_lie():
-    """Its rows are taken about their own class means: what the others add to a class shows nothing of them."""
+    """Its rows are taken about their own class means, whatever the others add to a class."""
     mean, count, label, client = copied(2)
     moved = mean + 9.0 * (client >= 30)[:, None]
     parts = []
@@ -383,7 +385,9 @@ def test_the_sample_does_not_feel_how_classes_lie():
         weight = jnp.ones(3)
         factor = centred_rows(rows, moments, weight)
         sums = client_sums(factor, rows, moments, weight)
-        parts.append(first_part(offsets_of(sums, moments, Freedom.of_classes(moments, weight), 1.0)))
+        parts.append(
+            first_part(offsets_of(sums, moments, Freedom.of_classes(moments, weight), level_of(factor)))
+        )
     np.testing.assert_allclose(parts[0], parts[1], rtol=1e-3, atol=1e-3 * np.abs(parts[0]).max())
 
 
