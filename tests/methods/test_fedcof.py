@@ -144,15 +144,11 @@ def test_derivatives():
         chosen = default.system(default.params, moments, spread)
         scale = mean_variance(chosen.unshifted) / mean_variance(spread.scatter)
         # Of (a·Σ̂ + b·I) with the same a and b held fixed.
-        given = covfree.fedcof(Shrinkage(jnp.stack([scale, chosen.shift]), as_given))
+        given = covfree.fedcof(Shrinkage(chosen.shift, lambda strength, *_: (scale, strength)))
         np.testing.assert_allclose(loss(0.0, default), loss(0.0, given), rtol=1e-9)
         np.testing.assert_allclose(slope(0.0, default), slope(0.0, given), rtol=1e-9)
         differences = (loss(1e-5, default) - loss(-1e-5, default)) / 2e-5
         assert abs(slope(0.0, default) / differences - 1) > 1e-3
-
-
-def as_given(strength, covariance, *_):
-    return strength[0], strength[1]
 
 
 # Arguments

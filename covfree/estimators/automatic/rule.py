@@ -67,17 +67,17 @@ def _automatic(
     # In units of the mean variance everything is of order one, and candidates are plain numbers.
     unit = jnp.where(seen, level, 1)
     if sums is None:
-        offsets, scales = no_offsets(moments, freedom), np.ones(1)
+        offsets, scales = no_offsets(moments, freedom), jnp.ones(1, level.dtype)
     else:
         offsets = offsets_of(sums, moments, freedom, level)
-        scales = jnp.where(offsets.known, _SCALES, 1)
+        scales = jnp.where(offsets.known, jnp.asarray(_SCALES, level.dtype), 1)
     basis = Basis.of(covariance.scaled(1 / unit), moments, offsets, unit)
     dtype = basis.values.dtype
-    candidates, scales = jnp.asarray(_CANDIDATES, dtype), jnp.asarray(scales, dtype)
+    candidates = jnp.asarray(_CANDIDATES, dtype)
 
     error = foretold_error(basis, moments, freedom, offsets, candidates, scales)
     decades, scale_decades = jnp.log10(candidates)[:, None], jnp.log10(scales)[None, :]
-    variance = jnp.clip(offsets.free * (1 + offsets.ratio), _CANDIDATES[0], _CANDIDATES[-1])
+    variance = jnp.clip(offsets.free * (1 + offsets.ratio), candidates[0], candidates[-1])
     expected = variance * jnp.minimum(1, covariance.dim / jnp.maximum(degrees, 1))
     away = (decades - jnp.log10(expected)) / _DECADES, scale_decades / _SCALE_DECADES
     mistakes = degrees * (error - error.min())

@@ -15,7 +15,7 @@ from covfree.types import Rows
 SAMPLE = 256
 # Where in its stretch of the clients each of the sample is drawn: as even as the stretches themselves, but in
 # step with nothing that clients may be ordered by.
-_DRAWN = (np.arange(SAMPLE) * 157) % SAMPLE
+_DRAWN = ((np.arange(SAMPLE) * 157) % SAMPLE).astype(np.int32)
 
 
 def fair_numbers(rank: Any, senders: Any) -> Any:
@@ -28,12 +28,14 @@ def fair_numbers(rank: Any, senders: Any) -> Any:
         rank: NumPy or jax array of ranks.
         senders: how many there are; traced with a traced ``rank``.
     """
-    xp: Any = np if isinstance(rank, np.ndarray) else jnp
+    on_host = isinstance(rank, np.ndarray)
+    xp: Any = np if on_host else jnp
     size = xp.maximum(senders, SAMPLE)
     length, more = size // SAMPLE, size % SAMPLE
-    stretch = xp.arange(SAMPLE)
+    stretch = np.arange(SAMPLE, dtype=np.int32)
     drawn = stretch * length + (stretch * more) // SAMPLE + (_DRAWN * length) // SAMPLE
-    last = (rank[:, None] >= drawn[None, :]).sum(1) - 1
+    found = xp.searchsorted(drawn, rank, side="right", **({} if on_host else {"method": "compare_all"}))
+    last = found - 1
     return xp.where(drawn[last] == rank, last, SAMPLE + rank).astype(np.int32)
 
 
@@ -60,7 +62,8 @@ def numbered(rows: Rows, axis_name: Any = None) -> Rows:
     place = jnp.arange(senders.shape[0])
     ordered, origin = jax.lax.sort((senders, place), num_keys=1)
     first = (ordered < none) & jnp.append(True, ordered[1:] != ordered[:-1])[: len(place)]
-    numbers = fair_numbers(jnp.maximum(jnp.cumsum(first) - 1, 0), first.sum())
+    rank = jnp.maximum(jnp.cumsum(first, dtype=jnp.int32) - 1, 0)
+    numbers = fair_numbers(rank, first.sum(dtype=jnp.int32))
     numbers = jnp.zeros_like(numbers).at[origin].set(numbers)
     if axis_name is not None:
         own = jax.lax.axis_index(axis_name) * client.shape[0]
