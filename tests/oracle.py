@@ -375,7 +375,7 @@ def fedcof_components(rows, num_classes, gamma):
     """From the means that the clients sent: what is seen, and (N_c − K_c) of what is hidden."""
     table = _as_list(rows)
     count, held, mean = moments(table, num_classes)
-    scatter = np.zeros((mean.shape[1],) * 2)
+    scatter, seen = np.zeros((mean.shape[1],) * 2), 0
     for c in range(num_classes):
         inside, degrees = 0.0, 0
         for k in sorted(set(rows.client.tolist())):
@@ -388,9 +388,12 @@ def fedcof_components(rows, num_classes, gamma):
                 own = sum(n * x for x, n, _ in mine) / sum(n for _, n, _ in mine)
                 inside, degrees = inside + spread(mine, c, own), degrees + len(mine) - 1
         scatter += spread(table, c, mean[c])
+        # What of the examples' degrees of freedom the scatter stands for.
+        seen += max(held[c] - 1, 0)
         if degrees > 0:
             scatter += (count[c] - held[c]) / degrees * inside
-    return lda_head(identity(scatter / within_degrees(table, num_classes), gamma), count, mean)
+            seen += count[c] - held[c]
+    return lda_head(identity(scatter / seen, gamma), count, mean)
 
 
 def fedcof_sketches(rows, num_classes, gamma):
