@@ -36,7 +36,6 @@ from covfree.engine import summarise as summarise
 from covfree.estimators import Freedom as Freedom
 from covfree.estimators import Shrinkage as Shrinkage
 from covfree.estimators import aggregate_covariances as aggregate_covariances
-from covfree.estimators import automatic as automatic
 from covfree.estimators import between_scatter as between_scatter
 from covfree.estimators import estimate_covariance as estimate_covariance
 from covfree.estimators import estimate_covariances as estimate_covariances
@@ -44,6 +43,7 @@ from covfree.estimators import first_moments as first_moments
 from covfree.estimators import identity as identity
 from covfree.estimators import ledoit_wolf as ledoit_wolf
 from covfree.estimators import oas as oas
+from covfree.estimators import pseudo_observations as pseudo_observations
 from covfree.estimators import relative as relative
 from covfree.estimators import scatter_spectra as scatter_spectra
 from covfree.estimators import shift_bias as shift_bias
@@ -51,6 +51,7 @@ from covfree.estimators import shift_test as shift_test
 from covfree.estimators import total_gram as total_gram
 from covfree.estimators import within_factor as within_factor
 from covfree.estimators import within_scatter as within_scatter
+from covfree.estimators.automatic import automatic as automatic
 from covfree.features import fourier_features as fourier_features
 from covfree.features import relu_features as relu_features
 from covfree.folder import MessageFolder as MessageFolder

@@ -321,12 +321,15 @@ def naive_bayes(features, labels, clients, num_classes, prior=1.0, means=False):
 
 def from_rows(rows, num_classes, shrink, weighting, head):
     """FedCOF Alg. 1 on any rows; ``shrink`` is a function of Σ̂."""
-    count, _, mean = moments(rows, num_classes)
+    count, held, mean = moments(rows, num_classes)
     degrees = within_degrees(rows, num_classes)
-    covariance = shrink(within_scatter(rows, num_classes, weighting) / degrees)
+    scatter = within_scatter(rows, num_classes, weighting)
     if head == "lda":
-        return lda_head(covariance, count, mean)
-    return ridge_head(degrees * covariance + grand_term(rows, num_classes), count, mean)
+        # Classes of one row add nothing, per class; pooled they have been made up for.
+        if weighting == "per_class":
+            degrees = sum(n - 1 for n, k in zip(count, held, strict=True) if k > 1)
+        return lda_head(shrink(scatter / degrees), count, mean)
+    return ridge_head(degrees * shrink(scatter / degrees) + grand_term(rows, num_classes), count, mean)
 
 
 def fedcof(features, labels, clients, num_classes, gamma, weighting="per_class", head="lda"):
@@ -380,7 +383,7 @@ def fedcof_components(rows, num_classes, gamma):
     """From the means that the clients sent: what is seen, and (N_c − K_c) of what is hidden."""
     table = _as_list(rows)
     count, held, mean = moments(table, num_classes)
-    scatter = np.zeros((mean.shape[1],) * 2)
+    scatter, seen = np.zeros((mean.shape[1],) * 2), 0
     for c in range(num_classes):
         inside, degrees = 0.0, 0
         for k in sorted(set(rows.client.tolist())):
@@ -393,9 +396,12 @@ def fedcof_components(rows, num_classes, gamma):
                 own = sum(n * x for x, n, _ in mine) / sum(n for _, n, _ in mine)
                 inside, degrees = inside + spread(mine, c, own), degrees + len(mine) - 1
         scatter += spread(table, c, mean[c])
+        # What of the examples' degrees of freedom the scatter stands for.
+        seen += max(held[c] - 1, 0)
         if degrees > 0:
             scatter += (count[c] - held[c]) / degrees * inside
-    return lda_head(identity(scatter / within_degrees(table, num_classes), gamma), count, mean)
+            seen += count[c] - held[c]
+    return lda_head(identity(scatter / seen, gamma), count, mean)
 
 
 def fedcof_sketches(rows, num_classes, gamma):

@@ -476,7 +476,10 @@ def test_labels_are_not_cut_to_32_bits(label):
     [
         (rows(count=(1e30, 5), count_dtype=np.float32), "count: row 0 has count 1.* expected at most 2"),
         (spoil(rows(), mean=3e38), r"mean: row 0 \(class 0\) stands for squares that sum to inf"),
-        (rows(mean=((1e300, 0), (0, 0)), mean_dtype=np.float64), r"mean: row 0 .* holds 1e\+300 at position 0"),
+        (
+            rows(mean=((1e300, 0), (0, 0)), mean_dtype=np.float64),
+            r"mean: row 0 .* holds 1e\+300 at position 0",
+        ),
         (
             rows(mean=((1e30, 0), (0, 0)), mean_dtype=np.float64),
             "mean: row 0 .* that sum to inf; expected at most 7.9e.28",

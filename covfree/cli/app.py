@@ -67,7 +67,7 @@ def compare_command(
     shrinkage: Annotated[
         str | None, typer.Option(help="'auto' or the paper's γ, for the methods of FedCOF's kind and qda.")
     ] = None,
-    head: Annotated[str | None, typer.Option(help="'lda', 'ridge' or 'auto', for fedcof.")] = None,
+    head: Annotated[str | None, typer.Option(help="'lda' or 'ridge', for fedcof.")] = None,
     scatter: Annotated[
         str | None,
         typer.Option(help="'within', 'both' or 'between': the Gram matrix of fedcof with --head ridge."),

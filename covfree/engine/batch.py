@@ -15,7 +15,6 @@ from covfree.checks import check, check_example_structure, check_positive
 from covfree.doors import as_int32, compiled, consecutive, fits_int32
 from covfree.engine.finite import finite
 from covfree.engine.totals import accumulate
-from covfree.estimators.offsets import MOST_CLIENTS
 from covfree.methods import Method
 from covfree.methods.method import check_method, check_method_and_rows
 from covfree.row_types import count_sum, summable
@@ -201,8 +200,6 @@ def fit(
             raise ValueError("labels: expected at least one label of 0 or above, got none")
     # Clients stay on the host: jax may not hold their numbers.
     clients = clients if isinstance(clients, jax.Array) else np.asarray(clients)
-    if not is_traced(clients) and np.max(clients, initial=0) >= MOST_CLIENTS:
-        clients = consecutive(np.asarray(clients))
     rows = summarise(method, jnp.asarray(features), as_int32("labels", labels), clients, key=key)
     return finite(solve_rows(method, rows, num_classes=num_classes))
 

@@ -12,14 +12,15 @@ import jax
 import numpy as np
 
 from covfree.checks import check_row_structure
-from covfree.doors import consecutive, fits_int32
-from covfree.estimators.offsets import MOST_CLIENTS
+from covfree.estimators.automatic import fair_numbers
 from covfree.folder import MessageFile, MessageFolder, none_sound
 from covfree.row_types import RowTypes, count_sum, sound_rows
 from covfree.types import Rows
 
 # Rows of the means that tell one table from another; reading all of them would be a pass of its own.
 _SAMPLE = 64
+# Rows whose clients are looked at together.
+_BLOCK = 2**20
 
 
 def padded_rows(rows: Rows, size: int) -> Rows:
@@ -74,6 +75,18 @@ def cuts(clients: np.ndarray | None, num_rows: int, size: int) -> np.ndarray:
     return np.array(places)
 
 
+def senders(rows: Rows) -> np.ndarray:
+    """Clients of which the table has rows, in order; looked at in blocks, as it may be a memory map."""
+    if rows.client is None:
+        return np.zeros(0, np.int32)
+    found = [np.asarray(rows.client)[:0]]
+    for start in range(0, len(rows.label), _BLOCK):
+        columns = (rows.client, rows.count, rows.label)
+        client, count, label = (np.asarray(x)[start : start + _BLOCK] for x in columns)
+        found.append(np.unique(client[(client >= 0) & (count > 0) & (label >= 0)]))
+    return np.unique(np.concatenate(found))
+
+
 class TableParts:
     """A table in arrays or memory maps, in parts of one shape. A bad value is an error that names the row.
 
@@ -97,6 +110,9 @@ class TableParts:
         # Here, as the thread that reads parts does not know of jax's settings.
         self._types = RowTypes.of(rows, count_sum(rows.count))
         self.places = cuts(np.asarray(rows.client) if whole_clients else None, len(rows.label), size)
+        self._senders = senders(rows)
+        numbers = fair_numbers(np.arange(len(self._senders)), len(self._senders))
+        self._numbers = np.append(numbers, -1)
         self.rejected: dict[str, str] = {}
         self.padding = padded_rows(self._as_received(self._between(0, 0)), size)
 
@@ -107,11 +123,9 @@ class TableParts:
         part = self._types.cast(part)
         if part.client is None:
             return part
-        client = np.asarray(part.client)
-        if fits_int32(client):
-            return replace(part, client=client.astype(np.int32))
-        # Clients are whole: numbers need only differ within the part, but not be taken for those of others.
-        return replace(part, client=consecutive(client, MOST_CLIENTS))
+        # Parts must agree on whose rows they hold, which jax may have no numbers for.
+        numbers = self._numbers[np.searchsorted(self._senders, part.client)]
+        return replace(part, client=np.where(np.isin(part.client, self._senders), numbers, -1))
 
     def read(self, index: int, check: bool) -> Rows:
         """A part; its values are checked if they were not before."""
@@ -168,6 +182,8 @@ class FolderParts:
             )
         lengths = [len(header.rows.count) for header in headers]
         self._ends = np.cumsum(lengths)
+        sent = np.array(lengths) > 0
+        self._numbers = np.where(sent, fair_numbers(np.maximum(np.cumsum(sent) - 1, 0), sent.sum()), -1)
         self._size, self._num_classes, self._whole_clients = size, num_classes, whole_clients
         self._checked: set[str] = set()
         self.places = cuts(None, int(self._ends[-1]), size)
@@ -216,7 +232,7 @@ class FolderParts:
             piece = self._types.cast(piece)
             for column, values in zip(columns, jax.tree.leaves(replace(piece, client=None)), strict=True):
                 column[place] = values
-            part.client[place] = number
+            part.client[place] = self._numbers[number]
         if check and stop == self._ends[-1] and all(file.name in self.rejected for file in self._files):
             raise ValueError(none_sound(self.rejected))
         return part

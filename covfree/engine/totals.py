@@ -12,6 +12,7 @@ from jax.tree_util import Partial
 from jaxtyping import Array, Integer
 
 from covfree.doors import compiled
+from covfree.estimators.automatic import numbered
 from covfree.linalg import Scatter
 from covfree.methods import Factor, Kept, Method
 from covfree.methods.method import check_method, check_method_and_rows
@@ -117,6 +118,8 @@ def accumulate(
         One total a phase; what a phase marked as a `Factor` is a `covfree.linalg.Scatter`, what it marked
         as `Kept` the `Rows`.
     """
+    # Parts of the rows must agree on whose they are.
+    rows = numbered(rows, axis_name)
     totals: tuple[Any, ...] = ()
     for phase, function in enumerate(method.phases):
 

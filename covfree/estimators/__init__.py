@@ -1,6 +1,5 @@
 """The server's side: rows in, scatter and covariance out."""
 
-from covfree.estimators.auto import automatic as automatic
 from covfree.estimators.class_scatter import class_scatters as class_scatters
 from covfree.estimators.covariance import aggregate_covariances as aggregate_covariances
 from covfree.estimators.covariance import estimate_covariance as estimate_covariance
@@ -16,9 +15,10 @@ from covfree.estimators.scatter import within_factor as within_factor
 from covfree.estimators.scatter import within_scatter as within_scatter
 from covfree.estimators.shift import shift_bias as shift_bias
 from covfree.estimators.shift import shift_test as shift_test
-from covfree.estimators.shrinkage import Shrinkage as Shrinkage
 from covfree.estimators.shrinkage import identity as identity
 from covfree.estimators.shrinkage import ledoit_wolf as ledoit_wolf
 from covfree.estimators.shrinkage import oas as oas
+from covfree.estimators.shrinkage import pseudo_observations as pseudo_observations
 from covfree.estimators.shrinkage import relative as relative
+from covfree.estimators.shrinkage_rule import Shrinkage as Shrinkage
 from covfree.estimators.spectrum import scatter_spectra as scatter_spectra

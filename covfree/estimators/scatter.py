@@ -14,7 +14,7 @@ from covfree.estimators.moments import row_counts, row_labels, row_means, valid_
 from covfree.linalg import Scatter, as_scatter
 from covfree.products import symmetric_product
 from covfree.sums import deviations
-from covfree.types import AnyArray, Moments, Rows
+from covfree.types import AnyArray, Moments, Rows, Scalar
 
 Weighting: TypeAlias = Literal["per_class", "pooled"]
 # The parts of the Gram matrix that a ridge head is given.
@@ -58,6 +58,16 @@ class Freedom:
         """Σ̂ = Σ_c w_c S_c, with K_c − 1 degrees of freedom for each class."""
         degrees = jnp.maximum(moments.rows - 1, 0).astype(class_weight.dtype)
         return cls(jnp.where(class_weight > 0, degrees, 0), class_weight)
+
+    @property
+    def expected(self) -> Float[Array, ""]:
+        """Σ_j w_j ν_j, with which E[Σ̂] = Σ_j w_j ν_j Σ; 1 where no scatter has any degree of freedom."""
+        expected = (self.weight * self.degrees).sum()
+        return jnp.where(expected > 0, expected, 1)
+
+    def scaled(self, scale: Scalar) -> Freedom:
+        """Of ``scale`` times the estimate."""
+        return Freedom(self.degrees, self.weight * scale)
 
     def joined(self, other: Freedom) -> Freedom:
         """Of the sum of two independent estimates."""
@@ -144,7 +154,7 @@ def within_scatter(
         weighting: one of the two above.
 
     Returns:
-        The scatter; divide by ``moments.within_degrees`` for a covariance.
+        The scatter; divide by Σ_c w_c (K_c − 1) for a covariance, N − C if every class has two rows.
 
     Raises:
         ValueError: if ``weighting`` is unknown.

@@ -7,64 +7,15 @@ not the number of rows: Σ_c (K_c − 1), or fewer where classes weigh different
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from covfree.checks import check_strength
-from covfree.estimators.scatter import Freedom
+from covfree.estimators.automatic import automatic
+from covfree.estimators.shrinkage_rule import Shrinkage, mean_variance
 from covfree.linalg import Scatter
-from covfree.types import Moments, Rows, Scalar
-
-# (strength, Σ̂, moments, freedom, row statistics) to (a, b).
-Rule: TypeAlias = Callable[[jax.Array, Scatter, Moments, Freedom, Any], tuple[jax.Array, jax.Array]]
-
-
-# (y_r, the rows, phase one of all rows, w_c or None) to terms that add up over rows.
-Statistics: TypeAlias = Callable[
-    [Float[Array, "rows dim"], Rows, Moments, Float[Array, " classes"] | None], Any
-]
-
-
-def _nothing(factor, rows, moments, class_weight):
-    """Row statistics of a rule that needs none."""
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Shrinkage:
-    """A shrinkage rule: a record of pure functions, and a pytree whose one leaf is ``strength``.
-
-    Attributes:
-        strength: the number a user may sweep or differentiate; what it means is the rule's to say.
-        rule: ``(strength, covariance, moments, freedom, statistics) -> (a, b)``; see `apply`.
-        statistics: what the rule would know of single rows, as sums over them: a function, called on any
-            chunk of rows, of their y_r with Σ̂ = Σ_r y_r y_rᵀ, the rows, phase one of all rows, and the
-            weights w_c where y_r = √(w_c n_r) (x_r − μ_c), or None where the estimate is made otherwise.
-        needs_rows: whether the rule cannot do without them.
-    """
-
-    strength: Scalar
-    rule: Rule = field(metadata={"static": True})
-    statistics: Statistics = field(default=_nothing, metadata={"static": True})
-    needs_rows: bool = field(default=False, metadata={"static": True})
-
-    def apply(self, covariance: Scatter, moments: Moments, freedom: Freedom, statistics: Any) -> Scatter:
-        """Return a·Σ̂ + b·I.
-
-        Args:
-            covariance: Σ̂.
-            moments: phase one of all rows.
-            freedom: the degrees of freedom behind Σ̂.
-            statistics: sums of ``self.statistics`` over all rows; None where there are none, unless the rule
-                ``needs_rows``.
-        """
-        scale, shift = self.rule(jnp.asarray(self.strength), covariance, moments, freedom, statistics)
-        return covariance.scaled(scale).shifted(shift)
+from covfree.types import Scalar
 
 
 def as_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
@@ -79,9 +30,6 @@ def as_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
     if isinstance(shrinkage, str):
         if shrinkage != "auto":
             raise ValueError(f"shrinkage: expected a number, 'auto' or a rule, got {shrinkage!r}")
-        # Not at the top: that module needs this one's record.
-        from covfree.estimators.auto import automatic
-
         return automatic()
     return identity(shrinkage)
 
@@ -92,13 +40,6 @@ def trace_and_square(covariance: Scatter) -> tuple[Float[Array, ""], Float[Array
     trace = jnp.trace(core)
     square = jnp.sum(jnp.square(core)) + 2 * shift * trace + dim * jnp.square(shift)
     return trace + dim * shift, square
-
-
-def mean_variance(covariance: Scatter) -> Float[Array, ""]:
-    """tr(Σ̂)/d; of a factor without the product, as the sum of its squares."""
-    value = covariance.value
-    trace = jnp.square(value).sum() if covariance.factored else jnp.trace(value)
-    return trace / covariance.dim + covariance.shift
 
 
 def _identity(strength, covariance, moments, freedom, statistics):
@@ -120,6 +61,22 @@ def _relative(strength, covariance, moments, freedom, statistics):
 def relative(gamma: Scalar) -> Shrinkage:
     """Σ̂ + γ·tr(Σ̂)/d·I: γ in units of the mean variance, so that scaling the features changes nothing."""
     return Shrinkage(check_strength("gamma", gamma), _relative)
+
+
+def _pseudo_observations(strength, covariance, moments, freedom, statistics):
+    share = covariance.dim / jnp.maximum(freedom.degrees.sum(), 1)
+    return jnp.ones_like(covariance.shift), jnp.minimum(1, share) * mean_variance(covariance)
+
+
+def pseudo_observations() -> Shrinkage:
+    """Σ̂ + t·min(1, d/ν)·I, t = tr(Σ̂)/d and ν = Σ_c (K_c − 1): the plain rule that needs no tuning.
+
+    To the ν observations come as many of a covariance t·I as there are dimensions, but no more than were
+    made. What `automatic` is expected to be better than.
+
+    Source: covfree.
+    """
+    return Shrinkage(0.0, _pseudo_observations)
 
 
 def _convex(numerator: jax.Array, denominator: jax.Array, covariance: Scatter) -> tuple[jax.Array, jax.Array]:

@@ -11,14 +11,14 @@ import jax.numpy as jnp
 
 from covfree.checks import check_choice
 from covfree.estimators import ScatterChoice, Weighting, total_gram
+from covfree.estimators.automatic import numbered
 from covfree.estimators.covariance import covariance_scatter
-from covfree.estimators.moments import example_moments, row_labels
+from covfree.estimators.moments import example_moments
 from covfree.estimators.scatter import centred_rows
-from covfree.estimators.shrinkage import Shrinkage, as_shrinkage, mean_variance
+from covfree.estimators.shrinkage import as_shrinkage
+from covfree.estimators.shrinkage_rule import Shrinkage
 from covfree.features import FeatureMap
 from covfree.heads import lda_head, ridge_head
-from covfree.heads.auto import auto_head
-from covfree.heads.threshold import Parts
 from covfree.linalg import Scatter
 from covfree.methods.method import Factor, MessageKind, Method, sent_matrix
 from covfree.methods.summaries import ClassMeans, Examples, Summary
@@ -26,29 +26,31 @@ from covfree.methods.within import FromMeans, FromVariances, Within
 from covfree.types import Head, LinearHead, Message, Moments, Rows, Scalar
 
 # A function takes the shrunk within-class covariance and the moments.
-HeadChoice: TypeAlias = Literal["lda", "ridge", "auto"] | Callable[[Scatter, Moments], Head]
+HeadChoice: TypeAlias = Literal["lda", "ridge"] | Callable[[Scatter, Moments], Head]
 
 _HEADS: dict[str, Callable[[Scatter, Moments], LinearHead]] = {
     "lda": lda_head,
     "ridge": ridge_head,
-    "auto": auto_head,
 }
 
 
 class _Spread(NamedTuple):
-    """The second phase, all of it over N − C; scatters are terms of `Factor` until they are added up.
+    """The second phase, of Σ̂ = Ŵ/A; scatters are terms of `Factor` until they are added up.
 
     Attributes:
         scatter: of the rows.
         inner: what clients sent of that inside them.
         statistics: what the shrinkage rule must know of single rows.
-        second: what the second of two classes adds to the scatter, for a head that looks at it.
     """
 
     scatter: Any
     inner: jax.Array | None
     statistics: Any
-    second: Any
+
+
+def _degrees(within: Within, first: Any) -> jax.Array:
+    """A in Σ̂ = Ŵ/A that makes Σ̂ unbiased where classes share Σ: N − C if every class shows its spread."""
+    return jnp.maximum(within.moments(first).within_degrees, 1) * within.freedom(first).expected
 
 
 @dataclass(frozen=True)
@@ -61,23 +63,21 @@ class _FirstPhase:
 
 @dataclass(frozen=True)
 class _SpreadPhase:
-    """Rows y_r with Σ̂ = Σ_r y_r y_rᵀ, and what the shrinkage rule and the head must know of them."""
+    """Rows y_r with Σ̂ = Σ_r y_r y_rᵀ, and what the shrinkage rule must know of them."""
 
     within: Within
-    by_class: bool
 
     def __call__(self, shrinkage: Shrinkage, totals: tuple[Any], rows: Rows, num_classes: int) -> _Spread:
         (first,) = totals
         moments = self.within.moments(first)
-        degrees = jnp.maximum(moments.within_degrees, 1)
+        degrees = _degrees(self.within, first)
         factor = self.within.factor(rows, first) / jnp.sqrt(degrees)
         inner = self.within.inner(rows, first)
         weight = self.within.class_weight(first)
+        if weight is not None:
+            weight = weight / self.within.freedom(first).expected
         statistics = shrinkage.statistics(factor, rows, moments, weight)
-        second = None
-        if self.by_class and num_classes == 2 and weight is not None:
-            second = Factor(jnp.where((row_labels(rows) == 1)[:, None], factor, 0))
-        return _Spread(Factor(factor), None if inner is None else inner / degrees, statistics, second)
+        return _Spread(Factor(factor), None if inner is None else inner / degrees, statistics)
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,15 @@ class _System:
     def __call__(self, shrinkage: Shrinkage, first: Any, spread: _Spread) -> Scatter:
         moments = self.within.moments(first)
         scatter = with_inner(spread.scatter, spread.inner)
-        covariance = shrinkage.apply(scatter, moments, self.within.freedom(first), spread.statistics)
+        freedom = self.within.freedom(first)
+        freedom = freedom.scaled(1 / freedom.expected)
+        covariance = shrinkage.apply(scatter, moments, freedom, spread.statistics)
         if self.gram is None:
             return covariance
-        return total_gram(covariance.scaled(moments.within_degrees), moments, scatter=self.gram)
+        # Ŵ itself, as in the paper: where classes of a single row show no spread, nothing makes up for it.
+        observed = covariance.unshifted.scaled(_degrees(self.within, first))
+        within = observed.shifted(covariance.shift * moments.within_degrees)
+        return total_gram(within, moments, scatter=self.gram)
 
 
 @dataclass(frozen=True)
@@ -102,13 +107,7 @@ class _Head:
     function: Callable[[Scatter, Moments], Head]
 
     def __call__(self, shrinkage: Shrinkage, system: Scatter, first: Any, spread: _Spread) -> Head:
-        moments = self.within.moments(first)
-        if spread.second is None:
-            return self.function(system, moments)
-        # As the system scales what was observed.
-        trace = mean_variance(spread.scatter)
-        scale = mean_variance(system.unshifted) / jnp.where(trace > 0, trace, 1)
-        return auto_head(system, moments, Parts(spread.second.scaled(scale), self.within.freedom(first)))
+        return self.function(system, self.within.moments(first))
 
 
 def fedcof(
@@ -124,16 +123,18 @@ def fedcof(
     """FedCOF: clients send class means and counts; their spread gives the covariance that the head needs.
 
     Bytes up: 4·M·d for M client-class pairs, as FedNCM. The paper's settings are
-    ``fedcof(shrinkage=1.0, head="ridge")``.
+    ``fedcof(shrinkage=1.0, head="ridge")``. Other heads are given Σ̂ = Ŵ/Σ_c w_c (K_c − 1), which is unbiased
+    where classes share Σ though some have a single row; over N − C it would be too small.
 
     Args:
         shrinkage: a number γ adds γI to the covariance; ``"auto"`` or another rule needs no tuning.
+            Derivatives take what ``"auto"`` chose as given; pass a number for the whole derivative.
         num_subsets: most random subsets of a client's class, each sending its mean; more rows, more bytes.
             None for as many as ``subset_size`` allows: the number then grows with n_kc.
         weighting: how the classes' scatters are put together, see `within_scatter`.
-        head: ``"lda"``; ``"ridge"``, which solves with the Gram matrix (N − C)·Σ̃ + N μ_g μ_gᵀ; ``"auto"``,
-            see `auto_head`; or a function of the shrunk within-class covariance (a `Scatter`; ``.dense()`` is
-            the matrix) and the `Moments`.
+        head: ``"lda"``; ``"ridge"``, which solves with the Gram matrix (N − C)·Σ̃ + N μ_g μ_gᵀ; or a
+            function of the shrunk within-class covariance (a `Scatter`; ``.dense()`` is the matrix) and the
+            `Moments`.
         subset_size: examples of a random subset, at least, unless the client's class has fewer.
         scatter: the parts of the ridge head's Gram matrix, see `total_gram`. Other heads have no such choice.
         features: a map of features that all parties share, e.g. ``relu_features(5000)``: clients send the
@@ -180,7 +181,7 @@ def fedcof_oracle(
             shrinkage,
             head,
             message="covariances",
-            merge=_OracleMerge(head == "auto"),
+            merge=_oracle_merge,
         )
     method = fedcof_like(
         f"fedcof-{covariance}", ClassMeans(covariance=covariance), FromVariances(), shrinkage, head
@@ -203,7 +204,7 @@ def fedcof_like(
     """A method that makes a head of a shrunk within-class covariance, wherever that is from."""
     function = _HEADS.get(head) if isinstance(head, str) else head
     if not callable(function):
-        raise ValueError(f"head: expected 'lda', 'ridge', 'auto' or a function, got {head!r}")
+        raise ValueError(f"head: expected 'lda', 'ridge' or a function, got {head!r}")
     check_choice("scatter", scatter, get_args(ScatterChoice))
     if scatter != "within" and head != "ridge":
         raise ValueError(f"scatter: expected 'within' unless the head is 'ridge', got {scatter!r}")
@@ -211,7 +212,7 @@ def fedcof_like(
         params=as_shrinkage(shrinkage),
         name=name,
         summary=summary,
-        phases=(_FirstPhase(within), _SpreadPhase(within, head == "auto")),
+        phases=(_FirstPhase(within), _SpreadPhase(within)),
         system=_System(within, scatter if head == "ridge" else None),
         head=_Head(within, function),
         message=message,
@@ -241,22 +242,13 @@ def _check_rule(shrinkage: Shrinkage) -> None:
         raise ValueError("shrinkage: the rule looks at single rows, which class covariances do not hold")
 
 
-@dataclass(frozen=True)
-class _OracleMerge:
+def _oracle_merge(shrinkage: Shrinkage, message: Message, num_classes: int) -> tuple[Moments, _Spread]:
     """The totals of the oracle's phases, from clients' covariances."""
-
-    by_class: bool
-
-    def __call__(self, shrinkage: Shrinkage, message: Message, num_classes: int) -> tuple[Moments, _Spread]:
-        covariances = sent_matrix(message.rows.covariance, "covariance with each of")
-        _check_rule(shrinkage)
-        moments = example_moments(message.rows, num_classes)
-        weight = jnp.full(num_classes, 1 / jnp.maximum(moments.within_degrees, 1))
-        # Sums over a client's examples are those over its class means, each as often as it has examples.
-        factor = centred_rows(message.rows, moments, weight)
-        statistics = shrinkage.statistics(factor, message.rows, moments, weight)
-        scatter = covariance_scatter(message.rows, covariances, moments, weight)
-        second = None
-        if self.by_class and num_classes == 2:
-            second = covariance_scatter(message.rows, covariances, moments, weight.at[0].set(0))
-        return moments, _Spread(scatter, None, statistics, second)
+    covariances = sent_matrix(message.rows.covariance, "covariance with each of")
+    _check_rule(shrinkage)
+    rows = numbered(message.rows)
+    moments = example_moments(rows, num_classes)
+    weight = jnp.full(num_classes, 1 / jnp.maximum(moments.within_degrees, 1))
+    # Sums over a client's examples are those over its class means, each as often as it has examples.
+    statistics = shrinkage.statistics(centred_rows(rows, moments, weight), rows, moments, weight)
+    return moments, _Spread(covariance_scatter(rows, covariances, moments, weight), None, statistics)

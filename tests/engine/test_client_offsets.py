@@ -9,7 +9,9 @@ from jax.sharding import Mesh
 from precision import assert_heads_close
 
 import covfree
+from covfree.engine.parts import padded_rows
 from covfree.engine.stream import solve_stream
+from covfree.estimators.automatic import fair_numbers
 
 pytestmark = pytest.mark.usefixtures("cheap_compilation")
 
@@ -107,15 +109,99 @@ def test_the_oracle_from_messages_and_from_examples():
     assert_heads_close(got, covfree.fit(method, features, labels, clients), TOLERANCE)
 
 
-@pytest.mark.parametrize("numbers", ["too large", "beyond int32", "unknown"])
-def test_clients_that_cannot_be_told_apart(numbers, rows):
-    """One number too many, and rows are taken as independent; also where they are read part by part."""
-    client = np.asarray(rows.client).astype(np.int64)
-    some = (client == 3) & (np.asarray(rows.count) > 0)
-    client[some] = {"too large": 256, "beyond int32": 2**40, "unknown": -1}[numbers]
-    table = replace(jax.tree.map(np.asarray, rows), client=client)
-    independent = head_of(replace(rows, client=None))
-    head = solve_stream(METHOD, table, num_classes=CLASSES, part_rows=16)
-    assert_heads_close(head, independent, TOLERANCE)
-    if numbers != "beyond int32":
-        assert_heads_close(head_of(replace(table, client=client.astype(np.int32))), independent, TOLERANCE)
+def test_a_client_unknown_among_others(rows, expected):
+    """A row of client −1 changes little; and the same wherever it is read."""
+    table = jax.tree.map(np.asarray, rows)
+    few = (table.client == 3) & (table.label == 0) & (table.count > 0)
+    table = replace(table, client=np.where(few, -1, table.client))
+    head = head_of(table)
+    assert_heads_close(solve_stream(METHOD, table, num_classes=CLASSES, part_rows=16), head, TOLERANCE)
+    away = changed(table, expected)
+    assert 0 < away < 0.25 * changed(replace(rows, client=None), expected)
+
+
+def many(clients, seed=0):
+    """Clients with offsets as large as the spread within classes, of which the first has half."""
+    rng = np.random.default_rng(seed)
+    share = np.r_[0.5, np.full(9, 0.5 / 9)]
+    means = rng.normal(size=(10, 16))
+
+    def drawn(size, owner):
+        labels = rng.choice(10, size, p=share)
+        offset = rng.normal(size=(owner.max() + 1, 16))[owner]
+        return (means[labels] + rng.normal(size=(size, 16)) + offset).astype(np.float32), labels
+
+    owner = rng.integers(0, clients, 6000)
+    return *drawn(6000, owner), owner, *drawn(3000, np.arange(3000))
+
+
+def test_no_cliff():
+    """A client more than can be told apart costs nothing, nor do 300 more."""
+    found = []
+    for clients in (255, 256, 257, 258, 600):
+        features, labels, owner, *test = many(clients)
+        rows = covfree.summarise(METHOD, features, labels, owner)
+        head = covfree.solve_rows(METHOD, padded_rows(rows, 4096), num_classes=10)
+        found.append(100 * float(covfree.evaluate(head, *test)))
+    assert np.ptp(found[:4]) < 1.5
+    assert found[4] > found[0] - 1.5
+
+
+def test_senders_are_numbered_alike_everywhere():
+    """300 clients, 100 of them empty: examples, rows, messages, parts of rows and shards give one head."""
+    features, labels, owner, *_ = many(200)
+    numbers = np.sort(np.random.default_rng(1).permutation(300)[:200])[owner]
+    expected = covfree.fit(METHOD, features, labels, numbers)
+    rows = jax.tree.map(np.asarray, covfree.summarise(METHOD, features, labels, numbers))
+    independent = covfree.solve_rows(METHOD, replace(rows, client=None), num_classes=10)
+    assert abs(independent.weight - expected.weight).max() > 0.1 * abs(expected.weight).max()
+    kept = rows.count > 0
+    sent = {}
+    for client in range(300):
+        mine = kept & (rows.client == client)
+        own = replace(jax.tree.map(lambda x, mine=mine: x[mine], rows), client=None)
+        sent[client] = covfree.Message(own, None)
+    received = covfree.collect(sent, num_classes=10, dim=16).message
+    padded = replace(received, rows=padded_rows(received.rows, len(rows.label)))
+    mesh = Mesh(np.array(jax.devices()), ("rows",))
+    totals = covfree.accumulate_sharded(METHOD, covfree.shard_rows(rows, mesh), num_classes=10, mesh=mesh)
+    far = replace(rows, client=np.where(kept, rows.client + 1000, -1))
+    heads = {
+        "messages": covfree.solve_message(METHOD, padded, num_classes=10),
+        "numbered from 1000": covfree.solve_rows(METHOD, far, num_classes=10),
+        "parts": solve_stream(METHOD, far, num_classes=10, part_rows=700),
+        "shards": covfree.solve_totals(METHOD, *totals),
+    }
+    for head in heads.values():
+        assert_heads_close(head, expected, TOLERANCE)
+
+
+def test_more_senders_than_are_looked_at():
+    """The same sample of them in rows, parts and shards."""
+    features, labels, owner, *_ = many(600)
+    rows = covfree.summarise(METHOD, features, labels, owner)
+    expected = covfree.solve_rows(METHOD, rows, num_classes=10)
+    table = jax.tree.map(np.asarray, rows)
+    far = replace(table, client=table.client.astype(np.int64) * 10**12)
+    mesh = Mesh(np.array(jax.devices()), ("rows",))
+    totals = covfree.accumulate_sharded(METHOD, covfree.shard_rows(rows, mesh), num_classes=10, mesh=mesh)
+    assert_heads_close(covfree.solve_totals(METHOD, *totals), expected, TOLERANCE)
+    assert_heads_close(solve_stream(METHOD, far, num_classes=10, part_rows=700), expected, TOLERANCE)
+
+
+@pytest.mark.parametrize("senders", [1, 255, 256, 257, 1000])
+def test_numbers_are_fair(senders):
+    """Each sender has one; those below 256 are spread over all of them."""
+    rank = np.arange(senders)
+    numbers = fair_numbers(rank, senders)
+    np.testing.assert_array_equal(fair_numbers(jax.numpy.asarray(rank), senders), numbers)
+    assert len(set(numbers.tolist())) == senders
+    sample = np.flatnonzero(numbers < 256)
+    assert len(sample) == min(senders, 256)
+    np.testing.assert_array_equal(numbers[sample], np.arange(len(sample)))
+    if senders <= 256:
+        np.testing.assert_array_equal(numbers, rank)
+    else:
+        assert np.diff(sample).max() < 2 * senders / 256 + 1
+        # In step with nothing.
+        assert 0.4 < (sample % 2).mean() < 0.6

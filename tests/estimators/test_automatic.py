@@ -16,11 +16,12 @@ from scipy.stats import multivariate_normal
 
 import covfree
 from covfree.data import load, load_digits
-from covfree.estimators.discriminant import Basis, foretold_error
-from covfree.estimators.foretold import deterministic_equivalents, mistake_chance
-from covfree.estimators.offsets import client_sums, no_offsets, offsets_of
+from covfree.estimators.automatic import foretold as foretelling
+from covfree.estimators.automatic.discriminant import Basis, foretold_error
+from covfree.estimators.automatic.foretold import deterministic_equivalents, mistake_chance
+from covfree.estimators.automatic.offsets import client_sums, no_offsets, offsets_of
 from covfree.estimators.scatter import Freedom, centred_rows, class_weights
-from covfree.estimators.shrinkage import Shrinkage, mean_variance
+from covfree.estimators.shrinkage_rule import Shrinkage, mean_variance
 from covfree.federation import inner_dirichlet
 from covfree.linalg import Scatter
 
@@ -166,7 +167,7 @@ def shifted_rows(seed=0, *, dim, clients, keep, shift=1.0, spread=1.0, num_class
     ],
 )
 def test_foretold_error_with_offsets_is_that_of_plain_loops(shape, told_apart):
-    """Every matrix that `automatic` speaks of, in full; the traces by bracketing."""
+    """Every matrix that the derivation speaks of, in full; the traces by bracketing."""
     with x64():
         rows = shifted_rows(**shape)
         gammas = np.array([1e-2, 0.1, 10.0])
@@ -289,7 +290,7 @@ def test_clients_that_differ_ask_for_more():
     ratios = {}
     for shift in (0.0, 2.0):
         rows = federation_of_thirty(0, shift)
-        untold = replace(rows, client=jnp.full_like(rows.client, 256))
+        untold = replace(rows, client=jnp.full_like(rows.client, -1))
         ratios[shift] = chosen(rows, 30).gamma / chosen(untold, 30).gamma
     assert 1 / 1.5 < ratios[0.0] < 1.5
     assert ratios[2.0] > 2
@@ -311,10 +312,10 @@ def rare_classes(seed, shift):
 
 
 def test_unknown_clients_change_nothing():
-    """Numbered beyond 255: as if the rows did not say whose they are. Which number is whose is all one."""
+    """Where all are: as if the rows did not say whose they are. Which number is whose is all one."""
     rows, *_ = rare_classes(1, shift=1.0)
-    beyond = replace(rows, client=rows.client.at[3].set(256))
-    expected, got = chosen(replace(rows, client=None), 30), chosen(beyond, 30)
+    nobody = replace(rows, client=jnp.full_like(rows.client, -1))
+    expected, got = chosen(replace(rows, client=None), 30), chosen(nobody, 30)
     np.testing.assert_allclose(got.gamma, expected.gamma, rtol=1e-5)
     np.testing.assert_allclose((got.scale, expected.scale), 1, rtol=1e-5)
     names = jnp.asarray(np.random.default_rng(0).permutation(256))[rows.client]
@@ -426,7 +427,7 @@ def test_more_classes_than_are_looked_at(monkeypatch):
     rows = rows_of(features, labels, rng.integers(0, 10, 6000))
     rows = replace(rows, client=None)
     sampled = foretold(rows, [0.1], num_classes=200, weighting="pooled").error[0]
-    monkeypatch.setattr("covfree.estimators.foretold._MOST_CLASSES", 200)
+    monkeypatch.setattr(foretelling, "_MOST_CLASSES", 200)
     everyone = foretold(rows, [0.1], num_classes=200, weighting="pooled").error[0]
     assert sampled != everyone
     np.testing.assert_allclose(sampled, everyone, atol=0.02)

@@ -12,7 +12,8 @@ from scipy.optimize import minimize
 from scipy.stats import chi2
 
 import covfree
-from covfree.estimators.offsets import MOST_CLIENTS, client_sums, no_offsets, offsets_of
+from covfree.estimators.automatic.offsets import client_sums, no_offsets, offsets_of
+from covfree.estimators.automatic.senders import SAMPLE
 from covfree.estimators.scatter import Freedom, centred_rows, class_weights
 
 CLASSES, DIM, ROWS = 5, 4, 46
@@ -145,14 +146,14 @@ def test_sums_are_those_of_plain_loops(precision):
     arrays = two_way()
     moments, freedom, factor = prepared(rows_of(arrays, precision))
     got = sums_of(rows_of(arrays, precision), moments, freedom, factor)
-    counts, totals = np.zeros((CLASSES, MOST_CLIENTS), int), np.zeros((MOST_CLIENTS, DIM))
+    counts, totals = np.zeros((CLASSES, SAMPLE), int), np.zeros((SAMPLE, DIM))
     for _, n, c, k, y in zip(*arrays, np.asarray(factor, np.float64), strict=True):
         if n > 0 and 0 <= c < CLASSES:
             counts[c, k] += n
             totals[k] += np.sqrt(float(freedom.weight[c]) * n) * y
     np.testing.assert_array_equal(got.counts, counts)
     precision.assert_close(got.totals, totals)
-    assert got.others == 0
+    np.testing.assert_allclose(got.classes, 0, atol=precision.tolerance * np.abs(totals).max())
 
 
 def test_sums_add_up_over_any_split_in_any_order(precision):
@@ -167,8 +168,9 @@ def test_sums_add_up_over_any_split_in_any_order(precision):
     ]
     added = jax.tree.map(jnp.add, *parts)
     np.testing.assert_array_equal(added.counts, whole.counts)
-    np.testing.assert_array_equal(added.others, whole.others)
     precision.assert_close(added.totals, whole.totals)
+    size = np.abs(whole.totals).max()
+    np.testing.assert_allclose(added.classes, whole.classes, atol=precision.tolerance * size)
 
 
 @pytest.mark.parametrize(
@@ -301,7 +303,7 @@ def test_ratio_is_found(told_apart, shift):
 
 def test_numbers_of_clients_mean_nothing(precision):
     mean, count, label, client = two_way()
-    renamed = np.random.default_rng(4).permutation(MOST_CLIENTS)
+    renamed = np.random.default_rng(4).permutation(SAMPLE)
     valid = (count > 0) & (label >= 0) & (label < CLASSES)
     others = np.where(valid, renamed[np.where(valid, client, 0)], client)
     before, after = (
@@ -313,31 +315,80 @@ def test_numbers_of_clients_mean_nothing(precision):
         precision.assert_close(getattr(after, name), getattr(before, name))
 
 
-def assert_no_offsets(offsets, moments, freedom):
-    for name in ("strength", "vector", "share", "noise", "ratio", "known"):
+def test_nobody_known():
+    """As if the rows did not say whose they are."""
+    mean, count, label, client = two_way()
+    rows = rows_of((mean, count, label, np.full_like(client, -1)))
+    moments, freedom, factor = prepared(rows)
+    offsets = split(sums_of(rows, moments, freedom, factor), moments, freedom, level_of(factor))
+    for name in ("strength", "vector", "share", "unseen", "copies", "noise", "ratio", "known"):
         np.testing.assert_array_equal(getattr(offsets, name), 0)
     assert offsets.free == 1
     np.testing.assert_array_equal(offsets.degrees, no_offsets(moments, freedom).degrees)
-    np.testing.assert_array_equal(offsets.degrees, freedom.degrees)
 
 
-@pytest.mark.parametrize("number", [-1, 256, 100_000])
-def test_a_client_that_cannot_be_told(number):
-    """One valid row of such a client, and rows are taken as independent."""
-    mean, count, label, client = two_way()
-    client[7] = number
-    rows = rows_of((mean, count, label, client))
-    moments, freedom, factor = prepared(rows)
-    sums = sums_of(rows, moments, freedom, factor)
-    assert sums.others == 1
-    level = level_of(factor)
-    assert_no_offsets(split(sums, moments, freedom, level), moments, freedom)
-    # Whatever other parts of the rows bring.
-    known = jnp.asarray(client != number)
-    rest = sums_of(replace(rows, count=jnp.where(known, rows.count, 0)), moments, freedom, factor)
-    assert rest.others == 0
-    both = jax.tree.map(jnp.add, sums, rest)
-    assert_no_offsets(split(both, moments, freedom, level), moments, freedom)
+def copied(copies, seed=9):
+    """A federation of 30 clients, in so many copies of other draws; ``client`` as copies of the first."""
+    rng = np.random.default_rng(seed)
+    client, label = np.nonzero(rng.random((30, 3)) < 0.6)
+    count = rng.integers(1, 20, len(label))
+    client = np.concatenate([client + 30 * copy for copy in range(copies)])
+    label, count = np.tile(label, copies), np.tile(count, copies)
+    mean = 3.0 * label[:, None] + rng.normal(size=(len(label), 40)) / np.sqrt(count)[:, None]
+    return mean + rng.normal(size=(30 * copies, 40))[client], count, label, client
+
+
+def test_a_sample_stands_for_all():
+    """Of five copies of a federation, one that is known shows the layout of all five."""
+    with x64():
+        mean, count, label, client = copied(5)
+        found = []
+        for known in (client, np.where(client < 30, client, -1)):
+            rows = covfree.Rows(*(jnp.asarray(x) for x in (mean, count, label, known)))
+            moments = covfree.first_moments(rows, 3)
+            weight = class_weights(moments, "pooled") / moments.within_degrees
+            freedom, factor = Freedom.of_classes(moments, weight), centred_rows(rows, moments, weight)
+            sums = client_sums(factor, rows, moments, weight)
+            offsets = jax.jit(offsets_of)(sums, moments, freedom, level_of(factor))
+            found.append(jax.tree.map(np.asarray, offsets))
+    whole, sample = found
+    np.testing.assert_allclose(sample.copies, 4)
+    assert whole.told_apart
+    assert not sample.told_apart
+    # The same eigenvalues, as often.
+    alike = np.sort(np.append(sample.strength, np.repeat(sample.unseen, 4)))
+    assert (alike > 0).sum() > 100
+    np.testing.assert_allclose(alike[alike > 0], np.sort(whole.strength[whole.strength > 0]), rtol=1e-9)
+    for name in ("noise", "degrees"):
+        np.testing.assert_allclose(getattr(sample, name), getattr(whole, name), rtol=1e-9)
+    for power in (-1, -2):
+
+        def shares(offsets, power=power):
+            scale = (1 + 50 * offsets.strength) ** power
+            return (offsets.share * scale) @ offsets.share.T
+
+        np.testing.assert_allclose(shares(sample), shares(whole), rtol=1e-9)
+    np.testing.assert_allclose((whole.ratio, sample.ratio), 1, rtol=0.3)
+    np.testing.assert_allclose(sample.free, whole.free, rtol=0.2)
+
+
+def test_the_sample_does_not_feel_how_classes_lie():
+    """Its rows are taken about their own class means, whatever the others add to a class."""
+    mean, count, label, client = copied(2)
+    moved = mean + 9.0 * (client >= 30)[:, None]
+    parts = []
+    for values in (mean, moved):
+        rows = covfree.Rows(
+            *(jnp.asarray(x) for x in (values, count, label, np.where(client < 30, client, -1)))
+        )
+        moments = covfree.first_moments(rows, 3)
+        weight = jnp.ones(3)
+        factor = centred_rows(rows, moments, weight)
+        sums = client_sums(factor, rows, moments, weight)
+        parts.append(
+            first_part(offsets_of(sums, moments, Freedom.of_classes(moments, weight), level_of(factor)))
+        )
+    np.testing.assert_allclose(parts[0], parts[1], rtol=1e-3, atol=1e-3 * np.abs(parts[0]).max())
 
 
 @pytest.mark.parametrize("lone", [5, 6])

@@ -18,6 +18,7 @@ RULES = {
     "relative": lambda: covfree.relative(0.3),
     "oas": covfree.oas,
     "ledoit_wolf": covfree.ledoit_wolf,
+    "pseudo_observations": covfree.pseudo_observations,
     "auto": lambda: "auto",
 }
 
@@ -57,6 +58,8 @@ def expected_covariance(rows, num_classes, rule, strength=0.3):
     covariance = plain.T @ plain / degrees
     if rule in ("identity", "relative"):
         return getattr(oracle, rule)(covariance, strength)
+    if rule == "pseudo_observations":
+        return oracle.relative(covariance, min(1, len(covariance) / degrees))
     if rule == "oas":
         return oracle.oas(covariance, degrees)
     return oracle.ledoit_wolf(covariance, degrees, plain)

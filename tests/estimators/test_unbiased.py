@@ -110,6 +110,33 @@ def test_subset_means_are_unbiased_too():
     assert np.asarray(pooled).var(0).trace() < np.asarray(of_clients).var(0).trace()
 
 
+def test_the_covariance_of_a_method_is_unbiased_though_a_class_has_one_row():
+    """E[Σ̂] = Σ of `fedcof`; in the paper's Ĝ, for a ridge head, such a class adds nothing."""
+    # Class 2, of eight examples, is one client's: the other classes have 19 + 11 of N − C = 37 degrees.
+    systems = {
+        "per class": covfree.fedcof(0.0),
+        "pooled": covfree.fedcof(0.0, weighting="pooled"),
+        "paper": covfree.fedcof(0.0, head="ridge"),
+    }
+
+    def one(key):
+        features = 5.0 + jax.random.normal(key, (len(LABELS), DIM)) @ jnp.asarray(ROOT.T, jnp.float32)
+        rows, found = client_means(features, key), {}
+        for name, method in systems.items():
+            totals = covfree.accumulate(method, rows, num_classes=NUM_CLASSES)
+            found[name] = method.system(method.params, *totals).dense()
+        mean = totals[0].grand_mean
+        found["paper"] = (found["paper"] - len(LABELS) * jnp.outer(mean, mean)) / 37
+        return found
+
+    draws = jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(3), 6000))
+    assert worst_z(draws["per class"], SIGMA) < BOUND
+    assert worst_z(draws["pooled"], SIGMA) < BOUND
+    assert worst_z(draws["paper"], 30 / 37 * SIGMA) < BOUND
+    # What per-class weights over N − C gave.
+    assert worst_z(np.asarray(draws["per class"]) * 30 / 37, SIGMA) > 2 * BOUND
+
+
 def test_features_need_not_be_gaussian():
     counts = jnp.asarray(COUNTS)
     labels = jnp.repeat(jnp.arange(len(COUNTS)), counts, total_repeat_length=int(COUNTS.sum()))

@@ -1,5 +1,7 @@
 """FedCOF, its relatives and Fed3R: their options, beyond what every method keeps (test_contracts)."""
 
+from dataclasses import replace
+
 import federations
 import jax
 import jax.numpy as jnp
@@ -8,9 +10,10 @@ import oracle
 import pytest
 from classifiers import KEY, assert_same_classifier, fit
 from federations import CLASSES, DIM
-from precision import FLOAT32, assert_close, assert_heads_close, relative_error
+from precision import FLOAT32, assert_close, assert_heads_close, relative_error, x64
 
 import covfree
+from covfree.estimators.shrinkage_rule import Shrinkage, mean_variance
 
 FEDERATION = federations.make(0)
 ARRAYS = tuple(map(FLOAT32.array, FEDERATION))
@@ -118,6 +121,36 @@ def test_a_map_of_features_is_as_good_as_features_that_were_mapped(build):
     assert relative_error(other.head.weight, head.head.weight) > 1e-3
 
 
+def test_derivatives():
+    """A number's derivative is the whole one; the default takes the strength that it chose as given."""
+    federation, weight = FEDERATION.clean, np.random.default_rng(0).normal(size=(DIM, CLASSES))
+    with x64():
+        rows = covfree.summarise(covfree.fedcof(), *federation)
+        moments, spread = covfree.accumulate(covfree.fedcof(), rows, num_classes=CLASSES)
+        direction = jnp.asarray(np.random.default_rng(1).normal(size=rows.mean.shape))
+
+        @jax.jit
+        def loss(step, method):
+            moved = replace(rows, mean=rows.mean + step * direction)
+            head = covfree.solve_rows(method, moved, num_classes=CLASSES)
+            return (weight * head.weight).sum()
+
+        slope = jax.jit(jax.grad(loss))
+        number = covfree.fedcof(0.3)
+        differences = (loss(1e-5, number) - loss(-1e-5, number)) / 2e-5
+        np.testing.assert_allclose(slope(0.0, number), differences, rtol=1e-6)
+
+        default = covfree.fedcof()
+        chosen = default.system(default.params, moments, spread)
+        scale = mean_variance(chosen.unshifted) / mean_variance(spread.scatter)
+        # Of (a·Σ̂ + b·I) with the same a and b held fixed.
+        given = covfree.fedcof(Shrinkage(chosen.shift, lambda strength, *_: (scale, strength)))
+        np.testing.assert_allclose(loss(0.0, default), loss(0.0, given), rtol=1e-9)
+        np.testing.assert_allclose(slope(0.0, default), slope(0.0, given), rtol=1e-9)
+        differences = (loss(1e-5, default) - loss(-1e-5, default)) / 2e-5
+        assert abs(slope(0.0, default) / differences - 1) > 1e-3
+
+
 # Arguments
 
 
@@ -131,6 +164,7 @@ def test_a_map_of_features_is_as_good_as_features_that_were_mapped(build):
             r"weighting: expected one of \('per_class', 'pooled'\), got 'mean'",
         ),
         (lambda: covfree.fedcof(head="svm"), ValueError, "head: expected 'lda', .* or a function, got 'svm'"),
+        (lambda: covfree.fedcof(head="auto"), ValueError, "head: expected 'lda', 'ridge' .*got 'auto'"),
         (lambda: covfree.fedcof(head=3), ValueError, "head: expected 'lda', .* or a function, got 3"),
         (lambda: covfree.fedcof_oracle(head="svm"), ValueError, "head: expected"),
         (

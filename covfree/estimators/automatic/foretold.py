@@ -67,7 +67,7 @@ def mistake_chance(
 def deterministic_equivalents(
     trace: Float[Array, ""], freedom: Freedom
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """T ≈ tr(HΣ) from tr(HΣ̂), and φ with HΣH ≈ HΣ̂H/φ, for H = (Σ̂ + γI)⁻¹; see `automatic`."""
+    """T ≈ tr(HΣ) from tr(HΣ̂), and φ with HΣH ≈ HΣ̂H/φ, for H = (Σ̂ + γI)⁻¹."""
     degrees, weight = jnp.where(freedom.weight > 0, freedom.degrees, 0), freedom.weight
     # Each of Σ_j ν_j eigenvalues is below 1; rounding must not undo that.
     root = implied_trace(jnp.maximum(degrees.sum() - trace, 1e-6 * degrees.sum()), degrees, weight)

@@ -7,16 +7,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Integer, Num
+from jaxtyping import Array, Bool, Float, Num
 
+from covfree.estimators.automatic.senders import SAMPLE
 from covfree.estimators.moments import row_clients, row_counts, row_labels, valid_rows
 from covfree.estimators.scatter import Freedom
 from covfree.lapack import eigh
 from covfree.products import product
 from covfree.types import Moments, Rows
 
-# Clients that can be told apart, by their number. With more of them the offset of each weighs little.
-MOST_CLIENTS = 256
 # Directions in which clients' offsets reach the covariance less than this share of the mean are left to the
 # rest: they tell nothing, and rounding would.
 _LEAST_STRENGTH = 1e-3
@@ -26,18 +25,22 @@ _LEAST_WITHIN = 0.25
 _RATIOS = np.concatenate([[0.0], np.logspace(-3, 4, 113)])
 
 
+# Clients may be left out whose rows weigh this little, and all offsets still be told from the rest.
+_NEGLIGIBLE = 1e-4
+
+
 class ClientSums(NamedTuple):
-    """Sums over the rows of each of the clients 0 … 255; adds up over any split of the rows.
+    """Sums over the rows of a sample of clients, those numbered 0 … 255; adds up over any split of the rows.
 
     Attributes:
         counts: n_ck, examples of class c that client k's rows stand for.
         totals: g_k = Σ_r √(w_c n_r) y_r over client k's rows of all classes, y_r = √(w_c n_r) (x_r − μ_c).
-        others: rows of clients with other numbers. With any of them the sums are incomplete, and not used.
+        classes: Σ_r n_r w_c (x_r − μ_c) over the rows of all of them, by class; 0 if of all rows.
     """
 
     counts: Num[Array, "classes slots"]
     totals: Float[Array, "slots dim"]
-    others: Integer[Array, ""]
+    classes: Float[Array, "classes dim"]
 
 
 class Offsets(NamedTuple):
@@ -51,6 +54,8 @@ class Offsets(NamedTuple):
         strength: λ_j; 0 where Σ̂ does not hold δ_j.
         vector: z_j; 0 there.
         share: γ_cj, the weight of δ_j in the mean of class c.
+        unseen: λ of as many more directions, of which only the strength is known.
+        copies: how many there are of each of these: 0 where the sums are of all clients.
         noise: c.
         degrees: of freedom of what is left, by class.
         ratio: ρ = tr Δ/tr Σ.
@@ -62,6 +67,8 @@ class Offsets(NamedTuple):
     strength: Float[Array, " directions"]
     vector: Float[Array, "directions dim"]
     share: Float[Array, "classes directions"]
+    unseen: Float[Array, " directions"]
+    copies: Float[Array, ""]
     noise: Float[Array, ""]
     degrees: Float[Array, " classes"]
     ratio: Float[Array, ""]
@@ -89,24 +96,14 @@ def client_sums(
     valid = valid_rows(rows, num_classes)
     count = row_counts(rows, valid)
     label = jnp.where(valid, row_labels(rows), 0)
-    known = valid & (client >= 0) & (client < MOST_CLIENTS)
-    others = (valid & ~known).sum()
-    slot = jnp.where(known, client, MOST_CLIENTS).astype(jnp.int32)
-
-    def add_up() -> ClientSums:
-        cell = jnp.where(known, label * MOST_CLIENTS + slot, num_classes * MOST_CLIENTS)
-        counts = jax.ops.segment_sum(count, cell, num_classes * MOST_CLIENTS)
-        scale = jnp.sqrt(class_weight[label] * count.astype(class_weight.dtype))
-        totals = jax.ops.segment_sum(factor * scale[:, None], slot, MOST_CLIENTS)
-        return ClientSums(counts.reshape(num_classes, MOST_CLIENTS), totals, others)
-
-    def leave_out() -> ClientSums:
-        counts = jnp.zeros((num_classes, MOST_CLIENTS), count.dtype)
-        return ClientSums(counts, jnp.zeros((MOST_CLIENTS, factor.shape[1]), factor.dtype), others)
-
-    # Where a client of another number is met nothing will come of the sums, and a million rows need not be
-    # gone through.
-    return jax.lax.cond(others > 0, leave_out, add_up)
+    known = valid & (client >= 0) & (client < SAMPLE)
+    slot = jnp.where(known, client, SAMPLE).astype(jnp.int32)
+    cell = jnp.where(known, label * SAMPLE + slot, num_classes * SAMPLE)
+    counts = jax.ops.segment_sum(count, cell, num_classes * SAMPLE).reshape(num_classes, SAMPLE)
+    scaled = factor * jnp.sqrt(class_weight[label] * count.astype(class_weight.dtype))[:, None]
+    totals = jax.ops.segment_sum(scaled, slot, SAMPLE)
+    classes = jax.ops.segment_sum(scaled, jnp.where(known, label, num_classes), num_classes)
+    return ClientSums(counts, totals, classes)
 
 
 def no_offsets(moments: Moments, freedom: Freedom) -> Offsets:
@@ -117,6 +114,8 @@ def no_offsets(moments: Moments, freedom: Freedom) -> Offsets:
         strength=jnp.zeros(0, dtype),
         vector=jnp.zeros((0, dim), dtype),
         share=jnp.zeros((num_classes, 0), dtype),
+        unseen=jnp.zeros(0, dtype),
+        copies=zero,
         noise=zero,
         degrees=freedom.degrees,
         ratio=zero,
@@ -127,27 +126,12 @@ def no_offsets(moments: Moments, freedom: Freedom) -> Offsets:
 
 
 def offsets_of(sums: ClientSums, moments: Moments, freedom: Freedom, level: Float[Array, ""]) -> Offsets:
-    r"""Split the covariance at what can hold clients' offsets.
+    r"""Split the covariance at what can hold clients' offsets; the derivation, section 10, has the formulas.
 
-    Let the row of class c and client k be x_r = μ_c + δ_k + ε_r, with offsets δ_k of covariance Δ and ε_r of
-    covariance Σ/n_r. With h_ck = n_ck/N_c, the mean of class c holds Σ_k h_ck δ_k, and y_r holds
-    √(w_c n_r) (δ_k − Σ_l h_cl δ_l): all rows together L δ, with
-
-        M = LᵀL = diag(Σ_c w_c n_ck) − Σ_c w_c N_c h_c h_cᵀ,
-
-    whose eigenvalues λ_j and eigenvectors e_j give independent δ_j = Σ_k e_jk δ_k. The columns L e_j/√λ_j are
-    orthonormal, so that z_j = Σ_k e_jk g_k/√λ_j is the rows' part along them: LᵀY has the rows g_k, as each
-    class's √n_r y_r add up to 0. Σ_j z_j z_jᵀ is one part of Σ̂, and what is left is free of offsets. In class
-    c it has K_c − 1 degrees of freedom but for the part of its rows along the columns, s_c = w_c N_c
-    (Σ_k h_ck M⁺_kk − h_cᵀM⁺h_c). Of the noise a z_j holds c = Σ_c w_c s_c over their number, on average.
-
-    Of traces enough is known even where a z_j comes to nearly every row, and next to nothing is left: rows of
-    many examples are further apart than noise allows. With σ² = tr Σ/d the mean of ‖z_j‖²/d is σ² (λ_jρ + c),
-    and that of tr/d of what is left Σ_c w_c ν_c σ²; ρ and σ² are those of the greatest likelihood, each
-    taken as a multiple of χ², by degrees of freedom. Its equations have the truth as their root in the mean,
-    whatever the shapes of Σ and Δ.
-
-    Rows are taken as independent where a client has a number of 256 or more.
+    Where the sums are of a sample of the clients, these are taken for a federation of their own, of which all
+    rows are m copies, m the ratio of Σ_c w_c N_c. Copies alike in sign have the directions of one, with
+    1/√m of its shares; in m − 1 others the copies differ, which no class mean holds, and their strength is
+    Σ_c w_c n_ck.
 
     Args:
         sums: of *all* rows.
@@ -159,58 +143,70 @@ def offsets_of(sums: ClientSums, moments: Moments, freedom: Freedom, level: Floa
     is that of variance components (Searle, Casella and McCulloch 1992, chapter 6), in covfree's own use.
     """
     dtype = freedom.weight.dtype
-    share = sums.counts.astype(dtype) / jnp.maximum(moments.count, 1).astype(dtype)[:, None]
-    reach = freedom.weight * moments.count.astype(dtype)
+    counts = sums.counts.astype(dtype)
+    told = counts.sum(1)
+    share = counts / jnp.where(told > 0, told, 1)[:, None]
+    reach, whole = freedom.weight * told, freedom.weight * moments.count.astype(dtype)
     held = product(reach[None, :], share)[0]
     strength, vectors = eigh(jnp.diag(held) - product(share.T, reach[:, None] * share))
-    mean_strength = held.sum() / jnp.maximum((held > 0).sum(dtype=dtype), 1)
-    known = sums.others == 0
-    used = known & (strength > _LEAST_STRENGTH * mean_strength)
+    holders = held > 0
+    mean_strength = held.sum() / jnp.maximum(holders.sum(dtype=dtype), 1)
+    used = holders.any() & (strength > _LEAST_STRENGTH * mean_strength)
     inverse = jnp.where(used, 1 / jnp.where(used, strength, 1), 0)
-    weight = jnp.where(known, product(share, vectors), 0)
+    copies = jnp.where(used.any(), whole.sum() / jnp.where(used.any(), reach.sum(), 1), 1)
+    more = jnp.maximum(copies - 1, 0)
+
+    weight = product(share, vectors)
     along = product(share, product(jnp.square(vectors), inverse[:, None]))[:, 0]
-    spent = reach * (along - product(jnp.square(weight), inverse[:, None])[:, 0])
-    spent = jnp.clip(spent, 0, freedom.degrees)
-    strength = jnp.where(used, strength, 0)
-    vector = product(vectors.T, sums.totals) * jnp.sqrt(inverse)[:, None]
-    noise = (freedom.weight * spent).sum() / jnp.maximum(used.sum(dtype=dtype), 1)
+    along = along - product(jnp.square(weight), inverse[:, None])[:, 0]
+    along += more * product(share, jnp.where(holders, 1 / jnp.where(holders, held, 1), 0)[:, None])[:, 0]
+    spent = jnp.clip(reach * along, 0, freedom.degrees)
+    directions = used.sum(dtype=dtype)
+    noise = (freedom.weight * spent).sum() / jnp.maximum(directions + more * holders.sum(dtype=dtype), 1)
     degrees = freedom.degrees - spent
-    ratio, variance = _ratio(
-        strength, jnp.square(vector).mean(1), noise, level, Freedom(degrees, freedom.weight)
-    )
-    free = variance * (freedom.degrees * freedom.weight).sum() / jnp.where(level > 0, level, 1)
-    return Offsets(
-        strength=strength,
+    # About the means of the sample's own classes.
+    totals = sums.totals - product(share.T, sums.classes)
+    vector = product(vectors.T, totals) * jnp.sqrt(inverse)[:, None]
+    offsets = Offsets(
+        strength=jnp.where(used, strength, 0),
         vector=vector,
-        share=weight,
+        share=weight / jnp.sqrt(copies),
+        unseen=held,
+        copies=more,
         noise=noise,
         degrees=degrees,
-        ratio=ratio,
-        free=jnp.where(known, free, 1),
-        known=known,
-        told_apart=freedom.degrees.sum() - used.sum(dtype=dtype) >= _LEAST_WITHIN * freedom.degrees.sum(),
+        ratio=noise,
+        free=noise,
+        known=holders.any(),
+        told_apart=(more <= _NEGLIGIBLE)
+        & (freedom.degrees.sum() - directions >= _LEAST_WITHIN * freedom.degrees.sum()),
     )
+    ratio, variance = _ratio(offsets, jnp.square(vector).mean(1), level, freedom.weight)
+    free = variance * (freedom.degrees * freedom.weight).sum() / jnp.where(level > 0, level, 1)
+    return offsets._replace(ratio=ratio, free=jnp.where(offsets.known, free, 1))
 
 
 def _ratio(
-    strength: Float[Array, " directions"],
+    offsets: Offsets,
     square: Float[Array, " directions"],
-    noise: Float[Array, ""],
     level: Float[Array, ""],
-    rest: Freedom,
+    weight: Float[Array, " classes"],
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """ρ and σ² of `offsets_of`, from ‖z_j‖²/d and tr(Σ̂)/d."""
-    used, tiny = strength > 0, jnp.finfo(level.dtype).tiny
-    left, degrees = (rest.degrees * rest.weight).sum(), rest.degrees.sum()
-    remains = jnp.where(
-        left > 0, jnp.maximum(level - square.sum(), 0) * degrees / jnp.where(left > 0, left, 1), 0
-    )
-    number = used.sum(dtype=degrees.dtype) + degrees
+    """ρ and σ² of the greatest likelihood, from ‖z_j‖²/d and tr(Σ̂)/d."""
+    used, holders, tiny = offsets.strength > 0, offsets.unseen > 0, jnp.finfo(level.dtype).tiny
+    unseen = offsets.copies * holders.sum(dtype=level.dtype)
+    degrees = offsets.degrees.sum() + unseen
+    number = jnp.maximum(used.sum(dtype=level.dtype) + degrees, 1)
 
     def likelihood(ratio: jax.Array) -> tuple[jax.Array, jax.Array]:
-        scale = jnp.where(used, jnp.maximum(strength * ratio + noise, tiny), 1)
-        variance = (jnp.where(used, square / scale, 0).sum() + remains) / jnp.maximum(number, 1)
-        return -number * jnp.log(jnp.maximum(variance, tiny)) - jnp.log(scale).sum(), variance
+        scale = jnp.where(used, jnp.maximum(offsets.strength * ratio + offsets.noise, tiny), 1)
+        # What is left, the rows of clients unseen with it, as one observation of so many degrees of freedom.
+        left = (offsets.degrees * weight).sum() + offsets.copies * offsets.unseen.sum() * ratio
+        left = jnp.maximum(left + unseen * offsets.noise, tiny)
+        remains = jnp.maximum(level - square.sum(), 0) * degrees / left
+        variance = (jnp.where(used, square / scale, 0).sum() + remains) / number
+        fit = number * jnp.log(jnp.maximum(variance, tiny)) + jnp.log(scale).sum()
+        return -fit - degrees * jnp.log(left), variance
 
     ratios = jnp.asarray(_RATIOS, level.dtype)
     likelihoods, variances = jax.vmap(likelihood)(ratios)

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from covfree.estimators.foretold import (
+from covfree.estimators.automatic.foretold import (
     deterministic_equivalents,
     implied_trace,
     mistake_chance,
     sampled_classes,
 )
-from covfree.estimators.offsets import Offsets
+from covfree.estimators.automatic.offsets import Offsets
 from covfree.estimators.scatter import Freedom
 from covfree.lapack import eigh
 from covfree.linalg import Scatter
@@ -74,13 +74,6 @@ class Basis(NamedTuple):
         return cls(values, covariance.shift, means, outside, inside, covariance.dim)
 
 
-def _apart(
-    own: Float[Array, " classes"], chosen: Float[Array, " chosen"], cross: Float[Array, "chosen classes"]
-) -> Float[Array, "chosen classes"]:
-    """‖a_i − a_j‖² from squares and products; rounding does not make it negative."""
-    return jnp.maximum(chosen[:, None] + own[None, :] - 2 * cross, 0)
-
-
 def foretold_error(
     basis: Basis,
     moments: Moments,
@@ -89,7 +82,7 @@ def foretold_error(
     candidates: Float[Array, " candidates"],
     scales: Float[Array, " scales"],
 ) -> Float[Array, "candidates scales"]:
-    """Error E for each γ among the candidates and each scale s, as `automatic` derives it.
+    """Error E for each γ among the candidates and each scale s, as the derivation's section 10 has it.
 
     All in units of the mean variance.
     """
@@ -103,23 +96,24 @@ def foretold_error(
     strength, used, told_apart = offsets.strength, offsets.strength > 0, offsets.told_apart
     number = used.astype(values.dtype)
     # What T is seen in: what is left, or all rows, a z_j as one of covariance (λ_jρ + c)Σ.
+    rows = jnp.concatenate([number, jnp.where(offsets.unseen > 0, offsets.copies, 0)])
+    reached = jnp.concatenate([strength, offsets.unseen])
     within = Freedom(
-        jnp.concatenate([offsets.degrees, jnp.where(told_apart, 0, number)]),
-        jnp.concatenate([freedom.weight, strength * offsets.ratio + offsets.noise]),
+        jnp.concatenate([offsets.degrees, jnp.where(told_apart, 0, rows)]),
+        jnp.concatenate([freedom.weight, reached * offsets.ratio + offsets.noise]),
     )
     spectrum = values + floor
 
-    def apart(rows: jax.Array, weight: jax.Array) -> jax.Array:
-        """Σ_s w_s (a_is − a_js)² of rows a."""
-        own = product(jnp.square(rows), weight[:, None])[:, 0]
-        return _apart(own, own[chosen], product(rows[chosen] * weight[None, :], rows.T))
+    def products(rows: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Σ_s w_s a_ls² and Σ_s w_s a_is a_ls for the rows a and several w."""
+        left = rows[chosen][None, :, :] * weights[:, None, :]
+        size = weights.shape[0] * chosen.shape[0]
+        cross = product(left.reshape(size, rows.shape[1]), rows.T)
+        return product(weights, jnp.square(rows).T), cross.reshape(*left.shape[:2], rows.shape[0])
 
-    def distances(weight: jax.Array, hidden: jax.Array) -> jax.Array:
-        """(μ_i − μ_j)ᵀ A (μ_i − μ_j) for A of these eigenvalues, and ``hidden`` outside the basis."""
-        own = product(jnp.square(means), weight[:, None])[:, 0] + hidden * jnp.diagonal(outside)
-        return _apart(
-            own, own[chosen], product(means[chosen] * weight[None, :], means.T) + hidden * outside[chosen]
-        )
+    def apart(own: jax.Array, cross: jax.Array) -> jax.Array:
+        """Σ_s w_s (a_is − a_ls)²; rounding does not make it negative."""
+        return jnp.maximum(own[:, chosen, None] + own[:, None, :] - 2 * cross, 0)
 
     def one_candidate(gamma: jax.Array) -> jax.Array:
         inverse, hidden = 1 / (spectrum + gamma), 1 / (floor + gamma)
@@ -135,29 +129,34 @@ def foretold_error(
             told_apart, implied_trace(by_offsets, number, strength / noise), offsets.ratio * trace
         )
         part = 1 / (noise + strength * offset_trace)
-        square = strength * jnp.square(part)
+        square, felt = strength * jnp.square(part), noise * part
 
-        seen = product(means * inverse[None, :], vectors.T)
-        seen_offset = apart(seen, jnp.ones_like(strength))
-        in_means = apart(offsets.share, jnp.square(offset_trace) * square)
-        variance = distances(jnp.square(inverse) * spectrum, jnp.square(hidden) * floor)
+        # Distances of the means, under H and HΣ̂H; what lies outside the basis is `hidden`.
+        own, cross = products(means, jnp.stack([inverse, jnp.square(inverse) * spectrum]))
+        out = jnp.stack([hidden, jnp.square(hidden) * floor])[:, None]
+        own, cross = (
+            own + out * jnp.diagonal(outside)[None, :],
+            cross + out[:, :, None] * outside[chosen][None],
+        )
+        distance, variance = apart(own, cross)
+        seen_offset = apart(
+            *products(product(means * inverse[None, :], vectors.T), jnp.ones_like(strength)[None])
+        )[0]
+        own, cross = products(
+            offsets.share,
+            jnp.stack([jnp.square(offset_trace) * square, offset_trace * felt, jnp.square(felt)]),
+        )
+        in_means = apart(own[:1], cross[:1])[0]
         variance = jnp.maximum(variance - jnp.where(told_apart, seen_offset, in_means), 0) / kindness
         of_noise = offsets.noise * jnp.where(used, jnp.square(part), 0).sum() * variance
         offset = jnp.maximum(seen_offset - in_means - of_noise, 0)
         offset = offset / jnp.where(square.sum() > 0, square.sum(), 1)
         offset = jnp.where(told_apart, offset, offsets.ratio * variance)
-
-        felt = noise * part
-        own = offsets.share[chosen]
-        bound = offset_trace * product(own * felt[None, :], offsets.share.T)
-        owed = trace * unknown + jnp.take_along_axis(bound, chosen[:, None], 1) - bound
+        owed = trace * unknown + own[1][chosen][:, None] - cross[1]
         # What is not known of the class mean: its noise, and what H lets through of the offsets in it.
-        more_offset = product(jnp.square(own), jnp.square(felt)[:, None])
-        more_noise = unknown + offsets.noise * jnp.square(offset_trace) * product(
-            jnp.square(own), square[:, None]
-        )
-        variance = variance * (1 + more_noise) + offset * (1 + more_offset)
-        margin = 0.5 * distances(inverse, hidden) - owed
+        more_noise = unknown + offsets.noise * own[0][chosen][:, None]
+        variance = variance * (1 + more_noise) + offset * (1 + own[2][chosen][:, None])
+        margin = 0.5 * distance - owed
 
         def one_scale(scale: jax.Array) -> jax.Array:
             return (share * mistake_chance(margin + scale / (1 + gamma) * odds, variance, rival)).sum()

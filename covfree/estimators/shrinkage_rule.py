@@ -1,0 +1,66 @@
+"""What a shrinkage rule is: it chooses (a, b) in a·Σ̂ + b·I, whatever Σ̂ was made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from covfree.estimators.scatter import Freedom
+from covfree.linalg import Scatter
+from covfree.types import Moments, Rows, Scalar
+
+# (strength, Σ̂, moments, freedom, row statistics) to (a, b).
+Rule: TypeAlias = Callable[[jax.Array, Scatter, Moments, Freedom, Any], tuple[jax.Array, jax.Array]]
+# (y_r, the rows, phase one of all rows, w_c or None) to terms that add up over rows.
+Statistics: TypeAlias = Callable[
+    [Float[Array, "rows dim"], Rows, Moments, Float[Array, " classes"] | None], Any
+]
+
+
+def _nothing(factor, rows, moments, class_weight):
+    """Row statistics of a rule that needs none."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Shrinkage:
+    """A shrinkage rule: a record of pure functions, and a pytree whose one leaf is ``strength``.
+
+    Attributes:
+        strength: the number a user may sweep or differentiate; what it means is the rule's to say.
+        rule: ``(strength, covariance, moments, freedom, statistics) -> (a, b)``; see `apply`.
+        statistics: what the rule would know of single rows, as sums over them: a function, called on any
+            chunk of rows, of their y_r with Σ̂ = Σ_r y_r y_rᵀ, the rows, phase one of all rows, and the
+            weights w_c where y_r = √(w_c n_r) (x_r − μ_c), or None where the estimate is made otherwise.
+        needs_rows: whether the rule cannot do without them.
+    """
+
+    strength: Scalar
+    rule: Rule = field(metadata={"static": True})
+    statistics: Statistics = field(default=_nothing, metadata={"static": True})
+    needs_rows: bool = field(default=False, metadata={"static": True})
+
+    def apply(self, covariance: Scatter, moments: Moments, freedom: Freedom, statistics: Any) -> Scatter:
+        """Return a·Σ̂ + b·I.
+
+        Args:
+            covariance: Σ̂.
+            moments: phase one of all rows.
+            freedom: the degrees of freedom behind Σ̂.
+            statistics: sums of ``self.statistics`` over all rows; None where there are none, unless the rule
+                ``needs_rows``.
+        """
+        scale, shift = self.rule(jnp.asarray(self.strength), covariance, moments, freedom, statistics)
+        return covariance.scaled(scale).shifted(shift)
+
+
+def mean_variance(covariance: Scatter) -> Float[Array, ""]:
+    """tr(Σ̂)/d; of a factor without the product, as the sum of its squares."""
+    value = covariance.value
+    trace = jnp.square(value).sum() if covariance.factored else jnp.trace(value)
+    return trace / covariance.dim + covariance.shift
