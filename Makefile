@@ -20,9 +20,7 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest $(TESTS)
 
-# What depends on jax, with the oldest jax that pyproject.toml promises. Whether it is all there is the question,
-# so that compilation, which most of the time goes to, may be cheap.
-test-oldest: export JAX_DISABLE_MOST_OPTIMIZATIONS := 1
+# What depends on jax, with the oldest jax that pyproject.toml promises.
 test-oldest:
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS="jax==0.6.0 jaxlib==0.6.0" TESTS="-k 'not float64' $(NUMERICS)"
 

@@ -9,6 +9,8 @@ from jax import export, lax
 
 from covfree.backbones.convolution import convolve, max_pooled
 
+pytestmark = pytest.mark.usefixtures("optimised")
+
 LAYOUT = ("NHWC", "HWIO", "NHWC")
 
 

@@ -44,8 +44,3 @@ def cli(capsys):
 def compare(cli):
     """Runs ``compare`` on few clients of the digits; what is given comes last and wins."""
     return lambda *arguments: cli(*SMALL, *arguments)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def commands_run_once(cheap_compilation):
-    """On few examples."""

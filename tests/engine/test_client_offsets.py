@@ -13,8 +13,6 @@ from covfree.engine.parts import padded_rows
 from covfree.engine.stream import solve_stream
 from covfree.estimators.automatic import fair_numbers
 
-pytestmark = pytest.mark.usefixtures("cheap_compilation")
-
 CLASSES, DIM, CLIENTS, EXAMPLES = 6, 8, 20, 600
 # The strength of shrinkage is chosen from float32 sums, and follows their rounding.
 TOLERANCE = 1e-3

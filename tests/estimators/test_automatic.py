@@ -25,8 +25,6 @@ from covfree.estimators.shrinkage_rule import Shrinkage, mean_variance
 from covfree.federation import inner_dirichlet
 from covfree.linalg import Scatter
 
-pytestmark = pytest.mark.usefixtures("cheap_compilation")
-
 HINDSIGHT = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 FEW_ROWS = {"dim": 60, "clients": 3, "examples": 60}
 

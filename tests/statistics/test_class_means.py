@@ -13,6 +13,8 @@ from precision import FLOAT32, assert_close
 
 import covfree
 
+pytestmark = pytest.mark.usefixtures("optimised")
+
 seeds = st.integers(0, 2**31 - 1)
 
 
