@@ -7,7 +7,7 @@ import pytest
 # Two processes test at once: OpenBLAS's threads would wait for cores that the other process has. Read by
 # SciPy when jax first factorises, and by what the tests start.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-# Nearly all tests compile once and run on small data: what takes time is compiling. XLA's costly optimisations
+# Nearly all tests run once on small data: what takes time is compiling. XLA's costly optimisations
 # matter where rounding is the subject, as they put operations together: see `optimised`.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 

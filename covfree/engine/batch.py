@@ -16,7 +16,7 @@ from covfree.doors import as_int32, compiled, consecutive, fits_int32
 from covfree.engine.finite import finite
 from covfree.engine.totals import accumulate
 from covfree.methods import Method
-from covfree.methods.method import check_method, check_method_and_rows
+from covfree.methods.method import check_method
 from covfree.row_types import count_sum, summable
 from covfree.statistics.rows import bucket
 from covfree.types import AnyArray, Head, Message, PRNGKey, Rows, is_traced
@@ -43,8 +43,7 @@ def _solve_totals(method: Method, *totals: Any) -> Head:
     return method.solve(*totals)
 
 
-@compiled(("num_classes",), check=check_method_and_rows)
-def solve_rows(method: Method, rows: Rows, *, num_classes: int) -> Head:
+def solve_rows(method: Method, rows: Rows, *, num_classes: int) -> Any:
     """The head from the rows that a server holds.
 
     Args:
@@ -53,7 +52,7 @@ def solve_rows(method: Method, rows: Rows, *, num_classes: int) -> Head:
         num_classes: C, static.
 
     Returns:
-        The head.
+        The head, of the method's kind.
 
     >>> import covfree, jax, jax.numpy as jnp
     >>> rows = covfree.Rows(jnp.array([[0.0], [2.0], [5.0], [7.0]]), jnp.ones(4), jnp.array([0, 0, 1, 1]))
@@ -62,7 +61,8 @@ def solve_rows(method: Method, rows: Rows, *, num_classes: int) -> Head:
     >>> jax.vmap(bias)(jnp.array([0.0, 0.1, 1.0])).shape
     (3, 2)
     """
-    return method.solve(*accumulate(method, rows, num_classes=num_classes))
+    # Two compiled functions: the second, which takes longer to compile, does not know the number of rows.
+    return _solve_totals(method, *accumulate(method, rows, num_classes=num_classes))
 
 
 def solve_message(method: Method, message: Message, *, num_classes: int) -> Any:
@@ -96,14 +96,15 @@ def solve_message(method: Method, message: Message, *, num_classes: int) -> Any:
     if isinstance(count, np.ndarray):
         # jax would cut integers to 32 bits, silently.
         message = replace(message, rows=replace(message.rows, count=summable(count, count_sum(count))))
-    return finite(_solve_message(method, message, num_classes=num_classes))
+    if method.merge is None:
+        return finite(solve_rows(method, message.rows, num_classes=num_classes))
+    return finite(_solve_merged(method, message, num_classes=num_classes))
 
 
 @compiled(("num_classes",))
-def _solve_message(method: Method, message: Message, *, num_classes: int) -> Head:
-    if method.merge is None:
-        return method.solve(*accumulate(method, message.rows, num_classes=num_classes))
-    return method.solve(*method.merge(method.params, message, num_classes))
+def _solve_merged(method: Method, message: Message, *, num_classes: int) -> Head:
+    merge: Any = method.merge
+    return method.solve(*merge(method.params, message, num_classes))
 
 
 def summarise(
