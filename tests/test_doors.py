@@ -9,7 +9,7 @@ import covfree
 from covfree.doors import as_int32
 from covfree.methods.method import Method
 
-pytestmark = pytest.mark.usefixtures("untyped", "cheap_compilation")
+pytestmark = pytest.mark.usefixtures("untyped")
 
 TYPES = [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64]
 RNG = np.random.default_rng(0)

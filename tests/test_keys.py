@@ -11,8 +11,6 @@ from jax.extend.random import define_prng_impl, threefry_prng_impl
 import covfree
 from covfree.keys import derive
 
-pytestmark = pytest.mark.usefixtures("cheap_compilation")
-
 FEATURES = np.random.default_rng(0).normal(size=(36, 3)).astype(np.float32)
 LABELS, CLIENTS = np.arange(36) % 3, np.arange(36) % 4
 DRAWN, PARENTS = [], []
