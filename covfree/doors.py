@@ -28,7 +28,9 @@ def compiled(
 ) -> Callable[[Callable[_P, Any]], Callable[_P, Any]]:
     """``jax.jit`` of a public function, which looks at its arguments first: inside, values cannot raise.
 
-    Integers that int32 cannot hold are a ``ValueError`` that names the argument. (``jit`` takes 2³² for 0.)
+    ``jit`` cuts the 64 bits of NumPy's integers to 32 (where x64 is not enabled) and takes 2³² for 0. Here what
+    is above int32 is a ``ValueError`` that names the argument, and what is below is padding as any number
+    below 0.
 
     Args:
         static_argnames: as of ``jax.jit``.
@@ -43,15 +45,34 @@ def compiled(
         def door(*args: _P.args, **kwargs: _P.kwargs) -> Any:
             if check is not None:
                 check(*args, **kwargs)
-            if any(map(_beyond_int32, jax.tree.leaves((args, kwargs)))):
+            if any(map(_is_cut, jax.tree.leaves((args, kwargs)))):
                 arguments = inspect.signature(function).bind(*args, **kwargs).arguments
-                for path, leaf in jax.tree_util.tree_leaves_with_path(arguments):
-                    check_int32(f"{path[0].key}{jax.tree_util.keystr(path[1:])}", leaf)
+                return run(**jax.tree_util.tree_map_with_path(_uncut, arguments))
             return run(*args, **kwargs)
 
+        # What else there is of a jitted function: `solve_rows.lower(...)`.
+        for name in ("lower", "trace", "eval_shape", "clear_cache"):
+            setattr(door, name, getattr(run, name))
         return door
 
     return decorate
+
+
+def _is_cut(leaf: Any) -> bool:
+    """Whether jax would cut integers, of which it may not hold one."""
+    if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "iu" or leaf.size == 0:
+        return False
+    limits = np.iinfo(jax.dtypes.canonicalize_dtype(leaf.dtype))
+    return limits.bits < np.iinfo(leaf.dtype).bits and bool(
+        leaf.max() > _INT32.max or leaf.min() < _INT32.min
+    )
+
+
+def _uncut(path: tuple[Any, ...], leaf: Any) -> Any:
+    if not _is_cut(leaf):
+        return leaf
+    check_int32(f"{path[0].key}{jax.tree_util.keystr(path[1:])}", leaf)
+    return leaf.clip(_INT32.min)
 
 
 def as_int32(name: str, integers: Any) -> Integer[Array, "..."]:

@@ -35,10 +35,11 @@ def solve_totals(method: Method, *totals: Any) -> Any:
     Raises:
         ValueError: if the head is not finite (unless it is traced).
     """
+    check_method(method)
     return finite(_solve_totals(method, *totals))
 
 
-@compiled(check=check_method)
+@jax.jit
 def _solve_totals(method: Method, *totals: Any) -> Head:
     return method.solve(*totals)
 
@@ -77,8 +78,8 @@ def solve_message(method: Method, message: Message, *, num_classes: int) -> Any:
         The head, of the method's kind; equal, within rounding, to that of `fit` on the clients' examples.
 
     Raises:
-        ValueError: if the message lacks what the method sends, or if the head is not finite (unless it is
-            traced).
+        ValueError: if the message lacks what the method sends or was not collected, or if the head is not
+            finite (unless it is traced).
 
     >>> import covfree, jax.numpy as jnp
     >>> method = covfree.fed3r()
@@ -92,6 +93,8 @@ def solve_message(method: Method, message: Message, *, num_classes: int) -> Any:
         raise TypeError(
             f"message: expected a covfree.Message, such as collect(...).message, got {type(message).__name__}"
         )
+    if message.solved:
+        raise ValueError("message: expected what collect gives, got a client's own solution as it was sent")
     count = message.rows.count
     if isinstance(count, np.ndarray):
         # jax would cut integers to 32 bits, silently.
@@ -101,7 +104,7 @@ def solve_message(method: Method, message: Message, *, num_classes: int) -> Any:
     return finite(_solve_merged(method, message, num_classes=num_classes))
 
 
-@compiled(("num_classes",))
+@partial(jax.jit, static_argnames="num_classes")
 def _solve_merged(method: Method, message: Message, *, num_classes: int) -> Head:
     merge: Any = method.merge
     return method.solve(*merge(method.params, message, num_classes))

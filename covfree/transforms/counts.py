@@ -42,8 +42,20 @@ def _noisy(epsilon: Scalar, rows: Rows, key: PRNGKey, kind: CountNoise) -> Rows:
     return replace(rows, count=noisy)
 
 
-# One function a law, as transforms are told apart by their functions.
-_NOISES = {kind: partial(_noisy, kind=kind) for kind in get_args(CountNoise)}
+def _uniform(epsilon: Scalar, rows: Rows, key: PRNGKey) -> Rows:
+    return _noisy(epsilon, rows, key, "uniform")
+
+
+def _gaussian(epsilon: Scalar, rows: Rows, key: PRNGKey) -> Rows:
+    return _noisy(epsilon, rows, key, "gaussian")
+
+
+def _laplace(epsilon: Scalar, rows: Rows, key: PRNGKey) -> Rows:
+    return _noisy(epsilon, rows, key, "laplace")
+
+
+# Functions of the module: transforms are told apart by them, after pickling too.
+_NOISES = {"uniform": _uniform, "gaussian": _gaussian, "laplace": _laplace}
 
 
 def count_noise(kind: CountNoise, epsilon: Scalar) -> Transform:
