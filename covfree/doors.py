@@ -28,9 +28,9 @@ def compiled(
 ) -> Callable[[Callable[_P, Any]], Callable[_P, Any]]:
     """``jax.jit`` of a public function, which looks at its arguments first: inside, values cannot raise.
 
-    ``jit`` cuts the 64 bits of NumPy's integers to 32 (where x64 is not enabled) and takes 2³² for 0. Here what
-    is above int32 is a ``ValueError`` that names the argument, and what is below is padding as any number
-    below 0.
+    ``jit`` cuts the 64 bits of NumPy's integers to 32 (where x64 is not enabled) and takes 2³² for 0. Here
+    what is above int32 is a ``ValueError`` that names the argument, and what is below is padding as any
+    number below 0.
 
     Args:
         static_argnames: as of ``jax.jit``.
@@ -39,14 +39,19 @@ def compiled(
     """
 
     def decorate(function: Callable[_P, Any]) -> Callable[_P, Any]:
-        run = jax.jit(function, static_argnames=static_argnames)
+        run, signature = jax.jit(function, static_argnames=static_argnames), inspect.signature(function)
 
         @wraps(function)
         def door(*args: _P.args, **kwargs: _P.kwargs) -> Any:
             if check is not None:
-                check(*args, **kwargs)
+                try:
+                    check(*args, **kwargs)
+                except TypeError:
+                    # If arguments are missing, this says so of the function, not of its check.
+                    signature.bind(*args, **kwargs)
+                    raise
             if any(map(_is_cut, jax.tree.leaves((args, kwargs)))):
-                arguments = inspect.signature(function).bind(*args, **kwargs).arguments
+                arguments = signature.bind(*args, **kwargs).arguments
                 return run(**jax.tree_util.tree_map_with_path(_uncut, arguments))
             return run(*args, **kwargs)
 
@@ -59,13 +64,12 @@ def compiled(
 
 
 def _is_cut(leaf: Any) -> bool:
-    """Whether jax would cut integers, of which it may not hold one."""
+    """Whether integers of the host are beyond int32, which jax will make of them."""
     if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "iu" or leaf.size == 0:
         return False
-    limits = np.iinfo(jax.dtypes.canonicalize_dtype(leaf.dtype))
-    return limits.bits < np.iinfo(leaf.dtype).bits and bool(
-        leaf.max() > _INT32.max or leaf.min() < _INT32.min
-    )
+    if jax.dtypes.canonicalize_dtype(leaf.dtype) == np.int64:
+        return False
+    return bool(leaf.max() > _INT32.max or leaf.min() < _INT32.min)
 
 
 def _uncut(path: tuple[Any, ...], leaf: Any) -> Any:

@@ -110,7 +110,8 @@ def _stacked_root_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> 
 def eigh(matrix: Float[Array, "size size"]) -> tuple[Float[Array, " size"], Float[Array, "size size"]]:
     """Eigenvalues of a symmetric matrix, the smallest first, and eigenvectors as columns.
 
-    In the derivative of eigenvectors, directions of equal eigenvalues do not turn into one another.
+    In the derivative of eigenvectors, directions of eigenvalues that are equal but for rounding do not turn
+    into one another.
     """
     return _eigh(matrix)
 
@@ -121,5 +122,7 @@ def _eigh_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[tu
     (change,) = tangents
     inner = product(vectors.T, product((change + change.T) / 2, vectors))
     gap = values[None, :] - values[:, None]
-    turn = jnp.where(gap != 0, inner / jnp.where(gap != 0, gap, 1), 0)
+    rounding = jnp.finfo(values.dtype).eps * len(values) * jnp.abs(values).max(initial=0)
+    apart = jnp.abs(gap) > rounding
+    turn = jnp.where(apart, inner / jnp.where(apart, gap, 1), 0)
     return (values, vectors), (jnp.diagonal(inner), product(vectors, turn))

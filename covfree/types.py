@@ -218,7 +218,8 @@ class LinearHead(NamedTuple):
     A class that no row held has a weight column of 0 and a bias of 0, and is marked absent. Its score is −∞:
     it is never predicted and has probability 0 under a softmax. All leaves are finite floats, so that heads
     can be subtracted, averaged and differentiated leaf by leaf. The mark is one of them: it cancels in the
-    difference of two heads, and in a mean a class is present if it is so in any of the heads.
+    difference of two heads, and in a mean a class is present if it is so in any of the heads. Leave it out of
+    weight decay and of noise, which would move it.
 
     Attributes:
         weight: one column a class.

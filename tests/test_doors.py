@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from precision import x64
 
 import covfree
 from covfree.doors import as_int32
@@ -175,3 +176,33 @@ def test_misuse_is_named(case):
 def test_evaluate_wants_a_label_for_each_example():
     with pytest.raises(ValueError, match=r"labels: expected shape \[24\].*got \[1\]"):
         covfree.evaluate(HEAD, FEATURES, LABELS[:1])
+
+
+def test_the_door_looks_at_nothing_else():
+    """Raw keys are uint32; under x64 jax cuts nothing; what a jitted function can do besides stays."""
+    key = jax.random.split(jax.random.PRNGKey(0))[1]
+    assert int(np.max(key)) > 2**31
+    drawn = covfree.sample_rows(rows(LABELS, CLIENTS, COUNTS), 5, key=key)
+    assert drawn[0].shape == (5, 2)
+    with x64():
+        table = covfree.Rows(FEATURES, np.full(EXAMPLES, 2**31 - 1, np.int64), LABELS)
+        totals = covfree.accumulate(NCM, table, num_classes=3)
+    assert int(totals[0].count[0]) == 8 * (2**31 - 1)
+    assert "func" in covfree.evaluate.lower(HEAD, FEATURES, LABELS).as_text()
+
+
+def test_rows_far_below_zero_are_padding():
+    labels = np.array([0, -(2**32), 1, 1 - 2**32] * 6)
+    totals = covfree.accumulate(NCM, rows(labels, CLIENTS, np.ones(EXAMPLES, int)), num_classes=2)
+    np.testing.assert_array_equal(totals[0].count, [6, 6])
+
+
+def test_missing_arguments_are_those_of_the_function():
+    with pytest.raises(TypeError, match=r"missing a required.* argument: 'num_classes'"):
+        covfree.diagnose(ROWS)
+
+
+def test_solutions_that_were_not_collected():
+    sent = covfree.client_message(covfree.afl(), FEATURES, LABELS, num_classes=3)
+    with pytest.raises(ValueError, match="message: expected what collect gives"):
+        covfree.solve_message(covfree.afl(), sent, num_classes=3)

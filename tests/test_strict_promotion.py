@@ -67,7 +67,7 @@ def test_no_data_types_are_mixed():
         lambda: solved(covfree.relative(1)),
         lambda: solved(covfree.oas()),
         lambda: solved(covfree.ledoit_wolf()),
-        lambda: solved("auto", two, 2, head="auto"),
+        lambda: solved("auto", two, 2),
         recursion,
     ]
     with jax.numpy_dtype_promotion("strict"):

@@ -159,7 +159,10 @@ def compare(
         covfree.check(data.train_features, data.train_labels, clients, num_classes=data.num_classes)
         train = tuple(jax.device_put(x) for x in (data.train_features, data.train_labels, clients))
         for name, method in methods.items():
-            yield _run(name, method, data, train, seed)
+            try:
+                yield _run(name, method, data, train, seed)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
 
 
 def _run(name: str, method: Method, data: FeatureSet, train: tuple[jax.Array, ...], seed: int) -> Run:

@@ -158,7 +158,9 @@ def accumulate_parts(
         method: the method; not one that keeps rows.
         part: index to `Rows` of one shape. Numbers that it depends on, such as a PRNG key, go in as
             arguments: ``jax.tree_util.Partial(function, key)`` calls ``function(key, index)``, and another
-            key compiles nothing anew. Clients are numbered through all parts, if at all.
+            key compiles nothing anew. Clients are numbered through all parts, if at all, from 0 in an order
+            that says nothing of them: automatic shrinkage looks at those below 256 (others are numbered
+            anew in all other functions, so that a fair sample is looked at).
         num_parts: how many; indices are 0 … num_parts − 1.
         num_classes: C, static.
         axis_name: see `accumulate`; each device then goes over parts of its own, which ``part`` can tell by

@@ -10,7 +10,8 @@ from jaxtyping import Array, Bool, Float, Integer, Num
 
 from covfree.checks import check_positive, check_row_structure
 from covfree.doors import as_int32, check_int32
-from covfree.sums import group_means
+from covfree.products import product
+from covfree.sums import deviations, group_means
 from covfree.types import Moments, Rows
 
 
@@ -95,3 +96,18 @@ def example_moments(rows: Rows, num_classes: int) -> Moments:
     count = jnp.asarray(moments.count)
     # Counts that are floats may be larger than an integer can be.
     return replace(moments, rows=count if jnp.issubdtype(count.dtype, jnp.integer) else jnp.round(count))
+
+
+def centred_means(moments: Moments) -> Float[Array, "classes dim"]:
+    """Give the class means about the grand mean, μ_c − μ_g; 0 for an absent class.
+
+    Means are first taken about one of the classes, where what is within their rounding is 0: equal means have
+    no scatter between them, and no rule without a scale must take their rounding for one.
+    """
+    present = moments.present[:, None]
+    mean = jnp.where(present, moments.mean, 0)
+    first = mean[jnp.argmax(moments.present)]
+    away = jnp.where(present, deviations(mean, jnp.broadcast_to(first[None, :], mean.shape)), 0)
+    count = moments.count.astype(mean.dtype)
+    share = count / jnp.maximum(moments.num_examples, jnp.finfo(mean.dtype).tiny)
+    return jnp.where(present, away - product(share[None, :], away), 0)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from covfree.checks import check_choice
-from covfree.estimators.moments import row_counts, row_labels, row_means, valid_rows
+from covfree.estimators.moments import centred_means, row_counts, row_labels, row_means, valid_rows
 from covfree.linalg import Scatter, as_scatter
 from covfree.products import symmetric_product
 from covfree.sums import deviations
@@ -82,8 +82,8 @@ class Freedom:
         (Σ_j w_j ν_j)² / Σ_j w_j² ν_j matches mean and variance of the sum. With equal weights it is Σ_j ν_j.
         """
         # Weights relative to the largest: their squares neither overflow nor vanish.
-        largest = jnp.maximum(self.weight.max(initial=0), jnp.finfo(self.weight.dtype).tiny)
-        weight = self.weight / largest
+        largest = self.weight.max(initial=0)
+        weight = self.weight / jnp.where(largest > 0, largest, 1)
         square = (jnp.square(weight) * self.degrees).sum()
         seen = square > 0
         return jnp.where(seen, jnp.square((weight * self.degrees).sum()) / jnp.where(seen, square, 1), 0)
@@ -173,8 +173,7 @@ def within_scatter(
 
 
 def _between_factor(moments: Moments) -> Float[Array, "classes dim"]:
-    centred = moments.mean - moments.grand_mean[None, :]
-    return centred * jnp.sqrt(moments.count.astype(moments.total.dtype))[:, None]
+    return centred_means(moments) * jnp.sqrt(moments.count.astype(moments.total.dtype))[:, None]
 
 
 def between_scatter(moments: Moments) -> Float[Array, "dim dim"]:

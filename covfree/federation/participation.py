@@ -75,6 +75,11 @@ def first_rounds(
     [0, -1, 0, 1]
     """
     num_clients = check_integer("num_clients", num_clients, minimum=1)
+    schedule = np.asarray(schedule)
+    if schedule.ndim != 2 or schedule.dtype.kind not in "iu":
+        raise ValueError(
+            f"schedule must be integers [rounds, drawn], got {schedule.dtype} of shape {list(schedule.shape)}"
+        )
     if schedule.size and (schedule.min() < -1 or schedule.max() >= num_clients):
         raise ValueError(
             f"schedule must hold clients from 0 to {num_clients - 1}, or -1 for nobody, got numbers from "

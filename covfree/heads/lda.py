@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Float
 
+from covfree.estimators.moments import centred_means
 from covfree.heads.columns import fitting, head_for_present, log_priors
 from covfree.linalg import Scatter, factorise, solve
 from covfree.types import AnyArray, LinearHead, Moments
@@ -48,8 +49,7 @@ def lda_head(
     ([1.0, -1.0], [-2.0, 0.0])
     """
     mean, centre, present = moments.mean, moments.grand_mean[None, :], moments.present
-    away = jnp.where(present[:, None], mean - centre, 0)
-    weight = solve(factorise(fitting("covariance", covariance, moments)), away.T)
+    weight = solve(factorise(fitting("covariance", covariance, moments)), centred_means(moments).T)
     if priors is None:
         log_prior = log_priors(moments)
     else:

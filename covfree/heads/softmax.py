@@ -96,8 +96,11 @@ def _fit(
 
     # Padding may hold anything, NaN too.
     values = jnp.where(kept[:, None], features, 0).astype(dtype)
+    # About one of the examples first: the mean of equal values is rounded, and its rounding is no spread.
+    first = values[jnp.argmax(kept)][None, :]
+    values = jnp.where(kept[:, None], values - first, 0)
     mean = product(share[None, :], values)
-    values = jnp.where(kept[:, None], values - mean, 0)
+    values, mean = jnp.where(kept[:, None], values - mean, 0), first + mean
     spread = jnp.sqrt(jnp.mean(product(share[None, :], jnp.square(values))))
     spread = jnp.where(spread > 0, spread, 1)
     values = values / spread

@@ -429,3 +429,18 @@ def test_rows_must_say_whose_they_are():
     moments, freedom, factor = prepared(rows)
     with pytest.raises(ValueError, match="rows: expected rows with a client each"):
         client_sums(factor, rows, moments, freedom.weight)
+
+
+def test_where_rows_tell_nothing_rounding_does_not_choose():
+    """Clients with one class each and equal counts: all ratios are as likely, at any scale of features."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(40) % 4
+    means = (rng.normal(size=(40, 8)) + 3 * rng.normal(size=(4, 8))[labels]).astype(np.float32)
+    chosen = []
+    for scale in (1, 2, 64, 1024):
+        rows = covfree.Rows(means * np.float32(scale), np.full(40, 20), labels, np.arange(40))
+        moments, spread = covfree.accumulate(covfree.fedcof(), rows, num_classes=4)
+        system = covfree.fedcof().system(covfree.automatic(), moments, spread)
+        chosen.append(float(system.shift) / scale**2)
+    np.testing.assert_allclose(chosen, chosen[0], rtol=1e-3)
+    assert chosen[0] > 0.3 * float(np.trace(spread.scatter.dense())) / 8 / 1024**2

@@ -267,3 +267,9 @@ def test_a_multiple_of_the_identity_in_the_covariance_counts(rule):
     apart = covfree.linalg.Scatter.from_matrix(matrix).shifted(0.7)
     expected = rule.apply(whole, moments, freedom, None).dense()
     FLOAT32.assert_close(rule.apply(apart, moments, freedom, None).dense(), expected)
+
+
+def test_degrees_of_no_weight_have_a_derivative():
+    zero = jnp.zeros(2)
+    gradient = jax.grad(lambda weight: covfree.Freedom(jnp.ones(2), weight).effective)(zero)
+    np.testing.assert_array_equal(gradient, 0)

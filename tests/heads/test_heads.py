@@ -223,3 +223,16 @@ def test_a_matrix_of_another_size(name):
         build(name, jnp.eye(DIM + 1), moments)
     with pytest.raises(ValueError, match=r"(gram|covariance): expected .* got "):
         build(name, jnp.ones((DIM + 1, DIM)), moments)
+
+
+@pytest.mark.parametrize("value", [1.0, 0.1, -3.3e3, 7e-9])
+def test_equal_features_tell_classes_apart_by_their_number_alone(value):
+    """Whatever the number: class means that differ by rounding have no scatter between them."""
+    labels, clients = np.repeat([0, 1, 2], [10, 20, 30]), np.arange(60) % 7
+    features = np.full((60, 5), value, np.float32)
+    for method in (covfree.fedcof(), covfree.fedcof_oracle(), covfree.fedcof(covfree.pseudo_observations())):
+        head = covfree.fit(method, features, labels, clients)
+        np.testing.assert_array_equal(head.weight, 0)
+        np.testing.assert_allclose(jax.nn.softmax(head(features[:1]))[0], np.array([1, 2, 3]) / 6, rtol=1e-5)
+    trained = covfree.softmax_head(features, labels, 3)
+    np.testing.assert_array_equal(trained.weight, 0)

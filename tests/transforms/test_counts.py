@@ -1,6 +1,7 @@
 """Noise on counts: its laws, what it leaves alone, and how it travels with a method."""
 
 import dataclasses
+import pickle
 
 import deployed
 import jax
@@ -288,3 +289,10 @@ def test_no_epsilon_as_an_array(kind):
     """A number that jax holds is a number too, unless it is traced."""
     with pytest.raises(ValueError, match=f"epsilon: expected a number above 0 for {kind} noise"):
         covfree.count_noise(kind, jnp.float32(0))
+
+
+def test_pickled_noise_is_the_same_noise():
+    """So that a copy compiles nothing anew."""
+    method = covfree.fedncm().with_transforms(covfree.count_noise("laplace", 1.0))
+    (noise,) = method.transforms
+    assert pickle.loads(pickle.dumps(noise)) == noise

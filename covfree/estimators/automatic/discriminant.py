@@ -15,6 +15,7 @@ from covfree.estimators.automatic.foretold import (
     sampled_classes,
 )
 from covfree.estimators.automatic.offsets import Offsets
+from covfree.estimators.moments import centred_means
 from covfree.estimators.scatter import Freedom
 from covfree.lapack import eigh
 from covfree.linalg import Scatter
@@ -50,8 +51,7 @@ class Basis(NamedTuple):
     @classmethod
     def of(cls, covariance: Scatter, moments: Moments, offsets: Offsets, unit: Float[Array, ""]) -> Basis:
         """Of a covariance over ``unit``; means and directions are over its root."""
-        centred = jnp.where(moments.present[:, None], moments.mean - moments.grand_mean[None, :], 0)
-        centred, offset = (rows / jnp.sqrt(unit) for rows in (centred, offsets.vector))
+        centred, offset = (rows / jnp.sqrt(unit) for rows in (centred_means(moments), offsets.vector))
         values, vectors = eigh(covariance.core())
         rounding = _ROUNDING * jnp.finfo(values.dtype).eps * values.max(initial=0)
         values = jnp.where(values > rounding, values, 0)

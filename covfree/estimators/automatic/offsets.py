@@ -24,7 +24,8 @@ _LEAST_WITHIN = 0.25
 # Candidates of tr Δ/tr Σ, 6 % apart: from no offsets to such as drown all else.
 _RATIOS = np.concatenate([[0.0], np.logspace(-3, 4, 113)])
 
-
+# Twice log-likelihoods that differ by less are the same.
+_TOLD = 0.01
 # Clients may be left out whose rows weigh this little, and all offsets still be told from the rest.
 _NEGLIGIBLE = 1e-4
 
@@ -210,5 +211,7 @@ def _ratio(
 
     ratios = jnp.asarray(_RATIOS, level.dtype)
     likelihoods, variances = jax.vmap(likelihood)(ratios)
-    best = jnp.argmax(likelihoods)
+    # The first that the rows do not tell from the best. Where they tell nothing, as of clients with one row
+    # each of equal weight, all ratios are as likely, and rounding must not choose.
+    best = jnp.argmax(likelihoods >= likelihoods.max() - _TOLD)
     return ratios[best], variances[best]

@@ -8,6 +8,7 @@ import numpy as np
 
 from covfree.estimators.automatic.discriminant import Basis, foretold_error
 from covfree.estimators.automatic.offsets import ClientSums, client_sums, no_offsets, offsets_of
+from covfree.estimators.moments import centred_means
 from covfree.estimators.scatter import Freedom
 from covfree.estimators.shrinkage_rule import Shrinkage, mean_variance
 from covfree.linalg import Scatter
@@ -87,8 +88,7 @@ def _automatic(
     chosen, scale = (jnp.power(10.0, (belief * x).sum() / total) for x in (decades, scale_decades))
 
     count = moments.count.astype(dtype)
-    centred = moments.mean - moments.grand_mean[None, :]
-    between = (count * jnp.square(centred).mean(1)).sum() / jnp.maximum(count.sum(), 1)
+    between = (count * jnp.square(centred_means(moments)).mean(1)).sum() / jnp.maximum(count.sum(), 1)
     unseen = jnp.where(between > 0, between, 1)
     scale = scale / (1 + chosen)
     return jnp.where(seen, scale, 1), jnp.where(seen, scale * chosen * unit, unseen)
