@@ -49,7 +49,7 @@ def test_roots_and_eigenvectors():
         root = lapack.stacked_root(jnp.asarray(-STACK))
         np.testing.assert_allclose(root, np.linalg.cholesky(MATRIX), rtol=1e-12)
         values, vectors = lapack.eigh(jnp.asarray(MATRIX))
-        np.testing.assert_allclose((vectors * values) @ vectors.T, MATRIX, rtol=1e-12)
+        np.testing.assert_allclose((vectors * values[None, :]) @ vectors.T, MATRIX, rtol=1e-12)
 
 
 def test_equal_eigenvalues_do_not_turn_into_one_another():
@@ -58,9 +58,8 @@ def test_equal_eigenvalues_do_not_turn_into_one_another():
     matrix = turn @ np.diag([1.0, 1.0, 3.0]) @ turn.T
     change = RNG.normal(size=(3, 3))
     with x64():
-        (values, _), (moved, turned) = jax.jvp(
-            lapack.eigh, (jnp.asarray(matrix),), (jnp.asarray(change + change.T),)
-        )
+        found = jax.jvp(lapack.eigh, (jnp.asarray(matrix),), (jnp.asarray(change + change.T),))
+    (values, _), (moved, turned) = jax.tree.map(np.asarray, found)
     assert values[0] != values[1]  # to the bit
     np.testing.assert_allclose(moved.sum(), 2 * np.trace(change), rtol=1e-9)
     assert np.abs(turned).max() < 10
