@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.squares import rounding, unit_diagonal
+from covfree.squares import is_positive, rounding, unit_diagonal
 from covfree.types import Rows, is_traced
 
 _INT32_MAX = np.iinfo(np.int32).max
@@ -143,8 +143,10 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
     if bad.any():
         row = int(np.argmax(bad))
         raise ValueError(f"count: row {row} has count {count[row]}; expected finite numbers of at least 0")
-    if (count > _MOST_EXAMPLES).any():
-        row = int(np.argmax(count > _MOST_EXAMPLES))
+    # As float64: float16 has no number for the limit.
+    many = count.astype(np.float64) > _MOST_EXAMPLES
+    if many.any():
+        row = int(np.argmax(many))
         raise ValueError(f"count: row {row} has count {count[row]}; expected at most 2**53")
     if (label >= num_classes).any():
         row = int(np.argmax(label >= num_classes))
@@ -211,7 +213,9 @@ def _check_covariances(
     tolerance = rounding(total, covariance.dtype)
     for row in np.flatnonzero(used):
         where = f"covariance: row {row} (class {label[row]})"
-        unit_diagonal(where, _at_least_float32(covariance[row]), total, tolerance)
+        scaled, _ = unit_diagonal(where, _at_least_float32(covariance[row]), total, tolerance)
+        if not is_positive(scaled, tolerance):
+            raise ValueError(f"{where} has a negative eigenvalue; expected a sum of squares")
 
 
 def check_row_structure(rows: Rows, *, dim: int | None = None) -> None:
@@ -228,8 +232,10 @@ def check_row_structure(rows: Rows, *, dim: int | None = None) -> None:
         ("covariance", rows.covariance, _floating, "floats"),
         ("sketch", rows.sketch, _boolean, "booleans"),
     ):
-        if array is not None and not right(_dtype(array)):
-            raise TypeError(f"{name}: expected {expected}, got {_dtype(array)}")
+        if array is None and name in ("covariance", "sketch"):
+            continue
+        if array is None or not right(_dtype(array)):
+            raise TypeError(f"{name}: expected {expected}, got {None if array is None else _dtype(array)}")
     shape = np.shape(rows.mean)
     if len(shape) != 2 or (dim is not None and shape[1] != dim):
         raise ValueError(f"mean: expected shape [rows, {'dim' if dim is None else dim}], got {list(shape)}")

@@ -88,13 +88,12 @@ def sound_message(message: Message, bounds: Bounds, num_examples: int | None = N
 
 
 def common_dim(messages: Iterable[Any]) -> int | None:
-    """The dimension that all messages have; None if none has one.
+    """The dimension that all messages with well-formed rows have; None if there is none.
 
     Raises:
         ValueError: if they differ: the server knows its features, and a vote would leave that to the senders.
     """
-    sizes = [np.shape(message.rows.mean) for message in messages if isinstance(message, Message)]
-    dims = Counter(size[1] for size in sizes if len(size) == 2)
+    dims = Counter(np.shape(message.rows.mean)[1] for message in messages if _has_rows(message))
     if len(dims) > 1:
         found = ", ".join(f"{dim} ({number})" for dim, number in sorted(dims.items()))
         raise ValueError(
@@ -104,12 +103,20 @@ def common_dim(messages: Iterable[Any]) -> int | None:
     return next(iter(dims), None)
 
 
+def _has_rows(message: Any) -> bool:
+    try:
+        check_row_structure(message.rows)
+    except (AttributeError, TypeError, ValueError):
+        return False
+    return True
+
+
 def _parts(message: Message) -> dict[str, int]:
     """Dimensions of each part that may be there or not, 0 where it is not; and whether it is a solution."""
     rows = message.rows
     parts = {"covariance": rows.covariance, "sketch": rows.sketch, "matrix": message.matrix}
     sizes = {name: 0 if part is None else np.ndim(part) for name, part in parts.items()}
-    return {**sizes, "solved": message.solved}
+    return {**sizes, "solved": bool(message.solved)}
 
 
 def unlike(sound: Mapping[Hashable, Message], before: Message | None) -> dict[Hashable, str]:

@@ -21,6 +21,8 @@ _FORMAT = "covfree.Message"
 _VERSION = "1"
 _NEEDED = ("mean", "count", "label")
 _ROWS = (*_NEEDED, "client", "covariance", "sketch")
+# What NumPy can read; safetensors has more of them.
+_DTYPES = ("BF16", "F16", "F32", "F64", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "BOOL")
 
 
 @contextmanager
@@ -78,6 +80,9 @@ def _opened(path: str | PathLike[str]) -> Iterator[Any]:
                     f"{expected}, with {', '.join(_NEEDED)} and no other tensors than client, covariance, "
                     f"sketch and matrix, got {sorted(names)}"
                 )
+            dtypes = {name: opened.get_slice(name).get_dtype() for name in names}
+            if strange := {name: dtype for name, dtype in dtypes.items() if dtype not in _DTYPES}:
+                raise ValueError(f"{expected}, in data types among {', '.join(_DTYPES)}, got {strange}")
             yield opened
     except safetensors.SafetensorError as error:
         raise ValueError(f"{expected}, got a file that is cut short or no safetensors: {error}") from error

@@ -85,6 +85,22 @@ def test_what_is_no_message_at_all_is_set_aside(untyped, wrong):
     np.testing.assert_array_equal(collected.message.rows.count, [3, 5])
 
 
+@pytest.mark.parametrize("part", ["mean", "count", "label", "rows"])
+def test_what_lacks_a_part_is_set_aside(untyped, part):
+    """Whether or not the server says what d is."""
+    good = rows()
+    bad = dataclasses.replace(good, rows=None) if part == "rows" else with_rows(good, **{part: None})
+    for dim in (2, None):
+        collected = covfree.collect({"bad": bad, "good": good}, num_classes=3, dim=dim)
+        assert set(collected.rejected) == {"bad"}
+        assert collected.rejected["bad"].startswith(f"{part}: expected ")
+
+
+def test_counts_in_half_precision_are_counts():
+    collected = covfree.collect({"a": rows(count_dtype=np.float16)}, num_classes=3)
+    np.testing.assert_array_equal(collected.message.rows.count, [3, 5])
+
+
 def test_many_bad_messages_at_once(untyped):
     """Every one is named with its own reason, and what is left is what it would be had they never come."""
     good = messages("fedcof")

@@ -173,6 +173,16 @@ def test_what_is_no_covariance_is_refused(covariance, text):
     assert reason(with_rows(message, count=np.zeros(2, np.int32))) == ""
 
 
+def test_a_covariance_with_a_negative_eigenvalue_is_refused():
+    """Its diagonal is positive, and no correlation is beyond 1."""
+    sound = with_rows(rows(mean=np.zeros((2, 4))), covariance=np.ones((2, 4, 4), np.float32))
+    assert reason(sound) == ""
+    wrong = np.array(sound.rows.covariance)
+    wrong[1] = 2 * np.eye(4) - 1
+    text = "covariance: row 1 (class 2) has a negative eigenvalue; expected a sum of squares"
+    assert reason(with_rows(sound, covariance=wrong)) == text
+
+
 def test_parts_of_the_wrong_type_are_refused(untyped):
     for dtype in ("complex128", "int64"):
         message = with_rows(rows(), covariance=np.ones(2, dtype))

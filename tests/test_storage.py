@@ -1,6 +1,8 @@
 """Message files: what is written is read, bad files are named, and a folder gives what `collect` gives."""
 
+import json
 import shutil
+import struct
 
 import jax
 import jax.numpy as jnp
@@ -93,7 +95,22 @@ def of_the_future(path):
     safetensors.numpy.save_file(tensors, path, metadata={"format": "covfree.Message", "version": "99"})
 
 
+def float8(path):
+    """NumPy has no such type, so that reading the tensor would fail in a way of its own."""
+    header, place = {"__metadata__": {"format": "covfree.Message"}}, 0
+    for name, dtype, shape, size in (
+        ("mean", "F32", [1, 2], 8),
+        ("label", "I64", [1], 8),
+        ("count", "F8_E4M3", [1], 1),
+    ):
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [place, place + size]}
+        place += size
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(place))
+
+
 BAD_FILES = {
+    float8: "in data types among BF16, .*, got {'count': 'F8_E4M3'}",
     truncated: "cut short or no safetensors",
     empty: "cut short or no safetensors",
     junk: "cut short or no safetensors",
@@ -171,7 +188,7 @@ def test_a_folder_reads_headers_and_counts_alone(tmp_path, monkeypatch):
             tensor = self._file.get_slice(name)
 
             class Slice:
-                get_shape = tensor.get_shape
+                get_shape, get_dtype = tensor.get_shape, tensor.get_dtype
 
                 def __getitem__(self, key):
                     read.append(tensor[key].size)
@@ -228,7 +245,7 @@ SENT = {
 @pytest.mark.parametrize("messages", SENT.values(), ids=SENT)
 def test_collecting_files_is_collecting_messages(messages, batch, tmp_path, monkeypatch):
     messages = {**messages, "client-0": spoil(messages["client-0"], mean=np.nan), "none": EMPTY}
-    folder = written(tmp_path, messages, foreign=head, short=truncated)
+    folder = written(tmp_path, messages, foreign=head, short=truncated, tiny=float8)
     monkeypatch.setattr(folders, "_BATCH", batch)
     sizes = []
 
@@ -248,7 +265,7 @@ def test_collecting_files_is_collecting_messages(messages, batch, tmp_path, monk
         jax.tree.leaves(collected.message), jax.tree.leaves(expected.message), strict=True
     ):
         np.testing.assert_array_equal(ours, theirs)
-    assert set(collected.rejected) == {"client-0", "foreign", "short"}
+    assert set(collected.rejected) == {"client-0", "foreign", "short", "tiny"}
     assert collected.rejected["client-0"] == expected.rejected["client-0"]
 
 
@@ -258,7 +275,7 @@ def test_all_files_say_what_is_expected_of_each(untyped, batch, tmp_path, monkey
     messages = {"a": rows(mean=((1, 2, 3), (4, 5, 6))), "b": gram(0), **SENT["rows"]}
     folder = written(tmp_path, {**messages, "c": rows(label=(0,))})
     monkeypatch.setattr(folders, "_BATCH", batch)
-    with pytest.raises(ValueError, match=r"dim: expected .* got None and messages of 2 \(9\), 3 \(1\)"):
+    with pytest.raises(ValueError, match=r"dim: expected .* got None and messages of 2 \(8\), 3 \(1\)"):
         collect_files(folder, num_classes=CLASSES)
     collected = collect_files(folder, num_classes=CLASSES, dim=DIM)
     assert collected.clients == tuple(SENT["rows"])
