@@ -168,8 +168,10 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
             )
     if rows.covariance is not None:
         _check_covariances(np.asarray(rows.covariance), count, label, used)
-    # Room for more clients and larger weights than there are, before a sum of squares overflows.
-    most = float(jnp.finfo(jnp.promote_types(mean.dtype, jnp.float32)).max) ** 0.75
+    if rows.sketch is not None and (labelled := used & np.asarray(rows.sketch) & (label >= 0)).any():
+        row = int(np.argmax(labelled))
+        raise ValueError(f"label: row {row} has label {label[row]}; expected -1, as it is a sketch")
+    most = largest_sum(mean.dtype)
     squares = square_sums(rows)
     if (used & (squares > most)).any():
         row = int(np.argmax(used & (squares > most)))
@@ -179,11 +181,20 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
         )
 
 
+def largest_sum(dtype: np.dtype) -> float:
+    """Σ‖f‖² of a row or a matrix, at most: sums over more clients than there are do not overflow then."""
+    return float(jnp.finfo(jnp.promote_types(dtype, jnp.float32)).max) ** 0.75
+
+
 def square_sums(rows: Rows) -> np.ndarray:
-    """Σ‖f‖² over the examples behind each row, as far as it tells: n‖μ‖² + (n − 1) tr S; on the host."""
+    """Σ‖f‖² over the examples behind each row, as far as it tells: n‖μ‖² + (n − 1) tr S; on the host.
+
+    A sketch is a sum over the examples already.
+    """
     count, mean = np.asarray(rows.count).astype(np.float64), _at_least_float32(rows.mean)
+    terms = count if rows.sketch is None else np.where(np.asarray(rows.sketch), 1.0, count)
     with np.errstate(over="ignore", invalid="ignore"):
-        sums = count * np.einsum("rd,rd->r", mean, mean)
+        sums = terms * np.einsum("rd,rd->r", mean, mean)
         if rows.covariance is not None:
             values = _at_least_float32(rows.covariance)
             trace = {
@@ -256,6 +267,12 @@ def check_positive(name: str, value: int) -> None:
         raise TypeError(f"{name}: expected an integer of at least 1, got {value!r}")
     if value.__index__() < 1:
         raise ValueError(f"{name}: expected an integer of at least 1, got {value!r}")
+
+
+def check_type(name: str, value: Any, expected: type) -> None:
+    """Raise unless a value is of this type."""
+    if not isinstance(value, expected):
+        raise TypeError(f"{name}: expected a {expected.__name__}, got {type(value).__name__}")
 
 
 def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:

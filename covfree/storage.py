@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from covfree.checks import check_row_structure
+from covfree.checks import check_row_structure, check_type
 from covfree.optional import optional
 from covfree.types import Message, Rows
 
@@ -46,6 +46,7 @@ def save_message(message: Message, path: str | PathLike[str]) -> None:
         message: from `client_message`, or from `collect`.
         path: the file, which is replaced if it is there. Its name is what `collect_files` calls the client.
     """
+    check_type("message", message, Message)
     rows = {name: getattr(message.rows, name) for name in _ROWS}
     # Contiguous: the writer takes the memory as it lies.
     tensors = {

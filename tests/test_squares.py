@@ -42,6 +42,7 @@ REFUSED = {
     ),
     "complex": (GOOD + 1e-3j, "matrix: expected floats, got complex128"),
     "integers that wrap": (np.full((2, 2), 100, np.int8), "matrix: expected floats, got int8"),
+    "about to overflow": (3e37 * np.eye(2, dtype=np.float32), "matrix: has a trace of 6e+37; expected at mo"),
     "huge": (np.full((2, 2), 1e300), "matrix: holds 1e+300 at (0, 0); expected finite numbers"),
 }
 

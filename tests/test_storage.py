@@ -344,6 +344,61 @@ def test_a_copy_of_a_file_is_no_other_client(tmp_path):
     assert collected.rejected["d"].endswith("d.safetensors: expected a message of its own, got a copy of 'c'")
 
 
+def test_an_identity_that_was_stolen_does_not_set_the_owner_aside(tmp_path):
+    """Whatever the thief sends; only the same bytes are a copy."""
+    written(tmp_path, {"good": rows()})
+    with safetensors.safe_open(tmp_path / "good.safetensors", "numpy") as opened:
+        metadata = opened.metadata()
+    parts = {"mean": np.ones((1, 2)), "count": np.array([-5]), "label": np.array([0])}
+    safetensors.numpy.save_file(parts, tmp_path / "aaa.safetensors", metadata=metadata)
+    shutil.copy(tmp_path / "good.safetensors", tmp_path / "later.safetensors")
+    collected = collect_files(MessageFolder(tmp_path), num_classes=CLASSES)
+    assert collected.clients == ("good",)
+    assert collected.rejected["aaa"].startswith("count: row 0 has count -5")
+    assert collected.rejected["later"].endswith("got a copy of 'good'")
+
+
+def test_names_are_as_unique_as_files(tmp_path):
+    for name in ("a", "a.safetensors", "b.safetensors"):
+        save_message(rows(), tmp_path / name)
+    collected = collect_files(MessageFolder(tmp_path, "*"), num_classes=CLASSES)
+    assert collected.clients == ("a", "a.safetensors", "b")
+
+
+def test_what_is_something_else_is_an_error_that_names_it(untyped, tmp_path):
+    folder = written(tmp_path, {"0": rows()})
+    for call, error, text in (
+        (
+            lambda: collect_files(str(tmp_path), num_classes=3),
+            TypeError,
+            "folder: expected a MessageFolder, got str",
+        ),
+        (
+            lambda: collect_files(folder, num_classes=0),
+            ValueError,
+            "num_classes: expected an integer of at least",
+        ),
+        (
+            lambda: collect_files(folder, num_classes=3, num_examples={0: 8}),
+            ValueError,
+            "num_examples: expected c",
+        ),
+        (
+            lambda: save_message(rows().rows, tmp_path / "b"),
+            TypeError,
+            "message: expected a Message, got Rows",
+        ),
+        (
+            lambda: covfree.solve_stream(covfree.fedncm(), str(tmp_path), num_classes=3),
+            TypeError,
+            "source: expected a MessageFolder, got str",
+        ),
+    ):
+        with pytest.raises(error, match=text):
+            call()
+    assert [file.name for file in tmp_path.iterdir()] == ["0.safetensors"]
+
+
 def test_bounds_of_a_folder_are_those_of_messages(tmp_path):
     sent = {"a": rows(), "b": rows(count=(10**6, 5)), "c": rows(mean=9 * np.ones((2, 2)))}
     folder = written(tmp_path, sent)

@@ -77,7 +77,7 @@ def whoever_they_are(totals):
     """FedCOF's totals, less what depends on how clients are numbered."""
     moments, spread = totals
     sums = spread.statistics
-    return moments, spread.scatter, sums.counts @ sums.counts.T, sums.totals.T @ sums.totals, sums.others
+    return moments, spread.scatter, sums.counts @ sums.counts.T, sums.totals.T @ sums.totals, sums.classes
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
