@@ -10,15 +10,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.checks import (
-    check_positive,
-    check_row_structure,
-    check_rows,
-    check_strength,
-    largest_sum,
-    square_sums,
-)
+from covfree.checks import check_positive, check_row_structure, check_strength
 from covfree.row_types import RowTypes, count_sum, held, sound_rows
+from covfree.row_values import check_rows, largest_sum, square_sums
 from covfree.squares import bordered, is_positive, rounding, unit_diagonal
 from covfree.types import Message, Rows
 

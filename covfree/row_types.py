@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.checks import check_rows
+from covfree.row_values import check_rows
 from covfree.types import Rows
 
 _INT32 = np.iinfo(np.int32).max
