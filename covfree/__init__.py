@@ -15,7 +15,6 @@ from covfree.accounting import formula_bytes as formula_bytes
 from covfree.accounting import message_bytes as message_bytes
 from covfree.accounting import upload as upload
 from covfree.checks import check as check
-from covfree.checks import check_rows as check_rows
 from covfree.engine import Diagnosis as Diagnosis
 from covfree.engine import accumulate as accumulate
 from covfree.engine import accumulate_parts as accumulate_parts
@@ -79,6 +78,7 @@ from covfree.methods import fedncm as fedncm
 from covfree.methods import fedpft as fedpft
 from covfree.methods import naive_bayes as naive_bayes
 from covfree.methods import qda as qda
+from covfree.row_values import check_rows as check_rows
 from covfree.server import Collected as Collected
 from covfree.server import collect as collect
 from covfree.server import forget as forget

@@ -9,12 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.squares import rounding, unit_diagonal
 from covfree.types import Rows, is_traced
 
 _INT32_MAX = np.iinfo(np.int32).max
-# Every whole number up to this one is a float64, so that sums of counts are exact.
-_MOST_EXAMPLES = 2**53
 
 
 def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int | None = None) -> None:
@@ -60,13 +57,13 @@ def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int |
             "(below 0 is padding)"
         )
     used = labels >= 0 if owners is None else (labels >= 0) & (owners >= 0)
-    position = _first_non_finite(np.asarray(features), used)
+    position = first_non_finite(np.asarray(features), used)
     if position is not None:
         row, column = position
         value = np.asarray(features)[row, column]
         raise ValueError(
             f"features: {_place(row, owners)} (class {labels[row]}) holds {value} at position {column}; "
-            f"expected {_finite_numbers(value, _dtype(features))}"
+            f"expected {finite_numbers(value, _dtype(features))}"
         )
 
 
@@ -97,7 +94,7 @@ def _on_host(features: Any, labels: Any, clients: Any, most: int) -> bool:
     """Whether the values are sound."""
     labels = np.asarray(labels)
     used = labels >= 0 if clients is None else (labels >= 0) & (np.asarray(clients) >= 0)
-    return not (labels > most).any() and _first_non_finite(np.asarray(features), used) is None
+    return not (labels > most).any() and first_non_finite(np.asarray(features), used) is None
 
 
 def _on_device(features: jax.Array, labels: Any, clients: Any, most: int) -> bool:
@@ -117,103 +114,6 @@ def _finite(features: jax.Array, kept: list[jax.Array]) -> jax.Array:
     return ~wrong.any()
 
 
-def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
-    """Raise unless class rows, as a server received them, are sound.
-
-    Args:
-        rows: what came.
-        num_classes: C.
-        dim: d that is expected, or None for any.
-
-    Raises:
-        TypeError: if a data type is wrong.
-        ValueError: if a shape or a value is wrong: a NaN or infinite mean of a row that counts, a count that
-            is negative, not finite or above 2⁵³, a label past the end, a covariance that is negative or not
-            symmetric, and numbers so large that sums of their squares would leave the data type.
-
-    >>> import jax.numpy as jnp
-    >>> check_rows(Rows(jnp.ones((1, 2)), jnp.array([-3]), jnp.array([0])), num_classes=4)
-    Traceback (most recent call last):
-        ...
-    ValueError: count: row 0 has count -3; expected finite numbers of at least 0
-    """
-    check_row_structure(rows, dim=dim)
-    mean, count, label = (np.asarray(x) for x in (rows.mean, rows.count, rows.label))
-    bad = ~(np.isfinite(count) & (count >= 0))
-    if bad.any():
-        row = int(np.argmax(bad))
-        raise ValueError(f"count: row {row} has count {count[row]}; expected finite numbers of at least 0")
-    if (count > _MOST_EXAMPLES).any():
-        row = int(np.argmax(count > _MOST_EXAMPLES))
-        raise ValueError(f"count: row {row} has count {count[row]}; expected at most 2**53")
-    if (label >= num_classes).any():
-        row = int(np.argmax(label >= num_classes))
-        raise ValueError(
-            f"label: row {row} has label {label[row]}; expected labels below num_classes = {num_classes}"
-        )
-    used = (count > 0) & (label >= 0 if rows.sketch is None else (label >= 0) | np.asarray(rows.sketch))
-    for name, values in (("mean", mean), ("covariance", rows.covariance)):
-        if values is None:
-            continue
-        # Not −1: of no rows there is no size to infer.
-        flat = np.asarray(values).reshape(len(label), math.prod(np.shape(values)[1:]))
-        position = _first_non_finite(flat, used)
-        if position is not None:
-            row, column = position
-            raise ValueError(
-                f"{name}: row {row} (class {label[row]}) holds {flat[row, column]} at position {column}; "
-                f"expected {_finite_numbers(flat[row, column], flat.dtype)}"
-            )
-    if rows.covariance is not None:
-        _check_covariances(np.asarray(rows.covariance), count, label, used)
-    # Room for more clients and larger weights than there are, before a sum of squares overflows.
-    most = float(jnp.finfo(jnp.promote_types(mean.dtype, jnp.float32)).max) ** 0.75
-    squares = square_sums(rows)
-    if (used & (squares > most)).any():
-        row = int(np.argmax(used & (squares > most)))
-        raise ValueError(
-            f"mean: row {row} (class {label[row]}) stands for squares that sum to {squares[row]:.2g}; "
-            f"expected at most {most:.2g}, as larger sums could overflow"
-        )
-
-
-def square_sums(rows: Rows) -> np.ndarray:
-    """Σ‖f‖² over the examples behind each row, as far as it tells: n‖μ‖² + (n − 1) tr S; on the host."""
-    count, mean = np.asarray(rows.count).astype(np.float64), _at_least_float32(rows.mean)
-    with np.errstate(over="ignore", invalid="ignore"):
-        sums = count * np.einsum("rd,rd->r", mean, mean)
-        if rows.covariance is not None:
-            values = _at_least_float32(rows.covariance)
-            trace = {
-                1: lambda: mean.shape[1] * values,
-                2: lambda: values.sum(1),
-                3: lambda: np.einsum("rdd->r", values),
-            }[values.ndim]()
-            sums += np.maximum(count - 1, 0) * trace
-    return sums
-
-
-def _check_covariances(
-    covariance: np.ndarray, count: np.ndarray, label: np.ndarray, used: np.ndarray
-) -> None:
-    if covariance.ndim < 3:
-        flat = covariance.reshape(len(label), math.prod(covariance.shape[1:]))
-        negative = (flat < 0) & used[:, None]
-        if negative.any():
-            row, column = (int(place) for place in np.argwhere(negative)[0])
-            raise ValueError(
-                f"covariance: row {row} (class {label[row]}) holds {flat[row, column]} at position {column}; "
-                "expected variances of at least 0"
-            )
-        return
-    # A component of a mixture is a sum over all examples, with weights.
-    total = float(count[used].sum(dtype=np.float64))
-    tolerance = rounding(total, covariance.dtype)
-    for row in np.flatnonzero(used):
-        where = f"covariance: row {row} (class {label[row]})"
-        unit_diagonal(where, _at_least_float32(covariance[row]), total, tolerance)
-
-
 def check_row_structure(rows: Rows, *, dim: int | None = None) -> None:
     """Raise unless these are rows, with the shapes and data types of rows; values may be traced."""
     if not isinstance(rows, Rows):
@@ -228,8 +128,10 @@ def check_row_structure(rows: Rows, *, dim: int | None = None) -> None:
         ("covariance", rows.covariance, _floating, "floats"),
         ("sketch", rows.sketch, _boolean, "booleans"),
     ):
-        if array is not None and not right(_dtype(array)):
-            raise TypeError(f"{name}: expected {expected}, got {_dtype(array)}")
+        if array is None and name in ("covariance", "sketch"):
+            continue
+        if array is None or not right(_dtype(array)):
+            raise TypeError(f"{name}: expected {expected}, got {None if array is None else _dtype(array)}")
     shape = np.shape(rows.mean)
     if len(shape) != 2 or (dim is not None and shape[1] != dim):
         raise ValueError(f"mean: expected shape [rows, {'dim' if dim is None else dim}], got {list(shape)}")
@@ -250,6 +152,12 @@ def check_positive(name: str, value: int) -> None:
         raise TypeError(f"{name}: expected an integer of at least 1, got {value!r}")
     if value.__index__() < 1:
         raise ValueError(f"{name}: expected an integer of at least 1, got {value!r}")
+
+
+def check_type(name: str, value: Any, expected: type) -> None:
+    """Raise unless a value is of this type."""
+    if not isinstance(value, expected):
+        raise TypeError(f"{name}: expected a {expected.__name__}, got {type(value).__name__}")
 
 
 def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
@@ -288,11 +196,6 @@ def _boolean(dtype: np.dtype) -> bool:
     return dtype == np.bool_
 
 
-def _at_least_float32(values: Any) -> np.ndarray:
-    values = np.asarray(values)
-    return values.astype(jnp.promote_types(values.dtype, jnp.float32), copy=False)
-
-
 def _numeric(dtype: np.dtype) -> bool:
     return _floating(dtype) or _integer(dtype)
 
@@ -306,11 +209,12 @@ def _computed(dtype: np.dtype) -> np.dtype:
     return jax.dtypes.canonicalize_dtype(dtype)
 
 
-def _finite_numbers(value: Any, dtype: np.dtype) -> str:
+def finite_numbers(value: Any, dtype: np.dtype) -> str:
+    """What was expected in the place of a value that is not finite in the type that is computed with."""
     return f"numbers that are finite in {_computed(dtype)}" if np.isfinite(value) else "finite numbers"
 
 
-def _first_non_finite(values: np.ndarray, used: np.ndarray) -> tuple[int, int] | None:
+def first_non_finite(values: np.ndarray, used: np.ndarray) -> tuple[int, int] | None:
     """Row and column of the first number in use that is not finite in the type that is computed with."""
     if values.shape[1] == 0:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import jax
 
-from covfree.checks import check_row_structure
+from covfree.checks import check_row_structure, check_type
 from covfree.received import Bounds, common_dim, sort_out, unlike
 from covfree.row_types import count_sum
 from covfree.server import Collected, collect
@@ -58,6 +59,29 @@ def _stamp(path: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
+class _Copies:
+    """Files by what they hold. Files with one identity alone are read: it may be stolen, their bytes not."""
+
+    def __init__(self) -> None:
+        self._alone: dict[str, tuple[str, Path] | None] = {}
+        self._digests: dict[bytes, str] = {}
+
+    def first(self, identity: str, name: str, file: Path) -> str:
+        """The name of the first file with these bytes, which may be this one."""
+        if identity not in self._alone:
+            self._alone[identity] = name, file
+            return name
+        if (other := self._alone[identity]) is not None:
+            self._digests[_digest(other[1])] = other[0]
+            self._alone[identity] = None
+        return self._digests.setdefault(_digest(file), name)
+
+
+def _digest(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
 class MessageFolder:
     """The message files of a folder, as they are when it is opened; their headers and counts alone are read.
 
@@ -85,19 +109,22 @@ class MessageFolder:
         Raises:
             ValueError: if there is no such folder, or no such file in it.
         """
-        root, headers, identities = Path(path), {}, {}
+        root, headers = Path(path), {}
         files: list[MessageFile] = []
         self.rejected: dict[str, str] = {}
-        # With the suffix: names without are then as unique as the files.
+        copies, names = _Copies(), set[str]()
         for file in sorted(root.glob(pattern)):
-            name = file.relative_to(root).as_posix().removesuffix(_SUFFIX)
+            name = file.relative_to(root).as_posix()
+            # What is shorter comes first, so that the name with the suffix is not taken.
+            name = name if (short := name.removesuffix(_SUFFIX)) in names else short
+            names.add(name)
             try:
                 # Looked at first, so that what changes while the header is read shows.
                 stamp, (header, count, identity) = _stamp(file), read_header(file)
+                first = name if identity is None else copies.first(identity, name, file)
             except (OSError, ValueError) as error:
                 self.rejected[name] = str(error)
                 continue
-            first = name if identity is None else identities.setdefault(identity, name)
             if first != name:
                 self.rejected[name] = f"path: {file}: expected a message of its own, got a copy of {first!r}"
             else:
@@ -171,8 +198,9 @@ def collect_files(
         The sound messages in one, for `solve_message`, and the reason for each file that was set aside.
 
     Raises:
-        ValueError: if no file holds a sound message (it names the first reasons), or if files differ in d and
-            no ``dim`` says which is right.
+        TypeError: if the folder is none, or a bound is no number.
+        ValueError: if no file holds a sound message (it names the first reasons); if files differ in d and
+            no ``dim`` says which is right; if a bound is wrong, see `collect`.
 
     >>> import covfree, numpy as np, tempfile
     >>> rows = covfree.Rows(np.ones((1, 2)), np.array([3]), np.array([0]))
@@ -184,8 +212,11 @@ def collect_files(
     >>> received.clients, received.message.matrix.tolist()
     (('a', 'b'), [[6.0, 6.0], [6.0, 6.0]])
     """
+    check_type("folder", folder, MessageFolder)
+    bounds = Bounds(num_classes, dim, num_examples or {}, max_count, max_norm)
+    bounds.check_announced([file.name for file in folder.files])
     files, rejected = folder.sound(dim)
-    bounds = Bounds(num_classes, files[0].header.rows.mean.shape[1], num_examples or {}, max_count, max_norm)
+    bounds = replace(bounds, dim=files[0].header.rows.mean.shape[1])
     collected: Collected | None = None
     for batch in _batches(files):
         messages: dict[Hashable, Message] = {}
@@ -194,8 +225,9 @@ def collect_files(
                 messages[file.name] = load_message(file.path)
             except (OSError, ValueError) as error:
                 rejected[file.name] = str(error)
+        announced = {name: number for name, number in bounds.num_examples.items() if name in messages}
         try:
-            collected = collect(messages, **vars(bounds), before=collected)
+            collected = collect(messages, **{**vars(bounds), "num_examples": announced}, before=collected)
         except ValueError:
             # None of them is sound, and none was before.
             reasons = sort_out(messages, bounds, None)[1]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.checks import check_row_structure, check_rows, square_sums
+from covfree.checks import check_positive, check_row_structure, check_strength
 from covfree.row_types import RowTypes, count_sum, held, sound_rows
+from covfree.row_values import check_rows, largest_sum, square_sums
 from covfree.squares import bordered, is_positive, rounding, unit_diagonal
 from covfree.types import Message, Rows
 
@@ -33,6 +34,24 @@ class Bounds:
     num_examples: Mapping[Hashable, int] = field(default_factory=dict)
     max_count: int | float | None = None
     max_norm: int | float | None = None
+
+    def __post_init__(self) -> None:
+        """Raise unless all of them can be bounds."""
+        check_positive("num_classes", self.num_classes)
+        if self.dim is not None:
+            check_positive("dim", self.dim)
+        if not isinstance(self.num_examples, Mapping):
+            raise TypeError(f"num_examples: expected a number by client, got {self.num_examples!r}")
+        named = {f"num_examples[{client!r}]": number for client, number in self.num_examples.items()}
+        for name, value in {**named, "max_count": self.max_count, "max_norm": self.max_norm}.items():
+            if value is not None:
+                check_strength(name, value)
+
+    def check_announced(self, senders: Collection[Hashable]) -> None:
+        """Raise if ``num_examples`` names clients, and none of them is among the senders."""
+        if self.num_examples and senders and not any(client in senders for client in self.num_examples):
+            named, sent = (", ".join(map(repr, list(names)[:3])) for names in (self.num_examples, senders))
+            raise ValueError(f"num_examples: expected clients that sent, such as {sent}; got {named}")
 
 
 def sort_out(
@@ -68,16 +87,9 @@ def sound_message(message: Message, bounds: Bounds, num_examples: int | None = N
     if not isinstance(message, Message):
         raise TypeError(f"message: expected a Message, got {type(message).__name__}")
     check_row_structure(message.rows, dim=bounds.dim)
-    total = _total(message.rows)
     types = RowTypes.of(message.rows, count_sum(message.rows.count))
     rows = sound_rows(message.rows, types, num_classes=bounds.num_classes)
-    # The parts of a class that a mixture's components hold add up but for rounding.
-    exact = np.asarray(message.rows.count).dtype.kind in "iu"
-    if num_examples is not None and not np.isclose(total, num_examples, rtol=0 if exact else 1e-5):
-        raise ValueError(f"count: counts sum to {total:.15g}; expected the {num_examples} examples announced")
-    if bounds.max_count is not None and total > bounds.max_count:
-        most = bounds.max_count
-        raise ValueError(f"count: counts sum to {total:.15g}; expected at most max_count = {most}")
+    total = _check_counts(message.rows, bounds.max_count, num_examples)
     matrix = _sound_matrix(message, total)
     if message.solved and matrix is not None:
         rows = _with_means(rows, matrix)
@@ -88,13 +100,12 @@ def sound_message(message: Message, bounds: Bounds, num_examples: int | None = N
 
 
 def common_dim(messages: Iterable[Any]) -> int | None:
-    """The dimension that all messages have; None if none has one.
+    """The dimension that all messages with well-formed rows have; None if there is none.
 
     Raises:
         ValueError: if they differ: the server knows its features, and a vote would leave that to the senders.
     """
-    sizes = [np.shape(message.rows.mean) for message in messages if isinstance(message, Message)]
-    dims = Counter(size[1] for size in sizes if len(size) == 2)
+    dims = Counter(np.shape(message.rows.mean)[1] for message in messages if _has_rows(message))
     if len(dims) > 1:
         found = ", ".join(f"{dim} ({number})" for dim, number in sorted(dims.items()))
         raise ValueError(
@@ -104,12 +115,20 @@ def common_dim(messages: Iterable[Any]) -> int | None:
     return next(iter(dims), None)
 
 
+def _has_rows(message: Any) -> bool:
+    try:
+        check_row_structure(message.rows)
+    except (AttributeError, TypeError, ValueError):
+        return False
+    return True
+
+
 def _parts(message: Message) -> dict[str, int]:
     """Dimensions of each part that may be there or not, 0 where it is not; and whether it is a solution."""
     rows = message.rows
     parts = {"covariance": rows.covariance, "sketch": rows.sketch, "matrix": message.matrix}
     sizes = {name: 0 if part is None else np.ndim(part) for name, part in parts.items()}
-    return {**sizes, "solved": message.solved}
+    return {**sizes, "solved": bool(message.solved)}
 
 
 def unlike(sound: Mapping[Hashable, Message], before: Message | None) -> dict[Hashable, str]:
@@ -141,8 +160,25 @@ def _described(name: str, size: int) -> str:
     return "none" if size == 0 else f"an array of {size} dimensions"
 
 
-def _total(rows: Rows) -> float:
-    return count_sum(np.asarray(rows.count)[np.asarray(rows.label) >= 0])
+def _check_counts(rows: Rows, max_count: int | float | None, num_examples: int | float | None) -> float:
+    """The number of examples behind the rows, or raise unless it is as announced and within the bound."""
+    count = np.asarray(rows.count)
+    total = count_sum(count[np.asarray(rows.label) >= 0])
+    # The parts of a class that a mixture's components hold add up but for rounding.
+    slack = 0 if count.dtype.kind in "iu" else 1e-5
+    if num_examples is not None and not np.isclose(total, num_examples, rtol=slack):
+        raise ValueError(f"count: counts sum to {total:.15g}; expected the {num_examples} examples announced")
+    if max_count is not None and total > max_count * (1 + slack):
+        raise ValueError(f"count: counts sum to {total:.15g}; expected at most max_count = {max_count}")
+    if rows.sketch is not None:
+        degrees = max((float(n) for n in count[np.asarray(rows.sketch)]), default=0.0)
+        for most in (num_examples, max_count):
+            if most is not None and degrees > most:
+                raise ValueError(
+                    f"count: sketches show {degrees:.15g} degrees of freedom; expected at most {most}, the "
+                    "number of examples"
+                )
+    return total
 
 
 def _sound_matrix(message: Message, total: float) -> np.ndarray | None:
@@ -162,6 +198,10 @@ def _sound_matrix(message: Message, total: float) -> np.ndarray | None:
     if not np.isfinite(matrix).all():
         place = tuple(int(i) for i in np.argwhere(~np.isfinite(matrix))[0])
         raise ValueError(f"matrix: holds {came[place]} at {place}; expected finite numbers")
+    if (trace := float(np.trace(matrix, dtype=np.float64))) > (most := largest_sum(matrix.dtype)):
+        raise ValueError(
+            f"matrix: has a trace of {trace:.2g}; expected at most {most:.2g}, as larger sums could overflow"
+        )
     rows = message.rows
     tolerance = rounding(total, came.dtype, np.asarray(rows.mean).dtype)
     scaled, size = unit_diagonal("matrix:", matrix, total, tolerance)
@@ -206,17 +246,31 @@ def _with_means(rows: Rows, matrix: np.ndarray) -> Rows:
 
 
 def _check_norms(rows: Rows, matrix: np.ndarray | None, total: float, max_norm: int | float) -> None:
-    """Raise unless the sums of squares are those of features of at most this norm."""
+    """Raise unless the sums of squares are those of features of at most this norm.
+
+    Of n examples of a class the scatter has a trace of at most n·max_norm², and n ≤ 2(n − 1) where it is not
+    0. The squares of m sketches sum to a quadratic form in random signs, whose mean is that trace t. With
+    a chance of at most e⁻ˣ it is above t·(1 + 2√(x/m) + 2x/m) (Laurent and Massart 2000, Lemma 1, as signs
+    have no larger exponential moments than normal numbers); x is 20.
+    """
     most = max_norm**2 * (1 + 1e-3)
-    count = np.maximum(np.asarray(rows.count).astype(np.float64), 1)
-    norms = np.sqrt(square_sums(rows) / count)
-    wrong = (norms**2 > most) & (np.asarray(rows.count) > 0) & (np.asarray(rows.label) >= 0)
+    count, label = np.asarray(rows.count).astype(np.float64), np.asarray(rows.label)
+    squares = square_sums(rows)
+    wrong = (squares > count * most) & (count > 0) & (label >= 0)
     if wrong.any():
         row = int(np.argmax(wrong))
         raise ValueError(
-            f"mean: row {row} (class {np.asarray(rows.label)[row]}) is of features of norm "
-            f"{norms[row]:.7g} on average; expected at most max_norm = {max_norm}"
+            f"mean: row {row} (class {label[row]}) is of features of norm "
+            f"{np.sqrt(squares[row] / count[row]):.7g} on average; expected at most max_norm = {max_norm}"
         )
+    if rows.sketch is not None and (sketch := np.asarray(rows.sketch) & (count > 0)).any():
+        luck = 20 / sketch.sum()
+        largest = 2 * count[sketch].max() * most * (1 + 2 * np.sqrt(luck) + 2 * luck)
+        if squares[sketch].sum() > largest:
+            raise ValueError(
+                f"mean: sketches have squares that sum to {squares[sketch].sum():.7g}; expected at most "
+                f"{largest:.7g} of features of norm max_norm = {max_norm}"
+            )
     if matrix is not None and (trace := float(np.trace(matrix, dtype=np.float64))) > total * most:
         raise ValueError(
             f"matrix: has a trace of {trace:.7g}; expected at most {total * max_norm**2:.7g}, the number of "

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.checks import check_rows
+from covfree.row_values import check_rows
 from covfree.types import Rows
 
 _INT32 = np.iinfo(np.int32).max
@@ -39,6 +40,17 @@ class RowTypes:
         covariance = None if rows.covariance is None else held(np.asarray(rows.covariance).dtype)
         return cls(
             held(np.asarray(rows.mean).dtype), _summed(np.asarray(rows.count).dtype, total), covariance
+        )
+
+    @classmethod
+    def common(cls, types: Sequence[RowTypes]) -> RowTypes:
+        """Those that hold the rows of all of these, which have covariances or have none."""
+        covariances = [own.covariance for own in types if own.covariance is not None]
+        return cls(
+            np.result_type(*(own.mean for own in types)),
+            # An integer beside floats would make wider floats of both in NumPy.
+            np.dtype(jnp.result_type(*(own.count for own in types))),
+            np.result_type(*covariances) if covariances else None,
         )
 
     def cast(self, rows: Rows) -> Rows:

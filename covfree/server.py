@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.checks import check_positive
+from covfree.checks import check_type
 from covfree.messages import select_rows
 from covfree.received import Bounds, common_dim, sort_out, sound_message
 from covfree.row_types import count_sum, summable
-from covfree.squares import rounding
+from covfree.squares import rounding, unit_diagonal
 from covfree.types import Message, Rows
 
 
@@ -69,8 +69,10 @@ def collect(
         The sound messages in one, for `solve_message`, and the reason for each that was set aside.
 
     Raises:
-        ValueError: if no message is sound and none was before (it names the first reasons), or if messages
-            differ in their number of features and no ``dim`` says which is right.
+        TypeError: if ``messages`` or ``before`` are something else, or a bound is no number.
+        ValueError: if no message is sound and none was before (it names the first reasons); if messages
+            differ in their number of features and no ``dim`` says which is right, or ``dim`` is not that of
+            ``before``; if a bound is below 0 or not finite, or ``num_examples`` names nobody who sent.
 
     >>> import covfree, jax.numpy as jnp
     >>> good = Message(covfree.Rows(jnp.ones((1, 2)), jnp.array([3]), jnp.array([0])))
@@ -81,16 +83,22 @@ def collect(
     >>> collect({"a": good, "b": good}, num_classes=1, before=first).message.rows.client.tolist()
     [0, 1]
     """
-    check_positive("num_classes", num_classes)
+    check_type("messages", messages, Mapping)
+    if before is not None:
+        check_type("before", before, Collected)
     rejected = {} if before is None else dict(before.rejected)
     known = () if before is None else before.clients
     seen = set(known)
     new = {client: message for client, message in messages.items() if client not in seen}
     again = set() if before is None else set(before.repeated)
     repeated = (*(before.repeated if before else ()), *(c for c in messages if c in seen and c not in again))
-    if dim is None:
-        dim = common_dim(new.values()) if before is None else before.message.rows.mean.shape[1]
-    bounds = Bounds(num_classes, dim, num_examples or {}, max_count, max_norm)
+    known_dim = None if before is None else before.message.rows.mean.shape[1]
+    if None not in (dim, known_dim) and dim != known_dim:
+        raise ValueError(f"dim: expected {known_dim}, that of the messages before; got {dim}")
+    bounds = Bounds(num_classes, known_dim if dim is None else dim, num_examples or {}, max_count, max_norm)
+    bounds.check_announced({*messages, *known})
+    if bounds.dim is None:
+        bounds = replace(bounds, dim=common_dim(new.values()))
     # What was collected holds means, whatever was sent.
     received = None if before is None else replace(before.message, solved=before.solved)
     sound, reasons = sort_out(new, bounds, received)
@@ -136,7 +144,8 @@ def forget(
     Raises:
         ValueError: if the client, or a class of it, is not known; if a matrix is to be removed and no message
             came, or one with other rows than the client's; if a class of a client is to be removed whose
-            matrix or sketches mix its classes. Nothing is removed then.
+            matrix or sketches mix its classes; or if the matrix is larger than what all sent. Nothing is
+            removed then.
 
     >>> import covfree, jax.numpy as jnp
     >>> sent = Message(covfree.Rows(jnp.ones((1, 2)), jnp.array([3]), jnp.array([0])))
@@ -145,6 +154,9 @@ def forget(
     >>> left.clients, left.message.rows.count.tolist()
     (('b',), [3])
     """
+    check_type("collected", collected, Collected)
+    if message is not None:
+        check_type("message", message, Message)
     if client not in collected.clients:
         raise ValueError(f"client: expected one that was collected, got {client!r}")
     index, rows = collected.clients.index(client), collected.message.rows
@@ -169,7 +181,10 @@ def forget(
             raise ValueError(
                 "message: expected what the client sent, as its matrix was added to others; got none"
             )
-        matrix = np.asarray(matrix) - _matrix_of(message, select_rows(rows, mine), collected.solved)
+        own = _matrix_of(message, select_rows(rows, mine), collected.solved)
+        matrix = np.asarray(matrix) - own
+        if not mine.all():
+            _check_rest(matrix, own, count_sum(rows.count))
     rows, clients = select_rows(rows, ~mine), collected.clients
     if label is None:
         owner = np.asarray(rows.client)
@@ -207,6 +222,21 @@ def _matrix_of(message: Message, stored: Rows, solved: bool) -> np.ndarray:
             f"{stored.mean[row, column]} at position {column}; got {rows.mean[row, column]}"
         )
     return matrix
+
+
+def _check_rest(rest: np.ndarray, own: np.ndarray, num_examples: float) -> None:
+    """Raise unless what a matrix leaves of a sum of matrices is a sum of squares.
+
+    A client that computed its matrix anew leaves an error of τ·√(a_ii a_jj) at most, with A = ``own``, which
+    τ a_ii more on the diagonal make up for: √(a_ii a_jj) is then the most that they add off it. The others
+    may have sent theirs in half precision.
+    """
+    tolerance = 4 * rounding(num_examples, jnp.dtype(jnp.bfloat16))
+    try:
+        slack = tolerance * np.diagonal(own).astype(np.float64)
+        unit_diagonal("what is left of the sum", rest + np.diag(slack), num_examples, tolerance)
+    except ValueError as error:
+        raise ValueError(f"message: expected the matrix that the client sent; {error}") from error
 
 
 def _merged(messages: Sequence[Message]) -> Message:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from covfree.checks import check_row_structure
+from covfree.checks import check_row_structure, check_type
 from covfree.optional import optional
 from covfree.types import Message, Rows
 
@@ -21,6 +21,8 @@ _FORMAT = "covfree.Message"
 _VERSION = "1"
 _NEEDED = ("mean", "count", "label")
 _ROWS = (*_NEEDED, "client", "covariance", "sketch")
+# What NumPy can read; safetensors has more of them.
+_DTYPES = ("BF16", "F16", "F32", "F64", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "BOOL")
 
 
 @contextmanager
@@ -44,6 +46,7 @@ def save_message(message: Message, path: str | PathLike[str]) -> None:
         message: from `client_message`, or from `collect`.
         path: the file, which is replaced if it is there. Its name is what `collect_files` calls the client.
     """
+    check_type("message", message, Message)
     rows = {name: getattr(message.rows, name) for name in _ROWS}
     # Contiguous: the writer takes the memory as it lies.
     tensors = {
@@ -78,6 +81,9 @@ def _opened(path: str | PathLike[str]) -> Iterator[Any]:
                     f"{expected}, with {', '.join(_NEEDED)} and no other tensors than client, covariance, "
                     f"sketch and matrix, got {sorted(names)}"
                 )
+            dtypes = {name: opened.get_slice(name).get_dtype() for name in names}
+            if strange := {name: dtype for name, dtype in dtypes.items() if dtype not in _DTYPES}:
+                raise ValueError(f"{expected}, in data types among {', '.join(_DTYPES)}, got {strange}")
             yield opened
     except safetensors.SafetensorError as error:
         raise ValueError(f"{expected}, got a file that is cut short or no safetensors: {error}") from error

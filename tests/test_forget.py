@@ -154,6 +154,8 @@ def test_what_another_client_sent_cannot_be_taken_out():
             covfree.forget(everybody, 23, message=with_rows(sent[23], mean=means))
         with pytest.raises(ValueError, match=r"matrix: holds .* expected a diagonal of at least 0"):
             covfree.forget(everybody, 23, message=dataclasses.replace(sent[23], matrix=-sent[23].matrix))
+        with pytest.raises(ValueError, match=r"message: expected the (matrix|rows) that"):
+            covfree.forget(everybody, 23, message=dataclasses.replace(sent[23], matrix=99 * sent[23].matrix))
         assert_same(everybody, collect(sent), sent)
         assert covfree.forget(everybody, 23, message=sent[23]).clients == collect(without(sent, 23)).clients
     with pytest.raises(ValueError, match="message: expected solved = True as the client sent it, got False"):

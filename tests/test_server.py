@@ -85,6 +85,22 @@ def test_what_is_no_message_at_all_is_set_aside(untyped, wrong):
     np.testing.assert_array_equal(collected.message.rows.count, [3, 5])
 
 
+@pytest.mark.parametrize("part", ["mean", "count", "label", "rows"])
+def test_what_lacks_a_part_is_set_aside(untyped, part):
+    """Whether or not the server says what d is."""
+    good = rows()
+    bad = dataclasses.replace(good, rows=None) if part == "rows" else with_rows(good, **{part: None})
+    for dim in (2, None):
+        collected = covfree.collect({"bad": bad, "good": good}, num_classes=3, dim=dim)
+        assert set(collected.rejected) == {"bad"}
+        assert collected.rejected["bad"].startswith(f"{part}: expected ")
+
+
+def test_counts_in_half_precision_are_counts():
+    collected = covfree.collect({"a": rows(count_dtype=np.float16)}, num_classes=3)
+    np.testing.assert_array_equal(collected.message.rows.count, [3, 5])
+
+
 def test_many_bad_messages_at_once(untyped):
     """Every one is named with its own reason, and what is left is what it would be had they never come."""
     good = messages("fedcof")
@@ -516,6 +532,80 @@ def test_the_norm_of_features_can_be_bounded():
             covfree.collect({"a": message}, num_classes=3, max_norm=norm)
     for message, norm in ((sound, 5.0), (wide, 5.1), (with_matrix(rows()), 5.0)):
         assert covfree.collect({"a": message}, num_classes=3, max_norm=norm).rejected == {}
+
+
+def test_fractions_of_an_example_do_not_escape_the_bound_on_norms():
+    """A row of 10⁻⁶ examples of norm 999 is worth one of norm 1, a hundred thousand such rows are not."""
+    few = rows(mean=((999, 0), (0, 1)), count=(1e-6, 1), count_dtype=np.float32)
+    with pytest.raises(ValueError, match=r"mean: row 0 \(class 0\) is of features of norm 999 on average"):
+        covfree.collect({"a": few}, num_classes=3, max_norm=1.0)
+
+
+def test_sketches_do_not_escape_the_bounds():
+    """Nor are honest ones refused, whose squares sum to more than those of the features in one of a few."""
+    features, labels = np.tile([[1.0], [-1.0]], (20, 2)).astype(np.float32), np.arange(40) // 20
+    method, bounds = covfree.fedcof_sketches(1), {"max_count": 40, "max_norm": 2**0.5}
+    key = jax.random.key(0)
+    honest = covfree.client_message(method, features, labels, num_classes=2, key=key)
+    sketch = np.asarray(honest.rows.sketch)
+    for scale in (1.0, 2.5):
+        mean = np.where(sketch[:, None], scale * np.sqrt(38), 0).astype(np.float32)
+        lucky = with_rows(honest, mean=mean)
+        assert covfree.collect({"a": lucky}, num_classes=2, **bounds).rejected == {}
+    for part, text in (
+        ({"mean": np.where(sketch[:, None], np.float32(1e8), 0)}, "mean: sketches have squares that sum to "),
+        (
+            {"count": np.where(sketch, 10**6, 20)},
+            "count: sketches show 1000000 degrees of freedom; expected at",
+        ),
+        ({"label": np.zeros(3, np.int32)}, "label: row 2 has label 0; expected -1, as it is a sketch"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            covfree.collect({"a": with_rows(honest, **part)}, num_classes=2, **bounds)
+
+
+def test_sketches_of_large_features_are_no_larger_sums_than_they_are():
+    """A sketch is a sum over all its examples, and not to be taken times their number."""
+    sketch = np.array([False, True])
+    sent = rows(mean=((1, 1), (1e14, 0)), count=(3000, 2999), label=(0, -1))
+    assert covfree.collect({"a": with_rows(sent, sketch=sketch)}, num_classes=3).rejected == {}
+
+
+def test_counts_that_are_weights_add_up_but_for_rounding():
+    message = rows(count=(3.000001, 5), count_dtype=np.float32)
+    assert covfree.collect({"a": message}, num_classes=3, max_count=8).rejected == {}
+    with pytest.raises(ValueError, match="count: counts sum to 8"):
+        covfree.collect({"a": rows(count=(3.001, 5), count_dtype=np.float32)}, num_classes=3, max_count=8)
+
+
+@pytest.mark.parametrize(
+    ("bound", "error", "text"),
+    [
+        ({"max_norm": np.nan}, ValueError, "max_norm: expected a finite number of at least 0, got nan"),
+        ({"max_count": np.nan}, ValueError, "max_count: expected a finite number of at least 0, got nan"),
+        ({"max_norm": -50}, ValueError, "max_norm: expected a finite number of at least 0, got -50"),
+        ({"num_examples": {"a": -1}}, ValueError, r"num_examples\['a'\]: expected a finite number"),
+        ({"num_examples": {"b": 8}}, ValueError, "num_examples: expected clients that sent, .* 'a'; got 'b'"),
+        ({"dim": 0}, ValueError, "dim: expected an integer of at least 1, got 0"),
+        ({"max_count": "5"}, TypeError, "max_count: expected a number, got '5'"),
+        ({"num_examples": 8}, TypeError, "num_examples: expected a number by client, got 8"),
+        ({"before": rows()}, TypeError, "before: expected a Collected, got Message"),
+    ],
+)
+def test_a_bound_that_bounds_nothing_is_an_error(untyped, bound, error, text):
+    with pytest.raises(error, match=text):
+        covfree.collect({"a": rows()}, num_classes=3, **bound)
+
+
+def test_what_is_no_mapping_of_messages_is_an_error(untyped):
+    with pytest.raises(TypeError, match="messages: expected a Mapping, got list"):
+        covfree.collect([rows()], num_classes=3)
+
+
+def test_dim_cannot_change_between_rounds():
+    first = covfree.collect({"a": rows()}, num_classes=3)
+    with pytest.raises(ValueError, match="dim: expected 2, that of the messages before; got 3"):
+        covfree.collect({"b": rows()}, num_classes=3, dim=3, before=first)
 
 
 # Who sends again

@@ -42,6 +42,7 @@ REFUSED = {
     ),
     "complex": (GOOD + 1e-3j, "matrix: expected floats, got complex128"),
     "integers that wrap": (np.full((2, 2), 100, np.int8), "matrix: expected floats, got int8"),
+    "about to overflow": (3e37 * np.eye(2, dtype=np.float32), "matrix: has a trace of 6e+37; expected at mo"),
     "huge": (np.full((2, 2), 1e300), "matrix: holds 1e+300 at (0, 0); expected finite numbers"),
 }
 
@@ -171,6 +172,16 @@ def test_what_is_no_covariance_is_refused(covariance, text):
     assert reason(message).startswith(f"covariance: {text}")
     # Of padding it may be anything.
     assert reason(with_rows(message, count=np.zeros(2, np.int32))) == ""
+
+
+def test_a_covariance_with_a_negative_eigenvalue_is_refused():
+    """Its diagonal is positive, and no correlation is beyond 1."""
+    sound = with_rows(rows(mean=np.zeros((2, 4))), covariance=np.ones((2, 4, 4), np.float32))
+    assert reason(sound) == ""
+    wrong = np.array(sound.rows.covariance)
+    wrong[1] = 2 * np.eye(4) - 1
+    text = "covariance: row 1 (class 2) has a negative eigenvalue; expected a sum of squares"
+    assert reason(with_rows(sound, covariance=wrong)) == text
 
 
 def test_parts_of_the_wrong_type_are_refused(untyped):

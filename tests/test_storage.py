@@ -1,6 +1,8 @@
 """Message files: what is written is read, bad files are named, and a folder gives what `collect` gives."""
 
+import json
 import shutil
+import struct
 
 import jax
 import jax.numpy as jnp
@@ -93,7 +95,22 @@ def of_the_future(path):
     safetensors.numpy.save_file(tensors, path, metadata={"format": "covfree.Message", "version": "99"})
 
 
+def float8(path):
+    """NumPy has no such type, so that reading the tensor would fail in a way of its own."""
+    header, place = {"__metadata__": {"format": "covfree.Message"}}, 0
+    for name, dtype, shape, size in (
+        ("mean", "F32", [1, 2], 8),
+        ("label", "I64", [1], 8),
+        ("count", "F8_E4M3", [1], 1),
+    ):
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [place, place + size]}
+        place += size
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(place))
+
+
 BAD_FILES = {
+    float8: "in data types among BF16, .*, got {'count': 'F8_E4M3'}",
     truncated: "cut short or no safetensors",
     empty: "cut short or no safetensors",
     junk: "cut short or no safetensors",
@@ -171,7 +188,7 @@ def test_a_folder_reads_headers_and_counts_alone(tmp_path, monkeypatch):
             tensor = self._file.get_slice(name)
 
             class Slice:
-                get_shape = tensor.get_shape
+                get_shape, get_dtype = tensor.get_shape, tensor.get_dtype
 
                 def __getitem__(self, key):
                     read.append(tensor[key].size)
@@ -228,7 +245,7 @@ SENT = {
 @pytest.mark.parametrize("messages", SENT.values(), ids=SENT)
 def test_collecting_files_is_collecting_messages(messages, batch, tmp_path, monkeypatch):
     messages = {**messages, "client-0": spoil(messages["client-0"], mean=np.nan), "none": EMPTY}
-    folder = written(tmp_path, messages, foreign=head, short=truncated)
+    folder = written(tmp_path, messages, foreign=head, short=truncated, tiny=float8)
     monkeypatch.setattr(folders, "_BATCH", batch)
     sizes = []
 
@@ -248,7 +265,7 @@ def test_collecting_files_is_collecting_messages(messages, batch, tmp_path, monk
         jax.tree.leaves(collected.message), jax.tree.leaves(expected.message), strict=True
     ):
         np.testing.assert_array_equal(ours, theirs)
-    assert set(collected.rejected) == {"client-0", "foreign", "short"}
+    assert set(collected.rejected) == {"client-0", "foreign", "short", "tiny"}
     assert collected.rejected["client-0"] == expected.rejected["client-0"]
 
 
@@ -258,7 +275,7 @@ def test_all_files_say_what_is_expected_of_each(untyped, batch, tmp_path, monkey
     messages = {"a": rows(mean=((1, 2, 3), (4, 5, 6))), "b": gram(0), **SENT["rows"]}
     folder = written(tmp_path, {**messages, "c": rows(label=(0,))})
     monkeypatch.setattr(folders, "_BATCH", batch)
-    with pytest.raises(ValueError, match=r"dim: expected .* got None and messages of 2 \(9\), 3 \(1\)"):
+    with pytest.raises(ValueError, match=r"dim: expected .* got None and messages of 2 \(8\), 3 \(1\)"):
         collect_files(folder, num_classes=CLASSES)
     collected = collect_files(folder, num_classes=CLASSES, dim=DIM)
     assert collected.clients == tuple(SENT["rows"])
@@ -325,6 +342,61 @@ def test_a_copy_of_a_file_is_no_other_client(tmp_path):
     assert collected.clients == ("a-copy", "b", "c")
     assert set(collected.rejected) == {"a", "d"}
     assert collected.rejected["d"].endswith("d.safetensors: expected a message of its own, got a copy of 'c'")
+
+
+def test_an_identity_that_was_stolen_does_not_set_the_owner_aside(tmp_path):
+    """Whatever the thief sends; only the same bytes are a copy."""
+    written(tmp_path, {"good": rows()})
+    with safetensors.safe_open(tmp_path / "good.safetensors", "numpy") as opened:
+        metadata = opened.metadata()
+    parts = {"mean": np.ones((1, 2)), "count": np.array([-5]), "label": np.array([0])}
+    safetensors.numpy.save_file(parts, tmp_path / "aaa.safetensors", metadata=metadata)
+    shutil.copy(tmp_path / "good.safetensors", tmp_path / "later.safetensors")
+    collected = collect_files(MessageFolder(tmp_path), num_classes=CLASSES)
+    assert collected.clients == ("good",)
+    assert collected.rejected["aaa"].startswith("count: row 0 has count -5")
+    assert collected.rejected["later"].endswith("got a copy of 'good'")
+
+
+def test_names_are_as_unique_as_files(tmp_path):
+    for name in ("a", "a.safetensors", "b.safetensors"):
+        save_message(rows(), tmp_path / name)
+    collected = collect_files(MessageFolder(tmp_path, "*"), num_classes=CLASSES)
+    assert collected.clients == ("a", "a.safetensors", "b")
+
+
+def test_what_is_something_else_is_an_error_that_names_it(untyped, tmp_path):
+    folder = written(tmp_path, {"0": rows()})
+    for call, error, text in (
+        (
+            lambda: collect_files(str(tmp_path), num_classes=3),
+            TypeError,
+            "folder: expected a MessageFolder, got str",
+        ),
+        (
+            lambda: collect_files(folder, num_classes=0),
+            ValueError,
+            "num_classes: expected an integer of at least",
+        ),
+        (
+            lambda: collect_files(folder, num_classes=3, num_examples={0: 8}),
+            ValueError,
+            "num_examples: expected c",
+        ),
+        (
+            lambda: save_message(rows().rows, tmp_path / "b"),
+            TypeError,
+            "message: expected a Message, got Rows",
+        ),
+        (
+            lambda: covfree.solve_stream(covfree.fedncm(), str(tmp_path), num_classes=3),
+            TypeError,
+            "source: expected a MessageFolder, got str",
+        ),
+    ):
+        with pytest.raises(error, match=text):
+            call()
+    assert [file.name for file in tmp_path.iterdir()] == ["0.safetensors"]
 
 
 def test_bounds_of_a_folder_are_those_of_messages(tmp_path):

@@ -191,11 +191,11 @@ class FolderParts:
             self.places = self._between_files()
         # One data type for all, as where messages are put together in memory; one header a shape.
         headers = list({id(header): header for header in headers if len(header.rows.count)}.values())
-        rows = [replace(header.rows, client=None) for header in headers or [self._files[0].header]]
-        none = jax.tree.map(lambda *leaves: np.concatenate([leaf[:0] for leaf in leaves]), *rows)
+        rows = [header.rows for header in headers or [self._files[0].header]]
+        total = sum(file.total for file in self._files)
         # Here, as the thread that reads parts does not know of jax's settings.
-        self._types = RowTypes.of(none, sum(file.total for file in self._files))
-        none = self._types.cast(none)
+        self._types = RowTypes.common([RowTypes.of(own, total) for own in rows])
+        none = self._types.cast(jax.tree.map(lambda leaf: leaf[:0], replace(rows[0], client=None)))
         self.padding = padded_rows(replace(none, client=np.zeros(0, np.int32)), size)
 
     def _between_files(self) -> np.ndarray:

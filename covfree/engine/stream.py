@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from covfree.checks import check_positive
+from covfree.checks import check_positive, check_type
 from covfree.engine.batch import solve_totals
 from covfree.engine.checkpoint import Form, State, identity_of, load, save
 from covfree.engine.parts import FolderParts, Parts, TableParts
@@ -192,6 +192,7 @@ def _cut(
 ) -> Parts:
     if isinstance(source, Rows):
         return TableParts(source, part_rows, num_classes, method.whole_clients, dim)
+    check_type("source", source, MessageFolder)
     if method.merge is not None:
         raise ValueError(
             f"method: expected one whose clients send rows alone, got {method.name!r}, which sends "

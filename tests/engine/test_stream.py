@@ -77,7 +77,7 @@ def whoever_they_are(totals):
     """FedCOF's totals, less what depends on how clients are numbered."""
     moments, spread = totals
     sums = spread.statistics
-    return moments, spread.scatter, sums.counts @ sums.counts.T, sums.totals.T @ sums.totals, sums.others
+    return moments, spread.scatter, sums.counts @ sums.counts.T, sums.totals.T @ sums.totals, sums.classes
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
@@ -261,6 +261,20 @@ def test_a_folder_gives_what_its_messages_give(name, most, tmp_path):
     sent = messages(most=most)
     expected = in_one(METHODS[name], together(sent))
     assert_totals_close(totals(METHODS[name], written(tmp_path, sent)), expected)
+
+
+def test_files_in_data_types_without_a_common_one(tmp_path):
+    """NumPy promotes neither bfloat16 and integers nor bfloat16 and float16."""
+    bfloat16 = jax.numpy.bfloat16
+    sent = {
+        name: by_hand(mean=np.full((2, DIM), k), count_dtype=count, mean_dtype=mean)
+        for k, (name, mean, count) in enumerate(
+            [("a", np.float32, np.int64), ("b", np.float16, bfloat16), ("c", bfloat16, np.int64)]
+        )
+    }
+    (moments,) = totals(covfree.fedncm(), written(tmp_path, sent))
+    np.testing.assert_array_equal(moments.count, [9, 0, 15])
+    np.testing.assert_array_equal(np.asarray(moments.mean)[[0, 2]], np.ones((2, DIM)))
 
 
 def test_files_larger_than_a_part_and_any_order(tmp_path):

@@ -1,0 +1,133 @@
+"""Whether the values of class rows are sound: counts, labels, means and covariances."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from covfree.checks import check_row_structure, finite_numbers, first_non_finite
+from covfree.squares import is_positive, rounding, unit_diagonal
+from covfree.types import Rows
+
+# Every whole number up to this one is a float64, so that sums of counts are exact.
+_MOST_EXAMPLES = 2**53
+
+
+def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
+    """Raise unless class rows, as a server received them, are sound.
+
+    Args:
+        rows: what came.
+        num_classes: C.
+        dim: d that is expected, or None for any.
+
+    Raises:
+        TypeError: if a data type is wrong.
+        ValueError: if a shape or a value is wrong: a NaN or infinite mean of a row that counts, a count that
+            is negative, not finite or above 2⁵³, a label past the end, a covariance that is negative or not
+            symmetric, and numbers so large that sums of their squares would leave the data type.
+
+    >>> import jax.numpy as jnp
+    >>> check_rows(Rows(jnp.ones((1, 2)), jnp.array([-3]), jnp.array([0])), num_classes=4)
+    Traceback (most recent call last):
+        ...
+    ValueError: count: row 0 has count -3; expected finite numbers of at least 0
+    """
+    check_row_structure(rows, dim=dim)
+    mean, count, label = (np.asarray(x) for x in (rows.mean, rows.count, rows.label))
+    bad = ~(np.isfinite(count) & (count >= 0))
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise ValueError(f"count: row {row} has count {count[row]}; expected finite numbers of at least 0")
+    # As float64: float16 has no number for the limit.
+    many = count.astype(np.float64) > _MOST_EXAMPLES
+    if many.any():
+        row = int(np.argmax(many))
+        raise ValueError(f"count: row {row} has count {count[row]}; expected at most 2**53")
+    if (label >= num_classes).any():
+        row = int(np.argmax(label >= num_classes))
+        raise ValueError(
+            f"label: row {row} has label {label[row]}; expected labels below num_classes = {num_classes}"
+        )
+    used = (count > 0) & (label >= 0 if rows.sketch is None else (label >= 0) | np.asarray(rows.sketch))
+    for name, values in (("mean", mean), ("covariance", rows.covariance)):
+        if values is None:
+            continue
+        # Not −1: of no rows there is no size to infer.
+        flat = np.asarray(values).reshape(len(label), math.prod(np.shape(values)[1:]))
+        position = first_non_finite(flat, used)
+        if position is not None:
+            row, column = position
+            raise ValueError(
+                f"{name}: row {row} (class {label[row]}) holds {flat[row, column]} at position {column}; "
+                f"expected {finite_numbers(flat[row, column], flat.dtype)}"
+            )
+    if rows.covariance is not None:
+        _check_covariances(np.asarray(rows.covariance), count, label, used)
+    if rows.sketch is not None and (labelled := used & np.asarray(rows.sketch) & (label >= 0)).any():
+        row = int(np.argmax(labelled))
+        raise ValueError(f"label: row {row} has label {label[row]}; expected -1, as it is a sketch")
+    most = largest_sum(mean.dtype)
+    squares = square_sums(rows)
+    if (used & (squares > most)).any():
+        row = int(np.argmax(used & (squares > most)))
+        raise ValueError(
+            f"mean: row {row} (class {label[row]}) stands for squares that sum to {squares[row]:.2g}; "
+            f"expected at most {most:.2g}, as larger sums could overflow"
+        )
+
+
+def largest_sum(dtype: np.dtype) -> float:
+    """Σ‖f‖² of a row or a matrix, at most: sums over more clients than there are do not overflow then."""
+    return float(jnp.finfo(jnp.promote_types(dtype, jnp.float32)).max) ** 0.75
+
+
+def square_sums(rows: Rows) -> np.ndarray:
+    """Σ‖f‖² over the examples behind each row, as far as it tells: n‖μ‖² + (n − 1) tr S; on the host.
+
+    A sketch is a sum over the examples already.
+    """
+    count, mean = np.asarray(rows.count).astype(np.float64), _at_least_float32(rows.mean)
+    terms = count if rows.sketch is None else np.where(np.asarray(rows.sketch), 1.0, count)
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums = terms * np.einsum("rd,rd->r", mean, mean)
+        if rows.covariance is not None:
+            values = _at_least_float32(rows.covariance)
+            trace = {
+                1: lambda: mean.shape[1] * values,
+                2: lambda: values.sum(1),
+                3: lambda: np.einsum("rdd->r", values),
+            }[values.ndim]()
+            sums += np.maximum(count - 1, 0) * trace
+    return sums
+
+
+def _check_covariances(
+    covariance: np.ndarray, count: np.ndarray, label: np.ndarray, used: np.ndarray
+) -> None:
+    if covariance.ndim < 3:
+        flat = covariance.reshape(len(label), math.prod(covariance.shape[1:]))
+        negative = (flat < 0) & used[:, None]
+        if negative.any():
+            row, column = (int(place) for place in np.argwhere(negative)[0])
+            raise ValueError(
+                f"covariance: row {row} (class {label[row]}) holds {flat[row, column]} at position {column}; "
+                "expected variances of at least 0"
+            )
+        return
+    # A component of a mixture is a sum over all examples, with weights.
+    total = float(count[used].sum(dtype=np.float64))
+    tolerance = rounding(total, covariance.dtype)
+    for row in np.flatnonzero(used):
+        where = f"covariance: row {row} (class {label[row]})"
+        scaled, _ = unit_diagonal(where, _at_least_float32(covariance[row]), total, tolerance)
+        if not is_positive(scaled, tolerance):
+            raise ValueError(f"{where} has a negative eigenvalue; expected a sum of squares")
+
+
+def _at_least_float32(values: Any) -> np.ndarray:
+    values = np.asarray(values)
+    return values.astype(jnp.promote_types(values.dtype, jnp.float32), copy=False)
