@@ -32,7 +32,8 @@ def deviations(
     """
     centred = values - mean
     noise = _ROUNDING * jnp.finfo(centred.dtype).eps * jnp.abs(mean)
-    return jnp.where(jnp.abs(centred) > noise, centred, 0)
+    # A NaN compares False, and stays.
+    return jnp.where(jnp.abs(centred) <= noise, 0, centred)
 
 
 Carry = TypeVar("Carry")

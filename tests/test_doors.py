@@ -204,5 +204,5 @@ def test_missing_arguments_are_those_of_the_function():
 
 def test_solutions_that_were_not_collected():
     sent = covfree.client_message(covfree.afl(), FEATURES, LABELS, num_classes=3)
-    with pytest.raises(ValueError, match="message: expected what collect gives"):
+    with pytest.raises(ValueError, match="message: expected one that was collected"):
         covfree.solve_message(covfree.afl(), sent, num_classes=3)

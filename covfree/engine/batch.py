@@ -94,7 +94,9 @@ def solve_message(method: Method, message: Message, *, num_classes: int) -> Any:
             f"message: expected a covfree.Message, such as collect(...).message, got {type(message).__name__}"
         )
     if message.solved:
-        raise ValueError("message: expected what collect gives, got a client's own solution as it was sent")
+        raise ValueError(
+            "message: expected one that was collected, as solutions are not means; got solved = True; see collect"
+        )
     count = message.rows.count
     if isinstance(count, np.ndarray):
         # jax would cut integers to 32 bits, silently.

@@ -333,6 +333,6 @@ def test_more_dimensions_than_rows(name):
     federation = Federation(features, labels, clients)
     method = make(name)
     head = covfree.fit(method, *federation, num_classes=5, key=KEY)
-    assert (np.asarray(head(features)).argmax(-1) == labels).mean() > 0.9
+    assert (np.asarray(head(features)).argmax(-1) == labels).mean() > 0.85
     if name not in SAMPLED:
         assert_same_classifier(head, expected_head(name, method, federation, 5), 1e-3, dim=60)
