@@ -95,7 +95,7 @@ def solve_message(method: Method, message: Message, *, num_classes: int) -> Any:
         )
     if message.solved:
         raise ValueError(
-            "message: expected one that was collected, as solutions are not means; got solved = True; see collect"
+            "message: expected one that was collected, as solutions are not means; got solved = True"
         )
     count = message.rows.count
     if isinstance(count, np.ndarray):
