@@ -111,7 +111,8 @@ def _beyond_int32(leaf: Any) -> bool:
         return False
     if not jnp.issubdtype(leaf.dtype, jnp.integer) or np.iinfo(leaf.dtype).max <= _INT32.max:
         return False
-    return bool(leaf.max() > _INT32.max)
+    # By NumPy: in a function that is being traced, jax's own maximum of constants would be traced too.
+    return bool(np.asarray(leaf).max() > _INT32.max)
 
 
 def fits_int32(clients: np.ndarray) -> bool:

@@ -206,3 +206,10 @@ def test_solutions_that_were_not_collected():
     sent = covfree.client_message(covfree.afl(), FEATURES, LABELS, num_classes=3)
     with pytest.raises(ValueError, match="message: expected one that was collected"):
         covfree.solve_message(covfree.afl(), sent, num_classes=3)
+
+
+def test_constants_of_a_traced_function():
+    with x64():
+        labels = jnp.asarray(LABELS.astype(np.int64))
+        counts = jax.jit(lambda x: covfree.class_means(x, labels, 3)[1])(FEATURES)
+    np.testing.assert_array_equal(counts, [8, 8, 8])
