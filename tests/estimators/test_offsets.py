@@ -443,4 +443,6 @@ def test_where_rows_tell_nothing_rounding_does_not_choose():
         system = covfree.fedcof().system(covfree.automatic(), moments, spread)
         chosen.append(float(system.shift) / scale**2)
     np.testing.assert_allclose(chosen, chosen[0], rtol=1e-3)
-    assert chosen[0] > 0.3 * float(np.trace(spread.scatter.dense())) / 8 / 1024**2
+    # About t·d/ν, as of clients alike.
+    level = float(np.trace(spread.scatter.dense())) / 8 / 1024**2
+    assert 0.1 < chosen[0] / level < 0.5
