@@ -95,6 +95,7 @@ def thirds(rows, index):
     return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, 60 * index, 60), rows)
 
 
+@pytest.mark.usefixtures("untyped")
 def test_equal_rows_have_no_spread():
     """Not even that of rounding: whatever the numbers, at once, in parts and over devices."""
     rng = np.random.default_rng(1)
