@@ -81,7 +81,7 @@ def sketched_factor(rows: Rows, moments: Moments) -> Float[Array, "rows dim"]:
     >>> k, key = jnp.array([7, 7, 2, 2]), jax.random.key(0)
     >>> rows = sketched_rows(x, y, k, num_rows=3, num_clients=2, num_sketches=400, key=key)
     >>> factor = sketched_factor(rows, sketched_moments(rows, 2).moments)
-    >>> float(jnp.abs((factor**2).sum() - 104 / 3)) < 0.2  # the exact scatter is 104/3
+    >>> float(jnp.abs((factor**2).sum() - 104 / 3)) < 0.4  # 104/3, four standard deviations
     True
     """
     sketches = row_means(rows, valid_sketches(rows))
