@@ -1,6 +1,7 @@
 """What the tests and the pages share. Imports nothing that must be set up first."""
 
 import os
+from collections import Counter
 
 import pytest
 
@@ -10,6 +11,12 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Nearly all tests run once on small data: what takes time is compiling. XLA's costly optimisations
 # matter where rounding is the subject, as they put operations together: see `optimised`.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# XLA's newer emitters of fused loops take twice as long to compile as the older, for code as fast.
+_EMITTERS = "--xla_cpu_use_fusion_emitters=false"
+if "xla_cpu_use_fusion_emitters" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_EMITTERS}".strip()
+# Seconds of CPU that the tests of one file should stay below, those of what they start included.
+_BUDGET = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -23,3 +30,37 @@ def optimised():
     yield
     jax.config.update("jax_disable_most_optimizations", before)
     jax.clear_caches()
+
+
+def _cpu() -> float:
+    """Seconds of CPU that this process and those that it waited for have used."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+class _Budget:
+    """Sums the tests' CPU time by file; prints the sum, and the files that are over their budget."""
+
+    def __init__(self) -> None:
+        self.last, self.used = _cpu(), Counter()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self):
+        report = yield
+        now = _cpu()
+        report.user_properties = [*report.user_properties, ("cpu", now - self.last)]
+        self.last = now
+        return report
+
+    def pytest_runtest_logreport(self, report):
+        self.used[report.location[0]] += dict(report.user_properties).get("cpu", 0.0)
+
+    def pytest_terminal_summary(self, terminalreporter):
+        terminalreporter.write_sep("-", f"{self.used.total():.0f} s of CPU")
+        for file, seconds in self.used.most_common():
+            if seconds > _BUDGET:
+                terminalreporter.write_line(f"{seconds:6.1f} s  {file}  (budget of a file: {_BUDGET:.0f} s)")
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(_Budget())
