@@ -9,6 +9,7 @@ from covfree import federation as federation
 from covfree import linalg as linalg
 from covfree import methods as methods
 from covfree import recursive as recursive
+from covfree import rounds as rounds
 from covfree.accounting import Upload as Upload
 from covfree.accounting import client_flops as client_flops
 from covfree.accounting import formula_bytes as formula_bytes
