@@ -84,7 +84,7 @@ def as_schedule(
         ValueError: if the schedule is too short, names clients that are not there or one twice in a round.
     """
     num_rounds = check_integer("rounds", num_rounds, minimum=1)
-    if isinstance(participation, int | float | np.number):
+    if isinstance(participation, int | float):
         return schedule(num_clients, participation, num_rounds, seed=seed)
     if not isinstance(participation, Schedule):
         drawn = np.asarray(participation)

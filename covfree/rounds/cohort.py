@@ -141,10 +141,9 @@ def answers(
 
     run = all_of
     if mesh is not None:
-        spread, whole = PartitionSpec(mesh.axis_names), PartitionSpec()
-        run = shard_map(
-            all_of, mesh=mesh, in_specs=(spread, spread), out_specs=Answers(whole, spread, spread, spread)
-        )
+        spread: Any = PartitionSpec(mesh.axis_names)
+        specs: Any = (PartitionSpec(), spread, spread, spread)
+        run = shard_map(all_of, mesh=mesh, in_specs=(spread, spread), out_specs=Answers(*specs))
     given = run(members, memory)
     if before is None:
         return given

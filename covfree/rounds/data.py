@@ -146,11 +146,5 @@ class Federation:
         """A checksum of who has which examples."""
         features = self.examples.features
         about = f"{features.dtype}{features.shape}".encode()
-        return digest(
-            [
-                np.frombuffer(about, np.uint8),
-                np.asarray(self.examples.labels),
-                np.asarray(self.examples.order),
-            ]
-            + [self.size]
-        )
+        whole = np.frombuffer(about, np.uint8)
+        return digest([whole, *map(np.asarray, (self.examples.labels, self.examples.order, self.size))])

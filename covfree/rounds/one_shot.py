@@ -1,4 +1,4 @@
-"""Training-free methods as algorithms: in one round of messages, or in rounds whose uploads are sums alone."""
+"""Training-free methods as algorithms: one round of messages, or rounds whose uploads are sums alone."""
 
 from __future__ import annotations
 

@@ -282,7 +282,7 @@ def _schedule(
     if algorithm.rounds is None:
         return as_schedule(participation, num_clients, rounds, seed=seed)
     # Such rounds are steps of one computation over the same clients.
-    if isinstance(participation, int | float | np.number):
+    if isinstance(participation, int | float):
         once = as_schedule(participation, num_clients, 1, seed=seed)
         return Schedule(*(np.repeat(part, rounds, 0) for part in once))
     drawn = as_schedule(participation, num_clients, rounds, seed=seed)
