@@ -8,7 +8,6 @@ from covfree import data as data
 from covfree import federation as federation
 from covfree import linalg as linalg
 from covfree import methods as methods
-from covfree import recursive as recursive
 from covfree import rounds as rounds
 from covfree.accounting import Upload as Upload
 from covfree.accounting import client_flops as client_flops
@@ -16,6 +15,11 @@ from covfree.accounting import formula_bytes as formula_bytes
 from covfree.accounting import message_bytes as message_bytes
 from covfree.accounting import upload as upload
 from covfree.checks import check as check
+from covfree.costs import Upload as Upload
+from covfree.costs import client_flops as client_flops
+from covfree.costs import formula_bytes as formula_bytes
+from covfree.costs import message_bytes as message_bytes
+from covfree.costs import upload as upload
 from covfree.engine import Diagnosis as Diagnosis
 from covfree.engine import accumulate as accumulate
 from covfree.engine import accumulate_parts as accumulate_parts
@@ -54,8 +58,6 @@ from covfree.estimators import within_scatter as within_scatter
 from covfree.estimators.automatic import automatic as automatic
 from covfree.features import fourier_features as fourier_features
 from covfree.features import relu_features as relu_features
-from covfree.folder import MessageFolder as MessageFolder
-from covfree.folder import collect_files as collect_files
 from covfree.heads import GaussianHead as GaussianHead
 from covfree.heads import calibrate_temperature as calibrate_temperature
 from covfree.heads import gaussian_head as gaussian_head
@@ -65,7 +67,6 @@ from covfree.heads import ridge_head as ridge_head
 from covfree.heads import sample_rows as sample_rows
 from covfree.heads import softmax_head as softmax_head
 from covfree.heads import with_temperature as with_temperature
-from covfree.messages import client_message as client_message
 from covfree.methods import Method as Method
 from covfree.methods import afl as afl
 from covfree.methods import ccvr as ccvr
@@ -79,10 +80,16 @@ from covfree.methods import fedncm as fedncm
 from covfree.methods import fedpft as fedpft
 from covfree.methods import naive_bayes as naive_bayes
 from covfree.methods import qda as qda
-from covfree.row_values import check_rows as check_rows
-from covfree.server import Collected as Collected
-from covfree.server import collect as collect
-from covfree.server import forget as forget
+from covfree.methods import recursive as recursive
+from covfree.protocol import Collected as Collected
+from covfree.protocol import MessageFolder as MessageFolder
+from covfree.protocol import check_rows as check_rows
+from covfree.protocol import client_message as client_message
+from covfree.protocol import collect as collect
+from covfree.protocol import collect_files as collect_files
+from covfree.protocol import forget as forget
+from covfree.protocol import load_message as load_message
+from covfree.protocol import save_message as save_message
 from covfree.statistics import GramStatistics as GramStatistics
 from covfree.statistics import class_covariances as class_covariances
 from covfree.statistics import class_means as class_means
@@ -90,8 +97,6 @@ from covfree.statistics import client_rows as client_rows
 from covfree.statistics import count_rows as count_rows
 from covfree.statistics import gram as gram
 from covfree.statistics import subset_class_means as subset_class_means
-from covfree.storage import load_message as load_message
-from covfree.storage import save_message as save_message
 from covfree.threads import limit_lapack_threads as limit_lapack_threads
 from covfree.transforms import count_noise as count_noise
 from covfree.types import LinearHead as LinearHead

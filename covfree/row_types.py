@@ -9,7 +9,6 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.row_values import check_rows
 from covfree.types import Rows
 
 _INT32 = np.iinfo(np.int32).max
@@ -67,22 +66,6 @@ class RowTypes:
                 if rows.covariance is None
                 else np.asarray(rows.covariance).astype(self.covariance, copy=False),
             )
-
-
-def sound_rows(rows: Rows, types: RowTypes, *, num_classes: int) -> Rows:
-    """Rows in the data types in which they are added up, or raise unless they are sound in these too.
-
-    Args:
-        rows: what came.
-        types: of the rows with all others.
-        num_classes: C.
-    """
-    check_rows(rows, num_classes=num_classes)
-    cast = types.cast(rows)
-    for came, ours in ((rows.mean, cast.mean), (rows.covariance, cast.covariance)):
-        if ours is not None and np.asarray(came).dtype.itemsize > np.asarray(ours).dtype.itemsize:
-            check_rows(cast, num_classes=num_classes)
-    return cast
 
 
 def held(dtype: np.dtype) -> np.dtype:

@@ -17,7 +17,7 @@ MODULES = (
     "covfree.linalg",
     "covfree.data",
     "covfree.backbones",
-    "covfree.recursive",
+    "covfree.methods.recursive",
 )
 
 
@@ -59,7 +59,7 @@ EXPORTS = [(module, name) for module in MODULES for name in exports(module)]
 def test_exports_are_found():
     found = set(EXPORTS)
     assert {("covfree", "fit"), ("covfree.linalg", "solve"), ("covfree.data", "load")} <= found
-    assert {("covfree.federation", "PARTITIONERS"), ("covfree.recursive", "update")} <= found
+    assert {("covfree.federation", "PARTITIONERS"), ("covfree.methods.recursive", "update")} <= found
     assert not {name for _, name in found} & {"jax", "jnp", "annotations", "dataclass"}
 
 

@@ -16,7 +16,8 @@ from covfree.backbones.hub import Weights, find_weights
 from covfree.cli.options import IMAGES, NETWORK, WEIGHTS, at_least
 from covfree.cli.progress import progress_bar
 from covfree.data.extract import Extracted, extract_features
-from covfree.data.images import ImageSet, load_images
+from covfree.data.image_set import ImageSet
+from covfree.data.images import load_images
 
 # Of what was left aside, as much is named.
 _SHOWN = 3

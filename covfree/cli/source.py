@@ -19,7 +19,8 @@ from covfree.backbones.hub import find_weights
 from covfree.cli.features import backbone_of, extract
 from covfree.data import FeatureSet, load, load_npz
 from covfree.data.extract import feature_key
-from covfree.data.images import ImageSet, load_images
+from covfree.data.image_set import ImageSet
+from covfree.data.images import load_images
 
 
 class Source(NamedTuple):

@@ -10,6 +10,6 @@ from covfree.data.feature_file import FeatureFile as FeatureFile
 from covfree.data.feature_file import read_feature_file as read_feature_file
 from covfree.data.folders import image_folder as image_folder
 from covfree.data.from_tfds import tfds as tfds
-from covfree.data.images import ImageSet as ImageSet
+from covfree.data.image_set import ImageSet as ImageSet
 from covfree.data.images import image_arrays as image_arrays
 from covfree.data.images import load_images as load_images

@@ -15,7 +15,8 @@ import numpy as np
 from covfree.backbones.preprocess import crop
 from covfree.backbones.table import Preprocessing
 from covfree.checks import check_choice, check_positive
-from covfree.data.images import ImageSet, is_damage
+from covfree.data.image_file import is_damage
+from covfree.data.image_set import ImageSet
 from covfree.optional import optional
 
 ON_DAMAGED = ("stop", "skip")

@@ -24,7 +24,7 @@ from covfree.checks import check_choice, check_positive
 from covfree.data.dataset import StrPath
 from covfree.data.decode import ON_DAMAGED, DecodedBatch, decoded_batches
 from covfree.data.feature_file import FeatureWriter, read_feature_file, rewrite
-from covfree.data.images import ImageSet
+from covfree.data.image_set import ImageSet
 from covfree.data.pieces import differences
 
 # Is told how many images are done, and how many there are.

@@ -17,10 +17,10 @@ from zipfile import ZipFile, ZipInfo
 
 import numpy as np
 
+from covfree.atomic import replacing
 from covfree.checks import check_choice, check_positive
 from covfree.data.dataset import StrPath, read_npz
 from covfree.data.pieces import Pieces, as_json, locked, remove
-from covfree.storage import replacing
 
 _DTYPES = ("float16", "float32")
 _OWN = ("features", "key")

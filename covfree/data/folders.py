@@ -14,7 +14,8 @@ import numpy as np
 
 from covfree.data.dataset import StrPath
 from covfree.data.folder_clients import clients_by_pattern, clients_by_table
-from covfree.data.images import ImageSet, decode_image, image_formats
+from covfree.data.image_file import decode_image, image_formats
+from covfree.data.image_set import ImageSet
 
 # What a folder that holds a part may be called, in any case, and which part that is.
 _PARTS = {"train": "train", "training": "train", "test": "test", "testing": "test"}

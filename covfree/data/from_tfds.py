@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from covfree.data.dataset import StrPath
-from covfree.data.images import ImageSet, decode_image, is_damage
+from covfree.data.image_file import decode_image, is_damage
+from covfree.data.image_set import ImageSet
 from covfree.optional import optional
 
 # What the images to test on are called in the sets that have a part for it, the best first.

@@ -1,91 +1,21 @@
-"""Image sets: images that are read when they are asked for, and what is known of them beforehand."""
+"""Image sets by name, and from arrays."""
 
 from __future__ import annotations
 
-import errno
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
-from io import BytesIO
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from covfree.data.dataset import MOST_CLASSES, StrPath, read_npz
-from covfree.optional import optional
+from covfree.data.folders import image_folder
+from covfree.data.from_tfds import tfds
+from covfree.data.image_set import ImageSet
 
-# Pillow knows these when it sees them, but cannot decode them, or (EPS) only by running another program.
-_NOT_DECODED = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"}
 _PREFIX = "tfds:"
-
-
-@dataclass(frozen=True)
-class ImageSet:
-    """Images that are read one at a time, and what is known of each without reading it.
-
-    `image_folder`, `tfds` and `image_arrays` make them; so may you.
-
-    Attributes:
-        name: how tables name the data.
-        ids: [n], what errors and feature files call an image, each once; in a folder its path below it.
-        labels: [n] int32, in [0, C).
-        class_names: [C].
-        read: gives image i as `covfree.backbones.preprocess` takes it: a Pillow image or uint8 grey levels.
-            It is called from several threads, and raises OSError or ValueError where an image is damaged.
-        fingerprint: a hash of the images and their order, in hexadecimal; another as soon as one of them is.
-        clients: [n], the name or number of each image's client, if the data says so; ``""`` or below 0 where
-            an image has none.
-        is_test: [n] booleans, if the data is split.
-        ignored: files that are no images, or examples without a class, that were left aside; of a folder
-            that was left aside as a whole its name, with a slash at the end.
-
-    Raises:
-        TypeError: if an array is of the wrong type.
-        ValueError: if an array is of the wrong length, an id occurs twice or a label has no class name; the
-            message names the image.
-    """
-
-    name: str
-    ids: tuple[str, ...]
-    labels: np.ndarray
-    class_names: tuple[str, ...]
-    read: Callable[[int], Any]
-    fingerprint: str
-    clients: np.ndarray | None = None
-    is_test: np.ndarray | None = None
-    ignored: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        kinds = (
-            ("labels", self.labels, "iu", "integers"),
-            ("clients", self.clients, "iuU", "strings or integers"),
-            ("is_test", self.is_test, "b", "booleans"),
-        )
-        for name, array, allowed, text in kinds:
-            if array is None:
-                continue
-            if array.dtype.kind not in allowed:
-                raise TypeError(f"{self.name}: {name}: expected {text}, got {array.dtype}")
-            if array.shape != (len(self.ids),):
-                raise ValueError(
-                    f"{self.name}: {name}: expected shape [{len(self.ids)}], got {list(array.shape)}"
-                )
-        if len(set(self.ids)) < len(self.ids):
-            seen: set[str] = set()
-            twice = next(name for name in self.ids if name in seen or seen.add(name))
-            raise ValueError(f"{self.name}: ids: expected each once, got {twice!r} twice")
-        wrong = np.flatnonzero((self.labels < 0) | (self.labels >= len(self.class_names)))
-        if len(wrong):
-            raise ValueError(
-                f"{self.name}: labels: {self.ids[wrong[0]]} has label {self.labels[wrong[0]]}; "
-                f"expected one in [0, {len(self.class_names)})"
-            )
-
-    def __len__(self) -> int:
-        """The number of images."""
-        return len(self.ids)
 
 
 def load_images(source: StrPath) -> ImageSet:
@@ -105,13 +35,9 @@ def load_images(source: StrPath) -> ImageSet:
     """
     name = str(source)
     if name.startswith(_PREFIX):
-        from covfree.data.from_tfds import tfds
-
         return tfds(name.removeprefix(_PREFIX))
     path = Path(source)
     if path.is_dir():
-        from covfree.data.folders import image_folder
-
         return image_folder(path)
     if path.suffix == ".npz":
         return _load_npz(path)
@@ -200,63 +126,3 @@ def _load_npz(path: Path) -> ImageSet:
         return image_arrays(**{name: arrays[name] for name in known if name in arrays}, name=path.stem)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
-
-
-@cache
-def image_formats() -> dict[str, str]:
-    """Extensions of the files that are taken for images, in lower case, each with Pillow's name for it."""
-    pillow = optional("PIL.Image", "pretrained")
-    extensions = pillow.registered_extensions()
-    return {
-        extension: name
-        for extension, name in extensions.items()
-        if name in pillow.OPEN and name not in _NOT_DECODED
-    }
-
-
-def decode_image(file: StrPath | BytesIO, name: str) -> Any:
-    """Read an image file in full: a Pillow image in RGB, turned upright as its EXIF orientation says.
-
-    Of an image with transparency the colours are kept and the transparency is not, as in torchvision's
-    ``ImageFolder``; of an animation the first frame.
-
-    Args:
-        file: its path, or its bytes as a stream.
-        name: what the error calls it.
-
-    Raises:
-        ValueError: if it is damaged, no image, has more than 8 bits a channel (Pillow would cut them off),
-            or more pixels than ``PIL.Image.MAX_IMAGE_PIXELS``.
-        OSError: if the system cannot read the file.
-    """
-    pillow, ops = optional("PIL.Image", "pretrained"), optional("PIL.ImageOps", "pretrained")
-    try:
-        with pillow.open(file, formats=sorted(set(image_formats().values()))) as image:
-            most, pixels = pillow.MAX_IMAGE_PIXELS, image.width * image.height
-            # Pillow only warns up to twice the limit; filters of warnings are not for several threads.
-            if most is not None and pixels > most:
-                raise ValueError(f"{pixels} pixels, more than PIL.Image.MAX_IMAGE_PIXELS, {most}")
-            upright = ops.exif_transpose(image)
-            if upright.mode == "F" or upright.mode.startswith("I"):
-                raise ValueError(
-                    f"its mode {upright.mode} has more than 8 bits a channel; convert it to 8 bits"
-                )
-            if upright.mode == "P" and "transparency" in upright.info:
-                # The same colours, without the warning that a palette's transparency is lost.
-                upright = upright.convert("RGBA")
-            return upright.convert("RGB")
-    except pillow.UnidentifiedImageError as error:
-        raise ValueError(f"{name}: is no image that Pillow can read") from error
-    # A damaged file makes Pillow raise nearly anything: SyntaxError, struct.error, IndexError, ...
-    except Exception as error:
-        if not is_damage(error):
-            raise
-        raise ValueError(f"{name}: cannot be read as an image ({error})") from error
-
-
-def is_damage(error: BaseException) -> bool:
-    """Whether reading failed for what the file holds, rather than for the system: a lost disk, say."""
-    if isinstance(error, OSError):
-        # Damaged files may ask for a place before the beginning or past any end.
-        return error.errno in (None, errno.EINVAL, errno.EOVERFLOW)
-    return not isinstance(error, MemoryError)

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from covfree.atomic import replacing
 from covfree.engine.parts import Parts, digest
 from covfree.methods import Method
-from covfree.storage import replacing
 from covfree.sums import Compensated
 
 

@@ -13,8 +13,9 @@ import numpy as np
 
 from covfree.checks import check_row_structure
 from covfree.estimators.automatic import fair_numbers
-from covfree.folder import MessageFile, MessageFolder, none_sound
-from covfree.row_types import RowTypes, count_sum, sound_rows
+from covfree.protocol.folder import MessageFile, MessageFolder, none_sound
+from covfree.protocol.values import sound_rows
+from covfree.row_types import RowTypes, count_sum
 from covfree.types import Rows
 
 # Rows of the means that tell one table from another; reading all of them would be a pass of its own.

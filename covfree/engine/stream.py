@@ -19,10 +19,10 @@ from covfree.engine.batch import solve_totals
 from covfree.engine.checkpoint import Form, State, identity_of, load, save
 from covfree.engine.parts import FolderParts, Parts, TableParts
 from covfree.engine.totals import dense_terms, zeros_of
-from covfree.folder import MessageFolder
 from covfree.methods import Method
 from covfree.methods.method import check_method
 from covfree.optional import optional
+from covfree.protocol.folder import MessageFolder
 from covfree.sums import Compensated, fold_parts
 from covfree.types import Head, Rows
 

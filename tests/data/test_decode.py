@@ -13,7 +13,7 @@ from PIL import Image
 from covfree.backbones import Preprocessing
 from covfree.backbones.preprocess import crop
 from covfree.data.decode import decoded_batches
-from covfree.data.images import ImageSet
+from covfree.data.image_set import ImageSet
 
 SMALL = Preprocessing(20, 16, "bilinear", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 

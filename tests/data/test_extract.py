@@ -17,7 +17,7 @@ from covfree.backbones.weights import tensor_shapes
 from covfree.data import extract, load_npz
 from covfree.data.extract import extract_features, feature_key
 from covfree.data.feature_file import read_feature_file
-from covfree.data.images import ImageSet
+from covfree.data.image_set import ImageSet
 
 SMALL = Preprocessing(72, 64, "bilinear", (124.0, 116.0, 104.0), (58.0, 57.0, 57.0))
 NETWORK = backbone("squeezenet1_1", num_classes=None)

@@ -11,7 +11,9 @@ import pytest
 from PIL import Image
 
 from covfree.data.folders import image_folder
-from covfree.data.images import ImageSet, image_arrays, image_formats, load_images
+from covfree.data.image_file import image_formats
+from covfree.data.image_set import ImageSet
+from covfree.data.images import image_arrays, load_images
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (4, 6, 5, 3)).astype(np.uint8)
 LABELS = np.array([1, 0, 2, 1])

@@ -19,8 +19,8 @@ from precision import FLOAT32, assert_heads_close
 import covfree
 from covfree.engine import parts, stream
 from covfree.engine.stream import accumulate_stream, solve_stream
-from covfree.folder import MessageFolder
-from covfree.storage import save_message
+from covfree.protocol.files import save_message
+from covfree.protocol.folder import MessageFolder
 
 CLASSES, DIM, LENGTH, PART = 3, 4, 90, 16
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from covfree.atomic import replacing
 from covfree.checks import check_row_structure, check_type
 from covfree.optional import optional
 from covfree.types import Message, Rows
@@ -23,17 +24,6 @@ _NEEDED = ("mean", "count", "label")
 _ROWS = (*_NEEDED, "client", "covariance", "sketch")
 # What NumPy can read; safetensors has more of them.
 _DTYPES = ("BF16", "F16", "F32", "F64", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "BOOL")
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Give a path to write to; what is written there takes the place of ``path`` when it is complete."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def save_message(message: Message, path: str | PathLike[str]) -> None:

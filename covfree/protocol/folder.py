@@ -12,10 +12,10 @@ from pathlib import Path
 import jax
 
 from covfree.checks import check_row_structure, check_type
-from covfree.received import Bounds, common_dim, sort_out, unlike
+from covfree.protocol.files import load_message, read_header, read_rows
+from covfree.protocol.received import Bounds, common_dim, sort_out, unlike
+from covfree.protocol.server import Collected, collect
 from covfree.row_types import count_sum
-from covfree.server import Collected, collect
-from covfree.storage import load_message, read_header, read_rows
 from covfree.types import Message, Rows
 
 _SUFFIX = ".safetensors"

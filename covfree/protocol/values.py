@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from covfree.checks import check_row_structure, finite_numbers, first_non_finite
-from covfree.squares import is_positive, rounding, unit_diagonal
+from covfree.protocol.squares import is_positive, rounding, unit_diagonal
+from covfree.row_types import RowTypes
 from covfree.types import Rows
 
 # Every whole number up to this one is a float64, so that sums of counts are exact.
@@ -103,6 +104,22 @@ def square_sums(rows: Rows) -> np.ndarray:
             }[values.ndim]()
             sums += np.maximum(count - 1, 0) * trace
     return sums
+
+
+def sound_rows(rows: Rows, types: RowTypes, *, num_classes: int) -> Rows:
+    """Rows in the data types in which they are added up, or raise unless they are sound in these too.
+
+    Args:
+        rows: what came.
+        types: of the rows with all others.
+        num_classes: C.
+    """
+    check_rows(rows, num_classes=num_classes)
+    cast = types.cast(rows)
+    for came, ours in ((rows.mean, cast.mean), (rows.covariance, cast.covariance)):
+        if ours is not None and np.asarray(came).dtype.itemsize > np.asarray(ours).dtype.itemsize:
+            check_rows(cast, num_classes=num_classes)
+    return cast
 
 
 def _check_covariances(

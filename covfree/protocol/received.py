@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from covfree.checks import check_positive, check_row_structure, check_strength
-from covfree.row_types import RowTypes, count_sum, held, sound_rows
-from covfree.row_values import check_rows, largest_sum, square_sums
-from covfree.squares import bordered, is_positive, rounding, unit_diagonal
+from covfree.protocol.squares import bordered, is_positive, rounding, unit_diagonal
+from covfree.protocol.values import check_rows, largest_sum, sound_rows, square_sums
+from covfree.row_types import RowTypes, count_sum, held
 from covfree.types import Message, Rows
 
 

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from covfree.checks import check_type
-from covfree.messages import select_rows
-from covfree.received import Bounds, common_dim, sort_out, sound_message
+from covfree.protocol.messages import select_rows
+from covfree.protocol.received import Bounds, common_dim, sort_out, sound_message
+from covfree.protocol.squares import rounding, unit_diagonal
 from covfree.row_types import count_sum, summable
-from covfree.squares import rounding, unit_diagonal
 from covfree.types import Message, Rows
 
 

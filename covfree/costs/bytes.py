@@ -100,48 +100,10 @@ def upload(
     if not isinstance(method.summary, Examples):
         rows, floats = method.summary.floats(labels, clients, dim)
         return Upload(FLOAT_BYTES * floats, 8 * rows)
-    rows, senders = count_rows(labels, clients), _senders(labels, clients)
+    rows, senders = count_rows(labels, clients), count_senders(labels, clients)
     return Upload(formula_bytes(method.message, rows=rows, clients=senders, dim=dim), 8 * rows)
 
 
-def client_flops(
-    method: Method,
-    labels: Integer[AnyArray, " examples"],
-    clients: Integer[AnyArray, " examples"],
-    *,
-    dim: int,
-) -> int:
-    """Floating-point operations of all clients together, from the backbone's features to the message.
-
-    Leading terms, a multiplication and an addition counted as two: class means n·d, Gram matrices and
-    covariances 2·n·d² beside, AFL's own solutions d³/3 + 2·d²·C_k a client more, a map to D features 2·n·d·D.
-    The forward pass of the backbone, usually far more, is not in it.
-
-    Args:
-        method: the method.
-        labels: classes of all examples; below 0 is padding.
-        clients: their clients; below 0 is padding.
-        dim: d of the features, before any map of them.
-
-    >>> import covfree, numpy as np
-    >>> labels, clients = np.zeros(100, int), np.arange(100) % 10
-    >>> [client_flops(m, labels, clients, dim=50) for m in (covfree.fedcof(), covfree.fed3r())]
-    [5000, 505000]
-    """
-    check_method(method)
-    labels, clients = np.asarray(labels), np.asarray(clients)
-    kept = (labels >= 0) & (clients >= 0)
-    labels, clients = labels[kept], clients[kept]
-    flops, size = 0, len(labels)
-    if method.features is not None:
-        flops, dim = 2 * size * dim * method.features.num_features, method.features.num_features
-    if not isinstance(method.summary, Examples):
-        return flops + method.summary.flops(labels, clients, dim)
-    flops += size * dim + 2 * size * dim**2
-    if method.message == "solutions":
-        flops += _senders(labels, clients) * dim**3 // 3 + 2 * dim**2 * count_rows(labels, clients)
-    return flops
-
-
-def _senders(labels: np.ndarray, clients: np.ndarray) -> int:
+def count_senders(labels: np.ndarray, clients: np.ndarray) -> int:
+    """How many clients hold an example."""
     return len(np.unique(clients[(clients >= 0) & (labels >= 0)]))

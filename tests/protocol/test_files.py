@@ -12,9 +12,9 @@ import safetensors.numpy
 from deployed import rows, spoil, with_matrix, with_rows
 
 import covfree
-from covfree import folder as folders
-from covfree.folder import MessageFolder, collect_files
-from covfree.storage import load_message, save_message
+from covfree.protocol import folder as folders
+from covfree.protocol.files import load_message, save_message
+from covfree.protocol.folder import MessageFolder, collect_files
 
 CLASSES, DIM = 3, 2
 RNG = np.random.default_rng(0)

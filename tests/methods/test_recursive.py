@@ -12,8 +12,8 @@ from federations import ABSENT, CLASSES, DIM
 from precision import FLOAT32, PRECISIONS, assert_close, assert_heads_close
 
 import covfree
-from covfree import recursive
 from covfree.heads.columns import unit_columns
+from covfree.methods import recursive
 from covfree.products import product
 
 RIDGE = 0.5

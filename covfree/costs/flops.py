@@ -1,0 +1,51 @@
+"""What a method costs clients: floating-point operations."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Integer
+
+from covfree.costs.bytes import count_senders
+from covfree.methods import Examples, Method
+from covfree.methods.method import check_method
+from covfree.statistics import count_rows
+from covfree.types import AnyArray
+
+
+def client_flops(
+    method: Method,
+    labels: Integer[AnyArray, " examples"],
+    clients: Integer[AnyArray, " examples"],
+    *,
+    dim: int,
+) -> int:
+    """Floating-point operations of all clients together, from the backbone's features to the message.
+
+    Leading terms, a multiplication and an addition counted as two: class means n·d, Gram matrices and
+    covariances 2·n·d² beside, AFL's own solutions d³/3 + 2·d²·C_k a client more, a map to D features 2·n·d·D.
+    The forward pass of the backbone, usually far more, is not in it.
+
+    Args:
+        method: the method.
+        labels: classes of all examples; below 0 is padding.
+        clients: their clients; below 0 is padding.
+        dim: d of the features, before any map of them.
+
+    >>> import covfree, numpy as np
+    >>> labels, clients = np.zeros(100, int), np.arange(100) % 10
+    >>> [client_flops(m, labels, clients, dim=50) for m in (covfree.fedcof(), covfree.fed3r())]
+    [5000, 505000]
+    """
+    check_method(method)
+    labels, clients = np.asarray(labels), np.asarray(clients)
+    kept = (labels >= 0) & (clients >= 0)
+    labels, clients = labels[kept], clients[kept]
+    flops, size = 0, len(labels)
+    if method.features is not None:
+        flops, dim = 2 * size * dim * method.features.num_features, method.features.num_features
+    if not isinstance(method.summary, Examples):
+        return flops + method.summary.flops(labels, clients, dim)
+    flops += size * dim + 2 * size * dim**2
+    if method.message == "solutions":
+        flops += count_senders(labels, clients) * dim**3 // 3 + 2 * dim**2 * count_rows(labels, clients)
+    return flops

@@ -1,0 +1,76 @@
+"""Image sets: images that are read when they are asked for, and what is known of them beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Images that are read one at a time, and what is known of each without reading it.
+
+    `image_folder`, `tfds` and `image_arrays` make them; so may you.
+
+    Attributes:
+        name: how tables name the data.
+        ids: [n], what errors and feature files call an image, each once; in a folder its path below it.
+        labels: [n] int32, in [0, C).
+        class_names: [C].
+        read: gives image i as `covfree.backbones.preprocess` takes it: a Pillow image or uint8 grey levels.
+            It is called from several threads, and raises OSError or ValueError where an image is damaged.
+        fingerprint: a hash of the images and their order, in hexadecimal; another as soon as one of them is.
+        clients: [n], the name or number of each image's client, if the data says so; ``""`` or below 0 where
+            an image has none.
+        is_test: [n] booleans, if the data is split.
+        ignored: files that are no images, or examples without a class, that were left aside; of a folder
+            that was left aside as a whole its name, with a slash at the end.
+
+    Raises:
+        TypeError: if an array is of the wrong type.
+        ValueError: if an array is of the wrong length, an id occurs twice or a label has no class name; the
+            message names the image.
+    """
+
+    name: str
+    ids: tuple[str, ...]
+    labels: np.ndarray
+    class_names: tuple[str, ...]
+    read: Callable[[int], Any]
+    fingerprint: str
+    clients: np.ndarray | None = None
+    is_test: np.ndarray | None = None
+    ignored: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        kinds = (
+            ("labels", self.labels, "iu", "integers"),
+            ("clients", self.clients, "iuU", "strings or integers"),
+            ("is_test", self.is_test, "b", "booleans"),
+        )
+        for name, array, allowed, text in kinds:
+            if array is None:
+                continue
+            if array.dtype.kind not in allowed:
+                raise TypeError(f"{self.name}: {name}: expected {text}, got {array.dtype}")
+            if array.shape != (len(self.ids),):
+                raise ValueError(
+                    f"{self.name}: {name}: expected shape [{len(self.ids)}], got {list(array.shape)}"
+                )
+        if len(set(self.ids)) < len(self.ids):
+            seen: set[str] = set()
+            twice = next(name for name in self.ids if name in seen or seen.add(name))
+            raise ValueError(f"{self.name}: ids: expected each once, got {twice!r} twice")
+        wrong = np.flatnonzero((self.labels < 0) | (self.labels >= len(self.class_names)))
+        if len(wrong):
+            raise ValueError(
+                f"{self.name}: labels: {self.ids[wrong[0]]} has label {self.labels[wrong[0]]}; "
+                f"expected one in [0, {len(self.class_names)})"
+            )
+
+    def __len__(self) -> int:
+        """The number of images."""
+        return len(self.ids)
