@@ -9,11 +9,6 @@ from covfree import federation as federation
 from covfree import linalg as linalg
 from covfree import methods as methods
 from covfree import rounds as rounds
-from covfree.accounting import Upload as Upload
-from covfree.accounting import client_flops as client_flops
-from covfree.accounting import formula_bytes as formula_bytes
-from covfree.accounting import message_bytes as message_bytes
-from covfree.accounting import upload as upload
 from covfree.checks import check as check
 from covfree.costs import Upload as Upload
 from covfree.costs import client_flops as client_flops
