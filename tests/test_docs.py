@@ -18,6 +18,7 @@ MODULES = (
     "covfree.data",
     "covfree.backbones",
     "covfree.recursive",
+    "covfree.testing",
 )
 
 

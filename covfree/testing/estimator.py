@@ -17,15 +17,14 @@ from covfree.testing.federations import CLASSES, table
 from covfree.testing.laws import (
     SINGLE,
     STEP,
+    Batched,
     assert_close,
     assert_derivative,
     assert_numbers,
     assert_same,
-    batched,
     double,
     hold,
     on_examples,
-    once,
 )
 from covfree.types import Rows
 
@@ -55,8 +54,8 @@ class _Subject:
         return self.estimate(_single(rows), CLASSES)
 
     @cached_property
-    def _compiled(self) -> Callable[..., Any]:
-        def of_one(rows: Any) -> Any:
+    def _compiled(self) -> Batched:
+        def of_one(_: None, rows: Any) -> Any:
             def value(mean: Any) -> Any:
                 matrix = self.estimate(replace(rows, mean=mean), CLASSES)
                 return jnp.sin(matrix).sum(), matrix
@@ -64,15 +63,12 @@ class _Subject:
             (loss, matrix), slope = jax.value_and_grad(value, has_aux=True)(rows.mean)
             return matrix, loss, slope
 
-        def of_all(rows: Any) -> Any:
-            return jax.vmap(of_one)(rows)
-
-        return once(of_all)
+        return Batched(of_one, _BATCH)
 
     def compiled(self, *rows: Rows) -> list[Any]:
         """The estimate, a value and its derivative: in float64, under ``jit`` and ``vmap``."""
         with double():
-            return batched(self._compiled, rows, _BATCH)
+            return self._compiled(None, *rows)
 
 
 def _single(rows: Rows) -> Rows:
@@ -222,7 +218,7 @@ def check_estimator(
 ) -> None:
     """Hold an estimator to the laws of a covariance that is estimated from rows.
 
-    A shrinkage rule is held to them as what it makes of an estimate, see the example.
+    A shrinkage rule is held to them as what it makes of an estimate, see docs/your-own.md.
 
     Args:
         estimate: takes `Rows` and the number of classes, gives a matrix [dim, dim], or one for each class.
@@ -236,9 +232,9 @@ def check_estimator(
         ValueError: if ``exclude`` names no law, or a reason is missing.
 
     >>> import covfree
-    >>> def shrunk(rows, num_classes):
-    ...     return covfree.estimate_covariances(rows, num_classes, shrinkage=covfree.relative(0.1))
-    >>> check_estimator(shrunk)
+    >>> def within(rows, num_classes):
+    ...     return covfree.within_scatter(rows, covfree.first_moments(rows, num_classes))
+    >>> check_estimator(within)
     """
     name = getattr(estimate, "__name__", repr(estimate))
     hold(ESTIMATOR_LAWS, f"estimator {name!r}", _Subject(estimate, dim), exclude)

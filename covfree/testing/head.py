@@ -18,15 +18,14 @@ from covfree.testing.federations import CLASSES, federation
 from covfree.testing.laws import (
     SINGLE,
     STEP,
+    Batched,
     assert_close,
     assert_derivative,
     assert_numbers,
     assert_same,
-    batched,
     double,
     hold,
     on_examples,
-    once,
 )
 from covfree.types import Head, Moments
 
@@ -37,20 +36,20 @@ class _Given(NamedTuple):
     """What a head is made of, and where its scores are looked at; in float64 NumPy."""
 
     covariance: np.ndarray
-    count: np.ndarray
+    counts: np.ndarray
     total: np.ndarray
     probes: np.ndarray
 
     def arguments(self, dtype: Any = np.float64) -> tuple[Scatter, Moments]:
         """As a method passes them on."""
-        count = jnp.asarray(self.count, jnp.int32)
+        count = jnp.asarray(self.counts, jnp.int32)
         moments = Moments(count, jnp.minimum(count, 4), jnp.asarray(self.total, dtype))
         return Scatter.from_matrix(jnp.asarray(self.covariance, dtype)), moments
 
     def transformed(self, matrix: np.ndarray) -> _Given:
         """Of features that are multiplied by a matrix."""
         covariance = matrix.T @ self.covariance @ matrix
-        return _Given(covariance, self.count, self.total @ matrix, self.probes @ matrix)
+        return _Given(covariance, self.counts, self.total @ matrix, self.probes @ matrix)
 
 
 def _given(dim: int, seed: int = 0, absent: int = 3) -> _Given:
@@ -88,8 +87,8 @@ class _Subject:
         return self.make(*self.example.arguments(np.float32))
 
     @cached_property
-    def _compiled(self) -> Callable[..., Any]:
-        def of_one(given: Any) -> Any:
+    def _compiled(self) -> Batched:
+        def of_one(_: None, given: Any) -> Any:
             def value(covariance: Any, total: Any) -> Any:
                 moved = given._replace(covariance=covariance, total=total)
                 scores = self.make(*moved.arguments())(given.probes)
@@ -99,15 +98,12 @@ class _Subject:
             (loss, scores), slopes = found
             return scores, loss, slopes
 
-        def of_all(given: Any) -> Any:
-            return jax.vmap(of_one)(given)
-
-        return once(of_all)
+        return Batched(of_one, _BATCH)
 
     def compiled(self, *given: _Given) -> list[Any]:
         """Scores at the probes, a value and its derivatives: in float64, under ``jit`` and ``vmap``."""
         with double():
-            return batched(self._compiled, given, _BATCH)
+            return self._compiled(None, *given)
 
 
 def pytree(subject: _Subject) -> None:
@@ -154,12 +150,12 @@ def finite(subject: _Subject) -> None:
     alone = np.arange(CLASSES) == 2
     example = subject.example
     one = example._replace(
-        count=np.where(alone, example.count, 0), total=np.where(alone[:, None], example.total, 0)
+        counts=np.where(alone, example.counts, 0), total=np.where(alone[:, None], example.total, 0)
     )
-    none = example._replace(count=0 * example.count, total=0 * example.total)
+    none = example._replace(counts=0 * example.counts, total=0 * example.total)
     cases = {"an absent class": example, "one class": one, "no class": none}
     for (name, given), (found, *_) in zip(cases.items(), subject.compiled(*cases.values()), strict=True):
-        expected = np.broadcast_to(np.where(given.count > 0, 0, -np.inf), found.shape)
+        expected = np.broadcast_to(np.where(given.counts > 0, 0, -np.inf), found.shape)
         assert_same(np.where(np.isfinite(found), 0, found), expected, f"{name}: scores")
 
 
@@ -168,7 +164,7 @@ def classes(subject: _Subject) -> None:
 
     def check(given: _Given) -> None:
         order = np.random.default_rng(0).permutation(CLASSES)
-        other = given._replace(count=given.count[order], total=given.total[order])
+        other = given._replace(counts=given.counts[order], total=given.total[order])
         (first, *_), (second, *_) = subject.compiled(given, other)
         assert_close(second, first[:, order], 1e-6, "scores with classes renamed")
 
@@ -216,7 +212,7 @@ def gradients(subject: _Subject) -> None:
         rng = np.random.default_rng(0)
         way = rng.normal(size=given.covariance.shape)
         ways = {"covariance": way + way.T, "total": rng.normal(size=given.total.shape)}
-        ways["total"][given.count == 0] = 0
+        ways["total"][given.counts == 0] = 0
         moved = [given._replace(**{k: getattr(given, k) + STEP * way}) for k, way in ways.items()]
         (_, value, slopes), *others = subject.compiled(given, *moved)
         assert_numbers(slopes, "derivatives")

@@ -33,6 +33,7 @@ def hold(laws: Sequence[Law], name: str, subject: Any, exclude: Mapping[str, str
 
     Raises:
         AssertionError: with the first law that is broken, what it says, and the numbers.
+        ImportError: if the ``testing`` extra is not installed.
         ValueError: if ``exclude`` names no law, or a reason is missing.
     """
     exclude = {} if exclude is None else exclude
@@ -42,6 +43,8 @@ def hold(laws: Sequence[Law], name: str, subject: Any, exclude: Mapping[str, str
             raise ValueError(f"exclude: expected laws among {names}, got {law!r}")
         if not isinstance(reason, str) or not reason:
             raise ValueError(f"exclude: expected the reason why {law!r} is no law here, got {reason!r}")
+    for module in ("chex", "hypothesis"):
+        optional(module, "testing")  # says what is missing before any law is tried
     for law in laws:
         if law.__name__ in exclude:
             continue
@@ -79,25 +82,40 @@ def assert_same(actual: Any, expected: Any, what: str) -> None:
 def assert_numbers(tree: Any, what: str) -> None:
     """Raise unless all leaves are finite numbers."""
     leaves = jax.tree.leaves(tree)
-    kinds = [np.asarray(leaf).dtype.kind if isinstance(leaf, np.ndarray) else None for leaf in leaves]
-    for leaf, kind in zip(leaves, kinds, strict=True):
-        known = isinstance(leaf, (jax.Array, bool, int, float)) or kind in ("b", "i", "u", "f")
+    for leaf in leaves:
+        known = isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float))
         assert known, f"{what}: expected a pytree of numbers, got a leaf of {type(leaf).__name__}: {leaf!r}"
     optional("chex", "testing").assert_tree_all_finite(leaves, custom_message=what)
 
 
-def once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``jax.jit`` of a function that may be traced once; a second trace raises an AssertionError."""
-    chex = optional("chex", "testing")
-    chex.clear_trace_counter()
-    return jax.jit(chex.assert_max_traces(function, n=1))
+class Batched:
+    """A function compiled for several arguments at once, by ``jit`` of ``vmap``; traced once, or an error."""
 
+    def __init__(self, function: Callable[[Any, Any], Any], size: int) -> None:
+        """Take a function of what all share and of what each has of its own, and how many there are."""
+        self._size = size
+        self._own: Any = None
+        self._found: Any = None
 
-def batched(function: Callable[..., Any], given: Sequence[Any], size: int) -> list[Any]:
-    """Call a function of ``size`` stacked pytrees on some; give what it gives for each, in NumPy."""
-    padded = [*given, *[given[-1]] * (size - len(given))]
-    found = jax.tree.map(np.asarray, function(jax.tree.map(lambda *leaves: jnp.stack(leaves), *padded)))
-    return [jax.tree.map(lambda leaf, i=i: leaf[i], found) for i in range(len(given))]
+        # Leaves alone go through `vmap`: records of stacked arrays would not be what their types say.
+        def of_one(shared: Any, leaves: list[jax.Array]) -> list[jax.Array]:
+            found, self._found = jax.tree.flatten(function(shared, jax.tree.unflatten(self._own, leaves)))
+            return found
+
+        def of_all(shared: Any, leaves: list[jax.Array]) -> list[jax.Array]:
+            return jax.vmap(of_one, in_axes=(None, 0))(shared, leaves)
+
+        chex = optional("chex", "testing")
+        chex.clear_trace_counter()
+        self._run = jax.jit(chex.assert_max_traces(of_all, n=1))
+
+    def __call__(self, shared: Any, *own: Any) -> list[Any]:
+        """What the function gives for each, in NumPy; the last one fills up what is missing."""
+        padded = [*own, *[own[-1]] * (self._size - len(own))]
+        self._own = jax.tree.structure(own[0])
+        columns = zip(*map(jax.tree.leaves, padded), strict=True)
+        found = [np.asarray(leaf) for leaf in self._run(shared, [jnp.stack(column) for column in columns])]
+        return [jax.tree.unflatten(self._found, [leaf[i] for leaf in found]) for i in range(len(own))]
 
 
 def assert_derivative(name: str, slope: Any, after: Any, value: Any, moved: Any) -> None:

@@ -205,7 +205,7 @@ def gradients(subject: Subject) -> None:
         assert_same(np.where(kept, zero, first.gradient), zero, "derivatives by the features of padding")
         assert_derivative("numbers", first.slope, numbers.slope, first.value, numbers.value)
         slopes = [(way * fitted.gradient).sum() for fitted in (first, features)]
-        assert_derivative("features", *slopes, first.value, features.value)
+        assert_derivative("features", slopes[0], slopes[1], first.value, features.value)
 
     on_examples(check, federation=generated(subject.dim))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -14,7 +14,7 @@ import numpy as np
 
 import covfree
 from covfree.testing.federations import CLASSES, Federation, federation
-from covfree.testing.laws import SINGLE, batched, double, once
+from covfree.testing.laws import SINGLE, Batched, double
 from covfree.types import Rows
 
 # (features, labels, clients, num_classes) of the examples without padding to a function from features to
@@ -71,7 +71,7 @@ class Subject:
         return federation(self.dim).padded_last
 
     @cached_property
-    def _compiled(self) -> Callable[..., Any]:
+    def _compiled(self) -> Batched:
         def of_one(method: Any, task: Any) -> Fitted:
             features, labels, clients = task.federation
 
@@ -87,17 +87,13 @@ class Subject:
             (loss, scores), slopes = jax.value_and_grad(value, (0, 1), has_aux=True)(task.step, features)
             return Fitted(scores, loss, *slopes)
 
-        def of_all(method: Any, tasks: Any) -> Fitted:
-            return jax.vmap(of_one, in_axes=(None, 0))(method, tasks)
-
-        return once(of_all)
+        return Batched(of_one, BATCH)
 
     def compiled(self, *tasks: Task, method: Any = None) -> list[Fitted]:
         """Fit under ``jit`` and ``vmap``; in float64, where derivatives are looked at."""
-        function = partial(self._compiled, self.method if method is None else method)
         given = [task if task.probes is not None else task._replace(probes=self.probes) for task in tasks]
         with double() if self.differentiable else nullcontext():
-            return batched(function, given, BATCH)
+            return self._compiled(self.method if method is None else method, *given)
 
     def direct(self, federation: Federation) -> Any:
         """The head of a call outside of ``jit``, on float32 features."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 
 from covfree.optional import optional
 from covfree.testing.federations import table
-from covfree.testing.laws import SINGLE, assert_close, assert_numbers, assert_same, hold, on_examples, once
+from covfree.testing.laws import SINGLE, Batched, assert_close, assert_numbers, assert_same, hold, on_examples
 from covfree.types import Rows
 
 _KEYS = 2
@@ -46,8 +46,10 @@ class _Subject:
         return self.transform(_arrays(rows), key=self.keys[0])
 
     @cached_property
-    def _compiled(self) -> Callable[..., Any]:
-        def of_one(transform: Any, rows: Any, key: Any) -> Any:
+    def _compiled(self) -> Batched:
+        def of_one(given: Any, key: Any) -> Any:
+            transform, rows = given
+
             def value(transform: Any) -> Any:
                 sent = transform(rows, key=key)
                 used = _used(jnp, sent)
@@ -55,17 +57,14 @@ class _Subject:
                 return jnp.sin(mean).sum() + jnp.where(used, sent.count, 0).sum().astype(mean.dtype), sent
 
             slope, sent = jax.grad(value, has_aux=True, allow_int=True)(transform)
-            return sent, slope
+            return sent, jax.tree.leaves(slope)
 
-        def of_all(transform: Any, rows: Any, keys: Any) -> Any:
-            return jax.vmap(of_one, in_axes=(None, None, 0))(transform, rows, keys)
+        return Batched(of_one, _KEYS)
 
-        return once(of_all)
-
-    def compiled(self, rows: Rows, transform: Any = None) -> tuple[Any, Any]:
+    def compiled(self, rows: Rows, transform: Any = None) -> list[Any]:
         """What is sent with each key, and derivatives by the numbers: under ``jit`` and ``vmap``."""
         transform = self.transform if transform is None else transform
-        return self._compiled(transform, _arrays(rows), self.keys)
+        return self._compiled((transform, _arrays(rows)), *self.keys)
 
 
 def _arrays(rows: Rows) -> Rows:
@@ -147,9 +146,8 @@ def splitting(subject: _Subject) -> None:
 
 def jit(subject: _Subject) -> None:
     """Called directly it gives what it gives compiled and batched over keys (jit of vmap)."""
-    sent, _ = subject.compiled(subject.example)
-    first = jax.tree.map(lambda column: np.asarray(column[0]), sent)
-    assert_close(jax.tree.map(np.asarray, subject.direct(subject.example)), first, SINGLE, "rows")
+    sent, _ = subject.compiled(subject.example)[0]
+    assert_close(jax.tree.map(np.asarray, subject.direct(subject.example)), sent, SINGLE, "rows")
 
 
 def trace(subject: _Subject) -> None:
@@ -160,8 +158,8 @@ def trace(subject: _Subject) -> None:
 
 def gradients(subject: _Subject) -> None:
     """Derivatives by the transform's numbers are finite."""
-    _, slope = subject.compiled(subject.example)
-    floats = [leaf for leaf in jax.tree.leaves(slope) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    _, slopes = subject.compiled(subject.example)[0]
+    floats = [leaf for leaf in slopes if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     assert_numbers(floats, "derivatives")
 
 

@@ -27,7 +27,7 @@ from federations import Federation
 import covfree
 from covfree.methods import registry
 from covfree.testing import check_method
-from covfree.testing.federations import CLASSES, EXAMPLES, federation
+from covfree.testing.federations import CLASSES, federation
 from covfree.testing.method import METHOD_LAWS
 
 DIM = 5
@@ -36,6 +36,9 @@ DIM = 5
 ABOUT_ORIGIN = {"afl", "fed3r", "fed3r-within", "fed3r-random", "fedcof-paper", "fedncm"}
 # Their λ or γ is in the features' unit.
 OF_A_UNIT = {"afl", "fed3r", "fed3r-within", "fedcof-paper"}
+# A method for each way in which clients make something of features, and for each system that a server solves.
+OF_SUMMARIES = ["fedncm", "fed3r", "naive-bayes", "fedcof-components", "fedcof-sketches", "fedcof-random"]
+OF_SUMS = ["fed3r", "fed3r-within", "afl", "fedcgs", "fedcof", "fedcof-paper", *ROW_ORACLES]
 # Laws that are none, and why.
 UNIT = {"scaling": "the tests' γ and λ are in the features' unit"}
 CLIENTS_DRAW = dict.fromkeys(
@@ -186,19 +189,7 @@ def test_no_data_types_are_mixed(name):
         )
 
 
-# A method for each way in which clients make something of features.
-@pytest.mark.parametrize(
-    "name",
-    [
-        "fedncm",
-        "fed3r",
-        "naive-bayes",
-        "fedcof-components",
-        "fedcof-sketches",
-        "fedcof-random",
-        "fed3r-random",
-    ],
-)
+@pytest.mark.parametrize("name", OF_SUMMARIES)
 def test_half_precision_features_are_computed_in_float32(name):
     features, labels, clients = federation(DIM).padded_last.clean
     half = jnp.asarray(features, jnp.bfloat16)
@@ -207,20 +198,7 @@ def test_half_precision_features_are_computed_in_float32(name):
     assert_same_classifier(head, rounded, tolerance(name, 1e-5))
 
 
-# A method of each kind of sum.
-@pytest.mark.parametrize(
-    "name",
-    [
-        "fed3r",
-        "fed3r-within",
-        "afl",
-        "fedcgs",
-        "fedcof",
-        "fedcof-paper",
-        "fedcof-components",
-        "fedcof-sketches",
-    ],
-)
+@pytest.mark.parametrize("name", OF_SUMS)
 def test_more_dimensions_than_rows(name):
     # The dual route, with two classes that nobody holds beyond those that there are.
     rng = np.random.default_rng(4)
