@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import covfree
-from covfree.linalg import Scatter
 from covfree.testing.federations import CLASSES, Federation, degenerate, federation, generated
 from covfree.testing.laws import (
     SINGLE,
@@ -25,7 +24,7 @@ from covfree.testing.laws import (
     hold,
     on_examples,
 )
-from covfree.testing.subject import BATCH, Reference, Subject, Task
+from covfree.testing.subject import BATCH, Reference, Subject, Task, plain
 from covfree.types import PRNGKey, Rows
 
 
@@ -170,7 +169,7 @@ def splitting(subject: Subject) -> None:
         owner = jnp.arange(len(rows.label)) if rows.client is None else rows.client
         part = jax.tree_util.Partial(_part, rows, owner)
         totals = covfree.accumulate_parts(method, part, 3, num_classes=CLASSES)
-    assert_close(_plain(totals), _plain(subject.totals), SINGLE, "totals that were added up")
+    assert_close(plain(totals), plain(subject.totals), SINGLE, "totals that were added up")
 
 
 def messages(subject: Subject) -> None:
@@ -231,21 +230,6 @@ def _part(rows: Rows, owner: Any, index: Any) -> Rows:
 
 def _is_rows(node: Any) -> bool:
     return isinstance(node, Rows)
-
-
-def _plain(totals: Any) -> Any:
-    """Totals as they may be compared: matrices in full, tables in an order of their own."""
-
-    def one(total: Any) -> Any:
-        if isinstance(total, Scatter):
-            return total.dense()
-        if not isinstance(total, Rows):
-            return total
-        columns = [np.asarray(x, np.float64).reshape(len(total.label), -1) for x in jax.tree.leaves(total)]
-        table = np.concatenate(columns, axis=1)[np.asarray(total.count) > 0]
-        return table[np.lexsort(table.T)]
-
-    return jax.tree.map(one, totals, is_leaf=lambda node: isinstance(node, Scatter | Rows))
 
 
 METHOD_LAWS = (

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import covfree
+from covfree.linalg import Scatter
 from covfree.testing.federations import CLASSES, Federation, federation
 from covfree.testing.laws import SINGLE, Batched, double
 from covfree.types import Rows
@@ -135,3 +136,18 @@ def _moved(numbers: Any, step: Any) -> Any:
         for leaf, speed in zip(leaves, speeds, strict=False)
     ]
     return jax.tree.unflatten(structure, moved)
+
+
+def plain(totals: Any) -> Any:
+    """Totals as they may be compared: matrices in full, tables in an order of their own."""
+
+    def one(total: Any) -> Any:
+        if isinstance(total, Scatter):
+            return total.dense()
+        if not isinstance(total, Rows):
+            return total
+        columns = [np.asarray(x, np.float64).reshape(len(total.label), -1) for x in jax.tree.leaves(total)]
+        table = np.concatenate(columns, axis=1)[np.asarray(total.count) > 0]
+        return table[np.lexsort(table.T)]
+
+    return jax.tree.map(one, totals, is_leaf=lambda node: isinstance(node, Scatter | Rows))
