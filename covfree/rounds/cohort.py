@@ -179,9 +179,3 @@ def serve(algorithm: Algorithm, state: Any, total: Any) -> tuple[Any, Array]:
     state = algorithm.server(algorithm.params, state, total)
     floats = [x for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.inexact)]
     return state, jnp.array([jnp.isfinite(x).all() for x in floats]).all()
-
-
-@jax.jit
-def result(algorithm: Algorithm, state: Any) -> Any:
-    """What is wanted of the state."""
-    return algorithm.result(algorithm.params, state)

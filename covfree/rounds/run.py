@@ -155,7 +155,7 @@ def run(
             break
         held = _Held(state, bank.leaves, pending)
         if evaluate is not None and (number % every == every - 1 or number == rounds - 1):
-            measured = evaluate(cohort.result(algorithm, state))
+            measured = evaluate(algorithm.result(algorithm.params, state))
             record |= {name: _plain(value) for name, value in measured.items()}
         record["seconds"] = time.perf_counter() - began
         records.append({"round": number, **record})
@@ -167,7 +167,7 @@ def run(
             break
     if saved is not None:
         saved.close()
-    return Run(cohort.result(algorithm, held.state), held.state, bank.leaves, records, stopped)
+    return Run(algorithm.result(algorithm.params, held.state), held.state, bank.leaves, records, stopped)
 
 
 class _Simulation(NamedTuple):

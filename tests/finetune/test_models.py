@@ -1,0 +1,162 @@
+"""What is trained: linear heads against NumPy, and backbones with their running statistics."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import covfree
+import covfree.finetune as ft
+from covfree.backbones import backbone
+from covfree.rounds import run
+
+KEY = jax.random.key(0)
+
+
+def examples(seed=0):
+    rng = np.random.default_rng(seed)
+    clients = np.repeat(np.arange(4), [3, 9, 6, 5])
+    labels = rng.integers(0, 3, len(clients))
+    features = rng.normal(size=(len(clients), 4)) + labels[:, None]
+    return features.astype(np.float32), labels, clients
+
+
+def softmax_steps(weight, bias, features, labels, rate, steps):
+    """Gradient descent on the mean cross-entropy, with plain loops."""
+    for _ in range(steps):
+        slope_w, slope_b = np.zeros_like(weight), np.zeros_like(bias)
+        for x, y in zip(features.astype(float), labels, strict=True):
+            scores = x @ weight + bias
+            p = np.exp(scores - scores.max())
+            p /= p.sum()
+            p[y] -= 1
+            slope_w += np.outer(x, p) / len(labels)
+            slope_b += p / len(labels)
+        weight, bias = weight - rate * slope_w, bias - rate * slope_b
+    return weight, bias
+
+
+def test_fedavg_of_a_linear_head_is_a_loop_over_clients():
+    features, labels, clients = examples()
+    head = ft.random_head(4, 3, key=KEY)
+    algorithm = ft.fedavg(ft.linear_model(head), 0.3, steps=4, batch_size=9)
+    done = run(algorithm, features, labels, clients, key=KEY, rounds=3, width=2)
+    weight, bias = np.asarray(head.weight, float), np.asarray(head.bias, float)
+    for _ in range(3):
+        ends = [
+            softmax_steps(weight, bias, features[clients == k], labels[clients == k], 0.3, 4)
+            for k in range(4)
+        ]
+        share = np.bincount(clients) / len(clients)
+        weight = sum(s * w for s, (w, _) in zip(share, ends, strict=True))
+        bias = sum(s * b for s, (_, b) in zip(share, ends, strict=True))
+    np.testing.assert_allclose(done.result.weight, weight, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(done.result.bias, bias, rtol=1e-5, atol=1e-6)
+
+
+def test_each_epoch_meets_every_example_once():
+    """A step of batch size 1 with rate η moves by η times the example's gradient: none twice, none left."""
+    features = np.eye(7, 7, dtype=np.float32)
+    head = covfree.LinearHead(jnp.zeros((7, 2)), jnp.zeros(2))
+    algorithm = ft.fedavg(ft.linear_model(head), 1e-3, epochs=2, batch_size=1)
+    done = run(algorithm, features, np.zeros(7, int), np.array([0, 0, 0, 1, 1, 1, 1]), key=KEY, rounds=1)
+    moved = np.asarray(done.result.weight)[:, 0]
+    np.testing.assert_allclose(moved, 2 * 1e-3 * 0.5 * np.where(np.arange(7) < 3, 3 / 7, 4 / 7), rtol=5e-3)
+
+
+def test_a_calibrated_head_predicts_what_the_closed_form_does():
+    features, labels, clients = examples()
+    head = covfree.fit(covfree.fedcof(1.0), features, labels, clients, num_classes=4)
+    soft = covfree.with_temperature(head, covfree.calibrate_temperature(head, features, labels))
+    model = ft.linear_model(soft)
+    np.testing.assert_array_equal(model(features).argmax(1), head(features).argmax(1))
+    done = run(ft.fedadam(model), features, labels, clients, key=KEY, rounds=5)
+    # Class 3 is nobody's, and stays so.
+    assert np.isneginf(done.result(features)[:, 3]).all()
+    assert np.isfinite(done.result.weight).all()
+    loss = [record["loss"] for record in done.history]
+    assert loss[-1] < loss[0]
+
+
+def test_of_a_mapped_head_the_map_stays():
+    features, labels, clients = examples()
+    method = covfree.fedcof(1.0, features=covfree.relu_features(16))
+    head = covfree.fit(method, features, labels, clients)
+    done = run(ft.fedavg(ft.linear_model(head)), features, labels, clients, key=KEY, rounds=1)
+    assert jax.tree.structure(done.result) == jax.tree.structure(head)
+    before, after = (jax.tree.leaves(x.features) for x in (head, done.result))
+    for x, y in zip(before, after, strict=True):
+        np.testing.assert_array_equal(x, y)
+    assert np.abs(done.result.head.weight - head.head.weight).max() > 0
+
+
+@pytest.fixture(scope="module")
+def network():
+    net = backbone("resnet18", num_classes=None)
+    params = net.init(KEY)
+    images = np.random.default_rng(0).normal(size=(6, 32, 32, 3)).astype(np.float32)
+    return net, params, images, ft.random_head(512, 2, key=KEY)
+
+
+LABELS, CLIENTS = np.array([0, 1, 0, 1, 1, 0]), np.array([0, 0, 1, 1, 1, 1])
+
+
+def test_running_statistics_are_averaged_beside_the_parameters(network):
+    net, params, images, head = network
+    model = ft.network_model(net, params, head, norms="batch")
+    np.testing.assert_allclose(
+        model(images), head(net.apply(params, images)), rtol=1e-4, atol=1e-5
+    )  # in evaluation the running statistics
+    algorithm = ft.fedavg(model, 0.0, 0.5, batch_size=4)
+    done = run(algorithm, images, LABELS, CLIENTS, key=KEY, rounds=1)
+    after, _ = done.result
+    # Client 0 fills its batch up with its own two examples again; its mean and variance stay what they are.
+    own = [
+        net.apply_and_update(params, np.concatenate([images[:2], images[:2]]))[1]["batch_stats"],
+        net.apply_and_update(params, images[2:])[1]["batch_stats"],
+    ]
+    wanted = jax.tree.map(lambda a, b: (2 * a + 4 * b) / 6, *own)
+    for x, y in zip(jax.tree.leaves(after["batch_stats"]), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(x, y, rtol=2e-3, atol=1e-4)
+    # With a rate of 0 nothing else moves.
+    for x, y in zip(jax.tree.leaves(after["params"]), jax.tree.leaves(params["params"]), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("train", ["head", "backbone", "all"])
+def test_what_is_trained_is_what_changes(network, train):
+    net, params, images, head = network
+    model = ft.network_model(net, params, head, train=train)
+    trained = jax.tree.structure(model.trained)
+    assert trained.num_leaves == (2 if train == "head" else 0) + len(jax.tree.leaves(params["params"])) * (
+        train != "head"
+    ) + (2 if train == "all" else 0)
+    np.testing.assert_array_equal(model(images), ft.network_model(net, params, head)(images))
+    after, same = model.finish(model.trained, model.frozen, model.statistics)
+    assert jax.tree.structure(after) == jax.tree.structure(params)
+    np.testing.assert_array_equal(same.weight, head.weight)
+
+
+def test_a_head_of_other_features_is_refused(network, untyped):
+    net, params, _, _ = network
+    with pytest.raises(ValueError, match=r"head: expected a linear head of 512 features, got \[4, 2\]"):
+        ft.network_model(net, params, ft.random_head(4, 2, key=KEY))
+    with pytest.raises(ValueError, match="train: expected"):
+        ft.network_model(net, params, ft.random_head(512, 2, key=KEY), train="norms")
+
+
+def test_dropout_and_orders_are_drawn_anew_each_round():
+    features, labels, clients = examples()
+    seen = []
+
+    def scores(trained, frozen, statistics, inputs, train, key):
+        noise = jax.random.normal(key, inputs.shape) if train else 0
+        return (inputs + noise) @ trained, ()
+
+    model = ft.Model(jnp.zeros((4, 3)), (), (), scores, lambda trained, frozen, statistics: trained)
+    algorithm = ft.fedavg(model, optax.sgd(1.0), steps=1, batch_size=9)
+    for rounds in (1, 2):
+        seen.append(run(algorithm, features, labels, clients, key=KEY, rounds=rounds).history[-1]["loss"])
+    again = run(algorithm, features, labels, clients, key=KEY, rounds=2).history[-1]["loss"]
+    assert again == seen[1] != seen[0]
