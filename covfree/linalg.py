@@ -157,7 +157,7 @@ def solve(factorisation: Factorisation, right: Float[Array, "dim columns"]) -> F
 
 
 @jax.jit
-def diagnose(factorisation: Factorisation) -> Diagnostics:
+def diagnostics(factorisation: Factorisation) -> Diagnostics:
     """Say which route a factorisation took, and how near to singular the matrix is.
 
     Costs an ``eigvalsh`` of the core, several times the factorisation: call it to look, not in a loop.

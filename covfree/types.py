@@ -142,13 +142,13 @@ class Moments:
 
     Attributes:
         count: N_c, examples of each class.
-        rows: K_c, rows of each class with a count above 0. Where each client sends one mean a class,
+        num_rows: K_c, rows of each class with a count above 0. Where each client sends one mean a class,
             the number of clients that hold the class.
         total: sum of the class's features, Σ_r n_r x_r.
     """
 
     count: Num[Array, " classes"]
-    rows: Num[Array, " classes"]
+    num_rows: Num[Array, " classes"]
     total: Float[Array, "classes dim"]
 
     @property
@@ -181,7 +181,7 @@ class Moments:
     @property
     def spread_degrees(self) -> Float[Array, ""]:
         """Σ_c (K_c − 1) over the present classes: degrees of freedom behind the scatter between rows."""
-        return jnp.maximum(self.rows.astype(self.total.dtype) - 1, 0).sum()
+        return jnp.maximum(self.num_rows.astype(self.total.dtype) - 1, 0).sum()
 
 
 @jax.tree_util.register_dataclass

@@ -41,8 +41,8 @@ def client_flops(
     kept = (labels >= 0) & (clients >= 0)
     labels, clients = labels[kept], clients[kept]
     flops, size = 0, len(labels)
-    if method.features is not None:
-        flops, dim = 2 * size * dim * method.features.num_features, method.features.num_features
+    if method.feature_map is not None:
+        flops, dim = 2 * size * dim * method.feature_map.num_features, method.feature_map.num_features
     if not isinstance(method.summary, Examples):
         return flops + method.summary.flops(labels, clients, dim)
     flops += size * dim + 2 * size * dim**2

@@ -37,7 +37,7 @@ class Diagnosis:
     """What the server could and could not see in the rows; ``print`` it for the verdict in words.
 
     Attributes:
-        rows: K_c, rows of each class.
+        num_rows: K_c, rows of each class.
         count: N_c, examples of each class.
         absent: number of classes that no row holds: never predicted.
         without_spread: number of classes with one row: FedCOF sees no covariance of theirs.
@@ -54,7 +54,7 @@ class Diagnosis:
             matter; past 1/(100 eps) the features themselves have.
     """
 
-    rows: Integer[Array, " classes"]
+    num_rows: Integer[Array, " classes"]
     count: Num[Array, " classes"]
     absent: Integer[Array, ""]
     without_spread: Integer[Array, ""]
@@ -112,17 +112,17 @@ def diagnose(rows: Rows, *, num_classes: int, method: Method | None = None) -> D
     covariance = with_inner(spread.scatter, spread.inner)
     degrees = within.freedom(first).effective
     rank = _effective_rank(covariance, degrees)
-    class_degrees = jnp.maximum(moments.rows - 1, 0)
+    class_degrees = jnp.maximum(moments.num_rows - 1, 0)
     system = None
     if method.system is not None:
         if estimate is not method:
             totals = accumulate(method, rows, num_classes=num_classes)
-        system = linalg.diagnose(linalg.factorise(method.system(method.params, *totals)))
+        system = linalg.diagnostics(linalg.factorise(method.system(method.params, *totals)))
     return Diagnosis(
-        rows=moments.rows,
+        num_rows=moments.num_rows,
         count=moments.count,
-        absent=(moments.rows == 0).sum(),
-        without_spread=(moments.rows == 1).sum(),
+        absent=(moments.num_rows == 0).sum(),
+        without_spread=(moments.num_rows == 1).sum(),
         class_degrees=class_degrees,
         degrees=degrees,
         effective_rank=rank,
@@ -162,7 +162,7 @@ def _condition(covariance: Scatter) -> Float[Array, ""]:
 
 
 def _of_classes(found: Diagnosis) -> str:
-    classes, rows = len(np.asarray(found.rows)), int(np.asarray(found.rows).sum())
+    classes, rows = len(np.asarray(found.num_rows)), int(np.asarray(found.num_rows).sum())
     text = f"{classes} classes, {rows} means of {np.asarray(found.count).sum():.0f} examples."
     if found.absent:
         text += f" {found.absent} have no example: they are never predicted."

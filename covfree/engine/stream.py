@@ -16,7 +16,7 @@ import jax
 
 from covfree.checks import check_positive, check_type
 from covfree.engine.batch import solve_totals
-from covfree.engine.checkpoint import Form, State, identity_of, load, save
+from covfree.engine.checkpoint import Form, State, identity_of, load_state, save_state
 from covfree.engine.parts import FolderParts, Parts, TableParts
 from covfree.engine.totals import dense_terms, zeros_of
 from covfree.methods import Method
@@ -147,7 +147,7 @@ def _run(
     state, identity = State((), _nothing(forms[0])), {}
     if path is not None:
         identity = identity_of(method, parts, forms, num_classes=num_classes, part_rows=part_rows)
-        before = load(path, identity, forms)
+        before = load_state(path, identity, forms)
         if before is not None:
             state, rejected = before
             parts.rejected.update(rejected)
@@ -167,7 +167,7 @@ def _run(
                         state = State(state.totals, add(state.running, rows), state.part + 1)
                         show(phase, state.part)
                         if path is not None and time.monotonic() - saved > _EVERY:
-                            save(path, state, parts.rejected, identity)
+                            save_state(path, state, parts.rejected, identity)
                             saved = time.monotonic()
                 running = _nothing(forms[phase + 1]) if phase + 1 < len(forms) else None
                 state = State((*state.totals, state.running.value), running)
@@ -176,7 +176,7 @@ def _run(
         # An interrupt within a step leaves sums that were given away; the file has those from before.
         lost = any(leaf.is_deleted() for leaf in jax.tree.leaves(state.running))
         if path is not None and not lost and (state.totals or state.part):
-            save(path, state, parts.rejected, identity)
+            save_state(path, state, parts.rejected, identity)
         raise
     if path is not None:
         path.unlink(missing_ok=True)

@@ -54,7 +54,7 @@ def _in_parts(method: Method, terms: Callable[[Rows], Any], rows: Rows) -> bool:
         nonlocal kept, widest
         for term in jax.tree.leaves(terms(rows), is_leaf=_special):
             kept |= isinstance(term, Kept)
-            widest = max(widest, term.rows.shape[1] if isinstance(term, Factor) else 0)
+            widest = max(widest, term.value.shape[1] if isinstance(term, Factor) else 0)
 
     if length < 2 * PART or method.whole_clients:
         return False
@@ -66,13 +66,13 @@ def _in_parts(method: Method, terms: Callable[[Rows], Any], rows: Rows) -> bool:
 def _whole(term: Any) -> Any:
     """A term as the total that it is of itself."""
     if isinstance(term, Factor):
-        return Scatter.from_factor(term.rows)
+        return Scatter.from_factor(term.value)
     return term.rows if isinstance(term, Kept) else term
 
 
 def _dense(term: Any) -> Any:
     """A term as one that arrays can be added to."""
-    return Scatter.from_matrix(symmetric_product(term.rows)) if isinstance(term, Factor) else term
+    return Scatter.from_matrix(symmetric_product(term.value)) if isinstance(term, Factor) else term
 
 
 def _across(term: Any, axis_name: AxisName) -> Any:

@@ -33,7 +33,7 @@ class ComponentMoments:
     @property
     def clients(self) -> Integer[Array, " classes"]:
         """Clients that hold each class."""
-        return self.moments.rows - self.degrees
+        return self.moments.num_rows - self.degrees
 
 
 class ClientParts(NamedTuple):
@@ -108,7 +108,7 @@ def component_moments(rows: Rows, num_classes: int) -> ComponentMoments:
     label = jax.ops.segment_max(row_labels(rows), slot, size)
     pair = (label >= 0).astype(jnp.int32)
     clients = jax.ops.segment_sum(pair, jnp.where(label >= 0, label, num_classes), num_classes)
-    return ComponentMoments(moments, moments.rows - clients)
+    return ComponentMoments(moments, moments.num_rows - clients)
 
 
 def hidden_weights(totals: ComponentMoments, weighting: Weighting) -> Float[Array, " classes"]:
@@ -119,7 +119,7 @@ def hidden_weights(totals: ComponentMoments, weighting: Weighting) -> Float[Arra
     check_choice("weighting", weighting, get_args(Weighting))
     moments = totals.moments
     dtype = moments.total.dtype
-    hidden = jnp.maximum(moments.count.astype(dtype) - moments.rows.astype(dtype), 0)
+    hidden = jnp.maximum(moments.count.astype(dtype) - moments.num_rows.astype(dtype), 0)
     degrees = totals.degrees.astype(dtype)
     if weighting == "pooled":
         hidden, degrees = (jnp.broadcast_to(x.sum(), x.shape) for x in (hidden, degrees))

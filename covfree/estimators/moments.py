@@ -75,7 +75,7 @@ def first_moments(rows: Rows, num_classes: int) -> Moments:
     >>> import jax.numpy as jnp
     >>> rows = Rows(jnp.array([[1.0], [4.0]]), jnp.array([2, 1]), jnp.array([0, 0]))
     >>> moments = first_moments(rows, num_classes=2)
-    >>> moments.mean.ravel().tolist(), moments.count.tolist(), moments.rows.tolist()
+    >>> moments.mean.ravel().tolist(), moments.count.tolist(), moments.num_rows.tolist()
     ([2.0, 0.0], [3, 0], [2, 0])
     """
     check_positive("num_classes", num_classes)
@@ -84,7 +84,7 @@ def first_moments(rows: Rows, num_classes: int) -> Moments:
     mean, count = group_means(rows.mean, row_counts(rows, valid), label, num_classes)
     total = mean * count.astype(mean.dtype)[:, None]
     present_rows = jax.ops.segment_sum(valid.astype(jnp.int32), label, num_classes)
-    return Moments(count=count, rows=present_rows, total=total)
+    return Moments(count=count, num_rows=present_rows, total=total)
 
 
 def example_moments(rows: Rows, num_classes: int) -> Moments:
@@ -95,7 +95,7 @@ def example_moments(rows: Rows, num_classes: int) -> Moments:
     moments = first_moments(rows, num_classes)
     count = jnp.asarray(moments.count)
     # Counts that are floats may be larger than an integer can be.
-    return replace(moments, rows=count if jnp.issubdtype(count.dtype, jnp.integer) else jnp.round(count))
+    return replace(moments, num_rows=count if jnp.issubdtype(count.dtype, jnp.integer) else jnp.round(count))
 
 
 def centred_means(moments: Moments) -> Float[Array, "classes dim"]:

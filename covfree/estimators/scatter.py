@@ -29,11 +29,11 @@ def class_weights(moments: Moments, weighting: Weighting) -> Float[Array, " clas
     check_choice("weighting", weighting, get_args(Weighting))
     if weighting == "per_class":
         numerator = jnp.maximum(moments.count.astype(moments.total.dtype) - 1, 0)
-        denominator = (moments.rows - 1).astype(moments.total.dtype)
+        denominator = (moments.num_rows - 1).astype(moments.total.dtype)
     else:
-        numerator = jnp.broadcast_to(moments.within_degrees, moments.rows.shape)
-        denominator = jnp.broadcast_to(moments.spread_degrees, moments.rows.shape)
-    spread = (moments.rows > 1) & (denominator > 0)
+        numerator = jnp.broadcast_to(moments.within_degrees, moments.num_rows.shape)
+        denominator = jnp.broadcast_to(moments.spread_degrees, moments.num_rows.shape)
+    spread = (moments.num_rows > 1) & (denominator > 0)
     return jnp.where(spread, numerator / jnp.where(spread, denominator, 1), 0)
 
 
@@ -56,7 +56,7 @@ class Freedom:
     @classmethod
     def of_classes(cls, moments: Moments, class_weight: Float[Array, " classes"]) -> Freedom:
         """Σ̂ = Σ_c w_c S_c, with K_c − 1 degrees of freedom for each class."""
-        degrees = jnp.maximum(moments.rows - 1, 0).astype(class_weight.dtype)
+        degrees = jnp.maximum(moments.num_rows - 1, 0).astype(class_weight.dtype)
         return cls(jnp.where(class_weight > 0, degrees, 0), class_weight)
 
     @property

@@ -31,7 +31,7 @@ def as_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
         if shrinkage != "auto":
             raise ValueError(f"shrinkage: expected a number, 'auto' or a rule, got {shrinkage!r}")
         return automatic()
-    return identity(shrinkage)
+    return diagonal_loading(shrinkage)
 
 
 def trace_and_square(covariance: Scatter) -> tuple[Float[Array, ""], Float[Array, ""]]:
@@ -46,7 +46,7 @@ def _identity(strength, covariance, moments, freedom, statistics):
     return jnp.ones_like(covariance.shift), strength
 
 
-def identity(gamma: Scalar) -> Shrinkage:
+def diagonal_loading(gamma: Scalar) -> Shrinkage:
     """Σ̂ + γI: the paper's; γ's right size depends on the features' scale.
 
     Source: FedCOF (Goswami et al. 2024), eq. 6.

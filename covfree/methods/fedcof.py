@@ -17,7 +17,7 @@ from covfree.estimators.moments import example_moments
 from covfree.estimators.scatter import centred_rows
 from covfree.estimators.shrinkage import as_shrinkage
 from covfree.estimators.shrinkage_rule import Shrinkage
-from covfree.features import FeatureMap
+from covfree.feature_maps import FeatureMap
 from covfree.heads import lda_head, ridge_head
 from covfree.linalg import Scatter
 from covfree.methods.method import Factor, MessageKind, Method, sent_matrix
@@ -118,7 +118,7 @@ def fedcof(
     *,
     subset_size: int = 2,
     scatter: ScatterChoice = "within",
-    features: FeatureMap | None = None,
+    feature_map: FeatureMap | None = None,
 ) -> Method:
     """FedCOF: clients send class means and counts; their spread gives the covariance that the head needs.
 
@@ -137,7 +137,7 @@ def fedcof(
             `Moments`.
         subset_size: examples of a random subset, at least, unless the client's class has fewer.
         scatter: the parts of the ridge head's Gram matrix, see `total_gram`. Other heads have no such choice.
-        features: a map of features that all parties share, e.g. ``relu_features(5000)``: clients send the
+        feature_map: a map of features that all parties share, e.g. ``relu_features(5000)``: clients send the
             class means of what it gives, 4·M·D bytes for D features. With fewer rows than D the server solves
             a system of the size of the rows.
 
@@ -148,7 +148,7 @@ def fedcof(
     """
     check_choice("weighting", weighting, get_args(Weighting))
     summary = ClassMeans(num_subsets, subset_size)
-    return fedcof_like("fedcof", summary, FromMeans(weighting), shrinkage, head, scatter, features)
+    return fedcof_like("fedcof", summary, FromMeans(weighting), shrinkage, head, scatter, feature_map)
 
 
 def fedcof_oracle(
@@ -197,7 +197,7 @@ def fedcof_like(
     shrinkage: Scalar | str | Shrinkage,
     head: HeadChoice,
     scatter: ScatterChoice = "within",
-    features: FeatureMap | None = None,
+    feature_map: FeatureMap | None = None,
     message: MessageKind = "rows",
     merge: Callable[[Any, Message, int], tuple[Any, ...]] | None = None,
 ) -> Method:
@@ -217,7 +217,7 @@ def fedcof_like(
         head=_Head(within, function),
         message=message,
         merge=merge,
-        features=features,
+        feature_map=feature_map,
     )
 
 

@@ -13,7 +13,7 @@ from covfree.estimators.class_scatter import class_scatters, class_squares, scat
 from covfree.estimators.moments import example_moments
 from covfree.estimators.scatter import centred_rows
 from covfree.estimators.shrinkage import Shrinkage, as_shrinkage
-from covfree.features import FeatureMap
+from covfree.feature_maps import FeatureMap
 from covfree.heads import lda_head
 from covfree.heads.gaussian import GaussianHead, gaussian_head
 from covfree.linalg import Scatter
@@ -48,7 +48,7 @@ def _total_merge(gamma: Scalar, message: Message, num_classes: int) -> tuple[Mom
     return moments, Scatter.from_matrix(scatter_about(mean, count, gram.value))
 
 
-def fedcgs(shrinkage: Scalar = 0.0, *, features: FeatureMap | None = None) -> Method:
+def fedcgs(shrinkage: Scalar = 0.0, *, feature_map: FeatureMap | None = None) -> Method:
     """FedCGS: a Gaussian head with the covariance of all features, whatever their class.
 
     Clients send class sums A, the Gram matrix B = F Fᵀ and counts N, as Fed3R. The server computes
@@ -59,7 +59,7 @@ def fedcgs(shrinkage: Scalar = 0.0, *, features: FeatureMap | None = None) -> Me
 
     Args:
         shrinkage: γ, adds γI to Σ; at least 0. The paper has none.
-        features: a map of features that all parties share: the paper's feature expansion.
+        feature_map: a map of features that all parties share: the paper's feature expansion.
 
     Raises:
         ValueError: if ``shrinkage`` is negative or not finite.
@@ -70,7 +70,7 @@ def fedcgs(shrinkage: Scalar = 0.0, *, features: FeatureMap | None = None) -> Me
     check_strength("shrinkage", shrinkage)
     phases = (moments_phase, _total_phase)
     return Method(
-        shrinkage, "fedcgs", Examples(), phases, _total_system, _total_head, "gram", _total_merge, features
+        shrinkage, "fedcgs", Examples(), phases, _total_system, _total_head, "gram", _total_merge, feature_map
     )
 
 
@@ -105,7 +105,7 @@ def scatters_merge(numbers: Any, message: Message, num_classes: int) -> tuple[Mo
 def _drawn_together(scatters: jax.Array, pooled: jax.Array, moments: Moments, degrees: Scalar) -> jax.Array:
     """(S_c + κ Σ̃)/(K_c − 1 + κ) for every class."""
     shape = (-1, *(1 for _ in pooled.shape))
-    own = jnp.maximum(moments.rows - 1, 0).astype(scatters.dtype).reshape(shape)
+    own = jnp.maximum(moments.num_rows - 1, 0).astype(scatters.dtype).reshape(shape)
     whole = own + degrees
     return (scatters + degrees * pooled[None]) / jnp.where(whole > 0, whole, 1)
 

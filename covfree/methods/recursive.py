@@ -192,7 +192,7 @@ def head(state: RecursiveRidge) -> LinearHead:
     """
     lower = state.root.T
     weight = unit_columns(triangular_solve(lower, triangular_solve(lower, state.total.T), transposed=True))
-    moments = Moments(count=state.count, rows=state.count, total=state.total)
+    moments = Moments(count=state.count, num_rows=state.count, total=state.total)
     return head_for_present(weight, jnp.zeros_like(weight[0]), moments.present)
 
 

@@ -8,7 +8,7 @@ from typing import get_args
 from covfree.checks import check_choice
 from covfree.estimators import Weighting
 from covfree.estimators.shrinkage import Shrinkage
-from covfree.features import FeatureMap
+from covfree.feature_maps import FeatureMap
 from covfree.methods.fedcof import HeadChoice, fedcof_like
 from covfree.methods.method import Method
 from covfree.methods.sketched_means import SketchedMeans
@@ -24,7 +24,7 @@ def fedcof_components(
     head: HeadChoice = "lda",
     *,
     subset_size: int = 2,
-    features: FeatureMap | None = None,
+    feature_map: FeatureMap | None = None,
 ) -> Method:
     """FedCOF by variance components: the covariance from how each client's own means spread.
 
@@ -40,7 +40,7 @@ def fedcof_components(
         weighting: see `component_factor`.
         head: see `fedcof`.
         subset_size: see `fedcof`.
-        features: see `fedcof`.
+        feature_map: see `fedcof`.
 
     Raises:
         ValueError: if an argument is unknown or out of range.
@@ -52,7 +52,7 @@ def fedcof_components(
         raise ValueError("num_subsets: expected 2 or more, as one mean a class shows no spread; got 1")
     summary = ClassMeans(num_subsets, subset_size)
     within = FromComponents(weighting)
-    method = fedcof_like("fedcof-components", summary, within, shrinkage, head, features=features)
+    method = fedcof_like("fedcof-components", summary, within, shrinkage, head, feature_map=feature_map)
     return replace(method, whole_clients=True)
 
 
@@ -63,7 +63,7 @@ def fedcof_sketches(
     *,
     num_subsets: int | None = 1,
     subset_size: int = 2,
-    features: FeatureMap | None = None,
+    feature_map: FeatureMap | None = None,
 ) -> Method:
     """FedCOF with residual sketches: each client adds a few vectors that hold its scatter within classes.
 
@@ -77,7 +77,7 @@ def fedcof_sketches(
         head: see `fedcof`.
         num_subsets: most random subsets of a client's class, each sending its mean.
         subset_size: see `fedcof`.
-        features: see `fedcof`.
+        feature_map: see `fedcof`.
 
     Raises:
         ValueError: if an argument is unknown or out of range.
@@ -85,4 +85,4 @@ def fedcof_sketches(
     Source: covfree; the derivation is in docs/shift.md.
     """
     summary = SketchedMeans(num_sketches, num_subsets, subset_size)
-    return fedcof_like("fedcof-sketches", summary, FromSketches(), shrinkage, head, features=features)
+    return fedcof_like("fedcof-sketches", summary, FromSketches(), shrinkage, head, feature_map=feature_map)

@@ -16,7 +16,7 @@ from covfree.statistics.groups import accumulation_dtype, as_examples, mean_grou
 from covfree.types import AnyArray, PRNGKey, Rows, is_traced
 
 # What a client may send of the spread about a mean: the variance of each feature, or their average.
-Spread: TypeAlias = Literal["diagonal", "spherical"]
+CovarianceType: TypeAlias = Literal["diagonal", "spherical"]
 
 
 def bucket(rows: int) -> int:
@@ -82,7 +82,7 @@ def client_rows(
     num_rows: int,
     num_subsets: int | None = 1,
     subset_size: int = 2,
-    covariance: Spread | None = None,
+    covariance: CovarianceType | None = None,
     key: PRNGKey | None = None,
 ) -> Rows:
     """Class means of all clients as rows, ordered by client, class and subset.
@@ -117,7 +117,7 @@ def client_rows(
     ([9.0, 2.0], [1, 2], [1, 0])
     """
     features, labels, clients = as_examples(features, labels=labels, clients=clients)
-    check_choice("covariance", covariance, (None, *get_args(Spread)))
+    check_choice("covariance", covariance, (None, *get_args(CovarianceType)))
     row = deal_rows(labels, clients, num_subsets, subset_size, key)
     return rows_of(features, labels, clients, row, num_rows, covariance)
 
@@ -147,7 +147,7 @@ def rows_of(
     clients: Integer[Array, " examples"],
     row: Integer[Array, " examples"],
     num_rows: int,
-    covariance: Spread | None = None,
+    covariance: CovarianceType | None = None,
 ) -> Rows:
     """`client_rows` of examples that were dealt to rows."""
     check_positive("num_rows", num_rows)

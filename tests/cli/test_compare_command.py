@@ -14,7 +14,7 @@ from PIL import Image
 
 import covfree
 from covfree.cli import app
-from covfree.cli.compare import Run, Summary
+from covfree.cli.compare import Result, Run
 from covfree.cli.options import method_names
 from covfree.cli.report import as_records
 from covfree.data import load_digits
@@ -114,10 +114,20 @@ def test_json_has_everything(compare):
 
 def test_one_slow_run_does_not_make_a_method_slow():
     runs = (
-        Run("fedncm", seed, 0.5, covfree.Upload(8, 4), 1, 1, 1, client_seconds=time, server_seconds=2 * time)
+        Run(
+            "fedncm",
+            seed,
+            0.5,
+            covfree.SentBytes(8, 4),
+            1,
+            1,
+            1,
+            client_seconds=time,
+            server_seconds=2 * time,
+        )
         for seed, time in enumerate((0.003, 7.0, 0.001))
     )
-    (record,) = as_records([Summary("fedncm", "FedNCM", tuple(runs))])
+    (record,) = as_records([Result("fedncm", "FedNCM", tuple(runs))])
     assert (record["client_seconds"], record["server_seconds"]) == (0.003, 0.006)
 
 

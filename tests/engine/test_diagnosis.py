@@ -39,7 +39,7 @@ def test_counts_and_degrees():
     found = covfree.diagnose(rows_of(covfree.fedcof(), federation), num_classes=CLASSES)
     expected = oracle.client_rows(*federation.clean)
     count, held, _ = oracle.moments(expected, CLASSES)
-    np.testing.assert_array_equal(found.rows, held)
+    np.testing.assert_array_equal(found.num_rows, held)
     np.testing.assert_array_equal(found.count, count)
     np.testing.assert_array_equal(found.class_degrees, np.maximum(held - 1, 0))
     assert (found.absent, found.without_spread) == (1, 1)

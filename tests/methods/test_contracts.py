@@ -234,7 +234,7 @@ def add(first, second):
         if isinstance(a, covfree.methods.Kept):
             return jax.tree.map(lambda x, y: jnp.concatenate([x, y]), a.rows, b.rows)
         if isinstance(a, covfree.methods.Factor):
-            return covfree.linalg.Scatter.from_matrix(a.rows.T @ a.rows + b.rows.T @ b.rows)
+            return covfree.linalg.Scatter.from_matrix(a.value.T @ a.value + b.value.T @ b.value)
         return a + b
 
     return jax.tree.map(one, first, second, is_leaf=lambda node: isinstance(node, special))

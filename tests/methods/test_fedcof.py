@@ -112,12 +112,12 @@ def test_a_head_may_be_a_function():
 
 @pytest.mark.parametrize("build", [covfree.fed3r, covfree.fedcof], ids=["fed3r", "fedcof"])
 def test_a_map_of_features_is_as_good_as_features_that_were_mapped(build):
-    features = covfree.features.relu_features(7, seed=3)
-    head = fit(build(0.4, features=features), FEDERATION)
+    feature_map = covfree.relu_features(7, seed=3)
+    head = fit(build(0.4, feature_map=feature_map), FEDERATION)
     mapped = FEDERATION.with_features(np.asarray(features(ARRAYS[0])))
     plain = fit(build(0.4), mapped)
     assert_same_classifier(head, lambda x: plain(features(x)), 1e-5)
-    other = fit(build(0.4, features=covfree.features.relu_features(7, seed=4)), FEDERATION)
+    other = fit(build(0.4, feature_map=covfree.relu_features(7, seed=4)), FEDERATION)
     assert relative_error(other.head.weight, head.head.weight) > 1e-3
 
 

@@ -1,4 +1,4 @@
-"""``covfree features`` and ``covfree compare --images``: from images on disk to features and tables."""
+"""``covfree extract`` and ``covfree compare --images``: from images on disk to features and tables."""
 
 import hashlib
 import json
@@ -73,7 +73,7 @@ def features(cli, photos, weights, tmp_path):
 
     def call(*arguments):
         given = ("--images", photos, "--backbone", "squeezenet1-1", "--weights", weights, "--batch-size", 8)
-        return cli("features", *given, "--out", tmp_path / "out.npz", *arguments)
+        return cli("extract", *given, "--out", tmp_path / "out.npz", *arguments)
 
     return call
 
@@ -331,7 +331,7 @@ def test_bad_arguments_cost_no_heavy_imports(photos, tmp_path):
     script = f"""
 import sys
 from covfree.cli.app import run
-code = run({["features", "--images", str(photos), "--backbone", "resnet18", "--out", "a.npz"]!r})
+code = run({["extract", "--images", str(photos), "--backbone", "resnet18", "--out", "a.npz"]!r})
 print(code, [name for name in ("flax", "matplotlib", "huggingface_hub", "tensorflow") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
