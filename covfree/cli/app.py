@@ -14,7 +14,7 @@ import covfree
 from covfree.checks import check_strength
 from covfree.cli import report
 from covfree.cli.backbones import backbones_command
-from covfree.cli.compare import Federation, Result, Run, compare, environment, make_methods
+from covfree.cli.compare import Federation, Result, Run, compare, environment, make_methods, title_of
 from covfree.cli.extract import extract_command
 from covfree.cli.options import (
     DATASET,
@@ -138,7 +138,7 @@ def compare_command(
             runs.append(run)
             progress.update(task, advance=1, description=f"seed {run.seed}, {run.method}")
     results = [
-        Result(name, registry()[name].title, tuple(run for run in runs if run.method == name))
+        Result(name, title_of(name, numbers), tuple(run for run in runs if run.method == name))
         for name in chosen
     ]
     config = {

@@ -139,6 +139,14 @@ def make_methods(names: Sequence[str], numbers: Mapping[str, Any]) -> dict[str, 
     }
 
 
+def title_of(name: str, numbers: Mapping[str, Any]) -> str:
+    """How tables name a method: by its title, in which numbers given replace the defaults in parentheses."""
+    entry = registry()[name]
+    title, defaults, _ = entry.title.partition(" (")
+    given = [f"{number}={value}" for number, value in numbers.items() if number in entry.accepts]
+    return f"{title} ({', '.join(given)})" if defaults and given else entry.title
+
+
 def compare(
     datasets: Callable[[int], FeatureSet],
     methods: Mapping[str, Method],

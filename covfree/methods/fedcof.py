@@ -120,11 +120,14 @@ def fedcof(
     scatter: ScatterChoice = "within",
     feature_map: FeatureMap | None = None,
 ) -> Method:
-    """FedCOF: clients send class means and counts; their spread gives the covariance that the head needs.
+    """Make FedCOF: clients send class means and counts, whose spread gives the covariance for a head.
 
-    Bytes up: 4·M·d for M client-class pairs, as FedNCM. The paper's settings are
-    ``fedcof(shrinkage=1.0, head="ridge")``. Other heads are given Σ̂ = Ŵ/Σ_c w_c (K_c − 1), which is unbiased
-    where classes share Σ though some have a single row; over N − C it would be too small.
+    The defaults, LDA with automatic shrinkage, are covfree's. The paper's method is a ridge head with γ = 1:
+    ``fedcof(shrinkage=1.0, head="ridge")``. Bytes up: 4·M·d for M client-class pairs, as FedNCM's.
+
+    Heads other than ridge are given Σ̂ = Ŵ/Σ_c w_c (K_c − 1), where w_c are the weights of `within_scatter`.
+    It is unbiased if the classes share one covariance, also if some of them have a single row. Divided by
+    N − C, Ŵ would then be too small.
 
     Args:
         shrinkage: a number γ adds γI to the covariance; ``"auto"`` or another rule needs no tuning.
@@ -157,11 +160,13 @@ def fedcof_oracle(
     *,
     covariance: Literal["full", "diagonal", "spherical"] = "full",
 ) -> Method:
-    """FedCOF's oracle: clients also send their class covariances, so that nothing need be estimated.
+    """Make FedCOF's oracle: clients also send their class covariances, so that nothing need be estimated.
 
-    The covariances aggregate (`aggregate_covariances`) to the pooled examples' own within-class scatter,
-    which is what is computed here. Cheaper, and cruder: the diagonals of the clients' covariances, or one
-    variance each; how the clients' means spread is still known in every direction.
+    The covariances aggregate (`aggregate_covariances`) to the within-class scatter of the pooled examples. A
+    simulation computes that scatter directly. Diagonals of the clients' covariances, or one variance each,
+    are cheaper and cruder: the scatter between the clients' means is still known in every direction.
+
+    As with `fedcof`, the paper's settings are ``shrinkage=1.0, head="ridge"``.
 
     Bytes up: 4·M·(d² + d); diagonal 8·M·d; spherical 4·M·(d + 1).
 

@@ -23,7 +23,7 @@ class Entry(NamedTuple):
     """A named method.
 
     Attributes:
-        title: how tables name it.
+        title: how tables name it; defaults that options may change stand in parentheses.
         make: the method with its defaults; takes the keywords in ``accepts``.
         accepts: the numbers that the command line may pass on.
     """
@@ -72,7 +72,9 @@ _REGISTRY: Mapping[str, Entry] = MappingProxyType(
         "afl": Entry("AFL", afl, frozenset({"ridge"})),
         "fedcgs": Entry("FedCGS", fedcgs),
         "fedcof": Entry(
-            "FedCOF", fedcof, frozenset({"shrinkage", "num_subsets", "subset_size", "head", "scatter"})
+            "FedCOF (LDA, automatic γ)",
+            fedcof,
+            frozenset({"shrinkage", "num_subsets", "subset_size", "head", "scatter"}),
         ),
         "fedcof-paper": Entry("FedCOF, paper (ridge head, γ = 1)", _fedcof_paper),
         "fedcof-components": Entry(

@@ -62,9 +62,11 @@ def pairs(labels, clients) -> int:
 
 
 def without_times(content):
-    """The same without what differs from run to run."""
+    """The same without what differs from run to run, and without titles, which show the options given."""
     if isinstance(content, dict):
-        return {k: without_times(v) for k, v in content.items() if not k.endswith("_seconds")}
+        return {
+            k: without_times(v) for k, v in content.items() if k != "title" and not k.endswith("_seconds")
+        }
     return [without_times(x) for x in content] if isinstance(content, list) else content
 
 
@@ -396,6 +398,8 @@ def test_a_number_for_shrinkage_is_gamma(compare):
     data, clients = digits(0)
     rows = oracle.client_rows(data.train_features, data.train_labels, clients)
     for found, gamma in ((small, 0.01), (large, 3.0)):
+        assert found["fedcof"]["title"] == f"FedCOF (shrinkage={gamma})"
+        assert found["fedncm"]["title"] == "FedNCM"
         weight, bias = oracle.from_rows(
             rows, CLASSES, lambda s, gamma=gamma: oracle.identity(s, gamma), "per_class", "lda"
         )
