@@ -18,15 +18,8 @@ from covfree.engine.parts import cuts, padded_rows
 from covfree.engine.totals import accumulate
 from covfree.methods import Method
 from covfree.methods.method import check_method_and_rows
+from covfree.sharding import shard_map
 from covfree.types import Rows, is_traced
-
-if hasattr(jax, "shard_map"):
-    # Totals that devices gathered are equal on all of them, which the check of their types cannot see.
-    _shard_map = partial(jax.shard_map, check_vma=False)
-else:
-    from jax.experimental.shard_map import shard_map
-
-    _shard_map = partial(shard_map, check_rep=False)
 
 
 def shard_rows(rows: Rows, mesh: Mesh, *, whole_clients: bool = False) -> Rows:
@@ -136,5 +129,5 @@ def accumulate_sharded(method: Method, rows: Rows, *, num_classes: int, mesh: Me
     def own(method: Method, rows: Rows) -> tuple[Any, ...]:
         return accumulate(method, rows, num_classes=num_classes, axis_name=mesh.axis_names)
 
-    run = _shard_map(own, mesh=mesh, in_specs=(PartitionSpec(), sharded), out_specs=PartitionSpec())
+    run = shard_map(own, mesh=mesh, in_specs=(PartitionSpec(), sharded), out_specs=PartitionSpec())
     return run(method, rows)

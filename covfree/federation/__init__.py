@@ -15,5 +15,8 @@ from covfree.federation.partition import natural_id as natural_id
 from covfree.federation.partition_plot import plot_partition as plot_partition
 from covfree.federation.partition_statistics import PartitionStatistics as PartitionStatistics
 from covfree.federation.partition_statistics import partition_statistics as partition_statistics
+from covfree.federation.schedule import Schedule as Schedule
+from covfree.federation.schedule import as_schedule as as_schedule
+from covfree.federation.schedule import schedule as schedule
 from covfree.federation.shard_partition import pathological as pathological
 from covfree.federation.shard_partition import shards as shards

@@ -1,0 +1,193 @@
+"""What a client does between the server's model and its own: steps of any optax transformation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int32
+
+from covfree.checks import check_positive, check_strength
+from covfree.finetune.model import Model
+from covfree.keys import derive
+from covfree.rounds.algorithm import ClientData
+from covfree.types import PRNGKey
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Optimiser:
+    """An optax transformation as part of a pytree.
+
+    Attributes:
+        numbers: its numbers, where it is made of them inside compiled functions: another learning rate then
+            compiles nothing anew.
+        make: ``(*numbers) -> transformation``.
+    """
+
+    numbers: tuple[Any, ...]
+    make: Callable[..., Any] = field(metadata={"static": True})
+
+    def __call__(self) -> optax.GradientTransformationExtraArgs:
+        """The transformation, which takes extra arguments and lets those go that it does not know."""
+        return optax.with_extra_args_support(self.make(*self.numbers))
+
+
+@dataclass(frozen=True)
+class _Fixed:
+    transformation: Any
+
+    def __call__(self) -> Any:
+        return self.transformation
+
+
+def as_optimiser(name: str, optimiser: Any) -> Optimiser:
+    """An optimiser of what may stand for one.
+
+    Args:
+        name: what to call it in errors.
+        optimiser: a number, the learning rate of gradient descent; ``jax.tree_util.Partial(optax.adam,
+            0.1)``, whose numbers may be swept; or an optax transformation.
+
+    Raises:
+        TypeError: if it is none of them.
+        ValueError: if the number is negative or not finite.
+    """
+    if isinstance(optimiser, Optimiser):
+        return optimiser
+    if isinstance(optimiser, jax.tree_util.Partial):
+        return Optimiser((optimiser,), _called)
+    if isinstance(optimiser, optax.GradientTransformation):
+        return Optimiser((), _Fixed(optimiser))
+    if callable(optimiser):
+        raise TypeError(f"{name}: expected an optax transformation or a learning rate, got {optimiser!r}")
+    return Optimiser((check_strength(name, optimiser),), optax.sgd)
+
+
+def _called(make: Any) -> Any:
+    return make()
+
+
+class Local(NamedTuple):
+    """What a client's training gave.
+
+    Attributes:
+        trained: its parameters.
+        statistics: its running statistics.
+        steps: K_i, how many steps it took.
+        loss: mean cross-entropy of its batches as it met them.
+    """
+
+    trained: Any
+    statistics: Any
+    steps: Int32[Array, ""]
+    loss: Float[Array, ""]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Training:
+    """How a client trains.
+
+    Attributes:
+        optimiser: of its steps.
+        epochs: passes over its examples; None if ``steps`` is given.
+        steps: steps whatever the number of its examples.
+        batch_size: examples of a step.
+        schedule: from the round, from 0, to a factor of the optimiser's updates; None for 1.
+    """
+
+    optimiser: Optimiser
+    epochs: int | None = field(metadata={"static": True})
+    steps: int | None = field(metadata={"static": True})
+    batch_size: int = field(metadata={"static": True})
+    schedule: Callable[[Any], Any] | None = field(default=None, metadata={"static": True})
+
+    @classmethod
+    def of(
+        cls,
+        optimiser: Any,
+        *,
+        epochs: int | None,
+        steps: int | None,
+        batch_size: int,
+        schedule: Callable[[Any], Any] | None,
+    ) -> Training:
+        """One of a caller's arguments, checked."""
+        if steps is not None:
+            epochs = None
+            check_positive("steps", steps)
+        else:
+            check_positive("epochs", 1 if epochs is None else epochs)
+        check_positive("batch_size", batch_size)
+        return cls(as_optimiser("client", optimiser), epochs, steps, batch_size, schedule)
+
+    def __call__(
+        self,
+        model: Model,
+        trained: Any,
+        statistics: Any,
+        data: ClientData,
+        key: PRNGKey,
+        *,
+        round: Any,
+        **extra: Any,
+    ) -> Local:
+        """Train on a client's examples.
+
+        Each epoch goes through the examples in an order of its own. The last batch of an epoch has what is
+        left; where it is filled up with other examples of the client, they count nothing in the loss, but
+        batch norms see a whole batch. A client without examples takes no step.
+
+        Args:
+            model: for its functions and frozen parameters.
+            trained: parameters to start from.
+            statistics: running statistics to start from.
+            data: the client's examples.
+            key: of the order and of dropout.
+            round: the round, for the schedule.
+            extra: for the optimiser, such as the ``anchor`` of `add_proximal`.
+        """
+        transformation, count = self.optimiser(), data.num_examples
+        factor = 1.0 if self.schedule is None else self.schedule(round)
+        per_epoch = -(-count // self.batch_size)
+        total = per_epoch * (self.epochs or 1) if self.steps is None else jnp.where(count > 0, self.steps, 0)
+        longest = data.index.shape[0]
+        orders, drops = derive(key, "order"), derive(key, "dropout")
+
+        def loss_of(trained: Any, statistics: Any, batch: Any, key: Any) -> tuple[jax.Array, Any]:
+            inputs, labels, weight = batch
+            scores, statistics = model.scores(trained, model.frozen, statistics, inputs, True, key)
+            loss = optax.softmax_cross_entropy_with_integer_labels(
+                scores.astype(jnp.promote_types(scores.dtype, jnp.float32)), labels
+            )
+            return (weight * loss).sum() / weight.sum(), statistics
+
+        def epoch(number: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
+            chance = jax.random.uniform(jax.random.fold_in(orders, number), (longest,))
+            # The client's own examples, in random order, then padding.
+            order = jnp.argsort(jnp.where(jnp.arange(longest) < count, chance, 2))
+
+            def step(place: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
+                trained, statistics, state, lost = carry
+                places = place * self.batch_size + jnp.arange(self.batch_size)
+                inputs, labels = data.take(order[places % jnp.maximum(count, 1)])
+                weight = (places < count).astype(lost.dtype)
+                own = jax.random.fold_in(drops, number * per_epoch + place)
+                (loss, statistics), gradient = jax.value_and_grad(loss_of, has_aux=True)(
+                    trained, statistics, (inputs, labels, weight), own
+                )
+                updates, state = transformation.update(gradient, state, trained, **extra)
+                updates = jax.tree.map(lambda x: (factor * x).astype(x.dtype), updates)
+                return optax.apply_updates(trained, updates), statistics, state, lost + loss
+
+            return jax.lax.fori_loop(0, jnp.minimum(per_epoch, total - number * per_epoch), step, carry)
+
+        epochs = -(-total // jnp.maximum(per_epoch, 1))
+        carry = (trained, statistics, transformation.init(trained), jnp.zeros(()))
+        trained, statistics, _, lost = jax.lax.fori_loop(0, epochs, epoch, carry)
+        return Local(trained, statistics, total, lost / jnp.maximum(total, 1))

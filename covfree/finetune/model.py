@@ -1,0 +1,173 @@
+"""What is trained: a classifier whose parameters are split into those that change and those that do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from covfree.backbones.extractor import Backbone
+from covfree.checks import check_choice
+from covfree.heads.mapped import MappedHead
+from covfree.types import AnyArray, LinearHead, PRNGKey, masked
+
+Trained = Literal["all", "head", "backbone"]
+Norms = Literal["batch", "frozen"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Model:
+    """A classifier to train: a pytree, with the functions that use it.
+
+    Attributes:
+        trained: parameters that gradients change.
+        frozen: parameters that stay.
+        statistics: what training changes without gradients: batch norms' running statistics. Servers average
+            it beside the parameters and outside their optimiser. ``()`` if there is none.
+        scores: ``(trained, frozen, statistics, inputs, train, key) -> (scores [batch, classes], statistics)``
+            with ``train`` a bool that is static, and ``key`` for dropout.
+        finish: ``(trained, frozen, statistics) -> what a run's result is``.
+    """
+
+    trained: Any
+    frozen: Any
+    statistics: Any
+    scores: Callable[..., tuple[Any, Any]] = field(metadata={"static": True})
+    finish: Callable[..., Any] = field(metadata={"static": True})
+
+    def __call__(self, inputs: AnyArray) -> Float[Array, "batch classes"]:
+        """Scores of each class, as in evaluation."""
+        return self.scores(self.trained, self.frozen, self.statistics, inputs, False, None)[0]
+
+
+def _linear_scores(
+    trained: LinearHead, frozen: Any, statistics: tuple[()], inputs: Any, train: bool, key: Any
+) -> tuple[jax.Array, tuple[()]]:
+    features, present = frozen
+    inputs = inputs if features is None else features(inputs)
+    return trained._replace(present=present)(inputs), ()
+
+
+def _linear_head(trained: LinearHead, frozen: Any, statistics: tuple[()]) -> LinearHead | MappedHead:
+    features, present = frozen
+    head = trained._replace(present=present)
+    return head if features is None else MappedHead(features, head)
+
+
+def linear_model(head: LinearHead | MappedHead) -> Model:
+    """Train a linear head on features: linear probing.
+
+    Start from any linear head of `covfree.fit`. Divide its scores by `covfree.calibrate_temperature` first
+    (`covfree.with_temperature`): predictions stay, and the softmax's probabilities become honest ones. Of a
+    head behind a map of features the map stays as it is. Absent classes stay absent.
+
+    Args:
+        head: e.g. from ``covfree.fit(covfree.fedcof(), …)``, or `random_head`.
+
+    Raises:
+        TypeError: if the head is not linear.
+    """
+    features = None
+    inner: Any = head
+    if isinstance(head, MappedHead):
+        features, inner = head.features, head.head
+    if not isinstance(inner, LinearHead):
+        raise TypeError(f"head: expected a linear head, got {type(inner).__name__}")
+    return Model(inner._replace(present=None), (features, inner.present), (), _linear_scores, _linear_head)
+
+
+def random_head(dim: int, num_classes: int, *, key: PRNGKey) -> LinearHead:
+    """Draw a linear head as PyTorch's ``nn.Linear`` does: weights and biases uniform in ±1/√d.
+
+    Args:
+        dim: d.
+        num_classes: C.
+        key: of the draw.
+    """
+    bound = dim**-0.5
+    weight, bias = (
+        jax.random.uniform(own, shape, minval=-bound, maxval=bound)
+        for own, shape in zip(jax.random.split(key), ((dim, num_classes), (num_classes,)), strict=True)
+    )
+    return LinearHead(weight, bias)
+
+
+@dataclass(frozen=True)
+class _NetworkScores:
+    backbone: Backbone
+    train: Trained
+    norms: Norms
+
+    def parts(self, trained: Any, frozen: Any) -> tuple[Any, LinearHead]:
+        """The network's parameters and the head."""
+        network = frozen["network"] if self.train == "head" else trained["network"]
+        head = frozen["head"] if self.train == "backbone" else trained["head"]
+        return network, head._replace(present=frozen["present"])
+
+    def __call__(
+        self, trained: Any, frozen: Any, statistics: Any, inputs: Any, train: bool, key: Any
+    ) -> tuple[jax.Array, Any]:
+        network, head = self.parts(trained, frozen)
+        params = {"params": network, **statistics}
+        if train and self.train != "head":
+            if self.norms == "batch":
+                features, params = self.backbone.apply_and_update(params, inputs, key=key)
+                statistics = {name: params[name] for name in statistics}
+            else:
+                features = self.backbone.apply(params, inputs)
+        else:
+            features = self.backbone.apply(params, inputs)
+        scores = jnp.matmul(features.astype(head.weight.dtype), head.weight) + head.bias[None, :]
+        return masked(scores, head.present), statistics
+
+
+@dataclass(frozen=True)
+class _NetworkResult:
+    split: _NetworkScores
+
+    def __call__(self, trained: Any, frozen: Any, statistics: Any) -> tuple[Any, LinearHead]:
+        network, head = self.split.parts(trained, frozen)
+        return {"params": network, **statistics}, head
+
+
+def network_model(
+    backbone: Backbone,
+    params: Any,
+    head: LinearHead,
+    *,
+    train: Trained = "all",
+    norms: Norms = "frozen",
+) -> Model:
+    """Train a backbone with a linear head on images, or one of the two.
+
+    The result of a run is ``(params, head)``: the backbone's parameters and the head.
+
+    Args:
+        backbone: from ``covfree.backbones.backbone(name, num_classes=None)``.
+        params: its parameters.
+        head: on its features, calibrated as `linear_model` says.
+        train: ``"all"``; the ``"head"`` alone, linear probing; or the ``"backbone"`` alone under a fixed
+            head (Fed3R's FT-LP and FT-FEAT).
+        norms: ``"batch"`` normalises by the batch's statistics in training and averages the running
+            statistics over clients; ``"frozen"`` uses the running statistics as they are, always.
+
+    Raises:
+        ValueError: if a choice is unknown, or the head does not fit the backbone's features.
+    """
+    check_choice("train", train, ("all", "head", "backbone"))
+    check_choice("norms", norms, ("batch", "frozen"))
+    if not isinstance(head, LinearHead) or head.weight.shape[0] != backbone.num_features:
+        got = list(head.weight.shape) if isinstance(head, LinearHead) else type(head).__name__
+        raise ValueError(f"head: expected a linear head of {backbone.num_features} features, got {got}")
+    statistics = {name: leaf for name, leaf in params.items() if name != "params"}
+    parts = {"network": params["params"], "head": head._replace(present=None)}
+    kept = {"head": ("network",), "backbone": ("head",), "all": ()}[train]
+    trained = {name: part for name, part in parts.items() if name not in kept}
+    frozen = {name: parts[name] for name in kept} | {"present": head.present}
+    split = _NetworkScores(backbone, train, norms)
+    return Model(trained, frozen, statistics, split, _NetworkResult(split))

@@ -1,0 +1,118 @@
+"""What runs in rounds: a record of pure functions, with its numbers as the leaves of a pytree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from covfree.types import AnyArray
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ClientData:
+    """One client's examples, which lie among others in a table.
+
+    Where clients are simulated together, the table is that of the whole federation: nothing is copied but
+    the examples that are worked on. A client of its own has ``ClientData.own(features, labels)``.
+
+    Attributes:
+        features: [table, …] the table's features, of any rank: vectors, images, ….
+        labels: [table] their classes.
+        index: [size] where in the table the client's examples are, those first; −1 for padding.
+        client: number of the client, from 0.
+    """
+
+    features: AnyArray
+    labels: AnyArray
+    index: AnyArray
+    client: AnyArray
+
+    @classmethod
+    def own(cls, features: AnyArray, labels: AnyArray, client: int = 0) -> ClientData:
+        """Of examples that all belong to the client."""
+        return cls(features, labels, jnp.arange(len(labels)), jnp.asarray(client, jnp.int32))
+
+    @property
+    def num_examples(self) -> jax.Array:
+        """n_k, how many examples the client has."""
+        return (self.index >= 0).sum(dtype=jnp.int32)
+
+    def take(self, places: AnyArray) -> tuple[jax.Array, jax.Array]:
+        """Some of the client's examples.
+
+        Args:
+            places: [batch] places among the client's examples; padding where there is none.
+
+        Returns:
+            Features [batch, …], and labels [batch], which are −1 for padding.
+        """
+        index = jnp.asarray(self.index).at[places].get(mode="fill", fill_value=-1)
+        labels = jnp.where(index >= 0, jnp.asarray(self.labels)[index], -1)
+        return jnp.asarray(self.features)[jnp.maximum(index, 0)], labels
+
+    def all(self) -> tuple[jax.Array, jax.Array]:
+        """All of the client's examples, padded to ``size``; labels of padding are −1."""
+        return self.take(jnp.arange(self.index.shape[0]))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Algorithm:
+    """A federated algorithm: what passes between clients and a server, in rounds whose uploads add up.
+
+    In round r the server broadcasts, each client that takes part answers with an upload, the uploads are
+    added (`covfree.rounds.add`), and the server makes its next state of the sum:
+
+        state ──broadcast──▶ client(broadcast, data, memory, key) ──▶ upload, memory, metrics
+          ▲                                                              │ summed over clients
+          └─────────────────── server(state, total) ◀────────────────────┘        … result(state)
+
+    Whoever runs it chooses who takes part and how clients are put together; the algorithm does not know. A
+    pytree whose leaves are the numbers in ``params``, so that another learning rate compiles nothing anew.
+
+    Attributes:
+        params: the numbers that may be swept, and arrays to start from.
+        name: the algorithm's name.
+        init: ``(params, num_clients, key) -> (state, memory)``: the server's first state, and what each
+            client remembers before its first round; ``()`` where clients remember nothing.
+        broadcast: ``(params, state) -> pytree`` that clients need.
+        client: ``(params, broadcast, data, memory, key) -> (upload, memory, metrics)`` for one client, whose
+            ``data`` is a `ClientData`. Metrics are a dict of numbers. For a client without examples the
+            upload must be zero.
+        server: ``(params, state, total) -> state``. The total is all zero if no upload arrived.
+        result: ``(params, state) -> what is wanted``, such as a head.
+        rounds: how many rounds it takes; None for as many as one likes.
+        whole: whether a client looks at all of its examples at once (`ClientData.all`). Clients of about one
+            size are then put together. If not, it takes them in batches, and padding costs it nothing.
+        num_classes: C, which labels must be below; None if it does not matter.
+    """
+
+    params: Any
+    name: str = field(metadata={"static": True})
+    init: Callable[..., tuple[Any, Any]] = field(metadata={"static": True})
+    broadcast: Callable[..., Any] = field(metadata={"static": True})
+    client: Callable[..., tuple[Any, Any, dict[str, Any]]] = field(metadata={"static": True})
+    server: Callable[..., Any] = field(metadata={"static": True})
+    result: Callable[..., Any] = field(metadata={"static": True})
+    rounds: int | None = field(default=None, metadata={"static": True})
+    whole: bool = field(default=False, metadata={"static": True})
+    num_classes: int | None = field(default=None, metadata={"static": True})
+
+    def __post_init__(self) -> None:
+        for name in ("init", "broadcast", "client", "server", "result"):
+            if not callable(getattr(self, name)):
+                raise TypeError(f"{name}: expected a function, got {getattr(self, name)!r}")
+
+
+def check_algorithm(algorithm: Any) -> None:
+    """Raise unless this is an algorithm."""
+    if not isinstance(algorithm, Algorithm):
+        hint = type(algorithm).__name__
+        if callable(algorithm):
+            hint = f"{getattr(algorithm, '__name__', algorithm)!s}, which makes one: call it"
+        raise TypeError(f"algorithm: expected a covfree.rounds.Algorithm, got {hint}")

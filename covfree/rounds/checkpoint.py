@@ -1,0 +1,71 @@
+"""Where a run in rounds is, saved after a round by orbax, so that it goes on from there to the bit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from covfree.optional import optional
+
+
+class Checkpoints:
+    """The folder that holds the newest state of a run.
+
+    Raises:
+        ValueError: if the folder holds the state of another run.
+    """
+
+    def __init__(self, folder: Path, identity: Mapping[str, str]) -> None:
+        self._ocp = optional("orbax.checkpoint", "rounds")
+        # It tells of each file at the level of warnings.
+        logging.getLogger("absl").setLevel(logging.ERROR)
+        options = self._ocp.CheckpointManagerOptions(max_to_keep=1, enable_async_checkpointing=False)
+        self._manager = self._ocp.CheckpointManager(folder.resolve(), options=options)
+        self._identity, self._folder = dict(identity), folder
+
+    def save(self, done: int, trees: Any, history: list[dict[str, Any]]) -> None:
+        """Save what the run holds after so many rounds: as a whole or not at all."""
+        args = self._ocp.args
+        about = {"identity": self._identity, "history": history}
+        self._manager.save(
+            done, args=args.Composite(arrays=args.StandardSave(_named(trees)), about=args.JsonSave(about))
+        )
+
+    def load(self, structure: Callable[[int], Any]) -> tuple[int, Any, list[dict[str, Any]]] | None:
+        """Rounds that are done, what the run held then and its history; None if nothing is saved.
+
+        Args:
+            structure: of what the run holds after so many rounds, as a pytree.
+        """
+        done = self._manager.latest_step()
+        if done is None:
+            return None
+        args = self._ocp.args
+        about = self._manager.restore(done, args=args.Composite(about=args.JsonRestore()))["about"]
+        theirs = about["identity"]
+        for name in {**self._identity, **theirs}:
+            if theirs.get(name) != self._identity.get(name):
+                raise ValueError(
+                    f"checkpoint: expected a run of the same algorithm over the same clients; {self._folder} "
+                    f"is of one that differs in {name} ({theirs.get(name)} there, {self._identity.get(name)} "
+                    "here); give another folder, or delete it to start anew"
+                )
+        arrays = self._manager.restore(done, args=args.Composite(arrays=args.StandardRestore()))["arrays"]
+        tree = structure(done)
+        return done, tree.unflatten([arrays[f"leaf{i}"] for i in range(tree.num_leaves)]), about["history"]
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        self._manager.close()
+
+
+def _named(trees: Any) -> dict[str, Any]:
+    """The leaves by number: their tree is known to whoever loads them."""
+    # Orbax does not save trees without a leaf.
+    leaves = {f"leaf{index}": leaf for index, leaf in enumerate(jax.tree.leaves(trees))}
+    return leaves or {"none": np.zeros(1)}

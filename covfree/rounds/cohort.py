@@ -1,0 +1,176 @@
+"""One round's clients: what each makes of the broadcast, added as it is made."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Bool, Int32
+
+from covfree.keys import derive
+from covfree.rounds.algorithm import Algorithm, ClientData
+from covfree.rounds.uploads import split
+from covfree.sharding import shard_map
+from covfree.sums import Compensated
+from covfree.types import PRNGKey
+
+
+class Examples(NamedTuple):
+    """The examples of all clients, those of a client one after the other in ``order``.
+
+    Attributes:
+        features: [examples, …].
+        labels: [examples].
+        order: [examples + padding] places of the examples, by client.
+    """
+
+    features: Array
+    labels: Array
+    order: Int32[Array, " places"]
+
+
+class Members(NamedTuple):
+    """Some clients of a round, padded to a number that is compiled for.
+
+    Attributes:
+        client: number of each; −1 for padding.
+        start: where in the order its examples start.
+        size: how many it has; 0 for padding.
+        arrives: for each delay, whether the upload arrives so many rounds later.
+    """
+
+    client: Int32[Array, " members"]
+    start: Int32[Array, " members"]
+    size: Int32[Array, " members"]
+    arrives: Bool[Array, "members delays"]
+
+
+class Answers(NamedTuple):
+    """What came from the members.
+
+    Attributes:
+        sums: sums of their uploads, with an axis of delays in front.
+        tables: the tables of their uploads, with an axis of members in front.
+        memory: what each remembers now.
+        metrics: of each.
+    """
+
+    sums: Compensated
+    tables: Any
+    memory: Any
+    metrics: dict[str, Array]
+
+
+@partial(jax.jit, static_argnames=("longest", "width", "mesh"))
+def answers(
+    algorithm: Algorithm,
+    broadcast: Any,
+    examples: Examples,
+    members: Members,
+    memory: Any,
+    key: PRNGKey,
+    before: Compensated | None,
+    *,
+    longest: int,
+    width: int,
+    mesh: Mesh | None,
+) -> Answers:
+    """Run the members, ``width`` of them at once, and add their uploads in their order.
+
+    Uploads are added one after the other with compensation, whatever the width: how a cohort is cut changes
+    the sum by no more than the rounding of single clients' work does.
+
+    Args:
+        algorithm: the algorithm.
+        broadcast: what the server sends.
+        examples: of all clients.
+        members: who takes part; their number is a multiple of ``width`` times the mesh's devices.
+        memory: what each remembers, with an axis of members in front.
+        key: of the round.
+        before: sums of other members of the round, to go on from.
+        longest: most examples of a member, or more.
+        width: members that run at once.
+        mesh: devices over which members are spread.
+    """
+    keys = derive(key, "clients")
+
+    def one(member: Members, memory: Any) -> tuple[Any, Any, Any]:
+        place = jnp.arange(longest, dtype=jnp.int32)
+        index = examples.order[jnp.minimum(member.start + place, examples.order.shape[0] - 1)]
+        index = jnp.where(place < member.size, index, -1)
+        data = ClientData(examples.features, examples.labels, index, member.client)
+        # By number: what a client draws does not depend on who else takes part.
+        own = jax.random.fold_in(keys, member.client)
+        upload, remembered, metrics = algorithm.client(algorithm.params, broadcast, data, memory, own)
+        sent = member.arrives.any()
+        # Where nothing arrives the client is as if it had not taken part.
+        remembered = jax.tree.map(lambda new, old: jnp.where(sent, new, old), remembered, memory)
+        return upload, remembered, metrics
+
+    def several(sums: Compensated, chunk: tuple[Members, Any]) -> tuple[Compensated, tuple[Any, Any, Any]]:
+        members, memory = chunk
+        uploads, memory, metrics = jax.vmap(one)(members, memory)
+        parts, tables = split(uploads)
+
+        def plus(sums: Compensated, item: tuple[Any, Array]) -> tuple[Compensated, None]:
+            part, arrives = item
+
+            def by_delay(leaf: Array) -> Array:
+                kept = arrives.reshape(-1, *(1,) * leaf.ndim)
+                return jnp.where(kept, leaf[None], jnp.zeros((), leaf.dtype))
+
+            return sums.plus(jax.tree.map(by_delay, part)), None
+
+        sums = jax.lax.scan(plus, sums, (parts, members.arrives))[0]
+        return sums, (tables, memory, metrics)
+
+    def all_of(members: Members, memory: Any) -> Answers:
+        chunks = jax.tree.map(lambda x: x.reshape(-1, width, *x.shape[1:]), (members, memory))
+        first = jax.tree.map(lambda x: x[0, 0], chunks)
+        shapes = split(jax.eval_shape(one, *first)[0])[0]
+        delays = members.arrives.shape[1]
+        zeros = jax.tree.map(lambda leaf: jnp.zeros((delays, *leaf.shape), leaf.dtype), shapes)
+        sums, each = jax.lax.scan(several, Compensated(zeros, zeros), chunks)
+        each = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), each)
+        if mesh is not None:
+            sums = jax.lax.psum(sums, mesh.axis_names)
+        return Answers(sums, *each)
+
+    run = all_of
+    if mesh is not None:
+        spread: Any = PartitionSpec(mesh.axis_names)
+        specs: Any = (PartitionSpec(), spread, spread, spread)
+        run = shard_map(all_of, mesh=mesh, in_specs=(spread, spread), out_specs=Answers(*specs))
+    given = run(members, memory)
+    if before is None:
+        return given
+    return given._replace(sums=before.plus(given.sums.total).plus(given.sums.lost))
+
+
+@partial(jax.jit, static_argnames=("num_clients",))
+def start(algorithm: Algorithm, key: PRNGKey, *, num_clients: int) -> tuple[Any, Any]:
+    """The server's first state, and what a client remembers."""
+    return algorithm.init(algorithm.params, num_clients, derive(key, "start"))
+
+
+@jax.jit
+def broadcast(algorithm: Algorithm, state: Any) -> Any:
+    """What the server sends to each client of a round."""
+    return algorithm.broadcast(algorithm.params, state)
+
+
+@jax.jit
+def serve(algorithm: Algorithm, state: Any, total: Any) -> tuple[Any, Array]:
+    """The server's next state, and whether all of it is finite."""
+    state = algorithm.server(algorithm.params, state, total)
+    floats = [x for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    return state, jnp.array([jnp.isfinite(x).all() for x in floats]).all()
+
+
+@jax.jit
+def result(algorithm: Algorithm, state: Any) -> Any:
+    """What is wanted of the state."""
+    return algorithm.result(algorithm.params, state)

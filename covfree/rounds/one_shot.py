@@ -1,0 +1,205 @@
+"""Training-free methods as algorithms: one round of messages, or rounds whose uploads are sums alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from covfree.checks import check_choice, check_positive
+from covfree.engine import solve_rows, solve_totals
+from covfree.engine.totals import dense_terms
+from covfree.estimators.automatic import fair_numbers
+from covfree.methods import Examples, Method
+from covfree.methods.method import check_method
+from covfree.products import product
+from covfree.rounds.algorithm import Algorithm, ClientData
+from covfree.rounds.uploads import Table
+from covfree.statistics import class_covariances, class_means, gram
+from covfree.types import Message, PRNGKey, Rows
+
+
+class _Sent(NamedTuple):
+    """What a client's message holds, as an upload.
+
+    Attributes:
+        rows: a `Table` of `Rows`.
+        matrix: Gram matrix beside them, for methods that send one.
+    """
+
+    rows: Table
+    matrix: jax.Array | None
+
+
+class _Totals(NamedTuple):
+    """What the server knows between the rounds of a method's phases.
+
+    Attributes:
+        totals: of the phases so far.
+        num_clients: K.
+    """
+
+    totals: tuple[Any, ...]
+    num_clients: jax.Array
+
+
+@dataclass(frozen=True)
+class _Messages:
+    """One round, in which each client sends its message."""
+
+    num_classes: int
+
+    def init(self, method: Method, num_clients: int, key: PRNGKey) -> tuple[None, tuple[()]]:
+        return None, ()
+
+    def broadcast(self, method: Method, state: None) -> tuple[()]:
+        return ()
+
+    def client(
+        self, method: Method, broadcast: tuple[()], data: ClientData, memory: tuple[()], key: PRNGKey
+    ) -> tuple[_Sent, tuple[()], dict[str, Any]]:
+        features, labels = data.all()
+        matrix = None
+        if isinstance(method.summary, Examples):
+            features = method.mapped(features)
+            rows, matrix = _statistics(method, features, labels, self.num_classes)
+        else:
+            rows = _own_rows(method, features, labels, self.num_classes, key)
+        rows = replace(rows, client=jnp.full(rows.label.shape, data.client, jnp.int32))
+        kept = (jnp.asarray(rows.count) > 0) & (rows.label >= 0)
+        if rows.sketch is not None:
+            kept |= rows.sketch & (jnp.asarray(rows.count) > 0)
+        return _Sent(Table(rows, kept), matrix), (), {}
+
+    def server(self, method: Method, state: None, total: _Sent) -> Message:
+        return Message(total.rows.items, total.matrix)
+
+    def result(self, method: Method, state: Message) -> Any:
+        if method.merge is None:
+            return solve_rows(method, state.rows, num_classes=self.num_classes)
+        return method.solve(*method.merge(method.params, state, self.num_classes))
+
+
+def _own_rows(method: Method, features: jax.Array, labels: jax.Array, num_classes: int, key: PRNGKey) -> Rows:
+    """The rows that a client makes of its examples, as they leave it."""
+    return method.sent(method.summary.one_client(method.mapped(features), labels, num_classes, key), key)
+
+
+def _statistics(
+    method: Method, features: jax.Array, labels: jax.Array, num_classes: int
+) -> tuple[Rows, jax.Array | None]:
+    """Class means, with what the method's clients send beside them."""
+    means, counts = class_means(features, labels, num_classes)
+    rows = Rows.from_means(means, counts)
+    if method.message == "covariances":
+        return replace(rows, covariance=class_covariances(features, labels, num_classes)), None
+    if method.message == "gram":
+        return rows, gram(features, labels, num_classes).gram
+    # C W = Xᵀ Y: sums of classes, of which the server can add up what it cannot of solutions.
+    solution = method.own_solution(features, labels, num_classes)
+    sums = product(solution.gram, solution.weight).T
+    counted = jnp.maximum(counts, 1).astype(sums.dtype)
+    # A client without examples sends nothing, not γI.
+    matrix = jnp.where((counts > 0).any(), solution.gram, 0)
+    return replace(rows, mean=sums / counted[:, None]), matrix
+
+
+@dataclass(frozen=True)
+class _Phases:
+    """A round for each of the method's phases, which each client evaluates on its own rows."""
+
+    num_classes: int
+
+    def init(self, method: Method, num_clients: int, key: PRNGKey) -> tuple[_Totals, jax.Array]:
+        # A client remembers with which key it made its rows: in all rounds they are the same.
+        return _Totals((), jnp.asarray(num_clients, jnp.int32)), jnp.zeros_like(jax.random.key_data(key))
+
+    def broadcast(self, method: Method, state: _Totals) -> _Totals:
+        return state
+
+    def client(
+        self, method: Method, broadcast: _Totals, data: ClientData, memory: jax.Array, key: PRNGKey
+    ) -> tuple[Any, jax.Array, dict[str, Any]]:
+        phase = len(broadcast.totals)
+        if phase:
+            key = jax.random.wrap_key_data(memory, impl=jax.random.key_impl(key))
+        rows = _own_rows(method, *data.all(), self.num_classes, key)
+        number = fair_numbers(data.client[None], broadcast.num_clients)
+        rows = replace(rows, client=jnp.broadcast_to(number, rows.label.shape))
+        terms = dense_terms(method, phase, broadcast.totals, rows, self.num_classes)
+        return terms, jax.random.key_data(key), {}
+
+    def server(self, method: Method, state: _Totals, total: Any) -> _Totals:
+        return state._replace(totals=(*state.totals, total))
+
+    def result(self, method: Method, state: _Totals) -> Any:
+        return solve_totals(method, *state.totals)
+
+
+def as_algorithm(
+    method: Method, *, num_classes: int, uploads: Literal["messages", "sums"] = "messages"
+) -> Algorithm:
+    """Make an algorithm of a training-free method.
+
+    In one round, each client uploads the message that it would send in a real federation. With
+    ``uploads="sums"`` there is a round for each of the method's phases: the server broadcasts the totals so
+    far, each client evaluates the next phase on its own rows, and nothing but sums of fixed size leaves it.
+    That is how a method runs behind secure aggregation. For FedCOF it takes two rounds: class sums and
+    counts, N_c and K_c; then Σ_c (N_c − 1)/(K_c − 1) Σ_c n_kc (μ_kc − μ_c)(μ_kc − μ_c)ᵀ of the client, a
+    matrix of d².
+
+    The head is that of `covfree.fit`, within rounding. Methods that draw at random draw with each client's
+    own key, as in a real federation.
+
+    Args:
+        method: e.g. ``covfree.fedcof()``.
+        num_classes: C.
+        uploads: what clients send.
+
+    Raises:
+        TypeError: if the method is none.
+        ValueError: if a phase of the method keeps rows, so that its uploads cannot be sums.
+
+    Source: secure aggregation of FedCOF: Goswami et al. (2024), Appendix I.2, which prints the client's
+    covariance terms without the factor N_c − 1 and with the divisor K − 1 of all clients.
+
+    >>> import covfree
+    >>> as_algorithm(covfree.fedcof(), num_classes=10, uploads="sums").rounds
+    2
+    """
+    check_method(method)
+    check_positive("num_classes", num_classes)
+    check_choice("uploads", uploads, ("messages", "sums"))
+    if uploads == "messages":
+        parts: Any = _Messages(num_classes)
+        rounds = 1
+    else:
+        _check_sums(method, num_classes)
+        parts, rounds = _Phases(num_classes), len(method.phases)
+    return Algorithm(
+        method,
+        method.name if uploads == "messages" else f"{method.name}, sums",
+        parts.init,
+        parts.broadcast,
+        parts.client,
+        parts.server,
+        parts.result,
+        rounds=rounds,
+        whole=True,
+        num_classes=num_classes,
+    )
+
+
+def _check_sums(method: Method, num_classes: int) -> None:
+    """Raise if a phase of the method has a total of no fixed size."""
+
+    def look(features: jax.Array, labels: jax.Array, key: PRNGKey) -> None:
+        rows = _own_rows(method, features, labels, num_classes, key)
+        rows = replace(rows, client=jnp.zeros_like(rows.label))
+        totals: tuple[Any, ...] = ()
+        for phase in range(len(method.phases)):
+            totals += (dense_terms(method, phase, totals, rows, num_classes),)
+
+    jax.eval_shape(look, jnp.zeros((4, 2)), jnp.zeros(4, jnp.int32), jax.random.key(0))

@@ -1,0 +1,87 @@
+"""How uploads add up: an upload is an element of a commutative monoid, and its leaves say which."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Table:
+    """A part of an upload that adds up as a table does: one client's items below the other's.
+
+    Any array of an upload that is in no `Table` is a sum: arrays of one shape are added. An algorithm whose
+    uploads are sums alone can run behind secure aggregation.
+
+    Attributes:
+        items: a pytree of arrays that share their first axis, such as `covfree.Rows`.
+        kept: which of the items there are; the others are padding, which nobody sends.
+    """
+
+    items: Any
+    kept: Bool[Array, " items"]
+
+
+def is_table(part: Any) -> bool:
+    """Whether a part of an upload is a `Table`."""
+    return isinstance(part, Table)
+
+
+def split(upload: Any) -> tuple[Any, Any]:
+    """The sums of an upload and its tables, each with None in the place of the other."""
+    sums = jax.tree.map(lambda part: None if is_table(part) else part, upload, is_leaf=is_table)
+    tables = jax.tree.map(lambda part: part if is_table(part) else None, upload, is_leaf=is_table)
+    return sums, tables
+
+
+def join(sums: Any, tables: Any) -> Any:
+    """The upload of which `split` gave these parts."""
+    return jax.tree.map(
+        lambda table, part: part if table is None else table,
+        tables,
+        sums,
+        is_leaf=lambda part: part is None or is_table(part),
+    )
+
+
+def add(first: Any, second: Any) -> Any:
+    """The sum of two uploads of one algorithm and one round.
+
+    Associative, and commutative up to the order of tables' items and the rounding of sums.
+
+    >>> import jax.numpy as jnp
+    >>> one = {"count": jnp.array(2), "seen": Table(jnp.array([3.0]), jnp.array([True]))}
+    >>> both = add(one, one)
+    >>> both["count"].item(), both["seen"].items.tolist()
+    (4, [3.0, 3.0])
+    """
+
+    def plus(a: Any, b: Any) -> Any:
+        if is_table(a):
+            return jax.tree.map(lambda x, y: jnp.concatenate([x, y]), a, b)
+        return jnp.add(a, b)
+
+    return jax.tree.map(plus, first, second, is_leaf=is_table)
+
+
+def packed(tables: Any) -> Any:
+    """The tables without their padding; on the host, as sizes depend on the data."""
+
+    def without(table: Table) -> Table:
+        kept = np.asarray(table.kept)
+        return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[kept]), table)
+
+    return jax.tree.map(without, tables, is_leaf=is_table)
+
+
+def size_in_bytes(tree: Any) -> int:
+    """Bytes of what is sent, from its arrays' shapes and data types; the marks of tables are not sent."""
+    bare = jax.tree.map(lambda part: part.items if is_table(part) else part, tree, is_leaf=is_table)
+    leaves = jax.tree.leaves(bare)
+    return sum(int(leaf.size) * jnp.dtype(leaf.dtype).itemsize for leaf in leaves)
