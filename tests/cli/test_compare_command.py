@@ -161,7 +161,7 @@ def test_accuracies_are_those_of_the_papers_formulas(compare):
         "fedncm": oracle.ncm_head(count, mean),
         "fed3r": oracle.ridge_head(gram, count, mean, ridge=1.0),
         "fedcof-paper": oracle.from_rows(
-            rows, CLASSES, lambda s: oracle.identity(s, 1.0), "per_class", "ridge"
+            rows, CLASSES, lambda s: oracle.diagonal_loading(s, 1.0), "per_class", "ridge"
         ),
     }
     for name, (weight, bias) in heads.items():
@@ -401,7 +401,7 @@ def test_a_number_for_shrinkage_is_gamma(compare):
         assert found["fedcof"]["title"] == f"FedCOF (shrinkage={gamma})"
         assert found["fedncm"]["title"] == "FedNCM"
         weight, bias = oracle.from_rows(
-            rows, CLASSES, lambda s, gamma=gamma: oracle.identity(s, gamma), "per_class", "lda"
+            rows, CLASSES, lambda s, gamma=gamma: oracle.diagonal_loading(s, gamma), "per_class", "lda"
         )
         predicted = (data.test_features.astype(np.float64) @ weight + bias).argmax(1)
         expected = (predicted == data.test_labels).mean()

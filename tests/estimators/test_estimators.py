@@ -78,7 +78,7 @@ def test_total_gram_equals_the_oracle(precision, scatter):
     # What a shrunk covariance adds to the diagonal is regularisation, and stays.
     given = linalg.Scatter.from_matrix(within).shifted(0.3)
     gram = covfree.total_gram(given, moments, scatter=scatter)
-    precision.assert_close(gram.dense(), oracle.identity(total, 0.3))
+    precision.assert_close(gram.dense(), oracle.diagonal_loading(total, 0.3))
 
 
 def test_examples_as_rows_give_the_exact_scatter_and_gram(precision):
@@ -110,10 +110,10 @@ def test_estimate_covariance_equals_the_oracle(precision, offset, shrinkage):
             precision.array(means), precision.array(counts), shrinkage=shrinkage
         )
         factor = 20 if offset and precision is FLOAT32 else 1
-        precision.assert_close(actual, oracle.identity(every[c], shrinkage), factor)
+        precision.assert_close(actual, oracle.diagonal_loading(every[c], shrinkage), factor)
     rows, _ = table(4, precision, offset=offset)
     actual = covfree.estimate_covariances(rows, CLASSES, shrinkage=shrinkage)
-    precision.assert_close(actual, [oracle.identity(s, shrinkage) for s in every], factor)
+    precision.assert_close(actual, [oracle.diagonal_loading(s, shrinkage) for s in every], factor)
     np.testing.assert_array_equal(every[ABSENT], 0)
     np.testing.assert_array_equal(every[ALONE], 0)
 

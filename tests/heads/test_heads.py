@@ -25,7 +25,7 @@ def parts(seed=0, precision=FLOAT32):
     expected = oracle.client_rows(*federations.make(seed))
     rows = federations.rows(federations.make(seed), precision, expected, padding=48 - len(expected))
     moments = covfree.first_moments(rows, CLASSES)
-    matrix = oracle.identity(
+    matrix = oracle.diagonal_loading(
         oracle.within_scatter(expected, CLASSES) / oracle.within_degrees(expected, CLASSES), 0.3
     )
     return moments, precision.array(matrix), oracle.moments(expected, CLASSES), matrix

@@ -61,7 +61,9 @@ def test_parts_of_the_gram_matrix(scatter):
     rows = oracle.client_rows(*FEDERATION.clean)
     count, _, mean = oracle.moments(rows, CLASSES)
     # γ stays in every case, as (N − C)·γ.
-    matrix = oracle.identity(oracle.grand_term(rows, CLASSES), 0.4 * oracle.within_degrees(rows, CLASSES))
+    matrix = oracle.diagonal_loading(
+        oracle.grand_term(rows, CLASSES), 0.4 * oracle.within_degrees(rows, CLASSES)
+    )
     if scatter != "between":
         matrix = matrix + oracle.within_scatter(rows, CLASSES)
     if scatter != "within":
