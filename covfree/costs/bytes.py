@@ -33,7 +33,7 @@ class SentBytes(NamedTuple):
 
 
 def formula_bytes(message: MessageKind, *, num_rows: int, num_clients: int, dim: int) -> int:
-    """Bytes of statistics by the papers' formulas.
+    """Compute the bytes of statistics by the papers' formulas.
 
     FedNCM and FedCOF send 4·M·d; Fed3R, FedCGS and AFL 4·(K·d² + M·d); FedCOF's oracle and CCVR 4·M·(d² + d).
 
@@ -58,7 +58,7 @@ def formula_bytes(message: MessageKind, *, num_rows: int, num_clients: int, dim:
 
 
 def message_bytes(message: Message) -> SentBytes:
-    """Bytes of one message, measured from its arrays.
+    """Count the bytes of one message from its arrays.
 
     Args:
         message: from `client_message`. Padding rows are not sent.
@@ -83,7 +83,7 @@ def sent_bytes(
     *,
     dim: int,
 ) -> SentBytes:
-    """Bytes that all clients of a federation send, without making their messages.
+    """Compute the bytes that all clients of a federation send, without making their messages.
 
     Equal to the sum of `message_bytes` over the clients' messages (float32), unless a transform of the method
     drops rows. A client without examples sends nothing.

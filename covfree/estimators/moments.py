@@ -59,7 +59,7 @@ def row_means(rows: Rows, valid: Bool[Array, " rows"]) -> Float[Array, "rows dim
 
 
 def first_moments(rows: Rows, num_classes: int) -> Moments:
-    """Counts, number of rows and feature sums of each class: additive over any split of the rows.
+    """Sum the counts, rows and features of each class; the sums of parts of the rows add up.
 
     Args:
         rows: class rows; padding changes nothing.

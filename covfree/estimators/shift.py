@@ -43,11 +43,11 @@ def shift_bias(
     num_subsets: int = 1,
     subset_size: int = 2,
 ) -> Float[Array, "dim dim"]:
-    """Bias of FedCOF's covariance of one class where clients have true means of their own.
+    """Compute the bias of FedCOF's covariance of one class under client shift, from the clients' true means.
 
-    E[Σ̂_c] − Σ_c = Σ_k n_k (m_k − m)(m_k − m)ᵀ / (K_c − 1) with m = Σ_k n_k m_k / N_c: positive semi-definite,
-    and larger the more examples a row stands for. Clients that send means of random subsets leave the sum as
-    it is, and K_c, the number of rows, grows.
+    E[Σ̂_c] − Σ_c = Σ_k n_k (m_k − m)(m_k − m)ᵀ / (K_c − 1) with m = Σ_k n_k m_k / N_c. It is positive
+    semi-definite and grows with the number of examples behind a row. If clients send means of random subsets,
+    the sum stays the same and K_c, the number of rows, grows, so the bias falls.
 
     Args:
         means: true mean m_k of the class at each client; they share its covariance.
@@ -56,7 +56,7 @@ def shift_bias(
         subset_size: examples of a subset, at least.
 
     Returns:
-        The bias; 0 with fewer than two rows, of which nothing is estimated.
+        The bias; 0 with fewer than two rows, from which no covariance is estimated.
 
     Source: FedCOF (Goswami et al. 2024), eq. 22, for one covariance.
 

@@ -64,17 +64,17 @@ def fed3r(
     *,
     feature_map: FeatureMap | None = None,
 ) -> Method:
-    """Fed3R: clients send their Gram matrix F Fᵀ and class sums, the server solves ridge regression.
+    """Make Fed3R: clients send their Gram matrix F Fᵀ and class sums; the server solves ridge regression.
 
     Equal to ridge regression to one-hot labels on the pooled features, with columns scaled to norm 1.
     Bytes up: 4·(K·d² + M·d) for K clients and M client-class pairs.
 
     Args:
         ridge: λ, at least 0.
-        scatter: ``"within"`` takes the scatter between classes out of the Gram matrix, as FedCOF does. The
-            server does so from the sums over all clients (of F Fᵀ, the class sums and the counts), which is
-            all that it sees under secure aggregation. In float32 the difference F Fᵀ − Σ_c N_c μ_c μ_cᵀ is
-            off by about eps·(1 + m²/s²) of itself, for features of mean m and spread s within classes.
+        scatter: ``"within"`` subtracts the scatter between classes from the Gram matrix, as FedCOF does. The
+            server subtracts it from sums over all clients (F Fᵀ, class sums, counts), so this works under
+            secure aggregation. In float32 the difference F Fᵀ − Σ_c N_c μ_c μ_cᵀ has a relative error of
+            about eps·(1 + m²/s²), for features of mean m and spread s within classes.
         feature_map: a map of features that all parties share; random Fourier features make this Fed3R-RF.
 
     Raises:

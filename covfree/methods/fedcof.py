@@ -132,16 +132,16 @@ def fedcof(
     Args:
         shrinkage: a number γ adds γI to the covariance; ``"auto"`` or another rule needs no tuning.
             Derivatives take what ``"auto"`` chose as given; pass a number for the whole derivative.
-        num_subsets: most random subsets of a client's class, each sending its mean; more rows, more bytes.
-            None for as many as ``subset_size`` allows: the number then grows with n_kc.
-        weighting: how the classes' scatters are put together, see `within_scatter`.
+        num_subsets: most random subsets of a client's class. Each sends its mean: more rows, more bytes. None
+            for as many as ``subset_size`` allows, so that their number grows with n_kc.
+        weighting: how the classes' scatters are weighted, see `within_scatter`.
         head: ``"lda"``; ``"ridge"``, which solves with the Gram matrix (N − C)·Σ̃ + N μ_g μ_gᵀ; or a
             function of the shrunk within-class covariance (a `Scatter`; ``.dense()`` is the matrix) and the
             `Moments`.
         subset_size: examples of a random subset, at least, unless the client's class has fewer.
-        scatter: the parts of the ridge head's Gram matrix, see `total_gram`. Other heads have no such choice.
-        feature_map: a map of features that all parties share, e.g. ``relu_features(5000)``: clients send the
-            class means of what it gives, 4·M·D bytes for D features. With fewer rows than D the server solves
+        scatter: the parts of the ridge head's Gram matrix, see `total_gram`; for the ridge head alone.
+        feature_map: a map of features that all parties share, e.g. ``relu_features(5000)``. Clients send the
+            class means of the mapped features, 4·M·D bytes for D of them. With fewer rows than D, the server solves
             a system of the size of the rows.
 
     Raises:

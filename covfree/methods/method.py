@@ -71,14 +71,13 @@ class Method:
         phases: sums over rows, each given the totals of those before it.
         system: ``(params, *totals) -> Scatter``, the regularised matrix that the head solves with; or None.
         head: ``(params, system, *totals) -> Head``.
-        message: what leaves a client.
-        merge: ``(params, message, num_classes) -> totals``, the same totals from what clients sent, where
-            that is more than rows; None where the server runs the phases over the rows.
-        feature_map: a map that clients apply to features before anything else, and the head to what it
-            classifies.
-        transforms: what happens to the rows before they leave a client, in this order.
-        whole_clients: whether terms of the phases add up only over parts that each hold all rows of their
-            clients, as where rows of a client are compared with one another.
+        message: the kind of message that a client sends.
+        merge: ``(params, message, num_classes) -> totals``, the same totals from the clients' messages if
+            these hold more than rows; None if the server runs the phases over the rows.
+        feature_map: a map of features. Clients apply it before they summarise, the head before it classifies.
+        transforms: transforms of the rows before they leave a client, in this order.
+        whole_clients: whether all rows of a client must lie in one part for the phases' terms to add up. So
+            it is if a phase compares rows of a client with one another.
     """
 
     params: Any

@@ -18,10 +18,10 @@ _MOST_EXAMPLES = 2**53
 
 
 def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
-    """Raise unless class rows, as a server received them, are sound.
+    """Raise an error unless class rows, as a server received them, are sound.
 
     Args:
-        rows: what came.
+        rows: the rows to check.
         num_classes: C.
         dim: d that is expected, or None for any.
 
