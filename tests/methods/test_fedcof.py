@@ -116,9 +116,9 @@ def test_a_head_may_be_a_function():
 def test_a_map_of_features_is_as_good_as_features_that_were_mapped(build):
     feature_map = covfree.relu_features(7, seed=3)
     head = fit(build(0.4, feature_map=feature_map), FEDERATION)
-    mapped = FEDERATION.with_features(np.asarray(features(ARRAYS[0])))
+    mapped = FEDERATION.with_features(np.asarray(feature_map(ARRAYS[0])))
     plain = fit(build(0.4), mapped)
-    assert_same_classifier(head, lambda x: plain(features(x)), 1e-5)
+    assert_same_classifier(head, lambda x: plain(feature_map(x)), 1e-5)
     other = fit(build(0.4, feature_map=covfree.relu_features(7, seed=4)), FEDERATION)
     assert relative_error(other.head.weight, head.head.weight) > 1e-3
 
