@@ -79,7 +79,7 @@ class Local(NamedTuple):
         trained: its parameters.
         statistics: its running statistics.
         steps: K_i, how many steps it took.
-        loss: mean cross-entropy of its batches as it met them.
+        loss: mean loss of its batches as it met them.
     """
 
     trained: Any
@@ -162,9 +162,7 @@ class Training:
         def loss_of(trained: Any, statistics: Any, batch: Any, key: Any) -> tuple[jax.Array, Any]:
             inputs, labels, weight = batch
             scores, statistics = model.scores(trained, model.frozen, statistics, inputs, True, key)
-            loss = optax.softmax_cross_entropy_with_integer_labels(
-                scores.astype(jnp.promote_types(scores.dtype, jnp.float32)), labels
-            )
+            loss = model.loss(scores, labels)
             return (weight * loss).sum() / weight.sum(), statistics
 
         def epoch(number: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import optax
+from jaxtyping import Array, Float, Int
 
 from covfree.backbones.extractor import Backbone
 from covfree.checks import check_choice
@@ -17,6 +18,14 @@ from covfree.types import AnyArray, LinearHead, PRNGKey, masked
 
 Trained = Literal["all", "head", "backbone"]
 Norms = Literal["batch", "frozen"]
+
+
+def cross_entropy(
+    scores: Float[Array, "batch classes"], labels: Int[Array, " batch"]
+) -> Float[Array, " batch"]:
+    """−log softmax(scores)[label] of each example, in float32 at least."""
+    scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
+    return optax.softmax_cross_entropy_with_integer_labels(scores, labels)
 
 
 @jax.tree_util.register_dataclass
@@ -32,6 +41,7 @@ class Model:
         scores: ``(trained, frozen, statistics, inputs, train, key) -> (scores [batch, classes], statistics)``
             with ``train`` a bool that is static, and ``key`` for dropout.
         finish: ``(trained, frozen, statistics) -> what a run's result is``.
+        loss: ``(scores [batch, classes], labels [batch]) -> [batch]``, what training makes small.
     """
 
     trained: Any
@@ -39,6 +49,7 @@ class Model:
     statistics: Any
     scores: Callable[..., tuple[Any, Any]] = field(metadata={"static": True})
     finish: Callable[..., Any] = field(metadata={"static": True})
+    loss: Callable[[Any, Any], Any] = field(default=cross_entropy, metadata={"static": True})
 
     def __call__(self, inputs: AnyArray) -> Float[Array, "batch classes"]:
         """Scores of each class, as in evaluation."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from jaxtyping import Array, Bool, Int32
 
 from covfree.keys import derive
 from covfree.rounds.algorithm import Algorithm, ClientData
-from covfree.rounds.uploads import split
+from covfree.rounds.uploads import Parts
 from covfree.sharding import shard_map
 from covfree.sums import Compensated
 from covfree.types import PRNGKey
@@ -48,20 +49,30 @@ class Members(NamedTuple):
     arrives: Bool[Array, "members delays"]
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Static:
+    """Something without arrays that a compiled function gives back."""
+
+    value: Any = field(metadata={"static": True})
+
+
 class Answers(NamedTuple):
     """What came from the members.
 
     Attributes:
-        sums: sums of their uploads, with an axis of delays in front.
-        tables: the tables of their uploads, with an axis of members in front.
+        sums: of their uploads' `Parts`, with an axis of delays in front.
+        tables: of their uploads' `Parts`, with an axis of members in front.
         memory: what each remembers now.
         metrics: of each.
+        structure: of an upload's `Parts`.
     """
 
     sums: Compensated
-    tables: Any
+    tables: list[list[Array]]
     memory: Any
     metrics: dict[str, Array]
+    structure: Static
 
 
 @partial(jax.jit, static_argnames=("longest", "width", "mesh"))
@@ -97,7 +108,7 @@ def answers(
     """
     keys = derive(key, "clients")
 
-    def one(member: Members, memory: Any) -> tuple[Any, Any, Any]:
+    def one(member: Members, memory: Any) -> tuple[Parts, Any, Any]:
         place = jnp.arange(longest, dtype=jnp.int32)
         index = examples.order[jnp.minimum(member.start + place, examples.order.shape[0] - 1)]
         index = jnp.where(place < member.size, index, -1)
@@ -108,12 +119,11 @@ def answers(
         sent = member.arrives.any()
         # Where nothing arrives the client is as if it had not taken part.
         remembered = jax.tree.map(lambda new, old: jnp.where(sent, new, old), remembered, memory)
-        return upload, remembered, metrics
+        return Parts.of(upload), remembered, metrics
 
     def several(sums: Compensated, chunk: tuple[Members, Any]) -> tuple[Compensated, tuple[Any, Any, Any]]:
         members, memory = chunk
-        uploads, memory, metrics = jax.vmap(one)(members, memory)
-        parts, tables = split(uploads)
+        parts, memory, metrics = jax.vmap(one)(members, memory)
 
         def plus(sums: Compensated, item: tuple[Any, Array]) -> tuple[Compensated, None]:
             part, arrives = item
@@ -124,25 +134,26 @@ def answers(
 
             return sums.plus(jax.tree.map(by_delay, part)), None
 
-        sums = jax.lax.scan(plus, sums, (parts, members.arrives))[0]
-        return sums, (tables, memory, metrics)
+        sums = jax.lax.scan(plus, sums, (parts.sums, members.arrives))[0]
+        return sums, (parts.tables, memory, metrics)
 
     def all_of(members: Members, memory: Any) -> Answers:
         chunks = jax.tree.map(lambda x: x.reshape(-1, width, *x.shape[1:]), (members, memory))
         first = jax.tree.map(lambda x: x[0, 0], chunks)
-        shapes = split(jax.eval_shape(one, *first)[0])[0]
+        parts: Parts = jax.eval_shape(one, *first)[0]
         delays = members.arrives.shape[1]
-        zeros = jax.tree.map(lambda leaf: jnp.zeros((delays, *leaf.shape), leaf.dtype), shapes)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros((delays, *leaf.shape), leaf.dtype), parts.sums)
         sums, each = jax.lax.scan(several, Compensated(zeros, zeros), chunks)
         each = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), each)
         if mesh is not None:
             sums = jax.lax.psum(sums, mesh.axis_names)
-        return Answers(sums, *each)
+        tables, memory, metrics = each
+        return Answers(sums, tables, memory, metrics, Static(parts.structure))
 
     run = all_of
     if mesh is not None:
         spread: Any = PartitionSpec(mesh.axis_names)
-        specs: Any = (PartitionSpec(), spread, spread, spread)
+        specs: Any = (PartitionSpec(), spread, spread, spread, PartitionSpec())
         run = shard_map(all_of, mesh=mesh, in_specs=(spread, spread), out_specs=Answers(*specs))
     given = run(members, memory)
     if before is None:

@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 
 from covfree.checks import check_positive
 from covfree.engine.parts import digest
+from covfree.engine.totals import zeros_of
 from covfree.federation.schedule import Schedule, as_schedule
 from covfree.keys import derive
 from covfree.rounds import cohort
@@ -25,7 +26,7 @@ from covfree.rounds.algorithm import Algorithm, check_algorithm
 from covfree.rounds.checkpoint import Checkpoints
 from covfree.rounds.data import Federation
 from covfree.rounds.memory import Bank, Place
-from covfree.rounds.uploads import join, packed, size_in_bytes
+from covfree.rounds.uploads import Parts, packed, size_in_bytes
 from covfree.sums import Compensated
 from covfree.types import PRNGKey
 
@@ -187,6 +188,7 @@ class _Simulation(NamedTuple):
         sent = cohort.broadcast(self.algorithm, held.state)
         drawn, delay = self.schedule.clients[number], self.schedule.delay[number]
         before: Compensated | None = None
+        structure: Any = None
         tables, arrived, metrics, sizes = [], 0, [], []
         for group in self.federation.groups(drawn, delay, self._multiple, self.delays):
             given = cohort.answers(
@@ -201,24 +203,26 @@ class _Simulation(NamedTuple):
                 width=self.width,
                 mesh=self.mesh,
             )
-            before = given.sums
-            here = np.asarray(group.members.arrives).any(1)
+            before, structure = given.sums, given.structure.value
+            here = np.any(np.asarray(group.members.arrives), axis=1)
             bank.remember(np.where(here, group.clients, -1), given.memory)
-            tables.append(jax.tree.map(lambda x, here=here: x[here].reshape(-1, *x.shape[2:]), given.tables))
+            tables.append(jax.tree.map(partial(_items, here), given.tables))
             arrived += int(here.sum())
             metrics.append(jax.tree.map(lambda x, here=here: np.asarray(x)[here], given.metrics))
             sizes.append(np.asarray(group.members.size)[here])
         sums = cast(Compensated, before).value
         if held.pending is not None:
-            sums = jax.tree.map(jnp.add, sums, held.pending)
-        now = jax.tree.map(lambda x: x[0], sums)
+            sums = [jnp.add(*pair) for pair in zip(sums, held.pending, strict=True)]
         pending = None
         if held.pending is not None:
-            pending = jax.tree.map(lambda x: jnp.concatenate([x[1:], jnp.zeros_like(x[:1])]), sums)
-        table = packed(jax.tree.map(lambda *parts: jnp.concatenate(parts), *tables))
-        state, finite = cohort.serve(self.algorithm, held.state, join(now, table))
+            pending = [jnp.concatenate([x[1:], jnp.zeros_like(x[:1])]) for x in sums]
+        now = [x[0] for x in sums]
+        joined = jax.tree.map(lambda *parts: np.concatenate(parts), *tables)
+        rows = [packed(table) for table in joined]
+        total = Parts(now, rows, structure).upload()
+        state, finite = cohort.serve(self.algorithm, held.state, total)
         record: dict[str, Any] = {"clients": arrived}
-        record["bytes_up"] = arrived * size_in_bytes(now) + size_in_bytes(table)
+        record["bytes_up"] = arrived * size_in_bytes(now) + sum(size_in_bytes(table[:-1]) for table in rows)
         record["bytes_down"] = int((drawn >= 0).sum()) * size_in_bytes(sent)
         record |= _means(metrics, sizes)
         return state, pending, record, bool(finite)
@@ -228,29 +232,38 @@ class _Simulation(NamedTuple):
         return self.width * (1 if self.mesh is None else self.mesh.size)
 
     def _given(self, state: Any, bank: Bank) -> cohort.Answers:
-        """The shapes of what one group of members gives."""
+        """Zeros in the shapes of what one group of members gives."""
         group = self.federation.groups(np.zeros(1, int), np.zeros(1, int), self._multiple, self.delays)[0]
-        run = partial(cohort.answers, before=None, longest=group.longest, width=self.width, mesh=self.mesh)
-        sent = jax.eval_shape(cohort.broadcast, self.algorithm, state)
-        memory = bank.of_clients(group.clients)
-        return jax.eval_shape(
-            run, self.algorithm, sent, self.federation.examples, group.members, memory, self.key
-        )
+
+        def run(state: Any, memory: Any) -> cohort.Answers:
+            return cohort.answers(
+                self.algorithm,
+                cohort.broadcast(self.algorithm, state),
+                self.federation.examples,
+                group.members,
+                memory,
+                self.key,
+                None,
+                longest=group.longest,
+                width=self.width,
+                mesh=self.mesh,
+            )
+
+        return zeros_of(run, state, bank.of_clients(group.clients))
 
     def nothing_pending(self, state: Any, bank: Bank) -> Any:
         """What is pending before the first round; None if all uploads arrive in their round."""
-        if self.delays == 1:
-            return None
-        sums = self._given(state, bank).sums.total
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sums)
+        return None if self.delays == 1 else self._given(state, bank).sums.total
 
     def structure_after(self, rounds: int, held: _Held, bank: Bank) -> Any:
         """The structure of what the run holds after so many rounds."""
         state = held.state
         for _ in range(rounds if self.algorithm.rounds is not None else 0):
             given = self._given(state, bank)
-            now = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), given.sums.total)
-            state = jax.eval_shape(cohort.serve, self.algorithm, state, join(now, given.tables))[0]
+            sums = [x[0] for x in given.sums.total]
+            tables = [[x[0] for x in table] for table in given.tables]
+            total = Parts(sums, tables, given.structure.value).upload()
+            state = zeros_of(cohort.serve, self.algorithm, state, total)[0]
         return jax.tree.structure(held._replace(state=state))
 
     def identity(self) -> dict[str, str]:
@@ -293,6 +306,11 @@ def _schedule(
             f"{algorithm.name!r}, none of them late, as its rounds are steps over the same clients"
         )
     return drawn
+
+
+def _items(here: np.ndarray, table: Any) -> np.ndarray:
+    """Items of the tables of those members that are here, one table below the other."""
+    return np.asarray(table)[here].reshape(-1, *table.shape[2:])
 
 
 class _Lines:

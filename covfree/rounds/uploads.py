@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -33,21 +33,38 @@ def is_table(part: Any) -> bool:
     return isinstance(part, Table)
 
 
-def split(upload: Any) -> tuple[Any, Any]:
-    """The sums of an upload and its tables, each with None in the place of the other."""
-    sums = jax.tree.map(lambda part: None if is_table(part) else part, upload, is_leaf=is_table)
-    tables = jax.tree.map(lambda part: part if is_table(part) else None, upload, is_leaf=is_table)
-    return sums, tables
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Parts:
+    """An upload in its parts: those of several clients have an axis in front, which an upload has not.
 
+    Attributes:
+        sums: arrays that are added.
+        tables: the arrays of each `Table`.
+        structure: how they make the upload.
+    """
 
-def join(sums: Any, tables: Any) -> Any:
-    """The upload of which `split` gave these parts."""
-    return jax.tree.map(
-        lambda table, part: part if table is None else table,
-        tables,
-        sums,
-        is_leaf=lambda part: part is None or is_table(part),
-    )
+    sums: list[Any]
+    tables: list[list[Any]]
+    structure: Any = field(metadata={"static": True})
+
+    @classmethod
+    def of(cls, upload: Any) -> Parts:
+        """The parts of an upload."""
+        parts, whole = jax.tree.flatten(upload, is_leaf=is_table)
+        tables = tuple(jax.tree.structure(part) if is_table(part) else None for part in parts)
+        return cls(
+            [part for part in parts if not is_table(part)],
+            [jax.tree.leaves(part) for part in parts if is_table(part)],
+            (whole, tables),
+        )
+
+    def upload(self) -> Any:
+        """The upload."""
+        whole, tables = self.structure
+        sums, items = iter(self.sums), iter(self.tables)
+        parts = [next(sums) if table is None else table.unflatten(next(items)) for table in tables]
+        return whole.unflatten(parts)
 
 
 def add(first: Any, second: Any) -> Any:
@@ -70,14 +87,10 @@ def add(first: Any, second: Any) -> Any:
     return jax.tree.map(plus, first, second, is_leaf=is_table)
 
 
-def packed(tables: Any) -> Any:
-    """The tables without their padding; on the host, as sizes depend on the data."""
-
-    def without(table: Table) -> Table:
-        kept = np.asarray(table.kept)
-        return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[kept]), table)
-
-    return jax.tree.map(without, tables, is_leaf=is_table)
+def packed(table: list[Any]) -> list[Any]:
+    """The arrays of a table without its padding; on the host, as sizes depend on the data."""
+    *_, kept = table
+    return [jnp.asarray(np.asarray(part)[np.asarray(kept)]) for part in table]
 
 
 def size_in_bytes(tree: Any) -> int:

@@ -1,0 +1,127 @@
+"""Every training-free method is an algorithm: in one round of messages, and in rounds of sums."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import covfree
+from covfree.keys import derive
+from covfree.methods import registry
+from covfree.rounds import as_algorithm, run
+
+KEY = jax.random.key(5)
+CLASSES = 4
+
+
+def federation():
+    """Clients of several sizes, one of them empty; each class somewhere absent."""
+    rng = np.random.default_rng(1)
+    sizes = rng.permutation([16, 0, 8, 8, 16, 16, 8, 16])
+    clients = np.repeat(np.arange(len(sizes)), sizes)
+    labels = rng.integers(0, CLASSES, len(clients))
+    labels[clients % 3 == 2] = labels[clients % 3 == 2] % 2
+    features = rng.normal(size=(len(clients), 5)) + rng.normal(size=(CLASSES, 5))[labels]
+    order = rng.permutation(len(clients))
+    return features[order].astype(np.float32), labels[order], clients[order]
+
+
+DATA = federation()
+
+
+def made(name):
+    entry = registry()[name]
+    numbers = {"num_features": 12, "shrinkage": 1.0}
+    if name == "fedcof":
+        # Automatic shrinkage looks at whose rows are whose; once is enough.
+        return entry.make()
+    return entry.make(**{key: value for key, value in numbers.items() if key in entry.accepts})
+
+
+def deployed(method):
+    """The head of a federation whose clients draw with the keys that the runner gives them."""
+    features, labels, clients = DATA
+    round_key = derive(jax.random.fold_in(derive(KEY, "rounds"), 0), "clients")
+    messages = {
+        str(who): covfree.client_message(
+            method,
+            features[clients == who],
+            labels[clients == who],
+            num_classes=CLASSES,
+            key=jax.random.fold_in(round_key, who),
+        )
+        for who in np.unique(clients)
+    }
+    received = covfree.collect(messages, num_classes=CLASSES)
+    assert not received.rejected
+    sent = sum(covfree.message_bytes(message).total for message in messages.values())
+    return covfree.solve_message(method, received.message, num_classes=CLASSES), sent
+
+
+@pytest.mark.parametrize("name", list(registry()))
+def test_methods_are_algorithms(name):
+    method = made(name)
+    head, sent = deployed(method)
+    scores = np.asarray(head(DATA[0]), np.float64)
+    close = {"rtol": 1e-3, "atol": 2e-4 * np.abs(scores).max()}
+    done = run(as_algorithm(method, num_classes=CLASSES), *DATA, key=KEY)
+    np.testing.assert_allclose(done.result(DATA[0]), scores, **close)
+    # A message's rows are counted with their counts and labels, and with whose they are.
+    rows = done.state.rows.count.size
+    assert done.history[0]["bytes_up"] - 4 * rows * (1 + (done.state.rows.sketch is not None) / 4) == sent
+    if name == "fedpft":
+        with pytest.raises(ValueError, match="method: expected one with totals of fixed size, got 'fedpft'"):
+            as_algorithm(method, num_classes=CLASSES, uploads="sums")
+        return
+    algorithm = as_algorithm(method, num_classes=CLASSES, uploads="sums")
+    sums = run(algorithm, *DATA, key=KEY)
+    np.testing.assert_allclose(sums.result(DATA[0]), scores, **close)
+    assert len(sums.history) == len(method.phases)
+
+
+def test_sums_are_of_fixed_size_whatever_a_client_has():
+    algorithm = as_algorithm(covfree.fedcof(1.0), num_classes=CLASSES, uploads="sums")
+    done = run(algorithm, *DATA, key=KEY)
+    # Sums, counts and K_c; then a matrix of d².
+    each = [record["bytes_up"] / record["clients"] for record in done.history]
+    assert each == [4 * CLASSES * (5 + 2), 4 * (25 + 1)]
+
+
+def test_covariance_terms_under_secure_aggregation():
+    """Σ_k of the clients' own terms is Σ_c (N_c − 1) Σ̂_c with the divisor K_c − 1 of the class's clients."""
+    features, labels, clients = (np.asarray(x) for x in DATA)
+    done = run(as_algorithm(covfree.fedcof(1.0), num_classes=CLASSES, uploads="sums"), *DATA, key=KEY)
+    wanted, degrees = np.zeros((5, 5)), 0
+    for c in range(CLASSES):
+        own = features[labels == c].astype(np.float64)
+        holders = np.unique(clients[labels == c])
+        for k in holders:
+            part = own[clients[labels == c] == k]
+            gap = part.mean(0) - own.mean(0)
+            wanted += (len(own) - 1) * len(part) * np.outer(gap, gap) / (len(holders) - 1)
+        degrees += len(own) - 1
+    np.testing.assert_allclose(done.state.totals[1].scatter.dense(), wanted / degrees, rtol=2e-4, atol=1e-5)
+
+
+def test_all_rounds_are_over_the_same_clients():
+    algorithm = as_algorithm(covfree.fedcof(1.0), num_classes=CLASSES, uploads="sums")
+    some = run(algorithm, *DATA, key=KEY, participation=0.5)
+    assert some.history[0]["clients"] == some.history[1]["clients"] == 4
+    with pytest.raises(ValueError, match="uploads of the same clients in each of the 2 rounds"):
+        run(algorithm, *DATA, key=KEY, participation=np.array([[0, 1], [0, 2]]))
+    with pytest.raises(ValueError, match="rounds: expected 2, which 'fedcof, sums' takes; got 3"):
+        run(algorithm, *DATA, key=KEY, rounds=3)
+
+
+def test_labels_past_the_head_are_named():
+    with pytest.raises(ValueError, match=r"label 3; expected labels below num_classes = 3"):
+        run(as_algorithm(covfree.fedncm(), num_classes=3), *DATA, key=KEY)
+
+
+@pytest.mark.parametrize("uploads", ["messages", "sums"])
+def test_a_saved_run_of_few_rounds_is_there_again(tmp_path, uploads):
+    algorithm = as_algorithm(covfree.fedcof(1.0), num_classes=CLASSES, uploads=uploads)
+    done, again = (run(algorithm, *DATA, key=KEY, checkpoint=tmp_path) for _ in range(2))
+    assert again.history == done.history
+    for x, y in zip(jax.tree.leaves(done.state), jax.tree.leaves(again.state), strict=True):
+        np.testing.assert_array_equal(x, jnp.asarray(y))

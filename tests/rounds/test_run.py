@@ -1,0 +1,287 @@
+"""The runner: who takes part, what arrives, what is remembered, and that cutting a cohort changes nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from covfree.federation import Schedule, schedule
+from covfree.rounds import Algorithm, run
+
+KEY = jax.random.key(3)
+
+
+class Up(NamedTuple):
+    total: jax.Array
+    count: jax.Array
+
+
+def _init(params, num_clients, key):
+    return {"total": jnp.zeros(2), "count": jnp.zeros((), jnp.int32), "round": jnp.zeros((), jnp.int32)}, {
+        "met": jnp.zeros((), jnp.int32)
+    }
+
+
+def _client(params, sent, data, memory, key):
+    features, labels = data.all()
+    total = jnp.where((labels >= 0)[:, None], features, 0).sum(0) * params
+    number = data.num_examples
+    draw = jax.random.uniform(key)
+    return Up(total, number), {"met": memory["met"] + 1}, {"size": number, "draw": draw}
+
+
+def _server(params, state, total):
+    return {
+        "total": state["total"] + total.total,
+        "count": state["count"] + total.count,
+        "round": state["round"] + 1,
+    }
+
+
+def _broadcast(params, state):
+    return state["round"]
+
+
+def _result(params, state):
+    return state["total"]
+
+
+def adding(factor=1.0):
+    """Sums the features of those that take part; integers in float32, so that sums are exact."""
+    return Algorithm(
+        jnp.asarray(factor),
+        "adding",
+        _init,
+        _broadcast,
+        _client,
+        _server,
+        _result,
+        whole=True,
+    )
+
+
+def federation():
+    rng = np.random.default_rng(0)
+    sizes = [3, 0, 20, 1, 7, 40, 2, 5, 11, 3]
+    clients = rng.permutation(np.repeat(np.arange(10), sizes))
+    features = rng.integers(-9, 9, (len(clients), 2)).astype(np.float32)
+    labels = rng.integers(0, 3, len(clients))
+    clients[4], labels[9] = -1, -1
+    return features, labels, clients
+
+
+DATA = federation()
+
+
+def sums_of(drawn):
+    """Features and counts summed over the clients of some rounds, by hand."""
+    features, labels, clients = DATA
+    kept = [((clients == who) & (labels >= 0)) for row in drawn for who in row if who >= 0]
+    return sum(features[k].sum(0) for k in kept), sum(k.sum() for k in kept)
+
+
+def test_each_round_adds_those_who_take_part():
+    drawn = np.array([[0, 5, 2], [9, -1, 4], [1, 5, 3]])
+    done = run(adding(), *DATA, key=KEY, rounds=3, participation=drawn)
+    total, count = sums_of(drawn)
+    np.testing.assert_array_equal(done.result, total)
+    assert int(done.state["count"]) == count
+    np.testing.assert_array_equal(done.memory["met"], np.bincount(drawn[drawn >= 0], minlength=10))
+    assert [record["clients"] for record in done.history] == [3, 2, 3]
+    assert [record["bytes_up"] for record in done.history] == [36, 24, 36]
+    assert [record["bytes_down"] for record in done.history] == [12, 8, 12]
+    assert done.stopped is None
+
+
+def test_metrics_are_weighted_by_examples():
+    drawn = np.array([[0, 5]])
+    done = run(adding(), *DATA, key=KEY, rounds=1, participation=drawn)
+    sizes = np.array([sums_of([[who]])[1] for who in (0, 5)])
+    assert done.history[0]["size"] == pytest.approx((sizes**2).sum() / sizes.sum())
+
+
+@pytest.mark.parametrize("cut", ["width 3", "width 8", "eight devices", "memory on the host"])
+def test_how_a_cohort_is_cut_changes_nothing(cut):
+    drawn = schedule(10, 7, 4, seed=1, dropout=0.2, late=0.3)
+    options = {
+        "width 3": {"width": 3},
+        "width 8": {"width": 8},
+        "eight devices": {"mesh": jax.sharding.Mesh(np.array(jax.devices()), ("clients",))},
+        "memory on the host": {"memory": "host"},
+    }[cut]
+    whole = run(adding(), *DATA, key=KEY, rounds=4, participation=drawn)
+    parts = run(adding(), *DATA, key=KEY, rounds=4, participation=drawn, **options)
+    for x, y in zip(jax.tree.leaves(whole[:3]), jax.tree.leaves(parts[:3]), strict=True):
+        np.testing.assert_array_equal(x, y)
+    for one, other in zip(whole.history, parts.history, strict=True):
+        assert {**one, "seconds": 0} == pytest.approx({**other, "seconds": 0})
+
+
+def test_what_drops_out_is_not_there_and_what_is_late_comes_later():
+    clients = np.array([[0, 2, 5], [4, 7, 8], [3, 6, 9]])
+    delay = np.array([[0, 2, -1], [1, -1, 0], [0, 0, 0]])
+    states = []
+    done = run(
+        adding(), *DATA, key=KEY, rounds=3, participation=Schedule(clients, delay),
+        evaluate=lambda total: states.append(np.asarray(total)) or {},
+    )  # fmt: skip
+    arrived = [[[0]], [[0, 8]], [[0, 8, 2, 4, 3, 6, 9]]]
+    for state, who in zip(states, arrived, strict=True):
+        np.testing.assert_array_equal(state, sums_of(who)[0])
+    # Whose upload never arrives remembers nothing.
+    np.testing.assert_array_equal(done.memory["met"], [1, 0, 1, 1, 1, 0, 1, 0, 1, 1])
+
+
+def test_a_clients_draws_depend_on_the_round_and_its_number_alone():
+    def draws(drawn):
+        return [
+            run(adding(), *DATA, key=KEY, rounds=len(drawn), participation=np.array(drawn)).history[-1][
+                "draw"
+            ]
+        ]
+
+    assert draws([[5]]) == draws([[5]])
+    assert draws([[0], [5]]) != draws([[5]])
+    assert draws([[0], [5]]) == draws([[2], [5]])
+
+
+def test_another_number_compiles_nothing_anew(caplog):
+    run(adding(), *DATA, key=KEY, rounds=1)
+    with jax.log_compiles():
+        done = run(adding(3.0), *DATA, key=KEY, rounds=1)
+    assert "Compiling" not in caplog.text
+    np.testing.assert_array_equal(done.result, 3 * sums_of([range(10)])[0])
+
+
+def test_the_history_is_a_line_a_round(tmp_path):
+    path = tmp_path / "out" / "history.jsonl"
+    done = run(
+        adding(), *DATA, key=KEY, rounds=5, participation=0.3, history=path, every=2,
+        evaluate=lambda total: {"first": total[0], "both": total},
+    )  # fmt: skip
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines == done.history
+    assert [line["round"] for line in lines] == list(range(5))
+    assert ["first" in line for line in lines] == [False, True, False, True, True]
+    assert lines[-1]["both"] == np.asarray(done.result).tolist()
+    assert {"round", "clients", "bytes_up", "bytes_down", "seconds", "size"} <= set(lines[0])
+
+
+def test_a_run_stops_where_it_is_told_to():
+    done = run(adding(), *DATA, key=KEY, rounds=9, stop=lambda history: len(history) == 2)
+    assert len(done.history) == 2
+    assert "stop" in done.stopped
+
+
+def test_a_run_that_diverges_ends_with_the_last_good_state():
+    def server(params, state, total):
+        state = _server(params, state, total)
+        return {**state, "total": state["total"] / jnp.where(state["round"] == 3, 0, 1)}
+
+    good = run(adding(), *DATA, key=KEY, rounds=2)
+    broken = Algorithm(**{**vars(adding()), "server": server})
+    with pytest.warns(RuntimeWarning, match="round 2: the state is not finite"):
+        done = run(broken, *DATA, key=KEY, rounds=9)
+    assert "not finite" in done.stopped
+    np.testing.assert_array_equal(done.result, good.result)
+    assert len(done.history) == 2
+
+
+class TestCheckpoints:
+    """Saved after any round; killed and gone on with, the state is the same to the bit."""
+
+    def test_a_run_goes_on_where_it_was(self, tmp_path):
+        options = {"key": KEY, "participation": schedule(10, 4, 6, seed=5, dropout=0.2, late=0.4)}
+        whole = run(adding(), *DATA, rounds=6, **options)
+        path = tmp_path / "saved"
+        for rounds, memory in ((2, "device"), (5, "host"), (6, "device")):
+            done = run(adding(), *DATA, rounds=rounds, checkpoint=path, memory=memory, **options)
+            assert len(done.history) == rounds
+        for x, y in zip(jax.tree.leaves(whole[:3]), jax.tree.leaves(done[:3]), strict=True):
+            np.testing.assert_array_equal(x, y)
+
+    def test_killed_at_any_moment(self, tmp_path):
+        script = f"""
+import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}]
+from test_run import *
+run(adding(), *DATA, key=KEY, rounds=1000, participation=0.5, checkpoint=sys.argv[1], history=sys.argv[2])
+"""
+        path, lines = tmp_path / "saved", tmp_path / "history.jsonl"
+        process = subprocess.Popen(
+            [sys.executable, "-c", script, str(path), str(lines)],
+            stderr=subprocess.PIPE,
+            env=dict(os.environ),
+        )
+        while process.poll() is None and not (lines.exists() and lines.read_text().count("\n") >= 3):
+            time.sleep(0.05)
+        assert process.poll() is None, process.stderr.read().decode()
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        # A line may be there of a round whose checkpoint is not.
+        rounds = lines.read_text().count("\n") + 2
+        done = run(adding(), *DATA, key=KEY, rounds=rounds, participation=0.5, checkpoint=path, history=lines)
+        whole = run(adding(), *DATA, key=KEY, rounds=rounds, participation=0.5)
+        for x, y in zip(jax.tree.leaves(whole[:3]), jax.tree.leaves(done[:3]), strict=True):
+            np.testing.assert_array_equal(x, y)
+        assert [json.loads(line)["round"] for line in lines.read_text().splitlines()] == list(range(rounds))
+
+    @pytest.mark.parametrize("other", ["algorithm", "the algorithm's numbers", "the examples", "the key"])
+    def test_another_run_is_refused(self, tmp_path, other):
+        features, labels, clients = DATA
+        run(adding(), *DATA, key=KEY, rounds=1, checkpoint=tmp_path)
+        arguments = {
+            "algorithm": (Algorithm(**{**vars(adding()), "name": "other"}), *DATA, KEY),
+            "the algorithm's numbers": (adding(2.0), *DATA, KEY),
+            "the examples": (adding(), features, labels, np.where(clients == 4, 3, clients), KEY),
+            "the key": (adding(), *DATA, jax.random.key(4)),
+        }[other]
+        with pytest.raises(ValueError, match=f"checkpoint: expected .* differs in {other} "):
+            run(*arguments[:4], key=arguments[4], rounds=2, checkpoint=tmp_path)
+
+
+class TestBadInput:
+    """Errors name the argument, what came and what was expected."""
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"algorithm": adding}, "algorithm: expected .* adding, which makes one: call it"),
+            ({"features": DATA[0][:, 0]}, r"features: expected shape \[examples"),
+            ({"labels": DATA[1][:3]}, "labels: expected shape"),
+            ({"labels": DATA[1].astype(float)}, "labels: expected integers, got float64"),
+            ({"clients": np.full_like(DATA[2], -1)}, "clients: expected an example"),
+            ({"clients": DATA[2] * 10**7}, "clients: expected numbers .* without large gaps"),
+            ({"features": np.where(np.arange(2) == 1, np.nan, DATA[0])}, "features: row 0 of client"),
+            ({"rounds": None}, "rounds: expected how many"),
+            ({"rounds": 0}, "rounds"),
+            ({"width": 0}, "width"),
+            ({"participation": np.array([[0, 0]])}, "round 0 has one twice"),
+            ({"participation": np.array([[10]])}, "clients from 0 to 9"),
+            ({"participation": np.zeros((0, 1), int)}, "must have 1 rounds, got 0"),
+            ({"participation": 1.5}, "at most 1"),
+        ],
+    )
+    def test_an_error_says_what_is_wrong(self, change, message, untyped):
+        given = {
+            "algorithm": adding(),
+            **dict(zip(("features", "labels", "clients"), DATA, strict=True)),
+            "rounds": 1,
+            **change,
+        }
+        with pytest.raises((TypeError, ValueError), match=message):
+            run(key=KEY, **given)
+
+
+def test_raw_keys_are_keys():
+    typed = run(adding(), *DATA, key=jax.random.key(7), rounds=1, participation=0.3)
+    raw = run(adding(), *DATA, key=jax.random.PRNGKey(7), rounds=1, participation=0.3)
+    assert {**typed.history[0], "seconds": 0} == {**raw.history[0], "seconds": 0}
