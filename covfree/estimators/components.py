@@ -56,7 +56,7 @@ def client_groups(rows: Rows, num_classes: int) -> Integer[Array, " rows"]:
     A row of an unknown client (below 0) is a group of its own.
 
     Raises:
-        ValueError: if the rows do not say whose they are, or shapes do not fit.
+        ValueError: if ``rows.client`` is None, or shapes do not fit.
     """
     client = row_clients(rows).astype(jnp.int32)
     valid = valid_rows(rows, num_classes)
@@ -92,7 +92,7 @@ def component_moments(rows: Rows, num_classes: int) -> ComponentMoments:
         num_classes: C, static.
 
     Raises:
-        ValueError: if the rows do not say whose they are, or shapes do not fit.
+        ValueError: if ``rows.client`` is None, or shapes do not fit.
 
     >>> import jax.numpy as jnp
     >>> client = jnp.array([7, 7, 7, 2, 2])

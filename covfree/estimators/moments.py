@@ -36,7 +36,7 @@ def row_clients(rows: Rows) -> Integer[Array, " rows"]:
     """Clients' numbers in at least int32: a small type might not hold what they are compared with.
 
     Raises:
-        ValueError: if the rows do not say whose they are.
+        ValueError: if ``rows.client`` is None.
     """
     if rows.client is None:
         raise ValueError("rows: expected rows with a client each, to tell whose they are; got none")

@@ -141,8 +141,8 @@ def fedcof(
         subset_size: examples of a random subset, at least, unless the client's class has fewer.
         scatter: the parts of the ridge head's Gram matrix, see `total_gram`; for the ridge head alone.
         feature_map: a map of features that all parties share, e.g. ``relu_features(5000)``. Clients send the
-            class means of the mapped features, 4·M·D bytes for D of them. With fewer rows than D, the server solves
-            a system of the size of the rows.
+            class means of D mapped features, 4·M·D bytes. With fewer rows than D, the server solves a system
+            of the size of the rows.
 
     Raises:
         ValueError: if an argument is unknown or out of range.

@@ -56,7 +56,7 @@ def save_message(message: Message, path: str | PathLike[str]) -> None:
 
 @contextmanager
 def _opened(path: str | PathLike[str]) -> Iterator[Any]:
-    """The file of a message, of which nothing but the header is read."""
+    """Open a message file and check its header; no tensor is read."""
     safetensors = optional("safetensors", "safetensors")
     expected = f"path: {os.fspath(path)}: expected a message written by save_message"
     try:

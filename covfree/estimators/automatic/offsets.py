@@ -90,7 +90,7 @@ def client_sums(
         class_weight: w_c.
 
     Raises:
-        ValueError: if the rows do not say whose they are.
+        ValueError: if ``rows.client`` is None.
     """
     client = row_clients(rows)
     num_classes = class_weight.shape[0]
