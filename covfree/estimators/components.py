@@ -69,7 +69,7 @@ def client_parts(rows: Rows, moments: Moments) -> ClientParts:
 
     Args:
         rows: class rows with clients, all of them or a part that holds all rows of its clients.
-        moments: phase one of *all* rows.
+        moments: `first_moments` of *all* rows.
     """
     group = client_groups(rows, moments.total.shape[0])
     size = max(1, group.shape[0])
@@ -147,7 +147,7 @@ def component_factor(
 
     Args:
         rows: class rows with clients, all of them or a part that holds all rows of its clients.
-        totals: phase one of *all* rows.
+        totals: the first phase's totals over *all* rows.
         weighting: one of the two above.
 
     Returns:

@@ -131,7 +131,7 @@ def covariance_scatter(
     Args:
         rows: class means.
         covariances: unbiased covariance of each row's examples.
-        moments: phase one of all rows.
+        moments: `first_moments` of all rows.
         class_weight: w_c.
     """
     valid = valid_rows(rows, class_weight.shape[0])

@@ -122,7 +122,7 @@ def within_factor(
 
     Args:
         rows: class rows, all of them or a chunk.
-        moments: phase one of *all* rows.
+        moments: `first_moments` of *all* rows.
         weighting: see `within_scatter`.
 
     Returns:
@@ -150,7 +150,7 @@ def within_scatter(
 
     Args:
         rows: class rows, all of them or a chunk (terms add up).
-        moments: phase one of *all* rows.
+        moments: `first_moments` of *all* rows.
         weighting: one of the two above.
 
     Returns:
@@ -200,7 +200,7 @@ def total_gram(
     Args:
         within: the within-class scatter, exact or estimated. Its multiple of I (`Scatter.shift`) is
             regularisation and always kept.
-        moments: phase one of all rows.
+        moments: `first_moments` of all rows.
         scatter: ``"both"`` for F Fᵀ itself; ``"within"`` without the scatter between classes, FedCOF's
             choice; ``"between"`` without that within them.
 

@@ -16,7 +16,7 @@ from covfree.types import Moments, Rows, Scalar
 
 # (strength, Σ̂, moments, freedom, row statistics) to (a, b).
 Rule: TypeAlias = Callable[[jax.Array, Scatter, Moments, Freedom, Any], tuple[jax.Array, jax.Array]]
-# (y_r, the rows, phase one of all rows, w_c or None) to terms that add up over rows.
+# (y_r, the rows, first moments of all rows, w_c or None) to terms that add up over rows.
 Statistics: TypeAlias = Callable[
     [Float[Array, "rows dim"], Rows, Moments, Float[Array, " classes"] | None], Any
 ]
@@ -50,7 +50,7 @@ class Shrinkage:
 
         Args:
             covariance: Σ̂.
-            moments: phase one of all rows.
+            moments: `first_moments` of all rows.
             freedom: the degrees of freedom behind Σ̂.
             statistics: sums of ``self.statistics`` over all rows; None where there are none, unless the rule
                 ``needs_rows``.

@@ -58,7 +58,7 @@ def gaussian_head(
     Args:
         covariances: Σ_c, in full, or their diagonals for naive Bayes; positive definite for every class that
             has examples.
-        moments: phase one of all rows.
+        moments: `first_moments` of all rows.
 
     Returns:
         The head.

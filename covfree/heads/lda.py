@@ -29,7 +29,7 @@ def lda_head(
     Args:
         covariance: Σ, usually a shrunk within-class covariance. If it is singular, the solution of minimum
             norm is taken.
-        moments: phase one of all rows.
+        moments: `first_moments` of all rows.
         priors: π_c, at least 0; any scale. By default the classes' shares N_c/N.
 
     Returns:

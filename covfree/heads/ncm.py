@@ -12,7 +12,7 @@ def ncm_head(moments: Moments) -> LinearHead:
     """Classify by the nearest class mean: the class whose mean has the largest cosine with the features.
 
     Args:
-        moments: phase one of all rows.
+        moments: `first_moments` of all rows.
 
     Returns:
         The head: class means scaled to norm 1, without bias. Absent classes are marked.

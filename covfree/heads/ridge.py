@@ -18,7 +18,7 @@ def ridge_head(
     Args:
         gram: G. Fed3R's F Fᵀ; or `total_gram` of a within-class scatter, with or without the scatter
             between classes (FedCOF leaves it out).
-        moments: phase one of all rows; B = [N_1 μ_1 … N_C μ_C].
+        moments: `first_moments` of all rows; B = [N_1 μ_1 … N_C μ_C].
         ridge: λ, at least 0. If G + λI is singular, the solution of minimum norm is taken.
 
     Returns:

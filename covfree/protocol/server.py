@@ -73,7 +73,7 @@ def collect(
         TypeError: if ``messages`` or ``before`` have another type, or a bound is no number.
         ValueError: if no message is sound and none was before (it names the first reasons); if messages
             differ in their number of features and ``dim`` is not given, or ``dim`` is not that of ``before``;
-            if a bound is below 0 or not finite; if ``num_examples`` names a client that did not send.
+            if a bound is below 0 or not finite; if ``num_examples`` names none of the senders.
 
     >>> import covfree, jax.numpy as jnp
     >>> good = Message(covfree.Rows(jnp.ones((1, 2)), jnp.array([3]), jnp.array([0])))
