@@ -63,4 +63,5 @@ class _Budget:
 
 
 def pytest_configure(config):
+    """Count the CPU time of tests."""
     config.pluginmanager.register(_Budget())

@@ -18,6 +18,7 @@ MODULES = (
     "covfree.data",
     "covfree.backbones",
     "covfree.methods.recursive",
+    "covfree.testing",
 )
 
 

@@ -7,6 +7,7 @@ import pytest
 
 import covfree
 from covfree.data import load_digits
+from covfree.testing import check_estimator, check_transform
 
 
 @pytest.mark.parametrize(
@@ -22,8 +23,18 @@ from covfree.data import load_digits
             lambda folder: load_digits(),
             r"sklearn is needed for this: pip install 'covfree\[cli\]'",
         ),
+        (
+            "chex",
+            lambda folder: check_transform(covfree.count_noise("laplace", 1.0)),
+            r"chex is needed for this: pip install 'covfree\[testing\]'",
+        ),
+        (
+            "hypothesis",
+            lambda folder: check_estimator(lambda rows, num_classes: jnp.eye(5)),
+            r"hypothesis is needed for this: pip install 'covfree\[testing\]'",
+        ),
     ],
-    ids=["safetensors", "scikit-learn"],
+    ids=["safetensors", "scikit-learn", "chex", "hypothesis"],
 )
 def test_the_error_names_the_extra(monkeypatch, tmp_path, module, call, text):
     # None in sys.modules is how Python marks a module that cannot be imported.

@@ -21,6 +21,9 @@ HEAVY = [
     "pandas",
     "scipy.stats",
     "flwr",
+    "chex",
+    "hypothesis",
+    "covfree.testing",
 ]
 EXPORTS = sorted(
     name

@@ -154,6 +154,10 @@ def summarise(
 def _summarise(
     method: Method, features: Any, labels: Any, clients: Any, key: Any, sizes: tuple[int, ...]
 ) -> Rows:
+    if method.feature_map is not None:
+        # Padding may hold NaN, at which a map's derivative is NaN too, though nobody uses what it gives.
+        kept = (labels >= 0) & (jnp.asarray(clients) >= 0)
+        features = jnp.where(kept[:, None], features, jnp.zeros_like(features))
     features = method.mapped(features)
     return method.sent(method.summary.all_clients(features, labels, clients, sizes, key), key)
 

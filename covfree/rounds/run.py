@@ -6,7 +6,6 @@ import json
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -189,7 +188,7 @@ class _Simulation(NamedTuple):
         drawn, delay = self.schedule.clients[number], self.schedule.delay[number]
         before: Compensated | None = None
         structure: Any = None
-        tables, arrived, metrics, sizes = [], 0, [], []
+        tables, senders, arrived, metrics, sizes = [], [], 0, [], []
         for group in self.federation.groups(drawn, delay, self._multiple, self.delays):
             given = cohort.answers(
                 self.algorithm,
@@ -206,8 +205,10 @@ class _Simulation(NamedTuple):
             before, structure = given.sums, given.structure.value
             here = np.any(np.asarray(group.members.arrives), axis=1)
             bank.remember(np.where(here, group.clients, -1), given.memory)
-            tables.append(jax.tree.map(partial(_items, here), given.tables))
-            arrived += int(here.sum())
+            tables.append([[_items(here, part) for part in table] for table in given.tables])
+            senders.append([np.repeat(group.clients[here], table[0].shape[1]) for table in given.tables])
+            # A client without examples sends nothing.
+            arrived += int((here & (np.asarray(group.members.size) > 0)).sum())
             metrics.append(jax.tree.map(lambda x, here=here: np.asarray(x)[here], given.metrics))
             sizes.append(np.asarray(group.members.size)[here])
         sums = cast(Compensated, before).value
@@ -217,8 +218,11 @@ class _Simulation(NamedTuple):
         if held.pending is not None:
             pending = [jnp.concatenate([x[1:], jnp.zeros_like(x[:1])]) for x in sums]
         now = [x[0] for x in sums]
-        joined = jax.tree.map(lambda *parts: np.concatenate(parts), *tables)
-        rows = [packed(table) for table in joined]
+        # By client, in whatever groups the clients ran.
+        rows = [
+            packed([np.concatenate(parts)[np.argsort(np.concatenate(who), kind="stable")] for parts in own])
+            for own, who in zip(_each(tables), zip(*senders, strict=True), strict=True)
+        ]
         total = Parts(now, rows, structure).upload()
         state, finite = cohort.serve(self.algorithm, held.state, total)
         record: dict[str, Any] = {"clients": arrived}
@@ -306,6 +310,11 @@ def _schedule(
             f"{algorithm.name!r}, none of them late, as its rounds are steps over the same clients"
         )
     return drawn
+
+
+def _each(groups: list[list[list[np.ndarray]]]) -> list[list[tuple[np.ndarray, ...]]]:
+    """Of the tables of several groups, for each table and each of its arrays what the groups have."""
+    return [list(zip(*tables, strict=True)) for tables in zip(*groups, strict=True)]
 
 
 def _items(here: np.ndarray, table: Any) -> np.ndarray:

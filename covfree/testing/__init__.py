@@ -1,0 +1,11 @@
+"""Contracts for methods, heads, estimators and transforms: covfree's own are held to them, and yours may be.
+
+A check is called in a test and raises an AssertionError that names the law that is broken. Needs the
+``testing`` extra. There is one file for each check; the laws are its functions, and their docstrings say
+what must hold.
+"""
+
+from covfree.testing.estimator import check_estimator as check_estimator
+from covfree.testing.head import check_head as check_head
+from covfree.testing.method import check_method as check_method
+from covfree.testing.transform import check_transform as check_transform

@@ -1,0 +1,113 @@
+"""The federations that the checks are run on, all of one shape: what is compiled, is compiled once."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from covfree.optional import optional
+from covfree.types import Rows
+
+EXAMPLES, ROWS, CLASSES, CLIENTS, PADDING = 80, 40, 6, 9, 7
+
+
+class Federation(NamedTuple):
+    """Flat examples in float64; some are padding, by their label or by their client, with NaN as features."""
+
+    features: np.ndarray
+    labels: np.ndarray
+    clients: np.ndarray
+
+    @property
+    def kept(self) -> np.ndarray:
+        """Which examples are no padding."""
+        return (self.labels >= 0) & (self.clients >= 0)
+
+    @property
+    def clean(self) -> Federation:
+        """Without padding."""
+        return Federation(*(column[self.kept] for column in self))
+
+    @property
+    def held(self) -> np.ndarray:
+        """Which classes have an example."""
+        return np.isin(np.arange(CLASSES), self.labels[self.kept])
+
+    @property
+    def padded_last(self) -> Federation:
+        """With padding after all others."""
+        return self.ordered(np.argsort(~self.kept, kind="stable"))
+
+    def ordered(self, order: np.ndarray) -> Federation:
+        """The same examples in another order."""
+        return Federation(*(column[order] for column in self))
+
+
+def federation(dim: int, seed: int = 0, absent: int = 3, offset: float = 0.0) -> Federation:
+    """Gaussian classes of one covariance, dealt to clients.
+
+    Nobody holds the class ``absent``, one client alone the next one, and one client has a single example.
+
+    Args:
+        dim: size of a feature.
+        seed: of all that is drawn.
+        absent: a class.
+        offset: how far the features lie from 0, in about their spreads.
+    """
+    rng = np.random.default_rng(seed)
+    labels = rng.choice([c for c in range(CLASSES) if c != absent], EXAMPLES)
+    clients = rng.integers(0, CLIENTS - 1, EXAMPLES)
+    clients[labels == (absent + 1) % CLASSES] = 2
+    labels[0], clients[0] = (absent + 2) % CLASSES, CLIENTS - 1
+    centres = rng.normal(size=(CLASSES, dim)) + offset
+    mixing = rng.normal(size=(dim, dim)) / np.sqrt(dim)
+    noise = rng.normal(size=(2, EXAMPLES, dim))
+    features = centres[labels] + noise[0] @ mixing + 0.3 * noise[1]
+    padding = 1 + rng.choice(EXAMPLES - 1, PADDING, replace=False)
+    labels[padding[::2]], clients[padding[1::2]], features[padding] = -1, -1, np.nan
+    return Federation(features, labels.astype(np.int32), clients.astype(np.int32))
+
+
+def generated(dim: int) -> Any:
+    """Hypothesis's strategy of such federations."""
+    strategies = optional("hypothesis.strategies", "testing")
+    return strategies.builds(
+        federation,
+        strategies.just(dim),
+        strategies.integers(0, 2**16),
+        strategies.integers(0, CLASSES - 1),
+        strategies.sampled_from([0.0, 1.0, -3.0]),
+    )
+
+
+def degenerate(dim: int) -> dict[str, Federation]:
+    """Federations in which something is missing, by what is the matter with them."""
+    features, labels, clients = federation(dim).padded_last
+    features = np.nan_to_num(features)
+    place = np.arange(EXAMPLES, dtype=np.int32)
+    flat = features.copy()
+    flat[:, 1:] = 3
+    none = np.full_like(labels, -1)
+    return {
+        "examples that are all equal": Federation(np.ones_like(features), labels, clients),
+        "clients with one example each": Federation(features, labels, place),
+        "one client": Federation(features, labels, 0 * clients),
+        "one class": Federation(features, np.where(labels >= 0, 2, -1).astype(np.int32), clients),
+        "features of which one varies": Federation(flat, labels, clients),
+        "one example": Federation(features, np.where(place == 0, labels, none), clients),
+        "no example": Federation(features, none, clients),
+    }
+
+
+def table(dim: int, seed: int = 0, absent: int = 3) -> Rows:
+    """Means of small groups of Gaussian examples as rows; the last ones are padding, with NaN as means."""
+    rng = np.random.default_rng(seed)
+    label = rng.choice([c for c in range(CLASSES) if c != absent], ROWS).astype(np.int32)
+    count = rng.integers(1, 9, ROWS).astype(np.int32)
+    mixing = rng.normal(size=(dim, dim)) / np.sqrt(dim) + 0.3 * np.eye(dim)
+    centres = rng.normal(size=(CLASSES, dim))
+    mean = centres[label] + rng.normal(size=(ROWS, dim)) @ mixing / np.sqrt(count)[:, None]
+    mean[-PADDING:] = np.nan
+    count[-3:], label[-PADDING:-3] = 0, -1
+    return Rows(mean, count, label, (np.arange(ROWS) % CLIENTS).astype(np.int32))

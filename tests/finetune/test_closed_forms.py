@@ -1,0 +1,242 @@
+"""Federated optimisation against closed forms on quadratics, and against loops in NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.tree_util import Partial
+
+import covfree.finetune as ft
+from covfree.finetune.fednova import path_length
+from covfree.finetune.model import Model
+from covfree.rounds import run
+
+# f_i(x) = ½ h_i (x − b_i)², with n_i equal examples (h_i, b_i): a client of ragged size for each.
+CURVE = np.array([0.5, 1.0, 2.0, 3.0, 0.7])
+CENTRE = np.array([-1.0, 2.0, 0.3, 4.0, -3.0])
+SIZE = np.array([4, 12, 8, 20, 16])
+CLIENTS = np.repeat(np.arange(5), SIZE)
+FEATURES = np.stack([CURVE, CENTRE], 1)[CLIENTS].astype(np.float32)
+LABELS = np.zeros(len(CLIENTS), int)
+RATE, ROUNDS, BATCH, START = 0.05, 12, 4, 5.0
+KEY = jax.random.key(0)
+
+
+def _residual(trained, frozen, statistics, inputs, train, key):
+    return jnp.sqrt(inputs[:, :1]) * (trained[None] - inputs[:, 1:]), ()
+
+
+def _half_square(scores, labels):
+    return 0.5 * jnp.square(scores[:, 0])
+
+
+def _itself(trained, frozen, statistics):
+    return trained[0]
+
+
+def quadratic():
+    return Model(jnp.array([START]), (), (), _residual, _itself, _half_square)
+
+
+def path(algorithm, rounds=ROUNDS, **options):
+    """x after each round."""
+    seen = []
+    run(algorithm, FEATURES, LABELS, CLIENTS, key=KEY, rounds=rounds,
+        evaluate=lambda x: seen.append(float(x)) or {}, **options)  # fmt: skip
+    return np.array(seen)
+
+
+def geometric(weight, rounds=ROUNDS):
+    """x_t = x∞ + (1 − Σω)ᵗ (x₀ − x∞) with x∞ = Σωb/Σω."""
+    end = (weight * CENTRE).sum() / weight.sum()
+    return end + (1 - weight.sum()) ** np.arange(1, rounds + 1) * (START - end)
+
+
+SHARE, STEPS = SIZE / SIZE.sum(), SIZE / BATCH
+TOLERANCE = {"rtol": 2e-5, "atol": 2e-5}
+
+
+def test_fedavg_is_geometric():
+    weight = SHARE * (1 - (1 - RATE * CURVE) ** STEPS)
+    np.testing.assert_allclose(
+        path(ft.fedavg(quadratic(), RATE, batch_size=BATCH)), geometric(weight), **TOLERANCE
+    )
+
+
+def test_fedprox_is_geometric():
+    mu = 0.4
+    lines = path(ft.fedprox(quadratic(), RATE, mu, batch_size=BATCH))
+    weight = SHARE * (1 - (1 - RATE * (CURVE + mu)) ** STEPS) * CURVE / (CURVE + mu)
+    np.testing.assert_allclose(lines, geometric(weight), **TOLERANCE)
+
+
+def test_fednova_is_geometric():
+    lines = path(ft.fednova(quadratic(), RATE, batch_size=BATCH))
+    weight = (SHARE * STEPS).sum() * SHARE * (1 - (1 - RATE * CURVE) ** STEPS) / STEPS
+    np.testing.assert_allclose(lines, geometric(weight), **TOLERANCE)
+
+
+def test_uniform_weights():
+    lines = path(ft.fedavg(quadratic(), RATE, batch_size=BATCH, weighting="uniform"))
+    np.testing.assert_allclose(lines, geometric((1 - (1 - RATE * CURVE) ** STEPS) / 5), **TOLERANCE)
+
+
+def test_fednova_tends_to_the_optimum_where_fedavg_does_not():
+    best = (SHARE * CURVE * CENTRE).sum() / (SHARE * CURVE).sum()
+
+    def bias(weight):
+        return abs((weight * CENTRE).sum() / weight.sum() - best)
+
+    for make, tends in ((ft.fednova, True), (ft.fedavg, False)):
+        ends = []
+        for rate in (0.05, 0.01):
+            lines = path(make(quadratic(), rate, batch_size=BATCH), rounds=int(4 / rate), every=10**6)
+            ends.append(abs(lines[-1] - best))
+        assert (ends[1] < 0.35 * ends[0]) == tends
+        assert ends[0] > 0.01
+
+
+@pytest.mark.parametrize(("participation", "rounds"), [(1.0, 150), (0.4, 600)])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_scaffold_reaches_the_optimum_of_the_mean_loss(participation, rounds, momentum):
+    rate = 0.1 if not momentum else 0.01
+    algorithm = ft.scaffold(quadratic(), rate, momentum=momentum, batch_size=BATCH)
+    lines = path(algorithm, rounds=rounds, participation=participation, every=rounds)
+    best = (CURVE * CENTRE).sum() / CURVE.sum()
+    assert lines[-1] == pytest.approx(best, abs=2e-4)
+
+
+def test_one_step_of_all_examples_is_centralised_descent():
+    lines = path(ft.fedavg(quadratic(), RATE, steps=1, batch_size=20))
+    np.testing.assert_allclose(lines, geometric(SHARE * RATE * CURVE), **TOLERANCE)
+
+
+def test_a_client_without_examples_and_one_step_less():
+    """Steps in the place of epochs: each client takes as many, whatever it has."""
+    lines = path(ft.fedavg(quadratic(), RATE, steps=3, batch_size=BATCH))
+    np.testing.assert_allclose(lines, geometric(SHARE * (1 - (1 - RATE * CURVE) ** 3)), **TOLERANCE)
+
+
+def test_without_a_proximal_term_fedprox_is_fedavg_and_with_equal_steps_fednova_is():
+    plain = path(ft.fedavg(quadratic(), RATE, steps=4, batch_size=BATCH))
+    np.testing.assert_array_equal(path(ft.fedprox(quadratic(), RATE, 0.0, steps=4, batch_size=BATCH)), plain)
+    nova = path(ft.fednova(quadratic(), RATE, steps=4, batch_size=BATCH))
+    np.testing.assert_allclose(nova, plain, **TOLERANCE)
+
+
+@pytest.mark.parametrize("client", [optax.sgd(0.01, momentum=0.9), Partial(optax.adam, 0.05)])
+def test_one_client_is_optax_itself(client):
+    own = CLIENTS == 3
+    algorithm = ft.fedavg(quadratic(), client, epochs=2, batch_size=BATCH)
+    done = run(algorithm, FEATURES[own], LABELS[own], np.zeros(own.sum(), int), key=KEY, rounds=1)
+    transformation = client() if isinstance(client, Partial) else client
+    x = jnp.array([START])
+    state = transformation.init(x)
+    for _ in range(2 * int(STEPS[3])):
+        updates, state = transformation.update(CURVE[3] * (x - CENTRE[3]), state, x)
+        x = optax.apply_updates(x, updates)
+    assert float(done.result) == pytest.approx(float(x[0]), rel=1e-5)
+
+
+def test_a_servers_optimiser_sees_the_mean_change():
+    """With optax.adam at the server: Adam on Σ w_i (x − y_i)."""
+    algorithm = ft.fedavg(quadratic(), RATE, Partial(optax.adam, 0.3), batch_size=BATCH)
+    lines = path(algorithm, rounds=6)
+    x, state, server = jnp.array([START]), optax.adam(0.3).init(jnp.array([START])), optax.adam(0.3)
+    for line in lines:
+        ends = CENTRE + (1 - RATE * CURVE) ** STEPS * (float(x[0]) - CENTRE)
+        change = (SHARE * (float(x[0]) - ends)).sum()
+        updates, state = server.update(jnp.array([change], jnp.float32), state, x)
+        x = optax.apply_updates(x, updates)
+        assert line == pytest.approx(float(x[0]), rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.parametrize("rule", ["adam", "yogi", "adagrad"])
+def test_adaptive_servers_are_the_papers(rule):
+    rng = np.random.default_rng(1)
+    gradients = rng.normal(size=(7, 3)) * [1, 10, 0.01]
+    transformation = ft.adaptive(rule, 0.1, b1=0.8, b2=0.95, tau=0.01)
+    x, m, v = np.ones(3), np.zeros(3), np.full(3, 0.01**2)
+    ours = jnp.ones(3)
+    state = transformation.init(ours)
+    for g in gradients:
+        m = 0.8 * m + 0.2 * g
+        if rule == "adam":
+            v = 0.95 * v + 0.05 * g**2
+        elif rule == "yogi":
+            v = v - 0.05 * g**2 * np.sign(v - g**2)
+        else:
+            v = v + g**2
+        x = x - 0.1 * m / (np.sqrt(v) + 0.01)
+        updates, state = transformation.update(jnp.asarray(g, jnp.float32), state)
+        ours = optax.apply_updates(ours, updates)
+        np.testing.assert_allclose(ours, x, rtol=1e-5)
+
+
+def test_the_length_of_a_way():
+    rate, rho, mu = 0.1, 0.9, 0.5
+    for steps in (1, 4, 9):
+        way = {
+            (0.0, 0.0): steps,
+            (rho, 0.0): (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho),
+            (0.0, mu): (1 - (1 - rate * mu) ** steps) / (rate * mu),
+        }
+        for (momentum, near), length in way.items():
+            assert float(path_length(steps, rate, momentum, near)) == pytest.approx(length, rel=1e-5)
+
+
+def test_fednova_with_momentum_and_a_proximal_term_goes_the_way_of_a_constant_gradient():
+    """Where curvature is nothing, each client's change is η‖a‖₁ g, whatever momentum and μ."""
+    flat = FEATURES * np.array([1e-4, 1e4], np.float32)
+    algorithm = ft.fednova(quadratic(), 0.1, momentum=0.9, mu=0.3, batch_size=BATCH)
+    done = run(algorithm, flat, LABELS, CLIENTS, key=KEY, rounds=1)
+    length = np.array([float(path_length(int(k), 0.1, 0.9, 0.3)) for k in STEPS])
+    gradient = 1e-4 * CURVE * (START - 1e4 * CENTRE)
+    wanted = START - 0.1 * (SHARE * length).sum() * (SHARE * gradient).sum()
+    assert float(done.result) == pytest.approx(wanted, rel=2e-3)
+
+
+def test_a_schedule_scales_the_clients_steps():
+    schedule = optax.exponential_decay(1.0, 1, 0.5)
+    lines = path(ft.fedavg(quadratic(), RATE, steps=1, batch_size=20, schedule=schedule), rounds=4)
+    x = START
+    for number, line in enumerate(lines):
+        x -= 0.5**number * RATE * (SHARE * CURVE * (x - CENTRE)).sum()
+        assert line == pytest.approx(x, rel=1e-5)
+
+
+def test_learning_rates_are_numbers_of_the_algorithm():
+    """Another one compiles nothing anew; ``vmap`` sweeps them."""
+    first = ft.fedavg(quadratic(), 0.1, Partial(optax.adam, 0.1))
+    second = ft.fedavg(quadratic(), 0.2, Partial(optax.adam, 0.3))
+    assert jax.tree.structure(first) == jax.tree.structure(second)
+    assert jax.tree.structure(ft.fedadam(quadratic())) == jax.tree.structure(
+        ft.fedadam(quadratic(), 0.2, 0.3)
+    )
+
+
+class TestBadInput:
+    """Errors name the argument."""
+
+    @pytest.mark.parametrize(
+        ("make", "message"),
+        [
+            (lambda: ft.fedavg(quadratic(), float("nan")), "client"),
+            (lambda: ft.fedavg(quadratic(), 0.1, -1.0), "server"),
+            (lambda: ft.fedavg(quadratic(), optax.sgd), "client: expected an optax transformation"),
+            (lambda: ft.fedavg(quadratic(), "sgd"), "client"),
+            (lambda: ft.fedavg(None), "model: expected a covfree.finetune.Model, got NoneType"),
+            (lambda: ft.fedavg(quadratic(), epochs=0), "epochs"),
+            (lambda: ft.fedavg(quadratic(), steps=0), "steps"),
+            (lambda: ft.fedavg(quadratic(), batch_size=0), "batch_size"),
+            (lambda: ft.fedavg(quadratic(), weighting="sizes"), "weighting: expected"),
+            (lambda: ft.fedprox(quadratic(), 0.1, float("inf")), "mu"),
+            (lambda: ft.scaffold(quadratic(), float("nan")), "client_lr"),
+            (lambda: ft.fednova(quadratic(), momentum=-0.1), "momentum"),
+            (lambda: ft.linear_model(None), "head: expected a linear head, got NoneType"),
+        ],
+    )
+    def test_an_error_says_what_is_wrong(self, make, message, untyped):
+        with pytest.raises((TypeError, ValueError), match=message):
+            make()

@@ -1,0 +1,196 @@
+"""Every law of `check_method` can be broken, and says so; the rest of the method is sound."""
+
+import re
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import covfree
+from covfree.methods import ClassMeans, Method
+from covfree.testing import check_method
+from covfree.testing.method import METHOD_LAWS
+
+# The laws are of values, and what is checked here is broken.
+pytestmark = pytest.mark.usefixtures("untyped")
+
+
+def moments_phase(params, totals, rows, num_classes):
+    return covfree.first_moments(rows, num_classes)
+
+
+def means_head(params, system, moments):
+    """The nearest class mean by distance: −½‖x − μ‖² without ‖x‖²."""
+    mean = moments.mean
+    bias = jnp.where(moments.present, -0.5 * jnp.square(mean).sum(1) * (1 + params), 0)
+    return covfree.LinearHead(mean.T, bias, moments.present.astype(mean.dtype))
+
+
+SOUND = Method(0.0, "distance", ClassMeans(), (moments_phase,), None, means_head, "rows")
+
+
+def check(method, *laws, **options):
+    """Only some laws: one is enough for what breaks it."""
+    others = {law.__name__: "another test's" for law in METHOD_LAWS if law.__name__ not in laws}
+    check_method(method, exclude=others, **options)
+
+
+def broken_head(change):
+    """A head function after which something is changed."""
+
+    def head(params, system, moments):
+        return change(means_head(params, system, moments), moments)
+
+    return replace(SOUND, head=head)
+
+
+class Summary(ClassMeans):
+    """Class means, told apart by identity."""
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other):
+        return self is other
+
+    def __deepcopy__(self, memo):
+        return type(self)()
+
+
+@dataclass(frozen=True)
+class ByPlace(ClassMeans):
+    """The later examples count for more."""
+
+    def all_clients(self, features, labels, clients, sizes, key):
+        growing = features * jnp.linspace(1, 2, len(labels))[:, None].astype(features.dtype)
+        return super().all_clients(growing, labels, clients, sizes, key)
+
+
+@dataclass(frozen=True)
+class ByNumber(ClassMeans):
+    """Clients of large numbers count for more."""
+
+    def all_clients(self, features, labels, clients, sizes, key):
+        grown = features * (1 + jnp.asarray(clients)[:, None].astype(features.dtype))
+        return super().all_clients(grown, labels, clients, sizes, key)
+
+
+@dataclass(frozen=True)
+class Centred(ClassMeans):
+    """Padding counts in the mean that is taken off."""
+
+    def all_clients(self, features, labels, clients, sizes, key):
+        centred = features - jnp.nan_to_num(features).mean(0)[None, :]
+        return super().all_clients(centred, labels, clients, sizes, key)
+
+
+@dataclass(frozen=True)
+class Spoiling(ClassMeans):
+    """Writes into the caller's array."""
+
+    def sizes(self, labels, clients):
+        clients[0] += 1
+        return super().sizes(labels, clients)
+
+
+@dataclass(frozen=True)
+class OtherAlone(ClassMeans):
+    """A client alone makes something else of its examples."""
+
+    def one_client(self, features, labels, num_classes, key):
+        return super().one_client(2 * features, labels, num_classes, key)
+
+
+def largest_phase(params, totals, rows, num_classes):
+    """Not a sum over rows."""
+    moments = covfree.first_moments(rows, num_classes)
+    return moments, jnp.where(jnp.asarray(rows.count) > 0, jnp.abs(rows.mean).max(1), 0).max()
+
+
+def over_largest(params, system, totals):
+    moments, largest = totals
+    head = means_head(params, system, moments)
+    return head._replace(bias=head.bias * largest)
+
+
+def stopped(params, system, moments):
+    return jax.tree.map(jax.lax.stop_gradient, means_head(params, system, moments))
+
+
+def on_values(head, moments):
+    """A choice by a value, which jit cannot see."""
+    return head if moments.count[0] > 3 else head._replace(bias=2 * head.bias)
+
+
+class WordyHead(covfree.LinearHead):
+    """Its scores have classes first."""
+
+    def __call__(self, features):
+        return super().__call__(features).T
+
+
+BROKEN = {
+    "pytree": replace(SOUND, params=np.float32(np.nan)),
+    "scores": broken_head(lambda head, moments: WordyHead(*head)),
+    "pure": replace(SOUND, summary=Spoiling()),
+    "jit": broken_head(on_values),
+    "padding": replace(SOUND, summary=Centred()),
+    "order": replace(SOUND, summary=ByPlace()),
+    "clients": replace(SOUND, summary=ByNumber()),
+    "classes": broken_head(lambda head, _: head._replace(bias=head.bias + jnp.arange(6.0))),
+    "finite": broken_head(lambda head, _: head._replace(present=None)),
+    "scaling": broken_head(lambda head, moments: head._replace(bias=head.bias + 5.0 * moments.num_rows)),
+    "splitting": replace(SOUND, phases=(largest_phase,), head=over_largest),
+    "messages": replace(SOUND, summary=OtherAlone()),
+    "gradients": replace(SOUND, head=stopped),
+}
+
+
+def test_a_sound_method_passes():
+    def formula(features, labels, clients, num_classes):
+        means = np.array(
+            [features[labels == c].mean(0) if (labels == c).any() else features[0] for c in range(6)]
+        )
+        present = np.isin(np.arange(6), labels)
+        return lambda x: np.where(present, x @ means.T - 0.5 * (means**2).sum(1), -np.inf)
+
+    check_method(SOUND, reference=formula)
+    with pytest.raises(AssertionError, match=r"breaks the law 'reference'"):
+        check(replace(SOUND, params=0.1), "reference", reference=formula)
+
+
+@pytest.mark.parametrize("law", BROKEN)
+def test_what_breaks_a_law_is_caught(law):
+    says = next(one.__doc__ for one in METHOD_LAWS if one.__name__ == law)
+    expected = f"method 'distance' breaks the law '{law}'. {says}"
+    with pytest.raises(AssertionError, match=re.escape(expected)):
+        check(BROKEN[law], law)
+
+
+def test_padding_is_blamed_for_what_padding_does():
+    """Compiled and called directly it does the same, if both are given padding."""
+    check(BROKEN["padding"], "jit")
+
+
+def test_records_that_compile_anew_are_caught():
+    with pytest.raises(AssertionError, match=r"breaks the law 'pytree'.*\n.*a copy has another structure"):
+        check(replace(SOUND, summary=Summary()), "pytree")
+    with pytest.raises(AssertionError, match=r"breaks the law 'trace'.*\n.*is traced > 1 times"):
+        check(replace(SOUND, summary=Summary()), "trace", "order")
+
+
+def test_every_law_has_something_that_breaks_it():
+    assert {law.__name__ for law in METHOD_LAWS} == {*BROKEN, "trace", "reference"}
+
+
+@pytest.mark.parametrize(
+    ("exclude", "text"),
+    [
+        ({"speed": "slow"}, r"exclude: expected laws among \['pytree', .*got 'speed'"),
+        ({"order": ""}, "exclude: expected the reason why 'order' is no law here, got ''"),
+    ],
+)
+def test_laws_are_left_out_with_a_reason(exclude, text):
+    with pytest.raises(ValueError, match=text):
+        check_method(SOUND, exclude=exclude)
