@@ -105,7 +105,7 @@ def too_large(method: covfree.Method, labels: np.ndarray, owners: np.ndarray, cl
                 f"{times:.0f} times the work"
             )
         return ""
-    dim = dim if method.features is None else method.features.num_features
+    dim = dim if method.feature_map is None else method.feature_map.num_features
     number = np.zeros(MOST_ROWS, np.int32)
     rows = covfree.Rows(np.zeros((MOST_ROWS, dim), np.float32), number, number, number)
     if isinstance(method.summary, ClassMeans) and method.summary.covariance is not None:
@@ -124,7 +124,7 @@ def measure(name: str, split: Split, arguments: argparse.Namespace) -> dict[str,
     labels = draw_labels(sizes, split.classes)
     owners = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
     method, dim = registry()[name].make(), arguments.dim
-    sent = covfree.upload(method, labels, owners, dim=dim)
+    sent = covfree.sent_bytes(method, labels, owners, dim=dim)
     result: dict[str, Any] = {
         "split": split.title,
         "method": name,

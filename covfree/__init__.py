@@ -10,11 +10,11 @@ from covfree import linalg as linalg
 from covfree import methods as methods
 from covfree import rounds as rounds
 from covfree.checks import check as check
-from covfree.costs import Upload as Upload
+from covfree.costs import SentBytes as SentBytes
 from covfree.costs import client_flops as client_flops
 from covfree.costs import formula_bytes as formula_bytes
 from covfree.costs import message_bytes as message_bytes
-from covfree.costs import upload as upload
+from covfree.costs import sent_bytes as sent_bytes
 from covfree.engine import Diagnosis as Diagnosis
 from covfree.engine import accumulate as accumulate
 from covfree.engine import accumulate_parts as accumulate_parts
@@ -36,10 +36,10 @@ from covfree.estimators import Freedom as Freedom
 from covfree.estimators import Shrinkage as Shrinkage
 from covfree.estimators import aggregate_covariances as aggregate_covariances
 from covfree.estimators import between_scatter as between_scatter
+from covfree.estimators import diagonal_loading as diagonal_loading
 from covfree.estimators import estimate_covariance as estimate_covariance
 from covfree.estimators import estimate_covariances as estimate_covariances
 from covfree.estimators import first_moments as first_moments
-from covfree.estimators import identity as identity
 from covfree.estimators import ledoit_wolf as ledoit_wolf
 from covfree.estimators import oas as oas
 from covfree.estimators import pseudo_observations as pseudo_observations
@@ -51,8 +51,8 @@ from covfree.estimators import total_gram as total_gram
 from covfree.estimators import within_factor as within_factor
 from covfree.estimators import within_scatter as within_scatter
 from covfree.estimators.automatic import automatic as automatic
-from covfree.features import fourier_features as fourier_features
-from covfree.features import relu_features as relu_features
+from covfree.feature_maps import fourier_features as fourier_features
+from covfree.feature_maps import relu_features as relu_features
 from covfree.heads import GaussianHead as GaussianHead
 from covfree.heads import calibrate_temperature as calibrate_temperature
 from covfree.heads import gaussian_head as gaussian_head

@@ -15,11 +15,11 @@ _INT32_MAX = np.iinfo(np.int32).max
 
 
 def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int | None = None) -> None:
-    """Raise unless these arrays are what the library expects of a federation.
+    """Raise an error unless these arrays are a sound federation: examples, their classes and their clients.
 
-    Structure and values: a feature that is NaN or infinite, a label past the end, arrays of unequal length.
-    Values are looked at in the type that jax computes with: without x64, 1e300 is infinite. Traced arrays
-    have no values; of them only the structure is checked. Arrays that jax holds stay on their device unless
+    Structure and values are checked: NaN and infinite features, labels that are too large, arrays of unequal
+    length. Values are checked in the data type that jax computes with: without x64, 1e300 is infinite. Of
+    traced arrays, which have no values, only the structure is checked. Arrays on a device stay there unless
     something is wrong.
 
     Args:

@@ -42,7 +42,7 @@ class Route(enum.IntEnum):
 
 
 class Diagnostics(NamedTuple):
-    """What a solve went through.
+    """How a system was solved, and how near to singular it was.
 
     Attributes:
         route: a `Route`.
@@ -62,10 +62,10 @@ class Factorisation(NamedTuple):
     """A factorised `Scatter`: pass it to `solve`.
 
     Attributes:
-        scatter: what was factorised.
+        scatter: the matrix that was factorised.
         basis: the Cholesky factor of the scaled core, or the core's eigenvectors.
         diagonal: the scaling, or the inverse eigenvalues (0 where cut).
-        deficient: whether ``basis`` holds eigenvectors, as Cholesky broke down.
+        deficient: whether ``basis`` holds eigenvectors, as Cholesky failed.
         smallest_pivot: see `Diagnostics`.
     """
 
@@ -157,8 +157,8 @@ def solve(factorisation: Factorisation, right: Float[Array, "dim columns"]) -> F
 
 
 @jax.jit
-def diagnose(factorisation: Factorisation) -> Diagnostics:
-    """Say which route a factorisation took, and how near to singular the matrix is.
+def diagnostics(factorisation: Factorisation) -> Diagnostics:
+    """Report which route a factorisation took, and how near to singular the matrix is.
 
     Costs an ``eigvalsh`` of the core, several times the factorisation: call it to look, not in a loop.
     """

@@ -19,8 +19,8 @@ def limit_lapack_threads(threads: int = 1) -> None:
     are XLA's own, and keep all cores.
 
     The command line calls this. In your own program call it once, before or after the first factorisation.
-    It holds for NumPy's own copy of OpenBLAS too, with which `collect` checks matrices, and so for NumPy's
-    products. It has no effect where NumPy and SciPy use another library than OpenBLAS, MKL or BLIS.
+    It also limits NumPy's own copy of OpenBLAS, with which `collect` checks matrices, and so NumPy's
+    products. It has no effect if NumPy and SciPy use another library than OpenBLAS, MKL or BLIS.
 
     Args:
         threads: at least 1.

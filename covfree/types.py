@@ -51,12 +51,12 @@ class Rows:
         mean: mean feature of each row.
         count: number of examples behind each row, integer or float, at least 0.
         label: class of each row, in [0, num_classes), or below 0 for padding.
-        client: whose row it is, where that is known, as a number of 0 or above, the same in every part of a
-            table; −1 where it is not. Most estimators need not know.
-        covariance: of the examples behind each row about its mean, where clients send it: in full, its
-            diagonal, or one variance for all directions. 0 where the count is below 2.
-        sketch: marks the rows that are no means but residual sketches (`residual_sketches`). They have
-            label −1, so that whatever knows nothing of sketches takes them for padding.
+        client: number of the client that sent each row, from 0; −1 if it is unknown. A client has the same
+            number in every part of a table. Most estimators do not need it.
+        covariance: covariance of the examples behind each row, if clients send it: in full, its diagonal, or
+            one variance for all directions. 0 if the count is below 2.
+        sketch: True for rows that are residual sketches (`residual_sketches`) and not means. They have label
+            −1, so functions that do not know sketches take them for padding.
     """
 
     mean: Float[AnyArray, "rows dim"]
@@ -138,17 +138,17 @@ class Rows:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Moments:
-    """What the first phase sums up for each class; enough for the class means and priors.
+    """Sums for each class over all rows; enough for class means and priors.
 
     Attributes:
         count: N_c, examples of each class.
-        rows: K_c, rows of each class with a count above 0. Where each client sends one mean a class,
-            the number of clients that hold the class.
+        num_rows: K_c, rows of each class with a count above 0. If each client sends one mean for each class,
+            this is the number of clients that hold the class.
         total: sum of the class's features, Σ_r n_r x_r.
     """
 
     count: Num[Array, " classes"]
-    rows: Num[Array, " classes"]
+    num_rows: Num[Array, " classes"]
     total: Float[Array, "classes dim"]
 
     @property
@@ -181,7 +181,7 @@ class Moments:
     @property
     def spread_degrees(self) -> Float[Array, ""]:
         """Σ_c (K_c − 1) over the present classes: degrees of freedom behind the scatter between rows."""
-        return jnp.maximum(self.rows.astype(self.total.dtype) - 1, 0).sum()
+        return jnp.maximum(self.num_rows.astype(self.total.dtype) - 1, 0).sum()
 
 
 @jax.tree_util.register_dataclass
@@ -190,12 +190,12 @@ class Message:
     """What one client sends, or what several send together.
 
     Attributes:
-        rows: class means and counts of the classes that the client holds, or other rows that its method
+        rows: class means and counts of the classes that the client holds, or the other rows that its method
             sends.
-        matrix: Fed3R's F Fᵀ (its class sums are the means times their counts), or AFL's F Fᵀ + γI. Adds up
-            over clients.
-        solved: whether the rows hold, in the place of class means, the columns of the client's own ridge
-            solution with ``matrix``, as AFL sends them. What `collect` gives never does.
+        matrix: Fed3R's F Fᵀ or AFL's F Fᵀ + γI; adds up over clients. Fed3R's class sums are the means times
+            the counts.
+        solved: whether the means in ``rows`` are columns of the client's own ridge solution, as in AFL's
+            messages. False in what `collect` returns.
     """
 
     rows: Rows
@@ -215,17 +215,17 @@ def masked(
 class LinearHead(NamedTuple):
     """A linear classifier: ``head(features)`` gives a score for each class.
 
-    A class that no row held has a weight column of 0 and a bias of 0, and is marked absent. Its score is −∞:
-    it is never predicted and has probability 0 under a softmax. All leaves are finite floats, so that heads
-    can be subtracted, averaged and differentiated leaf by leaf. The mark is one of them: it cancels in the
-    difference of two heads, and in a mean a class is present if it is so in any of the heads. Leave it out of
-    weight decay and of noise, which would move it.
+    A class without rows has a weight column of 0, a bias of 0 and ``present`` 0. Its score is −∞: it is never
+    predicted and has probability 0 under a softmax. All leaves are finite floats, so that heads can be
+    subtracted, averaged and differentiated leaf by leaf. ``present`` cancels in the difference of two heads;
+    in the mean of several, a class is present if it is present in any. Exclude it from weight decay and
+    noise, which would change it.
 
     Attributes:
         weight: one column a class.
         bias: one number a class.
-        present: 0 for an absent class, above 0 for another one (1 in the heads that covfree makes). None if
-            all classes are present.
+        present: above 0 for a class that is present (1 in the heads that covfree makes), 0 for an absent
+            class. None if all classes are present.
 
     >>> import jax.numpy as jnp
     >>> head = LinearHead(weight=jnp.eye(2), bias=jnp.zeros(2))

@@ -86,7 +86,7 @@ def expected_head(name, method, federation, num_classes=CLASSES):
     clean = federation.clean
     mapped = clean.with_features(method.mapped(jnp.asarray(clean.features)))
     head = ORACLES[name](*mapped, num_classes)
-    if method.features is None:
+    if method.feature_map is None:
         return head
     return lambda features: np.asarray(method.mapped(features)).astype(np.float64) @ head[0] + head[1]
 

@@ -162,7 +162,7 @@ def aggregate_covariances(means, counts, covariances):
 # Shrinkage of Σ̂ with ν degrees of freedom
 
 
-def identity(matrix, gamma):
+def diagonal_loading(matrix, gamma):
     return matrix + gamma * np.eye(len(matrix))
 
 
@@ -209,7 +209,7 @@ def ncm_head(count, mean):
 
 def ridge_head(matrix, count, mean, ridge=0.0):
     sums = np.stack([n * m for n, m in zip(count, mean, strict=True)])
-    return _columns(np.linalg.solve(identity(matrix, ridge), sums.T), count, unit=True)
+    return _columns(np.linalg.solve(diagonal_loading(matrix, ridge), sums.T), count, unit=True)
 
 
 def lda_head(covariance, count, mean, priors=None):
@@ -257,7 +257,7 @@ def afl(features, labels, clients, num_classes, ridge=0.0):
     if ridge == 0:
         weight = np.linalg.lstsq(table, target, rcond=1e-10)[0]
     else:
-        weight = np.linalg.solve(identity(table.T @ table, ridge), table.T @ target)
+        weight = np.linalg.solve(diagonal_loading(table.T @ table, ridge), table.T @ target)
     return _columns(weight, count, unit=False)
 
 
@@ -268,12 +268,12 @@ def fedcgs(features, labels, clients, num_classes, gamma=0.0):
     centre = grand_mean(rows, num_classes)
     total = sum(np.outer(x - centre, x - centre) for x, _, _ in rows) / (len(rows) - 1)
     weight, bias = _columns(
-        np.linalg.lstsq(identity(total, gamma), mean.T, rcond=1e-10)[0], count, unit=False
+        np.linalg.lstsq(diagonal_loading(total, gamma), mean.T, rcond=1e-10)[0], count, unit=False
     )
     for c in range(num_classes):
         if count[c] > 0:
             bias[c] = -0.5 * mean[c] @ weight[:, c] + math.log(count[c] / count.sum())
-    shared = np.linalg.lstsq(identity(total, gamma), centre, rcond=1e-10)[0]
+    shared = np.linalg.lstsq(diagonal_loading(total, gamma), centre, rcond=1e-10)[0]
     return _less_shared(weight, bias, shared, centre)
 
 
@@ -299,7 +299,7 @@ def drawn_together(rows, num_classes, gamma, observations, diagonal):
     _, held, mean = moments(rows, num_classes)
     part = (lambda s: np.diag(np.diag(s))) if diagonal else (lambda s: s)
     scatters = [part(spread(rows, c, mean[c])) for c in range(num_classes)]
-    pooled = identity(sum(scatters) / spread_degrees(rows, num_classes), gamma)
+    pooled = diagonal_loading(sum(scatters) / spread_degrees(rows, num_classes), gamma)
     return [
         (s + observations * pooled) / (max(k - 1, 0) + observations)
         for s, k in zip(scatters, held, strict=True)
@@ -334,7 +334,7 @@ def from_rows(rows, num_classes, shrink, weighting, head):
 
 def fedcof(features, labels, clients, num_classes, gamma, weighting="per_class", head="lda"):
     rows = client_rows(features, labels, clients)
-    return from_rows(rows, num_classes, lambda s: identity(s, gamma), weighting, head)
+    return from_rows(rows, num_classes, lambda s: diagonal_loading(s, gamma), weighting, head)
 
 
 def client_covariances(features, labels, clients, num_classes):
@@ -369,7 +369,7 @@ def fedcof_oracle(features, labels, clients, num_classes, gamma, head="lda", cov
             variance = np.diag(s) if covariance == "diagonal" else np.full(len(s), np.trace(s) / len(s))
             scatter += (n - 1) * np.diag(variance) + n * np.outer(x - mean[c], x - mean[c])
     degrees = sum(max(n - 1, 0) for n in count)
-    shrunk = identity(scatter / degrees, gamma)
+    shrunk = diagonal_loading(scatter / degrees, gamma)
     if head == "lda":
         return lda_head(shrunk, count, mean)
     return ridge_head(degrees * shrunk + grand_term(rows, num_classes), count, mean)
@@ -401,7 +401,7 @@ def fedcof_components(rows, num_classes, gamma):
         if degrees > 0:
             scatter += (count[c] - held[c]) / degrees * inside
             seen += count[c] - held[c]
-    return lda_head(identity(scatter / seen, gamma), count, mean)
+    return lda_head(diagonal_loading(scatter / seen, gamma), count, mean)
 
 
 def fedcof_sketches(rows, num_classes, gamma):
@@ -412,4 +412,4 @@ def fedcof_sketches(rows, num_classes, gamma):
     for (y, _, _), sketch in zip(_as_list(rows), rows.sketch, strict=True):
         if sketch:
             scatter = scatter + np.outer(y, y)
-    return lda_head(identity(scatter / within_degrees(means, num_classes), gamma), count, mean)
+    return lda_head(diagonal_loading(scatter / within_degrees(means, num_classes), gamma), count, mean)

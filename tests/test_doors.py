@@ -37,7 +37,7 @@ FUNCTIONS = {
     "gram": ("l", lambda y, k, n: covfree.gram(FEATURES, y, CLASSES)),
     "client_rows": ("lk", lambda y, k, n: covfree.client_rows(FEATURES, y, k, num_rows=EXAMPLES)),
     "count_rows": ("lk", lambda y, k, n: covfree.count_rows(y, k)),
-    "upload": ("lk", lambda y, k, n: covfree.upload(covfree.fed3r(), y, k, dim=2)),
+    "sent_bytes": ("lk", lambda y, k, n: covfree.sent_bytes(covfree.fed3r(), y, k, dim=2)),
     "first_moments": ("l", lambda y, k, n: covfree.first_moments(rows(y, k, n), CLASSES)),
     "solve_rows": ("lkn", lambda y, k, n: covfree.solve_rows(NCM, rows(y, k, n), num_classes=CLASSES)),
     "evaluate": ("l", lambda y, k, n: covfree.evaluate(HEAD, FEATURES, y)),
@@ -71,7 +71,7 @@ def test_what_int32_cannot_hold(name, column):
     for dtype, large in ((np.int64, 2**32), (np.uint32, 2**32 - 1), (np.uint64, 2**63)):
         wide = {c: np.array(values).astype(dtype) for c, (_, values) in COLUMNS.items()}
         wide[column][7] = large
-        if column == "k" and name in ("fit", "fit, classes counted", "summarise", "count_rows", "upload"):
+        if column == "k" and name in ("fit", "fit, classes counted", "summarise", "count_rows", "sent_bytes"):
             named = np.array(CLIENTS)
             named[7] = 5
             expected = numbers(function(LABELS, named, COUNTS))
@@ -116,7 +116,7 @@ MISUSE = {
         lambda: covfree.client_message(covfree.fedcof, FEATURES, LABELS, num_classes=3),
         "method: expected a method",
     ),
-    "upload": (lambda: covfree.upload("fedcof", LABELS, CLIENTS, dim=2), "method: expected a method"),
+    "sent_bytes": (lambda: covfree.sent_bytes("fedcof", LABELS, CLIENTS, dim=2), "method: expected a method"),
     "stream": (lambda: covfree.solve_stream("fedcof", ROWS, num_classes=3), "method: expected a method"),
     "diagnose": (lambda: covfree.diagnose(ROWS, num_classes=3, method="fedcof"), "method: expected a method"),
     "swapped": (lambda: covfree.solve_rows(ROWS, NCM, num_classes=3), "method: .* got Rows"),

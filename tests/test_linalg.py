@@ -23,7 +23,7 @@ def solved(matrix, right):
 
 @jax.jit
 def diagnosed(matrix):
-    return linalg.diagnose(linalg.factorise(matrix))
+    return linalg.diagnostics(linalg.factorise(matrix))
 
 
 def matrix_of(values, seed=0):
@@ -308,7 +308,7 @@ def test_vmap_over_sound_and_singular_matrices(precision):
     batched = jax.jit(jax.vmap(solved, in_axes=(0, None)))(precision.array(matrices), precision.array(right))
     for k, matrix in enumerate(matrices):
         precision.assert_close(batched[k], np.linalg.pinv(matrix, rcond=1e-10, hermitian=True) @ right)
-    routes = jax.vmap(lambda m: linalg.diagnose(linalg.factorise(m)).route)(precision.array(matrices))
+    routes = jax.vmap(lambda m: linalg.diagnostics(linalg.factorise(m)).route)(precision.array(matrices))
     assert routes.tolist() == [Route.CHOLESKY, Route.EIGH, Route.EIGH]
 
 

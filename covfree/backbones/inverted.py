@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 from flax import linen as nn
 
-from covfree.backbones.parts import Dropout, Renaming, Style, pooled
+from covfree.backbones.layers import Dropout, Renaming, Style, pooled
 
 
 class Stage(NamedTuple):

@@ -8,7 +8,7 @@ import jax
 from flax import linen as nn
 
 from covfree.backbones.convolution import max_pooled
-from covfree.backbones.parts import Renaming, Style, pooled
+from covfree.backbones.layers import Renaming, Style, pooled
 
 
 class ResNet(nn.Module):

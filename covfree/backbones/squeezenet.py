@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from covfree.backbones.convolution import max_pooled
-from covfree.backbones.parts import Dropout, Renaming, Style, pooled
+from covfree.backbones.layers import Dropout, Renaming, Style, pooled
 
 # Squeezed and expanded channels of the fires; None takes a maximum.
 _FIRES = (

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from covfree.backbones.parts import Renaming, Style
+from covfree.backbones.layers import Renaming, Style
 
 _DIM, _DEPTH, _HEADS = 768, 12, 12
 

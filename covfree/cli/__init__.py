@@ -1,4 +1,4 @@
-"""The command line: ``covfree compare``, ``features``, ``backbones``, ``diagnose`` and ``partition``."""
+"""The command line: ``covfree compare``, ``extract``, ``backbones``, ``diagnose`` and ``partition``."""
 
 from __future__ import annotations
 

@@ -14,17 +14,17 @@ import covfree
 from covfree.checks import check_strength
 from covfree.cli import report
 from covfree.cli.backbones import backbones_command
-from covfree.cli.compare import Federation, Run, Summary, compare, environment, make_methods
-from covfree.cli.features import features_command
+from covfree.cli.compare import Federation, Result, Run, compare, environment, make_methods, title_of
+from covfree.cli.extract import extract_command
 from covfree.cli.options import (
     DATASET,
     IMAGES,
     NETWORK,
     WEIGHTS,
     Alpha,
-    Clients,
     Dataset,
     Format,
+    NumClients,
     Out,
     Partition,
     TestFile,
@@ -60,7 +60,7 @@ def compare_command(
     methods: Annotated[
         str, typer.Option(help=f"'all', or comma-separated: {', '.join(registry())}.")
     ] = "fedncm,fed3r,fedcof",
-    clients: Clients = 100,
+    clients: NumClients = 100,
     alpha: Alpha = 0.1,
     partition: Partition = "inner_dirichlet",
     seeds: Annotated[int, typer.Option(help="Number of seeds (splits and partitions), counted from 0.")] = 5,
@@ -137,8 +137,8 @@ def compare_command(
         for run in compare(source.load, chosen, federation, range(seeds)):
             runs.append(run)
             progress.update(task, advance=1, description=f"seed {run.seed}, {run.method}")
-    summaries = [
-        Summary(name, registry()[name].title, tuple(run for run in runs if run.method == name))
+    results = [
+        Result(name, title_of(name, numbers), tuple(run for run in runs if run.method == name))
         for name in chosen
     ]
     config = {
@@ -151,18 +151,18 @@ def compare_command(
         "noise": noise,
         **numbers,
     }
-    content = report.as_json(config, environment(), summaries)
+    content = report.as_json(config, environment(), results)
     if output_format is Format.json:
         print(content)
     elif output_format is Format.csv:
-        print(report.as_csv(summaries))
+        print(report.as_csv(results))
     elif output_format is Format.markdown:
-        print(report.as_markdown(summaries))
+        print(report.as_markdown(results))
     else:
-        Console().print(report.as_table(title, summaries))
+        Console().print(report.as_table(title, results))
     if out is not None:
         (out / "results.json").write_text(content + "\n", encoding="utf-8")
-        report.plot(out / "accuracy_vs_bytes.png", title, summaries)
+        report.plot(out / "accuracy_vs_bytes.png", title, results)
         print(f"wrote {out / 'results.json'} and {out / 'accuracy_vs_bytes.png'}", file=sys.stderr)
 
 
@@ -170,7 +170,7 @@ def compare_command(
 def partition_command(
     dataset: Dataset = "digits",
     test_file: TestFile = None,
-    clients: Clients = 100,
+    clients: NumClients = 100,
     alpha: Alpha = 0.1,
     partition: Partition = "inner_dirichlet",
     seed: Annotated[int, typer.Option(help="Seed of the split and the partition.")] = 0,
@@ -196,7 +196,7 @@ def partition_command(
 def diagnose_command(
     dataset: Dataset = "digits",
     test_file: TestFile = None,
-    clients: Clients = 100,
+    clients: NumClients = 100,
     alpha: Alpha = 0.1,
     partition: Partition = "inner_dirichlet",
     method: Annotated[
@@ -220,7 +220,7 @@ def diagnose_command(
     print(covfree.diagnose(rows, num_classes=data.num_classes, method=chosen))
 
 
-app.command("features")(features_command)
+app.command("extract")(extract_command)
 app.command("backbones")(backbones_command)
 
 

@@ -75,7 +75,7 @@ class Run:
         method: name in the registry.
         seed: of the split, the partition and the method.
         accuracy: share of the test examples that the head gets right, in [0, 1].
-        upload: bytes up of all clients.
+        sent: bytes up of all clients.
         clients: clients that hold examples.
         rows: rows that the phases summed over.
         client_flops: floating-point operations of all clients, from features to what they send.
@@ -86,7 +86,7 @@ class Run:
     method: str
     seed: int
     accuracy: float
-    upload: covfree.Upload
+    sent: covfree.SentBytes
     clients: int
     rows: int
     client_flops: int
@@ -95,7 +95,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Summary:
+class Result:
     """A method's runs over all seeds; means, medians, and the standard deviation if there are two seeds."""
 
     method: str
@@ -139,6 +139,14 @@ def make_methods(names: Sequence[str], numbers: Mapping[str, Any]) -> dict[str, 
     }
 
 
+def title_of(name: str, numbers: Mapping[str, Any]) -> str:
+    """How tables name a method: by its title, in which numbers given replace the defaults in parentheses."""
+    entry = registry()[name]
+    title, defaults, _ = entry.title.partition(" (")
+    given = [f"{number}={value}" for number, value in numbers.items() if number in entry.accepts]
+    return f"{title} ({', '.join(given)})" if defaults and given else entry.title
+
+
 def compare(
     datasets: Callable[[int], FeatureSet],
     methods: Mapping[str, Method],
@@ -174,16 +182,16 @@ def _run(name: str, method: Method, data: FeatureSet, train: tuple[jax.Array, ..
     head, solve_seconds = _timed(partial(covfree.solve_totals, method, *totals))
     by_server = method.message == "rows"
     # Rows are counted as they are, as a transform may have dropped some; matrices were never made one by one.
-    upload = (
+    sent = (
         covfree.message_bytes(Message(rows))
         if by_server
-        else covfree.upload(method, labels, owners, dim=features.shape[1])
+        else covfree.sent_bytes(method, labels, owners, dim=features.shape[1])
     )
     return Run(
         method=name,
         seed=seed,
         accuracy=float(covfree.evaluate(head, data.test_features, data.test_labels)),
-        upload=upload,
+        sent=sent,
         clients=len(np.unique(owners[owners >= 0])),
         rows=int((np.asarray(rows.count) > 0).sum()),
         client_flops=covfree.client_flops(method, labels, owners, dim=features.shape[1]),

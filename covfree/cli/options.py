@@ -32,7 +32,7 @@ DATASET = typer.Option(
 )
 Dataset = Annotated[str, DATASET]
 TestFile = Annotated[Path | None, typer.Option(help="An .npz file with the test part's features and labels.")]
-Clients = Annotated[int, typer.Option(help="Number of clients, where the data names none.")]
+NumClients = Annotated[int, typer.Option(help="Number of clients, where the data names none.")]
 Alpha = Annotated[
     float,
     typer.Option(

@@ -11,10 +11,10 @@ from typing import Any
 
 from rich.table import Table
 
-from covfree.cli.compare import Run, Summary
+from covfree.cli.compare import Result, Run
 
 
-def as_table(title: str, summaries: Sequence[Summary]) -> Table:
+def as_table(title: str, results: Sequence[Result]) -> Table:
     """A table for the terminal."""
     table = Table(title=title, title_justify="left", header_style="bold", show_edge=False, pad_edge=False)
     first, *others = _COLUMNS
@@ -22,14 +22,14 @@ def as_table(title: str, summaries: Sequence[Summary]) -> Table:
     for column in others:
         header = column.replace(" ", "\n") if column in _BROKEN else column
         table.add_column(header, justify="right")
-    for summary in summaries:
-        table.add_row(*_cells(summary))
+    for result in results:
+        table.add_row(*_cells(result))
     return table
 
 
-def as_markdown(summaries: Sequence[Summary]) -> str:
+def as_markdown(results: Sequence[Result]) -> str:
     """The same table in Markdown."""
-    lines = [_COLUMNS, ("---",) * len(_COLUMNS), *(_cells(summary) for summary in summaries)]
+    lines = [_COLUMNS, ("---",) * len(_COLUMNS), *(_cells(result) for result in results)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -38,55 +38,55 @@ _COLUMNS = ("method", "accuracy, %", "bytes up", "per client", "client FLOPs", "
 _BROKEN = ("per client", "client FLOPs", "client time", "server time")
 
 
-def _cells(summary: Summary) -> tuple[str, ...]:
-    mean, deviation = summary.accuracy
+def _cells(result: Result) -> tuple[str, ...]:
+    mean, deviation = result.accuracy
     spread = "" if deviation is None else f" ± {100 * deviation:.2f}"
     return (
-        summary.title,
+        result.title,
         f"{100 * mean:.2f}{spread}",
-        _bytes(summary.mean(lambda run: run.upload.statistics)),
-        _bytes(summary.mean(_bytes_per_client)),
-        _flops(summary.mean(lambda run: run.client_flops)),
-        _seconds(summary.median(lambda run: run.client_seconds)),
-        _seconds(summary.median(lambda run: run.server_seconds)),
+        _bytes(result.mean(lambda run: run.sent.statistics)),
+        _bytes(result.mean(_bytes_per_client)),
+        _flops(result.mean(lambda run: run.client_flops)),
+        _seconds(result.median(lambda run: run.client_seconds)),
+        _seconds(result.median(lambda run: run.server_seconds)),
     )
 
 
-def as_records(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
+def as_records(results: Sequence[Result]) -> list[dict[str, Any]]:
     """One record a method, as JSON and CSV show them: means over the seeds, of seconds the medians."""
     records = []
-    for summary in summaries:
-        mean, deviation = summary.accuracy
+    for result in results:
+        mean, deviation = result.accuracy
         records.append(
             {
-                "method": summary.method,
-                "title": summary.title,
-                "seeds": len(summary.runs),
+                "method": result.method,
+                "title": result.title,
+                "seeds": len(result.runs),
                 "accuracy_mean": mean,
                 "accuracy_sd": deviation,
-                "bytes_up": summary.mean(lambda run: run.upload.statistics),
-                "bytes_up_with_counts": summary.mean(lambda run: run.upload.total),
-                "bytes_up_per_client": summary.mean(_bytes_per_client),
-                "client_flops": summary.mean(lambda run: run.client_flops),
-                "client_seconds": summary.median(lambda run: run.client_seconds),
-                "server_seconds": summary.median(lambda run: run.server_seconds),
+                "bytes_up": result.mean(lambda run: run.sent.statistics),
+                "bytes_up_with_counts": result.mean(lambda run: run.sent.total),
+                "bytes_up_per_client": result.mean(_bytes_per_client),
+                "client_flops": result.mean(lambda run: run.client_flops),
+                "client_seconds": result.median(lambda run: run.client_seconds),
+                "server_seconds": result.median(lambda run: run.server_seconds),
             }
         )
     return records
 
 
-def as_json(config: Mapping[str, Any], environment: Mapping[str, str], summaries: Sequence[Summary]) -> str:
+def as_json(config: Mapping[str, Any], environment: Mapping[str, str], results: Sequence[Result]) -> str:
     """Everything: the configuration, the machine, what the table shows, and every run."""
-    records = as_records(summaries)
-    for record, summary in zip(records, summaries, strict=True):
-        record["runs"] = [_run_record(run) for run in summary.runs]
+    records = as_records(results)
+    for record, result in zip(records, results, strict=True):
+        record["runs"] = [_run_record(run) for run in result.runs]
     content = {"config": dict(config), "environment": dict(environment), "results": records}
     return json.dumps(content, indent=2, ensure_ascii=False)
 
 
-def as_csv(summaries: Sequence[Summary]) -> str:
+def as_csv(results: Sequence[Result]) -> str:
     """One line a method."""
-    records = as_records(summaries)
+    records = as_records(results)
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(records[0]), lineterminator="\n")
     writer.writeheader()
@@ -94,7 +94,7 @@ def as_csv(summaries: Sequence[Summary]) -> str:
     return text.getvalue().rstrip("\n")
 
 
-def plot(path: Path, title: str, summaries: Sequence[Summary]) -> None:
+def plot(path: Path, title: str, results: Sequence[Result]) -> None:
     """Draw accuracy (mean and standard deviation) against bytes up."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -103,17 +103,17 @@ def plot(path: Path, title: str, summaries: Sequence[Summary]) -> None:
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     markers = "osD^vPX*<>d"  # 11, so that with 10 colours 110 combinations differ
-    for index, summary in enumerate(summaries):
-        mean, deviation = summary.accuracy
+    for index, result in enumerate(results):
+        mean, deviation = result.accuracy
         axes.errorbar(
-            summary.mean(lambda run: run.upload.statistics),
+            result.mean(lambda run: run.sent.statistics),
             100 * mean,
             yerr=None if deviation is None else 100 * deviation,
             fmt=markers[index % len(markers)],
             markersize=8,
             capsize=4,
             color=f"C{index % 10}",
-            label=summary.title,
+            label=result.title,
         )
     axes.set_xscale("log")
     low, high = axes.get_xlim()
@@ -130,8 +130,8 @@ def _run_record(run: Run) -> dict[str, Any]:
     return {
         "seed": run.seed,
         "accuracy": run.accuracy,
-        "bytes_up": run.upload.statistics,
-        "bytes_up_with_counts": run.upload.total,
+        "bytes_up": run.sent.statistics,
+        "bytes_up_with_counts": run.sent.total,
         "clients": run.clients,
         "rows": run.rows,
         "client_flops": run.client_flops,
@@ -141,7 +141,7 @@ def _run_record(run: Run) -> dict[str, Any]:
 
 
 def _bytes_per_client(run: Run) -> float:
-    return run.upload.statistics / max(run.clients, 1)
+    return run.sent.statistics / max(run.clients, 1)
 
 
 def _bytes(number: float) -> str:

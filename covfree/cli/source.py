@@ -16,7 +16,7 @@ import numpy as np
 from covfree import backbones
 from covfree.backbones import BACKBONES
 from covfree.backbones.hub import find_weights
-from covfree.cli.features import backbone_of, extract
+from covfree.cli.extract import backbone_of, extract
 from covfree.data import FeatureSet, load, load_npz
 from covfree.data.extract import feature_key
 from covfree.data.image_set import ImageSet

@@ -19,11 +19,11 @@ def client_flops(
     *,
     dim: int,
 ) -> int:
-    """Floating-point operations of all clients together, from the backbone's features to the message.
+    """Count the floating-point operations of all clients together, from features to messages.
 
-    Leading terms, a multiplication and an addition counted as two: class means n·d, Gram matrices and
-    covariances 2·n·d² beside, AFL's own solutions d³/3 + 2·d²·C_k a client more, a map to D features 2·n·d·D.
-    The forward pass of the backbone, usually far more, is not in it.
+    Leading terms alone; a multiplication and an addition count as two. Class means cost n·d. Gram matrices
+    and covariances cost 2·n·d² more, AFL's own solutions d³/3 + 2·d²·C_k more for each client, a map to D
+    features 2·n·d·D more. The backbone's forward pass, usually far more, is left out.
 
     Args:
         method: the method.
@@ -41,8 +41,8 @@ def client_flops(
     kept = (labels >= 0) & (clients >= 0)
     labels, clients = labels[kept], clients[kept]
     flops, size = 0, len(labels)
-    if method.features is not None:
-        flops, dim = 2 * size * dim * method.features.num_features, method.features.num_features
+    if method.feature_map is not None:
+        flops, dim = 2 * size * dim * method.feature_map.num_features, method.feature_map.num_features
     if not isinstance(method.summary, Examples):
         return flops + method.summary.flops(labels, clients, dim)
     flops += size * dim + 2 * size * dim**2

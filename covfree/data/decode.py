@@ -20,7 +20,7 @@ from covfree.data.image_set import ImageSet
 from covfree.optional import optional
 
 ON_DAMAGED = ("stop", "skip")
-_LEAVE_OUT = "on_damaged='skip' (covfree features --on-damaged skip) leaves such images out"
+_LEAVE_OUT = "on_damaged='skip' (covfree extract --on-damaged skip) leaves such images out"
 
 # What Pillow raises on damaged files; its plugins for AVIF and DDS raise RuntimeError. The other built-in
 # exceptions (TypeError, KeyError, …) would be bugs, which show where they are.

@@ -36,8 +36,8 @@ class Extracted(NamedTuple):
 
     Attributes:
         path: the file.
-        computed: images whose features were computed now; the others' were there.
-        skipped: why images were left out, by their ids.
+        computed: number of images whose features were computed in this call.
+        skipped: the reason for each image that was left out, by its id.
     """
 
     path: Path
@@ -89,30 +89,30 @@ def extract_features(
 ) -> Extracted:
     """Compute the features of all images, once, into a file that `load_npz` reads.
 
-    Threads decode ahead while the device computes; several devices share each batch. What is done is on disk:
-    if the process is interrupted or killed, the same call goes on where it stopped. If the file is there,
-    computed from the same images, backbone, weights and preprocessing, nothing is computed again; labels,
-    clients and the split are always those of ``images``.
+    Threads decode ahead while the device computes; several devices share each batch. Finished batches are
+    written at once: if the process is interrupted or killed, the same call continues where it stopped. If the
+    file exists and was computed from the same images, backbone, weights and preprocessing, nothing is
+    computed again. Labels, clients and the split are always those of ``images``.
 
-    The file holds ``features [n, d]``, ``labels [n]``, ``ids [n]``, ``class_names [C]``, where the images say
-    so ``clients [n]`` and ``is_test [n]``, and of images that were left out ``skipped_ids`` and
-    ``skipped_reasons``.
+    The file holds ``features [n, d]``, ``labels [n]``, ``ids [n]`` and ``class_names [C]``; ``clients [n]``
+    and ``is_test [n]`` if the images have them; ``skipped_ids`` and ``skipped_reasons`` of images that were
+    left out.
 
     Args:
         images: the image set.
-        network: the backbone, of which no classifier is needed.
+        network: the backbone; its classifier is not used.
         params: its parameters, or a function that gives them, which is called only if they are needed.
         out: the file, ``.npz``.
-        weights: what the parameters are: any text that no others have, such as the file's SHA-256; None for
-            the SHA-256 of the parameters themselves.
+        weights: a text that identifies the parameters, such as their file's SHA-256; None for the SHA-256 of
+            the parameters themselves.
         preprocessing: what the weights were trained on; None for the backbone's own.
         batch_size: images that are computed together; rounded up to a multiple of the number of devices.
         dtype: of the features in the file: ``"float32"``, or ``"float16"`` for half the size.
         on_damaged: ``"stop"`` raises at an image that cannot be read; ``"skip"`` leaves it out.
-        progress: is told, now and then, how many images are done and how many there are.
+        progress: called now and then with the number of images done and the number of all images.
 
     Returns:
-        What was done.
+        The path of the file, and how many images were computed and left out.
 
     Raises:
         ValueError: if an argument is wrong, an image is damaged, the file holds features of something else,

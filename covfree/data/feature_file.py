@@ -20,7 +20,7 @@ import numpy as np
 from covfree.atomic import replacing
 from covfree.checks import check_choice, check_positive
 from covfree.data.dataset import StrPath, read_npz
-from covfree.data.pieces import Pieces, as_json, locked, remove
+from covfree.data.pieces import Pieces, as_stored, locked, remove
 
 _DTYPES = ("float16", "float32")
 _OWN = ("features", "key")
@@ -140,7 +140,7 @@ class FeatureWriter:
         check_positive("num_features", num_features)
         check_choice("dtype", dtype, _DTYPES)
         self._num_images, self._num_features, self._dtype = num_images, num_features, np.dtype(dtype)
-        self._key = as_json(key)
+        self._key = as_stored(key)
         about = dict(key=self._key, num_images=num_images, num_features=num_features, dtype=dtype)
         self._pieces = Pieces(_folder(self._path), about)
         self.done, self.skipped = 0, {}

@@ -11,23 +11,23 @@ import numpy as np
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images that are read one at a time, and what is known of each without reading it.
+    """Images that are read one at a time, with their labels and other data known without reading them.
 
-    `image_folder`, `tfds` and `image_arrays` make them; so may you.
+    `image_folder`, `tfds` and `image_arrays` make image sets; you may make your own.
 
     Attributes:
         name: how tables name the data.
-        ids: [n], what errors and feature files call an image, each once; in a folder its path below it.
+        ids: [n] distinct names of the images in errors and feature files; for a folder, paths below it.
         labels: [n] int32, in [0, C).
         class_names: [C].
         read: gives image i as `covfree.backbones.preprocess` takes it: a Pillow image or uint8 grey levels.
             It is called from several threads, and raises OSError or ValueError where an image is damaged.
-        fingerprint: a hash of the images and their order, in hexadecimal; another as soon as one of them is.
+        fingerprint: a hash of the images and their order, in hexadecimal.
         clients: [n], the name or number of each image's client, if the data says so; ``""`` or below 0 where
             an image has none.
         is_test: [n] booleans, if the data is split.
-        ignored: files that are no images, or examples without a class, that were left aside; of a folder
-            that was left aside as a whole its name, with a slash at the end.
+        ignored: files that are no images, and examples without a class, that were left out. A folder that was
+            left out as a whole is named once, with a slash at the end.
 
     Raises:
         TypeError: if an array is of the wrong type.

@@ -58,7 +58,7 @@ class Pieces:
             self._journal = stack.enter_context(locked(folder))
             (folder / "data").touch()
             self._data = stack.enter_context((folder / "data").open("r+b"))
-            self._resume(as_json(about))
+            self._resume(as_stored(about))
             self._opened = stack.pop_all()
 
     def append(self, data: bytes, note: Any) -> None:
@@ -179,7 +179,7 @@ def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]
     >>> differences({"crop": {"size": 224}, "seed": 0}, {"crop": {"size": 256}, "seed": 0})
     ['crop.size: 224 there, 256 here']
     """
-    there, here = dict(_entries(as_json(theirs))), dict(_entries(as_json(ours)))
+    there, here = dict(_entries(as_stored(theirs))), dict(_entries(as_stored(ours)))
 
     def shown(entries: Mapping[str, Any], name: str) -> str:
         return repr(entries[name]) if name in entries else "nothing"
@@ -191,7 +191,7 @@ def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]
     ]
 
 
-def as_json(value: Mapping[str, Any]) -> dict[str, Any]:
+def as_stored(value: Mapping[str, Any]) -> dict[str, Any]:
     """A description as it is when it has been in a file: e.g. tuples are lists."""
     return json.loads(json.dumps(value))
 

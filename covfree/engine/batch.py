@@ -23,11 +23,11 @@ from covfree.types import AnyArray, Head, Message, PRNGKey, Rows, is_traced
 
 
 def solve_totals(method: Method, *totals: Any) -> Any:
-    """The head from totals that were summed elsewhere, e.g. over clients' messages.
+    """Solve for the head from totals of the method's phases.
 
     Args:
         method: the method.
-        totals: one a phase, as `accumulate` gives them.
+        totals: one for each phase, from `accumulate` or another function that sums.
 
     Returns:
         The head, of the method's kind.
@@ -45,7 +45,7 @@ def _solve_totals(method: Method, *totals: Any) -> Head:
 
 
 def solve_rows(method: Method, rows: Rows, *, num_classes: int) -> Any:
-    """The head from the rows that a server holds.
+    """Solve for the head from the rows that a server holds.
 
     Args:
         method: the method; its numbers may be traced, so that ``vmap`` sweeps them.
@@ -67,19 +67,19 @@ def solve_rows(method: Method, rows: Rows, *, num_classes: int) -> Any:
 
 
 def solve_message(method: Method, message: Message, *, num_classes: int) -> Any:
-    """The head from what clients sent: the server's side of a real federation.
+    """Solve for the head from the clients' messages: the server's side of a real federation.
 
     Args:
         method: the method that the clients used for `client_message`.
-        message: the messages in one, from `collect`.
+        message: all clients' messages in one, ``collect(...).message``.
         num_classes: C, static.
 
     Returns:
         The head, of the method's kind; equal, within rounding, to that of `fit` on the clients' examples.
 
     Raises:
-        ValueError: if the message lacks what the method sends or was not collected, or if the head is not
-            finite (unless it is traced).
+        ValueError: if the message lacks a part that the method's clients send, or does not come from
+            `collect`; if the head is not finite (unless it is traced).
 
     >>> import covfree, jax.numpy as jnp
     >>> method = covfree.fed3r()
@@ -120,7 +120,7 @@ def summarise(
     *,
     key: PRNGKey | None = None,
 ) -> Rows:
-    """What all clients of a simulated federation make of their examples, as one table of rows.
+    """Make the rows that all clients of a simulated federation send, as one table.
 
     Args:
         method: the method.
@@ -135,7 +135,7 @@ def summarise(
         from 0 in their order.
 
     Raises:
-        TypeError: if the method is none, or a data type is wrong.
+        TypeError: if ``method`` is no method, or a data type is wrong.
         ValueError: if a shape is wrong, or a label is beyond int32.
     """
     check_method(method)
@@ -154,7 +154,7 @@ def summarise(
 def _summarise(
     method: Method, features: Any, labels: Any, clients: Any, key: Any, sizes: tuple[int, ...]
 ) -> Rows:
-    if method.features is not None:
+    if method.feature_map is not None:
         # Padding may hold NaN, at which a map's derivative is NaN too, though nobody uses what it gives.
         kept = (labels >= 0) & (jnp.asarray(clients) >= 0)
         features = jnp.where(kept[:, None], features, jnp.zeros_like(features))
@@ -171,7 +171,7 @@ def fit(
     num_classes: int | None = None,
     key: PRNGKey | None = None,
 ) -> Head:
-    """Simulate a federation in one call: examples of all clients in, the server's head out.
+    """Simulate a federation in one call: from the examples of all clients to the server's head.
 
     Args:
         method: e.g. ``covfree.fedcof()``.
@@ -230,7 +230,7 @@ def _check_evaluation(head: Any, features: Any, labels: Any) -> None:
 def evaluate(
     head: Head, features: Float[AnyArray, "examples dim"], labels: Integer[AnyArray, " examples"]
 ) -> Float[Array, ""]:
-    """Share of the examples whose class the head predicts, in [0, 1].
+    """Compute the accuracy of a head: the share of the examples whose class it predicts, in [0, 1].
 
     Args:
         head: a classifier.

@@ -81,7 +81,7 @@ def identity_of(
     }
 
 
-def save(path: Path, state: State, rejected: Mapping[str, str], identity: Mapping[str, str]) -> None:
+def save_state(path: Path, state: State, rejected: Mapping[str, str], identity: Mapping[str, str]) -> None:
     """Write the file anew, as a whole or not at all."""
     about = {
         "identity": identity,
@@ -95,7 +95,7 @@ def save(path: Path, state: State, rejected: Mapping[str, str], identity: Mappin
         np.savez(file, about=np.frombuffer(json.dumps(about).encode(), np.uint8), **arrays)  # pyright: ignore[reportArgumentType]
 
 
-def load(
+def load_state(
     path: Path, identity: Mapping[str, str], forms: Sequence[Form]
 ) -> tuple[State, dict[str, str]] | None:
     """Where an earlier run was, and what it had set aside; None if there is no file.

@@ -34,27 +34,28 @@ _ROUNDING = 0.01
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Diagnosis:
-    """What the server could and could not see in the rows; ``print`` it for the verdict in words.
+    """How much the rows tell a server of the covariance; ``print`` it for the verdict in words.
 
     Attributes:
-        rows: K_c, rows of each class.
+        num_rows: K_c, rows of each class.
         count: N_c, examples of each class.
         absent: number of classes that no row holds: never predicted.
-        without_spread: number of classes with one row: FedCOF sees no covariance of theirs.
+        without_spread: number of classes with one row: FedCOF cannot estimate their covariance.
         class_degrees: K_c − 1, degrees of freedom behind a class's own Σ̂_c.
         degrees: ν, effective degrees of freedom behind the common Σ̂ (`Freedom.effective`).
         effective_rank: r = (tr Σ)²/tr Σ², estimated.
-        class_error: expected relative error of each Σ̂_c, √((1 + r)/(K_c − 1)); infinite where none is seen.
+        class_error: expected relative error of each Σ̂_c, √((1 + r)/(K_c − 1)); infinite if K_c < 2.
         error: expected relative error of Σ̂ in the Frobenius norm, √((1 + r)/ν), for Gaussian features.
         condition_before: condition number of Σ̂; infinite where it is singular.
         system: how the regularised system is solved, and its condition number; None if the method has none.
         shift: whether clients' features differ.
-        offset: ‖μ_g‖/√tr Σ̂, how far the features lie from zero, in spreads within classes; infinite where no
-            covariance is seen. Past 1/√(100 eps), 290 in float32, heads about the origin lose digits that
-            matter; past 1/(100 eps) the features themselves have.
+        offset: ‖μ_g‖/√tr Σ̂, the distance of the features from zero in units of their spread within classes;
+            infinite if no covariance could be estimated. Above 1/√(100 eps), 290 in float32, heads about the
+            origin (nearest mean, ridge) lose digits that matter. Above 1/(100 eps) the features themselves
+            have lost them.
     """
 
-    rows: Integer[Array, " classes"]
+    num_rows: Integer[Array, " classes"]
     count: Num[Array, " classes"]
     absent: Integer[Array, ""]
     without_spread: Integer[Array, ""]
@@ -82,14 +83,14 @@ def _check_rows(rows: Any, *, num_classes: int, method: Any = None) -> None:
 
 @compiled(("num_classes",), check=_check_rows)
 def diagnose(rows: Rows, *, num_classes: int, method: Method | None = None) -> Diagnosis:
-    """Say how much the rows tell of the covariance, how it is conditioned, and whether clients differ.
+    """Report how well the rows determine the covariance, how it is conditioned, and whether clients differ.
 
-    Values that are wrong under ``jit`` do not raise, they show here. Costs several times the solve.
+    Use it where values cannot raise errors, as under ``jit``: bad values show here. Costs several solves.
 
     Args:
         rows: all rows.
         num_classes: C, static.
-        method: the method whose system is looked at; `fedcof` by default.
+        method: the method whose regularised system is reported; `fedcof` by default.
 
     Returns:
         The diagnosis; ``print`` it for the verdict.
@@ -112,17 +113,17 @@ def diagnose(rows: Rows, *, num_classes: int, method: Method | None = None) -> D
     covariance = with_inner(spread.scatter, spread.inner)
     degrees = within.freedom(first).effective
     rank = _effective_rank(covariance, degrees)
-    class_degrees = jnp.maximum(moments.rows - 1, 0)
+    class_degrees = jnp.maximum(moments.num_rows - 1, 0)
     system = None
     if method.system is not None:
         if estimate is not method:
             totals = accumulate(method, rows, num_classes=num_classes)
-        system = linalg.diagnose(linalg.factorise(method.system(method.params, *totals)))
+        system = linalg.diagnostics(linalg.factorise(method.system(method.params, *totals)))
     return Diagnosis(
-        rows=moments.rows,
+        num_rows=moments.num_rows,
         count=moments.count,
-        absent=(moments.rows == 0).sum(),
-        without_spread=(moments.rows == 1).sum(),
+        absent=(moments.num_rows == 0).sum(),
+        without_spread=(moments.num_rows == 1).sum(),
         class_degrees=class_degrees,
         degrees=degrees,
         effective_rank=rank,
@@ -162,7 +163,7 @@ def _condition(covariance: Scatter) -> Float[Array, ""]:
 
 
 def _of_classes(found: Diagnosis) -> str:
-    classes, rows = len(np.asarray(found.rows)), int(np.asarray(found.rows).sum())
+    classes, rows = len(np.asarray(found.num_rows)), int(np.asarray(found.num_rows).sum())
     text = f"{classes} classes, {rows} means of {np.asarray(found.count).sum():.0f} examples."
     if found.absent:
         text += f" {found.absent} have no example: they are never predicted."

@@ -21,11 +21,10 @@ def feature_quality(
     num_classes: int,
     ridge: Scalar = 1.0,
 ) -> Float[Array, ""]:
-    """Test accuracy of ridge regression on features: how well a linear classifier can tell the classes apart.
+    """Compute the test accuracy of ridge regression on features: how well they separate classes linearly.
 
-    Depends on the features alone, not on a head that was trained with them or on how examples are spread over
-    clients. So it tells, while a backbone is fine-tuned, whether the features get better or only the head
-    does.
+    The result depends on the features alone, not on a trained head or on how examples are spread over
+    clients. So it shows, while a backbone is fine-tuned, whether the features improve or only the head does.
 
     Args:
         features: training features.

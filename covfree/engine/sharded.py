@@ -25,7 +25,7 @@ from covfree.types import Rows, is_traced
 def shard_rows(rows: Rows, mesh: Mesh, *, whole_clients: bool = False) -> Rows:
     """Spread a table of rows over the devices of a mesh, over all of its axes.
 
-    Where several processes run (``jax.distributed``), each calls this with rows of its own, and gets the one
+    With several processes (``jax.distributed``), each calls this with its own rows and receives the one
     global table.
 
     Args:
@@ -38,8 +38,8 @@ def shard_rows(rows: Rows, mesh: Mesh, *, whole_clients: bool = False) -> Rows:
         The rows with padding, as many on each device.
 
     Raises:
-        ValueError: if clients must stay whole and the rows do not say whose they are, or the mesh has no
-            device of this process; or if int32 cannot hold a number.
+        ValueError: if clients must stay whole and ``rows.client`` is None; if the mesh has no device of this
+            process; if int32 cannot hold a number.
     """
     check_row_structure(rows)
     for name in ("label", "client", "count"):
@@ -98,14 +98,14 @@ def _check_sharded(method: Any, rows: Any, *, num_classes: int, mesh: Mesh) -> N
 
 @compiled(("num_classes", "mesh"), check=_check_sharded)
 def accumulate_sharded(method: Method, rows: Rows, *, num_classes: int, mesh: Mesh) -> tuple[Any, ...]:
-    """`accumulate` over the devices of a mesh, on one host or several.
+    """Compute the totals of a method's phases over rows on the devices of a mesh, on one host or several.
 
-    Each device goes over its own rows; the totals alone, C·d + d² numbers, are added up between devices. No
-    row leaves its device, unless the method keeps rows.
+    Each device sums over its own rows. Only the totals, C·d + d² numbers, are exchanged between devices; rows
+    are not, unless the method keeps them.
 
     Args:
         method: the method.
-        rows: from `shard_rows`, with ``whole_clients`` where the method's is set.
+        rows: from `shard_rows`, called with the method's ``whole_clients``.
         num_classes: C, static.
         mesh: the mesh that the rows are sharded over.
 
@@ -113,9 +113,9 @@ def accumulate_sharded(method: Method, rows: Rows, *, num_classes: int, mesh: Me
         The totals, on all devices, for `solve_totals`.
 
     Raises:
-        TypeError: if the method is none, or the rows are none.
-        ValueError: if the method needs whole clients and a client's rows are on several devices. Within a
-            ``jit`` of the caller's this cannot be seen.
+        TypeError: if ``method`` is no method or ``rows`` are no rows.
+        ValueError: if the method needs whole clients and a client's rows are on several devices. Under a
+            ``jit`` of the caller's this is not checked.
 
     >>> import covfree, jax, jax.numpy as jnp, numpy as np
     >>> mesh = jax.sharding.Mesh(np.array(jax.devices()), ("rows",))

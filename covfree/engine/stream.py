@@ -16,7 +16,7 @@ import jax
 
 from covfree.checks import check_positive, check_type
 from covfree.engine.batch import solve_totals
-from covfree.engine.checkpoint import Form, State, identity_of, load, save
+from covfree.engine.checkpoint import Form, State, identity_of, load_state, save_state
 from covfree.engine.parts import FolderParts, Parts, TableParts
 from covfree.engine.totals import dense_terms, zeros_of
 from covfree.methods import Method
@@ -44,32 +44,33 @@ def accumulate_stream(
     checkpoint: str | PathLike[str] | None = None,
     progress: bool = False,
 ) -> tuple[Any, ...]:
-    """`accumulate` over rows that are larger than memory: one pass over them for each phase.
+    """Compute the totals of a method's phases over rows that are larger than memory, from files.
 
-    The next parts are read and checked while one is computed on. All parts have one shape, so that one
-    function a phase is compiled for any number of rows; the memory is that of a few parts and the totals.
-    Sums are compensated, so that their rounding does not grow with the number of parts.
+    Each phase is one pass over the rows. The next parts are read and checked while one is computed. All parts
+    have one shape, so one function is compiled for each phase. Memory holds a few parts and the totals. Sums
+    are compensated: their rounding does not grow with the number of parts.
 
     Args:
-        method: the method; not one that keeps rows. What its features' map does, clients have done.
+        method: the method; not one that keeps rows. If it has a ``feature_map``, ``source`` must hold rows of
+            features that are already mapped.
         source: a table in NumPy arrays or memory maps (``np.load(path, mmap_mode="r")``), or a folder of
             messages. With `Method.whole_clients` the rows of a client must follow each other in a table; in
             a folder, a file is a client.
         num_classes: C.
         dim: d; by default that which all rows have.
-        part_rows: rows of a part, padded to it.
-        checkpoint: a file from which an interrupted run goes on: it is written every half minute and when
-            anything goes wrong, and removed in the end. What comes out is the same to the bit.
+        part_rows: rows of a part; the last part is padded to this number.
+        checkpoint: a file from which an interrupted run goes on, with the same result to the bit. It is
+            written every half minute and on any error, and removed at the end.
         progress: whether to show a progress bar on standard error (needs the ``cli`` extra).
 
     Returns:
         One total a phase, for `solve_totals`.
 
     Raises:
-        ValueError: if the method keeps rows, or needs more of clients than rows; if a table holds a bad
-            value (it names the row), or a folder no sound message; if a folder's messages differ in d and no
-            ``dim`` says which is right; if the checkpoint is that of another run.
-            A folder's bad messages are set aside, see `MessageFolder.rejected`.
+        ValueError: if the method keeps rows, or its clients send more than rows; if a table holds a bad value
+            (the error names the row) or a folder no sound message; if a folder's messages differ in d and
+            ``dim`` is not given; if the checkpoint is of another run. Bad messages in a folder are no error:
+            they are set aside, see `MessageFolder.rejected`.
         RuntimeError: if a message file changed since the folder was opened.
 
     >>> import covfree, numpy as np
@@ -91,7 +92,7 @@ def solve_stream(
     checkpoint: str | PathLike[str] | None = None,
     progress: bool = False,
 ) -> Head:
-    """The head from rows that are larger than memory: `solve_totals` of `accumulate_stream`.
+    """Solve for the head from rows that are larger than memory: `accumulate_stream`, then `solve_totals`.
 
     Args:
         method: see `accumulate_stream`, as for all other arguments.
@@ -147,7 +148,7 @@ def _run(
     state, identity = State((), _nothing(forms[0])), {}
     if path is not None:
         identity = identity_of(method, parts, forms, num_classes=num_classes, part_rows=part_rows)
-        before = load(path, identity, forms)
+        before = load_state(path, identity, forms)
         if before is not None:
             state, rejected = before
             parts.rejected.update(rejected)
@@ -167,7 +168,7 @@ def _run(
                         state = State(state.totals, add(state.running, rows), state.part + 1)
                         show(phase, state.part)
                         if path is not None and time.monotonic() - saved > _EVERY:
-                            save(path, state, parts.rejected, identity)
+                            save_state(path, state, parts.rejected, identity)
                             saved = time.monotonic()
                 running = _nothing(forms[phase + 1]) if phase + 1 < len(forms) else None
                 state = State((*state.totals, state.running.value), running)
@@ -176,7 +177,7 @@ def _run(
         # An interrupt within a step leaves sums that were given away; the file has those from before.
         lost = any(leaf.is_deleted() for leaf in jax.tree.leaves(state.running))
         if path is not None and not lost and (state.totals or state.part):
-            save(path, state, parts.rejected, identity)
+            save_state(path, state, parts.rejected, identity)
         raise
     if path is not None:
         path.unlink(missing_ok=True)

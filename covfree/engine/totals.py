@@ -54,7 +54,7 @@ def _in_parts(method: Method, terms: Callable[[Rows], Any], rows: Rows) -> bool:
         nonlocal kept, widest
         for term in jax.tree.leaves(terms(rows), is_leaf=_special):
             kept |= isinstance(term, Kept)
-            widest = max(widest, term.rows.shape[1] if isinstance(term, Factor) else 0)
+            widest = max(widest, term.value.shape[1] if isinstance(term, Factor) else 0)
 
     if length < 2 * PART or method.whole_clients:
         return False
@@ -66,13 +66,13 @@ def _in_parts(method: Method, terms: Callable[[Rows], Any], rows: Rows) -> bool:
 def _whole(term: Any) -> Any:
     """A term as the total that it is of itself."""
     if isinstance(term, Factor):
-        return Scatter.from_factor(term.rows)
+        return Scatter.from_factor(term.value)
     return term.rows if isinstance(term, Kept) else term
 
 
 def _dense(term: Any) -> Any:
     """A term as one that arrays can be added to."""
-    return Scatter.from_matrix(symmetric_product(term.rows)) if isinstance(term, Factor) else term
+    return Scatter.from_matrix(symmetric_product(term.value)) if isinstance(term, Factor) else term
 
 
 def _across(term: Any, axis_name: AxisName) -> Any:
@@ -101,22 +101,21 @@ def dense_terms(method: Method, phase: int, totals: tuple[Any, ...], rows: Rows,
 def accumulate(
     method: Method, rows: Rows, *, num_classes: int, axis_name: AxisName | None = None
 ) -> tuple[Any, ...]:
-    """Totals of all the method's phases over these rows.
+    """Compute the totals of a method's phases over rows in memory.
 
-    Products are summed up over parts of the rows, so that the memory beside the rows does not grow with
-    their number.
+    Products are summed over parts of the rows, so the memory beside the rows does not grow with their number.
 
     Args:
         method: the method.
         rows: all rows; under ``shard_map``, those of the device.
         num_classes: C, static.
-        axis_name: mesh axes over which the rows are sharded, where this runs under ``shard_map``: the totals
-            are then those of all devices. A method with ``whole_clients`` must find all rows of a client on
-            one device (`shard_rows` sees to it).
+        axis_name: under ``shard_map``, the mesh axes over which the rows are sharded. The totals are then
+            those of all devices. If the method has ``whole_clients``, all rows of a client must lie on one
+            device, as `shard_rows` places them.
 
     Returns:
-        One total a phase; what a phase marked as a `Factor` is a `covfree.linalg.Scatter`, what it marked
-        as `Kept` the `Rows`.
+        One total for each phase. The total of a `Factor` is a `covfree.linalg.Scatter`, that of a `Kept` the
+        `Rows`.
     """
     # Parts of the rows must agree on whose they are.
     rows = numbered(rows, axis_name)
@@ -147,20 +146,20 @@ def accumulate_parts(
     num_classes: int,
     axis_name: AxisName | None = None,
 ) -> tuple[Any, ...]:
-    """Totals over rows that are made on the way, part by part, and never held together.
+    """Compute the totals of a method's phases over rows that a function makes part by part.
 
-    A federation of any size is simulated in the memory of one part: ``part`` draws a cohort of clients and
-    gives their rows. It is called once a phase for each index, and must give the same rows each time, as it
-    does with ``jax.random.fold_in(key, index)``. Sums are compensated, so that their rounding does not grow
+    So a federation of any size is simulated in the memory of one part: ``part`` draws a cohort of clients and
+    returns their rows. It is called for each index once in every phase, and must return the same rows each
+    time; draw with ``jax.random.fold_in(key, index)``. Sums are compensated: their rounding does not grow
     with the number of parts. One function is compiled, whatever the number of parts.
 
     Args:
         method: the method; not one that keeps rows.
-        part: index to `Rows` of one shape. Numbers that it depends on, such as a PRNG key, go in as
-            arguments: ``jax.tree_util.Partial(function, key)`` calls ``function(key, index)``, and another
-            key compiles nothing anew. Clients are numbered through all parts, if at all, from 0 in an order
-            that says nothing of them: automatic shrinkage looks at those below 256 (others are numbered
-            anew in all other functions, so that a fair sample is looked at).
+        part: function from an index to `Rows`, of the same shape for every index. Pass arrays that it needs,
+            such as a PRNG key, as arguments: ``jax.tree_util.Partial(function, key)`` calls
+            ``function(key, index)``, and another key compiles nothing anew. If rows name their clients,
+            number these through all parts, from 0 and in random order: automatic shrinkage takes the clients
+            below 256 as its sample. (All other functions number clients anew to draw a fair sample.)
         num_parts: how many; indices are 0 … num_parts − 1.
         num_classes: C, static.
         axis_name: see `accumulate`; each device then goes over parts of its own, which ``part`` can tell by

@@ -25,7 +25,7 @@ def class_scatters(rows: Rows, moments: Moments) -> Float[Array, "classes dim di
 
     Args:
         rows: class rows, all of them or a part (terms add up). Their covariance, if any, in full.
-        moments: phase one of *all* rows.
+        moments: `first_moments` of *all* rows.
 
     Returns:
         The scatters; 0 for a class without rows.
@@ -68,7 +68,7 @@ def class_squares(rows: Rows, moments: Moments) -> Float[Array, "classes dim"]:
 
     Args:
         rows: class rows, all of them or a part (terms add up).
-        moments: phase one of *all* rows.
+        moments: `first_moments` of *all* rows.
     """
     num_classes = moments.total.shape[0]
     valid = valid_rows(rows, num_classes)

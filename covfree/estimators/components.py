@@ -33,7 +33,7 @@ class ComponentMoments:
     @property
     def clients(self) -> Integer[Array, " classes"]:
         """Clients that hold each class."""
-        return self.moments.rows - self.degrees
+        return self.moments.num_rows - self.degrees
 
 
 class ClientParts(NamedTuple):
@@ -56,7 +56,7 @@ def client_groups(rows: Rows, num_classes: int) -> Integer[Array, " rows"]:
     A row of an unknown client (below 0) is a group of its own.
 
     Raises:
-        ValueError: if the rows do not say whose they are, or shapes do not fit.
+        ValueError: if ``rows.client`` is None, or shapes do not fit.
     """
     client = row_clients(rows).astype(jnp.int32)
     valid = valid_rows(rows, num_classes)
@@ -69,7 +69,7 @@ def client_parts(rows: Rows, moments: Moments) -> ClientParts:
 
     Args:
         rows: class rows with clients, all of them or a part that holds all rows of its clients.
-        moments: phase one of *all* rows.
+        moments: `first_moments` of *all* rows.
     """
     group = client_groups(rows, moments.total.shape[0])
     size = max(1, group.shape[0])
@@ -92,7 +92,7 @@ def component_moments(rows: Rows, num_classes: int) -> ComponentMoments:
         num_classes: C, static.
 
     Raises:
-        ValueError: if the rows do not say whose they are, or shapes do not fit.
+        ValueError: if ``rows.client`` is None, or shapes do not fit.
 
     >>> import jax.numpy as jnp
     >>> client = jnp.array([7, 7, 7, 2, 2])
@@ -108,7 +108,7 @@ def component_moments(rows: Rows, num_classes: int) -> ComponentMoments:
     label = jax.ops.segment_max(row_labels(rows), slot, size)
     pair = (label >= 0).astype(jnp.int32)
     clients = jax.ops.segment_sum(pair, jnp.where(label >= 0, label, num_classes), num_classes)
-    return ComponentMoments(moments, moments.rows - clients)
+    return ComponentMoments(moments, moments.num_rows - clients)
 
 
 def hidden_weights(totals: ComponentMoments, weighting: Weighting) -> Float[Array, " classes"]:
@@ -119,7 +119,7 @@ def hidden_weights(totals: ComponentMoments, weighting: Weighting) -> Float[Arra
     check_choice("weighting", weighting, get_args(Weighting))
     moments = totals.moments
     dtype = moments.total.dtype
-    hidden = jnp.maximum(moments.count.astype(dtype) - moments.rows.astype(dtype), 0)
+    hidden = jnp.maximum(moments.count.astype(dtype) - moments.num_rows.astype(dtype), 0)
     degrees = totals.degrees.astype(dtype)
     if weighting == "pooled":
         hidden, degrees = (jnp.broadcast_to(x.sum(), x.shape) for x in (hidden, degrees))
@@ -147,7 +147,7 @@ def component_factor(
 
     Args:
         rows: class rows with clients, all of them or a part that holds all rows of its clients.
-        totals: phase one of *all* rows.
+        totals: the first phase's totals over *all* rows.
         weighting: one of the two above.
 
     Returns:

@@ -20,7 +20,7 @@ def estimate_covariance(
     *,
     shrinkage: Scalar | str | Shrinkage = 0.0,
 ) -> Float[Array, "dim dim"]:
-    """Covariance of one class from how its rows' means spread: FedCOF's estimator.
+    """Estimate the covariance of one class from the spread of its rows' means: FedCOF's estimator.
 
     Σ̂ = Σ_k n_k (μ_k − μ)(μ_k − μ)ᵀ / (K_c − 1), with μ the weighted mean and K_c the number of rows with a
     count above 0. If the class's features are iid with covariance Σ, the mean of n_k of them has
@@ -33,7 +33,7 @@ def estimate_covariance(
         shrinkage: a number γ adds γI (FedCOF eq. 6); or a rule such as ``relative(0.1)`` or ``oas()``.
 
     Returns:
-        Σ̂, unbiased for γ = 0; with fewer than two rows no spread is seen and only the shrinkage is left.
+        Σ̂, unbiased for γ = 0. With fewer than two rows there is no spread, and Σ̂ is the shrinkage alone.
 
     Raises:
         ValueError: if shapes do not fit, or the shrinkage is unknown.
@@ -67,12 +67,12 @@ def estimate_covariance(
 def estimate_covariances(
     rows: Rows, num_classes: int, *, shrinkage: Scalar | str | Shrinkage = 0.0
 ) -> Float[Array, "classes dim dim"]:
-    """`estimate_covariance` of every class.
+    """Estimate the covariance of every class, as `estimate_covariance` does.
 
     Args:
         rows: class rows of all classes.
-        num_classes: C, static. The result has C·d² numbers; heads do not need it, `within_scatter`
-            is their one product.
+        num_classes: C, static. The result has C·d² numbers. Linear heads do not need it: they use
+            `within_scatter`.
         shrinkage: see `estimate_covariance`; a data-driven rule is applied to each class by itself.
 
     Returns:
@@ -97,7 +97,7 @@ def aggregate_covariances(
     counts: Num[AnyArray, " clients"],
     covariances: Float[AnyArray, "clients dim dim"],
 ) -> Float[Array, "dim dim"]:
-    """Covariance of one class from the covariances of its clients: exact, the oracle's.
+    """Combine the covariances of one class at its clients to that of the pooled examples; exact.
 
     S = [Σ_k (n_k − 1) S_k + Σ_k n_k (μ_k − μ)(μ_k − μ)ᵀ] / (N − 1). The paper's eq. 24 writes the second
     sum as Σ_k n_k μ_k μ_kᵀ − N μμᵀ, which is the same but cancels in float32 where the mean is large.
@@ -131,7 +131,7 @@ def covariance_scatter(
     Args:
         rows: class means.
         covariances: unbiased covariance of each row's examples.
-        moments: phase one of all rows.
+        moments: `first_moments` of all rows.
         class_weight: w_c.
     """
     valid = valid_rows(rows, class_weight.shape[0])

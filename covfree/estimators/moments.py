@@ -36,7 +36,7 @@ def row_clients(rows: Rows) -> Integer[Array, " rows"]:
     """Clients' numbers in at least int32: a small type might not hold what they are compared with.
 
     Raises:
-        ValueError: if the rows do not say whose they are.
+        ValueError: if ``rows.client`` is None.
     """
     if rows.client is None:
         raise ValueError("rows: expected rows with a client each, to tell whose they are; got none")
@@ -59,7 +59,7 @@ def row_means(rows: Rows, valid: Bool[Array, " rows"]) -> Float[Array, "rows dim
 
 
 def first_moments(rows: Rows, num_classes: int) -> Moments:
-    """Counts, number of rows and feature sums of each class: additive over any split of the rows.
+    """Sum the counts, rows and features of each class; the sums of parts of the rows add up.
 
     Args:
         rows: class rows; padding changes nothing.
@@ -75,7 +75,7 @@ def first_moments(rows: Rows, num_classes: int) -> Moments:
     >>> import jax.numpy as jnp
     >>> rows = Rows(jnp.array([[1.0], [4.0]]), jnp.array([2, 1]), jnp.array([0, 0]))
     >>> moments = first_moments(rows, num_classes=2)
-    >>> moments.mean.ravel().tolist(), moments.count.tolist(), moments.rows.tolist()
+    >>> moments.mean.ravel().tolist(), moments.count.tolist(), moments.num_rows.tolist()
     ([2.0, 0.0], [3, 0], [2, 0])
     """
     check_positive("num_classes", num_classes)
@@ -84,7 +84,7 @@ def first_moments(rows: Rows, num_classes: int) -> Moments:
     mean, count = group_means(rows.mean, row_counts(rows, valid), label, num_classes)
     total = mean * count.astype(mean.dtype)[:, None]
     present_rows = jax.ops.segment_sum(valid.astype(jnp.int32), label, num_classes)
-    return Moments(count=count, rows=present_rows, total=total)
+    return Moments(count=count, num_rows=present_rows, total=total)
 
 
 def example_moments(rows: Rows, num_classes: int) -> Moments:
@@ -95,7 +95,7 @@ def example_moments(rows: Rows, num_classes: int) -> Moments:
     moments = first_moments(rows, num_classes)
     count = jnp.asarray(moments.count)
     # Counts that are floats may be larger than an integer can be.
-    return replace(moments, rows=count if jnp.issubdtype(count.dtype, jnp.integer) else jnp.round(count))
+    return replace(moments, num_rows=count if jnp.issubdtype(count.dtype, jnp.integer) else jnp.round(count))
 
 
 def centred_means(moments: Moments) -> Float[Array, "classes dim"]:

@@ -29,25 +29,25 @@ def class_weights(moments: Moments, weighting: Weighting) -> Float[Array, " clas
     check_choice("weighting", weighting, get_args(Weighting))
     if weighting == "per_class":
         numerator = jnp.maximum(moments.count.astype(moments.total.dtype) - 1, 0)
-        denominator = (moments.rows - 1).astype(moments.total.dtype)
+        denominator = (moments.num_rows - 1).astype(moments.total.dtype)
     else:
-        numerator = jnp.broadcast_to(moments.within_degrees, moments.rows.shape)
-        denominator = jnp.broadcast_to(moments.spread_degrees, moments.rows.shape)
-    spread = (moments.rows > 1) & (denominator > 0)
+        numerator = jnp.broadcast_to(moments.within_degrees, moments.num_rows.shape)
+        denominator = jnp.broadcast_to(moments.spread_degrees, moments.num_rows.shape)
+    spread = (moments.num_rows > 1) & (denominator > 0)
     return jnp.where(spread, numerator / jnp.where(spread, denominator, 1), 0)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Freedom:
-    """What an estimate rests on: Σ̂ as a sum of independent scatters, Σ̂ = Σ_j weight_j S_j.
+    """The degrees of freedom behind an estimate Σ̂ = Σ_j weight_j S_j, a sum of independent scatters.
 
     For Gaussian features of one covariance Σ, S_j follows the Wishart law of Σ with degrees_j degrees of
     freedom, so that E[Σ̂] = Σ_j weight_j degrees_j Σ. FedCOF's estimate has one S_j for each class.
 
     Attributes:
         degrees: degrees of freedom of each scatter.
-        weight: how much it weighs, at least 0.
+        weight: weight of each scatter, at least 0.
     """
 
     degrees: Float[Array, " scatters"]
@@ -56,7 +56,7 @@ class Freedom:
     @classmethod
     def of_classes(cls, moments: Moments, class_weight: Float[Array, " classes"]) -> Freedom:
         """Σ̂ = Σ_c w_c S_c, with K_c − 1 degrees of freedom for each class."""
-        degrees = jnp.maximum(moments.rows - 1, 0).astype(class_weight.dtype)
+        degrees = jnp.maximum(moments.num_rows - 1, 0).astype(class_weight.dtype)
         return cls(jnp.where(class_weight > 0, degrees, 0), class_weight)
 
     @property
@@ -118,11 +118,11 @@ def gram_factor(rows: Rows, num_classes: int) -> Float[Array, "rows dim"]:
 def within_factor(
     rows: Rows, moments: Moments, *, weighting: Weighting = "per_class"
 ) -> Float[Array, "rows dim"]:
-    """Scaled centred rows Y, y_r = √(w_c n_r) (x_r − μ_c), so that YᵀY is the `within_scatter`.
+    """Compute the factor Y of the `within_scatter` YᵀY: scaled centred rows y_r = √(w_c n_r) (x_r − μ_c).
 
     Args:
         rows: class rows, all of them or a chunk.
-        moments: phase one of *all* rows.
+        moments: `first_moments` of *all* rows.
         weighting: see `within_scatter`.
 
     Returns:
@@ -134,23 +134,23 @@ def within_factor(
 def within_scatter(
     rows: Rows, moments: Moments, *, weighting: Weighting = "per_class"
 ) -> Float[Array, "dim dim"]:
-    r"""Estimate of the within-class scatter Σ_c (N_c − 1) Σ_c from class rows, as one product YᵀY.
+    r"""Estimate the within-class scatter Σ_c (N_c − 1) Σ_c from class rows, as one product YᵀY.
 
     With S_c = Σ_r n_r (x_r − μ_c)(x_r − μ_c)ᵀ over the K_c rows of class c and E[S_c] = (K_c − 1) Σ_c:
 
     - ``"per_class"``: Σ_c (N_c − 1)/(K_c − 1) · S_c = Σ_c (N_c − 1) Σ̂_c, the paper's. Unbiased for any
       covariances Σ_c, but a class of few rows and many examples weighs its noise heavily. A class with
       K_c = 1 shows no spread and adds 0.
-    - ``"pooled"``: (N − C)/Σ_c (K_c − 1) · Σ_c S_c. Each degree of freedom weighs the same: the least
-      variance where classes share one covariance, as linear heads assume; for classes of different
-      covariance it estimates another mixture of them.
+    - ``"pooled"``: (N − C)/Σ_c (K_c − 1) · Σ_c S_c. Each degree of freedom has the same weight. If classes
+      share one covariance, as linear heads assume, this has the least variance. If they do not, it
+      estimates another mixture of their covariances.
 
     On raw examples (`Rows.from_examples`) K_c = N_c, both weights are 1, and this is the exact
     within-class scatter.
 
     Args:
         rows: class rows, all of them or a chunk (terms add up).
-        moments: phase one of *all* rows.
+        moments: `first_moments` of *all* rows.
         weighting: one of the two above.
 
     Returns:
@@ -177,7 +177,7 @@ def _between_factor(moments: Moments) -> Float[Array, "classes dim"]:
 
 
 def between_scatter(moments: Moments) -> Float[Array, "dim dim"]:
-    """Scatter between classes, Σ_c N_c (μ_c − μ_g)(μ_c − μ_g)ᵀ; exact, it needs the first moments alone.
+    """Compute the scatter between classes, Σ_c N_c (μ_c − μ_g)(μ_c − μ_g)ᵀ, from the first moments; exact.
 
     >>> import jax.numpy as jnp
     >>> from covfree.estimators.moments import first_moments
@@ -192,15 +192,15 @@ def between_scatter(moments: Moments) -> Float[Array, "dim dim"]:
 def total_gram(
     within: Float[AnyArray, "dim dim"] | Scatter, moments: Moments, *, scatter: ScatterChoice = "both"
 ) -> Scatter:
-    """The Gram matrix F Fᵀ put together from its parts, all of them or some.
+    """Put the Gram matrix F Fᵀ together from its parts, all of them or some.
 
-    F Fᵀ = Σ_c (N_c − 1) Σ_c + Σ_c N_c (μ_c − μ_g)(μ_c − μ_g)ᵀ + N μ_g μ_gᵀ: within, between, and the grand
-    mean, which is always kept, as a ridge head has no intercept.
+    F Fᵀ = Σ_c (N_c − 1) Σ_c + Σ_c N_c (μ_c − μ_g)(μ_c − μ_g)ᵀ + N μ_g μ_gᵀ: the scatter within classes, the
+    scatter between them, and the grand mean. The grand mean is always kept, as a ridge head has no intercept.
 
     Args:
-        within: the within-class scatter, exact or estimated; a multiple of I in it (`Scatter.shift`) is
-            regularisation, and kept in every case.
-        moments: phase one of all rows.
+        within: the within-class scatter, exact or estimated. Its multiple of I (`Scatter.shift`) is
+            regularisation and always kept.
+        moments: `first_moments` of all rows.
         scatter: ``"both"`` for F Fᵀ itself; ``"within"`` without the scatter between classes, FedCOF's
             choice; ``"between"`` without that within them.
 

@@ -43,11 +43,11 @@ def shift_bias(
     num_subsets: int = 1,
     subset_size: int = 2,
 ) -> Float[Array, "dim dim"]:
-    """Bias of FedCOF's covariance of one class where clients have true means of their own.
+    """Compute the bias of FedCOF's covariance of one class under client shift, from the clients' true means.
 
-    E[Σ̂_c] − Σ_c = Σ_k n_k (m_k − m)(m_k − m)ᵀ / (K_c − 1) with m = Σ_k n_k m_k / N_c: positive semi-definite,
-    and larger the more examples a row stands for. Clients that send means of random subsets leave the sum as
-    it is, and K_c, the number of rows, grows.
+    E[Σ̂_c] − Σ_c = Σ_k n_k (m_k − m)(m_k − m)ᵀ / (K_c − 1) with m = Σ_k n_k m_k / N_c. It is positive
+    semi-definite and grows with the number of examples behind a row. If clients send means of random subsets,
+    the sum stays the same and K_c, the number of rows, grows, so the bias falls.
 
     Args:
         means: true mean m_k of the class at each client; they share its covariance.
@@ -56,7 +56,7 @@ def shift_bias(
         subset_size: examples of a subset, at least.
 
     Returns:
-        The bias; 0 with fewer than two rows, of which nothing is estimated.
+        The bias; 0 with fewer than two rows, from which no covariance is estimated.
 
     Source: FedCOF (Goswami et al. 2024), eq. 22, for one covariance.
 
@@ -159,7 +159,7 @@ def _ratio_test(rows: Rows, moments: Moments) -> ShiftTest:
     owner = jnp.where(held > 0, of_group, num_classes)
     clients = jax.ops.segment_sum(jnp.ones_like(owner), owner, num_classes)
     above = jnp.maximum(clients - 1, 0).astype(between.dtype)
-    rest = jnp.maximum(moments.rows - 1, 0).astype(between.dtype)
+    rest = jnp.maximum(moments.num_rows - 1, 0).astype(between.dtype)
     # Independent pieces of the scatter within clients: each its degrees of freedom, and its trace over these.
     if rows.sketch is None:
         degrees = jnp.maximum(held - 1, 0).astype(between.dtype)
@@ -170,7 +170,7 @@ def _ratio_test(rows: Rows, moments: Moments) -> ShiftTest:
         owner = jnp.where(kept, 0, 1)
         # Client k's sketches show a_k/m degrees each; what their counts a_k sum to over Σ_k a_k is m.
         count = row_counts(rows, kept).astype(between.dtype)
-        hidden = (moments.count - moments.rows).astype(between.dtype).sum()
+        hidden = (moments.count - moments.num_rows).astype(between.dtype).sum()
         number = _over(count.sum(), hidden)
         piece = _over(jnp.square(row_means(rows, kept)).sum(1), count) * number
         # Those of one client sketch the same examples, and are worth less than one degree each.
@@ -219,7 +219,7 @@ def _slope_test(rows: Rows, moments: Moments) -> ShiftTest:
     num_classes = moments.total.shape[0]
     dtype = moments.total.dtype
     # With two rows both u are the same number; there is nothing to compare.
-    usable = moments.rows > 2
+    usable = moments.num_rows > 2
     valid = valid_rows(rows, num_classes)
     row_class = jnp.where(valid, row_labels(rows), 0)
     valid &= usable[row_class]
@@ -231,7 +231,7 @@ def _slope_test(rows: Rows, moments: Moments) -> ShiftTest:
     def of_class(values: jax.Array) -> jax.Array:
         return values.at[label].get(mode="fill", fill_value=0)
 
-    held = jnp.where(usable, moments.rows, 1).astype(dtype)
+    held = jnp.where(usable, moments.num_rows, 1).astype(dtype)
     count = row_counts(rows, valid)
     total = of_class(moments.count)
     others = jnp.where(valid, total - count, 1).astype(dtype) / jnp.where(valid, total, 1).astype(dtype)

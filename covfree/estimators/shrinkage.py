@@ -31,7 +31,7 @@ def as_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
         if shrinkage != "auto":
             raise ValueError(f"shrinkage: expected a number, 'auto' or a rule, got {shrinkage!r}")
         return automatic()
-    return identity(shrinkage)
+    return diagonal_loading(shrinkage)
 
 
 def trace_and_square(covariance: Scatter) -> tuple[Float[Array, ""], Float[Array, ""]]:
@@ -46,8 +46,8 @@ def _identity(strength, covariance, moments, freedom, statistics):
     return jnp.ones_like(covariance.shift), strength
 
 
-def identity(gamma: Scalar) -> Shrinkage:
-    """Σ̂ + γI: the paper's; γ's right size depends on the features' scale.
+def diagonal_loading(gamma: Scalar) -> Shrinkage:
+    """Shrink to Σ̂ + γI, as the paper does; the right γ depends on the features' scale.
 
     Source: FedCOF (Goswami et al. 2024), eq. 6.
     """
@@ -59,7 +59,7 @@ def _relative(strength, covariance, moments, freedom, statistics):
 
 
 def relative(gamma: Scalar) -> Shrinkage:
-    """Σ̂ + γ·tr(Σ̂)/d·I: γ in units of the mean variance, so that scaling the features changes nothing."""
+    """Shrink to Σ̂ + γ·tr(Σ̂)/d·I: γ is in units of the mean variance, whatever the features' scale."""
     return Shrinkage(check_strength("gamma", gamma), _relative)
 
 
@@ -69,10 +69,9 @@ def _pseudo_observations(strength, covariance, moments, freedom, statistics):
 
 
 def pseudo_observations() -> Shrinkage:
-    """Σ̂ + t·min(1, d/ν)·I, t = tr(Σ̂)/d and ν = Σ_c (K_c − 1): the plain rule that needs no tuning.
+    """Shrink to Σ̂ + t·min(1, d/ν)·I with t = tr(Σ̂)/d and ν = Σ_c (K_c − 1): plain, and nothing to tune.
 
-    To the ν observations come as many of a covariance t·I as there are dimensions, but no more than were
-    made. What `automatic` is expected to be better than.
+    It is as if min(d, ν) more observations had been made, of covariance t·I. A baseline for `automatic`.
 
     Source: covfree.
     """
@@ -96,7 +95,7 @@ def _oas(strength, covariance, moments, freedom, statistics):
 
 
 def oas() -> Shrinkage:
-    """Oracle Approximating Shrinkage, (1 − ρ) Σ̂ + ρ·tr(Σ̂)/d·I.
+    """Shrink by the oracle approximating rule (OAS) to (1 − ρ) Σ̂ + ρ·tr(Σ̂)/d·I.
 
     ρ = (tr Σ̂² + tr² Σ̂) / ((ν + 1)(tr Σ̂² − tr² Σ̂/d)), at most 1, where ν stands for the
     number of observations about a known mean. Equivalent to ``sklearn.covariance.OAS(assume_centered=True)``
@@ -121,7 +120,7 @@ def _ledoit_wolf(strength, covariance, moments, freedom, statistics):
 
 
 def ledoit_wolf() -> Shrinkage:
-    """Ledoit-Wolf shrinkage, (1 − ρ) Σ̂ + ρ·tr(Σ̂)/d·I.
+    """Shrink by Ledoit and Wolf's rule to (1 − ρ) Σ̂ + ρ·tr(Σ̂)/d·I.
 
     With observations z_r = √ν y_r (Σ̂ = Σ_r z_r z_rᵀ/ν),
     ρ = [Σ_r ‖z_r‖⁴/ν² − tr(Σ̂²)/ν] / [tr Σ̂² − tr² Σ̂/d], between 0 and 1. Equivalent to

@@ -16,7 +16,7 @@ from covfree.types import Moments, Rows, Scalar
 
 # (strength, Σ̂, moments, freedom, row statistics) to (a, b).
 Rule: TypeAlias = Callable[[jax.Array, Scatter, Moments, Freedom, Any], tuple[jax.Array, jax.Array]]
-# (y_r, the rows, phase one of all rows, w_c or None) to terms that add up over rows.
+# (y_r, the rows, first moments of all rows, w_c or None) to terms that add up over rows.
 Statistics: TypeAlias = Callable[
     [Float[Array, "rows dim"], Rows, Moments, Float[Array, " classes"] | None], Any
 ]
@@ -32,12 +32,12 @@ class Shrinkage:
     """A shrinkage rule: a record of pure functions, and a pytree whose one leaf is ``strength``.
 
     Attributes:
-        strength: the number a user may sweep or differentiate; what it means is the rule's to say.
+        strength: the number that a user may sweep or differentiate; the rule defines its meaning.
         rule: ``(strength, covariance, moments, freedom, statistics) -> (a, b)``; see `apply`.
-        statistics: what the rule would know of single rows, as sums over them: a function, called on any
-            chunk of rows, of their y_r with Σ̂ = Σ_r y_r y_rᵀ, the rows, phase one of all rows, and the
-            weights w_c where y_r = √(w_c n_r) (x_r − μ_c), or None where the estimate is made otherwise.
-        needs_rows: whether the rule cannot do without them.
+        statistics: sums over rows that the rule needs, as a function of any chunk of rows. Its arguments
+            are the chunk's y_r (Σ̂ = Σ_r y_r y_rᵀ), the rows, the moments of *all* rows, and the weights w_c
+            if y_r = √(w_c n_r) (x_r − μ_c), else None.
+        needs_rows: whether the rule cannot work without ``statistics``.
     """
 
     strength: Scalar
@@ -50,7 +50,7 @@ class Shrinkage:
 
         Args:
             covariance: Σ̂.
-            moments: phase one of all rows.
+            moments: `first_moments` of all rows.
             freedom: the degrees of freedom behind Σ̂.
             statistics: sums of ``self.statistics`` over all rows; None where there are none, unless the rule
                 ``needs_rows``.

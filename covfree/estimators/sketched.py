@@ -99,7 +99,7 @@ def sketched_freedom(totals: SketchMoments) -> Freedom:
     """
     moments = totals.moments
     scale = 1 / jnp.maximum(moments.within_degrees, 1)
-    hidden = (moments.count - moments.rows).astype(scale.dtype).sum()
+    hidden = (moments.count - moments.num_rows).astype(scale.dtype).sum()
     seen = (totals.count > 0) & (hidden > 0)
     hidden = jnp.where(seen, hidden, 1)
     # Each client's a_k counts m times: the share is 1/m.

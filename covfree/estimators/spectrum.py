@@ -45,11 +45,11 @@ class Spectra(NamedTuple):
 
 @compiled(("num_classes", "weighting"))
 def scatter_spectra(rows: Rows, num_classes: int, *, weighting: Weighting = "per_class") -> Spectra:
-    """Eigenvalues and condition numbers of the within-class and between-class scatter.
+    """Compute eigenvalues and condition numbers of the within-class and between-class scatter.
 
-    A ridge head inverts the scatter that it is given. That between classes has few, large eigenvalues, in the
-    very directions that tell classes apart: adding it raises the condition number, which is why FedCOF leaves
-    it out.
+    A ridge head inverts the scatter that it is given. The scatter between classes has few, large eigenvalues,
+    in the directions that separate the classes. Adding it raises the condition number, so FedCOF leaves it
+    out.
 
     Args:
         rows: class rows; examples (`Rows.from_examples`) give the exact spectra.

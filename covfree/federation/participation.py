@@ -58,8 +58,8 @@ def first_rounds(
 ) -> Int64[np.ndarray, " clients"]:
     """Find the first round in which each client takes part.
 
-    What is summed over clients counts each of them once, so that for it the first round is all that matters:
-    after r rounds the server holds the statistics of the clients with ``0 <= first < r``.
+    A sum over clients counts each client once. So after r rounds the server holds the statistics of the
+    clients with ``0 <= first < r``.
 
     Args:
         schedule: the clients of each round, from `participation` or your own; −1 for nobody.

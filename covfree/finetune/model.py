@@ -86,7 +86,7 @@ def linear_model(head: LinearHead | MappedHead) -> Model:
     features = None
     inner: Any = head
     if isinstance(head, MappedHead):
-        features, inner = head.features, head.head
+        features, inner = head.feature_map, head.head
     if not isinstance(inner, LinearHead):
         raise TypeError(f"head: expected a linear head, got {type(inner).__name__}")
     return Model(inner._replace(present=None), (features, inner.present), (), _linear_scores, _linear_head)

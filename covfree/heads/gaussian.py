@@ -16,12 +16,12 @@ from covfree.types import AnyArray, Moments, masked
 class GaussianHead(NamedTuple):
     """A Gaussian for each class: scores are log-densities plus log-priors, up to a constant.
 
-    A class that no row held is marked absent: its score is −∞, so that it is never predicted. All leaves are
-    finite floats, as those of `LinearHead`.
+    A class without rows is marked absent: its score is −∞, so it is never predicted. All leaves are finite
+    floats, as those of `LinearHead`.
 
     Attributes:
         mean: μ_c.
-        root: L_c with Σ_c = L_c L_cᵀ, lower triangular; or of a diagonal Σ_c the standard deviations.
+        root: lower triangular L_c with Σ_c = L_c L_cᵀ; the standard deviations if Σ_c is diagonal.
         bias: log π_c − ½ log det Σ_c; 0 for an absent class.
         present: 1, or 0 for an absent class; None if all classes are present.
     """
@@ -51,13 +51,14 @@ class GaussianHead(NamedTuple):
 def gaussian_head(
     covariances: Float[AnyArray, "classes dim dim"] | Float[AnyArray, "classes dim"], moments: Moments
 ) -> GaussianHead:
-    """Bayes' rule for Gaussian classes: quadratic discriminant analysis, or naive Bayes from diagonals.
+    """Classify by Bayes' rule for Gaussian classes: quadratic discriminant analysis, or naive Bayes.
 
     The score of class c is log π_c − ½ log det Σ_c − ½ (x − μ_c)ᵀ Σ_c⁻¹ (x − μ_c), with Σ_c = L_c L_cᵀ.
 
     Args:
-        covariances: Σ_c, in full or their diagonals; positive definite for the classes that have examples.
-        moments: phase one of all rows.
+        covariances: Σ_c, in full, or their diagonals for naive Bayes; positive definite for every class that
+            has examples.
+        moments: `first_moments` of all rows.
 
     Returns:
         The head.

@@ -27,9 +27,9 @@ def lda_head(
     differs between classes, and its rounding would hide that.
 
     Args:
-        covariance: Σ, usually a shrunk within-class covariance. Where it is singular, the solution of
-            minimum norm.
-        moments: phase one of all rows.
+        covariance: Σ, usually a shrunk within-class covariance. If it is singular, the solution of minimum
+            norm is taken.
+        moments: `first_moments` of all rows.
         priors: π_c, at least 0; any scale. By default the classes' shares N_c/N.
 
     Returns:

@@ -11,17 +11,17 @@ from covfree.types import AnyArray, Head
 
 
 class MappedHead(NamedTuple):
-    """A classifier of mapped features: ``head(features(x))``.
+    """A classifier of mapped features: ``head(feature_map(x))``.
 
     Attributes:
-        features: the map.
+        feature_map: the map.
         head: the classifier of what it gives.
     """
 
-    features: Head
+    feature_map: Head
     head: Head
 
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch classes"]:
         """Scores of each class."""
-        scores: jax.Array = self.head(self.features(features))
+        scores: jax.Array = self.head(self.feature_map(features))
         return scores

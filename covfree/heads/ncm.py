@@ -9,13 +9,13 @@ from covfree.types import LinearHead, Moments
 
 
 def ncm_head(moments: Moments) -> LinearHead:
-    """Class means, scaled to norm 1, as weights: the class whose mean has the largest cosine wins.
+    """Classify by the nearest class mean: the class whose mean has the largest cosine with the features.
 
     Args:
-        moments: phase one of all rows.
+        moments: `first_moments` of all rows.
 
     Returns:
-        The head, without bias; an absent class is marked so.
+        The head: class means scaled to norm 1, without bias. Absent classes are marked.
 
     Source: FedNCM (Legate et al. 2023).
 

@@ -13,16 +13,16 @@ from covfree.types import AnyArray, LinearHead, Moments, Scalar
 def ridge_head(
     gram: Float[AnyArray, "dim dim"] | Scatter, moments: Moments, *, ridge: Scalar = 0.0
 ) -> LinearHead:
-    """W = (G + λI)⁻¹ B with B the class sums, columns scaled to norm 1: ridge regression to one-hot labels.
+    """Classify by ridge regression to one-hot labels: W = (G + λI)⁻¹ B with columns scaled to norm 1.
 
     Args:
         gram: G. Fed3R's F Fᵀ; or `total_gram` of a within-class scatter, with or without the scatter
             between classes (FedCOF leaves it out).
-        moments: phase one of all rows; B = [N_1 μ_1 … N_C μ_C].
-        ridge: λ, at least 0. Where G + λI is singular, the solution of minimum norm.
+        moments: `first_moments` of all rows; B = [N_1 μ_1 … N_C μ_C].
+        ridge: λ, at least 0. If G + λI is singular, the solution of minimum norm is taken.
 
     Returns:
-        The head, without bias; an absent class is marked so.
+        The head, without bias. Absent classes are marked.
 
     Raises:
         ValueError: if G and the moments differ in size.

@@ -25,14 +25,14 @@ def softmax_head(
     weight: Real[AnyArray, " examples"] | None = None,
     num_steps: int = 100,
 ) -> LinearHead:
-    """Multinomial logistic regression, by L-BFGS on all examples at once.
+    """Train multinomial logistic regression by L-BFGS on all examples at once.
 
     Minimises Σ_i w_i (log Σ_c exp s_ic − s_iy_i) / Σ_i w_i + (l2/2) ‖V‖² over the scores s = z V + b of the
-    standardised features z = (x − m) / σ, with m the mean and σ² the mean over the features of their
-    variances. The solution is folded back to the features as they came, so that neither their scale nor
-    their offset changes the classifier. One σ for all features keeps their proportions: a feature that is
-    nearly always 0 would else be blown up. V = 0 and b = 0 at the start, nothing is random, and the
-    steps end early where no entry of the gradient is above √eps.
+    standardised features z = (x − m) / σ, where m is their mean and σ² the average of their variances. The
+    solution is converted back to the original features, so neither their scale nor their offset changes the
+    classifier. One σ for all features keeps their proportions; dividing each by its own deviation would blow
+    up a feature that is nearly always 0. The start is V = 0, b = 0; nothing is random. The steps end early
+    when no entry of the gradient is above √eps.
 
     Args:
         features: of the examples. Half precisions are computed in float32.

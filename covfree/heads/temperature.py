@@ -85,19 +85,19 @@ def calibrate_temperature(
     features: Float[AnyArray, "examples dim"],
     labels: Integer[AnyArray, " examples"],
 ) -> Float[Array, ""]:
-    """T > 0 that minimises the mean cross-entropy of softmax(head(x)/T), as fine-tuning starts from it.
+    """Find the T > 0 that minimises the mean cross-entropy of softmax(head(x)/T), e.g. before fine-tuning.
 
     The loss is convex in β = 1/T. Newton's steps on its derivative are kept in a bracket, which is halved (in
     log β) where a step would leave it or does not get shorter.
 
-    The minimum may lie at an end: at β = ∞ where the scores put every example's class first, at β = 0 where
-    they are no better than chance. T is therefore kept within a factor of 1,000 of the spread of the scores
-    (their standard deviation over classes, root mean square over examples). Without examples, or where the
-    scores of each example are equal, every T is as good and T = 1.
+    The minimum may lie at an end: at β = ∞ if the scores put every example's class first, at β = 0 if they
+    are no better than chance. T is therefore kept within a factor of 1,000 of the spread of the scores
+    (their standard deviation over classes, root mean square over examples). Without examples, or if the
+    scores of each example are equal, every T is equally good and T = 1.
 
     Args:
         head: any function from features to scores, e.g. a `LinearHead`.
-        features: features of the examples, by Fed3R's recipe those of training.
+        features: features of the examples; Fed3R takes the training examples.
         labels: their classes; padding as in `temperature_terms`.
 
     Returns:
@@ -133,7 +133,7 @@ def calibrate_temperature(
 
 
 def with_temperature(head: LinearHead, temperature: Scalar) -> LinearHead:
-    """The head whose scores are those of ``head`` over T: the same predictions, a softer or harder softmax.
+    """Divide a head's scores by T: the same predictions, a softer or harder softmax.
 
     >>> import jax.numpy as jnp
     >>> with_temperature(LinearHead(jnp.ones((1, 1)), jnp.ones(1)), 0.5).weight

@@ -26,18 +26,18 @@ def sample_rows(
 ) -> tuple[Float[Array, "samples dim"], Integer[Array, " samples"]]:
     """Draw features of the classes from normal distributions with the rows' means and covariances.
 
-    x = μ_r + S_r^½ z with z standard normal. Row r is drawn ⌊s⌋ or ⌈s⌉ times, s = num_samples·n_r/N its
-    share by its count: sampling is systematic, with one random offset. Features come in the order of
-    their rows. Rows of a mixture's components so give a sample of the mixture.
+    x = μ_r + S_r^½ z with z standard normal. Row r is drawn ⌊s⌋ or ⌈s⌉ times, where s = num_samples·n_r/N is
+    its share. The sampling is systematic, with one random offset. Features come in the order of their rows.
+    Rows that are components of a mixture give a sample of the mixture.
 
-    Costs num_samples·d beside the rows. With full covariances, one Cholesky factor (d³/3 operations) for
-    each row that is drawn, one at a time, and 2·d² operations for each feature, in blocks of 128: memory
-    is that of a few matrices [dim, dim] above the rows. Where a matrix has no Cholesky factor (it has
-    negative eigenvalues above rounding), eigenvalues serve, the negative ones as 0.
+    Memory is num_samples·d beside the rows. Full covariances cost one Cholesky factor (d³/3 operations) for
+    each row that is drawn, and 2·d² operations for each feature; rows are processed one at a time, in blocks
+    of 128 features, so that a few matrices [dim, dim] are in memory. If a matrix has no Cholesky factor, as
+    it has negative eigenvalues above rounding, ``eigh`` is used and these eigenvalues are set to 0.
 
     Args:
-        rows: with a covariance of any structure: in full, its diagonal, or one variance; none is 0. Rows
-            with count 0 or a label below 0 are padding and are never drawn.
+        rows: rows with covariances in full, their diagonals, or one variance each; without covariances all
+            draws are the means. Rows with count 0 or a label below 0 are padding and are never drawn.
         num_samples: number of features, static.
         key: PRNG key.
 

@@ -51,16 +51,16 @@ def distinct(clients: AnyArray | None) -> jax.Array | int:
 
 
 def afl(gamma: Scalar = 1.0, *, ridge: Scalar = 0.0) -> Method:
-    """AFL: clients send their own ridge solution and regularised Gram matrix; the server puts them together.
+    """Make AFL: clients send their own ridge solution and regularised Gram matrix; the server combines them.
 
-    By the absolute aggregation law the result is ridge regression on the pooled features, whatever γ the
-    clients used, which the server takes out again: with λ = 0, least squares of minimum norm. In a simulation
-    the sums to which the law leads are computed directly; `covfree.estimators.analytic` has the law itself.
+    By the absolute aggregation law the result is ridge regression on the pooled features. It does not depend
+    on the γ that the clients used, as the server subtracts it; with λ = 0 it is least squares of minimum
+    norm. A simulation computes the law's sums directly; the law itself is in `covfree.estimators.analytic`.
 
-    Bytes up: 4·(K·d² + M·d): the solution's columns of classes that a client lacks are 0 and not sent.
+    Bytes up: 4·(K·d² + M·d). Columns of the solution for classes that a client lacks are 0 and not sent.
 
     Args:
-        gamma: γ, which makes a client's system regular.
+        gamma: γ, added to a client's Gram matrix to make its system regular.
         ridge: λ of the final solution; the paper has 0.
 
     Raises:

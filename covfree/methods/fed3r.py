@@ -10,7 +10,7 @@ from covfree.checks import check_choice, check_strength
 from covfree.estimators import first_moments, gram_factor, total_gram, within_factor
 from covfree.estimators.class_scatter import scatter_about
 from covfree.estimators.moments import example_moments
-from covfree.features import FeatureMap
+from covfree.feature_maps import FeatureMap
 from covfree.heads import ridge_head
 from covfree.linalg import Scatter
 from covfree.methods.fedncm import moments_phase
@@ -62,20 +62,20 @@ def fed3r(
     ridge: Scalar = 1.0,
     scatter: Literal["both", "within"] = "both",
     *,
-    features: FeatureMap | None = None,
+    feature_map: FeatureMap | None = None,
 ) -> Method:
-    """Fed3R: clients send their Gram matrix F Fᵀ and class sums, the server solves ridge regression.
+    """Make Fed3R: clients send their Gram matrix F Fᵀ and class sums; the server solves ridge regression.
 
     Equal to ridge regression to one-hot labels on the pooled features, with columns scaled to norm 1.
     Bytes up: 4·(K·d² + M·d) for K clients and M client-class pairs.
 
     Args:
         ridge: λ, at least 0.
-        scatter: ``"within"`` takes the scatter between classes out of the Gram matrix, as FedCOF does. The
-            server does so from the sums over all clients (of F Fᵀ, the class sums and the counts), which is
-            all that it sees under secure aggregation. In float32 the difference F Fᵀ − Σ_c N_c μ_c μ_cᵀ is
-            off by about eps·(1 + m²/s²) of itself, for features of mean m and spread s within classes.
-        features: a map of features that all parties share; random Fourier features make this Fed3R-RF.
+        scatter: ``"within"`` subtracts the scatter between classes from the Gram matrix, as FedCOF does. The
+            server subtracts it from sums over all clients (F Fᵀ, class sums, counts), so this works under
+            secure aggregation. In float32 the difference F Fᵀ − Σ_c N_c μ_c μ_cᵀ has a relative error of
+            about eps·(1 + m²/s²), for features of mean m and spread s within classes.
+        feature_map: a map of features that all parties share; random Fourier features make this Fed3R-RF.
 
     Raises:
         ValueError: if ``ridge`` is negative or not finite, or ``scatter`` unknown.
@@ -95,7 +95,7 @@ def fed3r(
             _gram_head,
             "gram",
             gram_merge,
-            features,
+            feature_map,
         )
     return Method(
         ridge,
@@ -106,5 +106,5 @@ def fed3r(
         _within_head,
         "gram",
         _within_merge,
-        features,
+        feature_map,
     )

@@ -17,7 +17,7 @@ from covfree.estimators.moments import example_moments
 from covfree.estimators.scatter import centred_rows
 from covfree.estimators.shrinkage import as_shrinkage
 from covfree.estimators.shrinkage_rule import Shrinkage
-from covfree.features import FeatureMap
+from covfree.feature_maps import FeatureMap
 from covfree.heads import lda_head, ridge_head
 from covfree.linalg import Scatter
 from covfree.methods.method import Factor, MessageKind, Method, sent_matrix
@@ -118,28 +118,31 @@ def fedcof(
     *,
     subset_size: int = 2,
     scatter: ScatterChoice = "within",
-    features: FeatureMap | None = None,
+    feature_map: FeatureMap | None = None,
 ) -> Method:
-    """FedCOF: clients send class means and counts; their spread gives the covariance that the head needs.
+    """Make FedCOF: clients send class means and counts, whose spread gives the covariance for a head.
 
-    Bytes up: 4·M·d for M client-class pairs, as FedNCM. The paper's settings are
-    ``fedcof(shrinkage=1.0, head="ridge")``. Other heads are given Σ̂ = Ŵ/Σ_c w_c (K_c − 1), which is unbiased
-    where classes share Σ though some have a single row; over N − C it would be too small.
+    The defaults, LDA with automatic shrinkage, are covfree's. The paper's method is a ridge head with γ = 1:
+    ``fedcof(shrinkage=1.0, head="ridge")``. Bytes up: 4·M·d for M client-class pairs, as FedNCM's.
+
+    Heads other than ridge are given Σ̂ = Ŵ/Σ_c w_c (K_c − 1), where w_c are the weights of `within_scatter`.
+    It is unbiased if the classes share one covariance, also if some of them have a single row. Divided by
+    N − C, Ŵ would then be too small.
 
     Args:
         shrinkage: a number γ adds γI to the covariance; ``"auto"`` or another rule needs no tuning.
             Derivatives take what ``"auto"`` chose as given; pass a number for the whole derivative.
-        num_subsets: most random subsets of a client's class, each sending its mean; more rows, more bytes.
-            None for as many as ``subset_size`` allows: the number then grows with n_kc.
-        weighting: how the classes' scatters are put together, see `within_scatter`.
+        num_subsets: most random subsets of a client's class. Each sends its mean: more rows, more bytes. None
+            for as many as ``subset_size`` allows, so that their number grows with n_kc.
+        weighting: how the classes' scatters are weighted, see `within_scatter`.
         head: ``"lda"``; ``"ridge"``, which solves with the Gram matrix (N − C)·Σ̃ + N μ_g μ_gᵀ; or a
             function of the shrunk within-class covariance (a `Scatter`; ``.dense()`` is the matrix) and the
             `Moments`.
         subset_size: examples of a random subset, at least, unless the client's class has fewer.
-        scatter: the parts of the ridge head's Gram matrix, see `total_gram`. Other heads have no such choice.
-        features: a map of features that all parties share, e.g. ``relu_features(5000)``: clients send the
-            class means of what it gives, 4·M·D bytes for D features. With fewer rows than D the server solves
-            a system of the size of the rows.
+        scatter: the parts of the ridge head's Gram matrix, see `total_gram`; for the ridge head alone.
+        feature_map: a map of features that all parties share, e.g. ``relu_features(5000)``. Clients send the
+            class means of D mapped features, 4·M·D bytes. With fewer rows than D, the server solves a system
+            of the size of the rows.
 
     Raises:
         ValueError: if an argument is unknown or out of range.
@@ -148,7 +151,7 @@ def fedcof(
     """
     check_choice("weighting", weighting, get_args(Weighting))
     summary = ClassMeans(num_subsets, subset_size)
-    return fedcof_like("fedcof", summary, FromMeans(weighting), shrinkage, head, scatter, features)
+    return fedcof_like("fedcof", summary, FromMeans(weighting), shrinkage, head, scatter, feature_map)
 
 
 def fedcof_oracle(
@@ -157,11 +160,13 @@ def fedcof_oracle(
     *,
     covariance: Literal["full", "diagonal", "spherical"] = "full",
 ) -> Method:
-    """FedCOF's oracle: clients also send their class covariances, so that nothing need be estimated.
+    """Make FedCOF's oracle: clients also send their class covariances, so that nothing need be estimated.
 
-    The covariances aggregate (`aggregate_covariances`) to the pooled examples' own within-class scatter,
-    which is what is computed here. Cheaper, and cruder: the diagonals of the clients' covariances, or one
-    variance each; how the clients' means spread is still known in every direction.
+    The covariances aggregate (`aggregate_covariances`) to the within-class scatter of the pooled examples. A
+    simulation computes that scatter directly. Diagonals of the clients' covariances, or one variance each,
+    are cheaper and cruder: the scatter between the clients' means is still known in every direction.
+
+    As with `fedcof`, the paper's settings are ``shrinkage=1.0, head="ridge"``.
 
     Bytes up: 4·M·(d² + d); diagonal 8·M·d; spherical 4·M·(d + 1).
 
@@ -197,7 +202,7 @@ def fedcof_like(
     shrinkage: Scalar | str | Shrinkage,
     head: HeadChoice,
     scatter: ScatterChoice = "within",
-    features: FeatureMap | None = None,
+    feature_map: FeatureMap | None = None,
     message: MessageKind = "rows",
     merge: Callable[[Any, Message, int], tuple[Any, ...]] | None = None,
 ) -> Method:
@@ -217,7 +222,7 @@ def fedcof_like(
         head=_Head(within, function),
         message=message,
         merge=merge,
-        features=features,
+        feature_map=feature_map,
     )
 
 

@@ -19,7 +19,7 @@ def _head(params: object, system: None, moments: Moments) -> LinearHead:
 
 
 def fedncm() -> Method:
-    """FedNCM: clients send class means and counts, the normalised global means are the classifier.
+    """Make FedNCM: clients send class means and counts; the normalised global means are the classifier.
 
     Bytes up: 4·M·d for M client-class pairs.
 

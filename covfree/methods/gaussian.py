@@ -13,7 +13,7 @@ from covfree.estimators.class_scatter import class_scatters, class_squares, scat
 from covfree.estimators.moments import example_moments
 from covfree.estimators.scatter import centred_rows
 from covfree.estimators.shrinkage import Shrinkage, as_shrinkage
-from covfree.features import FeatureMap
+from covfree.feature_maps import FeatureMap
 from covfree.heads import lda_head
 from covfree.heads.gaussian import GaussianHead, gaussian_head
 from covfree.linalg import Scatter
@@ -48,18 +48,18 @@ def _total_merge(gamma: Scalar, message: Message, num_classes: int) -> tuple[Mom
     return moments, Scatter.from_matrix(scatter_about(mean, count, gram.value))
 
 
-def fedcgs(shrinkage: Scalar = 0.0, *, features: FeatureMap | None = None) -> Method:
-    """FedCGS: a Gaussian head with the covariance of all features, whatever their class.
+def fedcgs(shrinkage: Scalar = 0.0, *, feature_map: FeatureMap | None = None) -> Method:
+    """Make FedCGS: a Gaussian head with the total covariance, that of all features whatever their class.
 
     Clients send class sums A, the Gram matrix B = F Fᵀ and counts N, as Fed3R. The server computes
     Σ = (B − N μ_g μ_gᵀ)/(N − 1), w_c = Σ⁻¹ μ_c and b_c = log π_c − ½ μ_cᵀ Σ⁻¹ μ_c. Bytes up: 4·(K·d² + M·d).
 
-    Σ holds the scatter between classes beside that within them: it is no within-class covariance, with which
-    the same formulas are linear discriminant analysis (`fedcof`, `fedcof_oracle`).
+    Σ includes the scatter between classes. With the within-class covariance in its place, the same formulas
+    are linear discriminant analysis (`fedcof`, `fedcof_oracle`).
 
     Args:
         shrinkage: γ, adds γI to Σ; at least 0. The paper has none.
-        features: a map of features that all parties share: the paper's feature expansion.
+        feature_map: a map of features that all parties share: the paper's feature expansion.
 
     Raises:
         ValueError: if ``shrinkage`` is negative or not finite.
@@ -70,7 +70,7 @@ def fedcgs(shrinkage: Scalar = 0.0, *, features: FeatureMap | None = None) -> Me
     check_strength("shrinkage", shrinkage)
     phases = (moments_phase, _total_phase)
     return Method(
-        shrinkage, "fedcgs", Examples(), phases, _total_system, _total_head, "gram", _total_merge, features
+        shrinkage, "fedcgs", Examples(), phases, _total_system, _total_head, "gram", _total_merge, feature_map
     )
 
 
@@ -105,7 +105,7 @@ def scatters_merge(numbers: Any, message: Message, num_classes: int) -> tuple[Mo
 def _drawn_together(scatters: jax.Array, pooled: jax.Array, moments: Moments, degrees: Scalar) -> jax.Array:
     """(S_c + κ Σ̃)/(K_c − 1 + κ) for every class."""
     shape = (-1, *(1 for _ in pooled.shape))
-    own = jnp.maximum(moments.rows - 1, 0).astype(scatters.dtype).reshape(shape)
+    own = jnp.maximum(moments.num_rows - 1, 0).astype(scatters.dtype).reshape(shape)
     whole = own + degrees
     return (scatters + degrees * pooled[None]) / jnp.where(whole > 0, whole, 1)
 
@@ -125,20 +125,20 @@ def qda(
     *,
     covariance: Literal["sent", "means"] = "sent",
 ) -> Method:
-    """Quadratic discriminant analysis: a Gaussian head with a covariance for each class, shrunk.
+    """Make quadratic discriminant analysis: a Gaussian head with a shrunk covariance for each class.
 
     Σ̃_c = (S_c + κ Σ̃)/(ν_c + κ), with S_c the class's scatter of ν_c degrees of freedom, Σ̃ the shrunk
-    covariance of all classes together, and κ = prior·d: the mean of what is believed of Σ_c if it was thought
-    to be like Σ̃ with the weight of κ observations. A class of few examples so gets about the common
-    covariance, and the head is about linear discriminant analysis; κ → ∞ is that exactly.
+    covariance of all classes together, and κ = prior·d. This is the posterior mean of Σ_c under a prior about
+    Σ̃ with the weight of κ observations. A class with few examples has about the common covariance. For
+    κ → ∞ the head is linear discriminant analysis.
 
     Memory C·d² at the server. Bytes up: 4·M·(d² + d), as FedCOF's oracle; from means alone 4·M·d.
 
     Args:
-        shrinkage: of the common covariance, see `fedcof`; a rule that looks at single rows has no place here.
+        shrinkage: of the common covariance, see `fedcof`; not a rule that needs single rows.
         prior: κ/d, above 0 for a class with fewer examples than dimensions.
-        covariance: ``"sent"`` by the clients with each class mean, or estimated from how the ``"means"``
-            spread, as FedCOF does, with ν_c = K_c − 1.
+        covariance: ``"sent"`` if clients send a covariance with each class mean; ``"means"`` if it is
+            estimated from the spread of the means, as in FedCOF, with ν_c = K_c − 1.
 
     Raises:
         ValueError: if an argument is unknown or out of range.
@@ -166,14 +166,14 @@ def _naive_head(prior: Scalar, system: None, moments: Moments, squares: jax.Arra
 
 
 def naive_bayes(prior: Scalar = 1.0, *, covariance: Literal["sent", "means"] = "sent") -> Method:
-    """Gaussian naive Bayes: every class has its own variance of each feature, and no correlations.
+    """Make Gaussian naive Bayes: every class has its own variance of each feature, and no correlations.
 
     v_c = (s_c + κ v)/(ν_c + κ), with s_c the class's sums of squares of ν_c degrees of freedom, v the
     variances of all classes together, and κ = prior. Bytes up: 8·M·d; from means alone 4·M·d.
 
     Args:
-        prior: κ, the observations that the common variances count for; above 0 where a class may have a
-            single example.
+        prior: κ, the number of observations that the common variances count for. Must be above 0 if a class
+            may have a single example.
         covariance: see `qda`.
 
     Raises:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from covfree.checks import check_choice, check_row_structure
 from covfree.estimators.analytic import Analytic, local_solution
-from covfree.features import FeatureMap
+from covfree.feature_maps import FeatureMap
 from covfree.heads.mapped import MappedHead
 from covfree.keys import derive
 from covfree.linalg import Scatter
@@ -31,13 +31,13 @@ MessageKind: TypeAlias = Literal["rows", "gram", "solutions", "covariances"]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Factor:
-    """A term of a phase that adds up as ``rowsᵀ rows``; any other leaf adds up as it is.
+    """A term of a phase that adds up as YᵀY, with Y its ``value``; any other leaf adds up as it is.
 
     Kept apart from the product so that whoever runs the phase may choose the product's form: in full, by
     its upper triangle, or not at all where there are few rows (`Scatter.from_factor`).
     """
 
-    rows: Float[Array, "rows dim"]
+    value: Float[Array, "rows dim"]
 
 
 @jax.tree_util.register_dataclass
@@ -60,9 +60,9 @@ def sent_matrix(matrix: AnyArray | None, name: str) -> AnyArray:
 class Method:
     """A federated method: how examples become rows, what is summed over rows, and how sums become a head.
 
-    A pytree whose leaves are the numbers in ``params``, ``features`` and ``transforms``: a method is passed
-    to compiled functions as an argument, so another shrinkage compiles nothing anew, and ``vmap`` and
-    ``grad`` see the number.
+    A pytree whose leaves are the numbers in ``params``, ``feature_map`` and ``transforms``. A method is an
+    argument of compiled functions, so another shrinkage compiles nothing anew, and ``vmap`` and ``grad`` see
+    the number.
 
     Attributes:
         params: the numbers (and shrinkage rules) that may be swept.
@@ -71,14 +71,13 @@ class Method:
         phases: sums over rows, each given the totals of those before it.
         system: ``(params, *totals) -> Scatter``, the regularised matrix that the head solves with; or None.
         head: ``(params, system, *totals) -> Head``.
-        message: what leaves a client.
-        merge: ``(params, message, num_classes) -> totals``, the same totals from what clients sent, where
-            that is more than rows; None where the server runs the phases over the rows.
-        features: a map that clients apply to features before anything else, and the head to what it
-            classifies.
-        transforms: what happens to the rows before they leave a client, in this order.
-        whole_clients: whether terms of the phases add up only over parts that each hold all rows of their
-            clients, as where rows of a client are compared with one another.
+        message: the kind of message that a client sends.
+        merge: ``(params, message, num_classes) -> totals``, the same totals from the clients' messages if
+            these hold more than rows; None if the server runs the phases over the rows.
+        feature_map: a map of features. Clients apply it before they summarise, the head before it classifies.
+        transforms: transforms of the rows before they leave a client, in this order.
+        whole_clients: whether all rows of a client must lie in one part for the phases' terms to add up. So
+            it is if a phase compares rows of a client with one another.
     """
 
     params: Any
@@ -91,7 +90,7 @@ class Method:
     merge: Callable[[Any, Message, int], tuple[Any, ...]] | None = field(
         default=None, metadata={"static": True}
     )
-    features: FeatureMap | None = None
+    feature_map: FeatureMap | None = None
     transforms: tuple[Transform, ...] = ()
     whole_clients: bool = field(default=False, metadata={"static": True})
 
@@ -109,11 +108,11 @@ class Method:
         """The head from the totals of all phases."""
         system = None if self.system is None else self.system(self.params, *totals)
         head = self.head(self.params, system, *totals)
-        return head if self.features is None else MappedHead(self.features, head)
+        return head if self.feature_map is None else MappedHead(self.feature_map, head)
 
     def mapped(self, features: AnyArray) -> jax.Array:
         """What a client makes of its features before it summarises them."""
-        return jnp.asarray(features) if self.features is None else self.features(features)
+        return jnp.asarray(features) if self.feature_map is None else self.feature_map(features)
 
     def own_solution(self, features: jax.Array, labels: jax.Array, num_classes: int) -> Analytic:
         """A client's ridge solution, where that is what it sends; γ is ``params.gamma``."""

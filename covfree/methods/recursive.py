@@ -23,15 +23,15 @@ from covfree.types import AnyArray, LinearHead, Moments, Scalar, is_traced
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RecursiveRidge:
-    """All that a server keeps between clients; with an axis before where ``vmap`` made several states.
+    """The state that a server keeps between clients; under ``vmap``, arrays have a leading axis of states.
 
     Attributes:
         root: R, upper triangular with a diagonal above 0, so that Rᵀ R = F Fᵀ + λI determines it.
         total: sum of the features of each class.
         count: examples of each class.
-        margin: how well determined the state was after forgetting: 1 before any `downdate`, then the
-            smallest share that one of them left of any direction's energy. A `downdate` loses about
-            1/margin times the rounding error; 0 says that one was refused.
+        margin: how well determined the state is after forgetting. It is 1 before any `downdate`, then the
+            smallest share of any direction's energy that a `downdate` left. Rounding errors grow by about
+            1/margin. 0 means that a `downdate` was refused.
     """
 
     root: Float[Array, "*batch dim dim"]
@@ -41,14 +41,14 @@ class RecursiveRidge:
 
 
 def recursive_ridge(dim: int, num_classes: int, ridge: Scalar) -> RecursiveRidge:
-    """The state before the first client: R = √λ I.
+    """Make the state before the first client: R = √λ I.
 
     Args:
         dim: d.
         num_classes: C.
-        ridge: λ, above 0. Without it the root is singular until d independent examples came, and a
-            triangular root cannot give the solution of minimum norm; and nothing would keep the last
-            client's Gram matrix from being all there is to subtract when it is forgotten.
+        ridge: λ, above 0. With λ = 0 the root would be singular until d independent examples came, and a
+            triangular root cannot give the solution of minimum norm. Also, forgetting the last client would
+            leave a root of 0.
 
     Returns:
         The state, in float32, or float64 where that is enabled. Features are cast to it.
@@ -123,21 +123,22 @@ def downdate(
     features: Float[AnyArray, "examples dim"],
     labels: Integer[AnyArray, " examples"],
 ) -> RecursiveRidge:
-    """Forget a client's examples, as if they had never come.
+    """Remove a client's examples from the state, as if they had never been added.
 
     With Rᵀ P = Fᵀ one has Rᵀ R − Fᵀ F = Rᵀ (I − P Pᵀ) R, so R' = S R for the Cholesky factor Sᵀ S = I − P Pᵀ.
     The eigenvalues of I − P Pᵀ are shares of what the state holds in each direction: rounding is relative
     to them, where in the difference Rᵀ R − Fᵀ F it is relative to the largest eigenvalue.
 
     Args:
-        state: one to which these examples were added, in whatever call.
-        features: what the client had sent to `update`.
-        labels: their classes; padding as there.
+        state: a state to which these examples were added, in any calls of `update`.
+        features: the features that the client passed to `update`.
+        labels: their classes; padding as in `update`.
 
     Returns:
-        The state without them. Where that cannot be (more examples of a class than the state holds, or
-        a part of I − P Pᵀ that is rounding or negative: these examples were not in it, or λ is too small
-        against them to be told), the state as it was with ``margin`` 0. It holds no NaN in either case.
+        The state without the examples. If they cannot be removed, the state as it was, with ``margin`` 0. So
+        it is if a class has more examples than the state holds, or if a part of I − P Pᵀ is negative or
+        rounding: the examples were not in the state, or λ is too small against them to tell. The state never
+        holds NaN.
 
     Raises:
         ValueError: if shapes do not fit.
@@ -174,7 +175,7 @@ def downdate(
 
 @jax.jit
 def head(state: RecursiveRidge) -> LinearHead:
-    """The ridge head of all examples in the state, by two triangular solves.
+    """Solve for the ridge head of all examples in the state, by two triangular solves.
 
     Args:
         state: from `recursive_ridge`, `update` and `downdate`.
@@ -192,7 +193,7 @@ def head(state: RecursiveRidge) -> LinearHead:
     """
     lower = state.root.T
     weight = unit_columns(triangular_solve(lower, triangular_solve(lower, state.total.T), transposed=True))
-    moments = Moments(count=state.count, rows=state.count, total=state.total)
+    moments = Moments(count=state.count, num_rows=state.count, total=state.total)
     return head_for_present(weight, jnp.zeros_like(weight[0]), moments.present)
 
 

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from covfree.estimators import Shrinkage
-from covfree.features import fourier_features, relu_features
+from covfree.feature_maps import fourier_features, relu_features
 from covfree.methods.afl import afl
 from covfree.methods.fed3r import fed3r
 from covfree.methods.fedcof import fedcof, fedcof_oracle
@@ -23,7 +23,7 @@ class Entry(NamedTuple):
     """A named method.
 
     Attributes:
-        title: how tables name it.
+        title: how tables name it; defaults that options may change stand in parentheses.
         make: the method with its defaults; takes the keywords in ``accepts``.
         accepts: the numbers that the command line may pass on.
     """
@@ -38,11 +38,11 @@ def _fed3r_within(ridge: Scalar = 1.0) -> Method:
 
 
 def _fed3r_random(ridge: Scalar = 0.01, num_features: int = 1000, sigma: Scalar = 1.0) -> Method:
-    return fed3r(ridge, features=fourier_features(num_features, sigma=sigma))
+    return fed3r(ridge, feature_map=fourier_features(num_features, sigma=sigma))
 
 
 def _fedcof_random(shrinkage: Scalar | str | Shrinkage = "auto", num_features: int = 1000) -> Method:
-    return fedcof(shrinkage, features=relu_features(num_features))
+    return fedcof(shrinkage, feature_map=relu_features(num_features))
 
 
 def _fedcof_paper() -> Method:
@@ -72,7 +72,9 @@ _REGISTRY: Mapping[str, Entry] = MappingProxyType(
         "afl": Entry("AFL", afl, frozenset({"ridge"})),
         "fedcgs": Entry("FedCGS", fedcgs),
         "fedcof": Entry(
-            "FedCOF", fedcof, frozenset({"shrinkage", "num_subsets", "subset_size", "head", "scatter"})
+            "FedCOF (LDA, automatic γ)",
+            fedcof,
+            frozenset({"shrinkage", "num_subsets", "subset_size", "head", "scatter"}),
         ),
         "fedcof-paper": Entry("FedCOF, paper (ridge head, γ = 1)", _fedcof_paper),
         "fedcof-components": Entry(

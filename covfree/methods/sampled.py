@@ -46,11 +46,11 @@ class _ClassesHead:
 
 
 def ccvr(num_samples: int = 10_000, *, l2: Scalar = 1e-3, seed: Scalar = 0) -> Method:
-    """CCVR: a linear head trained on virtual features of every class's Gaussian.
+    """Make CCVR: the server trains a linear head on virtual features drawn from each class's Gaussian.
 
     Clients send class means and covariances, which aggregate exactly (`aggregate_covariances`). The server
-    draws virtual features from N(μ_c, Σ_c), as many of each class as its share of the examples says, and
-    trains a softmax head on them. Memory C·d² at the server. Bytes up: 4·M·(d² + d).
+    draws virtual features from N(μ_c, Σ_c), in proportion to the classes' examples, and trains a softmax head
+    on them. Memory C·d² at the server. Bytes up: 4·M·(d² + d).
 
     Args:
         num_samples: virtual features of all classes together.
@@ -60,9 +60,8 @@ def ccvr(num_samples: int = 10_000, *, l2: Scalar = 1e-3, seed: Scalar = 0) -> M
     Raises:
         ValueError: if a number is out of range.
 
-    Source: Luo, Chen, Hu, Zhang, Liang and Feng (2021), eq. 3 and Alg. 1. There the classifier of a model
-    that was trained federatedly is calibrated; here the backbone is frozen and the head is trained from
-    nothing.
+    Source: Luo, Chen, Hu, Zhang, Liang and Feng (2021), eq. 3 and Alg. 1. The paper calibrates the
+    classifier of a model that was trained federatedly; here the backbone is frozen and the head starts at 0.
     """
     check_positive("num_samples", num_samples)
     check_strength("l2", l2)
@@ -100,7 +99,7 @@ def fedpft(
     l2: Scalar = 1e-3,
     seed: Scalar = 0,
 ) -> Method:
-    """FedPFT: clients send a Gaussian mixture for each class, the server trains a head on draws from them.
+    """Make FedPFT: clients send a Gaussian mixture of each class; the server trains on draws from them.
 
     Bytes up, with k components (fewer for a class of few examples): 4·k·M·(2·d) diagonal, 4·k·M·(d + 1)
     spherical, 4·k·M·(d² + d) full.
@@ -108,7 +107,7 @@ def fedpft(
     Args:
         num_components: k, components of a client's class, at most.
         covariance: structure of the components' covariances.
-        num_samples: virtual features of all clients together, dealt by count.
+        num_samples: virtual features of all clients together, in proportion to the components' counts.
         l2: weight of the penalty, see `softmax_head`.
         seed: of the virtual features.
 

@@ -8,7 +8,7 @@ from typing import get_args
 from covfree.checks import check_choice
 from covfree.estimators import Weighting
 from covfree.estimators.shrinkage import Shrinkage
-from covfree.features import FeatureMap
+from covfree.feature_maps import FeatureMap
 from covfree.methods.fedcof import HeadChoice, fedcof_like
 from covfree.methods.method import Method
 from covfree.methods.sketched_means import SketchedMeans
@@ -24,23 +24,23 @@ def fedcof_components(
     head: HeadChoice = "lda",
     *,
     subset_size: int = 2,
-    features: FeatureMap | None = None,
+    feature_map: FeatureMap | None = None,
 ) -> Method:
-    """FedCOF by variance components: the covariance from how each client's own means spread.
+    """Make FedCOF by variance components: the covariance comes from the spread of each client's own means.
 
-    Clients send the means of two or more random subsets of each class. How the means of one client spread
-    does not depend on how clients differ from one another, so that the estimate is unbiased where that of
-    `fedcof` counts every difference between clients many times over. Bytes up: 4·M·d, M the number of subset
-    means.
+    Clients send the means of two or more random subsets of each class. The spread of one client's means does
+    not depend on how clients differ. So the estimate is unbiased under client shift, where that of `fedcof`
+    is too large. Bytes up: 4·M·d, M the number of subset means. Defaults are LDA and automatic shrinkage, as
+    `fedcof`'s.
 
     Args:
         shrinkage: see `fedcof`.
-        num_subsets: most random subsets of a client's class; 2 or more (None: as ``subset_size`` allows), as
-            one mean alone shows no spread.
+        num_subsets: most random subsets of a client's class, at least 2; None for as many as
+            ``subset_size`` allows.
         weighting: see `component_factor`.
         head: see `fedcof`.
         subset_size: see `fedcof`.
-        features: see `fedcof`.
+        feature_map: see `fedcof`.
 
     Raises:
         ValueError: if an argument is unknown or out of range.
@@ -52,7 +52,7 @@ def fedcof_components(
         raise ValueError("num_subsets: expected 2 or more, as one mean a class shows no spread; got 1")
     summary = ClassMeans(num_subsets, subset_size)
     within = FromComponents(weighting)
-    method = fedcof_like("fedcof-components", summary, within, shrinkage, head, features=features)
+    method = fedcof_like("fedcof-components", summary, within, shrinkage, head, feature_map=feature_map)
     return replace(method, whole_clients=True)
 
 
@@ -63,13 +63,14 @@ def fedcof_sketches(
     *,
     num_subsets: int | None = 1,
     subset_size: int = 2,
-    features: FeatureMap | None = None,
+    feature_map: FeatureMap | None = None,
 ) -> Method:
-    """FedCOF with residual sketches: each client adds a few vectors that hold its scatter within classes.
+    """Make FedCOF with residual sketches: clients add a few vectors that hold their scatter within classes.
 
-    A sketch is the sum of what is left of a client's features about the means that it sends, each with a
-    secret random sign. Its square is, on average over the signs, exactly the client's scatter within classes:
-    for any data, with one client or many, however they differ. Bytes up: 4·(M + K·m)·d for m sketches.
+    A residual is a feature minus the class mean that the client sends. A sketch y is the sum of a client's
+    residuals, each with a secret random sign. The expectation of yyᵀ over the signs is the client's scatter
+    within classes, for any data and any number of clients, however they differ. Bytes up: 4·(M + K·m)·d for m
+    sketches. Defaults are LDA and automatic shrinkage, as `fedcof`'s.
 
     Args:
         num_sketches: m, sketches of a client.
@@ -77,7 +78,7 @@ def fedcof_sketches(
         head: see `fedcof`.
         num_subsets: most random subsets of a client's class, each sending its mean.
         subset_size: see `fedcof`.
-        features: see `fedcof`.
+        feature_map: see `fedcof`.
 
     Raises:
         ValueError: if an argument is unknown or out of range.
@@ -85,4 +86,4 @@ def fedcof_sketches(
     Source: covfree; the derivation is in docs/shift.md.
     """
     summary = SketchedMeans(num_sketches, num_subsets, subset_size)
-    return fedcof_like("fedcof-sketches", summary, FromSketches(), shrinkage, head, features=features)
+    return fedcof_like("fedcof-sketches", summary, FromSketches(), shrinkage, head, feature_map=feature_map)

@@ -13,7 +13,7 @@ from covfree.checks import check_choice, check_positive
 from covfree.statistics import client_rows, count_rows
 from covfree.statistics.groups import accumulation_dtype, as_examples
 from covfree.statistics.mixtures import Structure, client_mixtures, mixture_sizes
-from covfree.statistics.rows import Spread, bucket, check_subsets, pair_sizes
+from covfree.statistics.rows import CovarianceType, bucket, check_subsets, pair_sizes
 from covfree.types import Rows, is_traced
 
 
@@ -83,11 +83,11 @@ class ClassMeans(OfManyClients):
 
     num_subsets: int | None = 1
     subset_size: int = 2
-    covariance: Spread | None = None
+    covariance: CovarianceType | None = None
 
     def __post_init__(self) -> None:
         check_subsets(self.num_subsets, self.subset_size)
-        check_choice("covariance", self.covariance, (None, *get_args(Spread)))
+        check_choice("covariance", self.covariance, (None, *get_args(CovarianceType)))
 
     def sizes(self, labels: np.ndarray, clients: np.ndarray) -> tuple[int, ...]:
         """Number of rows."""

@@ -29,8 +29,8 @@ _DTYPES = ("BF16", "F16", "F32", "F64", "I8", "I16", "I32", "I64", "U8", "U16", 
 def save_message(message: Message, path: str | PathLike[str]) -> None:
     """Write a message to a safetensors file (needs the ``safetensors`` extra).
 
-    The file is there as a whole or not at all, whatever interrupts the writing. Each writing has an identity
-    of its own, by which `MessageFolder` tells a copy of a file from a message of the same numbers.
+    An interrupted call leaves no file, or the earlier one. Each call writes a random identity into the file,
+    by which `MessageFolder` tells a copy of a file from another message with the same numbers.
 
     Args:
         message: from `client_message`, or from `collect`.
@@ -56,7 +56,7 @@ def save_message(message: Message, path: str | PathLike[str]) -> None:
 
 @contextmanager
 def _opened(path: str | PathLike[str]) -> Iterator[Any]:
-    """The file of a message, of which nothing but the header is read."""
+    """Open a message file and check its header; no tensor is read."""
     safetensors = optional("safetensors", "safetensors")
     expected = f"path: {os.fspath(path)}: expected a message written by save_message"
     try:
@@ -114,7 +114,9 @@ def load_message(path: str | PathLike[str]) -> Message:
 
 
 def read_header(path: Path) -> tuple[Message, np.ndarray, str | None]:
-    """A message in the shapes and data types of that in the file, all 0, of which nothing takes memory.
+    """Read the header of a message file: zero-filled views with the file's shapes and data types.
+
+    No tensor but the counts is read.
 
     Returns:
         The message, its counts, and the identity of the writing; None if the file has none.

@@ -83,13 +83,15 @@ def _digest(path: Path) -> bytes:
 
 
 class MessageFolder:
-    """The message files of a folder, as they are when it is opened; their headers and counts alone are read.
+    """Open a folder of message files; of each file the header and the counts are read, and no more.
+
+    Files that come or change later are not seen.
 
     Attributes:
-        files: those that can be read, ordered by name.
-        rejected: for each file that was set aside, by the client's name, why: at first those that cannot be
-            read or are copies of another file, and after `accumulate_stream` or `solve_stream` all those that
-            did not count.
+        files: the files that can be read, ordered by name.
+        rejected: the reason for each file that was set aside, by the client's name. At first these are files
+            that cannot be read or are copies of another; after `accumulate_stream` or `solve_stream` all
+            files that did not count.
 
     >>> import covfree, numpy as np, tempfile
     >>> sent = covfree.Message(covfree.Rows(np.ones((1, 2)), np.array([3]), np.array([0])))
@@ -181,10 +183,10 @@ def collect_files(
     max_count: int | float | None = None,
     max_norm: int | float | None = None,
 ) -> Collected:
-    """`collect` over the files of a folder, of which only some are held at once.
+    """Check and put together the message files of a folder: `collect`, with few messages in memory at once.
 
-    For every method. Matrices are added up as they are read, so that there are never many of them in memory;
-    rows are kept. Where the rows themselves are too many, see `solve_stream`.
+    Works for every method. Matrices are added up as they are read; rows are kept. If the rows alone do not
+    fit in memory, use `solve_stream`.
 
     Args:
         folder: the files; a client's name is that of its file, without ``.safetensors``.

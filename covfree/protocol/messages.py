@@ -24,9 +24,9 @@ def client_message(
     num_classes: int,
     key: PRNGKey | None = None,
 ) -> Message:
-    """What one client sends to the server, without the classes that it lacks.
+    """Make the message that one client sends to the server; classes that it lacks are left out.
 
-    Runs on the client, eagerly: the size of the result depends on the data.
+    Runs on the client and not under ``jit``, as the size of the result depends on the data.
 
     Args:
         method: the method.

@@ -1,4 +1,4 @@
-"""Which messages are sound, and fit the others: what the server's doors share."""
+"""Checks of received messages: which are sound, and which belong together."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from covfree.types import Message, Rows
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a message is held against.
+    """Bounds that every message must keep.
 
     Attributes:
         num_classes: C.
         dim: d; None for any.
-        num_examples: how many examples clients say that they have, where they do.
+        num_examples: the number of examples that a client announced, for those that did.
         max_count: most examples of a client; None for any number.
         max_norm: the largest norm of a feature vector; None for any.
     """
@@ -36,7 +36,7 @@ class Bounds:
     max_norm: int | float | None = None
 
     def __post_init__(self) -> None:
-        """Raise unless all of them can be bounds."""
+        """Raise an error unless all of them are valid bounds."""
         check_positive("num_classes", self.num_classes)
         if self.dim is not None:
             check_positive("dim", self.dim)

@@ -19,14 +19,14 @@ from covfree.types import Message, Rows
 
 @dataclass(frozen=True)
 class Collected:
-    """What a server could use of the messages so far, and what it set aside.
+    """What a server has collected so far: the sound messages in one, and which were set aside.
 
     Attributes:
-        message: the sound messages in one: rows one below the other, with ``client`` the place in ``clients``
-            of whose they are; matrices added up, in float64.
-        clients: whose messages these are, in the order in which they came.
-        rejected: for each client whose message was set aside, why.
-        repeated: clients that sent again after they had been counted; what came then was not looked at.
+        message: the sound messages in one. Rows stand one below the other, and ``message.rows.client[r]``
+            indexes the sender of row r in ``clients``. Matrices are added up, in float64.
+        clients: the senders, in the order in which their messages came.
+        rejected: the reason for each client whose message was set aside.
+        repeated: clients that sent again after they had been counted. Their later messages are ignored.
         solved: whether the clients sent solutions, as AFL's do.
     """
 
@@ -47,32 +47,33 @@ def collect(
     max_norm: int | float | None = None,
     before: Collected | None = None,
 ) -> Collected:
-    """Put the clients' messages together; a bad one is set aside and named, the others count.
+    """Check the clients' messages and put the sound ones together; bad ones are set aside and named.
 
-    What is checked, up to which rounding, and what it costs is in ``docs/server.md``.
+    ``docs/server.md`` lists the checks, their tolerance for rounding and their cost.
 
-    Clients may come over several rounds: pass on what was collected ``before``. A client counts once, however
-    often it sends, so that any order and any split into rounds gives the same; one whose message was set
-    aside may send again.
+    Clients may come over several rounds: pass the earlier result as ``before``. A client counts once, however
+    often it sends, so the result does not depend on the order or on the split into rounds. A client whose
+    message was set aside may send again.
 
     Args:
-        messages: by client. Those without a row (a client without examples) add nothing.
+        messages: one message for each client. A message without rows (of a client without examples) adds
+            nothing.
         num_classes: C.
         dim: d; by default that of ``before``, or that which all messages have.
-        num_examples: how many examples each client says that it has, where it says so; a message whose
-            counts do not sum to it was cut short or altered.
+        num_examples: the number of examples that a client announced, for those that did. A message whose
+            counts have another sum was cut short or altered, and is set aside.
         max_count: most examples that a client may claim, which bounds its weight; any number by default.
-        max_norm: the largest norm that a feature vector has, e.g. 1 for normalised features; any by default.
-        before: what earlier rounds gave.
+        max_norm: largest norm of a feature vector, e.g. 1 for normalised features; any by default.
+        before: the result of earlier rounds.
 
     Returns:
         The sound messages in one, for `solve_message`, and the reason for each that was set aside.
 
     Raises:
-        TypeError: if ``messages`` or ``before`` are something else, or a bound is no number.
+        TypeError: if ``messages`` or ``before`` have another type, or a bound is no number.
         ValueError: if no message is sound and none was before (it names the first reasons); if messages
-            differ in their number of features and no ``dim`` says which is right, or ``dim`` is not that of
-            ``before``; if a bound is below 0 or not finite, or ``num_examples`` names nobody who sent.
+            differ in their number of features and ``dim`` is not given, or ``dim`` is not that of ``before``;
+            if a bound is below 0 or not finite; if ``num_examples`` names none of the senders.
 
     >>> import covfree, jax.numpy as jnp
     >>> good = Message(covfree.Rows(jnp.ones((1, 2)), jnp.array([3]), jnp.array([0])))
@@ -126,26 +127,26 @@ def forget(
     label: int | None = None,
     message: Message | None = None,
 ) -> Collected:
-    """Take a client, or one class of it, out again, as if it had never been sent.
+    """Remove a client, or one class of it, from what was collected, as if it had never been sent.
 
-    Rows are removed. A matrix is a sum over clients, from which that of the message is subtracted; what is
-    left differs by the rounding of the sum.
+    The client's rows are removed. The collected matrix is a sum over clients, from which the matrix of
+    ``message`` is subtracted. The result equals a sum without the client, but for rounding.
 
     Args:
         collected: what the server has.
         client: whose statistics to remove. The client may send again.
         label: the class to remove; all of them by default.
-        message: what is to be removed, where the method sends a matrix: as the client sent it; with a
-            ``label``, as it sends the examples of that class alone.
+        message: the message to remove, needed if the method sends a matrix: as the client sent it. With a
+            ``label``, the message that the client makes of its examples of that class alone.
 
     Returns:
         What is left.
 
     Raises:
-        ValueError: if the client, or a class of it, is not known; if a matrix is to be removed and no message
-            came, or one with other rows than the client's; if a class of a client is to be removed whose
-            matrix or sketches mix its classes; or if the matrix is larger than what all sent. Nothing is
-            removed then.
+        ValueError: if the client or the class is not known; if the method sends a matrix and ``message`` is
+            missing or has other rows than the client's; if one class is to be removed, but the client's
+            matrix or sketches mix its classes; if the matrix is larger than that of all clients together.
+            Nothing is removed then.
 
     >>> import covfree, jax.numpy as jnp
     >>> sent = Message(covfree.Rows(jnp.ones((1, 2)), jnp.array([3]), jnp.array([0])))

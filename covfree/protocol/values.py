@@ -18,10 +18,10 @@ _MOST_EXAMPLES = 2**53
 
 
 def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
-    """Raise unless class rows, as a server received them, are sound.
+    """Raise an error unless class rows, as a server received them, are sound.
 
     Args:
-        rows: what came.
+        rows: the rows to check.
         num_classes: C.
         dim: d that is expected, or None for any.
 
@@ -107,11 +107,11 @@ def square_sums(rows: Rows) -> np.ndarray:
 
 
 def sound_rows(rows: Rows, types: RowTypes, *, num_classes: int) -> Rows:
-    """Rows in the data types in which they are added up, or raise unless they are sound in these too.
+    """Convert received rows to the data types in which they are added up, and check them before and after.
 
     Args:
-        rows: what came.
-        types: of the rows with all others.
+        rows: the received rows.
+        types: the data types that hold the sums of these rows and all others.
         num_classes: C.
     """
     check_rows(rows, num_classes=num_classes)

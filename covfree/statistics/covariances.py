@@ -17,9 +17,9 @@ from covfree.types import AnyArray
 def class_covariances(
     features: Float[AnyArray, "examples dim"], labels: Integer[AnyArray, " examples"], num_classes: int
 ) -> Float[Array, "classes dim dim"]:
-    """Unbiased sample covariance of each class, for one client.
+    """Compute the unbiased sample covariance of each class, for one client.
 
-    S_kc = Σ_i (f_i − μ_kc)(f_i − μ_kc)ᵀ / (n_kc − 1), 0 where n_kc < 2. One class at a time, so that the
+    S_kc = Σ_i (f_i − μ_kc)(f_i − μ_kc)ᵀ / (n_kc − 1), or 0 if n_kc < 2. Classes are computed one at a time:
     memory beyond the result is n·d.
 
     Args:

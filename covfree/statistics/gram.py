@@ -18,11 +18,11 @@ from covfree.types import AnyArray
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class GramStatistics:
-    """Fed3R's statistics; those of several clients add up.
+    """Fed3R's statistics of a client; the sum over clients is that of the pooled examples.
 
     Attributes:
         gram: A = F Fᵀ = Σ_i f_i f_iᵀ.
-        class_sum: columns of Fed3R's b, here as rows: Σ of the features of each class.
+        class_sum: sum of the features of each class; the rows are the columns of Fed3R's b.
         count: examples of each class.
     """
 
@@ -34,7 +34,7 @@ class GramStatistics:
 def gram(
     features: Float[AnyArray, "examples dim"], labels: Integer[AnyArray, " examples"], num_classes: int
 ) -> GramStatistics:
-    """Gram matrix F Fᵀ, class sums and counts of one client.
+    """Compute the Gram matrix F Fᵀ, class sums and counts of one client.
 
     Args:
         features: features of the client's examples. Half precisions are summed in float32.

@@ -14,7 +14,7 @@ from covfree.types import AnyArray, PRNGKey
 def class_means(
     features: Float[AnyArray, "examples dim"], labels: Integer[AnyArray, " examples"], num_classes: int
 ) -> tuple[Float[Array, "classes dim"], Integer[Array, " classes"]]:
-    """Mean feature and number of examples of each class, for one client.
+    """Compute the mean feature and the number of examples of each class, for one client.
 
     Args:
         features: features of the client's examples. Half precisions are summed in float32.
@@ -48,11 +48,11 @@ def subset_class_means(
     *,
     key: PRNGKey,
 ) -> tuple[Float[Array, "classes subsets dim"], Integer[Array, "classes subsets"]]:
-    """Means of disjoint random subsets of each class, for one client: more rows from few clients.
+    """Compute means of disjoint random subsets of each class, for one client: more rows from few clients.
 
     A class of n_kc examples gives min(num_subsets, ⌊n_kc/2⌋) means, at least one, of subsets whose sizes
-    differ by at most 1. Each so has at least 2 examples unless the client has only one: the mean of a
-    single example would send the example itself.
+    differ by at most 1. So each subset has at least 2 examples, unless the client has only one of the class.
+    The mean of a single example would reveal the example.
 
     Args:
         features: features of the client's examples.

@@ -16,7 +16,7 @@ from covfree.statistics.groups import accumulation_dtype, as_examples, mean_grou
 from covfree.types import AnyArray, PRNGKey, Rows, is_traced
 
 # What a client may send of the spread about a mean: the variance of each feature, or their average.
-Spread: TypeAlias = Literal["diagonal", "spherical"]
+CovarianceType: TypeAlias = Literal["diagonal", "spherical"]
 
 
 def bucket(rows: int) -> int:
@@ -39,7 +39,7 @@ def count_rows(
     *,
     subset_size: int = 2,
 ) -> int:
-    """Number of rows that `client_rows` makes, counted on the host from concrete arrays.
+    """Count the rows that `client_rows` makes, on the host, from concrete arrays.
 
     >>> import numpy as np
     >>> count_rows(np.array([0, 0, 1, 1]), np.array([0, 0, 0, 5]))
@@ -82,10 +82,10 @@ def client_rows(
     num_rows: int,
     num_subsets: int | None = 1,
     subset_size: int = 2,
-    covariance: Spread | None = None,
+    covariance: CovarianceType | None = None,
     key: PRNGKey | None = None,
 ) -> Rows:
-    """Class means of all clients as rows, ordered by client, class and subset.
+    """Compute the class means of all clients as rows, ordered by client, class and subset.
 
     Costs one sort of n small keys and one pass over the features (three with a covariance); memory
     n + num_rows·d.
@@ -94,17 +94,17 @@ def client_rows(
         features: features of all clients' examples, in any order.
         labels: their classes; below 0 is padding.
         clients: the client of each example; below 0 is padding.
-        num_rows: rows of the result, static; from `count_rows`, or any bound (``len(labels)`` always
-            holds). What is over is padding; what does not fit is an error, or lost under ``jit``.
+        num_rows: rows of the result, static: `count_rows` or any upper bound, such as ``len(labels)``.
+            Unused rows are padding. If it is too small, that is an error; under ``jit`` rows are lost.
         num_subsets: most random subsets of a client's class, static; see `subset_class_means`. None for as
             many as ``subset_size`` allows: the number then grows with n_kc.
         subset_size: examples of a subset, at least, unless the client's class has fewer.
-        covariance: with the unbiased variance of each feature about the mean (``"diagonal"``), or the
-            average of these (``"spherical"``).
+        covariance: also compute the unbiased variance of each feature about the mean (``"diagonal"``), or
+            their average (``"spherical"``).
         key: PRNG key that deals examples to subsets; needed unless ``num_subsets`` is 1.
 
     Returns:
-        Rows, those beyond the pairs that exist with count 0 and label −1.
+        The rows; padding rows at the end have count 0 and label −1.
 
     Raises:
         ValueError: if shapes do not fit, a key is missing, or ``num_rows`` is too small.
@@ -117,7 +117,7 @@ def client_rows(
     ([9.0, 2.0], [1, 2], [1, 0])
     """
     features, labels, clients = as_examples(features, labels=labels, clients=clients)
-    check_choice("covariance", covariance, (None, *get_args(Spread)))
+    check_choice("covariance", covariance, (None, *get_args(CovarianceType)))
     row = deal_rows(labels, clients, num_subsets, subset_size, key)
     return rows_of(features, labels, clients, row, num_rows, covariance)
 
@@ -147,7 +147,7 @@ def rows_of(
     clients: Integer[Array, " examples"],
     row: Integer[Array, " examples"],
     num_rows: int,
-    covariance: Spread | None = None,
+    covariance: CovarianceType | None = None,
 ) -> Rows:
     """`client_rows` of examples that were dealt to rows."""
     check_positive("num_rows", num_rows)

@@ -59,18 +59,19 @@ _NOISES = {"uniform": _uniform, "gaussian": _gaussian, "laplace": _laplace}
 
 
 def count_noise(kind: CountNoise, epsilon: Scalar) -> Transform:
-    """Noise on the counts of a client's rows: ñ = max(n + σ, 0), with one of the paper's three laws of σ.
+    """Make a transform that adds noise to the counts of a client's rows: ñ = max(n + σ, 0).
+
+    σ has one of the paper's three distributions:
 
     - ``"uniform"``: σ uniform on [−(1 − ε)n, (1 − ε)n].
     - ``"gaussian"``: σ normal with mean 0 and *variance* 1/ε.
     - ``"laplace"``: σ of the Laplace law with mean 0 and scale 1/ε (variance 2/ε²).
 
-    Less ε is more noise. A row whose ñ is 0 is not sent, neither count nor mean.
+    A smaller ε means more noise. A row whose ñ is 0 is not sent, neither its count nor its mean.
 
-    **This is no differential privacy**, whatever ε. A count of 0 stays 0, as a class that a client lacks is
-    not sent. So a class that appears tells for sure that the client has an example of it, and no bound on the
-    ratio of chances holds. Besides, uniform noise is bounded, and means are sent as they are. Noise that
-    keeps a guarantee is not in covfree yet.
+    **This is not differential privacy**, whatever ε. A class that a client lacks is never sent, so a class
+    that is sent proves that the client has an example of it. Besides, uniform noise is bounded, and means are
+    sent without noise. Noise with a privacy guarantee is not in covfree yet.
 
     Args:
         kind: one of the three.

@@ -12,7 +12,7 @@ from backbones import seeded
 from precision import relative_error
 
 from covfree.backbones import BACKBONES, Backbone, backbone
-from covfree.backbones.parts import Dropout
+from covfree.backbones.layers import Dropout
 from covfree.backbones.weights import tensor_shapes
 from covfree.types import LinearHead
 

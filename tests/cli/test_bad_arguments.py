@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from covfree.cli import app
-from covfree.cli.features import features_command
+from covfree.cli.extract import extract_command
 from covfree.federation import PARTITIONERS
 from covfree.methods import registry
 
@@ -80,9 +80,9 @@ def test_compare(untyped, cli, arguments, text):
         (["partition", "--alpha", "0"], "alpha.*greater than 0, got 0"),
         (["partition", "--seed=-1"], "seed.*-1"),
         (["partition", "--methods", "fedncm"], "--methods"),
-        (["features", "--backbone", "resnet18", "--out", "a.npz"], "--images"),
-        (["features", "--images", "photos", "--out", "a.npz"], "--backbone"),
-        (["features", "--images", "photos", "--backbone", "resnet18"], "--out"),
+        (["extract", "--backbone", "resnet18", "--out", "a.npz"], "--images"),
+        (["extract", "--images", "photos", "--out", "a.npz"], "--backbone"),
+        (["extract", "--images", "photos", "--backbone", "resnet18"], "--out"),
         (["backbones", "resnet18"], "resnet18"),
     ],
 )
@@ -151,13 +151,13 @@ def test_help_teaches_every_option(cli, monkeypatch, name):
 
 def test_help_of_features(cli, monkeypatch):
     monkeypatch.setenv("COLUMNS", "110")
-    outcome = cli("features", "--help")
+    outcome = cli("extract", "--help")
     assert outcome.code == 0
     assert outcome.err == ""
     text = plain(outcome.out)
-    for option in options(features_command):
+    for option in options(extract_command):
         assert option in text
-    for word in ("covfree features --images", "efficientnet_lite0", "tfds:NAME", "owner/name@commit", "skip"):
+    for word in ("covfree extract --images", "efficientnet_lite0", "tfds:NAME", "owner/name@commit", "skip"):
         assert word in text
 
 
@@ -165,7 +165,7 @@ def test_help_of_the_app(cli):
     outcome = cli("--help")
     assert outcome.code == 0
     assert outcome.err == ""
-    for word in ("compare", "partition", "features", "backbones", "covfree compare --dataset digits"):
+    for word in ("compare", "partition", "extract", "backbones", "covfree compare --dataset digits"):
         assert word in plain(outcome.out)
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 import covfree
 from covfree.cli import app
-from covfree.cli.compare import Run, Summary
+from covfree.cli.compare import Result, Run
 from covfree.cli.options import method_names
 from covfree.cli.report import as_records
 from covfree.data import load_digits
@@ -62,9 +62,11 @@ def pairs(labels, clients) -> int:
 
 
 def without_times(content):
-    """The same without what differs from run to run."""
+    """The same without what differs from run to run, and without titles, which show the options given."""
     if isinstance(content, dict):
-        return {k: without_times(v) for k, v in content.items() if not k.endswith("_seconds")}
+        return {
+            k: without_times(v) for k, v in content.items() if k != "title" and not k.endswith("_seconds")
+        }
     return [without_times(x) for x in content] if isinstance(content, list) else content
 
 
@@ -114,10 +116,20 @@ def test_json_has_everything(compare):
 
 def test_one_slow_run_does_not_make_a_method_slow():
     runs = (
-        Run("fedncm", seed, 0.5, covfree.Upload(8, 4), 1, 1, 1, client_seconds=time, server_seconds=2 * time)
+        Run(
+            "fedncm",
+            seed,
+            0.5,
+            covfree.SentBytes(8, 4),
+            1,
+            1,
+            1,
+            client_seconds=time,
+            server_seconds=2 * time,
+        )
         for seed, time in enumerate((0.003, 7.0, 0.001))
     )
-    (record,) = as_records([Summary("fedncm", "FedNCM", tuple(runs))])
+    (record,) = as_records([Result("fedncm", "FedNCM", tuple(runs))])
     assert (record["client_seconds"], record["server_seconds"]) == (0.003, 0.006)
 
 
@@ -149,7 +161,7 @@ def test_accuracies_are_those_of_the_papers_formulas(compare):
         "fedncm": oracle.ncm_head(count, mean),
         "fed3r": oracle.ridge_head(gram, count, mean, ridge=1.0),
         "fedcof-paper": oracle.from_rows(
-            rows, CLASSES, lambda s: oracle.identity(s, 1.0), "per_class", "ridge"
+            rows, CLASSES, lambda s: oracle.diagonal_loading(s, 1.0), "per_class", "ridge"
         ),
     }
     for name, (weight, bias) in heads.items():
@@ -386,8 +398,10 @@ def test_a_number_for_shrinkage_is_gamma(compare):
     data, clients = digits(0)
     rows = oracle.client_rows(data.train_features, data.train_labels, clients)
     for found, gamma in ((small, 0.01), (large, 3.0)):
+        assert found["fedcof"]["title"] == f"FedCOF (shrinkage={gamma})"
+        assert found["fedncm"]["title"] == "FedNCM"
         weight, bias = oracle.from_rows(
-            rows, CLASSES, lambda s, gamma=gamma: oracle.identity(s, gamma), "per_class", "lda"
+            rows, CLASSES, lambda s, gamma=gamma: oracle.diagonal_loading(s, gamma), "per_class", "lda"
         )
         predicted = (data.test_features.astype(np.float64) @ weight + bias).argmax(1)
         expected = (predicted == data.test_labels).mean()

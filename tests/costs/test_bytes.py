@@ -69,7 +69,10 @@ SLIPS = {
 
 def megabytes(dataset: str, backbone: str, method: str) -> float:
     rows, clients, dim = PAIRS[dataset], CLIENTS.get(dataset, 100), DIMS[backbone]
-    return covfree.formula_bytes(registry()[method].make().message, rows=rows, clients=clients, dim=dim) / 1e6
+    return (
+        covfree.formula_bytes(registry()[method].make().message, num_rows=rows, num_clients=clients, dim=dim)
+        / 1e6
+    )
 
 
 def sent_by_loops(dataset: str, backbone: str, method: str) -> float:
@@ -118,26 +121,29 @@ def test_methods_send_what_the_paper_says():
 
 def test_inaturalist_by_hand():
     """54,590 means of 768, beside 9,275 matrices (Fed3R) or a matrix for each mean (the oracle)."""
-    assert covfree.formula_bytes("rows", rows=54590, clients=9275, dim=768) == 167_700_480
-    assert covfree.formula_bytes("gram", rows=54590, clients=9275, dim=768) == 167_700_480 + 21_882_470_400
+    assert covfree.formula_bytes("rows", num_rows=54590, num_clients=9275, dim=768) == 167_700_480
     assert (
-        covfree.formula_bytes("covariances", rows=54590, clients=9275, dim=768)
+        covfree.formula_bytes("gram", num_rows=54590, num_clients=9275, dim=768)
+        == 167_700_480 + 21_882_470_400
+    )
+    assert (
+        covfree.formula_bytes("covariances", num_rows=54590, num_clients=9275, dim=768)
         == 167_700_480 + 128_793_968_640
     )
 
 
 def test_unknown_message_kind(untyped):
     with pytest.raises(ValueError, match=r"message.*'sketch'"):
-        covfree.formula_bytes("sketch", rows=1, clients=1, dim=1)
+        covfree.formula_bytes("sketch", num_rows=1, num_clients=1, dim=1)
 
 
 # What is measured
 
 
-def measured(messages) -> covfree.Upload:
+def measured(messages) -> covfree.SentBytes:
     """The sum of `message_bytes` over clients."""
     sent = [covfree.message_bytes(message) for message in messages.values()]
-    return covfree.Upload(sum(s.statistics for s in sent), sum(s.counts for s in sent))
+    return covfree.SentBytes(sum(s.statistics for s in sent), sum(s.counts for s in sent))
 
 
 def pairs_and_senders(labels, clients) -> tuple[int, int]:
@@ -148,18 +154,18 @@ def pairs_and_senders(labels, clients) -> tuple[int, int]:
 @pytest.mark.parametrize("name", registry())
 def test_upload_is_the_sum_of_the_messages(name):
     _, labels, clients = ragged(name)
-    upload = covfree.upload(deployed.make(name), labels, clients, dim=DIM)
-    assert upload == measured(deployed.messages(name))
-    assert upload.total == upload.statistics + upload.counts
+    sent = covfree.sent_bytes(deployed.make(name), labels, clients, dim=DIM)
+    assert sent == measured(deployed.messages(name))
+    assert sent.total == sent.statistics + sent.counts
 
 
 @pytest.mark.parametrize("num_subsets", [1, 2, 9, None])
 def test_upload_is_the_sum_of_the_messages_with_subsets(num_subsets):
     method, (_, labels, clients) = covfree.fedcof(num_subsets=num_subsets), ragged()
-    upload = covfree.upload(method, labels, clients, dim=DIM)
-    assert upload == measured(deployed.send(method))
+    sent = covfree.sent_bytes(method, labels, clients, dim=DIM)
+    assert sent == measured(deployed.send(method))
     if num_subsets != 1:
-        assert upload.statistics > covfree.upload(covfree.fedcof(), labels, clients, dim=DIM).statistics
+        assert sent.statistics > covfree.sent_bytes(covfree.fedcof(), labels, clients, dim=DIM).statistics
 
 
 @pytest.mark.parametrize(
@@ -169,8 +175,8 @@ def test_upload_is_the_formula(name):
     """M and K counted by a loop; the integers beside the statistics are a count and a label a pair."""
     method, (_, labels, clients) = registry()[name].make(), ragged()
     rows, senders = pairs_and_senders(labels, clients)
-    statistics = covfree.formula_bytes(method.message, rows=rows, clients=senders, dim=DIM)
-    assert covfree.upload(method, labels, clients, dim=DIM) == covfree.Upload(statistics, 8 * rows)
+    statistics = covfree.formula_bytes(method.message, num_rows=rows, num_clients=senders, dim=DIM)
+    assert covfree.sent_bytes(method, labels, clients, dim=DIM) == covfree.SentBytes(statistics, 8 * rows)
 
 
 @pytest.mark.parametrize(
@@ -181,18 +187,18 @@ def test_upload_with_variances(name, numbers):
     """A mean and its variances: 4·M·(d + 1) bytes, or 8·M·d."""
     _, labels, clients = ragged()
     rows, _ = pairs_and_senders(labels, clients)
-    upload = covfree.upload(registry()[name].make(), labels, clients, dim=DIM)
-    assert upload == covfree.Upload(4 * rows * numbers, 8 * rows)
+    sent = covfree.sent_bytes(registry()[name].make(), labels, clients, dim=DIM)
+    assert sent == covfree.SentBytes(4 * rows * numbers, 8 * rows)
 
 
 @pytest.mark.parametrize("make", [covfree.fedcof, covfree.fed3r])
 def test_upload_of_mapped_features_is_that_of_what_the_map_gives(make):
     """Whatever the features' own dimension."""
     _, labels, clients = ragged()
-    expected = covfree.upload(make(), labels, clients, dim=7)
-    mapped = make(features=covfree.features.relu_features(7))
+    expected = covfree.sent_bytes(make(), labels, clients, dim=7)
+    mapped = make(feature_map=covfree.relu_features(7))
     for dim in (DIM, 1000):
-        assert covfree.upload(mapped, labels, clients, dim=dim) == expected
+        assert covfree.sent_bytes(mapped, labels, clients, dim=dim) == expected
 
 
 @pytest.mark.parametrize("name", registry())
@@ -200,21 +206,21 @@ def test_clients_without_examples_send_nothing(name):
     """Nor are they counted among those who send."""
     method = registry()[name].make()
     labels, clients = np.array([0, 1, -1, -1], np.int32), np.array([4, 4, 9, 9], np.int32)
-    expected = covfree.upload(method, labels[:2], clients[:2], dim=DIM)
+    expected = covfree.sent_bytes(method, labels[:2], clients[:2], dim=DIM)
     assert expected.total > 0
-    assert covfree.upload(method, labels, clients, dim=DIM) == expected
+    assert covfree.sent_bytes(method, labels, clients, dim=DIM) == expected
 
 
 def test_nobody_sends_nothing():
     nobody = np.full(3, -1, np.int32)
     for entry in registry().values():
-        assert covfree.upload(entry.make(), nobody, nobody, dim=DIM) == covfree.Upload(0, 0)
+        assert covfree.sent_bytes(entry.make(), nobody, nobody, dim=DIM) == covfree.SentBytes(0, 0)
 
 
 def test_padding_rows_are_not_sent():
     """A row is padding if its count is 0 or its label below 0."""
     rows = covfree.Rows(np.ones((3, 10), np.float32), np.array([2, 0, 5]), np.array([0, 1, -1]))
-    assert covfree.message_bytes(covfree.Message(rows)) == covfree.Upload(statistics=40, counts=8)
+    assert covfree.message_bytes(covfree.Message(rows)) == covfree.SentBytes(statistics=40, counts=8)
 
 
 def test_half_precision_features_are_sent_in_float32():

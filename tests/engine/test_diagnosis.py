@@ -39,7 +39,7 @@ def test_counts_and_degrees():
     found = covfree.diagnose(rows_of(covfree.fedcof(), federation), num_classes=CLASSES)
     expected = oracle.client_rows(*federation.clean)
     count, held, _ = oracle.moments(expected, CLASSES)
-    np.testing.assert_array_equal(found.rows, held)
+    np.testing.assert_array_equal(found.num_rows, held)
     np.testing.assert_array_equal(found.count, count)
     np.testing.assert_array_equal(found.class_degrees, np.maximum(held - 1, 0))
     assert (found.absent, found.without_spread) == (1, 1)
@@ -84,7 +84,7 @@ def test_condition_numbers_before_and_after_shrinkage():
     degrees = sum(n - 1 for n, k in zip(count, held, strict=True) if k > 1)
     covariance = oracle.within_scatter(expected, CLASSES) / degrees
     np.testing.assert_allclose(found.condition_before, np.linalg.cond(covariance), rtol=1e-3)
-    shrunk = oracle.identity(covariance, 0.3)
+    shrunk = oracle.diagonal_loading(covariance, 0.3)
     np.testing.assert_allclose(found.system.condition, np.linalg.cond(shrunk), rtol=1e-3)
     assert covfree.linalg.Route(int(found.system.route)).name == "CHOLESKY"
 

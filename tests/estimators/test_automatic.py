@@ -87,7 +87,7 @@ def foretold(rows, gammas, *, num_classes=4, weighting="per_class", scale=1.0):
             "factor": factor / jnp.sqrt(unit),
             "mean": moments.mean / jnp.sqrt(unit),
             "count": moments.count,
-            "degrees": moments.rows - 1,
+            "degrees": moments.num_rows - 1,
             "weight": weight,
         }
 
@@ -259,7 +259,7 @@ def test_offsets_far_larger_than_all_else_in_float32(dim):
 def test_as_many_observations_as_dimensions_are_added(dim, expected):
     # Classes too far apart for any strength to matter. 10 rows a class: 36 degrees of freedom.
     rows = replace(gaussian_rows(dim=dim, clients=10, spread=1e3), client=None)
-    assert phases(rows)[0].rows.tolist() == [10] * 4
+    assert phases(rows)[0].num_rows.tolist() == [10] * 4
     np.testing.assert_allclose(chosen(rows, 4).relative, expected, rtol=0.01)
 
 
@@ -269,7 +269,7 @@ def test_strength_is_expected_at_the_variance_of_an_example(keep):
     rows = shifted_rows(dim=60, clients=40, keep=keep, shift=2.0, spread=1e3)
     got = chosen(rows, 4)
     variance = np.square(np.logspace(0, -1, 60)).mean() * (1 + 2.0**2)
-    added = min(1, 60 / (phases(rows)[0].rows.sum() - 4))
+    added = min(1, 60 / (phases(rows)[0].num_rows.sum() - 4))
     np.testing.assert_allclose(got.gamma, variance * added, rtol=0.25)
     assert got.gamma / got.relative > 2 * variance
     np.testing.assert_allclose(got.scale, 1, rtol=1e-4)

@@ -71,7 +71,7 @@ def test_scatters_of_means_with_covariances_are_those_of_the_examples(precision)
     precision.assert_close(scatters_of(rows, example_moments(rows, CLASSES)), exact())
     rows = sent(precision, "diagonal")
     moments = example_moments(rows, CLASSES)
-    np.testing.assert_array_equal(moments.rows, moments.count)
+    np.testing.assert_array_equal(moments.num_rows, moments.count)
     precision.assert_close(squares_of(rows, moments), np.diagonal(exact(), axis1=1, axis2=2))
 
 
@@ -80,7 +80,7 @@ def test_scatters_of_means_alone_are_fedcofs(precision):
     moments = covfree.first_moments(rows, CLASSES)
     scatters = scatters_of(rows, moments)
     expected = covfree.estimate_covariances(rows, CLASSES)
-    degrees = np.maximum(np.asarray(moments.rows) - 1, 1)[:, None, None]
+    degrees = np.maximum(np.asarray(moments.num_rows) - 1, 1)[:, None, None]
     precision.assert_close(scatters / degrees, expected)
     np.testing.assert_array_equal(scatters[ALONE], 0)  # one mean shows no spread
 

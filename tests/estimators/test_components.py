@@ -184,7 +184,7 @@ def draws():
         totals = component_moments(rows, 2)
         factors = [component_factor(rows, totals, weighting=weighting) for weighting in WEIGHTINGS]
         eq5 = covfree.within_scatter(rows, totals.moments)
-        degrees = totals.moments.count - totals.moments.rows, totals.degrees
+        degrees = totals.moments.count - totals.moments.num_rows, totals.degrees
         return [factor.T @ factor - exact for factor in factors], eq5 - exact, degrees
 
     (per_class, pooled), eq5, degrees = jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(3), DRAWS))

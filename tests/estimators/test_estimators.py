@@ -49,7 +49,7 @@ def test_moments_and_scatters_equal_the_oracle(precision, seed, offset):
     moments, scatters = both(rows)
     count, held, mean = oracle.moments(expected, CLASSES)
     np.testing.assert_array_equal(moments.count, count)
-    np.testing.assert_array_equal(moments.rows, held)
+    np.testing.assert_array_equal(moments.num_rows, held)
     assert held[ABSENT] == 0
     assert held[ALONE] == 1
     np.testing.assert_array_equal(moments.present, count > 0)
@@ -78,7 +78,7 @@ def test_total_gram_equals_the_oracle(precision, scatter):
     # What a shrunk covariance adds to the diagonal is regularisation, and stays.
     given = linalg.Scatter.from_matrix(within).shifted(0.3)
     gram = covfree.total_gram(given, moments, scatter=scatter)
-    precision.assert_close(gram.dense(), oracle.identity(total, 0.3))
+    precision.assert_close(gram.dense(), oracle.diagonal_loading(total, 0.3))
 
 
 def test_examples_as_rows_give_the_exact_scatter_and_gram(precision):
@@ -110,10 +110,10 @@ def test_estimate_covariance_equals_the_oracle(precision, offset, shrinkage):
             precision.array(means), precision.array(counts), shrinkage=shrinkage
         )
         factor = 20 if offset and precision is FLOAT32 else 1
-        precision.assert_close(actual, oracle.identity(every[c], shrinkage), factor)
+        precision.assert_close(actual, oracle.diagonal_loading(every[c], shrinkage), factor)
     rows, _ = table(4, precision, offset=offset)
     actual = covfree.estimate_covariances(rows, CLASSES, shrinkage=shrinkage)
-    precision.assert_close(actual, [oracle.identity(s, shrinkage) for s in every], factor)
+    precision.assert_close(actual, [oracle.diagonal_loading(s, shrinkage) for s in every], factor)
     np.testing.assert_array_equal(every[ABSENT], 0)
     np.testing.assert_array_equal(every[ALONE], 0)
 
@@ -187,7 +187,7 @@ def test_float_counts_equal_integer_counts(precision):
     moments, scatters = both(rows)
     float_moments, float_scatters = both(floats)
     np.testing.assert_array_equal(moments.count, float_moments.count)
-    np.testing.assert_array_equal(moments.rows, float_moments.rows)
+    np.testing.assert_array_equal(moments.num_rows, float_moments.num_rows)
     for a, b in zip(scatters, float_scatters, strict=True):
         precision.assert_close(a, b)
     # Counts need not be whole: a weight is enough.
@@ -266,7 +266,7 @@ def test_terms_of_any_split_add_up(seed, parts):
     pieces = [covfree.Rows(rows.mean, jnp.where(owner == p, rows.count, 0), rows.label) for p in range(parts)]
     sums = [covfree.first_moments(piece, CLASSES) for piece in pieces]
     np.testing.assert_array_equal(sum(m.count for m in sums), moments.count)
-    np.testing.assert_array_equal(sum(m.rows for m in sums), moments.rows)
+    np.testing.assert_array_equal(sum(m.num_rows for m in sums), moments.num_rows)
     assert_close(sum(m.total for m in sums), moments.total, 1e-5)
     for weighting, scatter in zip(WEIGHTINGS, scatters, strict=True):
         terms = [covfree.within_scatter(piece, moments, weighting=weighting) for piece in pieces]

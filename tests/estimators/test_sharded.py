@@ -42,7 +42,7 @@ def test_eight_devices_are_one(weighting):
     moments, scatter = phases(rows)
     alone = covfree.first_moments(rows, num_classes)
     np.testing.assert_array_equal(moments.count, alone.count)
-    np.testing.assert_array_equal(moments.rows, alone.rows)
+    np.testing.assert_array_equal(moments.num_rows, alone.num_rows)
     FLOAT32.assert_close(moments.total, alone.total)
     FLOAT32.assert_close(scatter, covfree.within_scatter(rows, alone, weighting=weighting))
     assert jnp.isfinite(scatter).all()

@@ -14,7 +14,7 @@ from sklearn.covariance import OAS, LedoitWolf
 import covfree
 
 RULES = {
-    "identity": lambda: covfree.identity(0.3),
+    "diagonal_loading": lambda: covfree.diagonal_loading(0.3),
     "relative": lambda: covfree.relative(0.3),
     "oas": covfree.oas,
     "ledoit_wolf": covfree.ledoit_wolf,
@@ -56,7 +56,7 @@ def expected_covariance(rows, num_classes, rule, strength=0.3):
     degrees = oracle.spread_degrees(rows, num_classes)
     plain, _ = observations(rows, num_classes)
     covariance = plain.T @ plain / degrees
-    if rule in ("identity", "relative"):
+    if rule in ("diagonal_loading", "relative"):
         return getattr(oracle, rule)(covariance, strength)
     if rule == "pseudo_observations":
         return oracle.relative(covariance, min(1, len(covariance) / degrees))
@@ -134,7 +134,7 @@ def test_ledoit_wolf_differs_from_scikit_learn_by_the_degrees_alone():
     assert number > len(rotated)
 
 
-@pytest.mark.parametrize("name", [r for r in RULES if r != "identity"])
+@pytest.mark.parametrize("name", [r for r in RULES if r != "diagonal_loading"])
 def test_rules_are_free_of_scale(name):
     expected_rows = oracle.client_rows(*federations.make(5))
     rows = federations.rows(federations.make(5), FLOAT32, expected_rows, padding=48 - len(expected_rows))
@@ -175,10 +175,12 @@ def test_rules_on_degenerate_input(name, dim, case):
     assert (np.linalg.eigvalsh(covariance) >= -1e-3).all()
     # Nothing was observed: nothing but the absolute shrinkage is left ("auto" may take another unit).
     if case != "two rows" and name != "auto":
-        np.testing.assert_allclose(covariance, (0.3 if name == "identity" else 0) * np.eye(dim), atol=1e-9)
+        np.testing.assert_allclose(
+            covariance, (0.3 if name == "diagonal_loading" else 0) * np.eye(dim), atol=1e-9
+        )
 
 
-@pytest.mark.parametrize("name", ["identity", "relative"])
+@pytest.mark.parametrize("name", ["diagonal_loading", "relative"])
 def test_strength_can_be_swept_and_differentiated(name):
     make = getattr(covfree, name)
     expected_rows = oracle.client_rows(*federations.make(8))
@@ -189,7 +191,7 @@ def test_strength_can_be_swept_and_differentiated(name):
         assert_close(swept[k], shrunk(rows, make(s)), 1e-6)
     slope = jax.grad(lambda s: jnp.trace(shrunk(rows, make(s))))(0.1)
     trace = np.trace(np.asarray(shrunk(rows, 0.0)))
-    np.testing.assert_allclose(slope, DIM if name == "identity" else trace, rtol=1e-5)
+    np.testing.assert_allclose(slope, DIM if name == "diagonal_loading" else trace, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -251,7 +253,7 @@ def test_wrong_strengths(value, error, message):
     with pytest.raises(error, match=message):
         covfree.estimate_covariance(jnp.ones((2, 2)), jnp.ones(2), shrinkage=value)
     if not isinstance(value, str):
-        for rule in (covfree.identity, covfree.relative):
+        for rule in (covfree.diagonal_loading, covfree.relative):
             with pytest.raises(error, match=message):
                 rule(value)
 

@@ -102,7 +102,7 @@ def test_the_table_is_class_means_then_sketches(precision):
     # The scatter between rows is in it as it is, and estimators that know no sketches see the means alone.
     seen = np.asarray(factor)[:10].astype(np.float64)
     plain = covfree.first_moments(means, CLASSES)
-    np.testing.assert_array_equal(totals.moments.rows, plain.rows)
+    np.testing.assert_array_equal(totals.moments.num_rows, plain.num_rows)
     between = np.zeros((DIM, DIM))
     for x, n, c in zip(*(np.asarray(v) for v in (means.mean, means.count, means.label)), strict=True):
         if n > 0:
@@ -160,7 +160,7 @@ def test_one_client_is_enough():
     _, factor, totals = summary(
         features, jax.random.key(1), num_sketches=2000, owners=np.where(OWNERS >= 0, 0, -1)
     )
-    assert (np.asarray(totals.moments.rows) <= 1).all()
+    assert (np.asarray(totals.moments.num_rows) <= 1).all()
     exact = exact_scatter(examples()[KEPT], LABELS[KEPT])
     # Each entry's relative error is about √(2/2000).
     assert np.linalg.norm(factor.T @ factor - exact) / np.linalg.norm(exact) < 0.15

@@ -111,7 +111,7 @@ def test_gradients(diagonal):
             if not diagonal:
                 # The factorisation reads one triangle; the derivative is that of symmetric matrices.
                 covariances = (covariances + jnp.swapaxes(covariances, 1, 2)) / 2
-            some = covfree.Moments(moments.count, moments.rows, total)
+            some = covfree.Moments(moments.count, moments.num_rows, total)
             scores = covfree.gaussian_head(covariances, some)(features)
             return jnp.sum(jnp.sin(jnp.where(jnp.isfinite(scores), scores, 0)))
 
@@ -125,7 +125,7 @@ def test_gradients(diagonal):
 
 
 def test_a_mapped_head_is_the_head_of_what_the_map_gives():
-    features = covfree.features.relu_features(7)
+    features = covfree.relu_features(7)
     inner = covfree.LinearHead(jnp.arange(21.0).reshape(7, 3), jnp.array([0.0, 1.0, -jnp.inf]))
     head = MappedHead(features, inner)
     x = FLOAT32.array(CLEAN.features[:6])

@@ -25,7 +25,7 @@ def parts(seed=0, precision=FLOAT32):
     expected = oracle.client_rows(*federations.make(seed))
     rows = federations.rows(federations.make(seed), precision, expected, padding=48 - len(expected))
     moments = covfree.first_moments(rows, CLASSES)
-    matrix = oracle.identity(
+    matrix = oracle.diagonal_loading(
         oracle.within_scatter(expected, CLASSES) / oracle.within_degrees(expected, CLASSES), 0.3
     )
     return moments, precision.array(matrix), oracle.moments(expected, CLASSES), matrix
@@ -161,7 +161,7 @@ def test_one_class(dim):
 def test_order_of_classes_does_not_matter(seed):
     moments, matrix, _, _ = parts(seed % 5)
     order = np.random.default_rng(seed).permutation(CLASSES)
-    other = covfree.Moments(moments.count[order], moments.rows[order], moments.total[order])
+    other = covfree.Moments(moments.count[order], moments.num_rows[order], moments.total[order])
     for name in HEADS:
         head, permuted = compiled_build(name, matrix, moments), compiled_build(name, matrix, other)
         expected = (head.weight[:, order], head.bias[order], head.present[order])
@@ -191,7 +191,7 @@ def test_gradients_against_finite_differences(name):
 
         @jax.jit
         def loss(total, shift):
-            some = covfree.Moments(moments.count, moments.rows, total)
+            some = covfree.Moments(moments.count, moments.num_rows, total)
             head = build(name, Scatter.from_matrix(matrix).shifted(shift), some)
             scores = head(features)
             return jnp.sum(jnp.sin(jnp.where(jnp.isfinite(scores), scores, 0)))
@@ -201,7 +201,7 @@ def test_gradients_against_finite_differences(name):
         slope = jax.grad(
             lambda t: (
                 -jax.nn.log_softmax(
-                    build(name, matrix, covfree.Moments(moments.count, moments.rows, t))(features)
+                    build(name, matrix, covfree.Moments(moments.count, moments.num_rows, t))(features)
                 )[:, 0].sum()
             )
         )(moments.total)

@@ -61,7 +61,9 @@ def test_parts_of_the_gram_matrix(scatter):
     rows = oracle.client_rows(*FEDERATION.clean)
     count, _, mean = oracle.moments(rows, CLASSES)
     # γ stays in every case, as (N − C)·γ.
-    matrix = oracle.identity(oracle.grand_term(rows, CLASSES), 0.4 * oracle.within_degrees(rows, CLASSES))
+    matrix = oracle.diagonal_loading(
+        oracle.grand_term(rows, CLASSES), 0.4 * oracle.within_degrees(rows, CLASSES)
+    )
     if scatter != "between":
         matrix = matrix + oracle.within_scatter(rows, CLASSES)
     if scatter != "within":
@@ -112,12 +114,12 @@ def test_a_head_may_be_a_function():
 
 @pytest.mark.parametrize("build", [covfree.fed3r, covfree.fedcof], ids=["fed3r", "fedcof"])
 def test_a_map_of_features_is_as_good_as_features_that_were_mapped(build):
-    features = covfree.features.relu_features(7, seed=3)
-    head = fit(build(0.4, features=features), FEDERATION)
-    mapped = FEDERATION.with_features(np.asarray(features(ARRAYS[0])))
+    feature_map = covfree.relu_features(7, seed=3)
+    head = fit(build(0.4, feature_map=feature_map), FEDERATION)
+    mapped = FEDERATION.with_features(np.asarray(feature_map(ARRAYS[0])))
     plain = fit(build(0.4), mapped)
-    assert_same_classifier(head, lambda x: plain(features(x)), 1e-5)
-    other = fit(build(0.4, features=covfree.features.relu_features(7, seed=4)), FEDERATION)
+    assert_same_classifier(head, lambda x: plain(feature_map(x)), 1e-5)
+    other = fit(build(0.4, feature_map=covfree.relu_features(7, seed=4)), FEDERATION)
     assert relative_error(other.head.weight, head.head.weight) > 1e-3
 
 

@@ -66,7 +66,7 @@ def test_methods_are_algorithms(name):
         head, sent = deployed(method)
     else:
         head = covfree.fit(method, *DATA, num_classes=CLASSES, key=KEY)
-        sent = covfree.upload(method, DATA[1], DATA[2], dim=5).total
+        sent = covfree.sent_bytes(method, DATA[1], DATA[2], dim=5).total
     scores = np.asarray(head(DATA[0]), np.float64)
     close = {"rtol": 1e-3, "atol": 2e-4 * np.abs(scores).max()}
     done = run(as_algorithm(method, num_classes=CLASSES), *DATA, key=KEY)

@@ -96,7 +96,7 @@ def test_the_gram_matrix_keeps_the_laws():
 
 
 RULES = {
-    "identity": (covfree.identity(0.1), {"scaling": "γ is in the features' unit"}),
+    "diagonal loading": (covfree.diagonal_loading(0.1), {"scaling": "γ is in the features' unit"}),
     "relative": (covfree.relative(0.1), {}),
     "pseudo-observations": (covfree.pseudo_observations(), {}),
     "oas": (covfree.oas(), {}),

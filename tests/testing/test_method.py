@@ -140,7 +140,7 @@ BROKEN = {
     "clients": replace(SOUND, summary=ByNumber()),
     "classes": broken_head(lambda head, _: head._replace(bias=head.bias + jnp.arange(6.0))),
     "finite": broken_head(lambda head, _: head._replace(present=None)),
-    "scaling": broken_head(lambda head, moments: head._replace(bias=head.bias + 5.0 * moments.rows)),
+    "scaling": broken_head(lambda head, moments: head._replace(bias=head.bias + 5.0 * moments.num_rows)),
     "splitting": replace(SOUND, phases=(largest_phase,), head=over_largest),
     "messages": replace(SOUND, summary=OtherAlone()),
     "gradients": replace(SOUND, head=stopped),

@@ -86,11 +86,11 @@ def client_sums(
     Args:
         factor: y_r, 0 in padding rows.
         rows: the rows, with clients.
-        moments: phase one of *all* rows.
+        moments: `first_moments` of *all* rows.
         class_weight: w_c.
 
     Raises:
-        ValueError: if the rows do not say whose they are.
+        ValueError: if ``rows.client`` is None.
     """
     client = row_clients(rows)
     num_classes = class_weight.shape[0]
@@ -136,7 +136,7 @@ def offsets_of(sums: ClientSums, moments: Moments, freedom: Freedom, level: Floa
 
     Args:
         sums: of *all* rows.
-        moments: phase one of all rows.
+        moments: `first_moments` of all rows.
         freedom: of the covariance: w_c, and K_c − 1.
         level: tr(Σ̂)/d.
 

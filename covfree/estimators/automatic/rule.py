@@ -23,23 +23,23 @@ _SCALES = 10 ** (_SCALE_DECADES * np.arange(-2, 3))
 
 
 def automatic() -> Shrinkage:
-    """(Σ̂ + γI) s/(1 + γ/t) with γ and s chosen from the rows' sums alone: no tuning, no data, any scale.
+    """Shrink to (Σ̂ + γI) s/(1 + γ/t), t = tr(Σ̂)/d, with γ and s chosen from sums over rows; nothing to tune.
 
-    t = tr(Σ̂)/d, so that with s = 1 the trace stays what it is. γ makes up for small eigenvalues that few rows
-    make too small; s is how much class frequencies count beside features. For 25 candidates γ and 5 of s the
-    error of linear discriminant analysis is foretold from class means and Σ̂. The choice is a mean of
-    candidates, about what is expected of them (`pseudo_observations`), and the more by the error the more
-    rows there are. docs/derivation.md has the formulas, in section 10.
+    With s = 1 the trace stays as it is. γ raises the small eigenvalues, which an estimate from few rows makes
+    too small. s sets the weight of class frequencies against features. For each of 25 candidates γ and 5
+    candidates s, the test error of linear discriminant analysis is predicted from class means and Σ̂. The
+    choice is a weighted mean of the candidates. The prior weights centre on `pseudo_observations`; the
+    predicted error counts more, the more rows there are. The formulas are in docs/derivation.md, section 10.
 
-    Clients may each have an offset of their own in all features, and the next example is from a client
-    unknown. Where class means are sent and it is known whose they are, the offsets are told from the spread
-    within clients, or, where too little tells, their size is estimated. Of more than 256 clients a fair
-    sample stands for all. Where nobody is named, as under secure aggregation, rows are taken to be
-    independent and s = 1.
+    The rule allows for client shift: each client's features may have an offset, and test examples come from
+    unseen clients. If rows name their clients, the offsets are separated from the spread within clients; if
+    there is too little data for that, only their size is estimated. With more than 256 clients, a sample
+    of 256 stands for all. If rows name no clients, as under secure aggregation, rows are taken as independent
+    and s = 1.
 
-    Derivatives take γ and s as given. Costs an ``eigh`` of the covariance (or of its dual). Needs totals
-    only, no pass over the rows. Where nothing was observed (ν = 0 or Σ̂ = 0), the mean variance of the class
-    means, or 1, is added: the head is then a nearest-mean classifier.
+    Derivatives take γ and s as given. The rule costs one ``eigh`` of the covariance or of its dual, and no
+    pass over the rows. If no spread was observed (ν = 0 or Σ̂ = 0), the mean variance of the class means, or
+    1, is added, so that the head is a nearest-mean classifier.
 
     Source: the error estimate extends that of Zollanvari and Dougherty (2015) to weighted classes, many
     rivals and clients' offsets. The choice from it is covfree's.

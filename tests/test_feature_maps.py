@@ -12,7 +12,7 @@ from precision import PRECISIONS, assert_close
 from sklearn.kernel_ridge import KernelRidge
 from sklearn.metrics.pairwise import rbf_kernel
 
-from covfree.features import FeatureMap, fourier_features, relu_features
+from covfree.feature_maps import FeatureMap, fourier_features, relu_features
 from covfree.linalg import Scatter, factorise, solve
 
 FLOAT64 = PRECISIONS["float64"]

@@ -1,4 +1,4 @@
-"""``covfree features``: from images to a file of features."""
+"""``covfree extract``: from images to a file of features."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Damaged(StrEnum):
     skip = "skip"
 
 
-def features_command(
+def extract_command(
     images: Annotated[str, IMAGES],
     backbone: Annotated[str, NETWORK],
     out: Annotated[
@@ -85,9 +85,9 @@ def features_command(
     images, nothing is computed: only labels, clients and split are brought up to date.
 
     Examples:
-      covfree features --images photos --backbone efficientnet-lite0 --out photos.npz
+      covfree extract --images photos --backbone efficientnet-lite0 --out photos.npz
 
-      covfree features --images photos --layout client/class --backbone resnet18
+      covfree extract --images photos --layout client/class --backbone resnet18
       --weights resnet18.safetensors --out photos.npz
     """
     at_least("batch-size", batch_size, 1)
