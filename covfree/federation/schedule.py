@@ -54,7 +54,7 @@ def schedule(
         ValueError: if an argument is out of its range.
 
     >>> schedule(5, 2, 3, seed=0, dropout=0.5).delay.tolist()
-    [[0, 0], [-1, 0], [-1, -1]]
+    [[0, 0], [-1, -1], [0, 0]]
     """
     for name, chance in (("dropout", dropout), ("late", late)):
         if check_real(name, chance, minimum=0.0) > 1:
