@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
@@ -177,14 +176,22 @@ def federated(
     return Algorithm(numbers, name, init, broadcast, client, server, result)
 
 
-# Made once: what is made anew is another function to a compiled one.
-_SERVERS = {rule: partial(adaptive, rule) for rule in ("adam", "yogi", "adagrad")}
+def _adam(*numbers: Any, **named: Any) -> optax.GradientTransformation:
+    return adaptive("adam", *numbers, **named)
 
 
-def _adaptive(rule: Any, model: Model, client: Any, server_lr: Scalar, options: dict[str, Any]) -> Algorithm:
+def _yogi(*numbers: Any, **named: Any) -> optax.GradientTransformation:
+    return adaptive("yogi", *numbers, **named)
+
+
+def _adagrad(*numbers: Any, **named: Any) -> optax.GradientTransformation:
+    return adaptive("adagrad", *numbers, **named)
+
+
+def _adaptive(make: Any, model: Model, client: Any, server_lr: Scalar, options: dict[str, Any]) -> Algorithm:
     numbers = {name: options.pop(name) for name in ("b1", "b2", "tau") if name in options}
-    make = jax.tree_util.Partial(_SERVERS[rule], server_lr, **numbers)
-    return fedavg(model, client, make, name=f"fed{rule}", **options)
+    server = jax.tree_util.Partial(make, server_lr, **numbers)
+    return fedavg(model, client, server, name=f"fed{make.__name__[1:]}", **options)
 
 
 def fedadam(model: Model, client: Any = 0.01, server_lr: Scalar = 0.01, **options: Any) -> Algorithm:
@@ -198,14 +205,14 @@ def fedadam(model: Model, client: Any = 0.01, server_lr: Scalar = 0.01, **option
 
     Source: Reddi et al. (2021), Algorithm 2.
     """
-    return _adaptive("adam", model, client, server_lr, options)
+    return _adaptive(_adam, model, client, server_lr, options)
 
 
 def fedyogi(model: Model, client: Any = 0.01, server_lr: Scalar = 0.01, **options: Any) -> Algorithm:
     """FedYogi: `fedavg` whose server takes Yogi's steps; see `fedadam`."""
-    return _adaptive("yogi", model, client, server_lr, options)
+    return _adaptive(_yogi, model, client, server_lr, options)
 
 
 def fedadagrad(model: Model, client: Any = 0.01, server_lr: Scalar = 0.01, **options: Any) -> Algorithm:
     """FedAdagrad: `fedavg` whose server takes Adagrad's steps, β₁ = 0 unless given; see `fedadam`."""
-    return _adaptive("adagrad", model, client, server_lr, {"b1": 0.0, **options})
+    return _adaptive(_adagrad, model, client, server_lr, {"b1": 0.0, **options})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +47,10 @@ class Members(NamedTuple):
     start: Int32[Array, " members"]
     size: Int32[Array, " members"]
     arrives: Bool[Array, "members delays"]
+
+
+# Algorithm, broadcast, examples of all clients, and the key of which clients' are made.
+_Shared: TypeAlias = tuple[Algorithm, Any, Examples, Any]
 
 
 @jax.tree_util.register_dataclass
@@ -106,38 +110,41 @@ def answers(
         width: members that run at once.
         mesh: devices over which members are spread.
     """
-    keys = derive(key, "clients")
 
-    def one(member: Members, memory: Any) -> tuple[Parts, Any, Any]:
-        place = jnp.arange(longest, dtype=jnp.int32)
-        index = examples.order[jnp.minimum(member.start + place, examples.order.shape[0] - 1)]
-        index = jnp.where(place < member.size, index, -1)
-        data = ClientData(examples.features, examples.labels, index, member.client)
-        # By number: what a client draws does not depend on who else takes part.
-        own = jax.random.fold_in(keys, member.client)
-        upload, remembered, metrics = algorithm.client(algorithm.params, broadcast, data, memory, own)
-        sent = member.arrives.any()
-        # Where nothing arrives the client is as if it had not taken part.
-        remembered = jax.tree.map(lambda new, old: jnp.where(sent, new, old), remembered, memory)
-        return Parts.of(upload), remembered, metrics
+    def all_of(shared: _Shared, members: Members, memory: Any) -> Answers:
+        algorithm, broadcast, examples, keys = shared
 
-    def several(sums: Compensated, chunk: tuple[Members, Any]) -> tuple[Compensated, tuple[Any, Any, Any]]:
-        members, memory = chunk
-        parts, memory, metrics = jax.vmap(one)(members, memory)
+        def one(member: Members, memory: Any) -> tuple[Parts, Any, Any]:
+            place = jnp.arange(longest, dtype=jnp.int32)
+            index = examples.order[jnp.minimum(member.start + place, examples.order.shape[0] - 1)]
+            index = jnp.where(place < member.size, index, -1)
+            data = ClientData(examples.features, examples.labels, index, member.client)
+            # By number: what a client draws does not depend on who else takes part.
+            own = jax.random.fold_in(keys, member.client)
+            upload, remembered, metrics = algorithm.client(algorithm.params, broadcast, data, memory, own)
+            sent = member.arrives.any()
+            # Where nothing arrives the client is as if it had not taken part.
+            remembered = jax.tree.map(lambda new, old: jnp.where(sent, new, old), remembered, memory)
+            return Parts.of(upload), remembered, metrics
 
-        def plus(sums: Compensated, item: tuple[Any, Array]) -> tuple[Compensated, None]:
-            part, arrives = item
+        def several(
+            sums: Compensated, chunk: tuple[Members, Any]
+        ) -> tuple[Compensated, tuple[Any, Any, Any]]:
+            members, memory = chunk
+            parts, memory, metrics = jax.vmap(one)(members, memory)
 
-            def by_delay(leaf: Array) -> Array:
-                kept = arrives.reshape(-1, *(1,) * leaf.ndim)
-                return jnp.where(kept, leaf[None], jnp.zeros((), leaf.dtype))
+            def plus(sums: Compensated, item: tuple[Any, Array]) -> tuple[Compensated, None]:
+                part, arrives = item
 
-            return sums.plus(jax.tree.map(by_delay, part)), None
+                def by_delay(leaf: Array) -> Array:
+                    kept = arrives.reshape(-1, *(1,) * leaf.ndim)
+                    return jnp.where(kept, leaf[None], jnp.zeros((), leaf.dtype))
 
-        sums = jax.lax.scan(plus, sums, (parts.sums, members.arrives))[0]
-        return sums, (parts.tables, memory, metrics)
+                return sums.plus(jax.tree.map(by_delay, part)), None
 
-    def all_of(members: Members, memory: Any) -> Answers:
+            sums = jax.lax.scan(plus, sums, (parts.sums, members.arrives))[0]
+            return sums, (parts.tables, memory, metrics)
+
         chunks = jax.tree.map(lambda x: x.reshape(-1, width, *x.shape[1:]), (members, memory))
         first = jax.tree.map(lambda x: x[0, 0], chunks)
         parts: Parts = jax.eval_shape(one, *first)[0]
@@ -150,12 +157,17 @@ def answers(
         tables, memory, metrics = each
         return Answers(sums, tables, memory, metrics, Static(parts.structure))
 
-    run = all_of
+    run: Any = all_of
     if mesh is not None:
-        spread: Any = PartitionSpec(mesh.axis_names)
-        specs: Any = (PartitionSpec(), spread, spread, spread, PartitionSpec())
-        run = shard_map(all_of, mesh=mesh, in_specs=(spread, spread), out_specs=Answers(*specs))
-    given = run(members, memory)
+        whole, spread = PartitionSpec(), PartitionSpec(mesh.axis_names)
+        # All that is used goes in by the door: what a function encloses is not of the mesh.
+        run = shard_map(
+            all_of,
+            mesh=mesh,
+            in_specs=(whole, spread, spread),
+            out_specs=Answers(whole, spread, spread, spread, whole),  # pyright: ignore[reportArgumentType]
+        )
+    given = run((algorithm, broadcast, examples, derive(key, "clients")), members, memory)
     if before is None:
         return given
     return given._replace(sums=before.plus(given.sums.total).plus(given.sums.lost))

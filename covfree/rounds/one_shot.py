@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -45,41 +45,52 @@ class _Totals(NamedTuple):
     num_clients: jax.Array
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class _OneShot:
+    """The method and C, as an algorithm's numbers."""
+
+    method: Method
+    num_classes: int = field(metadata={"static": True})
+
+
 class _Messages:
     """One round, in which each client sends its message."""
 
-    num_classes: int
-
-    def init(self, method: Method, num_clients: int, key: PRNGKey) -> tuple[None, tuple[()]]:
+    @staticmethod
+    def init(shot: _OneShot, num_clients: int, key: PRNGKey) -> tuple[None, tuple[()]]:
         return None, ()
 
-    def broadcast(self, method: Method, state: None) -> tuple[()]:
+    @staticmethod
+    def broadcast(shot: _OneShot, state: None) -> tuple[()]:
         return ()
 
+    @staticmethod
     def client(
-        self, method: Method, broadcast: tuple[()], data: ClientData, memory: tuple[()], key: PRNGKey
+        shot: _OneShot, broadcast: tuple[()], data: ClientData, memory: tuple[()], key: PRNGKey
     ) -> tuple[_Sent, tuple[()], dict[str, Any]]:
         features, labels = data.all()
         matrix = None
-        if isinstance(method.summary, Examples):
-            features = method.mapped(features)
-            rows, matrix = _statistics(method, features, labels, self.num_classes)
+        if isinstance(shot.method.summary, Examples):
+            features = shot.method.mapped(features)
+            rows, matrix = _statistics(shot.method, features, labels, shot.num_classes)
         else:
-            rows = _own_rows(method, features, labels, self.num_classes, key)
+            rows = _own_rows(shot.method, features, labels, shot.num_classes, key)
         rows = replace(rows, client=jnp.full(rows.label.shape, data.client, jnp.int32))
         kept = (jnp.asarray(rows.count) > 0) & (rows.label >= 0)
         if rows.sketch is not None:
             kept |= rows.sketch & (jnp.asarray(rows.count) > 0)
         return _Sent(Table(rows, kept), matrix), (), {}
 
-    def server(self, method: Method, state: None, total: _Sent) -> Message:
+    @staticmethod
+    def server(shot: _OneShot, state: None, total: _Sent) -> Message:
         return Message(total.rows.items, total.matrix)
 
-    def result(self, method: Method, state: Message) -> Any:
-        if method.merge is None:
-            return solve_rows(method, state.rows, num_classes=self.num_classes)
-        return method.solve(*method.merge(method.params, state, self.num_classes))
+    @staticmethod
+    def result(shot: _OneShot, state: Message) -> Any:
+        if shot.method.merge is None:
+            return solve_rows(shot.method, state.rows, num_classes=shot.num_classes)
+        return shot.method.solve(*shot.method.merge(shot.method.params, state, shot.num_classes))
 
 
 def _own_rows(method: Method, features: jax.Array, labels: jax.Array, num_classes: int, key: PRNGKey) -> Rows:
@@ -106,36 +117,38 @@ def _statistics(
     return replace(rows, mean=sums / counted[:, None]), matrix
 
 
-@dataclass(frozen=True)
 class _Phases:
     """A round for each of the method's phases, which each client evaluates on its own rows."""
 
-    num_classes: int
-
-    def init(self, method: Method, num_clients: int, key: PRNGKey) -> tuple[_Totals, jax.Array]:
+    @staticmethod
+    def init(shot: _OneShot, num_clients: int, key: PRNGKey) -> tuple[_Totals, jax.Array]:
         # A client remembers with which key it made its rows: in all rounds they are the same.
         return _Totals((), jnp.asarray(num_clients, jnp.int32)), jnp.zeros_like(jax.random.key_data(key))
 
-    def broadcast(self, method: Method, state: _Totals) -> _Totals:
+    @staticmethod
+    def broadcast(shot: _OneShot, state: _Totals) -> _Totals:
         return state
 
+    @staticmethod
     def client(
-        self, method: Method, broadcast: _Totals, data: ClientData, memory: jax.Array, key: PRNGKey
+        shot: _OneShot, broadcast: _Totals, data: ClientData, memory: jax.Array, key: PRNGKey
     ) -> tuple[Any, jax.Array, dict[str, Any]]:
         phase = len(broadcast.totals)
         if phase:
             key = jax.random.wrap_key_data(memory, impl=jax.random.key_impl(key))
-        rows = _own_rows(method, *data.all(), self.num_classes, key)
+        rows = _own_rows(shot.method, *data.all(), shot.num_classes, key)
         number = fair_numbers(data.client[None], broadcast.num_clients)
         rows = replace(rows, client=jnp.broadcast_to(number, rows.label.shape))
-        terms = dense_terms(method, phase, broadcast.totals, rows, self.num_classes)
+        terms = dense_terms(shot.method, phase, broadcast.totals, rows, shot.num_classes)
         return terms, jax.random.key_data(key), {}
 
-    def server(self, method: Method, state: _Totals, total: Any) -> _Totals:
+    @staticmethod
+    def server(shot: _OneShot, state: _Totals, total: Any) -> _Totals:
         return state._replace(totals=(*state.totals, total))
 
-    def result(self, method: Method, state: _Totals) -> Any:
-        return solve_totals(method, *state.totals)
+    @staticmethod
+    def result(shot: _OneShot, state: _Totals) -> Any:
+        return solve_totals(shot.method, *state.totals)
 
 
 def as_algorithm(
@@ -172,14 +185,12 @@ def as_algorithm(
     check_method(method)
     check_positive("num_classes", num_classes)
     check_choice("uploads", uploads, ("messages", "sums"))
-    if uploads == "messages":
-        parts: Any = _Messages(num_classes)
-        rounds = 1
-    else:
+    parts, rounds = _Messages, 1
+    if uploads == "sums":
         _check_sums(method, num_classes)
-        parts, rounds = _Phases(num_classes), len(method.phases)
+        parts, rounds = _Phases, len(method.phases)
     return Algorithm(
-        method,
+        _OneShot(method, num_classes),
         method.name if uploads == "messages" else f"{method.name}, sums",
         parts.init,
         parts.broadcast,

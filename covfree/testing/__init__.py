@@ -1,10 +1,11 @@
-"""Contracts for methods, heads, estimators and transforms: covfree's own are held to them, and yours may be.
+"""Contracts for methods, heads, estimators, transforms and algorithms: covfree's keep them, and yours may.
 
 A check is called in a test and raises an AssertionError that names the law that is broken. Needs the
 ``testing`` extra. There is one file for each check; the laws are its functions, and their docstrings say
 what must hold.
 """
 
+from covfree.testing.algorithm import check_algorithm as check_algorithm
 from covfree.testing.estimator import check_estimator as check_estimator
 from covfree.testing.head import check_head as check_head
 from covfree.testing.method import check_method as check_method

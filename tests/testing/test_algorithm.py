@@ -1,0 +1,114 @@
+"""Every law of `check_algorithm` can be broken, and says so; covfree's algorithms keep them all."""
+
+import re
+from dataclasses import fields, replace
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from jax.tree_util import Partial
+
+import covfree
+import covfree.finetune as ft
+from covfree.rounds import Algorithm, as_algorithm
+from covfree.testing import check_algorithm
+from covfree.testing.algorithm import ALGORITHM_LAWS
+
+HEAD = covfree.LinearHead(jnp.zeros((5, 3)), jnp.zeros(3))
+MODEL = ft.linear_model(HEAD)
+OPTIONS = {"batch_size": 4}
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        ft.fedavg(MODEL, Partial(optax.sgd, 0.1, 0.9), optax.sgd(1.0, momentum=0.9), **OPTIONS),
+        ft.fedadam(MODEL, **OPTIONS),
+        ft.fedprox(MODEL, **OPTIONS),
+        ft.fednova(MODEL, **OPTIONS),
+        ft.scaffold(MODEL, **OPTIONS),
+        as_algorithm(covfree.fedcof(1.0), num_classes=3),
+        as_algorithm(covfree.fedcof(1.0), num_classes=3, uploads="sums"),
+    ],
+    ids=lambda algorithm: algorithm.name,
+)
+def test_covfrees_algorithms_keep_all_laws(algorithm):
+    check_algorithm(algorithm)
+
+
+def init(params, num_clients, key):
+    return jnp.zeros(5), ()
+
+
+def client(params, sent, data, memory, key):
+    features, labels = data.all()
+    return params * jnp.where((labels >= 0)[:, None], features, 0).sum(0), (), {}
+
+
+SOUND = Algorithm(
+    jnp.asarray(1.0),
+    "sums of features",
+    init,
+    lambda params, state: state,
+    client,
+    lambda params, state, total: state + total,
+    lambda params, state: state,
+    whole=True,
+)
+calls = 0
+
+
+def drifting(params, num_clients, key):
+    global calls
+    calls += 1
+    jax.clear_caches()
+    return jnp.full(5, calls), ()
+
+
+def impure(params, sent, data, memory, key):
+    """Another function each time that it is traced, as for another width."""
+    global calls
+    calls += 1
+    upload, memory, metrics = client(params, sent, data, memory, key)
+    return upload * calls, memory, metrics
+
+
+def with_client(function):
+    """The sound algorithm whose clients make something else of what they would upload."""
+
+    def changed(params, sent, data, memory, key):
+        upload, memory, metrics = client(params, sent, data, memory, key)
+        return function(upload, data), memory, metrics
+
+    return replace(SOUND, client=changed)
+
+
+@jax.tree_util.register_dataclass
+class Fresh(Algorithm):
+    """What is copied has another function."""
+
+    def __deepcopy__(self, memo):
+        return replace(self, client=lambda *arguments: client(*arguments))
+
+
+BROKEN = {
+    "pytree": replace(SOUND, params=jnp.asarray(jnp.nan)),
+    "empty": with_client(lambda upload, data: upload + 1),
+    "padding": with_client(lambda upload, data: upload * data.index.shape[0]),
+    "pure": replace(SOUND, init=drifting),
+    "cutting": replace(SOUND, client=impure),
+    "trace": Fresh(*(getattr(SOUND, part.name) for part in fields(SOUND))),
+    "absence": replace(SOUND, server=lambda params, state, total: state + total / jnp.abs(total).sum()),
+}
+
+
+def test_the_sound_one_is_sound():
+    check_algorithm(SOUND)
+
+
+@pytest.mark.parametrize("law", list(BROKEN))
+def test_what_breaks_a_law_is_caught(law):
+    others = {other.__name__: "not the law in question" for other in ALGORITHM_LAWS if other.__name__ != law}
+    with pytest.raises(AssertionError, match=re.escape(f"'sums of features' breaks the law {law!r}")):
+        check_algorithm(BROKEN[law], exclude=others)
