@@ -177,9 +177,13 @@ def federated(
     return Algorithm(numbers, name, init, broadcast, client, server, result)
 
 
-def _adaptive(rule: Any, model: Model, client: Any, server_lr: Scalar, options: dict[str, Any]) -> Algorithm:
+# Functions are told apart by identity: made once, another learning rate compiles nothing anew.
+_SERVERS = {rule: partial(adaptive, rule) for rule in ("adam", "yogi", "adagrad")}
+
+
+def _adaptive(rule: str, model: Model, client: Any, server_lr: Scalar, options: dict[str, Any]) -> Algorithm:
     numbers = {name: options.pop(name) for name in ("b1", "b2", "tau") if name in options}
-    make = jax.tree_util.Partial(partial(adaptive, rule), server_lr, **numbers)
+    make = jax.tree_util.Partial(_SERVERS[rule], server_lr, **numbers)
     return fedavg(model, client, make, name=f"fed{rule}", **options)
 
 
