@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 
-def _read(context: typer.Context, path: Path | None) -> Path | None:
+def _read(context: Any, path: Path | None) -> Path | None:
     """Take the file's values as the defaults of the command's options.
 
     Raises:

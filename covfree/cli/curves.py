@@ -38,7 +38,7 @@ class Curve:
         start = "Random" if self.init == RANDOM else methods()[self.init].title
         return f"{start} → {registry()[self.algorithm].title}"
 
-    def spread(self, value: Callable[[Run], float]) -> tuple[float, float | None]:
+    def spread(self, value: Callable[[Run], Any]) -> tuple[float, float | None]:
         """Mean and standard deviation of a figure over the runs."""
         values = [value(run) for run in self.runs]
         return fmean(values), stdev(values) if len(values) > 1 else None
@@ -150,7 +150,8 @@ def plot(path: Path, title: str, every: Sequence[Curve], num_classes: int) -> No
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import EngFormatter, MaxNLocator
 
     figure = Figure(figsize=(11, 4.8), layout="constrained")
     FigureCanvasAgg(figure)
@@ -180,12 +181,14 @@ def plot(path: Path, title: str, every: Sequence[Curve], num_classes: int) -> No
     by_round.xaxis.set_major_locator(MaxNLocator(integer=True))
     by_bytes.set_xlabel("bytes up, all clients together")
     by_bytes.xaxis.set_major_locator(MaxNLocator(6))
-    by_bytes.xaxis.set_major_formatter(FuncFormatter(lambda number, place: as_bytes(number)))
+    by_bytes.xaxis.set_major_formatter(EngFormatter("B"))
     for axes in (by_round, by_bytes):
         axes.grid(alpha=0.3)
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
-    handles, labels = by_round.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", fontsize=8, frameon=False)
+    handles = by_round.get_legend_handles_labels()[0]
+    if any(curve.init != RANDOM for curve in every):
+        handles.append(Line2D([], [], color="grey", linestyle=":", label="closed-form stage"))
+    figure.legend(handles=handles, loc="outside right center", fontsize=8, frameon=False)
     figure.savefig(path, dpi=150)
 
 

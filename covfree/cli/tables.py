@@ -86,22 +86,22 @@ def percent(mean: float, deviation: float | None) -> str:
     return f"{100 * mean:.2f}" + ("" if deviation is None else f" ± {100 * deviation:.2f}")
 
 
-def as_bytes(number: float) -> str:
+def as_bytes(number: int | float) -> str:
     """Bytes in the largest unit that leaves a number of at least 1."""
     return _with_unit(number, ("B", "kB", "MB", "GB"))
 
 
-def as_flops(number: float) -> str:
+def as_flops(number: int | float) -> str:
     """Operations, likewise."""
     return _with_unit(number, ("", "k", "M", "G", "T"))
 
 
-def as_seconds(number: float) -> str:
+def as_seconds(number: int | float) -> str:
     """Seconds, or milliseconds below one."""
     return f"{_short(1000 * number)} ms" if number < 1 else f"{_short(number)} s"
 
 
-def _with_unit(number: float, units: tuple[str, ...]) -> str:
+def _with_unit(number: int | float, units: tuple[str, ...]) -> str:
     """In the largest unit that leaves a number of at least 1, or the last."""
     power = 0
     while number >= 1000 and power < len(units) - 1:
@@ -109,6 +109,6 @@ def _with_unit(number: float, units: tuple[str, ...]) -> str:
     return f"{_short(number) if power else f'{number:.0f}'} {units[power]}".rstrip()
 
 
-def _short(number: float) -> str:
+def _short(number: int | float) -> str:
     """About three digits, so that a table fits a terminal of 80 columns."""
     return f"{number:.1f}" if number < 99.95 else f"{number:.0f}"

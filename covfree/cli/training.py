@@ -187,7 +187,7 @@ class Run:
         """The first of those with the highest accuracy."""
         return max(self.evaluated, key=lambda record: record["accuracy"])
 
-    def total(self, name: str) -> float:
+    def total(self, name: str) -> int | float:
         """Sum of a number over the rounds."""
         return sum(record[name] for record in self.history)
 
