@@ -18,6 +18,8 @@ MODULES = (
     "covfree.data",
     "covfree.backbones",
     "covfree.methods.recursive",
+    "covfree.rounds",
+    "covfree.finetune",
 )
 
 

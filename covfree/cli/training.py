@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ import numpy as np
 
 import covfree
 from covfree.backbones import Backbone, Preprocessing
-from covfree.cli.compare import Federation, make_methods
+from covfree.cli.compare import Federation, make_methods, timed
 from covfree.cli.source import Source
 from covfree.data import FeatureSet
 from covfree.data.extract import features_of_pixels
@@ -106,26 +105,27 @@ class Start(NamedTuple):
 
 def make_start(init: str, task: Task, seed: int) -> Start:
     """A random head, or that of a method, with the temperature that fits the training examples best."""
-    began = time.perf_counter()
     features, classes = task.data.train_features, task.data.num_classes
-    clients = uploaded = 0
-    head: Any
+    clients, uploaded, seconds = 0, 0, 0.0
     if init == RANDOM:
         head = random_head(features.shape[1], classes, key=jax.random.key(seed))
         # As closed-form heads have it, so that all starts share compiled functions.
         head = head._replace(present=jnp.ones(classes))
     else:
         method, labels = make_methods([init], {})[init], task.data.train_labels
-        key = jax.random.key(seed)
-        head = covfree.fit(method, features, labels, task.clients, num_classes=classes, key=key)
         used = np.where(task.clients >= 0, labels, -1)
+
+        def calibrated() -> Any:
+            key = jax.random.key(seed)
+            head = covfree.fit(method, features, labels, task.clients, num_classes=classes, key=key)
+            return covfree.with_temperature(head, covfree.calibrate_temperature(head, features, used))
+
         try:
-            head = covfree.with_temperature(head, covfree.calibrate_temperature(head, features, used))
+            head, seconds = timed(calibrated)
         except TypeError as error:
             raise ValueError(f"--init {init}: {error}, which gradients can train") from error
         clients = len(np.unique(task.clients[task.clients >= 0]))
         uploaded = covfree.upload(method, labels, task.clients, dim=features.shape[1]).statistics
-    seconds = time.perf_counter() - began
     sizes = {"clients": clients, "bytes_up": uploaded, "bytes_down": 0}
     return Start(head, {"round": 0, **sizes, "seconds": seconds})
 
