@@ -117,7 +117,7 @@ def make_start(init: str, task: Task, seed: int) -> Start:
 
         def calibrated() -> Any:
             key = jax.random.key(seed)
-            head = covfree.fit(method, features, labels, task.clients, num_classes=classes, key=key)
+            head: Any = covfree.fit(method, features, labels, task.clients, num_classes=classes, key=key)
             return covfree.with_temperature(head, covfree.calibrate_temperature(head, features, used))
 
         try:
