@@ -19,6 +19,8 @@ MODULES = (
     "covfree.backbones",
     "covfree.methods.recursive",
     "covfree.testing",
+    "covfree.rounds",
+    "covfree.finetune",
 )
 
 

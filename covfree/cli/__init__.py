@@ -1,4 +1,4 @@
-"""The command line: ``covfree compare``, ``extract``, ``backbones``, ``diagnose`` and ``partition``."""
+"""The command line, ``covfree``: one function a command."""
 
 from __future__ import annotations
 

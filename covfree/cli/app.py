@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import jax
 import typer
-from rich.console import Console
 
 import covfree
 from covfree.checks import check_strength
@@ -16,6 +14,7 @@ from covfree.cli import report
 from covfree.cli.backbones import backbones_command
 from covfree.cli.compare import Federation, Result, Run, compare, environment, make_methods, title_of
 from covfree.cli.extract import extract_command
+from covfree.cli.finetune import finetune_command
 from covfree.cli.options import (
     DATASET,
     IMAGES,
@@ -35,8 +34,9 @@ from covfree.cli.options import (
     shrinkage_of,
 )
 from covfree.cli.progress import progress_bar
-from covfree.cli.source import Source, of_file, of_images
-from covfree.data import FeatureSet, load
+from covfree.cli.source import heading, source_of
+from covfree.cli.tables import show
+from covfree.data import load
 from covfree.federation import partition_statistics, plot_partition
 from covfree.methods import registry
 
@@ -125,11 +125,11 @@ def compare_command(
     if noise is not None:
         chosen = {name: method.with_transforms(count_noise_of(noise)) for name, method in chosen.items()}
     federation = Federation(clients, partition, alpha)
-    source = _source(dataset, test_file, images, backbone, weights)
+    source = source_of(dataset, test_file, images, backbone, weights)
     # Once before any work, so that a bad argument shows at once.
     federation.assign(source.outline, seed=0)
     make_folder(out)
-    title = _title(source.load(0), federation, seeds)
+    title = heading(source.load(0), federation, seeds)
 
     runs: list[Run] = []
     with progress_bar() as progress:
@@ -152,14 +152,8 @@ def compare_command(
         **numbers,
     }
     content = report.as_json(config, environment(), results)
-    if output_format is Format.json:
-        print(content)
-    elif output_format is Format.csv:
-        print(report.as_csv(results))
-    elif output_format is Format.markdown:
-        print(report.as_markdown(results))
-    else:
-        Console().print(report.as_table(title, results))
+    lines, records = [report.cells(result) for result in results], report.as_records(results)
+    show(output_format, title, report.COLUMNS, lines, records, content)
     if out is not None:
         (out / "results.json").write_text(content + "\n", encoding="utf-8")
         report.plot(out / "accuracy_vs_bytes.png", title, results)
@@ -220,6 +214,7 @@ def diagnose_command(
     print(covfree.diagnose(rows, num_classes=data.num_classes, method=chosen))
 
 
+app.command("finetune")(finetune_command)
 app.command("extract")(extract_command)
 app.command("backbones")(backbones_command)
 
@@ -253,33 +248,3 @@ def run(arguments: list[str]) -> int:
 def _error(message: str, code: int) -> int:
     print("covfree: " + " ".join(message.split()), file=sys.stderr)
     return code
-
-
-def _source(
-    dataset: str | None,
-    test_file: Path | None,
-    images: str | None,
-    backbone: str | None,
-    weights: str | None,
-) -> Source:
-    if images is None:
-        for name, value in {"backbone": backbone, "weights": weights}.items():
-            if value is not None:
-                raise ValueError(f"--{name}: expected --images beside it")
-        return of_file(dataset or "digits", test_file)
-    for name, value in {"dataset": dataset, "test-file": test_file}.items():
-        if value is not None:
-            raise ValueError(f"--{name}: expected none beside --images")
-    if backbone is None:
-        raise ValueError("--images: expected --backbone beside it")
-    return of_images(images, backbone, weights)
-
-
-def _title(data: FeatureSet, federation: Federation, seeds: int) -> str:
-    spread = f"{federation.clients} clients, {federation.partition}"
-    if federation.partition != "iid":
-        spread += f" {federation.parameter:g}"
-    if data.clients is not None:
-        spread = f"{data.clients.max() + 1} clients of its own"
-    sizes = f"{len(data.train_labels)} train, {len(data.test_labels)} test"
-    return f"{data.name}: {sizes}, {spread}, {seeds} seed{'s' if seeds > 1 else ''}"

@@ -176,10 +176,10 @@ def compare(
 def _run(name: str, method: Method, data: FeatureSet, train: tuple[jax.Array, ...], seed: int) -> Run:
     features, labels, owners = train
     key = jax.random.key(seed)
-    rows, summary_seconds = _timed(partial(covfree.summarise, method, features, labels, owners, key=key))
+    rows, summary_seconds = timed(partial(covfree.summarise, method, features, labels, owners, key=key))
     # Where the message is rows, the server evaluates the phases; else the clients do and sums are sent.
-    totals, phase_seconds = _timed(partial(covfree.accumulate, method, rows, num_classes=data.num_classes))
-    head, solve_seconds = _timed(partial(covfree.solve_totals, method, *totals))
+    totals, phase_seconds = timed(partial(covfree.accumulate, method, rows, num_classes=data.num_classes))
+    head, solve_seconds = timed(partial(covfree.solve_totals, method, *totals))
     by_server = method.message == "rows"
     # Rows are counted as they are, as a transform may have dropped some; matrices were never made one by one.
     sent = (
@@ -200,7 +200,7 @@ def _run(name: str, method: Method, data: FeatureSet, train: tuple[jax.Array, ..
     )
 
 
-def _timed(function: Callable[[], T]) -> tuple[T, float]:
+def timed(function: Callable[[], T]) -> tuple[T, float]:
     """Result and seconds of a second call; the first compiles."""
     jax.block_until_ready(function())
     start = time.perf_counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -59,7 +60,23 @@ def method_names(methods: str) -> list[str]:
     """Names that are separated by commas; all of them for 'all'."""
     if methods.strip() == "all":
         return list(registry())
-    return [name.strip() for name in methods.split(",") if name.strip()]
+    return split_names(methods)
+
+
+def split_names(text: str) -> list[str]:
+    """Names that are separated by commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def names_of(option: str, text: str, known: Collection[str]) -> list[str]:
+    """Names that are separated by commas: known ones, and different ones."""
+    names = split_names(text)
+    for name in names:
+        if name not in known:
+            raise ValueError(f"--{option}: expected some of {', '.join(known)}, got {name!r}")
+    if len(set(names)) < len(names) or not names:
+        raise ValueError(f"--{option}: expected different names, got {', '.join(names) or 'none'}")
+    return names
 
 
 def shrinkage_of(text: str | None) -> float | str | None:

@@ -1,54 +1,31 @@
-"""How results are shown: a table, JSON, CSV, and a picture of accuracy against bytes up."""
+"""How the results of ``covfree compare`` are shown: a table, records, a picture."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from covfree.cli.compare import Result, Run
+from covfree.cli.tables import Columns, as_bytes, as_flops, as_seconds, percent
+
+COLUMNS = Columns(
+    ("method", "accuracy, %", "bytes up", "per client", "client FLOPs", "client time", "server time"),
+    broken=("per client", "client FLOPs", "client time", "server time"),
+)
 
 
-def as_table(title: str, results: Sequence[Result]) -> Table:
-    """A table for the terminal."""
-    table = Table(title=title, title_justify="left", header_style="bold", show_edge=False, pad_edge=False)
-    first, *others = _COLUMNS
-    table.add_column(first, min_width=14)
-    for column in others:
-        header = column.replace(" ", "\n") if column in _BROKEN else column
-        table.add_column(header, justify="right")
-    for result in results:
-        table.add_row(*_cells(result))
-    return table
-
-
-def as_markdown(results: Sequence[Result]) -> str:
-    """The same table in Markdown."""
-    lines = [_COLUMNS, ("---",) * len(_COLUMNS), *(_cells(result) for result in results)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-_COLUMNS = ("method", "accuracy, %", "bytes up", "per client", "client FLOPs", "client time", "server time")
-# Broken in two on the terminal, so that numbers need not be.
-_BROKEN = ("per client", "client FLOPs", "client time", "server time")
-
-
-def _cells(result: Result) -> tuple[str, ...]:
-    mean, deviation = result.accuracy
-    spread = "" if deviation is None else f" ± {100 * deviation:.2f}"
+def cells(result: Result) -> tuple[str, ...]:
+    """A line of the table."""
     return (
         result.title,
-        f"{100 * mean:.2f}{spread}",
-        _bytes(result.mean(lambda run: run.sent.statistics)),
-        _bytes(result.mean(_bytes_per_client)),
-        _flops(result.mean(lambda run: run.client_flops)),
-        _seconds(result.median(lambda run: run.client_seconds)),
-        _seconds(result.median(lambda run: run.server_seconds)),
+        percent(*result.accuracy),
+        as_bytes(result.mean(lambda run: run.sent.statistics)),
+        as_bytes(result.mean(_bytes_per_client)),
+        as_flops(result.mean(lambda run: run.client_flops)),
+        as_seconds(result.median(lambda run: run.client_seconds)),
+        as_seconds(result.median(lambda run: run.server_seconds)),
     )
 
 
@@ -82,16 +59,6 @@ def as_json(config: Mapping[str, Any], environment: Mapping[str, str], results: 
         record["runs"] = [_run_record(run) for run in result.runs]
     content = {"config": dict(config), "environment": dict(environment), "results": records}
     return json.dumps(content, indent=2, ensure_ascii=False)
-
-
-def as_csv(results: Sequence[Result]) -> str:
-    """One line a method."""
-    records = as_records(results)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(records[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    return text.getvalue().rstrip("\n")
 
 
 def plot(path: Path, title: str, results: Sequence[Result]) -> None:
@@ -142,28 +109,3 @@ def _run_record(run: Run) -> dict[str, Any]:
 
 def _bytes_per_client(run: Run) -> float:
     return run.sent.statistics / max(run.clients, 1)
-
-
-def _bytes(number: float) -> str:
-    return _with_unit(number, ("B", "kB", "MB", "GB"))
-
-
-def _flops(number: float) -> str:
-    return _with_unit(number, ("", "k", "M", "G", "T"))
-
-
-def _with_unit(number: float, units: tuple[str, ...]) -> str:
-    """In the largest unit that leaves a number of at least 1, or the last."""
-    power = 0
-    while number >= 1000 and power < len(units) - 1:
-        number, power = number / 1000, power + 1
-    return f"{_short(number) if power else f'{number:.0f}'} {units[power]}".rstrip()
-
-
-def _short(number: float) -> str:
-    """About three digits, so that a table fits a terminal of 80 columns."""
-    return f"{number:.1f}" if number < 99.95 else f"{number:.0f}"
-
-
-def _seconds(number: float) -> str:
-    return f"{_short(1000 * number)} ms" if number < 1 else f"{_short(number)} s"

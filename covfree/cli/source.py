@@ -1,4 +1,4 @@
-"""Where the data of ``covfree compare`` comes from: a file of features, or images."""
+"""Where the data of ``covfree compare`` and ``finetune`` comes from: a file of features, or images."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from contextlib import closing
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,13 +15,44 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from covfree import backbones
-from covfree.backbones import BACKBONES
-from covfree.backbones.hub import find_weights
+from covfree.backbones import BACKBONES, Backbone, Preprocessing
+from covfree.backbones.hub import Weights, find_weights
+from covfree.cli.compare import Federation
 from covfree.cli.extract import backbone_of, extract
 from covfree.data import FeatureSet, load, load_npz
+from covfree.data.dataset import held_out
+from covfree.data.decode import decoded_batches
 from covfree.data.extract import feature_key
 from covfree.data.image_set import ImageSet
 from covfree.data.images import load_images
+
+
+class Images(NamedTuple):
+    """Images, and the network for them.
+
+    Attributes:
+        images: the image set.
+        network: without a classifier.
+        weights: of the network.
+    """
+
+    images: ImageSet
+    network: Backbone
+    weights: Weights
+
+    def pixels(self, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """All images as the network's input, uint8: of training, and of the test, split as features are."""
+        is_test = self.images.is_test
+        if is_test is None:
+            is_test = held_out(self.images.labels, seed)
+        with closing(decoded_batches(self.images, self.preprocessing, batch_size=64)) as batches:
+            every = np.concatenate([batch.pixels[: batch.size] for batch in batches])
+        return every[~is_test], every[is_test]
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """What the weights want."""
+        return self.weights.preprocessing or self.network.spec.preprocessing
 
 
 class Source(NamedTuple):
@@ -30,11 +62,13 @@ class Source(NamedTuple):
         config: what it is, for the results.
         outline: the data of seed 0 as far as it is known at once: of images, without features.
         load: the data for a seed.
+        images: where the features come from, if they come from images.
     """
 
     config: dict[str, Any]
     outline: FeatureSet
     load: Callable[[int], FeatureSet]
+    images: Images | None = None
 
 
 def of_file(dataset: str, test_file: Path | None) -> Source:
@@ -60,7 +94,39 @@ def of_images(source: str, backbone: str, weights: str | None) -> Source:
         return load_npz(features(), seed=seed)._replace(name=images.name)
 
     config = {"images": source, "backbone": name, "weights": found.source}
-    return Source(config, _outline(images), _once(read))
+    return Source(config, _outline(images), _once(read), Images(images, network, found))
+
+
+def source_of(
+    dataset: str | None,
+    test_file: Path | None,
+    images: str | None,
+    backbone: str | None,
+    weights: str | None,
+) -> Source:
+    """What ``--dataset`` and ``--test-file`` mean, or ``--images``, ``--backbone`` and ``--weights``."""
+    if images is None:
+        for name, value in {"backbone": backbone, "weights": weights}.items():
+            if value is not None:
+                raise ValueError(f"--{name}: expected --images beside it")
+        return of_file(dataset or "digits", test_file)
+    for name, value in {"dataset": dataset, "test-file": test_file}.items():
+        if value is not None:
+            raise ValueError(f"--{name}: expected none beside --images")
+    if backbone is None:
+        raise ValueError("--images: expected --backbone beside it")
+    return of_images(images, backbone, weights)
+
+
+def heading(data: FeatureSet, federation: Federation, seeds: int) -> str:
+    """What results are of, in one line."""
+    spread = f"{federation.clients} clients, {federation.partition}"
+    if federation.partition != "iid":
+        spread += f" {federation.parameter:g}"
+    if data.clients is not None:
+        spread = f"{data.clients.max() + 1} clients of its own"
+    sizes = f"{len(data.train_labels)} train, {len(data.test_labels)} test"
+    return f"{data.name}: {sizes}, {spread}, {seeds} seed{'s' if seeds > 1 else ''}"
 
 
 def cache_file(stem: str, key: dict[str, Any]) -> Path:

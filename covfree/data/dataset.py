@@ -208,7 +208,7 @@ def _split(
 ) -> FeatureSet:
     fixed_split = is_test is not None
     if is_test is None:
-        is_test = _held_out(labels, seed)
+        is_test = held_out(labels, seed)
     train = ~is_test
     if not train.any() or not is_test.any():
         raise ValueError(
@@ -234,7 +234,7 @@ def _numbered(clients: np.ndarray) -> np.ndarray:
     return numbers
 
 
-def _held_out(labels: np.ndarray, seed: int) -> np.ndarray:
+def held_out(labels: np.ndarray, seed: int) -> np.ndarray:
     """Mark a random third of each class, but never a class's only example."""
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(labels))

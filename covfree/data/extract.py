@@ -277,7 +277,9 @@ def _compute(
         under_way = None
         for batch in batches:
             # Only dispatched: the device computes these while the ones before are written.
-            features = _features(params, jax.device_put(batch.pixels, spread), network, preprocessing)
+            features = features_of_pixels(
+                params, jax.device_put(batch.pixels, spread), network, preprocessing
+            )
             if under_way is not None:
                 write(*under_way)
             under_way = batch, features
@@ -286,7 +288,7 @@ def _compute(
 
 
 @partial(jax.jit, static_argnames=("network", "preprocessing"))
-def _features(
+def features_of_pixels(
     params: Params,
     pixels: UInt8[Array, "batch crop crop 3"],
     network: Backbone,

@@ -11,4 +11,7 @@ from covfree.finetune.model import linear_model as linear_model
 from covfree.finetune.model import network_model as network_model
 from covfree.finetune.model import random_head as random_head
 from covfree.finetune.optimisers import adaptive as adaptive
+from covfree.finetune.registry import Entry as Entry
+from covfree.finetune.registry import Rates as Rates
+from covfree.finetune.registry import registry as registry
 from covfree.finetune.scaffold import scaffold as scaffold

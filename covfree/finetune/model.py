@@ -12,6 +12,8 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from covfree.backbones.extractor import Backbone
+from covfree.backbones.preprocess import normalise
+from covfree.backbones.table import Preprocessing
 from covfree.checks import check_choice
 from covfree.heads.mapped import MappedHead
 from covfree.types import AnyArray, LinearHead, PRNGKey, masked
@@ -113,6 +115,7 @@ class _NetworkScores:
     backbone: Backbone
     train: Trained
     norms: Norms
+    preprocessing: Preprocessing | None
 
     def parts(self, trained: Any, frozen: Any) -> tuple[Any, LinearHead]:
         """The network's parameters and the head."""
@@ -125,6 +128,8 @@ class _NetworkScores:
     ) -> tuple[jax.Array, Any]:
         network, head = self.parts(trained, frozen)
         params = {"params": network, **statistics}
+        if self.preprocessing is not None:
+            inputs = normalise(inputs, self.preprocessing)
         if train and self.train != "head":
             if self.norms == "batch":
                 features, params = self.backbone.apply_and_update(params, inputs, key=key)
@@ -153,6 +158,7 @@ def network_model(
     *,
     train: Trained = "all",
     norms: Norms = "frozen",
+    preprocessing: Preprocessing | None = None,
 ) -> Model:
     """Train a backbone with a linear head on images, or one of the two.
 
@@ -166,6 +172,8 @@ def network_model(
             head (Fed3R's FT-LP and FT-FEAT).
         norms: ``"batch"`` normalises by the batch's statistics in training and averages the running
             statistics over clients; ``"frozen"`` uses the running statistics as they are, always.
+        preprocessing: normalises images that come as grey levels, uint8, a quarter of the memory; None for
+            images that are normalised already.
 
     Raises:
         ValueError: if a choice is unknown, or the head does not fit the backbone's features.
@@ -180,5 +188,5 @@ def network_model(
     kept = {"head": ("network",), "backbone": ("head",), "all": ()}[train]
     trained = {name: part for name, part in parts.items() if name not in kept}
     frozen = {name: parts[name] for name in kept} | {"present": head.present}
-    split = _NetworkScores(backbone, train, norms)
+    split = _NetworkScores(backbone, train, norms, preprocessing)
     return Model(trained, frozen, statistics, split, _NetworkResult(split))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
+from covfree.heads.mapped import MappedHead
 from covfree.statistics.groups import as_examples
 from covfree.types import AnyArray, Head, LinearHead, Scalar
 
@@ -132,13 +133,27 @@ def calibrate_temperature(
     return jnp.where(known, 1 / (beta - step), 1)
 
 
-def with_temperature(head: LinearHead, temperature: Scalar) -> LinearHead:
+Linear = TypeVar("Linear", LinearHead, MappedHead)
+
+
+def with_temperature(head: Linear, temperature: Scalar) -> Linear:
     """Divide a head's scores by T: the same predictions, a softer or harder softmax.
+
+    Args:
+        head: a linear head, or one behind a map of features.
+        temperature: T above 0.
+
+    Raises:
+        TypeError: if the head is not linear.
 
     >>> import jax.numpy as jnp
     >>> with_temperature(LinearHead(jnp.ones((1, 1)), jnp.ones(1)), 0.5).weight
     Array([[2.]], dtype=float32)
     """
+    if isinstance(head, MappedHead):
+        return head._replace(head=with_temperature(cast(LinearHead, head.head), temperature))
+    if not isinstance(head, LinearHead):
+        raise TypeError(f"head: expected a linear head, got {type(head).__name__}")
     temperature = jnp.asarray(temperature, head.weight.dtype)
     return head._replace(weight=head.weight / temperature, bias=head.bias / temperature)
 

@@ -75,6 +75,7 @@ def run(
     every: int = 1,
     stop: Callable[[list[dict[str, Any]]], bool] | None = None,
     checkpoint: str | PathLike[str] | None = None,
+    checkpoint_every: int = 1,
     history: str | PathLike[str] | None = None,
     width: int = 1,
     memory: Place = "device",
@@ -99,8 +100,9 @@ def run(
         evaluate: from the algorithm's result to numbers that the history records, such as an accuracy.
         every: rounds from one evaluation to the next; the last round is always evaluated.
         stop: from the history so far to whether to stop; asked after each round.
-        checkpoint: a folder in which what the run holds is saved after each round, and from which it goes
-            on if it is there (needs the ``rounds`` extra).
+        checkpoint: a folder in which what the run holds is saved, and from which it goes on if it is there
+            (needs the ``rounds`` extra).
+        checkpoint_every: rounds from one saving to the next; the end of the run is always saved.
         history: a file that gets a line of JSON for each round as it ends.
         width: clients that are simulated at once by ``vmap``. More than one pays on accelerators.
         memory: where clients' memory lies: ``"device"``, or ``"host"`` for more clients than fit there.
@@ -124,6 +126,7 @@ def run(
     check_algorithm(algorithm)
     rounds = _number_of_rounds(algorithm, rounds)
     check_positive("every", every)
+    check_positive("checkpoint_every", checkpoint_every)
     check_positive("width", width)
     if not jnp.issubdtype(jnp.asarray(key).dtype, jax.dtypes.prng_key):
         key = jax.random.wrap_key_data(key)
@@ -144,6 +147,7 @@ def run(
         if (earlier := saved.load(lambda done: simulation.structure_after(done, first, bank))) is not None:
             done, held, records = earlier
             bank = Bank.holding(held.memory, memory)
+    kept = done
     lines = _Lines(history, records)
     stopped = None
     for number in range(done, rounds):
@@ -160,12 +164,15 @@ def run(
         record["seconds"] = time.perf_counter() - began
         records.append({"round": number, **record})
         lines.add(records[-1])
-        if saved is not None:
+        if saved is not None and number % checkpoint_every == checkpoint_every - 1:
             saved.save(number + 1, held, records)
+            kept = number + 1
         if stop is not None and stop(records):
             stopped = f"round {number}: stop(history) was true"
             break
     if saved is not None:
+        if len(records) > kept:
+            saved.save(len(records), held, records)
         saved.close()
     return Run(algorithm.result(algorithm.params, held.state), held.state, bank.leaves, records, stopped)
 

@@ -9,6 +9,7 @@ from precision import PRECISIONS, assert_close
 from scipy.optimize import minimize_scalar
 
 import covfree
+from covfree.heads import MappedHead
 from covfree.heads.temperature import (
     calibrate_temperature,
     temperature_terms,
@@ -218,3 +219,12 @@ def test_bad_arguments():
         calibrate_temperature(head, jnp.ones((4, 2)), jnp.zeros(4))
     with pytest.raises(ValueError, match=r"labels: expected shape \[4\]"):
         temperature_terms(head, jnp.ones((4, 2)), jnp.zeros(5, jnp.int32), 1.0)
+
+
+def test_a_head_behind_a_map_is_divided_too():
+    features = covfree.features.relu_features(6)
+    inner = covfree.LinearHead(jnp.ones((6, 2)), jnp.ones(2))
+    half = covfree.with_temperature(MappedHead(features, inner), 2.0)
+    assert half.features is features
+    np.testing.assert_allclose(half.head.weight, 0.5)
+    np.testing.assert_allclose(half.head.bias, 0.5)

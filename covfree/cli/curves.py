@@ -1,0 +1,204 @@
+"""How the results of ``covfree finetune`` are shown: a line as it runs, a table, records, a picture."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any
+
+import numpy as np
+from rich.progress import Progress, TaskID
+
+from covfree.cli.tables import Columns, as_bytes, as_seconds, percent
+from covfree.cli.training import RANDOM, Record, Run
+from covfree.finetune import registry
+from covfree.methods import registry as methods
+
+COLUMNS = Columns(
+    ("start → algorithm", "start, %", "last, %", "best, %", "best round", "bytes up", "bytes down", "time"),
+    broken=("best round", "bytes up", "bytes down"),
+)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The runs of one start and algorithm over all seeds."""
+
+    init: str
+    algorithm: str
+    runs: tuple[Run, ...]
+
+    @property
+    def title(self) -> str:
+        """How tables name it."""
+        start = "Random" if self.init == RANDOM else methods()[self.init].title
+        return f"{start} → {registry()[self.algorithm].title}"
+
+    def spread(self, value: Callable[[Run], Any]) -> tuple[float, float | None]:
+        """Mean and standard deviation of a figure over the runs."""
+        values = [value(run) for run in self.runs]
+        return fmean(values), stdev(values) if len(values) > 1 else None
+
+
+def curves(runs: Sequence[Run]) -> list[Curve]:
+    """Runs by their start and algorithm."""
+    kinds = dict.fromkeys((run.init, run.algorithm) for run in runs)
+    return [Curve(*kind, tuple(run for run in runs if (run.init, run.algorithm) == kind)) for kind in kinds]
+
+
+def cells(curve: Curve) -> tuple[str, ...]:
+    """A line of the table."""
+    diverged = any(run.diverged for run in curve.runs)
+    return (
+        f"{curve.title}{' (diverged)' if diverged else ''}",
+        percent(*curve.spread(lambda run: run.evaluated[0]["accuracy"])),
+        percent(*curve.spread(lambda run: run.evaluated[-1]["accuracy"])),
+        percent(*curve.spread(lambda run: run.best["accuracy"])),
+        f"{median(run.best['round'] for run in curve.runs):.0f}",
+        as_bytes(fmean(run.total("bytes_up") for run in curve.runs)),
+        as_bytes(fmean(run.total("bytes_down") for run in curve.runs)),
+        as_seconds(median(run.total("seconds") for run in curve.runs)),
+    )
+
+
+def as_records(every: Sequence[Curve]) -> list[dict[str, Any]]:
+    """One record a curve, as JSON and CSV show them: means over the seeds, of seconds the medians."""
+    records = []
+    for curve in every:
+        record: dict[str, Any] = {
+            "init": curve.init,
+            "algorithm": curve.algorithm,
+            "title": curve.title,
+            "seeds": len(curve.runs),
+        }
+        for name, value in (
+            ("start", lambda run: run.evaluated[0]["accuracy"]),
+            ("last", lambda run: run.evaluated[-1]["accuracy"]),
+            ("best", lambda run: run.best["accuracy"]),
+        ):
+            record[f"{name}_accuracy_mean"], record[f"{name}_accuracy_sd"] = curve.spread(value)
+        for name in ("bytes_up", "bytes_down"):
+            record[name] = fmean(run.total(name) for run in curve.runs)
+        record["seconds"] = median(run.total("seconds") for run in curve.runs)
+        record["diverged"] = sum(run.diverged is not None for run in curve.runs)
+        records.append(record)
+    return records
+
+
+def as_json(config: Mapping[str, Any], environment: Mapping[str, str], every: Sequence[Curve]) -> str:
+    """Everything but the rounds, which the histories hold: settings, machine, the table, and every run."""
+    records = as_records(every)
+    for record, curve in zip(records, every, strict=True):
+        record["runs"] = [_run_record(run) for run in curve.runs]
+    content = {"config": dict(config), "environment": dict(environment), "results": records}
+    return json.dumps(content, indent=2, ensure_ascii=False)
+
+
+def _run_record(run: Run) -> dict[str, Any]:
+    return {
+        "seed": run.seed,
+        "client_lr": run.rates.client,
+        "server_lr": run.rates.server,
+        "rounds": len(run.history) - 1,
+        "start_accuracy": run.evaluated[0]["accuracy"],
+        "last_accuracy": run.evaluated[-1]["accuracy"],
+        "best_accuracy": run.best["accuracy"],
+        "best_round": run.best["round"],
+        "bytes_up": run.total("bytes_up"),
+        "bytes_down": run.total("bytes_down"),
+        "seconds": run.total("seconds"),
+        "diverged_in_round": run.diverged,
+        "tried": run.tried,
+    }
+
+
+class Live:
+    """Says how far a run is: a bar on a terminal, a line for each evaluation elsewhere."""
+
+    def __init__(self, bar: Progress, task: TaskID, name: str, rounds: int) -> None:
+        self._bar, self._task, self._name, self._rounds = bar, task, name, rounds
+
+    def __call__(self, records: list[Record]) -> None:
+        """Show the history so far."""
+        accuracy = [record["accuracy"] for record in records if "accuracy" in record][-1]
+        now = records[-1]["round"]
+        up, down, seconds = (
+            sum(record[key] for record in records) for key in ("bytes_up", "bytes_down", "seconds")
+        )
+        text = (
+            f"{self._name}: round {now}/{self._rounds}, {100 * accuracy:.2f} %, {seconds:.1f} s, "
+            f"{as_bytes(up)} up, {as_bytes(down)} down"
+        )
+        if not self._bar.disable:
+            self._bar.update(self._task, description=text, completed=now, total=self._rounds)
+        elif "accuracy" in records[-1]:
+            print(text, file=sys.stderr, flush=True)
+
+
+# One for each algorithm; dots are kept for the closed-form stage.
+_DASHES = ("-", "--", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (3, 1)), (0, (8, 2)), (0, (5, 1, 1, 1)), (0, (2, 1)))
+
+
+def plot(path: Path, title: str, every: Sequence[Curve], num_classes: int) -> None:
+    """Draw accuracy against rounds and against bytes up, the closed-form stage dotted.
+
+    Lines are means over the seeds, bands standard deviations. A stage in closed form comes from chance, 1/C.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    figure = Figure(figsize=(11, 4.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    by_round, by_bytes = figure.subplots(1, 2, sharey=True)
+    colours = {init: f"C{i}" for i, init in enumerate(dict.fromkeys(curve.init for curve in every))}
+    algorithms = list(dict.fromkeys(curve.algorithm for curve in every))
+    seen: list[np.ndarray] = []
+    for curve in every:
+        rounds, size, accuracy = _lines(curve)
+        style: dict[str, Any] = {"color": colours[curve.init]}
+        dashes = _DASHES[algorithms.index(curve.algorithm)]
+        mean, deviation = 100 * accuracy.mean(0), 100 * accuracy.std(0, ddof=min(1, len(accuracy) - 1))
+        seen += [mean - deviation, mean + deviation]
+        for axes, place, before in ((by_round, rounds, -1.0), (by_bytes, size, 0.0)):
+            axes.plot(place, mean, linestyle=dashes, label=curve.title, **style)
+            if len(accuracy) > 1:
+                axes.fill_between(place, mean - deviation, mean + deviation, alpha=0.15, linewidth=0, **style)
+            if curve.init != RANDOM:
+                axes.plot([before, place[0]], [100 / num_classes, mean[0]], linestyle=":", **style)
+                axes.plot(place[:1], mean[:1], marker="o", markersize=5, **style)
+    low, high = min(map(np.min, seen)), max(map(np.max, seen))
+    margin = 0.06 * max(high - low, 1.0)
+    # Within the range of training: the dotted lines come in from below.
+    by_round.set_ylim(max(low - margin, 0), min(high + margin, 100.5))
+    by_round.set_ylabel("test accuracy, %")
+    by_round.set_xlabel("rounds after the start")
+    by_round.xaxis.set_major_locator(MaxNLocator(integer=True))
+    by_bytes.set_xlabel("bytes up, all clients together")
+    by_bytes.xaxis.set_major_locator(MaxNLocator(6))
+    by_bytes.xaxis.set_major_formatter(EngFormatter("B"))
+    for axes in (by_round, by_bytes):
+        axes.grid(alpha=0.3)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    handles = by_round.get_legend_handles_labels()[0]
+    if any(curve.init != RANDOM for curve in every):
+        handles.append(Line2D([], [], color="grey", linestyle=":", label="closed-form stage"))
+    figure.legend(handles=handles, loc="outside right center", fontsize=8, frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def _lines(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rounds [r], bytes up until then [r], and accuracies [seeds, r], as far as all runs came."""
+    length = min(len(run.evaluated) for run in curve.runs)
+    shown = [run.evaluated[:length] for run in curve.runs]
+    size = []
+    for run, records in zip(curve.runs, shown, strict=True):
+        total = np.cumsum([record["bytes_up"] for record in run.history])
+        size.append(total[[record["round"] for record in records]])
+    rounds = np.array([record["round"] for record in shown[0]])
+    return rounds, np.mean(size, 0), np.array([[record["accuracy"] for record in one] for one in shown])

@@ -1,0 +1,304 @@
+"""``covfree finetune``: federated fine-tuning from closed-form heads."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from covfree.checks import check_strength
+from covfree.cli import curves
+from covfree.cli.compare import Federation, environment
+from covfree.cli.config_file import Config
+from covfree.cli.options import (
+    DATASET,
+    IMAGES,
+    NETWORK,
+    WEIGHTS,
+    Alpha,
+    Format,
+    NumClients,
+    Out,
+    Partition,
+    TestFile,
+    at_least,
+    make_folder,
+    names_of,
+)
+from covfree.cli.progress import progress_bar
+from covfree.cli.run_folder import RunFolder
+from covfree.cli.source import Source, heading, source_of
+from covfree.cli.tables import show
+from covfree.cli.training import RANDOM, Run, Settings, Task, make_start, make_task, train
+from covfree.cli.tuning import set_aside, tune
+from covfree.federation import participation as draw
+from covfree.finetune import registry
+from covfree.finetune.registry import Rates
+from covfree.methods import registry as methods
+
+
+class Part(StrEnum):
+    """What is trained."""
+
+    head = "head"
+    backbone = "backbone"
+    all = "all"
+
+
+class NormMode(StrEnum):
+    """How batch norms train."""
+
+    frozen = "frozen"
+    batch = "batch"
+
+
+def finetune_command(
+    dataset: Annotated[str | None, DATASET] = None,
+    test_file: TestFile = None,
+    images: Annotated[str | None, IMAGES] = None,
+    backbone: Annotated[str | None, NETWORK] = None,
+    weights: Annotated[str | None, WEIGHTS] = None,
+    init: Annotated[
+        str, typer.Option(help=f"Heads to start from, comma-separated: random, {', '.join(methods())}.")
+    ] = "random,fedcof",
+    algorithm: Annotated[
+        str, typer.Option(help=f"How to train, comma-separated: {', '.join(registry())}.")
+    ] = "fedadam",
+    part: Annotated[
+        Part, typer.Option("--train", help="What is trained; backbone and all need --images.")
+    ] = Part.head,
+    rounds: Annotated[int, typer.Option(help="Rounds of training.")] = 50,
+    participation: Annotated[
+        str, typer.Option(help="NumClients of a round: a share such as 0.3 or 1.0, or a number such as 30.")
+    ] = "0.3",
+    client_lr: Annotated[
+        float | None, typer.Option(help="Learning rate of the clients; the algorithm's own without it.")
+    ] = None,
+    server_lr: Annotated[float | None, typer.Option(help="Learning rate of the server, likewise.")] = None,
+    mu: Annotated[float | None, typer.Option(help="μ of fedprox. Without it 0.01.")] = None,
+    epochs: Annotated[int, typer.Option(help="Passes of a client over its examples in a round.")] = 1,
+    batch_size: Annotated[int, typer.Option(help="Examples of a client's step.")] = 32,
+    norms: Annotated[
+        NormMode, typer.Option(help="Batch norms of a network: their statistics stay, or are trained too.")
+    ] = NormMode.frozen,
+    tune_rates: Annotated[
+        bool,
+        typer.Option("--tune", help="Choose the learning rates on a fifth of the training clients."),
+    ] = False,
+    clients: NumClients = 100,
+    alpha: Alpha = 0.1,
+    partition: Partition = "inner_dirichlet",
+    seeds: Annotated[int, typer.Option(help="Number of seeds (splits, partitions, runs), from 0.")] = 1,
+    every: Annotated[int, typer.Option(help="Rounds from one evaluation to the next.")] = 1,
+    width: Annotated[int, typer.Option(help="NumClients computed at once; more pay on accelerators.")] = 1,
+    out: Out = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the runs that --out holds.")] = False,
+    checkpoint_every: Annotated[
+        int, typer.Option(help="Rounds from one checkpoint in --out to the next.")
+    ] = 10,
+    config: Config = None,
+    output_format: Annotated[Format, typer.Option("--format", help="What to print.")] = Format.table,
+) -> None:
+    """Train from closed-form heads in rounds: accuracy by round, and by bytes.
+
+    Examples:
+      covfree finetune --init random,fedncm,fedcof --algorithm fedavg,fedadam --out results
+
+      covfree finetune --dataset features.npz --rounds 200 --tune --seeds 3
+
+      covfree finetune --images photos --backbone squeezenet1-1 --train all --rounds 10
+    """
+    sizes = {"rounds": rounds, "epochs": epochs, "batch-size": batch_size, "seeds": seeds, "every": every}
+    for name, size in {**sizes, "width": width, "checkpoint-every": checkpoint_every}.items():
+        at_least(name, size, 1)
+    inits = names_of("init", init, (RANDOM, *methods()))
+    algorithms = names_of("algorithm", algorithm, registry())
+    plan = _plan(algorithms, part, client_lr, server_lr, mu, tune_rates)
+    if part is not Part.head and images is None:
+        raise ValueError(f"--train {part}: expected --images, as features have no backbone left to train")
+    if resume and out is None:
+        raise ValueError("--resume: expected --out beside it")
+    federation = Federation(clients, partition, alpha)
+    source = source_of(dataset, test_file, images, backbone, weights)
+    # Once before any work, so that a bad argument shows at once.
+    owners = federation.assign(source.outline, seed=0)
+    drawn = _participation(participation, int(owners.max()) + 1)
+    options = {"epochs": epochs, "batch_size": batch_size} | ({} if mu is None else {"mu": mu})
+    settings = Settings(rounds, drawn, part.value, norms.value, options, every, checkpoint_every, width)
+    given = {
+        **source.config,
+        "train": part.value,
+        "participation": drawn,
+        "client_lr": client_lr,
+        "server_lr": server_lr,
+        "mu": mu,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "norms": norms.value,
+        "tune": tune_rates,
+        "clients": clients,
+        "partition": partition,
+        "alpha": alpha,
+        "every": every,
+        "width": width,
+    }
+    make_folder(out)
+    jobs = [
+        _Job(each, name, seed, _folder(out, each, name, seed, given))
+        for seed in range(seeds)
+        for name in algorithms
+        for each in inits
+    ]
+    for job in jobs:
+        if job.folder is not None:
+            job.folder.check(resume)
+
+    runs = _run_all(jobs, source, federation, settings, plan)
+    every_curve = curves.curves(runs)
+    config_shown = {**given, "init": inits, "algorithm": algorithms, "rounds": rounds, "seeds": seeds}
+    content = curves.as_json(config_shown, environment(), every_curve)
+    data = source.load(0)
+    title = heading(data, federation, seeds)
+    lines = [curves.cells(curve) for curve in every_curve]
+    show(output_format, title, curves.COLUMNS, lines, curves.as_records(every_curve), content)
+    if out is not None:
+        (out / "results.json").write_text(content + "\n", encoding="utf-8")
+        curves.plot(out / "accuracy.png", title, every_curve, data.num_classes)
+        _say(f"wrote {out / 'results.json'} and {out / 'accuracy.png'}")
+    if any(run.diverged for run in runs):
+        raise typer.Exit(1)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Which rates: those given or an algorithm's own, and whether they are tuned."""
+
+    rates: dict[str, Rates]
+    tune: bool
+
+
+def _plan(
+    algorithms: list[str],
+    part: Part,
+    client_lr: float | None,
+    server_lr: float | None,
+    mu: float | None,
+    tune_rates: bool,
+) -> _Plan:
+    """The rates of each algorithm, checked."""
+    given = {"client-lr": client_lr, "server-lr": server_lr}
+    for name, rate in given.items():
+        if rate is None:
+            continue
+        if tune_rates:
+            raise ValueError(f"--{name}: expected none beside --tune, which chooses it")
+        if check_strength(f"--{name}", rate) == 0:
+            raise ValueError(f"--{name}: expected a number above 0, got 0")
+    if mu is not None:
+        check_strength("--mu", mu)
+        takers = [name for name, entry in registry().items() if "mu" in entry.accepts]
+        if not set(takers) & set(algorithms):
+            raise ValueError(f"--mu: expected {', '.join(takers)} among --algorithm, got {algorithms[0]}")
+    rates = {}
+    for name in algorithms:
+        own = registry()[name].head if part is Part.head else registry()[name].network
+        rates[name] = Rates(
+            own.client if client_lr is None else client_lr, own.server if server_lr is None else server_lr
+        )
+    return _Plan(rates, tune_rates)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A run to make, and where it is kept."""
+
+    init: str
+    algorithm: str
+    seed: int
+    folder: RunFolder | None
+
+    @property
+    def name(self) -> str:
+        """What lines call it."""
+        return f"{self.init} → {self.algorithm}, seed {self.seed}"
+
+
+def _folder(out: Path | None, init: str, algorithm: str, seed: int, given: dict[str, Any]) -> Any:
+    if out is None:
+        return None
+    own = {**given, "init": init, "algorithm": algorithm, "seed": seed}
+    return RunFolder(out / f"{init}-{algorithm}-seed{seed}", own)
+
+
+def _run_all(
+    jobs: list[_Job], source: Source, federation: Federation, settings: Settings, plan: _Plan
+) -> list[Run]:
+    runs: list[Run] = []
+    for seed in dict.fromkeys(job.seed for job in jobs):
+        own = [job for job in jobs if job.seed == seed]
+        task = make_task(source, federation, seed, settings.train)
+        # All of them before any training, so that a head that cannot be trained shows at once.
+        inits = dict.fromkeys(job.init for job in own)
+        starts = {init: make_start(init, task, seed) for init in inits}
+        tuning = _Tuning(task, seed, settings) if plan.tune else None
+        for job in own:
+            rates, tried = plan.rates[job.algorithm], None
+            earlier = job.folder and job.folder.rates()
+            if earlier:
+                rates, tried = earlier
+            elif tuning is not None:
+                rates, tried = tuning.rates(job, rates)
+            if job.folder is not None and not earlier:
+                job.folder.begin(rates, tried)
+            with progress_bar(width=12) as bar:
+                live = curves.Live(bar, bar.add_task(job.name), job.name, settings.rounds)
+                folder = job.folder and job.folder.path
+                start = starts[job.init]
+                run = train(
+                    task, start, job.init, job.algorithm, rates, settings, seed, folder=folder, tell=live
+                )
+            if run.diverged is not None:
+                _say(
+                    f"{job.name}: diverged in round {run.diverged}; what came before is kept. A smaller "
+                    f"--client-lr (now {rates.client:g}) or --server-lr ({rates.server:g}) may help"
+                )
+            runs.append(replace(run, tried=tried))
+    return runs
+
+
+class _Tuning:
+    """The training clients of a seed without a fifth of them, and starts from those."""
+
+    def __init__(self, task: Task, seed: int, settings: Settings) -> None:
+        self._task, self._seed, self._settings = set_aside(task, seed), seed, settings
+        self._starts: dict[str, Any] = {}
+
+    def rates(self, job: _Job, base: Rates) -> tuple[Rates, list[dict[str, Any]]]:
+        """The rates for a run, said and with what was tried."""
+        if job.init not in self._starts:
+            self._starts[job.init] = make_start(job.init, self._task, self._seed)
+        start = self._starts[job.init]
+        rates, tried = tune(self._task, start, job.init, job.algorithm, base, self._settings, self._seed)
+        _say(f"{job.name}: tuned to --client-lr {rates.client:g} --server-lr {rates.server:g}")
+        return rates, tried
+
+
+def _participation(text: str, num_clients: int) -> int | float:
+    """A number of clients, or their share."""
+    try:
+        number = int(text) if text.strip().lstrip("+-").isdigit() else float(text)
+        draw(num_clients, number, 1, seed=0)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"--participation: expected a share in (0, 1] or a number of clients up to {num_clients}, got "
+            f"{text!r} ({error})"
+        ) from error
+    return number
+
+
+def _say(text: str) -> None:
+    print(f"covfree: {text}", file=sys.stderr)

@@ -1,0 +1,114 @@
+"""Tables of results, in the terminal, in Markdown, in JSON and in CSV; units that fit them."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from covfree.cli.options import Format
+
+
+class Columns(NamedTuple):
+    """The head of a table.
+
+    Attributes:
+        names: of the columns; those of the first are words, of the others numbers.
+        broken: names that the terminal breaks in two, so that numbers need not be.
+    """
+
+    names: tuple[str, ...]
+    broken: tuple[str, ...] = ()
+
+
+def show(
+    form: Format,
+    title: str,
+    columns: Columns,
+    lines: Sequence[tuple[str, ...]],
+    records: Sequence[dict[str, Any]],
+    content: str,
+) -> None:
+    """Print results on standard output.
+
+    Args:
+        form: how.
+        title: above the table.
+        columns: its head.
+        lines: its cells.
+        records: what CSV shows.
+        content: what JSON shows.
+    """
+    if form is Format.json:
+        print(content)
+    elif form is Format.csv:
+        print(as_csv(records))
+    elif form is Format.markdown:
+        print(as_markdown(columns, lines))
+    else:
+        Console().print(as_table(title, columns, lines))
+
+
+def as_table(title: str, columns: Columns, lines: Sequence[tuple[str, ...]]) -> Table:
+    """A table for the terminal."""
+    table = Table(title=title, title_justify="left", header_style="bold", show_edge=False, pad_edge=False)
+    first, *others = columns.names
+    table.add_column(first, min_width=14)
+    for column in others:
+        header = column.replace(" ", "\n") if column in columns.broken else column
+        table.add_column(header, justify="right")
+    for line in lines:
+        table.add_row(*line)
+    return table
+
+
+def as_markdown(columns: Columns, lines: Sequence[tuple[str, ...]]) -> str:
+    """The same table in Markdown."""
+    every = [columns.names, ("---",) * len(columns.names), *lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in every)
+
+
+def as_csv(records: Sequence[dict[str, Any]]) -> str:
+    """One line a record."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue().rstrip("\n")
+
+
+def percent(mean: float, deviation: float | None) -> str:
+    """A share with its standard deviation, if there is one."""
+    return f"{100 * mean:.2f}" + ("" if deviation is None else f" ± {100 * deviation:.2f}")
+
+
+def as_bytes(number: int | float) -> str:
+    """Bytes in the largest unit that leaves a number of at least 1."""
+    return _with_unit(number, ("B", "kB", "MB", "GB"))
+
+
+def as_flops(number: int | float) -> str:
+    """Operations, likewise."""
+    return _with_unit(number, ("", "k", "M", "G", "T"))
+
+
+def as_seconds(number: int | float) -> str:
+    """Seconds, or milliseconds below one."""
+    return f"{_short(1000 * number)} ms" if number < 1 else f"{_short(number)} s"
+
+
+def _with_unit(number: int | float, units: tuple[str, ...]) -> str:
+    """In the largest unit that leaves a number of at least 1, or the last."""
+    power = 0
+    while number >= 1000 and power < len(units) - 1:
+        number, power = number / 1000, power + 1
+    return f"{_short(number) if power else f'{number:.0f}'} {units[power]}".rstrip()
+
+
+def _short(number: int | float) -> str:
+    """About three digits, so that a table fits a terminal of 80 columns."""
+    return f"{number:.1f}" if number < 99.95 else f"{number:.0f}"

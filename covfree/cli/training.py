@@ -1,0 +1,284 @@
+"""Fine-tuning from closed-form heads: the experiment behind ``covfree finetune``."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import covfree
+from covfree.backbones import Backbone, Preprocessing
+from covfree.cli.compare import Federation, make_methods, timed
+from covfree.cli.source import Source
+from covfree.data import FeatureSet
+from covfree.data.extract import features_of_pixels
+from covfree.finetune import Model, linear_model, network_model, random_head, registry
+from covfree.finetune.model import Norms, Trained
+from covfree.finetune.registry import Rates
+from covfree.heads import MappedHead
+from covfree.types import LinearHead
+
+RANDOM = "random"
+# Images whose features are computed together.
+_BATCH = 64
+# A line of history: a round, what it came to and what it took.
+Record = dict[str, Any]
+Tell = Callable[[list[Record]], None]
+
+
+class Network(NamedTuple):
+    """A backbone to train, or to hold fixed under a head.
+
+    Attributes:
+        backbone: without a classifier.
+        params: its parameters.
+        preprocessing: what they want of images.
+    """
+
+    backbone: Backbone
+    params: Any
+    preprocessing: Preprocessing
+
+
+class Task(NamedTuple):
+    """A federation to train in.
+
+    Attributes:
+        data: features, from which closed-form heads are made, and labels.
+        clients: the client of each training example; below 0 is padding.
+        inputs: what is trained on, features or pixels.
+        test_inputs: of the test examples.
+        network: what turns pixels into features; None if features are trained on.
+    """
+
+    data: FeatureSet
+    clients: np.ndarray
+    inputs: np.ndarray
+    test_inputs: np.ndarray
+    network: Network | None
+
+    def accuracy(self, result: Any, inputs: np.ndarray, labels: np.ndarray) -> float:
+        """Share of examples that what a run gives gets right."""
+        if self.network is None:
+            return float(covfree.evaluate(result, inputs, labels))
+        params, head = result
+        backbone, _, preprocessing = self.network
+        parts = []
+        for first in range(0, len(inputs), _BATCH):
+            pixels = inputs[first : first + _BATCH]
+            # Filled up, so that all batches share a compiled function.
+            filled = np.pad(pixels, [(0, _BATCH - len(pixels)), *[(0, 0)] * 3])
+            parts.append(features_of_pixels(params, filled, backbone, preprocessing)[: len(pixels)])
+        return float(covfree.evaluate(head, jnp.concatenate(parts), labels))
+
+
+def make_task(source: Source, federation: Federation, seed: int, train: Trained) -> Task:
+    """The federation of a seed. A head alone is trained on features, which do not change then."""
+    data = source.load(seed)
+    clients = federation.assign(data, seed).astype(np.int32)
+    covfree.check(data.train_features, data.train_labels, clients, num_classes=data.num_classes)
+    if train == "head" or source.images is None:
+        return Task(data, clients, data.train_features, data.test_features, None)
+    images = source.images
+    network = Network(images.network, images.network.load(images.weights.path), images.preprocessing)
+    return Task(data, clients, *images.pixels(seed), network)
+
+
+class Start(NamedTuple):
+    """What is trained from.
+
+    Attributes:
+        head: a linear head, calibrated if it is in closed form.
+        record: the line of history of round 0, the closed-form stage; without the accuracy.
+    """
+
+    head: LinearHead | MappedHead
+    record: Record
+
+
+def make_start(init: str, task: Task, seed: int) -> Start:
+    """A random head, or that of a method, with the temperature that fits the training examples best."""
+    features, classes = task.data.train_features, task.data.num_classes
+    clients, uploaded, seconds = 0, 0, 0.0
+    if init == RANDOM:
+        head = random_head(features.shape[1], classes, key=jax.random.key(seed))
+        # As closed-form heads have it, so that all starts share compiled functions.
+        head = head._replace(present=jnp.ones(classes))
+    else:
+        method, labels = make_methods([init], {})[init], task.data.train_labels
+        used = np.where(task.clients >= 0, labels, -1)
+
+        def calibrated() -> Any:
+            key = jax.random.key(seed)
+            head: Any = covfree.fit(method, features, labels, task.clients, num_classes=classes, key=key)
+            return covfree.with_temperature(head, covfree.calibrate_temperature(head, features, used))
+
+        try:
+            head, seconds = timed(calibrated)
+        except TypeError as error:
+            raise ValueError(f"--init {init}: {error}, which gradients can train") from error
+        clients = len(np.unique(task.clients[task.clients >= 0]))
+        uploaded = covfree.sent_bytes(method, labels, task.clients, dim=features.shape[1]).statistics
+    sizes = {"clients": clients, "bytes_up": uploaded, "bytes_down": 0}
+    return Start(head, {"round": 0, **sizes, "seconds": seconds})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How runs are trained.
+
+    Attributes:
+        rounds: how many.
+        participation: clients of a round, a number or a share.
+        train: what is trained.
+        norms: how batch norms train.
+        options: of the algorithms, beside their rates.
+        every: rounds from one evaluation to the next.
+        save_every: rounds from one checkpoint to the next.
+        width: clients that are simulated at once.
+    """
+
+    rounds: int
+    participation: int | float
+    train: Trained = "head"
+    norms: Norms = "frozen"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    every: int = 1
+    save_every: int = 10
+    width: int = 1
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run from one start.
+
+    Attributes:
+        init: of the start.
+        algorithm: name in the registry.
+        seed: of the split, the partition and whatever is drawn.
+        rates: that it trained with.
+        history: a record for each round, from 0, the start.
+        diverged: the round that gave no finite state and was undone; None if none did.
+        tried: the rates that were tried on clients set aside; None if none were.
+    """
+
+    init: str
+    algorithm: str
+    seed: int
+    rates: Rates
+    history: list[Record]
+    diverged: int | None = None
+    tried: list[dict[str, Any]] | None = None
+
+    @property
+    def evaluated(self) -> list[Record]:
+        """The rounds after which the accuracy was measured."""
+        return [record for record in self.history if "accuracy" in record]
+
+    @property
+    def best(self) -> Record:
+        """The first of those with the highest accuracy."""
+        return max(self.evaluated, key=lambda record: record["accuracy"])
+
+    def total(self, name: str) -> int | float:
+        """Sum of a number over the rounds."""
+        return sum(record[name] for record in self.history)
+
+
+class History:
+    """The lines of a run as they come: written to a file, and told.
+
+    A round is counted from 1; line 0 is the start. So line r holds the accuracy after r rounds.
+    """
+
+    def __init__(self, start: Record, path: Path | None, tell: Tell) -> None:
+        self.records = [start]
+        self._path, self._tell, self._written = path, tell, 0
+
+    def __call__(self, rounds: list[Record]) -> bool:
+        """Take in what a run has recorded so far; never stops it."""
+        for record in rounds[len(self.records) - 1 :]:
+            self.records.append({**record, "round": record["round"] + 1})
+        if len(self.records) == self._written:
+            return False
+        if self._path is not None:
+            # What an earlier run wrote after its last checkpoint is written again.
+            with self._path.open("a" if self._written else "w", encoding="utf-8") as file:
+                file.writelines(f"{json.dumps(record)}\n" for record in self.records[self._written :])
+        self._written = len(self.records)
+        self._tell(self.records)
+        return False
+
+
+def train(
+    task: Task,
+    start: Start,
+    init: str,
+    algorithm: str,
+    rates: Rates,
+    settings: Settings,
+    seed: int,
+    *,
+    folder: Path | None = None,
+    tell: Tell = lambda records: None,
+) -> Run:
+    """Train from a start.
+
+    Args:
+        task: the federation.
+        start: where from.
+        init: its name.
+        algorithm: name in the registry.
+        rates: learning rates.
+        settings: how.
+        seed: of whatever is drawn.
+        folder: for the history and checkpoints, from which the run goes on if there are any.
+        tell: is told the history after each round.
+    """
+    model = _model(task, start.head, settings)
+    entry = registry()[algorithm]
+    options = {k: v for k, v in settings.options.items() if k != "mu" or k in entry.accepts}
+    test = task.test_inputs, task.data.test_labels
+    head = start.head if task.network is None else (task.network.params, start.head)
+    first = {**start.record, "accuracy": task.accuracy(head, *test)}
+    history = History(first, folder and folder / "history.jsonl", tell)
+    checkpoint = folder and folder / "checkpoint"
+    if checkpoint is None or not checkpoint.exists():
+        history([])
+    with warnings.catch_warnings():
+        # It is said by `Run.diverged`.
+        warnings.filterwarnings("ignore", ".*the state is not finite", RuntimeWarning)
+        ended = covfree.rounds.run(
+            entry.make(model, rates.client, rates.server, **options),
+            task.inputs,
+            task.data.train_labels,
+            task.clients,
+            key=jax.random.key(seed),
+            rounds=settings.rounds,
+            participation=settings.participation,
+            evaluate=lambda result: {"accuracy": task.accuracy(result, *test)},
+            every=settings.every,
+            stop=history,
+            checkpoint=checkpoint,
+            checkpoint_every=settings.save_every,
+            width=settings.width,
+        )
+    history(ended.history)
+    diverged = None if ended.stopped is None else len(history.records)
+    return Run(init, algorithm, seed, rates, history.records, diverged)
+
+
+def _model(task: Task, head: Any, settings: Settings) -> Model:
+    if task.network is None:
+        return linear_model(head)
+    backbone, params, preprocessing = task.network
+    return network_model(
+        backbone, params, head, train=settings.train, norms=settings.norms, preprocessing=preprocessing
+    )

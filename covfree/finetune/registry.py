@@ -1,0 +1,85 @@
+"""The named algorithms of federated optimisation, with learning rates that need no tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import optax
+from jax.tree_util import Partial
+
+from covfree.finetune.averaging import fedadagrad, fedadam, fedavg, fedyogi
+from covfree.finetune.fednova import fednova
+from covfree.finetune.fedprox import fedprox
+from covfree.finetune.model import Model
+from covfree.finetune.scaffold import scaffold
+from covfree.rounds.algorithm import Algorithm
+from covfree.types import Scalar
+
+
+class Rates(NamedTuple):
+    """Learning rates.
+
+    Attributes:
+        client: of the clients' gradient descent.
+        server: of the server's optimiser.
+    """
+
+    client: float
+    server: float
+
+
+class Entry(NamedTuple):
+    """A named algorithm.
+
+    Attributes:
+        title: how tables name it.
+        make: ``(model, client_lr, server_lr, **options) -> Algorithm``; the options are ``epochs`` and
+            ``batch_size`` of `fedavg`, and those in ``accepts``.
+        head: rates with which a linear head on features trains untuned, see docs/fine-tuning.md.
+        network: rates for a network, as FedCOF's authors have them (Table 13).
+        accepts: numbers that the algorithm has besides.
+    """
+
+    title: str
+    make: Callable[..., Algorithm]
+    head: Rates
+    network: Rates
+    accepts: frozenset[str] = frozenset()
+
+
+def _momentum(model: Model, client_lr: Scalar, server_lr: Scalar, **options: Any) -> Algorithm:
+    server = Partial(optax.sgd, server_lr, momentum=0.9)
+    return fedavg(model, client_lr, server, name="fedavgm", **options)
+
+
+def _prox(model: Model, client_lr: Scalar, server_lr: Scalar, mu: Scalar = 0.01, **options: Any) -> Algorithm:
+    return fedprox(model, client_lr, mu, server=server_lr, **options)
+
+
+_MEAN, _NETWORK_MEAN = Rates(0.1, 1.0), Rates(1e-3, 1.0)
+_ADAPTIVE, _NETWORK_ADAPTIVE = Rates(0.1, 0.01), Rates(1e-3, 1e-4)
+
+_REGISTRY: Mapping[str, Entry] = MappingProxyType(
+    {
+        "fedavg": Entry("FedAvg", fedavg, _MEAN, _NETWORK_MEAN),
+        # Momentum of 0.9 adds ten steps up.
+        "fedavgm": Entry("FedAvgM", _momentum, Rates(0.1, 0.3), Rates(1e-3, 0.3)),
+        "fedadam": Entry("FedAdam", fedadam, _ADAPTIVE, _NETWORK_ADAPTIVE),
+        "fedyogi": Entry("FedYogi", fedyogi, _ADAPTIVE, _NETWORK_ADAPTIVE),
+        "fedadagrad": Entry("FedAdagrad", fedadagrad, _ADAPTIVE, _NETWORK_ADAPTIVE),
+        "fedprox": Entry("FedProx", _prox, _MEAN, _NETWORK_MEAN, frozenset({"mu"})),
+        "scaffold": Entry("SCAFFOLD", scaffold, _MEAN, _NETWORK_MEAN),
+        "fednova": Entry("FedNova", fednova, _MEAN, _NETWORK_MEAN),
+    }
+)
+
+
+def registry() -> Mapping[str, Entry]:
+    """Every named algorithm; a read-only mapping.
+
+    >>> registry()["fedadam"].head
+    Rates(client=0.1, server=0.01)
+    """
+    return _REGISTRY

@@ -1,0 +1,336 @@
+"""``covfree finetune``: what it computes, keeps, goes on from, and says of bad input."""
+
+import inspect
+import json
+import re
+import shutil
+
+import jax
+import numpy as np
+import oracle
+import pytest
+from PIL import Image
+
+from covfree.cli.compare import Federation
+from covfree.cli.curves import Curve, curves, plot
+from covfree.cli.finetune import finetune_command
+from covfree.cli.source import of_file
+from covfree.cli.training import Run, Settings, make_start, make_task
+from covfree.cli.tuning import set_aside, tune
+from covfree.data import load_digits
+from covfree.federation import inner_dirichlet
+from covfree.finetune import random_head, registry
+from covfree.finetune.registry import Rates
+
+# Few clients of the digits, always the same, so that all runs share compiled functions.
+SMALL = ("finetune", "--clients", 6, "--alpha", 2, "--participation", "1.0", "--format", "json")
+SIZE = 64 * 10 + 10
+
+
+@pytest.fixture
+def finetune(cli):
+    """Runs ``finetune`` on few clients of the digits; what is given comes last and wins."""
+    return lambda *arguments: cli(*SMALL, *arguments)
+
+
+def history(folder):
+    return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+
+
+def without_seconds(records):
+    return [{k: v for k, v in record.items() if k != "seconds"} for record in records]
+
+
+def descent(weight, bias, features, labels, learning_rate):
+    """A step of gradient descent on the mean cross-entropy, in float64."""
+    scores = features @ weight + bias
+    chance = np.exp(scores - scores.max(1, keepdims=True))
+    chance /= chance.sum(1, keepdims=True)
+    error = (chance - np.eye(10)[labels]) / len(labels)
+    return weight - learning_rate * features.T @ error, bias - learning_rate * error.sum(0)
+
+
+def test_rounds_are_those_of_gradient_descent(finetune, tmp_path):
+    """All clients with one step each: FedAvg is descent on all examples, written out here."""
+    outcome = finetune(
+        *("--init", "random,fedncm", "--algorithm", "fedavg", "--client-lr", 0.5, "--batch-size", 512),
+        *("--rounds", 3, "--out", tmp_path),
+    )
+    assert outcome.code == 0, outcome.err
+    data = load_digits(seed=0)
+    x, y = data.train_features.astype(np.float64), data.train_labels
+    owners = inner_dirichlet(y, 6, 2.0, seed=0)
+    tests = data.test_features.astype(np.float64), data.test_labels
+    count, _, mean = oracle.moments(oracle.client_rows(x, y, owners), 10)
+    ncm = oracle.ncm_head(count, mean)
+    drawn = random_head(64, 10, key=jax.random.key(0))
+    weight, bias = np.asarray(drawn.weight, np.float64), np.asarray(drawn.bias, np.float64)
+    pairs = len(set(zip(y.tolist(), owners.tolist(), strict=True)))
+    for init, uploaded in (("random", 0), ("fedncm", 4 * pairs * 64)):
+        lines = history(tmp_path / f"{init}-fedavg-seed0")
+        assert [line["round"] for line in lines] == [0, 1, 2, 3]
+        assert [line["bytes_up"] for line in lines] == [uploaded, *[6 * 4 * (SIZE + 1)] * 3]
+        assert [line["bytes_down"] for line in lines] == [0, *[6 * 4 * (SIZE + 1)] * 3]
+        assert [line["clients"] for line in lines] == [6 if uploaded else 0, 6, 6, 6]
+        assert all(line["steps"] == 1 for line in lines[1:])
+        assert all(line["seconds"] > 0 for line in lines)
+    expected = []
+    for _ in range(4):
+        expected.append(((tests[0] @ weight + bias).argmax(1) == tests[1]).mean())
+        weight, bias = descent(weight, bias, x, y, 0.5)
+    found = [line["accuracy"] for line in history(tmp_path / "random-fedavg-seed0")]
+    np.testing.assert_allclose(found, expected, atol=2.5 / len(tests[1]))
+    assert expected[3] > expected[0] + 0.05
+    start = ((tests[0] @ ncm[0] + ncm[1]).argmax(1) == tests[1]).mean()
+    found = [line["accuracy"] for line in history(tmp_path / "fedncm-fedavg-seed0")]
+    assert abs(found[0] - start) <= 2.5 / len(tests[1])
+
+    # What is printed and written is what the histories say.
+    content = json.loads(outcome.out)
+    assert json.loads((tmp_path / "results.json").read_text()) == content
+    assert content["config"]["init"] == ["random", "fedncm"]
+    assert content["config"]["participation"] == 1.0
+    for record in content["results"]:
+        lines = history(tmp_path / f"{record['init']}-fedavg-seed0")
+        (run,) = record["runs"]
+        accuracies = [line["accuracy"] for line in lines]
+        assert record["start_accuracy_mean"] == run["start_accuracy"] == accuracies[0]
+        assert record["last_accuracy_mean"] == run["last_accuracy"] == accuracies[-1]
+        assert record["best_accuracy_mean"] == max(accuracies)
+        assert accuracies.index(max(accuracies)) == run["best_round"]
+        assert (run["client_lr"], run["server_lr"], run["tried"]) == (0.5, 1.0, None)
+        for name in ("bytes_up", "bytes_down", "seconds"):
+            assert record[name] == run[name] == pytest.approx(sum(line[name] for line in lines))
+    # A line on stderr for each round, as that is no terminal.
+    lines = outcome.err.splitlines()
+    assert len(lines) == 9
+    assert re.fullmatch(
+        r"random → fedavg, seed 0: round 3/3, \d+\.\d\d %, \d+\.\d s, 46\.9 kB up, 46\.9 kB down", lines[3]
+    )
+    assert lines[8] == f"covfree: wrote {tmp_path / 'results.json'} and {tmp_path / 'accuracy.png'}"
+    with Image.open(tmp_path / "accuracy.png") as picture:
+        assert picture.size == (1650, 720)
+        assert len(np.unique(np.asarray(picture.convert("RGB")).reshape(-1, 3), axis=0)) > 20
+
+
+def test_interrupted_and_resumed_it_is_the_same_run(finetune, tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    given = ("--init", "fedncm", "--algorithm", "fedavg", "--batch-size", 512, "--participation", 3)
+    assert finetune(*given, "--rounds", 5, "--out", whole).code == 0
+    assert finetune(*given, "--rounds", 3, "--out", cut, "--checkpoint-every", 2).code == 0
+    name = "fedncm-fedavg-seed0"
+    # What was written after the last checkpoint, when the process died.
+    with (cut / name / "history.jsonl").open("a") as file:
+        file.write('{"round": 4, "accur')
+    outcome = finetune(*given, "--rounds", 5, "--out", cut, "--resume")
+    assert outcome.code == 0, outcome.err
+    # Only what is new is said.
+    assert [line.split(", ")[1] for line in outcome.err.splitlines()[:-1]] == [
+        "seed 0: round 4/5",
+        "seed 0: round 5/5",
+    ]
+    assert without_seconds(history(cut / name)) == without_seconds(history(whole / name))
+    again = finetune(*given, "--rounds", 5, "--out", cut, "--resume")
+    ours, theirs = (json.loads(each.out)["results"][0]["runs"] for each in (again, outcome))
+    assert without_seconds(ours) == without_seconds(theirs)
+
+    outcome = finetune(*given, "--rounds", 5, "--out", cut)
+    assert outcome.is_one_line
+    assert f"--out: {cut / name} holds a run; --resume goes on with it" in outcome.err
+    for other, text in (
+        (("--batch-size", 16), "holds a run with --batch-size 512, got 16"),
+        (("--client-lr", 0.2), "holds a run with --client-lr its default, got 0.2"),
+    ):
+        outcome = finetune(*given, "--rounds", 5, "--out", cut, "--resume", *other)
+        assert outcome.is_one_line
+        assert text in outcome.err
+    # The checkpoint of another algorithm, moved by hand.
+    shutil.copytree(cut / name, cut / "fedncm-fedavgm-seed0")
+    outcome = finetune(*given, "--algorithm", "fedavgm", "--rounds", 5, "--out", cut, "--resume")
+    assert outcome.is_one_line
+    assert "holds a run with --algorithm fedavg, got fedavgm" in outcome.err
+    (cut / "fedncm-fedavgm-seed0" / "settings.json").unlink()
+    outcome = finetune(*given, "--algorithm", "fedavgm", "--rounds", 5, "--out", cut, "--resume")
+    assert outcome.code == 2
+    assert "differs in algorithm (fedavg there, fedavgm here)" in outcome.err
+
+
+def test_a_run_that_diverges_stops_and_the_others_are_kept(finetune, tmp_path):
+    """A proximal term so strong that the third step is not finite."""
+    given = ("--algorithm", "fedprox,fedavg", "--init", "fedncm", "--batch-size", 512, "--rounds", 2)
+    outcome = finetune(*given, "--epochs", 3, "--mu", 1e38, "--out", tmp_path)
+    assert outcome.code == 1
+    assert "covfree: fedncm → fedprox, seed 0: diverged in round 1; what came before is kept" in outcome.err
+    prox, average = json.loads(outcome.out)["results"]
+    assert (prox["diverged"], average["diverged"]) == (1, 0)
+    assert prox["runs"][0]["diverged_in_round"] == 1
+    assert prox["last_accuracy_mean"] == prox["start_accuracy_mean"]
+    assert average["runs"][0]["rounds"] == 2
+    assert [line["round"] for line in history(tmp_path / "fedncm-fedprox-seed0")] == [0]
+    assert [line["steps"] for line in history(tmp_path / "fedncm-fedavg-seed0")[1:]] == [3, 3]
+    assert (tmp_path / "results.json").exists()
+
+
+def test_options_in_a_file(finetune, tmp_path):
+    """The same run as from the command line, which wins."""
+    file = tmp_path / "options.toml"
+    file.write_text(
+        'init = ["fedncm"]\nalgorithm = "fedavg"\nrounds = 2\nbatch-size = 512\nclient_lr = 0.2\n'
+    )
+    outcome = finetune("--config", file, "--client-lr", 0.5)
+    assert outcome.code == 0, outcome.err
+    direct = finetune(
+        *("--init", "fedncm", "--algorithm", "fedavg", "--rounds", 2, "--batch-size", 512, "--client-lr", 0.5)
+    )
+    ours, theirs = (json.loads(each.out) for each in (outcome, direct))
+    assert ours["config"] == theirs["config"]
+    assert ours["results"][0]["last_accuracy_mean"] == theirs["results"][0]["last_accuracy_mean"]
+    for text, expected in {
+        "rouns = 3\nbogus = 1": "unknown bogus, rouns; expected some of algorithm, alpha",
+        'config = "other.toml"': "unknown config",
+        "rounds = 2.5": "--rounds",
+        "rounds = true": "--rounds",
+        "rounds = [2]": "rounds: expected text, a number, true or false, got [2]",
+        "rounds": "expected TOML",
+    }.items():
+        file.write_text(text)
+        outcome = finetune("--config", file)
+        assert outcome.is_one_line, outcome
+        assert expected in outcome.err
+    outcome = finetune("--config", tmp_path / "absent.toml")
+    assert outcome.is_one_line
+    assert "absent.toml: no such file" in outcome.err
+
+
+BAD = {
+    "client rate nan": (["--client-lr", "nan"], "--client-lr: .*finite.*got nan"),
+    "client rate 0": (["--client-lr", 0], "--client-lr: expected a number above 0, got 0"),
+    "negative server rate": (["--server-lr=-1"], "--server-lr: .*at least 0, got -1"),
+    "unknown init": (["--init", "fedcof,bogus"], "--init: expected some of random, fedncm, .*got 'bogus'"),
+    "no init": (["--init", ","], "--init: expected different names, got none"),
+    "init twice": (["--init", "fedcof,fedcof"], "--init: expected different names"),
+    "init that is not linear": (["--init", "qda-means"], "--init qda-means: head: expected a linear head"),
+    "unknown algorithm": (["--algorithm", "sgd"], "--algorithm: expected some of fedavg, .*got 'sgd'"),
+    "mu of none": (["--mu", 0.1], "--mu: expected fedprox among --algorithm, got fedadam"),
+    "mu nan": (["--algorithm", "fedprox", "--mu", "nan"], "--mu: .*finite.*got nan"),
+    "rounds 0": (["--rounds", 0], "--rounds: expected at least 1, got 0"),
+    "epochs 0": (["--epochs", 0], "--epochs: expected at least 1, got 0"),
+    "batch size 0": (["--batch-size", 0], "--batch-size: expected at least 1, got 0"),
+    "seeds 0": (["--seeds", 0], "--seeds: expected at least 1, got 0"),
+    "participation 0": (["--participation", "0"], "--participation: expected a share .* got '0'"),
+    "too large a share": (["--participation", "1.5"], "--participation: .*got '1.5'"),
+    "too many clients": (["--participation", "7"], "--participation: .* up to 6, got '7'"),
+    "a word": (["--participation", "some"], "--participation: .*got 'some'"),
+    "a part that is none": (["--train", "body"], "--train.*'body'"),
+    "a backbone of features": (["--train", "all"], "--train all: expected --images"),
+    "resume without out": (["--resume"], "--resume: expected --out beside it"),
+    "tune beside a rate": (["--tune", "--client-lr", 0.1], "--client-lr: expected none beside --tune"),
+    "partition": (["--partition", "random"], "--partition: expected one of inner_dirichlet"),
+    "tune with one client": (["--clients", 1, "--tune", "--init", "fedncm"], "--tune: expected at least 2"),
+}
+
+
+def test_bad_arguments(untyped, finetune, tmp_path):
+    for name, (arguments, text) in BAD.items():
+        outcome = finetune(*arguments)
+        assert outcome.is_one_line, (name, outcome)
+        assert re.search(text, outcome.err), (name, outcome.err)
+    (tmp_path / "taken").write_text("")
+    outcome = finetune("--out", tmp_path / "taken")
+    assert outcome.is_one_line
+    assert "--out: cannot make the folder" in outcome.err
+
+
+def test_help_teaches_every_option(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "110")
+    outcome = cli("finetune", "--help")
+    assert outcome.code == 0
+    text = " ".join(re.sub(r"[│╭╮╰╯─|+]", " ", outcome.out).split())
+    others = {"part": "train", "tune_rates": "tune", "output_format": "format"}
+    for name in inspect.signature(finetune_command).parameters:
+        assert f"--{others.get(name, name).replace('_', '-')}" in text
+    for algorithm in registry():
+        assert algorithm in text
+    assert "covfree finetune --init random,fedncm,fedcof --algorithm fedavg,fedadam" in text
+
+
+# Tuning
+
+
+@pytest.fixture
+def features(tmp_path):
+    """80 examples of 3 classes on 10 clients; the test part is what is given."""
+
+    def write(test_seed):
+        rng, labels = np.random.default_rng(0), np.arange(80) % 3
+        points = (rng.normal(size=(80, 5)) + 2 * np.eye(5)[labels]).astype(np.float32)
+        is_test = np.arange(80) >= 60
+        other = np.random.default_rng(test_seed)
+        points[is_test] += other.normal(size=(20, 5)).astype(np.float32)
+        path = tmp_path / f"{test_seed}.npz"
+        np.savez(path, features=points, labels=labels, clients=np.arange(80) // 3 % 10, is_test=is_test)
+        return path
+
+    return write
+
+
+def test_rates_are_tuned_on_training_clients_that_are_set_aside(cli, features):
+    """Another test part changes neither what was tried nor what was chosen."""
+    tried = []
+    for seed in (1, 2):
+        outcome = cli(
+            *("finetune", "--dataset", features(seed), "--init", "fedncm", "--algorithm", "fedavg"),
+            *("--tune", "--rounds", 2, "--format", "json"),
+        )
+        assert outcome.code == 0, outcome.err
+        (run,) = json.loads(outcome.out)["results"][0]["runs"]
+        tried.append(run["tried"])
+        best = max(each["accuracy"] for each in run["tried"])
+        chosen = next(each for each in run["tried"] if each["accuracy"] == best)
+        assert (run["client_lr"], run["server_lr"]) == (chosen["client_lr"], chosen["server_lr"])
+        text = f"tuned to --client-lr {run['client_lr']:g} --server-lr {run['server_lr']:g}"
+        assert f"covfree: fedncm → fedavg, seed 0: {text}" in outcome.err
+    assert tried[0] == tried[1]
+    assert {(each["client_lr"], each["server_lr"]) for each in tried[0]} == {
+        (client, server) for client in (0.01, 0.1, 1.0) for server in (0.1, 1.0, 10.0)
+    }
+
+    federation = Federation(10, "inner_dirichlet", 0.1)
+    task = make_task(of_file(str(features(1)), None), federation, 0, "head")
+    apart = set_aside(task, 0)
+    train = {tuple(row) for row in apart.inputs.tolist()}
+    held = {tuple(row) for row in apart.test_inputs.tolist()}
+    assert len(held) == 12  # two clients of ten
+    assert not train & held
+    assert train | held == {tuple(row) for row in task.inputs.tolist()}
+    assert sorted(set(apart.clients.tolist())) == list(range(8))
+    # All rates so large that nothing is finite.
+    start = make_start("fedncm", apart, 0)
+    with pytest.raises(ValueError, match=r"--tune: fedncm, fedavg: every learning rate .* diverged"):
+        tune(apart, start, "fedncm", "fedavg", Rates(3e38, 3e38), Settings(2, 1.0), 0)
+
+
+# Pictures and tables
+
+
+def fake(init, algorithm, seed, accuracies):
+    records = [
+        {"round": r, "accuracy": a, "bytes_up": 1000, "bytes_down": 0, "seconds": 0.1}
+        for r, a in enumerate(accuracies)
+    ]
+    return Run(init, algorithm, seed, Rates(0.1, 1.0), records)
+
+
+def test_curves_over_seeds_and_of_unequal_length(tmp_path):
+    """A run that stopped early shortens its curve, not the others'; unmeasured rounds are left out."""
+    runs = [fake("fedcof", "fedavg", 0, [0.5, 0.6, 0.7]), fake("fedcof", "fedavg", 1, [0.5, 0.8])]
+    del runs[0].history[1]["accuracy"]
+    first, second = curves([*runs, fake("random", "fedavg", 0, [0.1, 0.2, 0.1])])
+    assert first == Curve("fedcof", "fedavg", tuple(runs))
+    assert first.title == "FedCOF → FedAvg"
+    assert second.title == "Random → FedAvg"
+    assert [run.best["round"] for run in first.runs] == [2, 1]
+    assert runs[0].total("bytes_up") == 3000
+    assert first.spread(lambda run: run.best["accuracy"]) == pytest.approx((0.75, 0.05 * 2**0.5))
+    plot(tmp_path / "curves.png", "title", [second, *curves(runs[:1])], 10)
+    assert (tmp_path / "curves.png").stat().st_size > 1000

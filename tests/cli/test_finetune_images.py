@@ -1,0 +1,73 @@
+"""``covfree finetune --images``: a network trained on pixels, from a head on its features."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from backbones import seeded
+from PIL import Image
+from safetensors.numpy import save_file
+
+from covfree.backbones import Preprocessing, backbone
+from covfree.backbones.weights import tensor_shapes
+from covfree.cli import features as features_module
+from covfree.cli import source as source_module
+from covfree.cli.source import of_images
+from covfree.cli.training import _BATCH
+from covfree.data.extract import features_of_pixels
+
+# As small as features of squeezenet can be, so that tests are fast.
+SMALL = Preprocessing(40, 40, "bilinear", (124.0, 116.0, 104.0), (58.0, 57.0, 57.0))
+NETWORK = backbone("squeezenet1_1", num_classes=None)
+COUNT = 18
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch):
+    """Dark cats and bright dogs; and weights that want small images."""
+    find = features_module.find_weights
+
+    def found(text, spec):
+        return find(text, spec)._replace(preprocessing=SMALL)
+
+    monkeypatch.setattr(source_module, "find_weights", found)
+    monkeypatch.setenv("COVFREE_CACHE", str(tmp_path / "cache"))
+    save_file(
+        seeded.tensors(tensor_shapes(NETWORK.shapes), NETWORK.name), tmp_path / "squeezenet.safetensors"
+    )
+    for i in range(COUNT):
+        path = tmp_path / "photos" / ("cat", "dog")[i % 2] / f"{i:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(seeded.picture((40 + i % 3, 44)) // 2 + 127 * (i % 2)).save(path)
+    return tmp_path / "photos"
+
+
+def test_a_network_is_trained_on_pixels(cli, photos, tmp_path):
+    weights = tmp_path / "squeezenet.safetensors"
+    outcome = cli(
+        *("finetune", "--images", photos, "--backbone", "squeezenet1-1", "--weights", weights),
+        *("--train", "all", "--init", "fedncm", "--algorithm", "fedavg", "--rounds", 2, "--every", 2),
+        *("--clients", 3, "--alpha", 5, "--participation", 2, "--batch-size", 4, "--format", "json"),
+        *("--out", tmp_path / "out"),
+    )
+    assert outcome.code == 0, outcome.err
+    folder = tmp_path / "out" / "fedncm-fedavg-seed0"
+    lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    # Evaluated where it was asked for; the parameters of network and head go up and down.
+    assert ["accuracy" in line for line in lines] == [True, False, True]
+    size = sum(leaf.size for leaf in jax.tree.leaves(NETWORK.shapes)) + 512 * 2 + 2
+    assert [line["bytes_up"] for line in lines[1:]] == [2 * 4 * (size + 1)] * 2
+    assert json.loads(outcome.out)["results"][0]["runs"][0]["client_lr"] == 0.001
+
+    # Pixels and features are of the same images, split the same.
+    source = of_images(str(photos), "squeezenet1-1", str(weights))
+    data, (train, test) = source.load(0), source.images.pixels(0)
+    assert train.dtype == np.uint8
+    pixels = np.concatenate([train, test])
+    features = np.concatenate([data.train_features, data.test_features])
+    assert (len(train), len(pixels)) == (len(data.train_features), COUNT)
+    # In batches as the command makes them, which are compiled already.
+    filled = np.pad(pixels, [(0, _BATCH - COUNT), *[(0, 0)] * 3])
+    given = features_of_pixels(NETWORK.load(weights), filled, NETWORK, SMALL)[:COUNT]
+    np.testing.assert_allclose(given, features, rtol=1e-3, atol=1e-4)
