@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass, replace
 from enum import StrEnum
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -14,6 +11,7 @@ from covfree.checks import check_strength
 from covfree.cli import curves
 from covfree.cli.compare import Federation, environment
 from covfree.cli.config_file import Config
+from covfree.cli.jobs import Job, Plan, folder_of, run_all, say
 from covfree.cli.options import (
     DATASET,
     IMAGES,
@@ -26,15 +24,11 @@ from covfree.cli.options import (
     Partition,
     TestFile,
     at_least,
-    make_folder,
     names_of,
 )
-from covfree.cli.progress import progress_bar
-from covfree.cli.run_folder import RunFolder
-from covfree.cli.source import Source, heading, source_of
+from covfree.cli.source import heading, source_of
 from covfree.cli.tables import show
-from covfree.cli.training import RANDOM, Run, Settings, Task, make_start, make_task, train
-from covfree.cli.tuning import set_aside, tune
+from covfree.cli.training import RANDOM, Settings
 from covfree.federation import participation as draw
 from covfree.finetune import registry
 from covfree.finetune.registry import Rates
@@ -148,7 +142,7 @@ def finetune_command(
     }
     make_folder(out)
     jobs = [
-        _Job(each, name, seed, _folder(out, each, name, seed, given))
+        Job(each, name, seed, folder_of(out, each, name, seed, given))
         for seed in range(seeds)
         for name in algorithms
         for each in inits
@@ -157,7 +151,7 @@ def finetune_command(
         if job.folder is not None:
             job.folder.check(resume)
 
-    runs = _run_all(jobs, source, federation, settings, plan)
+    runs = run_all(jobs, source, federation, settings, plan)
     every_curve = curves.curves(runs)
     config_shown = {**given, "init": inits, "algorithm": algorithms, "rounds": rounds, "seeds": seeds}
     content = curves.as_json(config_shown, environment(), every_curve)
@@ -168,17 +162,9 @@ def finetune_command(
     if out is not None:
         (out / "results.json").write_text(content + "\n", encoding="utf-8")
         curves.plot(out / "accuracy.png", title, every_curve, data.num_classes)
-        _say(f"wrote {out / 'results.json'} and {out / 'accuracy.png'}")
+        say(f"wrote {out / 'results.json'} and {out / 'accuracy.png'}")
     if any(run.diverged for run in runs):
         raise typer.Exit(1)
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """Which rates: those given or an algorithm's own, and whether they are tuned."""
-
-    rates: dict[str, Rates]
-    tune: bool
 
 
 def _plan(
@@ -188,7 +174,7 @@ def _plan(
     server_lr: float | None,
     mu: float | None,
     tune_rates: bool,
-) -> _Plan:
+) -> Plan:
     """The rates of each algorithm, checked."""
     given = {"client-lr": client_lr, "server-lr": server_lr}
     for name, rate in given.items():
@@ -209,82 +195,7 @@ def _plan(
         rates[name] = Rates(
             own.client if client_lr is None else client_lr, own.server if server_lr is None else server_lr
         )
-    return _Plan(rates, tune_rates)
-
-
-@dataclass(frozen=True)
-class _Job:
-    """A run to make, and where it is kept."""
-
-    init: str
-    algorithm: str
-    seed: int
-    folder: RunFolder | None
-
-    @property
-    def name(self) -> str:
-        """What lines call it."""
-        return f"{self.init} → {self.algorithm}, seed {self.seed}"
-
-
-def _folder(out: Path | None, init: str, algorithm: str, seed: int, given: dict[str, Any]) -> Any:
-    if out is None:
-        return None
-    own = {**given, "init": init, "algorithm": algorithm, "seed": seed}
-    return RunFolder(out / f"{init}-{algorithm}-seed{seed}", own)
-
-
-def _run_all(
-    jobs: list[_Job], source: Source, federation: Federation, settings: Settings, plan: _Plan
-) -> list[Run]:
-    runs: list[Run] = []
-    for seed in dict.fromkeys(job.seed for job in jobs):
-        own = [job for job in jobs if job.seed == seed]
-        task = make_task(source, federation, seed, settings.train)
-        # All of them before any training, so that a head that cannot be trained shows at once.
-        inits = dict.fromkeys(job.init for job in own)
-        starts = {init: make_start(init, task, seed) for init in inits}
-        tuning = _Tuning(task, seed, settings) if plan.tune else None
-        for job in own:
-            rates, tried = plan.rates[job.algorithm], None
-            earlier = job.folder and job.folder.rates()
-            if earlier:
-                rates, tried = earlier
-            elif tuning is not None:
-                rates, tried = tuning.rates(job, rates)
-            if job.folder is not None and not earlier:
-                job.folder.begin(rates, tried)
-            with progress_bar(width=12) as bar:
-                live = curves.Live(bar, bar.add_task(job.name), job.name, settings.rounds)
-                folder = job.folder and job.folder.path
-                start = starts[job.init]
-                run = train(
-                    task, start, job.init, job.algorithm, rates, settings, seed, folder=folder, tell=live
-                )
-            if run.diverged is not None:
-                _say(
-                    f"{job.name}: diverged in round {run.diverged}; what came before is kept. A smaller "
-                    f"--client-lr (now {rates.client:g}) or --server-lr ({rates.server:g}) may help"
-                )
-            runs.append(replace(run, tried=tried))
-    return runs
-
-
-class _Tuning:
-    """The training clients of a seed without a fifth of them, and starts from those."""
-
-    def __init__(self, task: Task, seed: int, settings: Settings) -> None:
-        self._task, self._seed, self._settings = set_aside(task, seed), seed, settings
-        self._starts: dict[str, Any] = {}
-
-    def rates(self, job: _Job, base: Rates) -> tuple[Rates, list[dict[str, Any]]]:
-        """The rates for a run, said and with what was tried."""
-        if job.init not in self._starts:
-            self._starts[job.init] = make_start(job.init, self._task, self._seed)
-        start = self._starts[job.init]
-        rates, tried = tune(self._task, start, job.init, job.algorithm, base, self._settings, self._seed)
-        _say(f"{job.name}: tuned to --client-lr {rates.client:g} --server-lr {rates.server:g}")
-        return rates, tried
+    return Plan(rates, tune_rates)
 
 
 def _participation(text: str, num_clients: int) -> int | float:
@@ -298,7 +209,3 @@ def _participation(text: str, num_clients: int) -> int | float:
             f"{text!r} ({error})"
         ) from error
     return number
-
-
-def _say(text: str) -> None:
-    print(f"covfree: {text}", file=sys.stderr)
