@@ -11,10 +11,12 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Nearly all tests run once on small data: what takes time is compiling. XLA's costly optimisations
 # matter where rounding is the subject, as they put operations together: see `optimised`.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-# XLA's newer emitters of fused loops take twice as long to compile as the older, for code as fast.
-_EMITTERS = "--xla_cpu_use_fusion_emitters=false"
-if "xla_cpu_use_fusion_emitters" not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_EMITTERS}".strip()
+# XLA's newer emitters of fused loops take twice as long to compile as the older, for code as fast; and many
+# small modules for LLVM take longer than one.
+_FLAGS = {"xla_cpu_use_fusion_emitters": "false", "xla_cpu_parallel_codegen_split_count": "1"}
+for _flag, _value in _FLAGS.items():
+    if _flag not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --{_flag}={_value}".strip()
 # Seconds of CPU that the tests of one file should stay below, those of what they start included.
 _BUDGET = 20.0
 
