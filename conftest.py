@@ -41,7 +41,7 @@ def _cpu() -> float:
 
 
 class _Budget:
-    """Sums the tests' CPU time by file; prints the sum, the dearest files and all that are over their budget."""
+    """Sums the tests' CPU time by file; prints the sum, the dearest files and all over their budget."""
 
     def __init__(self) -> None:
         self.last, self.used = _cpu(), Counter()
