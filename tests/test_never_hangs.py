@@ -44,9 +44,12 @@ def test_a_batched_call_would_be_seen():
 def test_no_method_makes_a_batched_call_under_vmap():
     seen = 0
     for name, entry in registry().items():
-        method = entry.make(**stress.FEW_SAMPLES.get(name, {}))
+        # The automatic rule on a matrix and on a factor; a sweep of numbers where systems differ.
+        fixed = "shrinkage" in entry.accepts and name not in ("fedcof-oracle", "fedcof-random")
+        numbers = {"shrinkage": 0.3} if fixed else {}
+        method = entry.make(**stress.FEW_SAMPLES.get(name, {}), **numbers)
         rows, features = stress.federation(method, 8)
-        for over in stress.ways(method)[1:]:
+        for over in ("rows", "numbers") if name in ("fed3r", "afl", "fedcof", "qda") else ("rows",):
             scores = jax.jit(partial(stress.scores, method, rows, over=over))
             calls, wrong = lapack_calls(scores.lower(features))
             assert not wrong, (name, over)
@@ -102,15 +105,16 @@ def compiled(tmp_path_factory):
     return tmp_path_factory.mktemp("compiled")
 
 
-@pytest.mark.parametrize("threads", [1, 2, 8])
+# With one thread all other tests come to an end; four are more than the cores of a small machine.
+@pytest.mark.parametrize("threads", [2, 4])
 def test_methods_come_to_an_end(threads, compiled):
     environment = os.environ | {
         "OPENBLAS_NUM_THREADS": str(threads),
         "JAX_COMPILATION_CACHE_DIR": str(compiled),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "XLA_FLAGS": re.sub("--xla_force_host_platform_device_count=8", "", os.environ["XLA_FLAGS"]),
+        "XLA_FLAGS": os.environ["XLA_FLAGS"].replace("--xla_force_host_platform_device_count=8", ""),
     }
-    command = [sys.executable, str(ROOT / "tests" / "stress.py"), "384", "--methods", METHODS]
+    command = [sys.executable, str(ROOT / "tests" / "stress.py"), "256", "--methods", METHODS]
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=TIME_LIMIT, check=True
     )
