@@ -1,5 +1,7 @@
 """Solves: every route against float64, accuracy against LAPACK in float32, diagnostics, derivatives."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,9 +28,14 @@ def diagnosed(matrix):
     return linalg.diagnostics(linalg.factorise(matrix))
 
 
+@functools.cache
+def basis_of(dim, seed):
+    return np.linalg.qr(np.random.default_rng(seed).normal(size=(dim, dim)))[0]
+
+
 def matrix_of(values, seed=0):
     """A symmetric matrix of these eigenvalues, float64, and its eigenvectors."""
-    basis = np.linalg.qr(np.random.default_rng(seed).normal(size=(len(values), len(values))))[0]
+    basis = basis_of(len(values), seed)
     matrix = (basis * values) @ basis.T
     return (matrix + matrix.T) / 2, basis
 
@@ -308,7 +315,7 @@ def test_vmap_over_sound_and_singular_matrices(precision):
     batched = jax.jit(jax.vmap(solved, in_axes=(0, None)))(precision.array(matrices), precision.array(right))
     for k, matrix in enumerate(matrices):
         precision.assert_close(batched[k], np.linalg.pinv(matrix, rcond=1e-10, hermitian=True) @ right)
-    routes = jax.vmap(lambda m: linalg.diagnostics(linalg.factorise(m)).route)(precision.array(matrices))
+    routes = jax.jit(jax.vmap(lambda m: diagnosed(m).route))(precision.array(matrices))
     assert routes.tolist() == [Route.CHOLESKY, Route.EIGH, Route.EIGH]
 
 

@@ -51,13 +51,13 @@ def estimate_covariance(
             f"means: expected [rows, dim] with counts [rows], got {jnp.shape(means)} with "
             f"{jnp.shape(counts)}; the function describes one class, vmap batches it"
         )
+    rule = as_shrinkage(shrinkage)
     rows = Rows(means, counts, jnp.zeros(counts.shape, jnp.int32))
     moments = first_moments(rows, 1)
     degrees = moments.spread_degrees
     weight = jnp.where(degrees > 0, 1 / jnp.where(degrees > 0, degrees, 1), 0)
     weight = jnp.broadcast_to(weight, (1,))
     factor = centred_rows(rows, moments, weight)
-    rule = as_shrinkage(shrinkage)
     covariance = Scatter.from_factor(factor)
     freedom = Freedom.of_classes(moments, weight)
     statistics = rule.statistics(factor, rows, moments, weight)

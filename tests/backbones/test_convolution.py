@@ -54,7 +54,7 @@ def test_convolution(side, size, stride, padding, inner, outer, groups):
             y = function(x, kernel, stride, padding, groups)
             return (y * jnp.sin(jnp.arange(y.size, dtype=y.dtype)).reshape(y.shape)).sum(), y
 
-        (_, y), gradients = jax.value_and_grad(loss, (0, 1), has_aux=True)(x, kernel)
+        (_, y), gradients = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(x, kernel)
         return y, *gradients
 
     for got, expected in zip(outcome(own), outcome(xlas), strict=True):
@@ -63,7 +63,7 @@ def test_convolution(side, size, stride, padding, inner, outer, groups):
 
 def test_kernels_of_their_own_under_vmap():
     x, kernels = drawn((3, 2, 7, 7, 4), 0), drawn((3, 3, 3, 1, 4), 1)
-    got = jax.vmap(lambda x, kernel: own(x, kernel, 1, "SAME", 4))(x, kernels)
+    got = jax.jit(jax.vmap(lambda x, kernel: own(x, kernel, 1, "SAME", 4)))(x, kernels)
     for index in range(3):
         np.testing.assert_allclose(
             got[index], xlas(x[index], kernels[index], 1, "SAME", 4), rtol=1e-5, atol=1e-5
@@ -92,7 +92,7 @@ def test_maxima(side, padding):
     x = drawn((2, side, side, 3), 0) - 5  # below 0, so that a pad of 0 would show
     np.testing.assert_array_equal(max_pooled(x, padding), nn.max_pool(x, (3, 3), (2, 2), padding))
     ours, theirs = (
-        jax.grad(lambda x, f=f: (f(x) ** 2).sum())(x)
+        jax.jit(jax.grad(lambda x, f=f: (f(x) ** 2).sum()))(x)
         for f in (lambda x: max_pooled(x, padding), lambda x: nn.max_pool(x, (3, 3), (2, 2), padding))
     )
     np.testing.assert_allclose(ours, theirs, rtol=1e-6)

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from classifiers import default
+from classifiers import make
 from federations import CLASSES
 from precision import FLOAT32, assert_heads_close
 
@@ -37,7 +37,7 @@ def test_fit_takes_lists_and_numpy_and_jax():
 
 
 @pytest.mark.usefixtures("untyped")
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.uint32, np.uint64])
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.uint64])
 @pytest.mark.parametrize("name", ["fedncm", "fed3r-within"])  # rows of means, and rows of examples
 def test_fit_takes_every_integer_type(dtype, name):
     method = covfree.methods.registry()[name].make()
@@ -70,9 +70,9 @@ def test_padding_of_rows_is_less_than_an_eighth(number):
 def test_only_padding_predicts_nothing(name):
     features = np.full((3, 2), np.nan, np.float32)
     head = covfree.fit(
-        default(name), features, np.full(3, -1), np.zeros(3, int), num_classes=3, key=jax.random.key(0)
+        make(name), features, np.full(3, -1), np.zeros(3, int), num_classes=3, key=jax.random.key(0)
     )
-    np.testing.assert_array_equal(head(jnp.ones((2, 2))), -np.inf)
+    np.testing.assert_array_equal(head(FLOAT32.array(np.ones((2, 2)))), -np.inf)
     if isinstance(head, covfree.LinearHead):
         np.testing.assert_array_equal(head.weight, 0)
 
@@ -122,10 +122,10 @@ def test_sweep_of_federations_under_vmap():
     tables = [covfree.summarise(METHOD, *map(FLOAT32.array, federations.make(s))) for s in range(3)]
     size = max(t.count.shape[0] for t in tables)
     tables = [
-        jax.tree.map(lambda x: jnp.pad(x, [(0, size - len(x))] + [(0, 0)] * (x.ndim - 1)), t) for t in tables
+        jax.tree.map(lambda x: np.pad(x, [(0, size - len(x))] + [(0, 0)] * (x.ndim - 1)), t) for t in tables
     ]
-    batch = jax.tree.map(lambda *x: jnp.stack(x), *tables)
-    heads = jax.vmap(lambda rows: covfree.solve_rows(METHOD, rows, num_classes=CLASSES))(batch)
+    batch = jax.tree.map(lambda *x: jnp.asarray(np.stack(x)), *tables)
+    heads = jax.jit(jax.vmap(lambda rows: covfree.solve_rows(METHOD, rows, num_classes=CLASSES)))(batch)
     for k, rows in enumerate(tables):
         assert_heads_close(
             jax.tree.map(lambda leaf, k=k: leaf[k], heads),

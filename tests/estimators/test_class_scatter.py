@@ -26,6 +26,11 @@ def scatters_of(rows, moments):
 
 
 squares_of = jax.jit(class_squares)
+first_moments = jax.jit(covfree.first_moments, static_argnums=1)
+within_scatter = jax.jit(covfree.within_scatter)
+estimate_covariances = jax.jit(covfree.estimate_covariances, static_argnums=1)
+example_moments_of = jax.jit(example_moments, static_argnums=1)
+row_scatter_of = jax.jit(row_scatter, static_argnums=1)
 
 
 def examples(precision, federation=FEDERATION):
@@ -58,28 +63,28 @@ def exact():
 
 def test_scatters_of_examples_are_those_of_the_classes(precision):
     rows = examples(precision)
-    moments = covfree.first_moments(rows, CLASSES)
+    moments = first_moments(rows, CLASSES)
     scatters = scatters_of(rows, moments)
     precision.assert_close(scatters, exact())
     np.testing.assert_array_equal(scatters[ABSENT], 0)
     precision.assert_close(squares_of(rows, moments), np.diagonal(exact(), axis1=1, axis2=2))
-    precision.assert_close(scatters.sum(0), covfree.within_scatter(rows, moments))
+    precision.assert_close(scatters.sum(0), within_scatter(rows, moments))
 
 
 def test_scatters_of_means_with_covariances_are_those_of_the_examples(precision):
     rows = sent(precision, "full")
-    precision.assert_close(scatters_of(rows, example_moments(rows, CLASSES)), exact())
+    precision.assert_close(scatters_of(rows, example_moments_of(rows, CLASSES)), exact())
     rows = sent(precision, "diagonal")
-    moments = example_moments(rows, CLASSES)
+    moments = example_moments_of(rows, CLASSES)
     np.testing.assert_array_equal(moments.num_rows, moments.count)
     precision.assert_close(squares_of(rows, moments), np.diagonal(exact(), axis1=1, axis2=2))
 
 
 def test_scatters_of_means_alone_are_fedcofs(precision):
     rows = replace(sent(precision, "full"), covariance=None)
-    moments = covfree.first_moments(rows, CLASSES)
+    moments = first_moments(rows, CLASSES)
     scatters = scatters_of(rows, moments)
-    expected = covfree.estimate_covariances(rows, CLASSES)
+    expected = estimate_covariances(rows, CLASSES)
     degrees = np.maximum(np.asarray(moments.num_rows) - 1, 1)[:, None, None]
     precision.assert_close(scatters / degrees, expected)
     np.testing.assert_array_equal(scatters[ALONE], 0)  # one mean shows no spread
@@ -93,7 +98,7 @@ def test_what_was_sent_is_summed_in_its_structure(precision, structure):
         for _, n, s in parts:
             total = total + (n - 1) * s
     expected = {"full": total, "diagonal": np.diag(total), "spherical": np.trace(total) / DIM}[structure]
-    actual = row_scatter(rows, CLASSES)
+    actual = row_scatter_of(rows, CLASSES)
     assert actual.shape == rows.covariance.shape[1:]
     precision.assert_close(actual, expected)
 
@@ -106,7 +111,7 @@ def test_classes_of_many_rows(offset):
     labels = rng.permutation(np.repeat(np.arange(6), sizes))
     features = (rng.normal(size=(len(labels), 3)) + offset).astype(np.float32)
     rows = covfree.Rows.from_examples(jnp.asarray(features), jnp.asarray(labels))
-    scatters = scatters_of(rows, covfree.first_moments(rows, 6))
+    scatters = scatters_of(rows, first_moments(rows, 6))
     for c, size in enumerate(sizes):
         mine = features[labels == c].astype(np.float64)
         expected = (size - 1) * np.cov(mine, rowvar=False) if size > 1 else np.zeros((3, 3))
@@ -115,7 +120,7 @@ def test_classes_of_many_rows(offset):
 
 def test_terms_of_a_split_add_up_and_padding_changes_nothing():
     rows = sent(FLOAT32, "full")
-    moments = example_moments(rows, CLASSES)
+    moments = example_moments_of(rows, CLASSES)
     whole = scatters_of(rows, moments)
     half = np.arange(len(rows.count)) % 3 == 0
     parts = [replace(rows, count=jnp.where(half == side, rows.count, 0)) for side in (True, False)]
@@ -140,7 +145,7 @@ def test_gradients():
         @jax.value_and_grad
         def loss(given):
             some = replace(rows, mean=given[0], covariance=given[1])
-            moments = covfree.first_moments(some, CLASSES)
+            moments = first_moments(some, CLASSES)
             return jnp.sum(covfree.estimators.class_scatters(some, moments) * weights)
 
         given = (rows.mean, rows.covariance)

@@ -343,14 +343,18 @@ def test_a_sample_stands_for_all():
     with x64():
         mean, count, label, client = copied(5)
         found = []
-        for known in (client, np.where(client < 30, client, -1)):
-            rows = covfree.Rows(*(jnp.asarray(x) for x in (mean, count, label, known)))
+
+        @jax.jit
+        def run(rows):
             moments = covfree.first_moments(rows, 3)
             weight = class_weights(moments, "pooled") / moments.within_degrees
             freedom, factor = Freedom.of_classes(moments, weight), centred_rows(rows, moments, weight)
             sums = client_sums(factor, rows, moments, weight)
-            offsets = jax.jit(offsets_of)(sums, moments, freedom, level_of(factor))
-            found.append(jax.tree.map(np.asarray, offsets))
+            return offsets_of(sums, moments, freedom, level_of(factor))
+
+        for known in (client, np.where(client < 30, client, -1)):
+            rows = covfree.Rows(*(jnp.asarray(x) for x in (mean, count, label, known)))
+            found.append(jax.tree.map(np.asarray, run(rows)))
     whole, sample = found
     np.testing.assert_allclose(sample.copies, 4)
     assert whole.told_apart
@@ -376,18 +380,20 @@ def test_the_sample_does_not_feel_how_classes_lie():
     """Its rows are taken about their own class means, whatever the others add to a class."""
     mean, count, label, client = copied(2)
     moved = mean + 9.0 * (client >= 30)[:, None]
-    parts = []
+    parts, weight = [], jnp.ones(3)
+
+    @jax.jit
+    def run(rows):
+        moments = covfree.first_moments(rows, 3)
+        factor = centred_rows(rows, moments, weight)
+        sums = client_sums(factor, rows, moments, weight)
+        return offsets_of(sums, moments, Freedom.of_classes(moments, weight), level_of(factor))
+
     for values in (mean, moved):
         rows = covfree.Rows(
             *(jnp.asarray(x) for x in (values, count, label, np.where(client < 30, client, -1)))
         )
-        moments = covfree.first_moments(rows, 3)
-        weight = jnp.ones(3)
-        factor = centred_rows(rows, moments, weight)
-        sums = client_sums(factor, rows, moments, weight)
-        parts.append(
-            first_part(offsets_of(sums, moments, Freedom.of_classes(moments, weight), level_of(factor)))
-        )
+        parts.append(first_part(run(rows)))
     np.testing.assert_allclose(parts[0], parts[1], rtol=1e-3, atol=1e-3 * np.abs(parts[0]).max())
 
 
@@ -436,13 +442,19 @@ def test_where_rows_tell_nothing_rounding_does_not_choose():
     rng = np.random.default_rng(0)
     labels = np.arange(40) % 4
     means = (rng.normal(size=(40, 8)) + 3 * rng.normal(size=(4, 8))[labels]).astype(np.float32)
-    chosen = []
+    chosen, method = [], covfree.fedcof()
+
+    @jax.jit
+    def run(rows):
+        moments, spread = covfree.accumulate(method, rows, num_classes=4)
+        shift = method.system(covfree.automatic(), moments, spread).shift
+        return shift, jnp.trace(spread.scatter.dense())
+
     for scale in (1, 2, 64, 1024):
         rows = covfree.Rows(means * np.float32(scale), np.full(40, 20), labels, np.arange(40))
-        moments, spread = covfree.accumulate(covfree.fedcof(), rows, num_classes=4)
-        system = covfree.fedcof().system(covfree.automatic(), moments, spread)
-        chosen.append(float(system.shift) / scale**2)
+        shift, trace = run(rows)
+        chosen.append(float(shift) / scale**2)
     np.testing.assert_allclose(chosen, chosen[0], rtol=1e-3)
     # About t·d/ν, as of clients alike.
-    level = float(np.trace(spread.scatter.dense())) / 8 / 1024**2
+    level = float(trace) / 8 / 1024**2
     assert 0.1 < chosen[0] / level < 0.5

@@ -62,6 +62,10 @@ def best_temperature(*arguments):
     return np.exp(-best.x)
 
 
+# Compiled once, where each operation by itself would be.
+terms_of = jax.jit(temperature_terms)
+
+
 @jax.jit
 def calibrate(weight, bias, features, labels):
     return calibrate_temperature(covfree.LinearHead(weight, bias), features, labels)
@@ -93,7 +97,7 @@ def test_the_slope_vanishes_at_the_minimum(precision):
     weight, bias, features, labels = (precision.array(x) for x in problem(1))
     head = covfree.LinearHead(weight, bias)
     found = calibrate(weight, bias, features, labels)
-    terms = temperature_terms(head, features, labels, 1 / found)
+    terms = terms_of(head, features, labels, 1 / found)
     # In units of the step that is left to the minimum, relative to β.
     assert abs(terms.slope / terms.curvature * found) < 20 * np.finfo(precision.dtype).eps
 
@@ -104,7 +108,7 @@ def test_terms_are_the_sums_and_their_derivatives(precision):
     head = covfree.LinearHead(precision.array(weight), precision.array(bias))
     where = precision.array(features), precision.array(labels)
     for beta in (0.0, 0.7, 3.0):
-        terms = temperature_terms(head, *where, beta)
+        terms = terms_of(head, *where, beta)
         step = 1e-4
         below, at, above = (
             loss_sum(weight, bias, features, labels, beta + shift) for shift in (-step, 0, step)
@@ -122,11 +126,11 @@ def test_a_federation_adds_terms_and_steps(precision):
     clients = [(features[k::3], labels[k::3]) for k in range(3)]
     beta = jnp.zeros((), precision.dtype)
     for _ in range(8):
-        parts = [temperature_terms(head, *client, beta) for client in clients]
+        parts = [terms_of(head, *client, beta) for client in clients]
         total = jax.tree.map(lambda *x: sum(x), *parts)
         beta = beta - total.slope / total.curvature
     assert total.count == EXAMPLES
-    whole = temperature_terms(head, features, labels, beta)
+    whole = terms_of(head, features, labels, beta)
     assert_close(total.loss, whole.loss, precision.tolerance)
     np.testing.assert_allclose(1 / beta, calibrate(head.weight, head.bias, features, labels), rtol=1e-5)
 
@@ -198,7 +202,7 @@ def test_derivatives_by_the_implicit_function_theorem():
         of_weight = jax.jit(lambda w: calibrate(w, *fixed))
         check_grads(of_weight, (FLOAT64.array(weight),), 1, ("fwd", "rev"), atol=1e-5, rtol=1e-5)
         # Padding, NaN as it is, has no part in the derivative by the features.
-        slope = jax.grad(lambda x: calibrate(FLOAT64.array(weight), fixed[0], x, fixed[2]))(fixed[1])
+        slope = jax.jit(jax.grad(lambda x: calibrate(FLOAT64.array(weight), fixed[0], x, fixed[2])))(fixed[1])
         assert np.isfinite(slope).all()
         np.testing.assert_array_equal(slope[::4], 0)
 
@@ -207,7 +211,7 @@ def test_under_vmap():
     problems = [problem(seed)[:3] for seed in range(3)]
     labels = jnp.asarray(problem(0)[3])
     stacked = [jnp.asarray(np.stack(x), jnp.float32) for x in zip(*problems, strict=True)]
-    found = jax.vmap(lambda w, b, x: calibrate(w, b, x, labels))(*stacked)
+    found = jax.jit(jax.vmap(lambda w, b, x: calibrate(w, b, x, labels)))(*stacked)
     for k in range(3):
         np.testing.assert_allclose(found[k], calibrate(*(x[k] for x in stacked), labels), rtol=1e-5)
 

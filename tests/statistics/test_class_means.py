@@ -13,8 +13,6 @@ from precision import FLOAT32, assert_close
 
 import covfree
 
-pytestmark = pytest.mark.usefixtures("optimised")
-
 seeds = st.integers(0, 2**31 - 1)
 
 
@@ -24,121 +22,53 @@ def client(seed: int = 0, **kwargs):
     return federation.features, np.where(federation.kept, federation.labels, -1)
 
 
-@pytest.mark.parametrize("offset", [0.0, 1000.0])
-def test_class_means_equal_the_oracle(precision, offset):
-    features, labels = client(offset=offset)
-    means, counts = covfree.class_means(precision.array(features), precision.array(labels), CLASSES)
-    expected, expected_counts = oracle.class_means(features, labels, CLASSES)
-    precision.assert_close(means, expected, factor=1 / 10)  # no solve, no difference
-    np.testing.assert_array_equal(counts, expected_counts)
-    assert counts.dtype == jnp.int32
-    np.testing.assert_array_equal(means[ABSENT], 0)
+# Compiled, as each operation by itself takes as long to compile; that both agree is tested below.
+class_means = jax.jit(covfree.class_means, static_argnums=2)
+gram = jax.jit(covfree.gram, static_argnums=2)
+class_covariances = jax.jit(covfree.class_covariances, static_argnums=2)
+subset_class_means = jax.jit(covfree.subset_class_means, static_argnums=(2, 3))
+first_moments = jax.jit(covfree.first_moments, static_argnums=1)
 
 
 def test_gram_equals_the_oracle(precision):
     features, labels = client()
-    statistics = covfree.gram(precision.array(features), precision.array(labels), CLASSES)
+    statistics = gram(precision.array(features), precision.array(labels), CLASSES)
     matrix, sums = oracle.gram(features, labels, CLASSES)
     precision.assert_close(statistics.gram, matrix)
     precision.assert_close(statistics.class_sum, sums)
     np.testing.assert_array_equal(statistics.count, oracle.class_means(features, labels, CLASSES)[1])
 
 
-@pytest.mark.parametrize("offset", [0.0, 1000.0])
-def test_class_covariances_equal_the_oracle(precision, offset):
-    features, labels = client(offset=offset)
-    actual = covfree.class_covariances(precision.array(features), precision.array(labels), CLASSES)
-    # float32 holds features near 1000 to 6e-5 of their spread, whatever is done with them after.
-    factor = 5 if offset and precision is FLOAT32 else 1
-    precision.assert_close(actual, oracle.class_covariances(features, labels, CLASSES), factor)
-    kept = labels == 0
-    precision.assert_close(actual[0], np.cov(features[kept], rowvar=False), factor)
-    np.testing.assert_array_equal(actual[ABSENT], 0)
-
-
 def test_one_example_of_a_class_has_covariance_zero():
-    covariance = covfree.class_covariances(jnp.ones((1, 3)), jnp.zeros(1, jnp.int32), 2)
+    covariance = class_covariances(jnp.ones((1, 3)), jnp.zeros(1, jnp.int32), 2)
     np.testing.assert_array_equal(covariance, 0)
-
-
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_half_precision_is_summed_in_float32(dtype):
-    features, labels = client(offset=30.0)
-    features = jnp.asarray(features, dtype)
-    # What was received is the rounded features; from there on nothing more may be lost.
-    rounded = np.asarray(features.astype(jnp.float32))
-    means, _ = covfree.class_means(features, jnp.asarray(labels), CLASSES)
-    FLOAT32.assert_close(means, oracle.class_means(rounded, labels, CLASSES)[0], factor=1 / 10)
-    statistics = covfree.gram(features, jnp.asarray(labels), CLASSES)
-    FLOAT32.assert_close(statistics.gram, oracle.gram(rounded, labels, CLASSES)[0])
-    covariances = covfree.class_covariances(features, jnp.asarray(labels), CLASSES)
-    FLOAT32.assert_close(covariances, oracle.class_covariances(rounded, labels, CLASSES))
-
-
-@pytest.mark.parametrize("num_examples", [10**5, 10**6])
-def test_sums_of_many_examples_keep_their_digits(num_examples):
-    # A running sum in float32 stops growing by the right amounts once it is 1e7 times its terms.
-    for value in (0.1, 1000.1):
-        features, labels = jnp.full((num_examples, 1), value), jnp.zeros(num_examples, jnp.int32)
-        means, _ = covfree.class_means(features, labels, 1)
-        assert_close(means, [[np.float32(value)]], 1e-5)
-        rows = covfree.Rows.from_examples(features, labels)
-        assert_close(covfree.first_moments(rows, 1).mean, [[np.float32(value)]], 1e-5)
 
 
 @pytest.mark.usefixtures("untyped")
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32])
 def test_labels_of_every_integer_type(dtype):
     features, labels = np.ones((8, 1), np.float32), np.full(8, 70, dtype)
-    for num_classes in (100, 256, 300):
-        _, counts = covfree.class_means(jnp.asarray(features), jnp.asarray(labels), num_classes)
+    # Where 8 bits end matters to types of 8 bits.
+    for num_classes in (100, 256, 300) if np.dtype(dtype).itemsize == 1 else (300,):
+        _, counts = class_means(jnp.asarray(features), jnp.asarray(labels), num_classes)
         assert counts[70] == 8
-        _, counts = covfree.subset_class_means(
+        _, counts = subset_class_means(
             jnp.asarray(features), jnp.asarray(labels), num_classes, 4, key=jax.random.key(0)
         )
         np.testing.assert_array_equal(counts[70], [2, 2, 2, 2])
-        assert covfree.gram(jnp.asarray(features), jnp.asarray(labels), num_classes).count[70] == 8
+        assert gram(jnp.asarray(features), jnp.asarray(labels), num_classes).count[70] == 8
         rows = covfree.Rows(jnp.asarray(features), jnp.ones(8, jnp.int32), jnp.asarray(labels))
-        assert covfree.first_moments(rows, num_classes).count[70] == 8
+        assert first_moments(rows, num_classes).count[70] == 8
 
 
 @given(seeds)
 def test_order_of_examples_does_not_matter(seed):
     features, labels = client(seed)
     order = np.random.default_rng(seed).permutation(len(labels))
-    one = covfree.class_means(FLOAT32.array(features), FLOAT32.array(labels), CLASSES)
-    other = covfree.class_means(FLOAT32.array(features[order]), FLOAT32.array(labels[order]), CLASSES)
+    one = class_means(FLOAT32.array(features), FLOAT32.array(labels), CLASSES)
+    other = class_means(FLOAT32.array(features[order]), FLOAT32.array(labels[order]), CLASSES)
     assert_close(one[0], other[0], 1e-5)
     np.testing.assert_array_equal(one[1], other[1])
-
-
-@given(
-    seeds, st.sampled_from([np.nan, np.inf, -np.inf, 1e38, 0.0]), st.sampled_from([-1, -7, CLASSES, 10**6])
-)
-def test_padding_changes_nothing_bit_for_bit(seed, value, label):
-    features, labels = client(seed)
-    kept = labels >= 0
-    first = covfree.class_means(FLOAT32.array(features), FLOAT32.array(labels), CLASSES)
-    features, labels = np.where(kept[:, None], features, value), np.where(kept, labels, label)
-    second = covfree.class_means(FLOAT32.array(features), FLOAT32.array(labels), CLASSES)
-    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.usefixtures("untyped")  # a batch of GramStatistics has axes that its annotations lack
-@pytest.mark.parametrize("function", [covfree.class_means, covfree.gram, covfree.class_covariances])
-def test_eager_jit_and_vmap_agree(function):
-    clients = [client(seed) for seed in range(4)]
-    features = FLOAT32.array(np.stack([x for x, _ in clients]))
-    labels = FLOAT32.array(np.stack([y for _, y in clients]))
-    batched = jax.vmap(lambda x, y: function(x, y, CLASSES))(features, labels)
-    for k in range(4):
-        compiled = jax.jit(function, static_argnums=2)(features[k], labels[k], CLASSES)
-        with jax.disable_jit():
-            eager = function(features[k], labels[k], CLASSES)
-        for a, b, c in zip(*map(jax.tree.leaves, (batched, compiled, eager)), strict=True):
-            assert_close(a[k], b, 1e-6)
-            assert_close(b, c, 1e-6)
 
 
 def test_gradients_skip_padding_and_absent_classes():
@@ -146,10 +76,10 @@ def test_gradients_skip_padding_and_absent_classes():
     kept = labels >= 0
 
     def loss(x):
-        means, _ = covfree.class_means(x, FLOAT32.array(labels), CLASSES)
-        return jnp.sum(means**2) + jnp.sum(covfree.class_covariances(x, FLOAT32.array(labels), CLASSES) ** 2)
+        means, _ = class_means(x, FLOAT32.array(labels), CLASSES)
+        return jnp.sum(means**2) + jnp.sum(class_covariances(x, FLOAT32.array(labels), CLASSES) ** 2)
 
-    gradient = np.asarray(jax.grad(loss)(FLOAT32.array(features)))
+    gradient = np.asarray(jax.jit(jax.grad(loss))(FLOAT32.array(features)))
     assert np.isfinite(gradient).all()
     np.testing.assert_array_equal(gradient[~kept], 0)
     assert (np.abs(gradient[kept]).sum(1) > 0).all()
@@ -162,7 +92,7 @@ def test_subset_means_are_means_of_disjoint_subsets():
     dim = 12
     labels = jnp.array([0] * 7 + [1] * 1 + [2] * 3 + [-1])
     # One-hot features: a subset's sum shows who is in it.
-    means, counts = covfree.subset_class_means(jnp.eye(dim), labels, 4, 3, key=jax.random.key(3))
+    means, counts = subset_class_means(jnp.eye(dim), labels, 4, 3, key=jax.random.key(3))
     members = np.asarray(means * counts[..., None])
     np.testing.assert_allclose(members, np.round(members), atol=1e-6)
     assert counts.tolist() == [[3, 2, 2], [1, 0, 0], [3, 0, 0], [0, 0, 0]]
@@ -171,10 +101,10 @@ def test_subset_means_are_means_of_disjoint_subsets():
     np.testing.assert_array_equal(means[np.asarray(counts) == 0], 0)
 
 
-@given(st.integers(1, 6), seeds)
+@given(st.sampled_from([1, 2, 5]), seeds)
 def test_subset_sizes(num_subsets, seed):
     features, labels = client(seed)
-    _, counts = covfree.subset_class_means(
+    _, counts = subset_class_means(
         FLOAT32.array(features), FLOAT32.array(labels), CLASSES, num_subsets, key=jax.random.key(seed)
     )
     for c, mine in enumerate(np.asarray(counts)):
@@ -188,8 +118,8 @@ def test_subset_sizes(num_subsets, seed):
 
 def test_one_subset_is_the_class_mean():
     features, labels = map(FLOAT32.array, client(5))
-    means, counts = covfree.subset_class_means(features, labels, CLASSES, 1, key=jax.random.key(0))
-    expected, expected_counts = covfree.class_means(features, labels, CLASSES)
+    means, counts = subset_class_means(features, labels, CLASSES, 1, key=jax.random.key(0))
+    expected, expected_counts = class_means(features, labels, CLASSES)
     np.testing.assert_array_equal(means[:, 0], expected)
     np.testing.assert_array_equal(counts[:, 0], expected_counts)
 
@@ -198,20 +128,20 @@ def test_subsets_depend_on_the_key_alone():
     features, labels = map(FLOAT32.array, client(6))
 
     def run(key):
-        return np.asarray(covfree.subset_class_means(features, labels, CLASSES, 3, key=key)[0])
+        return np.asarray(subset_class_means(features, labels, CLASSES, 3, key=key)[0])
 
     np.testing.assert_array_equal(run(jax.random.key(1)), run(jax.random.key(1)))
     np.testing.assert_array_equal(run(jax.random.key(1)), run(jax.random.PRNGKey(1)))
     assert (run(jax.random.key(1)) != run(jax.random.key(2))).any()
 
 
-@pytest.mark.parametrize(("size", "num_subsets"), [(6, 3), (7, 3), (8, 2)])
+@pytest.mark.parametrize(("size", "num_subsets"), [(7, 3), (8, 2)])
 def test_subsets_are_uniformly_random(size, num_subsets):
     draws = 4000
     labels = jnp.zeros(size, jnp.int32)
 
     def members(key):
-        means, counts = covfree.subset_class_means(jnp.eye(size), labels, 1, num_subsets, key=key)
+        means, counts = subset_class_means(jnp.eye(size), labels, 1, num_subsets, key=key)
         return means[0] * counts[0][:, None], counts[0]
 
     sums, counts = jax.jit(jax.vmap(members))(jax.random.split(jax.random.key(7), draws))
@@ -236,7 +166,7 @@ def test_subset_means_of_sorted_features_estimate_their_covariance():
     labels = jnp.zeros(size, jnp.int32)
 
     def one(key):
-        means, counts = covfree.subset_class_means(features, labels, 1, num_subsets, key=key)
+        means, counts = subset_class_means(features, labels, 1, num_subsets, key=key)
         return covfree.estimate_covariance(means[0], counts[0])
 
     estimates = np.asarray(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(9), draws)), np.float64)
@@ -305,3 +235,91 @@ class TestStructure:
 def test_subsets_below_one():
     with pytest.raises(ValueError, match=r"num_subsets: expected an integer of at least 1, got 0"):
         covfree.subset_class_means(jnp.ones((4, 3)), jnp.zeros(4, jnp.int32), 2, 0, key=jax.random.key(0))
+
+
+# Rounding. At the end: from here on XLA optimises.
+
+
+@pytest.mark.usefixtures("optimised")
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
+def test_class_means_equal_the_oracle(precision, offset):
+    features, labels = client(offset=offset)
+    means, counts = class_means(precision.array(features), precision.array(labels), CLASSES)
+    expected, expected_counts = oracle.class_means(features, labels, CLASSES)
+    precision.assert_close(means, expected, factor=1 / 10)  # no solve, no difference
+    np.testing.assert_array_equal(counts, expected_counts)
+    assert counts.dtype == jnp.int32
+    np.testing.assert_array_equal(means[ABSENT], 0)
+
+
+@pytest.mark.usefixtures("optimised")
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
+def test_class_covariances_equal_the_oracle(precision, offset):
+    features, labels = client(offset=offset)
+    actual = class_covariances(precision.array(features), precision.array(labels), CLASSES)
+    # float32 holds features near 1000 to 6e-5 of their spread, whatever is done with them after.
+    factor = 5 if offset and precision is FLOAT32 else 1
+    precision.assert_close(actual, oracle.class_covariances(features, labels, CLASSES), factor)
+    kept = labels == 0
+    precision.assert_close(actual[0], np.cov(features[kept], rowvar=False), factor)
+    np.testing.assert_array_equal(actual[ABSENT], 0)
+
+
+@pytest.mark.usefixtures("optimised")
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision_is_summed_in_float32(dtype):
+    features, labels = client(offset=30.0)
+    features = jnp.asarray(features, dtype)
+    # What was received is the rounded features; from there on nothing more may be lost.
+    rounded = np.asarray(features.astype(jnp.float32))
+    means, _ = class_means(features, jnp.asarray(labels), CLASSES)
+    FLOAT32.assert_close(means, oracle.class_means(rounded, labels, CLASSES)[0], factor=1 / 10)
+    statistics = gram(features, jnp.asarray(labels), CLASSES)
+    FLOAT32.assert_close(statistics.gram, oracle.gram(rounded, labels, CLASSES)[0])
+    covariances = class_covariances(features, jnp.asarray(labels), CLASSES)
+    FLOAT32.assert_close(covariances, oracle.class_covariances(rounded, labels, CLASSES))
+
+
+@pytest.mark.usefixtures("optimised")
+@pytest.mark.parametrize("num_examples", [10**5, 10**6])
+def test_sums_of_many_examples_keep_their_digits(num_examples):
+    # A running sum in float32 stops growing by the right amounts once it is 1e7 times its terms.
+    for value in (0.1, 1000.1):
+        features = FLOAT32.array(np.full((num_examples, 1), value))
+        labels = FLOAT32.array(np.zeros(num_examples, int))
+        means, _ = class_means(features, labels, 1)
+        assert_close(means, [[np.float32(value)]], 1e-5)
+        rows = covfree.Rows.from_examples(features, labels)
+        assert_close(first_moments(rows, 1).mean, [[np.float32(value)]], 1e-5)
+
+
+@pytest.mark.usefixtures("optimised")
+@given(
+    seeds, st.sampled_from([np.nan, np.inf, -np.inf, 1e38, 0.0]), st.sampled_from([-1, -7, CLASSES, 10**6])
+)
+def test_padding_changes_nothing_bit_for_bit(seed, value, label):
+    features, labels = client(seed)
+    kept = labels >= 0
+    first = class_means(FLOAT32.array(features), FLOAT32.array(labels), CLASSES)
+    features, labels = np.where(kept[:, None], features, value), np.where(kept, labels, label)
+    second = class_means(FLOAT32.array(features), FLOAT32.array(labels), CLASSES)
+    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.usefixtures("optimised")
+@pytest.mark.usefixtures("untyped")  # a batch of GramStatistics has axes that its annotations lack
+@pytest.mark.parametrize("function", [covfree.class_means, covfree.gram, covfree.class_covariances])
+def test_eager_jit_and_vmap_agree(function):
+    clients = [client(seed) for seed in range(4)]
+    features = FLOAT32.array(np.stack([x for x, _ in clients]))
+    labels = FLOAT32.array(np.stack([y for _, y in clients]))
+    batched = jax.jit(jax.vmap(lambda x, y: function(x, y, CLASSES)))(features, labels)
+    alone = jax.jit(function, static_argnums=2)
+    for k in range(4):
+        compiled = alone(features[k], labels[k], CLASSES)
+        with jax.disable_jit():
+            eager = function(features[k], labels[k], CLASSES)
+        for a, b, c in zip(*map(jax.tree.leaves, (batched, compiled, eager)), strict=True):
+            assert_close(a[k], b, 1e-6)
+            assert_close(b, c, 1e-6)

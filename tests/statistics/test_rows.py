@@ -34,7 +34,9 @@ def test_client_rows_equal_class_means_of_each_client_under_vmap():
     federation = federations.make(2)
     mine = np.where(federation.clients == np.arange(CLIENTS)[:, None], federation.labels, -1)
     features = FLOAT32.array(np.broadcast_to(federation.features, (CLIENTS, *federation.features.shape)))
-    means, counts = jax.vmap(lambda x, y: covfree.class_means(x, y, CLASSES))(features, FLOAT32.array(mine))
+    means, counts = jax.jit(jax.vmap(lambda x, y: covfree.class_means(x, y, CLASSES)))(
+        features, FLOAT32.array(mine)
+    )
     dense = covfree.Rows.from_means(means, counts)
     held = np.flatnonzero(dense.count)
     rows = covfree.client_rows(*map(FLOAT32.array, federation), num_rows=len(held))
