@@ -24,6 +24,7 @@ from covfree.cli.options import (
     Partition,
     TestFile,
     at_least,
+    make_folder,
     names_of,
 )
 from covfree.cli.source import heading, source_of
