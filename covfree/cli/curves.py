@@ -129,13 +129,14 @@ class Live:
         up, down, seconds = (
             sum(record[key] for record in records) for key in ("bytes_up", "bytes_down", "seconds")
         )
-        text = (
-            f"{self._name}: round {now}/{self._rounds}, {100 * accuracy:.2f} %, {seconds:.1f} s, "
-            f"{as_bytes(up)} up, {as_bytes(down)} down"
-        )
+        share, sent = f"{100 * accuracy:.2f} %", f"{as_bytes(up)} up"
         if not self._bar.disable:
+            # Beside it stand the round and the time.
+            text = f"{self._name}: {share}, {sent}"
             self._bar.update(self._task, description=text, completed=now, total=self._rounds)
         elif "accuracy" in records[-1]:
+            where = f"{self._name}: round {now}/{self._rounds}"
+            text = f"{where}, {share}, {seconds:.1f} s, {sent}, {as_bytes(down)} down"
             print(text, file=sys.stderr, flush=True)
 
 
