@@ -269,7 +269,7 @@ def test_curves_over_seeds_and_of_unequal_length(tmp_path):
     del runs[0].history[1]["accuracy"]
     first, second = curves([*runs, fake("random", "fedavg", 0, [0.1, 0.2, 0.1])])
     assert first == Curve("fedcof", "fedavg", tuple(runs))
-    assert first.title == "FedCOF → FedAvg"
+    assert first.title == "FedCOF (LDA, automatic γ) → FedAvg"
     assert second.title == "Random → FedAvg"
     assert [run.best["round"] for run in first.runs] == [2, 1]
     assert runs[0].total("bytes_up") == 3000

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from covfree.backbones import Preprocessing, backbone
 from covfree.backbones.weights import tensor_shapes
-from covfree.cli import features as features_module
+from covfree.cli import extract as features_module
 from covfree.cli import source as source_module
 from covfree.cli import training as training_module
 from covfree.cli.source import of_images
@@ -26,7 +26,7 @@ COUNT = 18
 @pytest.fixture
 def photos(tmp_path, monkeypatch):
     """Dark cats and bright dogs; and weights that want small images."""
-    find = features_module.find_weights
+    find = extract_module.find_weights
 
     def found(text, spec):
         return find(text, spec)._replace(preprocessing=SMALL)
