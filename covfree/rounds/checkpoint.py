@@ -20,18 +20,19 @@ class Checkpoints:
         ValueError: if the folder holds the state of another run.
     """
 
-    def __init__(self, folder: Path, identity: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, identity: Callable[[int], Mapping[str, str]]) -> None:
+        """Take the folder, and what tells a run from others after so many rounds."""
         self._ocp = optional("orbax.checkpoint", "rounds")
         # It tells of each file at the level of warnings.
         logging.getLogger("absl").setLevel(logging.ERROR)
         options = self._ocp.CheckpointManagerOptions(max_to_keep=1, enable_async_checkpointing=False)
         self._manager = self._ocp.CheckpointManager(folder.resolve(), options=options)
-        self._identity, self._folder = dict(identity), folder
+        self._identity, self._folder = identity, folder
 
     def save(self, done: int, trees: Any, history: list[dict[str, Any]]) -> None:
         """Save what the run holds after so many rounds: as a whole or not at all."""
         args = self._ocp.args
-        about = {"identity": self._identity, "history": history}
+        about = {"identity": dict(self._identity(done)), "history": history}
         self._manager.save(
             done, args=args.Composite(arrays=args.StandardSave(_named(trees)), about=args.JsonSave(about))
         )
@@ -47,12 +48,12 @@ class Checkpoints:
             return None
         args = self._ocp.args
         about = self._manager.restore(done, args=args.Composite(about=args.JsonRestore()))["about"]
-        theirs = about["identity"]
-        for name in {**self._identity, **theirs}:
-            if theirs.get(name) != self._identity.get(name):
+        theirs, ours = about["identity"], self._identity(done)
+        for name in {**ours, **theirs}:
+            if theirs.get(name) != ours.get(name):
                 raise ValueError(
                     f"checkpoint: expected a run of the same algorithm over the same clients; {self._folder} "
-                    f"is of one that differs in {name} ({theirs.get(name)} there, {self._identity.get(name)} "
+                    f"is of one that differs in {name} ({theirs.get(name)} there, {ours.get(name)} "
                     "here); give another folder, or delete it to start anew"
                 )
         arrays = self._manager.restore(done, args=args.Composite(arrays=args.StandardRestore()))["arrays"]

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from covfree.checks import check_positive
-from covfree.engine.parts import digest
-from covfree.engine.totals import zeros_of
 from covfree.federation.schedule import Schedule, as_schedule
 from covfree.keys import derive
 from covfree.rounds import cohort
@@ -25,8 +23,7 @@ from covfree.rounds.algorithm import Algorithm, check_algorithm
 from covfree.rounds.checkpoint import Checkpoints
 from covfree.rounds.data import Federation
 from covfree.rounds.memory import Bank, Place
-from covfree.rounds.uploads import Parts, packed, size_in_bytes
-from covfree.sums import Compensated
+from covfree.rounds.simulation import Held, Simulation
 from covfree.types import PRNGKey
 
 
@@ -46,20 +43,6 @@ class Run(NamedTuple):
     memory: Any
     history: list[dict[str, Any]]
     stopped: str | None
-
-
-class _Held(NamedTuple):
-    """What goes from one round to the next.
-
-    Attributes:
-        state: the server's.
-        memory: the clients'.
-        pending: sums of uploads that arrive in later rounds, with an axis of delays; None without delays.
-    """
-
-    state: Any
-    memory: Any
-    pending: Any
 
 
 def run(
@@ -135,14 +118,14 @@ def run(
     )
     drawn = _schedule(algorithm, participation, federation.num_clients, rounds, key)
     delays = int(drawn.delay[:rounds].max(initial=0)) + 1
-    simulation = _Simulation(algorithm, federation, drawn, delays, key, width, mesh)
+    simulation = Simulation(algorithm, federation, drawn, delays, key, width, mesh)
 
     state, one = cohort.start(algorithm, key, num_clients=federation.num_clients)
     bank = Bank.of(one, federation.num_clients, memory)
-    held = _Held(state, bank.leaves, simulation.nothing_pending(state, bank))
+    held = Held(state, bank.leaves, simulation.nothing_pending(state, bank))
     done, records, saved = 0, [], None
     if checkpoint is not None:
-        saved = Checkpoints(Path(checkpoint), simulation.identity())
+        saved = Checkpoints(Path(checkpoint), simulation.identity)
         first = held
         if (earlier := saved.load(lambda done: simulation.structure_after(done, first, bank))) is not None:
             done, held, records = earlier
@@ -152,14 +135,16 @@ def run(
     stopped = None
     for number in range(done, rounds):
         began = time.perf_counter()
-        state, pending, record, finite = simulation.round(number, held, bank)
-        if not finite:
+        new = simulation.round(number, held, bank)
+        if not new.finite:
             stopped = f"round {number}: the state is not finite; the run ends with the state before it"
             warnings.warn(f"{algorithm.name}: {stopped}", RuntimeWarning, stacklevel=2)
             break
-        held = _Held(state, bank.leaves, pending)
+        for who, memory_of in new.memories:
+            bank.remember(who, memory_of)
+        held, record = Held(new.state, bank.leaves, new.pending), new.record
         if evaluate is not None and (number % every == every - 1 or number == rounds - 1):
-            measured = evaluate(algorithm.result(algorithm.params, state))
+            measured = evaluate(algorithm.result(algorithm.params, held.state))
             record |= {name: _plain(value) for name, value in measured.items()}
         record["seconds"] = time.perf_counter() - began
         records.append({"round": number, **record})
@@ -175,117 +160,6 @@ def run(
             saved.save(len(records), held, records)
         saved.close()
     return Run(algorithm.result(algorithm.params, held.state), held.state, bank.leaves, records, stopped)
-
-
-class _Simulation(NamedTuple):
-    """What stays the same through a run."""
-
-    algorithm: Algorithm
-    federation: Federation
-    schedule: Schedule
-    delays: int
-    key: PRNGKey
-    width: int
-    mesh: Mesh | None
-
-    def round(self, number: int, held: _Held, bank: Bank) -> tuple[Any, Any, dict[str, Any], bool]:
-        """The next state, what is pending then, what to record, and whether the state is finite."""
-        key = jax.random.fold_in(derive(self.key, "rounds"), number)
-        sent = cohort.broadcast(self.algorithm, held.state)
-        drawn, delay = self.schedule.clients[number], self.schedule.delay[number]
-        before: Compensated | None = None
-        structure: Any = None
-        tables, senders, arrived, metrics, sizes = [], [], 0, [], []
-        for group in self.federation.groups(drawn, delay, self._multiple, self.delays):
-            given = cohort.answers(
-                self.algorithm,
-                sent,
-                self.federation.examples,
-                group.members,
-                bank.of_clients(group.clients),
-                key,
-                before,
-                longest=group.longest,
-                width=self.width,
-                mesh=self.mesh,
-            )
-            before, structure = given.sums, given.structure.value
-            here = np.any(np.asarray(group.members.arrives), axis=1)
-            bank.remember(np.where(here, group.clients, -1), given.memory)
-            tables.append([[_items(here, part) for part in table] for table in given.tables])
-            senders.append([np.repeat(group.clients[here], table[0].shape[1]) for table in given.tables])
-            # A client without examples sends nothing.
-            arrived += int((here & (np.asarray(group.members.size) > 0)).sum())
-            metrics.append(jax.tree.map(lambda x, here=here: np.asarray(x)[here], given.metrics))
-            sizes.append(np.asarray(group.members.size)[here])
-        sums = cast(Compensated, before).value
-        if held.pending is not None:
-            sums = [jnp.add(*pair) for pair in zip(sums, held.pending, strict=True)]
-        pending = None
-        if held.pending is not None:
-            pending = [jnp.concatenate([x[1:], jnp.zeros_like(x[:1])]) for x in sums]
-        now = [x[0] for x in sums]
-        # By client, in whatever groups the clients ran.
-        rows = [
-            packed([np.concatenate(parts)[np.argsort(np.concatenate(who), kind="stable")] for parts in own])
-            for own, who in zip(_each(tables), zip(*senders, strict=True), strict=True)
-        ]
-        total = Parts(now, rows, structure).upload()
-        state, finite = cohort.serve(self.algorithm, held.state, total)
-        record: dict[str, Any] = {"clients": arrived}
-        record["bytes_up"] = arrived * size_in_bytes(now) + sum(size_in_bytes(table[:-1]) for table in rows)
-        record["bytes_down"] = int((drawn >= 0).sum()) * size_in_bytes(sent)
-        record |= _means(metrics, sizes)
-        return state, pending, record, bool(finite)
-
-    @property
-    def _multiple(self) -> int:
-        return self.width * (1 if self.mesh is None else self.mesh.size)
-
-    def _given(self, state: Any, bank: Bank) -> cohort.Answers:
-        """Zeros in the shapes of what one group of members gives."""
-        group = self.federation.groups(np.zeros(1, int), np.zeros(1, int), self._multiple, self.delays)[0]
-
-        def run(state: Any, memory: Any) -> cohort.Answers:
-            return cohort.answers(
-                self.algorithm,
-                cohort.broadcast(self.algorithm, state),
-                self.federation.examples,
-                group.members,
-                memory,
-                self.key,
-                None,
-                longest=group.longest,
-                width=self.width,
-                mesh=self.mesh,
-            )
-
-        return zeros_of(run, state, bank.of_clients(group.clients))
-
-    def nothing_pending(self, state: Any, bank: Bank) -> Any:
-        """What is pending before the first round; None if all uploads arrive in their round."""
-        return None if self.delays == 1 else self._given(state, bank).sums.total
-
-    def structure_after(self, rounds: int, held: _Held, bank: Bank) -> Any:
-        """The structure of what the run holds after so many rounds."""
-        state = held.state
-        for _ in range(rounds if self.algorithm.rounds is not None else 0):
-            given = self._given(state, bank)
-            sums = [x[0] for x in given.sums.total]
-            tables = [[x[0] for x in table] for table in given.tables]
-            total = Parts(sums, tables, given.structure.value).upload()
-            state = zeros_of(cohort.serve, self.algorithm, state, total)[0]
-        return jax.tree.structure(held._replace(state=state))
-
-    def identity(self) -> dict[str, str]:
-        """What must be the same for a run to go on, by what to call it."""
-        numbers = jax.tree.leaves(self.algorithm.params)
-        return {
-            "algorithm": self.algorithm.name,
-            "the algorithm's numbers": digest(np.asarray(leaf) for leaf in numbers),
-            "the examples": self.federation.digest(),
-            "the key": digest([np.asarray(jax.random.key_data(self.key))]),
-        }
 
 
 def _number_of_rounds(algorithm: Algorithm, rounds: int | None) -> int:
@@ -319,16 +193,6 @@ def _schedule(
     return drawn
 
 
-def _each(groups: list[list[list[np.ndarray]]]) -> list[list[tuple[np.ndarray, ...]]]:
-    """Of the tables of several groups, for each table and each of its arrays what the groups have."""
-    return [list(zip(*tables, strict=True)) for tables in zip(*groups, strict=True)]
-
-
-def _items(here: np.ndarray, table: Any) -> np.ndarray:
-    """Items of the tables of those members that are here, one table below the other."""
-    return np.asarray(table)[here].reshape(-1, *table.shape[2:])
-
-
 class _Lines:
     """The file that gets a line of JSON for each round."""
 
@@ -343,15 +207,6 @@ class _Lines:
         if self._path is not None:
             with self._path.open("a") as file:
                 file.write(f"{json.dumps(record)}\n")
-
-
-def _means(metrics: list[dict[str, np.ndarray]], sizes: list[np.ndarray]) -> dict[str, float]:
-    """Means of clients' metrics over those who took part, weighted by their examples."""
-    weight = np.concatenate(sizes).astype(float)
-    if not weight.sum():
-        return {}
-    joined = jax.tree.map(lambda *parts: np.concatenate(parts), *metrics)
-    return {name: float(np.average(value, weights=weight)) for name, value in joined.items()}
 
 
 def _plain(value: Any) -> Any:

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from covfree.backbones import Preprocessing, backbone
 from covfree.backbones.weights import tensor_shapes
-from covfree.cli import extract as features_module
+from covfree.cli import extract as extract_module
 from covfree.cli import source as source_module
 from covfree.cli import training as training_module
 from covfree.cli.source import of_images

@@ -193,6 +193,8 @@ def test_a_run_that_diverges_ends_with_the_last_good_state():
         done = run(broken, *DATA, key=KEY, rounds=9)
     assert "not finite" in done.stopped
     np.testing.assert_array_equal(done.result, good.result)
+    # Clients remember nothing of the round that is undone.
+    np.testing.assert_array_equal(done.memory["met"], good.memory["met"])
     assert len(done.history) == 2
 
 
@@ -234,18 +236,22 @@ run(adding(), *DATA, key=KEY, rounds=1000, participation=0.5, checkpoint=sys.arg
             np.testing.assert_array_equal(x, y)
         assert [json.loads(line)["round"] for line in lines.read_text().splitlines()] == list(range(rounds))
 
-    @pytest.mark.parametrize("other", ["algorithm", "the algorithm's numbers", "the examples", "the key"])
+    @pytest.mark.parametrize(
+        "other", ["algorithm", "the algorithm's numbers", "the participation", "the examples", "the key"]
+    )
     def test_another_run_is_refused(self, tmp_path, other):
         features, labels, clients = DATA
-        run(adding(), *DATA, key=KEY, rounds=1, checkpoint=tmp_path)
+        run(adding(), *DATA, key=KEY, rounds=1, participation=np.arange(3)[None], checkpoint=tmp_path)
+        drawn = np.array([[0, 1, 3 if other == "the participation" else 2], [0, 1, 2]])
         arguments = {
             "algorithm": (Algorithm(**{**vars(adding()), "name": "other"}), *DATA, KEY),
             "the algorithm's numbers": (adding(2.0), *DATA, KEY),
+            "the participation": (adding(), *DATA, KEY),
             "the examples": (adding(), features, labels, np.where(clients == 4, 3, clients), KEY),
             "the key": (adding(), *DATA, jax.random.key(4)),
         }[other]
         with pytest.raises(ValueError, match=f"checkpoint: expected .* differs in {other} "):
-            run(*arguments[:4], key=arguments[4], rounds=2, checkpoint=tmp_path)
+            run(*arguments[:4], key=arguments[4], rounds=2, participation=drawn, checkpoint=tmp_path)
 
 
 class TestBadInput:
