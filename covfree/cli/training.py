@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import covfree
+import covfree.rounds
 from covfree.backbones import Backbone, Preprocessing
 from covfree.cli.compare import Federation, make_methods, timed
 from covfree.cli.source import Source

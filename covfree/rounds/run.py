@@ -99,7 +99,7 @@ def run(
         TypeError: if an argument has another type.
         ValueError: if an argument is out of its range, or the checkpoint is of another run.
 
-    >>> import covfree, jax, numpy as np
+    >>> import covfree, covfree.rounds, jax, numpy as np
     >>> features, labels = np.eye(4, dtype=np.float32), np.array([0, 0, 1, 1])
     >>> algorithm = covfree.rounds.as_algorithm(covfree.fedncm(), num_classes=2)
     >>> head = run(algorithm, features, labels, np.array([0, 1, 0, 1]), key=jax.random.key(0)).result

@@ -170,7 +170,7 @@ def test_the_size_of_batches_and_the_number_of_devices_change_nothing(run, tmp_p
 
 
 def test_a_batch_is_dispatched_before_the_last_is_fetched(run, monkeypatch):
-    events, features, writer = [], extract._features, extract.FeatureWriter
+    events, features, writer = [], extract.features_of_pixels, extract.FeatureWriter
 
     def dispatched(*arguments):
         events.append("dispatch")
@@ -182,7 +182,7 @@ def test_a_batch_is_dispatched_before_the_last_is_fetched(run, monkeypatch):
             events.append("write")
             super().append(*arguments)
 
-    monkeypatch.setattr(extract, "_features", dispatched)
+    monkeypatch.setattr(extract, "features_of_pixels", dispatched)
     monkeypatch.setattr(extract, "FeatureWriter", Writer)
     run()
     assert events == ["dispatch", *["dispatch", "write"] * 5, "write"]

@@ -423,7 +423,7 @@ def test_the_file_is_written_on_the_way(tmp_path, monkeypatch):
     monkeypatch.setattr(stream, "_EVERY", 0.0)
     written = []
     monkeypatch.setattr(
-        stream, "save", lambda path, state, *rest: written.append((len(state.totals), state.part))
+        stream, "save_state", lambda path, state, *rest: written.append((len(state.totals), state.part))
     )
     totals(FEDCOF, table(), checkpoint=tmp_path / "run")
     assert written == [(phase, part) for phase in range(2) for part in range(1, 7)]

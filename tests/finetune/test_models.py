@@ -81,11 +81,11 @@ def test_a_calibrated_head_predicts_what_the_closed_form_does():
 
 def test_of_a_mapped_head_the_map_stays():
     features, labels, clients = examples()
-    method = covfree.fedcof(1.0, features=covfree.relu_features(16))
+    method = covfree.fedcof(1.0, feature_map=covfree.relu_features(16))
     head = covfree.fit(method, features, labels, clients)
     done = run(ft.fedavg(ft.linear_model(head)), features, labels, clients, key=KEY, rounds=1)
     assert jax.tree.structure(done.result) == jax.tree.structure(head)
-    before, after = (jax.tree.leaves(x.features) for x in (head, done.result))
+    before, after = (jax.tree.leaves(x.feature_map) for x in (head, done.result))
     for x, y in zip(before, after, strict=True):
         np.testing.assert_array_equal(x, y)
     assert np.abs(done.result.head.weight - head.head.weight).max() > 0

@@ -229,6 +229,6 @@ def test_a_head_behind_a_map_is_divided_too():
     features = covfree.feature_maps.relu_features(6)
     inner = covfree.LinearHead(jnp.ones((6, 2)), jnp.ones(2))
     half = covfree.with_temperature(MappedHead(features, inner), 2.0)
-    assert half.features is features
+    assert half.feature_map is features
     np.testing.assert_allclose(half.head.weight, 0.5)
     np.testing.assert_allclose(half.head.bias, 0.5)

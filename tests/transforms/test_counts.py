@@ -84,7 +84,7 @@ def test_a_count_of_zero_stays_zero(kind):
     """Why it is no differential privacy: 0 and 1 are told apart for sure, and the docstring says so."""
     assert (noisy(kind, 0.1, table(0)) == 0).all()
     assert (noisy(kind, 0.1, table(1)) > 0).any()
-    assert "no differential privacy" in covfree.count_noise.__doc__
+    assert "not differential privacy" in covfree.count_noise.__doc__
 
 
 @pytest.mark.parametrize("kind", KINDS)
