@@ -1,16 +1,26 @@
 """Federated optimisation: fine-tuning in rounds, with any optax transformation, from any model."""
 
+from covfree.finetune.adapter import Adapter as Adapter
+from covfree.finetune.adapter import adapter_model as adapter_model
 from covfree.finetune.averaging import fedadagrad as fedadagrad
 from covfree.finetune.averaging import fedadam as fedadam
 from covfree.finetune.averaging import fedavg as fedavg
 from covfree.finetune.averaging import fedyogi as fedyogi
+from covfree.finetune.fedcgs import fedcgs_personal as fedcgs_personal
 from covfree.finetune.fednova import fednova as fednova
+from covfree.finetune.fedproto import fedproto as fedproto
 from covfree.finetune.fedprox import fedprox as fedprox
 from covfree.finetune.model import Model as Model
 from covfree.finetune.model import linear_model as linear_model
 from covfree.finetune.model import network_model as network_model
 from covfree.finetune.model import random_head as random_head
+from covfree.finetune.oll import client_classes as client_classes
+from covfree.finetune.oll import oll as oll
 from covfree.finetune.optimisers import adaptive as adaptive
+from covfree.finetune.personal import ClientModels as ClientModels
+from covfree.finetune.personal import Prototypes as Prototypes
+from covfree.finetune.personal import client_accuracy as client_accuracy
+from covfree.finetune.personal import local_only as local_only
 from covfree.finetune.registry import Entry as Entry
 from covfree.finetune.registry import Rates as Rates
 from covfree.finetune.registry import registry as registry

@@ -11,7 +11,7 @@ import optax
 
 from covfree.checks import check_choice
 from covfree.finetune.local import Optimiser, Training, as_optimiser
-from covfree.finetune.model import Model
+from covfree.finetune.model import Model, check_model
 from covfree.finetune.optimisers import adaptive
 from covfree.rounds.algorithm import Algorithm, ClientData
 from covfree.types import PRNGKey, Scalar
@@ -107,7 +107,7 @@ def server(numbers: Numbers, state: State, total: Update) -> State:
     return step(numbers, state, mean(total.change, weight), mean(total.statistics, weight), weight)
 
 
-def result(numbers: Numbers, state: State) -> Any:
+def result(numbers: Numbers, state: State, memory: Any) -> Any:
     """The model, as its own function gives it."""
     model = numbers.model
     return model.finish(state.trained, model.frozen, state.statistics)
@@ -167,8 +167,7 @@ def federated(
     server: Callable[..., Any] = server,
 ) -> Algorithm:
     """An algorithm with FedAvg's state, and other functions in the place of some of FedAvg's."""
-    if not isinstance(model, Model):
-        raise TypeError(f"model: expected a covfree.finetune.Model, got {type(model).__name__}")
+    check_model(model)
     check_choice("weighting", weighting, ("examples", "uniform"))
     numbers = Numbers(
         model, training, as_optimiser("server", server_optimiser), jnp.asarray(weighting == "uniform")

@@ -15,7 +15,7 @@ from covfree.checks import check_positive, check_strength
 from covfree.finetune.model import Model
 from covfree.keys import derive
 from covfree.rounds.algorithm import ClientData
-from covfree.types import PRNGKey
+from covfree.types import PRNGKey, masked
 
 
 @jax.tree_util.register_dataclass
@@ -72,6 +72,14 @@ def _called(make: Any) -> Any:
     return make()
 
 
+def class_counts(data: ClientData, num_classes: int) -> Int32[Array, " classes"]:
+    """How many examples of each class a client has."""
+    labels = jnp.asarray(data.labels)[jnp.maximum(jnp.asarray(data.index), 0)]
+    # Padding is of the class that is dropped.
+    labels = jnp.where((jnp.asarray(data.index) >= 0) & (labels >= 0), labels, num_classes)
+    return jnp.zeros(num_classes, jnp.int32).at[labels].add(1, mode="drop")
+
+
 class Local(NamedTuple):
     """What a client's training gave.
 
@@ -99,6 +107,7 @@ class Training:
         steps: steps whatever the number of its examples.
         batch_size: examples of a step.
         schedule: from the round, from 0, to a factor of the optimiser's updates; None for 1.
+        own_classes: whether a client's loss is over the classes that it has, as if there were no other.
     """
 
     optimiser: Optimiser
@@ -106,16 +115,18 @@ class Training:
     steps: int | None = field(metadata={"static": True})
     batch_size: int = field(metadata={"static": True})
     schedule: Callable[[Any], Any] | None = field(default=None, metadata={"static": True})
+    own_classes: bool = field(default=False, metadata={"static": True})
 
     @classmethod
     def of(
         cls,
         optimiser: Any,
         *,
-        epochs: int | None,
-        steps: int | None,
-        batch_size: int,
-        schedule: Callable[[Any], Any] | None,
+        epochs: int | None = 1,
+        steps: int | None = None,
+        batch_size: int = 32,
+        schedule: Callable[[Any], Any] | None = None,
+        own_classes: bool = False,
     ) -> Training:
         """One of a caller's arguments, checked."""
         if steps is not None:
@@ -124,7 +135,7 @@ class Training:
         else:
             check_positive("epochs", 1 if epochs is None else epochs)
         check_positive("batch_size", batch_size)
-        return cls(as_optimiser("client", optimiser), epochs, steps, batch_size, schedule)
+        return cls(as_optimiser("client", optimiser), epochs, steps, batch_size, schedule, own_classes)
 
     def __call__(
         self,
@@ -135,6 +146,7 @@ class Training:
         key: PRNGKey,
         *,
         round: Any,
+        penalty: Callable[[Any, Any], Any] | None = None,
         **extra: Any,
     ) -> Local:
         """Train on a client's examples.
@@ -150,6 +162,7 @@ class Training:
             data: the client's examples.
             key: of the order and of dropout.
             round: the round, for the schedule.
+            penalty: ``(features [batch, dim], labels [batch]) -> [batch]``, added to the loss.
             extra: for the optimiser, such as the ``anchor`` of `add_proximal`.
         """
         transformation, count = self.optimiser(), data.num_examples
@@ -161,8 +174,14 @@ class Training:
 
         def loss_of(trained: Any, statistics: Any, batch: Any, key: Any) -> tuple[jax.Array, Any]:
             inputs, labels, weight = batch
-            scores, statistics = model.scores(trained, model.frozen, statistics, inputs, True, key)
+            features, statistics = model.features(trained, model.frozen, statistics, inputs, True, key)
+            scores = model.scores(trained, model.frozen, features)
+            if self.own_classes:
+                own = class_counts(data, scores.shape[1]) > 0
+                scores = masked(scores, own.astype(scores.dtype))
             loss = model.loss(scores, labels)
+            if penalty is not None:
+                loss += penalty(features, labels)
             return (weight * loss).sum() / weight.sum(), statistics
 
         def epoch(number: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:

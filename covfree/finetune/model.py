@@ -40,8 +40,9 @@ class Model:
         frozen: parameters that stay.
         statistics: what training changes without gradients: batch norms' running statistics. Servers average
             it beside the parameters and outside their optimiser. ``()`` if there is none.
-        scores: ``(trained, frozen, statistics, inputs, train, key) -> (scores [batch, classes], statistics)``
+        features: ``(trained, frozen, statistics, inputs, train, key) -> (features [batch, dim], statistics)``
             with ``train`` a bool that is static, and ``key`` for dropout.
+        scores: ``(trained, frozen, features) -> scores [batch, classes]``.
         finish: ``(trained, frozen, statistics) -> what a run's result is``.
         loss: ``(scores [batch, classes], labels [batch]) -> [batch]``, what training makes small.
     """
@@ -49,27 +50,40 @@ class Model:
     trained: Any
     frozen: Any
     statistics: Any
-    scores: Callable[..., tuple[Any, Any]] = field(metadata={"static": True})
+    features: Callable[..., tuple[Any, Any]] = field(metadata={"static": True})
+    scores: Callable[..., Any] = field(metadata={"static": True})
     finish: Callable[..., Any] = field(metadata={"static": True})
     loss: Callable[[Any, Any], Any] = field(default=cross_entropy, metadata={"static": True})
 
     def __call__(self, inputs: AnyArray) -> Float[Array, "batch classes"]:
         """Scores of each class, as in evaluation."""
-        return self.scores(self.trained, self.frozen, self.statistics, inputs, False, None)[0]
+        features, _ = self.features(self.trained, self.frozen, self.statistics, inputs, False, None)
+        return self.scores(self.trained, self.frozen, features)
 
 
-def _linear_scores(
+def check_model(model: Any) -> Model:
+    """The model; an error unless it is one."""
+    if not isinstance(model, Model):
+        raise TypeError(f"model: expected a covfree.finetune.Model, got {type(model).__name__}")
+    return model
+
+
+def _mapped(
     trained: LinearHead, frozen: Any, statistics: tuple[()], inputs: Any, train: bool, key: Any
 ) -> tuple[jax.Array, tuple[()]]:
-    features, present = frozen
-    inputs = inputs if features is None else features(inputs)
-    return trained._replace(present=present)(inputs), ()
+    feature_map, _ = frozen
+    return jnp.asarray(inputs) if feature_map is None else feature_map(inputs), ()
+
+
+def _linear_scores(trained: LinearHead, frozen: Any, features: Any) -> jax.Array:
+    _, present = frozen
+    return trained._replace(present=present)(features)
 
 
 def _linear_head(trained: LinearHead, frozen: Any, statistics: tuple[()]) -> LinearHead | MappedHead:
-    features, present = frozen
+    feature_map, present = frozen
     head = trained._replace(present=present)
-    return head if features is None else MappedHead(features, head)
+    return head if feature_map is None else MappedHead(feature_map, head)
 
 
 def linear_model(head: LinearHead | MappedHead) -> Model:
@@ -85,13 +99,14 @@ def linear_model(head: LinearHead | MappedHead) -> Model:
     Raises:
         TypeError: if the head is not linear.
     """
-    features = None
+    feature_map = None
     inner: Any = head
     if isinstance(head, MappedHead):
-        features, inner = head.feature_map, head.head
+        feature_map, inner = head.feature_map, head.head
     if not isinstance(inner, LinearHead):
         raise TypeError(f"head: expected a linear head, got {type(inner).__name__}")
-    return Model(inner._replace(present=None), (features, inner.present), (), _linear_scores, _linear_head)
+    frozen = feature_map, inner.present
+    return Model(inner._replace(present=None), frozen, (), _mapped, _linear_scores, _linear_head)
 
 
 def random_head(dim: int, num_classes: int, *, key: PRNGKey) -> LinearHead:
@@ -111,7 +126,9 @@ def random_head(dim: int, num_classes: int, *, key: PRNGKey) -> LinearHead:
 
 
 @dataclass(frozen=True)
-class _NetworkScores:
+class _Network:
+    """What the functions of a network's model know."""
+
     backbone: Backbone
     train: Trained
     norms: Norms
@@ -123,10 +140,13 @@ class _NetworkScores:
         head = frozen["head"] if self.train == "backbone" else trained["head"]
         return network, head._replace(present=frozen["present"])
 
+
+# Functions of a model are compared by value, so that another model of the same kind compiles nothing anew.
+class _NetworkFeatures(_Network):
     def __call__(
         self, trained: Any, frozen: Any, statistics: Any, inputs: Any, train: bool, key: Any
     ) -> tuple[jax.Array, Any]:
-        network, head = self.parts(trained, frozen)
+        network, _ = self.parts(trained, frozen)
         params = {"params": network, **statistics}
         if self.preprocessing is not None:
             inputs = normalise(inputs, self.preprocessing)
@@ -138,16 +158,19 @@ class _NetworkScores:
                 features = self.backbone.apply(params, inputs)
         else:
             features = self.backbone.apply(params, inputs)
+        return features, statistics
+
+
+class _NetworkScores(_Network):
+    def __call__(self, trained: Any, frozen: Any, features: Any) -> jax.Array:
+        _, head = self.parts(trained, frozen)
         scores = jnp.matmul(features.astype(head.weight.dtype), head.weight) + head.bias[None, :]
-        return masked(scores, head.present), statistics
+        return masked(scores, head.present)
 
 
-@dataclass(frozen=True)
-class _NetworkResult:
-    split: _NetworkScores
-
+class _NetworkResult(_Network):
     def __call__(self, trained: Any, frozen: Any, statistics: Any) -> tuple[Any, LinearHead]:
-        network, head = self.split.parts(trained, frozen)
+        network, head = self.parts(trained, frozen)
         return {"params": network, **statistics}, head
 
 
@@ -188,5 +211,6 @@ def network_model(
     kept = {"head": ("network",), "backbone": ("head",), "all": ()}[train]
     trained = {name: part for name, part in parts.items() if name not in kept}
     frozen = {name: parts[name] for name in kept} | {"present": head.present}
-    split = _NetworkScores(backbone, train, norms, preprocessing)
-    return Model(trained, frozen, statistics, split, _NetworkResult(split))
+    about = backbone, train, norms, preprocessing
+    functions = _NetworkFeatures(*about), _NetworkScores(*about), _NetworkResult(*about)
+    return Model(trained, frozen, statistics, *functions)

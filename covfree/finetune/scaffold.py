@@ -88,8 +88,8 @@ def _server(numbers: averaging.Numbers, state: State, total: Update) -> State:
     return State(inner, control, state.num_clients)
 
 
-def _result(numbers: averaging.Numbers, state: State) -> Any:
-    return averaging.result(numbers, state.inner)
+def _result(numbers: averaging.Numbers, state: State, memory: Any) -> Any:
+    return averaging.result(numbers, state.inner, ())
 
 
 def scaffold(

@@ -70,7 +70,7 @@ class Algorithm:
 
         state ──broadcast──▶ client(broadcast, data, memory, key) ──▶ upload, memory, metrics
           ▲                                                              │ summed over clients
-          └─────────────────── server(state, total) ◀────────────────────┘        … result(state)
+          └─────────────────── server(state, total) ◀────────────────────┘   … result(state, memory)
 
     Whoever runs it chooses who takes part and how clients are put together; the algorithm does not know. A
     pytree whose leaves are the numbers in ``params``, so that another learning rate compiles nothing anew.
@@ -85,7 +85,8 @@ class Algorithm:
             ``data`` is a `ClientData`. Metrics are a dict of numbers. For a client without examples the
             upload must be zero.
         server: ``(params, state, total) -> state``. The total is all zero if no upload arrived.
-        result: ``(params, state) -> what is wanted``, such as a head.
+        result: ``(params, state, memory) -> what is wanted``, such as a head. The memory is that of all
+            clients, with an axis of clients in front.
         rounds: how many rounds it takes; None for as many as one likes.
         whole: whether a client looks at all of its examples at once (`ClientData.all`). Clients of about one
             size are then put together. If not, it takes them in batches, and padding costs it nothing.

@@ -68,6 +68,7 @@ class Answers(NamedTuple):
         sums: of their uploads' `Parts`, with an axis of delays in front.
         tables: of their uploads' `Parts`, with an axis of members in front.
         memory: what each remembers now.
+        sound: whether all of that is finite.
         metrics: of each.
         structure: of an upload's `Parts`.
     """
@@ -75,6 +76,7 @@ class Answers(NamedTuple):
     sums: Compensated
     tables: list[list[Array]]
     memory: Any
+    sound: Bool[Array, " members"]
     metrics: dict[str, Array]
     structure: Static
 
@@ -114,7 +116,7 @@ def answers(
     def all_of(shared: _Shared, members: Members, memory: Any) -> Answers:
         algorithm, broadcast, examples, keys = shared
 
-        def one(member: Members, memory: Any) -> tuple[Parts, Any, Any]:
+        def one(member: Members, memory: Any) -> tuple[Parts, Any, Array, Any]:
             place = jnp.arange(longest, dtype=jnp.int32)
             index = examples.order[jnp.minimum(member.start + place, examples.order.shape[0] - 1)]
             index = jnp.where(place < member.size, index, -1)
@@ -125,13 +127,11 @@ def answers(
             sent = member.arrives.any()
             # Where nothing arrives the client is as if it had not taken part.
             remembered = jax.tree.map(lambda new, old: jnp.where(sent, new, old), remembered, memory)
-            return Parts.of(upload), remembered, metrics
+            return Parts.of(upload), remembered, is_finite(remembered), metrics
 
-        def several(
-            sums: Compensated, chunk: tuple[Members, Any]
-        ) -> tuple[Compensated, tuple[Any, Any, Any]]:
+        def several(sums: Compensated, chunk: tuple[Members, Any]) -> tuple[Compensated, tuple[Any, ...]]:
             members, memory = chunk
-            parts, memory, metrics = jax.vmap(one)(members, memory)
+            parts, *others = jax.vmap(one)(members, memory)
 
             def plus(sums: Compensated, item: tuple[Any, Array]) -> tuple[Compensated, None]:
                 part, arrives = item
@@ -143,7 +143,7 @@ def answers(
                 return sums.plus(jax.tree.map(by_delay, part)), None
 
             sums = jax.lax.scan(plus, sums, (parts.sums, members.arrives))[0]
-            return sums, (parts.tables, memory, metrics)
+            return sums, (parts.tables, *others)
 
         chunks = jax.tree.map(lambda x: x.reshape(-1, width, *x.shape[1:]), (members, memory))
         first = jax.tree.map(lambda x: x[0, 0], chunks)
@@ -154,8 +154,8 @@ def answers(
         each = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), each)
         if mesh is not None:
             sums = jax.lax.psum(sums, mesh.axis_names)
-        tables, memory, metrics = each
-        return Answers(sums, tables, memory, metrics, Static(parts.structure))
+        tables, memory, sound, metrics = each
+        return Answers(sums, tables, memory, sound, metrics, Static(parts.structure))
 
     run: Any = all_of
     if mesh is not None:
@@ -165,7 +165,7 @@ def answers(
             all_of,
             mesh=mesh,
             in_specs=(whole, spread, spread),
-            out_specs=Answers(whole, spread, spread, spread, whole),  # pyright: ignore[reportArgumentType]
+            out_specs=Answers(whole, spread, spread, spread, spread, whole),  # pyright: ignore[reportArgumentType]
         )
     given = run((algorithm, broadcast, examples, derive(key, "clients")), members, memory)
     if before is None:
@@ -189,5 +189,10 @@ def broadcast(algorithm: Algorithm, state: Any) -> Any:
 def serve(algorithm: Algorithm, state: Any, total: Any) -> tuple[Any, Array]:
     """The server's next state, and whether all of it is finite."""
     state = algorithm.server(algorithm.params, state, total)
-    floats = [x for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.inexact)]
-    return state, jnp.array([jnp.isfinite(x).all() for x in floats]).all()
+    return state, is_finite(state)
+
+
+def is_finite(tree: Any) -> Bool[Array, ""]:
+    """Whether all floats of a pytree are finite."""
+    floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    return jnp.array([jnp.isfinite(x).all() for x in floats], bool).all()

@@ -87,7 +87,7 @@ class _Messages:
         return Message(total.rows.items, total.matrix)
 
     @staticmethod
-    def result(shot: _OneShot, state: Message) -> Any:
+    def result(shot: _OneShot, state: Message, memory: tuple[()]) -> Any:
         if shot.method.merge is None:
             return solve_rows(shot.method, state.rows, num_classes=shot.num_classes)
         return shot.method.solve(*shot.method.merge(shot.method.params, state, shot.num_classes))
@@ -147,7 +147,7 @@ class _Phases:
         return state._replace(totals=(*state.totals, total))
 
     @staticmethod
-    def result(shot: _OneShot, state: _Totals) -> Any:
+    def result(shot: _OneShot, state: _Totals, memory: jax.Array) -> Any:
         return solve_totals(shot.method, *state.totals)
 
 

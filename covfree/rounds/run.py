@@ -63,6 +63,7 @@ def run(
     width: int = 1,
     memory: Place = "device",
     mesh: Mesh | None = None,
+    each_client: bool = False,
 ) -> Run:
     """Simulate a federation that runs an algorithm.
 
@@ -90,10 +91,13 @@ def run(
         width: clients that are simulated at once by ``vmap``. More than one pays on accelerators.
         memory: where clients' memory lies: ``"device"``, or ``"host"`` for more clients than fit there.
         mesh: devices over which the clients of a round are spread.
+        each_client: whether the history also has the metrics of each client that took part, beside their
+            means: ``each_client``, a dict of lists.
 
     Returns:
-        The result, the state, the clients' memory and the history. A round whose state is not finite is
-        undone: the run ends with the state before it, says so in a warning and in ``stopped``.
+        The result, the state, the clients' memory and the history. A round after which the state or a
+        client's memory is not finite is undone: the run ends with the state before it, says so in a warning
+        and in ``stopped``.
 
     Raises:
         TypeError: if an argument has another type.
@@ -118,7 +122,7 @@ def run(
     )
     drawn = _schedule(algorithm, participation, federation.num_clients, rounds, key)
     delays = int(drawn.delay[:rounds].max(initial=0)) + 1
-    simulation = Simulation(algorithm, federation, drawn, delays, key, width, mesh)
+    simulation = Simulation(algorithm, federation, drawn, delays, key, width, mesh, each_client)
 
     state, one = cohort.start(algorithm, key, num_clients=federation.num_clients)
     bank = Bank.of(one, federation.num_clients, memory)
@@ -136,15 +140,15 @@ def run(
     for number in range(done, rounds):
         began = time.perf_counter()
         new = simulation.round(number, held, bank)
-        if not new.finite:
-            stopped = f"round {number}: the state is not finite; the run ends with the state before it"
+        if new.unsound is not None:
+            stopped = f"round {number}: {new.unsound} is not finite; the run ends with the state before it"
             warnings.warn(f"{algorithm.name}: {stopped}", RuntimeWarning, stacklevel=2)
             break
         for who, memory_of in new.memories:
             bank.remember(who, memory_of)
         held, record = Held(new.state, bank.leaves, new.pending), new.record
         if evaluate is not None and (number % every == every - 1 or number == rounds - 1):
-            measured = evaluate(algorithm.result(algorithm.params, held.state))
+            measured = evaluate(algorithm.result(algorithm.params, held.state, held.memory))
             record |= {name: _plain(value) for name, value in measured.items()}
         record["seconds"] = time.perf_counter() - began
         records.append({"round": number, **record})
@@ -159,7 +163,8 @@ def run(
         if len(records) > kept:
             saved.save(len(records), held, records)
         saved.close()
-    return Run(algorithm.result(algorithm.params, held.state), held.state, bank.leaves, records, stopped)
+    result = algorithm.result(algorithm.params, held.state, held.memory)
+    return Run(result, held.state, held.memory, records, stopped)
 
 
 def _number_of_rounds(algorithm: Algorithm, rounds: int | None) -> int:

@@ -44,14 +44,14 @@ class Round(NamedTuple):
         pending: as of `Held`.
         memories: clients (−1 for padding), and what each of them remembers now.
         record: what the history tells of it.
-        finite: whether all of the state is.
+        unsound: what is not finite; None if all is.
     """
 
     state: Any
     pending: Any
     memories: list[tuple[np.ndarray, Any]]
     record: dict[str, Any]
-    finite: bool
+    unsound: str | None
 
 
 class Simulation(NamedTuple):
@@ -64,6 +64,7 @@ class Simulation(NamedTuple):
     key: PRNGKey
     width: int
     mesh: Mesh | None
+    each_client: bool
 
     def round(self, number: int, held: Held, bank: Bank) -> Round:
         """Run a round; nothing that is held is changed."""
@@ -72,7 +73,8 @@ class Simulation(NamedTuple):
         drawn, delay = self.schedule.clients[number], self.schedule.delay[number]
         before: Compensated | None = None
         structure: Any = None
-        tables, senders, memories, arrived, metrics, sizes = [], [], [], 0, [], []
+        tables, senders, memories, arrived, metrics, sizes, who = [], [], [], 0, [], [], []
+        unsound: str | None = None
         for group in self.federation.groups(drawn, delay, self._multiple, self.delays):
             given = cohort.answers(
                 self.algorithm,
@@ -95,6 +97,9 @@ class Simulation(NamedTuple):
             arrived += int((here & (np.asarray(group.members.size) > 0)).sum())
             metrics.append(jax.tree.map(lambda x, here=here: np.asarray(x)[here], given.metrics))
             sizes.append(np.asarray(group.members.size)[here])
+            who.append(group.clients[here])
+            if (lost := here & ~np.asarray(given.sound)).any():
+                unsound = f"what client {group.clients[lost].min()} remembers"
         sums = cast(Compensated, before).value
         if held.pending is not None:
             sums = [jnp.add(*pair) for pair in zip(sums, held.pending, strict=True)]
@@ -104,16 +109,19 @@ class Simulation(NamedTuple):
         now = [x[0] for x in sums]
         # By client, in whatever groups the clients ran.
         rows = [
-            packed([np.concatenate(parts)[np.argsort(np.concatenate(who), kind="stable")] for parts in own])
-            for own, who in zip(_each(tables), zip(*senders, strict=True), strict=True)
+            packed([np.concatenate(parts)[np.argsort(np.concatenate(of), kind="stable")] for parts in own])
+            for own, of in zip(_each(tables), zip(*senders, strict=True), strict=True)
         ]
         total = Parts(now, rows, structure).upload()
         state, finite = cohort.serve(self.algorithm, held.state, total)
         record: dict[str, Any] = {"clients": arrived}
         record["bytes_up"] = arrived * size_in_bytes(now) + sum(size_in_bytes(table[:-1]) for table in rows)
         record["bytes_down"] = int((drawn >= 0).sum()) * size_in_bytes(sent)
-        record |= _means(metrics, sizes)
-        return Round(state, pending, memories, record, bool(finite))
+        joined = jax.tree.map(lambda *parts: np.concatenate(parts), *metrics)
+        record |= _means(joined, np.concatenate(sizes))
+        if self.each_client:
+            record["each_client"] = _by_client(joined, np.concatenate(sizes), np.concatenate(who))
+        return Round(state, pending, memories, record, unsound if finite else "the state")
 
     @property
     def _multiple(self) -> int:
@@ -176,10 +184,17 @@ def _items(here: np.ndarray, table: Any) -> np.ndarray:
     return np.asarray(table)[here].reshape(-1, *table.shape[2:])
 
 
-def _means(metrics: list[dict[str, np.ndarray]], sizes: list[np.ndarray]) -> dict[str, float]:
+def _means(metrics: dict[str, np.ndarray], sizes: np.ndarray) -> dict[str, float]:
     """Means of clients' metrics over those who took part, weighted by their examples."""
-    weight = np.concatenate(sizes).astype(float)
-    if not weight.sum():
+    if not sizes.sum():
         return {}
-    joined = jax.tree.map(lambda *parts: np.concatenate(parts), *metrics)
-    return {name: float(np.average(value, weights=weight)) for name, value in joined.items()}
+    weight = sizes.astype(float)
+    return {name: float(np.average(value, weights=weight)) for name, value in metrics.items()}
+
+
+def _by_client(
+    metrics: dict[str, np.ndarray], sizes: np.ndarray, who: np.ndarray
+) -> dict[str, list[int] | list[float]]:
+    """Clients' metrics one by one, in the order of their numbers."""
+    columns = {"client": who, "examples": sizes, **metrics}
+    return {name: column[np.argsort(who)].tolist() for name, column in columns.items()}

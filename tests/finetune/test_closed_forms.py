@@ -23,8 +23,12 @@ RATE, ROUNDS, BATCH, START = 0.05, 12, 4, 5.0
 KEY = jax.random.key(0)
 
 
-def _residual(trained, frozen, statistics, inputs, train, key):
-    return jnp.sqrt(inputs[:, :1]) * (trained[None] - inputs[:, 1:]), ()
+def _inputs(trained, frozen, statistics, inputs, train, key):
+    return inputs, ()
+
+
+def _residual(trained, frozen, inputs):
+    return jnp.sqrt(inputs[:, :1]) * (trained[None] - inputs[:, 1:])
 
 
 def _half_square(scores, labels):
@@ -36,7 +40,7 @@ def _itself(trained, frozen, statistics):
 
 
 def quadratic():
-    return Model(jnp.array([START]), (), (), _residual, _itself, _half_square)
+    return Model(jnp.array([START]), (), (), _inputs, _residual, _itself, _half_square)
 
 
 def path(algorithm, rounds=ROUNDS, **options):

@@ -150,11 +150,13 @@ def test_dropout_and_orders_are_drawn_anew_each_round():
     features, labels, clients = examples()
     seen = []
 
-    def scores(trained, frozen, statistics, inputs, train, key):
-        noise = jax.random.normal(key, inputs.shape) if train else 0
-        return (inputs + noise) @ trained, ()
+    def noisy(trained, frozen, statistics, inputs, train, key):
+        return inputs + (jax.random.normal(key, inputs.shape) if train else 0), ()
 
-    model = ft.Model(jnp.zeros((4, 3)), (), (), scores, lambda trained, frozen, statistics: trained)
+    def scores(trained, frozen, features):
+        return features @ trained
+
+    model = ft.Model(jnp.zeros((4, 3)), (), (), noisy, scores, lambda trained, frozen, statistics: trained)
     algorithm = ft.fedavg(model, optax.sgd(1.0), steps=1, batch_size=9)
     for rounds in (1, 2):
         seen.append(run(algorithm, features, labels, clients, key=KEY, rounds=rounds).history[-1]["loss"])

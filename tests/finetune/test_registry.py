@@ -7,7 +7,7 @@ import pytest
 
 from covfree.backbones import Backbone, Preprocessing
 from covfree.finetune import linear_model, registry
-from covfree.finetune.model import _NetworkScores
+from covfree.finetune.model import _NetworkFeatures
 from covfree.types import LinearHead
 
 
@@ -45,7 +45,7 @@ class Pixels(Backbone):
     """A backbone whose features are the pixels of the corner."""
 
     def apply(self, params, images):
-        return images[:, 0, 0, :]
+        return jnp.asarray(images)[:, 0, 0, :]
 
 
 def test_grey_levels_are_normalised():
@@ -53,6 +53,6 @@ def test_grey_levels_are_normalised():
     images = np.full((2, 4, 4, 3), 50, np.uint8)
     head = LinearHead(jnp.eye(3), jnp.zeros(3))
     for preprocessing, expected in ((shown, [20.0, 7.5, 4.0]), (None, [50.0] * 3)):
-        scores = _NetworkScores(Pixels("squeezenet1_1", None, "float32"), "head", "frozen", preprocessing)
-        found, _ = scores({"head": head}, {"network": {}, "present": None}, {}, images, False, None)
+        pixels = _NetworkFeatures(Pixels("squeezenet1_1", None, "float32"), "head", "frozen", preprocessing)
+        found, _ = pixels({"head": head}, {"network": {}, "present": None}, {}, images, False, None)
         np.testing.assert_allclose(found, [expected] * 2)

@@ -51,7 +51,7 @@ def _broadcast(params, state):
     return state["round"]
 
 
-def _result(params, state):
+def _result(params, state, memory):
     return state["total"]
 
 

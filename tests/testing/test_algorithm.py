@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from jax.tree_util import Partial
@@ -17,6 +18,7 @@ from covfree.testing.algorithm import ALGORITHM_LAWS
 
 HEAD = covfree.LinearHead(jnp.zeros((5, 3)), jnp.zeros(3))
 MODEL = ft.linear_model(HEAD)
+ADAPTED = ft.adapter_model(covfree.LinearHead(jnp.ones((5, 3)), jnp.zeros(3)), rank=2, key=jax.random.key(0))
 OPTIONS = {"batch_size": 4}
 
 
@@ -28,6 +30,10 @@ OPTIONS = {"batch_size": 4}
         ft.fedprox(MODEL, **OPTIONS),
         ft.fednova(MODEL, **OPTIONS),
         ft.scaffold(MODEL, **OPTIONS),
+        ft.oll(MODEL, **OPTIONS),
+        ft.local_only(MODEL, **OPTIONS),
+        ft.fedproto(ADAPTED, 3, 5, **OPTIONS),
+        ft.fedcgs_personal(ADAPTED, ft.Prototypes(np.ones((3, 5), np.float32), np.ones(3, int)), **OPTIONS),
         as_algorithm(covfree.fedcof(1.0), num_classes=3),
         as_algorithm(covfree.fedcof(1.0), num_classes=3, uploads="sums"),
     ],
@@ -50,10 +56,10 @@ SOUND = Algorithm(
     jnp.asarray(1.0),
     "sums of features",
     init,
-    lambda params, state: state,
+    lambda params, state, memory: state,
     client,
     lambda params, state, total: state + total,
-    lambda params, state: state,
+    lambda params, state, memory: state,
     whole=True,
 )
 calls = 0

@@ -1,0 +1,81 @@
+"""A small network between frozen features and a linear head, so that there is a representation to train."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from covfree.checks import check_positive
+from covfree.finetune.model import Model, linear_model
+from covfree.heads.mapped import MappedHead
+from covfree.types import AnyArray, LinearHead, PRNGKey
+
+
+class Adapter(NamedTuple):
+    """A map of features: x + relu(x A) B.
+
+    Attributes:
+        down: A, [dim, rank].
+        up: B, [rank, dim].
+    """
+
+    down: Float[Array, "dim rank"]
+    up: Float[Array, "rank dim"]
+
+    def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch dim"]:
+        """The features, adapted."""
+        features = jnp.asarray(features)
+        return features + jax.nn.relu(features @ self.down) @ self.up
+
+
+def _features(
+    trained: Any, frozen: Any, statistics: tuple[()], inputs: Any, train: bool, key: Any
+) -> tuple[jax.Array, tuple[()]]:
+    adapter, _ = trained
+    return adapter(inputs), ()
+
+
+def _scores(trained: Any, frozen: Any, features: Any) -> jax.Array:
+    _, head = trained
+    return head._replace(present=frozen)(features)
+
+
+def _finish(trained: Any, frozen: Any, statistics: tuple[()]) -> MappedHead:
+    adapter, head = trained
+    return MappedHead(adapter, head._replace(present=frozen))
+
+
+def adapter_model(head: LinearHead | MappedHead, *, rank: int = 32, key: PRNGKey | None = None) -> Model:
+    """Train a linear head on features, and a residual adapter before it.
+
+    A starts as N(0, 1/d) and B as 0, so that before training the model predicts what the head does. The
+    result of a run is a `MappedHead` of an `Adapter` and a head; given back as ``head``, training goes on.
+
+    Args:
+        head: calibrated as `linear_model` says, or the result of an earlier run.
+        rank: of the adapter, which has 2·d·rank parameters; not looked at if the head has one.
+        key: of the draw of A; needed if the head has no adapter.
+
+    Raises:
+        TypeError: if the head is not linear, or there is no key where one is needed.
+
+    Source: Houlsby et al. (2019), "Parameter-Efficient Transfer Learning for NLP", section 2.1; no biases.
+    """
+    if isinstance(head, MappedHead) and isinstance(head.feature_map, Adapter):
+        adapter, inner = head.feature_map, head.head
+    else:
+        adapter, inner = None, head
+    if not isinstance(inner, LinearHead):
+        raise TypeError(f"head: expected a linear head, or one behind an adapter, got {type(head).__name__}")
+    if adapter is None:
+        check_positive("rank", rank)
+        if key is None:
+            raise TypeError("key: expected a PRNG key to draw the adapter with, got None")
+        dim = inner.weight.shape[0]
+        down = jax.random.normal(key, (dim, rank), inner.weight.dtype) * dim**-0.5
+        adapter = Adapter(down, jnp.zeros((rank, dim), inner.weight.dtype))
+    trained = linear_model(inner).trained
+    return Model((adapter, trained), inner.present, (), _features, _scores, _finish)

@@ -1,0 +1,228 @@
+"""A model of each client's own: what clients remember, local training, accuracy client by client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from covfree.checks import check_positive
+from covfree.finetune.local import Training
+from covfree.finetune.model import Model, check_model
+from covfree.rounds.algorithm import Algorithm, ClientData
+from covfree.types import AnyArray, PRNGKey
+
+
+class Own(NamedTuple):
+    """What a client remembers of its own model.
+
+    Attributes:
+        trained: its parameters.
+        statistics: its running statistics.
+        round: in how many rounds it took part.
+    """
+
+    trained: Any
+    statistics: Any
+    round: jax.Array
+
+    @classmethod
+    def start(cls, model: Model) -> Own:
+        """Before the first round."""
+        return cls(model.trained, model.statistics, jnp.zeros((), jnp.int32))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ClientModels:
+    """The model of each client.
+
+    Attributes:
+        model: what they started from, with what they share.
+        own: parameters and running statistics, with an axis of clients in front.
+    """
+
+    model: Model
+    own: Own
+
+    @property
+    def num_clients(self) -> int:
+        """How many there are."""
+        return int(self.own.round.shape[0])
+
+    def of(self, client: int) -> Model:
+        """One client's model, to be called, or trained on."""
+        trained, statistics = jax.tree.map(lambda x: x[client], (self.own.trained, self.own.statistics))
+        model = self.model
+        return Model(
+            trained, model.frozen, statistics, model.features, model.scores, model.finish, model.loss
+        )
+
+    def result(self, client: int) -> Any:
+        """What `Model.finish` makes of one client's model, such as its head."""
+        model = self.of(client)
+        return model.finish(model.trained, model.frozen, model.statistics)
+
+
+class Prototypes(NamedTuple):
+    """What stands for each class in the space of features.
+
+    Attributes:
+        mean: [classes, dim] class means; ``Prototypes(*covfree.class_means(features, labels, C))``.
+        counts: [classes] of how many; where it is 0 the class has no prototype.
+    """
+
+    mean: Float[AnyArray, "classes dim"]
+    counts: Float[AnyArray, " classes"] | Int[AnyArray, " classes"]
+
+    def distance(
+        self, features: Float[Array, "batch dim"], labels: Int[Array, " batch"]
+    ) -> Float[Array, " batch"]:
+        """‖f(x) − μ_y‖² of each example; 0 where its class has no prototype."""
+        mean = jnp.asarray(self.mean).astype(jnp.promote_types(features.dtype, jnp.float32))
+        square = jnp.square(features.astype(mean.dtype) - mean[labels]).sum(1)
+        return jnp.where(jnp.asarray(self.counts)[labels] > 0, square, 0)
+
+
+def train_own(
+    training: Training,
+    model: Model,
+    data: ClientData,
+    own: Own,
+    key: PRNGKey,
+    penalty: Callable[[Any, Any], Any] | None = None,
+) -> tuple[Own, dict[str, Any]]:
+    """A client's next model of its own, and its metrics."""
+    local = training(
+        model, own.trained, own.statistics, data, key, round=own.round, penalty=penalty, anchor=model.trained
+    )
+    took_part = (data.num_examples > 0).astype(jnp.int32)
+    metrics = {"loss": local.loss, "steps": local.steps}
+    return Own(local.trained, local.statistics, own.round + took_part), metrics
+
+
+class _Numbers(NamedTuple):
+    model: Model
+    training: Training
+
+
+def _init(numbers: _Numbers, num_clients: int, key: PRNGKey) -> tuple[tuple[()], Own]:
+    return (), Own.start(numbers.model)
+
+
+def _broadcast(numbers: _Numbers, state: tuple[()]) -> tuple[()]:
+    return ()
+
+
+def _client(
+    numbers: _Numbers, sent: tuple[()], data: ClientData, own: Own, key: PRNGKey
+) -> tuple[tuple[()], Own, dict[str, Any]]:
+    return (), *train_own(numbers.training, numbers.model, data, own, key)
+
+
+def _server(numbers: _Numbers, state: tuple[()], total: tuple[()]) -> tuple[()]:
+    return ()
+
+
+def own_models(numbers: Any, state: Any, memory: Own) -> ClientModels:
+    """The result of a run in which clients train models of their own."""
+    return ClientModels(numbers.model, memory)
+
+
+def local_only(model: Model, client: Any = 0.01, **options: Any) -> Algorithm:
+    """Local training: each client trains a model of its own, and nothing is sent.
+
+    After a run of `fedavg`, with its result as ``model``, it is FedAvg-FT.
+
+    Args:
+        model: what all start from.
+        client: see `fedavg`.
+        options: ``epochs``, ``steps``, ``batch_size``, ``schedule`` of `fedavg`. The schedule counts the
+            rounds in which the client took part. The optimiser starts afresh in each round: one round of 200
+            epochs is local training without a break.
+
+    Returns:
+        An algorithm whose result is `ClientModels`.
+    """
+    numbers = _Numbers(check_model(model), Training.of(client, **options))
+    return Algorithm(numbers, "local", _init, _broadcast, _client, _server, own_models)
+
+
+def client_accuracy(
+    models: Any,
+    features: Any,
+    labels: Any,
+    clients: Any,
+    *,
+    own_classes: Bool[np.ndarray, "clients classes"] | None = None,
+    batch_size: int = 256,
+) -> Float[np.ndarray, " clients"]:
+    """Measure the accuracy on each client's examples.
+
+    Args:
+        models: `ClientModels`, where each client's examples go through its own; or one head or `Model` for
+            all.
+        features: [examples, …], as in training; e.g. examples that clients hold back for tests.
+        labels: [examples] classes; below 0 is padding.
+        clients: [examples] whose each is; below 0 is padding.
+        own_classes: which classes each client knows of; it predicts no other. None for all classes.
+        batch_size: examples that are worked on at once.
+
+    Returns:
+        Share of right predictions of each client, in [0, 1]; NaN for one without examples.
+
+    Raises:
+        ValueError: if shapes or clients' numbers do not fit.
+    """
+    check_positive("batch_size", batch_size)
+    labels, clients = np.asarray(labels), np.asarray(clients)
+    for name, array in (("labels", labels), ("clients", clients)):
+        if array.shape != np.shape(features)[:1] or array.dtype.kind not in "iu":
+            raise ValueError(
+                f"{name}: expected {np.shape(features)[:1]} integers, one for each row of features, got "
+                f"shape {array.shape}, {array.dtype}"
+            )
+    clients = np.where(labels >= 0, clients, -1)
+    number = int(clients.max(initial=-1)) + 1
+    for name, known in (
+        ("models", models.num_clients if isinstance(models, ClientModels) else None),
+        ("own_classes", None if own_classes is None else len(own_classes)),
+    ):
+        if known is not None and number > known:
+            raise ValueError(f"clients: expected numbers below {known}, as {name} has them; got {number - 1}")
+        number = max(number, known or 0)
+    right = np.zeros(len(labels), bool)
+    features = jnp.asarray(features)
+    for model, places in _by_model(models, clients):
+        for start in range(0, len(places), batch_size):
+            here = places[start : start + batch_size]
+            padded = np.append(here, np.zeros(batch_size - len(here), int))
+            known = None if own_classes is None else np.asarray(own_classes, np.float32)[clients[padded]]
+            right[here] = np.asarray(_predicted(model, features, padded, known))[: len(here)] == labels[here]
+    kept = clients >= 0
+    total = np.bincount(clients[kept], minlength=number)
+    found = np.bincount(clients[kept], right[kept], minlength=number)
+    return np.where(total > 0, found / np.maximum(total, 1), np.nan)
+
+
+def _by_model(models: Any, clients: np.ndarray) -> Iterator[tuple[Any, np.ndarray]]:
+    """Each model, and the places of the examples that go through it."""
+    if not isinstance(models, ClientModels):
+        yield models, np.flatnonzero(clients >= 0)
+        return
+    order = np.argsort(clients, kind="stable")
+    order = order[clients[order] >= 0]
+    who, starts = np.unique(clients[order], return_index=True)
+    for client, places in zip(who, np.split(order, starts[1:]), strict=True):
+        yield models.of(int(client)), places
+
+
+@jax.jit
+def _predicted(model: Any, features: jax.Array, places: jax.Array, known: jax.Array | None) -> jax.Array:
+    scores = model(features[places])
+    return scores.argmax(1) if known is None else jnp.where(known > 0, scores, -jnp.inf).argmax(1)
