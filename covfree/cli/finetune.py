@@ -68,7 +68,7 @@ def finetune_command(
     ] = Part.head,
     rounds: Annotated[int, typer.Option(help="Rounds of training.")] = 50,
     participation: Annotated[
-        str, typer.Option(help="NumClients of a round: a share such as 0.3 or 1.0, or a number such as 30.")
+        str, typer.Option(help="Clients of a round: a share such as 0.3 or 1.0, or a number such as 30.")
     ] = "0.3",
     client_lr: Annotated[
         float | None, typer.Option(help="Learning rate of the clients; the algorithm's own without it.")
@@ -89,7 +89,7 @@ def finetune_command(
     partition: Partition = "inner_dirichlet",
     seeds: Annotated[int, typer.Option(help="Number of seeds (splits, partitions, runs), from 0.")] = 1,
     every: Annotated[int, typer.Option(help="Rounds from one evaluation to the next.")] = 1,
-    width: Annotated[int, typer.Option(help="NumClients computed at once; more pay on accelerators.")] = 1,
+    width: Annotated[int, typer.Option(help="Clients computed at once; more pay on accelerators.")] = 1,
     out: Out = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the runs that --out holds.")] = False,
     checkpoint_every: Annotated[

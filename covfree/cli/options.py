@@ -38,7 +38,8 @@ Alpha = Annotated[
     float,
     typer.Option(
         help="The partition's number: concentration of the Dirichlet laws (small: few classes a client), "
-        "sigma of lognormal_sizes, classes or shards a client for pathological and shards."
+        "sigma of lognormal_sizes, classes or shards a client for pathological and shards, "
+        "uniform share of dominant_classes."
     ),
 ]
 Partition = Annotated[str, typer.Option(help=f"How examples are spread: {', '.join(PARTITIONERS)}.")]

@@ -15,7 +15,7 @@ from covfree.federation._arguments import (
     generator,
 )
 from covfree.federation.dirichlet_partition import dirichlet, inner_dirichlet
-from covfree.federation.shard_partition import pathological, shards
+from covfree.federation.shard_partition import dominant_classes, pathological, shards
 
 
 def iid(labels: ArrayLike | int, num_partitions: int, *, seed: int) -> Clients:
@@ -157,6 +157,7 @@ PARTITIONERS: dict[str, Callable[..., Clients]] = {
     "shards": shards,
     "pathological": pathological,
     "lognormal_sizes": lognormal_sizes,
+    "dominant_classes": dominant_classes,
 }
 """Every partitioner that draws, by name: `f(labels, num_partitions, <its parameters>, seed=seed)`.
 

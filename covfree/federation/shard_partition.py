@@ -12,6 +12,7 @@ from covfree.federation._arguments import (
     check_integer,
     check_integers,
     check_num_partitions,
+    check_real,
     equal_sizes,
     generator,
 )
@@ -199,3 +200,63 @@ def _class_choices(
             # Of the num_classes - 1 others, counted from the first on.
             others = 1 + rng.choice(num_classes - 1, per_client - 1, replace=False) if per_client > 1 else []
             yield (first + np.concatenate([[0], others]).astype(np.int64)) % num_classes
+
+
+def dominant_classes(
+    labels: ArrayLike,
+    num_partitions: int,
+    uniform_share: float,
+    *,
+    num_shards_per_partition: int = 2,
+    seed: int,
+) -> Clients:
+    """A share of each client's examples from all classes, the rest from its dominant ones.
+
+    As personalised methods are compared on: Guan et al. (FedCGS, AAAI 2025) take a uniform share of 20 % and
+    clients of equal size, but do not say how many classes dominate, nor how examples are drawn. Here a
+    random part of all examples, of that share, is dealt as `iid` does; the others are sorted by label, cut
+    into shards and dealt as `shards` does.
+
+    Args:
+        labels: [n] class of each example, integers ≥ 0.
+        num_partitions: the number of clients K, at most n.
+        uniform_share: from 0 to 1.
+        num_shards_per_partition: shards of the sorted others for each client, ≥ 1; about so many classes
+            dominate.
+        seed: seed of the draw, ≥ 0.
+
+    Returns:
+        [n] int32 client of each example. No client is empty; sizes differ by at most one.
+
+    Raises:
+        ValueError: an argument is out of its range.
+        TypeError: `labels` are not integers, or a scalar is of the wrong type.
+
+    >>> labels = np.repeat(np.arange(4), 100)
+    >>> clients = dominant_classes(labels, 4, 0.2, num_shards_per_partition=1, seed=0)
+    >>> np.stack([np.bincount(labels[clients == k]) for k in range(4)])
+    array([[85,  5,  6,  4],
+           [ 5, 83,  4,  8],
+           [ 6,  2, 10, 82],
+           [ 4, 10, 80,  6]])
+    """
+    labels = check_integers("labels", labels, minimum=0)
+    num_partitions = check_num_partitions(num_partitions, labels.size)
+    share = check_real("uniform_share", uniform_share, minimum=0.0)
+    if share > 1:
+        raise ValueError(f"uniform_share must be at most 1, got {share:g}")
+    per_client = check_integer("num_shards_per_partition", num_shards_per_partition, minimum=1)
+    rng = generator(seed)
+    sizes = equal_sizes(labels.size, num_partitions)
+    # Cumulated before rounding, so that the share is that of all examples.
+    uniform = np.diff(np.rint(share * np.append(0, np.cumsum(sizes))).astype(np.int64))
+    order = rng.permutation(labels.size)
+    clients = np.empty(labels.size, np.int32)
+    clients[order[: uniform.sum()]] = np.repeat(np.arange(num_partitions), uniform)
+    others = order[uniform.sum() :]
+    if others.size:
+        lengths = np.stack([equal_sizes(int(rest), per_client) for rest in sizes - uniform])
+        dealt = rng.permutation(lengths.size)
+        examples, _, _ = by_class(labels[others], rng)
+        clients[others[examples]] = np.repeat(dealt // per_client, lengths.ravel()[dealt])
+    return clients

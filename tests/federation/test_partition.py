@@ -18,6 +18,7 @@ PARAMETERS = {
     "iid": (),
     "shards": (1,),
     "pathological": (1,),
+    "dominant_classes": (0.2,),
     "lognormal_sizes": (1.0,),
 }
 COMPLETE = [name for name in PARAMETERS if name != "pathological"]
@@ -47,7 +48,7 @@ def test_each_example_is_assigned_once(name, federation):
     assert clients.min() >= 0
     assert clients.max() < num_partitions
     sizes = np.bincount(clients, minlength=num_partitions)
-    if name in ("iid", "inner_dirichlet", "shards"):
+    if name in ("iid", "inner_dirichlet", "shards", "dominant_classes"):
         assert np.ptp(sizes) <= 1
     if name != "dirichlet":
         assert sizes.min() >= 1

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covfree.federation import pathological, shards
+from covfree.federation import dominant_classes, pathological, shards
 
 LABELS = np.repeat(np.arange(10), 60)
 
@@ -130,3 +130,22 @@ def test_pathological_errors(labels, k, per_client, mode, message):
     # A mode that does not exist is a ValueError here; a run-time type checker may be first with a TypeError.
     with pytest.raises((ValueError, TypeError), match=message):
         pathological(labels, k, per_client, class_assignment_mode=mode, seed=0)
+
+
+def test_dominant_classes_are_a_share_of_all_and_shards_of_the_rest():
+    labels = np.repeat(np.arange(10), 300)
+    clients = dominant_classes(labels, 20, 0.2, num_shards_per_partition=2, seed=0)
+    counts = np.stack([np.bincount(labels[clients == k], minlength=10) for k in range(20)])
+    assert (counts.sum(1) == 150).all()
+    # 30 from all classes, 3 of each; 120 from two shards, which lie in at most two classes each.
+    top = -np.sort(-counts, axis=1)
+    assert (top[:, 4:].sum(1) <= 30).all()
+    assert top[:, 4:].sum() > 0.4 * 20 * 30
+    np.testing.assert_allclose(counts[counts <= 12].mean(), 3, atol=0.5)
+    # Without a uniform share shards alone, with nothing else the whole is uniform.
+    only = dominant_classes(labels, 20, 0.0, num_shards_per_partition=1, seed=0)
+    assert max(len(np.unique(labels[only == k])) for k in range(20)) <= 2
+    uniform = dominant_classes(labels, 20, 1.0, seed=0)
+    assert min(len(np.unique(labels[uniform == k])) for k in range(20)) == 10
+    with pytest.raises(ValueError, match=r"uniform_share must be at most 1, got 1\.5"):
+        dominant_classes(labels, 20, 1.5, seed=0)

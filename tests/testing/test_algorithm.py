@@ -56,7 +56,7 @@ SOUND = Algorithm(
     jnp.asarray(1.0),
     "sums of features",
     init,
-    lambda params, state, memory: state,
+    lambda params, state: state,
     client,
     lambda params, state, total: state + total,
     lambda params, state, memory: state,
