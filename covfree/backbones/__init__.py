@@ -1,5 +1,6 @@
 """Feature extractors in Flax, and the weights that others trained."""
 
+from covfree.backbones.convolution import convolve as convolve
 from covfree.backbones.extractor import Backbone as Backbone
 from covfree.backbones.extractor import backbone as backbone
 from covfree.backbones.hub import Weights as Weights

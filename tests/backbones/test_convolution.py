@@ -1,5 +1,7 @@
 """Convolutions and maxima in the forms that are fast on a CPU, against XLA's own."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,6 +40,8 @@ CASES = {
     "one by one": (9, 1, 1, ((0, 0), (0, 0)), 6, 8, 1),
     "one by one with steps": (9, 1, 2, ((0, 0), (0, 0)), 6, 8, 1),
     "dense": (9, 3, 1, ((1, 1), (1, 1)), 6, 8, 1),
+    "dense with steps, of which the last reaches less than all": (9, 3, 2, ((0, 0), (0, 0)), 6, 8, 1),
+    "dense, wide, padded as TensorFlow does": (10, 5, 2, "SAME", 6, 8, 1),
     "two groups": (9, 3, 1, ((1, 1), (1, 1)), 6, 8, 2),
     "two of each channel": (9, 3, 1, ((1, 1), (1, 1)), 6, 12, 6),
 }
@@ -96,3 +100,21 @@ def test_maxima(side, padding):
         for f in (lambda x: max_pooled(x, padding), lambda x: nn.max_pool(x, (3, 3), (2, 2), padding))
     )
     np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+def test_in_a_loop_every_convolution_is_of_the_form_with_fast_code():
+    """XLA puts convolutions into that form outside loops alone."""
+    x, kernel = drawn((2, 9, 9, 4), 0), drawn((3, 3, 4, 4), 1)
+
+    def trained(function):
+        def step(_, carry):
+            def loss(x, kernel):
+                return jnp.square(function(x, kernel, 2, "SAME", 1)).sum()
+
+            return jax.tree.map(jnp.subtract, carry, jax.grad(loss, (0, 1))(*carry))
+
+        compiled = jax.jit(lambda *start: lax.fori_loop(0, 3, step, start)).lower(x, kernel).compile()
+        return re.findall(r"convolution\(.*dim_labels=([^ ,]+)", compiled.as_text())
+
+    assert trained(own) == ["b01f_01io->b01f"] * 3
+    assert set(trained(xlas)) > {"b01f_01io->b01f"}  # once it is none, this can all go
