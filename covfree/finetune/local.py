@@ -153,7 +153,8 @@ class Training:
 
         Each epoch goes through the examples in an order of its own. The last batch of an epoch has what is
         left; where it is filled up with other examples of the client, they count nothing in the loss, but
-        batch norms see a whole batch. A client without examples takes no step.
+        batch norms see a whole batch. No batch is larger than the largest client. A client without examples
+        takes no step.
 
         Args:
             model: for its functions and frozen parameters.
@@ -167,9 +168,10 @@ class Training:
         """
         transformation, count = self.optimiser(), data.num_examples
         factor = 1.0 if self.schedule is None else self.schedule(round)
-        per_epoch = -(-count // self.batch_size)
-        total = per_epoch * (self.epochs or 1) if self.steps is None else jnp.where(count > 0, self.steps, 0)
         longest = data.index.shape[0]
+        size = min(self.batch_size, longest)
+        per_epoch = -(-count // size)
+        total = per_epoch * (self.epochs or 1) if self.steps is None else jnp.where(count > 0, self.steps, 0)
         orders, drops = derive(key, "order"), derive(key, "dropout")
 
         def loss_of(trained: Any, statistics: Any, batch: Any, key: Any) -> tuple[jax.Array, Any]:
@@ -191,7 +193,7 @@ class Training:
 
             def step(place: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
                 trained, statistics, state, lost = carry
-                places = place * self.batch_size + jnp.arange(self.batch_size)
+                places = place * size + jnp.arange(size)
                 inputs, labels = data.take(order[places % jnp.maximum(count, 1)])
                 weight = (places < count).astype(lost.dtype)
                 own = jax.random.fold_in(drops, number * per_epoch + place)
