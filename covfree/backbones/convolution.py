@@ -130,7 +130,8 @@ def _pads(
 ) -> Sequence[tuple[int, int]]:
     """Positions that are added before and after, of both sides."""
     if isinstance(padding, str):
-        return lax.padtype_to_pads(x.shape[1:3], size, strides, padding)
+        # Older versions of jax answer with NumPy's integers.
+        return [(int(low), int(high)) for low, high in lax.padtype_to_pads(x.shape[1:3], size, strides, padding)]
     return padding
 
 
