@@ -24,7 +24,7 @@ import jax
 import numpy as np
 
 import covfree
-from covfree import finetune
+from covfree import finetune, rounds
 from covfree.cli.compare import environment
 from covfree.data import load_npz
 from covfree.federation import dominant_classes
@@ -78,7 +78,7 @@ def starts(train: Part, test: Part, num_classes: int, seed: int) -> dict[str, Fe
     """The federation with each start."""
     keys = jax.random.split(jax.random.key(seed), 2)
     dim = train.features.shape[1]
-    cof = covfree.fit(covfree.fedcof(), *train, num_classes=num_classes)
+    cof: Any = covfree.fit(covfree.fedcof(), *train, num_classes=num_classes)
     cof = covfree.with_temperature(cof, covfree.calibrate_temperature(cof, train.features, train.labels))
     heads = {"random": finetune.random_head(dim, num_classes, key=keys[0]), "fedcof": cof}
     prototypes = finetune.Prototypes(*covfree.class_means(train.features, train.labels, num_classes))
@@ -96,9 +96,9 @@ def trained(federation: Federation, method: str, epochs: int, rate: float, stren
     numbers = federation.num_classes, train.features.shape[1]
     known = finetune.client_classes(train.labels, train.clients, num_classes=federation.num_classes)
 
-    def run(algorithm: covfree.rounds.Algorithm, rounds: int) -> Any:
+    def run(algorithm: rounds.Algorithm, number: int) -> Any:
         key = jax.random.key(federation.seed)
-        return covfree.rounds.run(algorithm, *train, key=key, rounds=rounds).result
+        return rounds.run(algorithm, *train, key=key, rounds=number).result
 
     at_home = {"client": rate, "epochs": epochs}
     if method == "local":

@@ -8,7 +8,7 @@ from precision import x64
 
 import covfree
 from covfree.doors import as_int32
-from covfree.methods.method import Method
+from covfree.methods import Examples, Method
 
 pytestmark = pytest.mark.usefixtures("untyped")
 
@@ -156,10 +156,14 @@ MISUSE = {
     "float labels": (lambda: covfree.evaluate(HEAD, FEATURES, LABELS * 1.0), "labels: expected integers"),
     "message of a method": (
         lambda: Method(None, "own", NCM.summary, NCM.phases, None, NCM.head, "means"),
-        "message: expected one of .* got 'means'",
+        "message: expected a MessageForm, or None for rows, got 'means'",
+    ),
+    "a method that would send its examples": (
+        lambda: Method(None, "own", Examples(), NCM.phases, None, NCM.head),
+        "message: expected a MessageForm where the summary is Examples",
     ),
     "phases of a method": (
-        lambda: Method(None, "own", NCM.summary, ("sum",), None, NCM.head, "rows"),
+        lambda: Method(None, "own", NCM.summary, ("sum",), None, NCM.head),
         "phases: expected a tuple of functions",
     ),
     "a transform": (lambda: NCM.with_transforms("laplace"), "transforms: expected .* got 'laplace'"),

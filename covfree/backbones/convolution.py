@@ -131,7 +131,9 @@ def _pads(
     """Positions that are added before and after, of both sides."""
     if isinstance(padding, str):
         # Older versions of jax answer with NumPy's integers.
-        return [(int(low), int(high)) for low, high in lax.padtype_to_pads(x.shape[1:3], size, strides, padding)]
+        return [
+            (int(low), int(high)) for low, high in lax.padtype_to_pads(x.shape[1:3], size, strides, padding)
+        ]
     return padding
 
 

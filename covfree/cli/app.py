@@ -205,7 +205,7 @@ def diagnose_command(
     """
     at_least("seed", seed, 0)
     chosen = make_methods([method], {})[method]
-    if chosen.message != "rows":
+    if chosen.message is not None:
         raise ValueError(f"--method: expected one whose clients send rows, got {method!r}")
     data = load(dataset, test=test_file, seed=seed)
     owners = Federation(clients, partition, alpha).assign(data, seed)

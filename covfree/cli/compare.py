@@ -180,7 +180,7 @@ def _run(name: str, method: Method, data: FeatureSet, train: tuple[jax.Array, ..
     # Where the message is rows, the server evaluates the phases; else the clients do and sums are sent.
     totals, phase_seconds = timed(partial(covfree.accumulate, method, rows, num_classes=data.num_classes))
     head, solve_seconds = timed(partial(covfree.solve_totals, method, *totals))
-    by_server = method.message == "rows"
+    by_server = method.message is None
     # Rows are counted as they are, as a transform may have dropped some; matrices were never made one by one.
     sent = (
         covfree.message_bytes(Message(rows))

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Integer
 
-from covfree.methods import Examples, Method
-from covfree.methods.method import MessageKind, check_method
+from covfree.methods import Method
+from covfree.methods.method import check_method
 from covfree.statistics import count_rows
 from covfree.types import AnyArray, Message
 
@@ -32,29 +32,21 @@ class SentBytes(NamedTuple):
         return self.statistics + self.counts
 
 
-def formula_bytes(message: MessageKind, *, num_rows: int, num_clients: int, dim: int) -> int:
-    """Compute the bytes of statistics by the papers' formulas.
-
-    FedNCM and FedCOF send 4·M·d; Fed3R, FedCGS and AFL 4·(K·d² + M·d); FedCOF's oracle and CCVR 4·M·(d² + d).
+def formula_bytes(*, num_rows: int, dim: int, num_matrices: int = 0) -> int:
+    """Compute the bytes of statistics by the papers' formulas: 4·(M·d + matrices·d²).
 
     Args:
-        message: a method's ``message``.
         num_rows: M, client-class pairs (times subsets) over all clients.
-        num_clients: K.
         dim: d.
-
-    Raises:
-        ValueError: if the kind of message is unknown.
+        num_matrices: d × d matrices that are sent: none for FedNCM and FedCOF, K for Fed3R, FedCGS and AFL, M
+            for FedCOF's oracle and CCVR.
 
     Source: FedCOF (Goswami et al. 2024), section 3.2 and Table 3.
 
-    >>> formula_bytes("rows", num_rows=2870, num_clients=100, dim=1280) / 1e6
+    >>> formula_bytes(num_rows=2870, dim=1280) / 1e6
     14.6944
     """
-    matrices = {"rows": 0, "gram": num_clients, "solutions": num_clients, "covariances": num_rows}
-    if message not in matrices:
-        raise ValueError(f"message: expected one of {', '.join(matrices)}, got {message!r}")
-    return FLOAT_BYTES * (num_rows * dim + matrices[message] * dim * dim)
+    return FLOAT_BYTES * (num_rows * dim + num_matrices * dim * dim)
 
 
 def message_bytes(message: Message) -> SentBytes:
@@ -97,11 +89,12 @@ def sent_bytes(
     check_method(method)
     labels, clients = np.asarray(labels), np.asarray(clients)
     dim = dim if method.feature_map is None else method.feature_map.num_features
-    if not isinstance(method.summary, Examples):
+    if method.message is None:
         rows, floats = method.summary.floats(labels, clients, dim)
         return SentBytes(FLOAT_BYTES * floats, 8 * rows)
     rows, senders = count_rows(labels, clients), count_senders(labels, clients)
-    return SentBytes(formula_bytes(method.message, num_rows=rows, num_clients=senders, dim=dim), 8 * rows)
+    matrices = method.message.num_matrices(num_rows=rows, num_clients=senders)
+    return SentBytes(formula_bytes(num_rows=rows, dim=dim, num_matrices=matrices), 8 * rows)
 
 
 def count_senders(labels: np.ndarray, clients: np.ndarray) -> int:

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Integer
 
 from covfree.costs.bytes import count_senders
-from covfree.methods import Examples, Method
+from covfree.methods import Method
 from covfree.methods.method import check_method
 from covfree.statistics import count_rows
 from covfree.types import AnyArray
@@ -43,9 +43,9 @@ def client_flops(
     flops, size = 0, len(labels)
     if method.feature_map is not None:
         flops, dim = 2 * size * dim * method.feature_map.num_features, method.feature_map.num_features
-    if not isinstance(method.summary, Examples):
+    if method.message is None:
         return flops + method.summary.flops(labels, clients, dim)
     flops += size * dim + 2 * size * dim**2
-    if method.message == "solutions":
+    if method.message.solved:
         flops += count_senders(labels, clients) * dim**3 // 3 + 2 * dim**2 * count_rows(labels, clients)
     return flops

@@ -101,15 +101,14 @@ def solve_message(method: Method, message: Message, *, num_classes: int) -> Any:
     if isinstance(count, np.ndarray):
         # jax would cut integers to 32 bits, silently.
         message = replace(message, rows=replace(message.rows, count=summable(count, count_sum(count))))
-    if method.merge is None:
+    if method.message is None:
         return finite(solve_rows(method, message.rows, num_classes=num_classes))
     return finite(_solve_merged(method, message, num_classes=num_classes))
 
 
 @partial(jax.jit, static_argnames="num_classes")
 def _solve_merged(method: Method, message: Message, *, num_classes: int) -> Head:
-    merge: Any = method.merge
-    return method.solve(*merge(method.params, message, num_classes))
+    return method.solve(*method.merged(message, num_classes))
 
 
 def summarise(

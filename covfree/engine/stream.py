@@ -194,10 +194,10 @@ def _cut(
     if isinstance(source, Rows):
         return TableParts(source, part_rows, num_classes, method.whole_clients, dim)
     check_type("source", source, MessageFolder)
-    if method.merge is not None:
+    if method.message is not None:
         raise ValueError(
             f"method: expected one whose clients send rows alone, got {method.name!r}, which sends "
-            f"{method.message}; use collect_files and solve_message"
+            f"{method.message.name}; use collect_files and solve_message"
         )
     return FolderParts(source, part_rows, num_classes, method.whole_clients, dim)
 

@@ -8,6 +8,7 @@ from covfree.methods.fedncm import fedncm as fedncm
 from covfree.methods.gaussian import fedcgs as fedcgs
 from covfree.methods.gaussian import naive_bayes as naive_bayes
 from covfree.methods.gaussian import qda as qda
+from covfree.methods.message_form import MessageForm as MessageForm
 from covfree.methods.method import Factor as Factor
 from covfree.methods.method import Kept as Kept
 from covfree.methods.method import Method as Method

@@ -11,6 +11,7 @@ from covfree.checks import check_strength
 from covfree.heads.columns import head_for_present
 from covfree.linalg import Scatter, factorise, solve
 from covfree.methods.fed3r import gram_merge, gram_phase
+from covfree.methods.message_form import own_solutions
 from covfree.methods.method import Method
 from covfree.methods.summaries import Examples
 from covfree.types import AnyArray, LinearHead, Message, Moments, Scalar
@@ -70,4 +71,4 @@ def afl(gamma: Scalar = 1.0, *, ridge: Scalar = 0.0) -> Method:
     Federated Learning with Pre-trained Models".
     """
     numbers = AflNumbers(check_strength("gamma", gamma), check_strength("ridge", ridge))
-    return Method(numbers, "afl", Examples(), (gram_phase,), _system, _head, "solutions", _merge)
+    return Method(numbers, "afl", Examples(), (gram_phase,), _system, _head, own_solutions(_merge))

@@ -14,6 +14,7 @@ from covfree.feature_maps import FeatureMap
 from covfree.heads import ridge_head
 from covfree.linalg import Scatter
 from covfree.methods.fedncm import moments_phase
+from covfree.methods.message_form import gram_matrices
 from covfree.methods.method import Factor, Method, sent_matrix
 from covfree.methods.summaries import Examples
 from covfree.types import LinearHead, Message, Moments, Rows, Scalar
@@ -93,8 +94,7 @@ def fed3r(
             (gram_phase,),
             _gram_system,
             _gram_head,
-            "gram",
-            gram_merge,
+            gram_matrices(gram_merge),
             feature_map,
         )
     return Method(
@@ -104,7 +104,6 @@ def fed3r(
         (moments_phase, _within_phase),
         _within_system,
         _within_head,
-        "gram",
-        _within_merge,
+        gram_matrices(_within_merge),
         feature_map,
     )

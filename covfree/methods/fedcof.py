@@ -20,7 +20,8 @@ from covfree.estimators.shrinkage_rule import Shrinkage
 from covfree.feature_maps import FeatureMap
 from covfree.heads import lda_head, ridge_head
 from covfree.linalg import Scatter
-from covfree.methods.method import Factor, MessageKind, Method, sent_matrix
+from covfree.methods.message_form import MessageForm, class_covariance_matrices
+from covfree.methods.method import Factor, Method, sent_matrix
 from covfree.methods.summaries import ClassMeans, Examples, Summary
 from covfree.methods.within import FromMeans, FromVariances, Within
 from covfree.types import Head, LinearHead, Message, Moments, Rows, Scalar
@@ -185,8 +186,7 @@ def fedcof_oracle(
             FromMeans("per_class"),
             shrinkage,
             head,
-            message="covariances",
-            merge=_oracle_merge,
+            message=class_covariance_matrices(_oracle_merge),
         )
     method = fedcof_like(
         f"fedcof-{covariance}", ClassMeans(covariance=covariance), FromVariances(), shrinkage, head
@@ -203,8 +203,7 @@ def fedcof_like(
     head: HeadChoice,
     scatter: ScatterChoice = "within",
     feature_map: FeatureMap | None = None,
-    message: MessageKind = "rows",
-    merge: Callable[[Any, Message, int], tuple[Any, ...]] | None = None,
+    message: MessageForm | None = None,
 ) -> Method:
     """A method that makes a head of a shrunk within-class covariance, wherever that is from."""
     function = _HEADS.get(head) if isinstance(head, str) else head
@@ -221,7 +220,6 @@ def fedcof_like(
         system=_System(within, scatter if head == "ridge" else None),
         head=_Head(within, function),
         message=message,
-        merge=merge,
         feature_map=feature_map,
     )
 

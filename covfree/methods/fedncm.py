@@ -25,4 +25,4 @@ def fedncm() -> Method:
 
     Source: Legate, Bernier, Caccia, Oyallon and Belilovsky (2023).
     """
-    return Method(None, "fedncm", ClassMeans(), (moments_phase,), None, _head, "rows")
+    return Method(None, "fedncm", ClassMeans(), (moments_phase,), None, _head)

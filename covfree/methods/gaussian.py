@@ -19,6 +19,7 @@ from covfree.heads.gaussian import GaussianHead, gaussian_head
 from covfree.linalg import Scatter
 from covfree.methods.fed3r import gram_merge
 from covfree.methods.fedncm import moments_phase
+from covfree.methods.message_form import class_covariance_matrices, gram_matrices
 from covfree.methods.method import Factor, Method, sent_matrix
 from covfree.methods.summaries import ClassMeans, Examples
 from covfree.types import LinearHead, Message, Moments, Rows, Scalar
@@ -70,7 +71,14 @@ def fedcgs(shrinkage: Scalar = 0.0, *, feature_map: FeatureMap | None = None) ->
     check_strength("shrinkage", shrinkage)
     phases = (moments_phase, _total_phase)
     return Method(
-        shrinkage, "fedcgs", Examples(), phases, _total_system, _total_head, "gram", _total_merge, feature_map
+        shrinkage,
+        "fedcgs",
+        Examples(),
+        phases,
+        _total_system,
+        _total_head,
+        gram_matrices(_total_merge),
+        feature_map=feature_map,
     )
 
 
@@ -153,8 +161,10 @@ def qda(
     numbers = _Numbers(rule, prior)
     phases = (moments_phase, scatters_phase)
     if covariance == "means":
-        return Method(numbers, "qda-means", ClassMeans(), phases, None, _quadratic_head, "rows")
-    return Method(numbers, "qda", Examples(), phases, None, _quadratic_head, "covariances", scatters_merge)
+        return Method(numbers, "qda-means", ClassMeans(), phases, None, _quadratic_head)
+    return Method(
+        numbers, "qda", Examples(), phases, None, _quadratic_head, class_covariance_matrices(scatters_merge)
+    )
 
 
 def _naive_head(prior: Scalar, system: None, moments: Moments, squares: jax.Array) -> GaussianHead:
@@ -186,6 +196,6 @@ def naive_bayes(prior: Scalar = 1.0, *, covariance: Literal["sent", "means"] = "
     check_choice("covariance", covariance, ("sent", "means"))
     if covariance == "means":
         phases = (moments_phase, _squares_phase)
-        return Method(prior, "naive-bayes-means", ClassMeans(), phases, None, _naive_head, "rows")
+        return Method(prior, "naive-bayes-means", ClassMeans(), phases, None, _naive_head)
     summary = ClassMeans(covariance="diagonal")
-    return Method(prior, "naive-bayes", summary, (_examples_phase, _squares_phase), None, _naive_head, "rows")
+    return Method(prior, "naive-bayes", summary, (_examples_phase, _squares_phase), None, _naive_head)

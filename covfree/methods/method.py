@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from covfree.checks import check_choice, check_row_structure
-from covfree.estimators.analytic import Analytic, local_solution
+from covfree.checks import check_row_structure
 from covfree.feature_maps import FeatureMap
 from covfree.heads.mapped import MappedHead
 from covfree.keys import derive
 from covfree.linalg import Scatter
-from covfree.methods.summaries import Summary
+from covfree.methods.message_form import MessageForm
+from covfree.methods.summaries import Examples, Summary
 from covfree.transforms import Transform
 from covfree.types import AnyArray, Head, Message, Rows
 
 # (params, totals of the earlier phases, some rows, num_classes) to terms that add up over rows.
 Phase: TypeAlias = Callable[[Any, tuple[Any, ...], Rows, int], Any]
-
-# What leaves a client: the rows of its summary; its class means with its Gram matrix; its own ridge solution
-# with its regularised Gram matrix; or its class means with a covariance each.
-MessageKind: TypeAlias = Literal["rows", "gram", "solutions", "covariances"]
 
 
 @jax.tree_util.register_dataclass
@@ -71,9 +67,8 @@ class Method:
         phases: sums over rows, each given the totals of those before it.
         system: ``(params, *totals) -> Scatter``, the regularised matrix that the head solves with; or None.
         head: ``(params, system, *totals) -> Head``.
-        message: the kind of message that a client sends.
-        merge: ``(params, message, num_classes) -> totals``, the same totals from the clients' messages if
-            these hold more than rows; None if the server runs the phases over the rows.
+        message: what a client sends instead, if the rows of the summary are its examples, how the phases'
+            totals come of that, and what it costs; None if it sends the rows, and the server runs the phases.
         feature_map: a map of features. Clients apply it before they summarise, the head before it classifies.
         transforms: transforms of the rows before they leave a client, in this order.
         whole_clients: whether all rows of a client must lie in one part for the phases' terms to add up. So
@@ -86,23 +81,26 @@ class Method:
     phases: tuple[Phase, ...] = field(metadata={"static": True})
     system: Callable[..., Scatter] | None = field(metadata={"static": True})
     head: Callable[..., Head] = field(metadata={"static": True})
-    message: MessageKind = field(metadata={"static": True})
-    merge: Callable[[Any, Message, int], tuple[Any, ...]] | None = field(
-        default=None, metadata={"static": True}
-    )
+    message: MessageForm | None = field(default=None, metadata={"static": True})
     feature_map: FeatureMap | None = None
     transforms: tuple[Transform, ...] = ()
     whole_clients: bool = field(default=False, metadata={"static": True})
 
     def __post_init__(self) -> None:
         # Of what is static alone: jax makes methods whose numbers are placeholders.
-        check_choice("message", self.message, get_args(MessageKind))
         if not isinstance(self.phases, tuple) or not all(map(callable, self.phases)):
             raise TypeError(f"phases: expected a tuple of functions, got {self.phases!r}")
         if not callable(self.head):
             raise TypeError(f"head: expected a function, got {self.head!r}")
         if not isinstance(self.summary, Summary):
             raise TypeError(f"summary: expected a Summary, got {self.summary!r}")
+        if self.message is not None and not isinstance(self.message, MessageForm):
+            raise TypeError(f"message: expected a MessageForm, or None for rows, got {self.message!r}")
+        if (self.message is None) == isinstance(self.summary, Examples):
+            raise ValueError(
+                f"message: expected a MessageForm where the summary is Examples(), as these never leave a "
+                f"client, and None elsewhere; got {self.message!r} with {self.summary!r}"
+            )
 
     def solve(self, *totals: Any) -> Head:
         """The head from the totals of all phases."""
@@ -114,9 +112,20 @@ class Method:
         """What a client makes of its features before it summarises them."""
         return jnp.asarray(features) if self.feature_map is None else self.feature_map(features)
 
-    def own_solution(self, features: jax.Array, labels: jax.Array, num_classes: int) -> Analytic:
-        """A client's ridge solution, where that is what it sends; γ is ``params.gamma``."""
-        return local_solution(features, labels, num_classes, self.params.gamma)
+    def made(
+        self, features: jax.Array, labels: jax.Array, num_classes: int, key: jax.Array | None
+    ) -> Message:
+        """What one client sends, with padding; it may be traced."""
+        features = self.mapped(features)
+        if self.message is not None:
+            return self.message.make(self.params, features, labels, num_classes)
+        return Message(self.sent(self.summary.one_client(features, labels, num_classes, key), key))
+
+    def merged(self, message: Message, num_classes: int) -> tuple[Any, ...]:
+        """The totals of all phases from a form of messages of the method's own."""
+        if self.message is None:
+            raise ValueError(f"message: {self.name!r} has rows; the phases run over them")
+        return self.message.merge(self.params, message, num_classes)
 
     def sent(self, rows: Rows, key: jax.Array | None) -> Rows:
         """The rows as they leave a client."""
@@ -140,10 +149,10 @@ class Method:
         >>> import covfree
         >>> noisy = covfree.fedcof().with_transforms(covfree.count_noise("laplace", 1.0))
         """
-        if self.message != "rows":
+        if self.message is not None:
             raise ValueError(
                 f"transforms: expected a method whose clients send rows, got {self.name!r}, which sends "
-                f"{self.message}"
+                f"{self.message.name}"
             )
         for transform in transforms:
             if not callable(transform):

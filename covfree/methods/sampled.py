@@ -13,6 +13,7 @@ from covfree.heads.softmax import softmax_head
 from covfree.heads.virtual import sample_rows
 from covfree.methods.fedncm import moments_phase
 from covfree.methods.gaussian import scatters_merge, scatters_phase
+from covfree.methods.message_form import class_covariance_matrices
 from covfree.methods.method import Kept, Method
 from covfree.methods.summaries import Examples, Mixtures
 from covfree.types import LinearHead, Moments, Rows, Scalar
@@ -72,8 +73,7 @@ def ccvr(num_samples: int = 10_000, *, l2: Scalar = 1e-3, seed: Scalar = 0) -> M
         (moments_phase, scatters_phase),
         None,
         _ClassesHead(num_samples),
-        "covariances",
-        scatters_merge,
+        class_covariance_matrices(scatters_merge),
     )
 
 
@@ -125,5 +125,4 @@ def fedpft(
         (moments_phase, _keep_phase),
         None,
         _MixturesHead(num_samples),
-        "rows",
     )

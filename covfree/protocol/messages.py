@@ -9,9 +9,8 @@ import numpy as np
 from jaxtyping import Float, Integer
 
 from covfree.checks import check, check_positive
-from covfree.methods import Examples, Method
+from covfree.methods import Method
 from covfree.methods.method import check_method
-from covfree.statistics import class_covariances, class_means, gram
 from covfree.statistics.groups import as_examples
 from covfree.types import AnyArray, Message, PRNGKey, Rows
 
@@ -51,20 +50,10 @@ def client_message(
     check_positive("num_classes", num_classes)
     check(features, labels, num_classes=num_classes)
     features, labels = as_examples(features, labels=labels)
-    features = method.mapped(features)
-    if not isinstance(method.summary, Examples):
-        rows = method.summary.one_client(features, labels, num_classes, key)
-        return Message(_present(method.sent(rows, key)))
-    rows = Rows.from_means(*class_means(features, labels, num_classes))
-    if method.message == "covariances":
-        return Message(_present(replace(rows, covariance=class_covariances(features, labels, num_classes))))
-    if not (np.asarray(rows.count) > 0).any():
-        # A client without examples sends nothing, not d² zeros.
-        return Message(_present(rows))
-    if method.message == "gram":
-        return Message(_present(rows), gram(features, labels, num_classes).gram)
-    solution = method.own_solution(features, labels, num_classes)
-    return Message(_present(replace(rows, mean=solution.weight.T)), solution.gram, solved=True)
+    message = method.made(features, labels, num_classes, key)
+    rows = _present(message.rows)
+    # A client without examples sends nothing, not d² zeros.
+    return replace(message, rows=rows) if len(rows.count) else Message(rows)
 
 
 def _present(rows: Rows) -> Rows:

@@ -12,13 +12,12 @@ from covfree.checks import check_choice, check_positive
 from covfree.engine import solve_rows, solve_totals
 from covfree.engine.totals import dense_terms
 from covfree.estimators.automatic import fair_numbers
-from covfree.methods import Examples, Method
+from covfree.methods import Method
 from covfree.methods.method import check_method
 from covfree.products import product
 from covfree.rounds.algorithm import Algorithm, ClientData
 from covfree.rounds.uploads import Table
-from covfree.statistics import class_covariances, class_means, gram
-from covfree.types import Message, PRNGKey, Rows
+from covfree.types import AnyArray, Message, PRNGKey, Rows
 
 
 class _Sent(NamedTuple):
@@ -30,7 +29,7 @@ class _Sent(NamedTuple):
     """
 
     rows: Table
-    matrix: jax.Array | None
+    matrix: AnyArray | None
 
 
 class _Totals(NamedTuple):
@@ -69,13 +68,8 @@ class _Messages:
     def client(
         shot: _OneShot, broadcast: tuple[()], data: ClientData, memory: tuple[()], key: PRNGKey
     ) -> tuple[_Sent, tuple[()], dict[str, Any]]:
-        features, labels = data.all()
-        matrix = None
-        if isinstance(shot.method.summary, Examples):
-            features = shot.method.mapped(features)
-            rows, matrix = _statistics(shot.method, features, labels, shot.num_classes)
-        else:
-            rows = _own_rows(shot.method, features, labels, shot.num_classes, key)
+        message = shot.method.made(*data.all(), shot.num_classes, key)
+        rows, matrix = _class_sums(message) if message.solved else (message.rows, message.matrix)
         rows = replace(rows, client=jnp.full(rows.label.shape, data.client, jnp.int32))
         kept = (jnp.asarray(rows.count) > 0) & (rows.label >= 0)
         if rows.sketch is not None:
@@ -88,33 +82,24 @@ class _Messages:
 
     @staticmethod
     def result(shot: _OneShot, state: Message, memory: tuple[()]) -> Any:
-        if shot.method.merge is None:
+        if shot.method.message is None:
             return solve_rows(shot.method, state.rows, num_classes=shot.num_classes)
-        return shot.method.solve(*shot.method.merge(shot.method.params, state, shot.num_classes))
+        return shot.method.solve(*shot.method.merged(state, shot.num_classes))
+
+
+def _class_sums(message: Message) -> tuple[Rows, jax.Array]:
+    """A client's solution W as the sums C W = Xᵀ Y, which the server can add up as it cannot solutions."""
+    rows, matrix = message.rows, jnp.asarray(message.matrix)
+    sums = product(matrix, jnp.asarray(rows.mean).T).T
+    count = jnp.asarray(rows.count)
+    mean = sums / jnp.maximum(count, 1).astype(sums.dtype)[:, None]
+    # A client without examples sends nothing, not γI.
+    return replace(rows, mean=mean), jnp.where((count > 0).any(), matrix, 0)
 
 
 def _own_rows(method: Method, features: jax.Array, labels: jax.Array, num_classes: int, key: PRNGKey) -> Rows:
-    """The rows that a client makes of its examples, as they leave it."""
+    """The rows that a client's phases run over; if the method sends matrices, the examples themselves."""
     return method.sent(method.summary.one_client(method.mapped(features), labels, num_classes, key), key)
-
-
-def _statistics(
-    method: Method, features: jax.Array, labels: jax.Array, num_classes: int
-) -> tuple[Rows, jax.Array | None]:
-    """Class means, with what the method's clients send beside them."""
-    means, counts = class_means(features, labels, num_classes)
-    rows = Rows.from_means(means, counts)
-    if method.message == "covariances":
-        return replace(rows, covariance=class_covariances(features, labels, num_classes)), None
-    if method.message == "gram":
-        return rows, gram(features, labels, num_classes).gram
-    # C W = Xᵀ Y: sums of classes, of which the server can add up what it cannot of solutions.
-    solution = method.own_solution(features, labels, num_classes)
-    sums = product(solution.gram, solution.weight).T
-    counted = jnp.maximum(counts, 1).astype(sums.dtype)
-    # A client without examples sends nothing, not γI.
-    matrix = jnp.where((counts > 0).any(), solution.gram, 0)
-    return replace(rows, mean=sums / counted[:, None]), matrix
 
 
 class _Phases:

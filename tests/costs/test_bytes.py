@@ -15,7 +15,8 @@ from covfree.methods import registry
 PAIRS = {"CIFAR-100": 2870, "ImageNet-R": 3470, "CUB200": 2353, "Cars": 2634, "iNat-120K": 54590}
 CLIENTS = {"iNat-120K": 9275}
 DIMS = {"SqueezeNet": 512, "MobileNetV2": 1280, "ViT-B/16": 768}
-SENT = {"fedncm": "rows", "fed3r": "gram", "fedcof": "rows", "fedcof-oracle": "covariances"}
+# Matrices that are sent with 5 rows of 2 clients.
+SENT = {"fedncm": 0, "fed3r": 2, "fedcof": 0, "fedcof-oracle": 5}
 
 # Table 3 as printed, in 10⁶ bytes, by method for SqueezeNet, MobileNetV2 and ViT-B/16; FedCOF's are FedNCM's.
 # Of the oracle on iNat-120K thousands are printed.
@@ -69,10 +70,9 @@ SLIPS = {
 
 def megabytes(dataset: str, backbone: str, method: str) -> float:
     rows, clients, dim = PAIRS[dataset], CLIENTS.get(dataset, 100), DIMS[backbone]
-    return (
-        covfree.formula_bytes(registry()[method].make().message, num_rows=rows, num_clients=clients, dim=dim)
-        / 1e6
-    )
+    form = registry()[method].make().message
+    matrices = 0 if form is None else form.num_matrices(num_rows=rows, num_clients=clients)
+    return covfree.formula_bytes(num_rows=rows, dim=dim, num_matrices=matrices) / 1e6
 
 
 def sent_by_loops(dataset: str, backbone: str, method: str) -> float:
@@ -116,25 +116,18 @@ def test_all_cells_of_the_published_table():
 
 
 def test_methods_send_what_the_paper_says():
-    assert {name: registry()[name].make().message for name in SENT} == SENT
+    forms = {name: registry()[name].make().message for name in SENT}
+    assert {
+        name: 0 if form is None else form.num_matrices(num_rows=5, num_clients=2)
+        for name, form in forms.items()
+    } == SENT
 
 
 def test_inaturalist_by_hand():
     """54,590 means of 768, beside 9,275 matrices (Fed3R) or a matrix for each mean (the oracle)."""
-    assert covfree.formula_bytes("rows", num_rows=54590, num_clients=9275, dim=768) == 167_700_480
-    assert (
-        covfree.formula_bytes("gram", num_rows=54590, num_clients=9275, dim=768)
-        == 167_700_480 + 21_882_470_400
-    )
-    assert (
-        covfree.formula_bytes("covariances", num_rows=54590, num_clients=9275, dim=768)
-        == 167_700_480 + 128_793_968_640
-    )
-
-
-def test_unknown_message_kind(untyped):
-    with pytest.raises(ValueError, match=r"message.*'sketch'"):
-        covfree.formula_bytes("sketch", num_rows=1, num_clients=1, dim=1)
+    for matrices, expected in ((0, 0), (9275, 21_882_470_400), (54590, 128_793_968_640)):
+        found = covfree.formula_bytes(num_rows=54590, dim=768, num_matrices=matrices)
+        assert found == 167_700_480 + expected
 
 
 # What is measured
@@ -175,7 +168,8 @@ def test_upload_is_the_formula(name):
     """M and K counted by a loop; the integers beside the statistics are a count and a label a pair."""
     method, (_, labels, clients) = registry()[name].make(), ragged()
     rows, senders = pairs_and_senders(labels, clients)
-    statistics = covfree.formula_bytes(method.message, num_rows=rows, num_clients=senders, dim=DIM)
+    matrices = {"fedncm": 0, "fedcof": 0, "fedcof-oracle": rows, "qda": rows, "ccvr": rows}.get(name, senders)
+    statistics = covfree.formula_bytes(num_rows=rows, dim=DIM, num_matrices=matrices)
     assert covfree.sent_bytes(method, labels, clients, dim=DIM) == covfree.SentBytes(statistics, 8 * rows)
 
 

@@ -28,7 +28,7 @@ def means_head(params, system, moments):
     return covfree.LinearHead(mean.T, bias, moments.present.astype(mean.dtype))
 
 
-SOUND = Method(0.0, "distance", ClassMeans(), (moments_phase,), None, means_head, "rows")
+SOUND = Method(0.0, "distance", ClassMeans(), (moments_phase,), None, means_head)
 
 
 def check(method, *laws, **options):

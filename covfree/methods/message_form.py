@@ -1,0 +1,79 @@
+"""What clients send if it is no rows of a summary: how it is made and merged, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import jax
+
+from covfree.checks import check_choice
+from covfree.estimators.analytic import local_solution
+from covfree.statistics import class_covariances, class_means, gram
+from covfree.types import Message, Rows
+
+# (params, message of all clients, num_classes) to the totals of the method's phases.
+Merge: TypeAlias = Callable[[Any, Message, int], tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class MessageForm:
+    """The form of a message that clients make of their examples.
+
+    Attributes:
+        name: what is sent, for error messages.
+        make: ``(params, features, labels, num_classes) -> Message`` of one client, with a row for each class,
+            absent ones of count 0. It may be traced.
+        merge: ``(params, message, num_classes) -> totals``, those of the method's phases from the messages of
+            all clients, as `collect` adds them up.
+        matrices: whether each client sends a d × d matrix, or each row has one.
+        solved: whether the client solves its own system first. The means are then columns of its solution.
+    """
+
+    name: str
+    make: Callable[[Any, jax.Array, jax.Array, int], Message]
+    merge: Merge
+    matrices: Literal["client", "row"]
+    solved: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("matrices", self.matrices, ("client", "row"))
+
+    def num_matrices(self, *, num_rows: int, num_clients: int) -> int:
+        """How many matrices are sent with so many rows of so many clients."""
+        return num_clients if self.matrices == "client" else num_rows
+
+
+def gram_matrices(merge: Merge) -> MessageForm:
+    """Class means, with the Gram matrix F Fᵀ of all examples."""
+    return MessageForm("Gram matrices", _gram, merge, "client")
+
+
+def own_solutions(merge: Merge) -> MessageForm:
+    """Ridge solutions with their regularised Gram matrices; γ is ``params.gamma``."""
+    return MessageForm("solutions", _solution, merge, "client", solved=True)
+
+
+def class_covariance_matrices(merge: Merge) -> MessageForm:
+    """Class means, with a covariance each."""
+    return MessageForm("class covariances", _covariances, merge, "row")
+
+
+def _means(features: jax.Array, labels: jax.Array, num_classes: int) -> Rows:
+    return Rows.from_means(*class_means(features, labels, num_classes))
+
+
+def _gram(params: Any, features: jax.Array, labels: jax.Array, num_classes: int) -> Message:
+    return Message(_means(features, labels, num_classes), gram(features, labels, num_classes).gram)
+
+
+def _solution(params: Any, features: jax.Array, labels: jax.Array, num_classes: int) -> Message:
+    own = local_solution(features, labels, num_classes, params.gamma)
+    rows = replace(_means(features, labels, num_classes), mean=own.weight.T)
+    return Message(rows, own.gram, solved=True)
+
+
+def _covariances(params: Any, features: jax.Array, labels: jax.Array, num_classes: int) -> Message:
+    covariances = class_covariances(features, labels, num_classes)
+    return Message(replace(_means(features, labels, num_classes), covariance=covariances))
