@@ -49,7 +49,10 @@ class RunFolder:
         """Write down what the run is started with."""
         self.path.mkdir(parents=True, exist_ok=True)
         content = {"settings": dict(self.settings), "rates": list(rates), "tried": tried}
-        self._file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        # As a whole or not at all: a run that is killed here can be started again.
+        draft = self._file.with_suffix(".part")
+        draft.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        draft.replace(self._file)
 
     @property
     def _file(self) -> Path:

@@ -124,7 +124,7 @@ def make_start(init: str, task: Task, seed: int) -> Start:
         try:
             head, seconds = timed(calibrated)
         except TypeError as error:
-            raise ValueError(f"--init {init}: {error}, which gradients can train") from error
+            raise ValueError(f"--init {init}: {error}; only linear heads can be trained") from error
         clients = len(np.unique(task.clients[task.clients >= 0]))
         uploaded = covfree.sent_bytes(method, labels, task.clients, dim=features.shape[1]).statistics
     sizes = {"clients": clients, "bytes_up": uploaded, "bytes_down": 0}

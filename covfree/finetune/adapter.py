@@ -78,4 +78,5 @@ def adapter_model(head: LinearHead | MappedHead, *, rank: int = 32, key: PRNGKey
         down = jax.random.normal(key, (dim, rank), inner.weight.dtype) * dim**-0.5
         adapter = Adapter(down, jnp.zeros((rank, dim), inner.weight.dtype))
     trained = linear_model(inner).trained
-    return Model((adapter, trained), inner.present, (), _features, _scores, _finish)
+    classes = inner.weight.shape[1]
+    return Model((adapter, trained), inner.present, (), _features, _scores, _finish, num_classes=classes)

@@ -83,9 +83,19 @@ def client(
     trained, statistics, number = sent
     own = numbers.training(numbers.model, trained, statistics, data, key, round=number, anchor=trained)
     weight = client_weight(numbers, data)
-    change = jax.tree.map(lambda x, y: (weight * (x - y)).astype(x.dtype), trained, own.trained)
-    weighed = jax.tree.map(lambda s: (weight * s).astype(s.dtype), own.statistics)
-    return Update(change, weighed, weight), (), {"loss": own.loss, "steps": own.steps}
+    change = scaled(weight, jax.tree.map(jnp.subtract, trained, own.trained))
+    update = Update(change, scaled(weight, own.statistics), weight)
+    return update, (), {"loss": own.loss, "steps": own.steps}
+
+
+def scaled(weight: jax.Array, tree: Any) -> Any:
+    """A term of a sum over clients, in float32 at least: in bfloat16 a sum of 1,000 may be 40 % off."""
+
+    def term(x: jax.Array) -> jax.Array:
+        dtype = jnp.promote_types(x.dtype, jnp.float32)
+        return weight.astype(dtype) * x.astype(dtype)
+
+    return jax.tree.map(term, tree)
 
 
 def mean(sums: Any, weight: jax.Array) -> Any:
@@ -95,6 +105,10 @@ def mean(sums: Any, weight: jax.Array) -> Any:
 
 def step(numbers: Numbers, state: State, direction: Any, statistics: Any, weight: jax.Array) -> State:
     """The server's step; it stays where it is if nobody came."""
+    direction, statistics = (
+        jax.tree.map(lambda new, old: new.astype(old.dtype), *pair)
+        for pair in ((direction, state.trained), (statistics, state.statistics))
+    )
     updates, optimiser = numbers.server().update(direction, state.optimiser, state.trained)
     new = State(optax.apply_updates(state.trained, updates), statistics, optimiser, state.round)
     kept = jax.tree.map(lambda new, old: jnp.where(weight > 0, new, old), new, state)
@@ -118,7 +132,7 @@ def fedavg(
     client: Any = 0.01,
     server: Any = 1.0,
     *,
-    epochs: int | None = 1,
+    epochs: int | None = None,
     steps: int | None = None,
     batch_size: int = 32,
     weighting: Weighting = "examples",
@@ -136,7 +150,7 @@ def fedavg(
             ``jax.tree_util.Partial(optax.adam, 1e-3)``, whose numbers may be swept without compiling anew. It
             starts afresh in each round.
         server: the server's optimiser, likewise. FedAvgM is ``optax.sgd(1.0, momentum=0.9)``.
-        epochs: passes of a client over its examples in a round.
+        epochs: passes of a client over its examples in a round; 1 if neither this nor ``steps`` is given.
         steps: steps of a client in a round, in the place of epochs.
         batch_size: examples of a step.
         weighting: w_i = n_i, the client's ``"examples"``, or 1 (``"uniform"``).
@@ -172,7 +186,8 @@ def federated(
     numbers = Numbers(
         model, training, as_optimiser("server", server_optimiser), jnp.asarray(weighting == "uniform")
     )
-    return Algorithm(numbers, name, init, broadcast, client, server, result)
+    functions = init, broadcast, client, server, result
+    return Algorithm(numbers, name, *functions, num_classes=model.num_classes)
 
 
 def _adam(*numbers: Any, **named: Any) -> optax.GradientTransformation:

@@ -69,9 +69,15 @@ def fedcgs_personal(
     Returns:
         An algorithm whose result is `ClientModels`.
 
+    Raises:
+        ValueError: if a number is out of its range, or there are not as many prototypes as classes.
+
     Source: Guan et al. (2025), "Capture Global Feature Statistics for One-Shot Federated Learning",
     equation 12.
     """
+    check_model(model)
+    prototypes.check(model)
     training = Training.of(client, **options)
-    numbers = _Numbers(check_model(model), training, prototypes, check_strength("strength", strength))
-    return Algorithm(numbers, "fedcgs-personal", _init, _broadcast, _client, _server, own_models)
+    numbers = _Numbers(model, training, prototypes, check_strength("strength", strength))
+    functions = _init, _broadcast, _client, _server, own_models
+    return Algorithm(numbers, "fedcgs-personal", *functions, num_classes=model.num_classes)

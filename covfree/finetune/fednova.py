@@ -15,7 +15,7 @@ from covfree.finetune.local import Training
 from covfree.finetune.model import Model
 from covfree.finetune.optimisers import add_proximal
 from covfree.rounds.algorithm import Algorithm, ClientData
-from covfree.types import PRNGKey, Scalar
+from covfree.types import PRNGKey, Scalar, is_traced
 
 
 class Update(NamedTuple):
@@ -63,8 +63,8 @@ def _client(
     weight = averaging.client_weight(numbers, data)
     length = path_length(own.steps, *numbers.training.optimiser.numbers[0].args)
     scale = weight / jnp.maximum(length, 1)
-    change = jax.tree.map(lambda x, y: (scale * (x - y)).astype(x.dtype), trained, own.trained)
-    weighed = jax.tree.map(lambda s: (weight * s).astype(s.dtype), own.statistics)
+    change = averaging.scaled(scale, jax.tree.map(jnp.subtract, trained, own.trained))
+    weighed = averaging.scaled(weight, own.statistics)
     return Update(change, weighed, weight, weight * length), (), {"loss": own.loss, "steps": own.steps}
 
 
@@ -82,7 +82,7 @@ def fednova(
     *,
     momentum: Scalar = 0.0,
     mu: Scalar = 0.0,
-    epochs: int | None = 1,
+    epochs: int | None = None,
     steps: int | None = None,
     batch_size: int = 32,
     weighting: averaging.Weighting = "examples",
@@ -109,6 +109,8 @@ def fednova(
     """
     for name, number in (("client_lr", client_lr), ("momentum", momentum), ("mu", mu)):
         check_strength(name, number)
+    if not is_traced(client_lr, mu) and client_lr * mu >= 1:
+        raise ValueError(f"mu: expected client_lr · mu below 1, got {client_lr} · {mu}")
     descent = Partial(_descent, client_lr, momentum, mu)
     training = Training.of(descent, epochs=epochs, steps=steps, batch_size=batch_size, schedule=None)
     return averaging.federated(model, training, server, weighting, "fednova", client=_client, server=_server)

@@ -115,6 +115,9 @@ def fedproto(
     check_positive("num_classes", num_classes)
     check_positive("dim", dim)
     start = Prototypes(jnp.zeros((num_classes, dim)), jnp.zeros(num_classes))
+    check_model(model)
+    start.check(model)
     training = Training.of(client, **options)
-    numbers = _Numbers(check_model(model), training, start, check_strength("strength", strength))
-    return Algorithm(numbers, "fedproto", _init, _broadcast, _client, _server, own_models)
+    numbers = _Numbers(model, training, start, check_strength("strength", strength))
+    functions = _init, _broadcast, _client, _server, own_models
+    return Algorithm(numbers, "fedproto", *functions, num_classes=model.num_classes)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Float, Int32
 
@@ -15,7 +16,7 @@ from covfree.checks import check_positive, check_strength
 from covfree.finetune.model import Model
 from covfree.keys import derive
 from covfree.rounds.algorithm import ClientData
-from covfree.types import PRNGKey, masked
+from covfree.types import PRNGKey, is_traced, masked
 
 
 @jax.tree_util.register_dataclass
@@ -55,13 +56,25 @@ def as_optimiser(name: str, optimiser: Any) -> Optimiser:
 
     Raises:
         TypeError: if it is none of them.
-        ValueError: if the number is negative or not finite.
+        ValueError: if a number is not finite, or a learning rate is negative.
     """
     if isinstance(optimiser, Optimiser):
         return optimiser
     if isinstance(optimiser, jax.tree_util.Partial):
+        for where, number in [*enumerate(optimiser.args), *optimiser.keywords.items()]:
+            for leaf in jax.tree.leaves(number):
+                # They are traced: a flag or a schedule would fail deep inside.
+                if isinstance(leaf, bool) or callable(leaf):
+                    raise TypeError(
+                        f"{name}: expected numbers in the Partial, got {where}={number!r}; write "
+                        "Partial(functools.partial(optimiser, …), …) with what is none in the inner one"
+                    )
+                if not is_traced(leaf) and not np.isfinite(leaf).all():
+                    raise ValueError(
+                        f"{name}: expected finite numbers in the Partial, got {where}={number!r}"
+                    )
         return Optimiser((optimiser,), _called)
-    if isinstance(optimiser, optax.GradientTransformation):
+    if hasattr(optimiser, "init") and hasattr(optimiser, "update"):  # optax.MultiSteps is no transformation
         return Optimiser((), _Fixed(optimiser))
     if callable(optimiser):
         raise TypeError(f"{name}: expected an optax transformation or a learning rate, got {optimiser!r}")
@@ -70,6 +83,11 @@ def as_optimiser(name: str, optimiser: Any) -> Optimiser:
 
 def _called(make: Any) -> Any:
     return make()
+
+
+def _draws(part: Any) -> bool:
+    """Whether this is optax's state of what draws, such as `optax.add_noise`."""
+    return hasattr(part, "rng_key")
 
 
 def class_counts(data: ClientData, num_classes: int) -> Int32[Array, " classes"]:
@@ -122,18 +140,20 @@ class Training:
         cls,
         optimiser: Any,
         *,
-        epochs: int | None = 1,
+        epochs: int | None = None,
         steps: int | None = None,
         batch_size: int = 32,
         schedule: Callable[[Any], Any] | None = None,
         own_classes: bool = False,
     ) -> Training:
         """One of a caller's arguments, checked."""
-        if steps is not None:
-            epochs = None
-            check_positive("steps", steps)
+        if steps is None:
+            epochs = 1 if epochs is None else epochs
+            check_positive("epochs", epochs)
+        elif epochs is not None:
+            raise ValueError(f"steps: expected epochs or steps, got both, {epochs} and {steps}")
         else:
-            check_positive("epochs", 1 if epochs is None else epochs)
+            check_positive("steps", steps)
         check_positive("batch_size", batch_size)
         return cls(as_optimiser("client", optimiser), epochs, steps, batch_size, schedule, own_classes)
 
@@ -200,13 +220,19 @@ class Training:
                 (loss, statistics), gradient = jax.value_and_grad(loss_of, has_aux=True)(
                     trained, statistics, (inputs, labels, weight), own
                 )
-                updates, state = transformation.update(gradient, state, trained, **extra)
+                updates, state = transformation.update(gradient, state, trained, value=loss, **extra)
                 updates = jax.tree.map(lambda x: (factor * x).astype(x.dtype), updates)
                 return optax.apply_updates(trained, updates), statistics, state, lost + loss
 
             return jax.lax.fori_loop(0, jnp.minimum(per_epoch, total - number * per_epoch), step, carry)
 
         epochs = -(-total // jnp.maximum(per_epoch, 1))
-        carry = (trained, statistics, transformation.init(trained), jnp.zeros(()))
+        state = transformation.init(trained)
+        if any(map(_draws, jax.tree.leaves(state, is_leaf=_draws))):
+            raise ValueError(
+                "client: expected an optimiser that does not draw, got one with a key of its own, which "
+                "would be the same for all clients and rounds"
+            )
+        carry = (trained, statistics, state, jnp.zeros(()))
         trained, statistics, _, lost = jax.lax.fori_loop(0, epochs, epoch, carry)
         return Local(trained, statistics, total, lost / jnp.maximum(total, 1))

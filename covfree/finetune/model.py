@@ -45,6 +45,7 @@ class Model:
         scores: ``(trained, frozen, features) -> scores [batch, classes]``.
         finish: ``(trained, frozen, statistics) -> what a run's result is``.
         loss: ``(scores [batch, classes], labels [batch]) -> [batch]``, what training makes small.
+        num_classes: C, which labels must be below; None if it does not matter.
     """
 
     trained: Any
@@ -54,6 +55,7 @@ class Model:
     scores: Callable[..., Any] = field(metadata={"static": True})
     finish: Callable[..., Any] = field(metadata={"static": True})
     loss: Callable[[Any, Any], Any] = field(default=cross_entropy, metadata={"static": True})
+    num_classes: int | None = field(default=None, metadata={"static": True})
 
     def __call__(self, inputs: AnyArray) -> Float[Array, "batch classes"]:
         """Scores of each class, as in evaluation."""
@@ -106,7 +108,9 @@ def linear_model(head: LinearHead | MappedHead) -> Model:
     if not isinstance(inner, LinearHead):
         raise TypeError(f"head: expected a linear head, got {type(inner).__name__}")
     frozen = feature_map, inner.present
-    return Model(inner._replace(present=None), frozen, (), _mapped, _linear_scores, _linear_head)
+    classes = inner.weight.shape[1]
+    trained = inner._replace(present=None)
+    return Model(trained, frozen, (), _mapped, _linear_scores, _linear_head, num_classes=classes)
 
 
 def random_head(dim: int, num_classes: int, *, key: PRNGKey) -> LinearHead:
@@ -147,7 +151,7 @@ class _NetworkFeatures(_Network):
         self, trained: Any, frozen: Any, statistics: Any, inputs: Any, train: bool, key: Any
     ) -> tuple[jax.Array, Any]:
         network, _ = self.parts(trained, frozen)
-        params = {"params": network, **statistics}
+        params = {"params": network, **frozen["statistics"], **statistics}
         if self.preprocessing is not None:
             inputs = normalise(inputs, self.preprocessing)
         if train and self.train != "head":
@@ -171,7 +175,7 @@ class _NetworkScores(_Network):
 class _NetworkResult(_Network):
     def __call__(self, trained: Any, frozen: Any, statistics: Any) -> tuple[Any, LinearHead]:
         network, head = self.parts(trained, frozen)
-        return {"params": network, **statistics}, head
+        return {"params": network, **frozen["statistics"], **statistics}, head
 
 
 def network_model(
@@ -207,10 +211,12 @@ def network_model(
         got = list(head.weight.shape) if isinstance(head, LinearHead) else type(head).__name__
         raise ValueError(f"head: expected a linear head of {backbone.num_features} features, got {got}")
     statistics = {name: leaf for name, leaf in params.items() if name != "params"}
+    # Those that stay are not sent to and fro.
+    fixed, moving = (statistics, {}) if norms == "frozen" or train == "head" else ({}, statistics)
     parts = {"network": params["params"], "head": head._replace(present=None)}
     kept = {"head": ("network",), "backbone": ("head",), "all": ()}[train]
     trained = {name: part for name, part in parts.items() if name not in kept}
-    frozen = {name: parts[name] for name in kept} | {"present": head.present}
+    frozen = {name: parts[name] for name in kept} | {"present": head.present, "statistics": fixed}
     about = backbone, train, norms, preprocessing
     functions = _NetworkFeatures(*about), _NetworkScores(*about), _NetworkResult(*about)
-    return Model(trained, frozen, statistics, *functions)
+    return Model(trained, frozen, moving, *functions, num_classes=head.weight.shape[1])

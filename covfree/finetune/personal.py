@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -58,10 +58,7 @@ class ClientModels:
     def of(self, client: int) -> Model:
         """One client's model, to be called, or trained on."""
         trained, statistics = jax.tree.map(lambda x: x[client], (self.own.trained, self.own.statistics))
-        model = self.model
-        return Model(
-            trained, model.frozen, statistics, model.features, model.scores, model.finish, model.loss
-        )
+        return replace(self.model, trained=trained, statistics=statistics)
 
     def result(self, client: int) -> Any:
         """What `Model.finish` makes of one client's model, such as its head."""
@@ -84,9 +81,24 @@ class Prototypes(NamedTuple):
         self, features: Float[Array, "batch dim"], labels: Int[Array, " batch"]
     ) -> Float[Array, " batch"]:
         """‖f(x) − μ_y‖² of each example; 0 where its class has no prototype."""
-        mean = jnp.asarray(self.mean).astype(jnp.promote_types(features.dtype, jnp.float32))
-        square = jnp.square(features.astype(mean.dtype) - mean[labels]).sum(1)
-        return jnp.where(jnp.asarray(self.counts)[labels] > 0, square, 0)
+        if self.mean.shape[1] != features.shape[1]:
+            raise ValueError(
+                f"prototypes: expected {features.shape[1]} numbers each, as the model's features have, got "
+                f"{self.mean.shape[1]}"
+            )
+        dtype, held = jnp.promote_types(features.dtype, jnp.float32), jnp.asarray(self.counts) > 0
+        # What stands for no class may be anything, even no number.
+        mean = jnp.where(held[:, None], jnp.asarray(self.mean).astype(dtype), 0)
+        square = jnp.square(features.astype(dtype) - mean[labels]).sum(1)
+        return jnp.where(held[labels], square, 0)
+
+    def check(self, model: Model) -> None:
+        """Raise unless there is one for each of the model's classes."""
+        if model.num_classes not in (None, len(self.mean)):
+            raise ValueError(
+                f"prototypes: expected {model.num_classes}, one for each of the model's classes, got "
+                f"{len(self.mean)}"
+            )
 
 
 def train_own(
@@ -150,7 +162,8 @@ def local_only(model: Model, client: Any = 0.01, **options: Any) -> Algorithm:
         An algorithm whose result is `ClientModels`.
     """
     numbers = _Numbers(check_model(model), Training.of(client, **options))
-    return Algorithm(numbers, "local", _init, _broadcast, _client, _server, own_models)
+    functions = _init, _broadcast, _client, _server, own_models
+    return Algorithm(numbers, "local", *functions, num_classes=model.num_classes)
 
 
 def client_accuracy(
@@ -170,7 +183,8 @@ def client_accuracy(
         features: [examples, …], as in training; e.g. examples that clients hold back for tests.
         labels: [examples] classes; below 0 is padding.
         clients: [examples] whose each is; below 0 is padding.
-        own_classes: which classes each client knows of; it predicts no other. None for all classes.
+        own_classes: which classes each client knows of; it predicts no other, and is wrong if it knows of
+            none. None for all classes.
         batch_size: examples that are worked on at once.
 
     Returns:
@@ -225,4 +239,7 @@ def _by_model(models: Any, clients: np.ndarray) -> Iterator[tuple[Any, np.ndarra
 @jax.jit
 def _predicted(model: Any, features: jax.Array, places: jax.Array, known: jax.Array | None) -> jax.Array:
     scores = model(features[places])
-    return scores.argmax(1) if known is None else jnp.where(known > 0, scores, -jnp.inf).argmax(1)
+    if known is None:
+        return scores.argmax(1)
+    # Who knows of no class predicts none.
+    return jnp.where((known > 0).any(1), jnp.where(known > 0, scores, -jnp.inf).argmax(1), -1)

@@ -38,7 +38,7 @@ class Entry(NamedTuple):
         make: ``(model, client_lr, server_lr, **options) -> Algorithm``; the options are ``epochs`` and
             ``batch_size`` of `fedavg`, and those in ``accepts``.
         head: rates with which a linear head on features trains untuned, see docs/fine-tuning.md.
-        network: rates for a network, as FedCOF's authors have them (Table 13).
+        network: rates for a network; of plain servers as FedCOF's authors have them (Table 13).
         accepts: numbers that the algorithm has besides.
     """
 
@@ -59,7 +59,7 @@ def _prox(model: Model, client_lr: Scalar, server_lr: Scalar, mu: Scalar = 0.01,
 
 
 _MEAN, _NETWORK_MEAN = Rates(0.1, 1.0), Rates(1e-3, 1.0)
-_ADAPTIVE, _NETWORK_ADAPTIVE = Rates(0.1, 0.01), Rates(1e-3, 1e-4)
+_ADAPTIVE, _NETWORK_ADAPTIVE = Rates(0.1, 0.01), Rates(0.03, 3e-4)
 
 _REGISTRY: Mapping[str, Entry] = MappingProxyType(
     {

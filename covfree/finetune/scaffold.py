@@ -16,7 +16,7 @@ from covfree.finetune.local import Training
 from covfree.finetune.model import Model
 from covfree.finetune.optimisers import add_correction
 from covfree.rounds.algorithm import Algorithm, ClientData
-from covfree.types import PRNGKey, Scalar
+from covfree.types import PRNGKey, Scalar, is_traced
 
 
 class State(NamedTuple):
@@ -74,8 +74,8 @@ def _client(
         lambda d, c: jnp.where(weight > 0, (d / reach).astype(d.dtype) - c, 0), change, correction
     )
     remembered = jax.tree.map(lambda new, old: jnp.where(weight > 0, new, old), new, memory)
-    change, weighed = jax.tree.map(lambda x: (weight * x).astype(x.dtype), (change, own.statistics))
-    moved = jax.tree.map(jnp.subtract, remembered, memory)
+    change, weighed = averaging.scaled(weight, (change, own.statistics))
+    moved = averaging.scaled(jnp.ones(()), jax.tree.map(jnp.subtract, remembered, memory))
     metrics = {"loss": own.loss, "steps": own.steps}
     return Update(averaging.Update(change, weighed, weight), moved), remembered, metrics
 
@@ -98,7 +98,7 @@ def scaffold(
     server: Any = 1.0,
     *,
     momentum: Scalar = 0.0,
-    epochs: int | None = 1,
+    epochs: int | None = None,
     steps: int | None = None,
     batch_size: int = 32,
 ) -> Algorithm:
@@ -125,9 +125,12 @@ def scaffold(
     """
     check_strength("client_lr", client_lr)
     check_strength("momentum", momentum)
+    if not is_traced(client_lr) and client_lr == 0:
+        raise ValueError("client_lr: expected more than 0, as controls are changes divided by it")
     descent = Partial(_descent, client_lr, momentum)
     training = Training.of(descent, epochs=epochs, steps=steps, batch_size=batch_size, schedule=None)
     plain = averaging.federated(
         model, training, server, "uniform", "scaffold", client=_client, server=_server
     )
-    return Algorithm(plain.params, "scaffold", _init, _broadcast, _client, _server, _result)
+    functions = _init, _broadcast, _client, _server, _result
+    return Algorithm(plain.params, "scaffold", *functions, num_classes=model.num_classes)

@@ -37,10 +37,13 @@ class Checkpoints:
             done, args=args.Composite(arrays=args.StandardSave(_named(trees)), about=args.JsonSave(about))
         )
 
-    def load(self, structure: Callable[[int], Any]) -> tuple[int, Any, list[dict[str, Any]]] | None:
+    def load(
+        self, rounds: int, structure: Callable[[int], Any]
+    ) -> tuple[int, Any, list[dict[str, Any]]] | None:
         """Rounds that are done, what the run held then and its history; None if nothing is saved.
 
         Args:
+            rounds: that the run is to have.
             structure: of what the run holds after so many rounds, as a pytree.
         """
         done = self._manager.latest_step()
@@ -48,6 +51,8 @@ class Checkpoints:
             return None
         args = self._ocp.args
         about = self._manager.restore(done, args=args.Composite(about=args.JsonRestore()))["about"]
+        if done > rounds:
+            raise ValueError(f"rounds: expected at least {done}, as {self._folder} holds, got {rounds}")
         theirs, ours = about["identity"], self._identity(done)
         for name in {**ours, **theirs}:
             if theirs.get(name) != ours.get(name):

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from covfree.checks import check_positive
+from covfree.checks import check_choice, check_positive
 from covfree.federation.schedule import Schedule, as_schedule
 from covfree.keys import derive
 from covfree.rounds import cohort
@@ -82,12 +83,14 @@ def run(
         participation: a `covfree.federation.Schedule`; the clients of each round as an array, −1 for nobody;
             or how many clients a round draws, as a number or a share.
         evaluate: from the algorithm's result to numbers that the history records, such as an accuracy.
-        every: rounds from one evaluation to the next; the last round is always evaluated.
-        stop: from the history so far to whether to stop; asked after each round.
+        every: rounds from one evaluation to the next; the last round is always evaluated, and so is the one
+            after which the run stops.
+        stop: from the history so far to whether to stop; asked after each round, and before going on.
         checkpoint: a folder in which what the run holds is saved, and from which it goes on if it is there
             (needs the ``rounds`` extra).
         checkpoint_every: rounds from one saving to the next; the end of the run is always saved.
-        history: a file that gets a line of JSON for each round as it ends.
+        history: a file that gets a line of JSON for each round as it ends; numbers that are not finite are
+            null there.
         width: clients that are simulated at once by ``vmap``. More than one pays on accelerators.
         memory: where clients' memory lies: ``"device"``, or ``"host"`` for more clients than fit there.
         mesh: devices over which the clients of a round are spread.
@@ -115,13 +118,17 @@ def run(
     check_positive("every", every)
     check_positive("checkpoint_every", checkpoint_every)
     check_positive("width", width)
+    check_choice("memory", memory, get_args(Place))
     if not jnp.issubdtype(jnp.asarray(key).dtype, jax.dtypes.prng_key):
         key = jax.random.wrap_key_data(key)
     federation = Federation.of(
         features, labels, clients, whole=algorithm.whole, num_classes=algorithm.num_classes
     )
     drawn = _schedule(algorithm, participation, federation.num_clients, rounds, key)
-    delays = int(drawn.delay[:rounds].max(initial=0)) + 1
+    if mesh is not None:
+        # Of the kind that leaves to the compiler what is not said; `jax.make_mesh` makes another.
+        mesh = Mesh(mesh.devices, mesh.axis_names)
+    delays = int(drawn.delay.max(initial=0)) + 1
     simulation = Simulation(algorithm, federation, drawn, delays, key, width, mesh, each_client)
 
     state, one = cohort.start(algorithm, key, num_clients=federation.num_clients)
@@ -129,15 +136,16 @@ def run(
     held = Held(state, bank.leaves, simulation.nothing_pending(state, bank))
     done, records, saved = 0, [], None
     if checkpoint is not None:
-        saved = Checkpoints(Path(checkpoint), simulation.identity)
+        saved = Checkpoints(Path(checkpoint), simulation.identity(state, one))
         first = held
-        if (earlier := saved.load(lambda done: simulation.structure_after(done, first, bank))) is not None:
+        earlier = saved.load(rounds, lambda done: simulation.structure_after(done, first, bank))
+        if earlier is not None:
             done, held, records = earlier
             bank = Bank.holding(held.memory, memory)
     kept = done
     lines = _Lines(history, records)
-    stopped = None
-    for number in range(done, rounds):
+    stopped = _stopped(stop, records)
+    for number in range(rounds if stopped else done, rounds):
         began = time.perf_counter()
         new = simulation.round(number, held, bank)
         if new.unsound is not None:
@@ -147,17 +155,19 @@ def run(
         for who, memory_of in new.memories:
             bank.remember(who, memory_of)
         held, record = Held(new.state, bank.leaves, new.pending), new.record
-        if evaluate is not None and (number % every == every - 1 or number == rounds - 1):
-            measured = evaluate(algorithm.result(algorithm.params, held.state, held.memory))
-            record |= {name: _plain(value) for name, value in measured.items()}
+        due = number % every == every - 1 or number == rounds - 1
+        if due:
+            record |= _measured(evaluate, algorithm, held, record)
         record["seconds"] = time.perf_counter() - began
         records.append({"round": number, **record})
+        stopped = _stopped(stop, records)
+        if stopped is not None and not due:
+            records[-1] |= _measured(evaluate, algorithm, held, record)
         lines.add(records[-1])
         if saved is not None and number % checkpoint_every == checkpoint_every - 1:
             saved.save(number + 1, held, records)
             kept = number + 1
-        if stop is not None and stop(records):
-            stopped = f"round {number}: stop(history) was true"
+        if stopped is not None:
             break
     if saved is not None:
         if len(records) > kept:
@@ -165,6 +175,31 @@ def run(
         saved.close()
     result = algorithm.result(algorithm.params, held.state, held.memory)
     return Run(result, held.state, held.memory, records, stopped)
+
+
+def _stopped(
+    stop: Callable[[list[dict[str, Any]]], bool] | None, records: list[dict[str, Any]]
+) -> str | None:
+    """Why to stop after these rounds, if there is a reason."""
+    if stop is None or not records or not stop(records):
+        return None
+    return f"round {records[-1]['round']}: stop(history) was true"
+
+
+def _measured(
+    evaluate: Callable[[Any], Mapping[str, Any]] | None,
+    algorithm: Algorithm,
+    held: Held,
+    record: Mapping[str, Any],
+) -> dict[str, Any]:
+    if evaluate is None:
+        return {}
+    measured = evaluate(algorithm.result(algorithm.params, held.state, held.memory))
+    if not isinstance(measured, Mapping):
+        raise TypeError(f'evaluate: expected a dict such as {{"accuracy": 0.9}}, got {measured!r}')
+    if taken := sorted({"round", "seconds", *record} & set(measured)):
+        raise ValueError(f"evaluate: expected names that the history does not have, got {taken}")
+    return {name: _plain(value) for name, value in measured.items()}
 
 
 def _number_of_rounds(algorithm: Algorithm, rounds: int | None) -> int:
@@ -206,12 +241,25 @@ class _Lines:
         if self._path is not None:
             # Of rounds after the checkpoint, which are run again, lines may be there.
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+            self._path.write_text("".join(map(_line, records)))
 
     def add(self, record: dict[str, Any]) -> None:
         if self._path is not None:
             with self._path.open("a") as file:
-                file.write(f"{json.dumps(record)}\n")
+                file.write(_line(record))
+
+
+def _line(record: Any) -> str:
+    return f"{json.dumps(_finite(record), allow_nan=False)}\n"
+
+
+def _finite(value: Any) -> Any:
+    """None for each number that is not finite, for which JSON has no word."""
+    if isinstance(value, Mapping):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _plain(value: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -14,7 +16,7 @@ from covfree.engine.totals import zeros_of
 from covfree.federation.schedule import Schedule
 from covfree.keys import derive
 from covfree.rounds import cohort
-from covfree.rounds.algorithm import Algorithm
+from covfree.rounds.algorithm import Algorithm, ClientData
 from covfree.rounds.data import Federation
 from covfree.rounds.memory import Bank
 from covfree.rounds.uploads import Parts, packed, size_in_bytes
@@ -162,16 +164,38 @@ class Simulation(NamedTuple):
             state = zeros_of(cohort.serve, self.algorithm, state, total)[0]
         return jax.tree.structure(held._replace(state=state))
 
-    def identity(self, done: int) -> dict[str, str]:
-        """What must be the same for a run to go on after so many rounds, by what to call it."""
+    def identity(self, state: Any, memory: Any) -> Callable[[int], dict[str, str]]:
+        """What must be the same for a run to go on, by what to call it: a function of the rounds so far.
+
+        Args:
+            state: the server's first.
+            memory: a client's first.
+        """
         numbers = jax.tree.leaves(self.algorithm.params)
-        return {
+        about = {
             "algorithm": self.algorithm.name,
             "the algorithm's numbers": digest(np.asarray(leaf) for leaf in numbers),
-            "the participation": digest(part[:done] for part in self.schedule),
+            "what clients and the server compute": self._computation(state, memory),
             "the examples": self.federation.digest(),
             "the key": digest([np.asarray(jax.random.key_data(self.key))]),
+            "the longest delay": str(self.delays - 1),
         }
+        return lambda done: about | {"the participation": digest(part[:done] for part in self.schedule)}
+
+    def _computation(self, state: Any, memory: Any) -> str:
+        """A checksum of what a client and the server compute, as jax traces it; numbers apart."""
+        examples, longest = self.federation.examples, int(self.federation.size.max(initial=1))
+
+        def one_round(algorithm: Algorithm, examples: Any, state: Any, memory: Any, key: PRNGKey) -> Any:
+            sent, places = algorithm.broadcast(algorithm.params, state), jnp.arange(longest)
+            data = ClientData(examples.features, examples.labels, places, places[0])
+            upload, memory, _ = algorithm.client(algorithm.params, sent, data, memory, key)
+            return algorithm.server(algorithm.params, state, upload), memory
+
+        traced = jax.make_jaxpr(one_round)(self.algorithm, examples, state, memory, self.key)
+        # Functions are printed with where in memory they are.
+        text = re.sub("0x[0-9a-f]+", "", str(traced))
+        return digest([np.frombuffer(text.encode(), np.uint8), *map(np.asarray, traced.consts)])
 
 
 def _each(groups: list[list[list[np.ndarray]]]) -> list[list[tuple[np.ndarray, ...]]]:

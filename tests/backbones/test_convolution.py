@@ -39,6 +39,8 @@ CASES = {
     "odd side": (9, 5, 2, "SAME", 6, 6, 6),
     "one by one": (9, 1, 1, ((0, 0), (0, 0)), 6, 8, 1),
     "one by one with steps": (9, 1, 2, ((0, 0), (0, 0)), 6, 8, 1),
+    "one by one, padded": (9, 1, 1, ((1, 0), (0, 2)), 6, 8, 1),
+    "one channel a group, cropped": (9, 3, 1, ((-1, 0), (0, -1)), 6, 6, 6),
     "dense": (9, 3, 1, ((1, 1), (1, 1)), 6, 8, 1),
     "dense with steps, of which the last reaches less than all": (9, 3, 2, ((0, 0), (0, 0)), 6, 8, 1),
     "dense, wide, padded as TensorFlow does": (10, 5, 2, "SAME", 6, 8, 1),
@@ -63,6 +65,30 @@ def test_convolution(side, size, stride, padding, inner, outer, groups):
 
     for got, expected in zip(outcome(own), outcome(xlas), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_whatever_else_is_asked_for_is_xlas_own():
+    """Other element types, groups of examples, layouts, numbers of sides; nothing is ignored."""
+    x, kernel = drawn((2, 7, 7, 4), 0), drawn((3, 3, 4, 4), 1)
+    for settings in ({"batch_group_count": 2}, {"rhs_dilation": (2, 1)}, {"lhs_dilation": (1, 2)}):
+        settings = {"dimension_numbers": LAYOUT, **settings}
+        np.testing.assert_array_equal(
+            convolve(x, kernel, (1, 1), ((1, 0), (0, 2)), **settings),
+            lax.conv_general_dilated(x, kernel, (1, 1), ((1, 0), (0, 2)), **settings),
+        )
+    half = x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)
+    assert convolve(*half, (1, 1), "SAME", preferred_element_type=jnp.float32).dtype == np.float32
+    turned = x.transpose(0, 3, 1, 2), kernel.transpose(3, 2, 0, 1)
+    first = convolve(*turned, (1, 1), "SAME", dimension_numbers=("NCHW", "OIHW", "NCHW"))
+    expected = convolve(x, kernel, (1, 1), "SAME")
+    np.testing.assert_allclose(first.transpose(0, 2, 3, 1), expected, rtol=1e-5, atol=1e-5)
+    for sides in (1, 3):
+        layer, plain = (
+            nn.Conv(4, (3,) * sides, conv_general_dilated=f) for f in (convolve, lax.conv_general_dilated)
+        )
+        image = drawn((2, *(5,) * sides, 3), 0)
+        params = plain.init(jax.random.key(0), image)
+        np.testing.assert_array_equal(layer.apply(params, image), plain.apply(params, image))
 
 
 def test_kernels_of_their_own_under_vmap():

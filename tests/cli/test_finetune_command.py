@@ -122,8 +122,9 @@ def test_interrupted_and_resumed_it_is_the_same_run(finetune, tmp_path):
         file.write('{"round": 4, "accur')
     outcome = finetune(*given, "--rounds", 5, "--out", cut, "--resume")
     assert outcome.code == 0, outcome.err
-    # Only what is new is said.
+    # Where it goes on is said, and what is new.
     assert [line.split(", ")[1] for line in outcome.err.splitlines()[:-1]] == [
+        "seed 0: round 3/5",
         "seed 0: round 4/5",
         "seed 0: round 5/5",
     ]

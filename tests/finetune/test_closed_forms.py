@@ -143,6 +143,26 @@ def test_one_client_is_optax_itself(client):
     assert float(done.result) == pytest.approx(float(x[0]), rel=1e-5)
 
 
+def test_what_optax_asks_for_beside_gradients():
+    """The loss as ``value``; and MultiSteps, which is no transformation by name: every other step counts."""
+
+    def update(updates, state, params=None, *, value, **others):
+        return jax.tree.map(lambda g: -RATE * value * g, updates), state
+
+    by_value = optax.GradientTransformationExtraArgs(lambda params: (), update)
+    every_other = optax.MultiSteps(optax.sgd(RATE), 2)
+    x, y = START, START
+    for _ in range(int(STEPS[3])):
+        apart = x - CENTRE[3]
+        x -= RATE * (0.5 * CURVE[3] * apart**2) * CURVE[3] * apart
+    for _ in range(int(STEPS[3]) // 2):
+        y -= RATE * CURVE[3] * (y - CENTRE[3])
+    alone = FEATURES[CLIENTS == 3], LABELS[CLIENTS == 3], np.zeros(SIZE[3], int)
+    for optimiser, expected in ((by_value, x), (every_other, y)):
+        done = run(ft.fedavg(quadratic(), optimiser, batch_size=BATCH), *alone, key=KEY, rounds=1)
+        np.testing.assert_allclose(done.result, expected, **TOLERANCE)
+
+
 def test_a_servers_optimiser_sees_the_mean_change():
     """With optax.adam at the server: Adam on Σ w_i (x − y_i)."""
     algorithm = ft.fedavg(quadratic(), RATE, Partial(optax.adam, 0.3), batch_size=BATCH)
@@ -232,6 +252,22 @@ class TestBadInput:
             (lambda: ft.fedavg(quadratic(), "sgd"), "client"),
             (lambda: ft.fedavg(None), "model: expected a covfree.finetune.Model, got NoneType"),
             (lambda: ft.fedavg(quadratic(), epochs=0), "epochs"),
+            (lambda: ft.fedavg(quadratic(), epochs=3, steps=2), "steps: expected epochs or steps, got both"),
+            (
+                lambda: ft.fedavg(quadratic(), Partial(optax.sgd, 0.1, nesterov=True)),
+                "client: expected numbers in the Partial, got nesterov=True",
+            ),
+            (lambda: ft.fedavg(quadratic(), Partial(optax.sgd, optax.constant_schedule(1.0))), "got 0=<"),
+            (
+                lambda: ft.fedavg(quadratic(), 0.1, Partial(optax.sgd, np.nan)),
+                "server: expected finite .* 0=nan",
+            ),
+            (
+                lambda: path(ft.fedavg(quadratic(), optax.add_noise(0.1, 0.5, 0))),
+                "optimiser that does not draw",
+            ),
+            (lambda: ft.fednova(quadratic(), 2.0, mu=0.5), "mu: expected client_lr · mu below 1"),
+            (lambda: ft.scaffold(quadratic(), 0.0), "client_lr: expected more than 0"),
             (lambda: ft.fedavg(quadratic(), steps=0), "steps"),
             (lambda: ft.fedavg(quadratic(), batch_size=0), "batch_size"),
             (lambda: ft.fedavg(quadratic(), weighting="sizes"), "weighting: expected"),

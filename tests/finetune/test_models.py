@@ -55,6 +55,32 @@ def test_fedavg_of_a_linear_head_is_a_loop_over_clients():
     np.testing.assert_allclose(done.result.bias, bias, rtol=1e-5, atol=1e-6)
 
 
+def test_sums_over_many_clients_are_as_exact_in_bfloat16():
+    """One upload has 8 bits; the sum of 1,000 that are alike must not lose them."""
+    features, labels = np.ones((1000, 2), np.float32), np.zeros(1000, int)
+    head = covfree.LinearHead(jnp.zeros((2, 2), jnp.bfloat16), jnp.zeros(2, jnp.bfloat16))
+    model = ft.linear_model(head)
+    for algorithm in (ft.fedavg(model, 0.1), ft.fednova(model, 0.1), ft.scaffold(model, 0.1)):
+        one = run(algorithm, features[:1], labels[:1], np.arange(1), key=KEY, rounds=1).result
+        many = run(algorithm, features, labels, np.arange(1000), key=KEY, rounds=1, width=50).result
+        assert many.weight.dtype == jnp.bfloat16
+        np.testing.assert_array_equal(one.weight, many.weight)
+        assert float(one.weight[0, 0]) == pytest.approx(0.05, rel=2**-8)
+
+
+def test_labels_past_the_head_are_refused():
+    features, labels, clients = examples()
+    labels[4] = 3
+    model = ft.linear_model(ft.random_head(4, 3, key=KEY))
+    prototypes = ft.Prototypes(jnp.zeros((3, 4)), jnp.ones(3))
+    for algorithm in (
+        ft.fedavg(model), ft.scaffold(model), ft.local_only(model), ft.fedproto(model, 3, 4),
+        ft.fedcgs_personal(model, prototypes),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"labels: .*3"):
+            run(algorithm, features, labels, clients, key=KEY, rounds=1)
+
+
 def test_each_epoch_meets_every_example_once():
     """A step of batch size 1 with rate η moves by η times the example's gradient: none twice, none left."""
     features = np.eye(7, 7, dtype=np.float32)
@@ -89,6 +115,20 @@ def test_of_a_mapped_head_the_map_stays():
     for x, y in zip(before, after, strict=True):
         np.testing.assert_array_equal(x, y)
     assert np.abs(done.result.head.weight - head.head.weight).max() > 0
+
+
+@pytest.mark.parametrize("settings", [{"train": "head", "norms": "batch"}, {"train": "backbone"}])
+def test_running_statistics_that_stay_are_not_sent(network, settings):
+    net, params, _, head = network
+    model = ft.network_model(net, params, head, **settings)
+    algorithm = ft.fedavg(model, 0.1)
+    state, _ = algorithm.init(algorithm.params, 2, KEY)
+    sent = jax.tree.leaves(algorithm.broadcast(algorithm.params, state))
+    assert sum(x.size for x in sent) == sum(x.size for x in jax.tree.leaves(model.trained)) + 1  # the round
+    after, _ = algorithm.result(algorithm.params, state, ())
+    assert jax.tree.structure(after) == jax.tree.structure(params)
+    for x, y in zip(*map(jax.tree.leaves, (after["batch_stats"], params["batch_stats"])), strict=True):
+        np.testing.assert_array_equal(x, y)
 
 
 @pytest.fixture(scope="module")

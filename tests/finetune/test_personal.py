@@ -188,6 +188,8 @@ def test_accuracy_of_each_client():
     alone = ft.client_accuracy(models.result, FEATURES[:3], LABELS[:3], CLIENTS[:3])
     assert alone.shape == (4,)
     assert np.isnan(alone[1:]).all()
+    nobody = ft.client_accuracy(HEAD, FEATURES, 0 * LABELS, CLIENTS, own_classes=np.zeros((4, 4), bool))
+    np.testing.assert_array_equal(nobody, 0)  # who knows of no class is wrong, also about class 0
 
 
 def test_metrics_of_each_client():
@@ -214,6 +216,13 @@ def test_what_does_not_fit_is_refused(untyped):
         ft.local_only(HEAD)
     with pytest.raises(ValueError, match="strength"):
         ft.fedcgs_personal(model, ft.Prototypes(MEANS, COUNTS), -1.0)
+    few = ft.Prototypes(MEANS[:3], COUNTS[:3])
+    for make in (lambda: ft.fedcgs_personal(model, few), lambda: ft.fedproto(model, 3, 4)):
+        with pytest.raises(ValueError, match=r"prototypes: expected 4, one for each .* got 3"):
+            make()
+    narrow = ft.fedcgs_personal(model, ft.Prototypes(MEANS[:, :1], COUNTS))
+    with pytest.raises(ValueError, match=r"prototypes: expected 4 numbers each, .* got 1"):
+        run(narrow, FEATURES, LABELS, CLIENTS, key=KEY, rounds=1)
     with pytest.raises(TypeError, match="head: expected a linear head"):
         ft.adapter_model(3.0)
     with pytest.raises(TypeError, match="key: expected a PRNG key"):

@@ -115,7 +115,7 @@ def test_how_a_cohort_is_cut_changes_nothing(cut):
     options = {
         "width 3": {"width": 3},
         "width 8": {"width": 8},
-        "eight devices": {"mesh": jax.sharding.Mesh(np.array(jax.devices()), ("clients",))},
+        "eight devices": {"mesh": jax.make_mesh((jax.device_count(),), ("clients",))},
         "memory on the host": {"memory": "host"},
     }[cut]
     whole = run(adding(), *DATA, key=KEY, rounds=4, participation=drawn)
@@ -182,6 +182,33 @@ def test_a_run_stops_where_it_is_told_to():
     assert "stop" in done.stopped
 
 
+def test_a_run_that_was_stopped_does_not_go_on_and_was_evaluated(tmp_path):
+    for _ in range(2):
+        done = run(
+            adding(), *DATA, key=KEY, rounds=9, every=5, checkpoint=tmp_path / "saved",
+            history=tmp_path / "lines", evaluate=lambda total: {"first": total[0], "odd": np.inf},
+            stop=lambda history: len(history) >= 2,
+        )  # fmt: skip
+        assert len(done.history) == 2
+        assert done.stopped
+        assert ["first" in record for record in done.history] == [False, True]
+        # What is not finite is null, as JSON has no word for it.
+        lines = (tmp_path / "lines").read_text().splitlines()
+        assert [json.loads(line, parse_constant=pytest.fail).get("odd", 0) for line in lines] == [0, None]
+
+
+@pytest.mark.parametrize(
+    ("measured", "message"),
+    [
+        ({"round": 9, "bytes_up": 0}, r"\['bytes_up', 'round'\]"),
+        (0.9, "evaluate: expected a dict .* got 0.9"),
+    ],
+)
+def test_an_evaluation_adds_to_the_history_under_names_of_its_own(measured, message, untyped):
+    with pytest.raises((TypeError, ValueError), match=message):
+        run(adding(), *DATA, key=KEY, rounds=1, evaluate=lambda total: measured)
+
+
 def test_a_run_that_diverges_ends_with_the_last_good_state():
     def server(params, state, total):
         state = _server(params, state, total)
@@ -237,21 +264,46 @@ run(adding(), *DATA, key=KEY, rounds=1000, participation=0.5, checkpoint=sys.arg
         assert [json.loads(line)["round"] for line in lines.read_text().splitlines()] == list(range(rounds))
 
     @pytest.mark.parametrize(
-        "other", ["algorithm", "the algorithm's numbers", "the participation", "the examples", "the key"]
+        ("other", "what"),
+        [
+            ("name", "algorithm"),
+            ("numbers", "the algorithm's numbers"),
+            ("client", "what clients and the server compute"),
+            ("server", "what clients and the server compute"),
+            ("participation", "the participation"),
+            ("delays", "the longest delay"),
+            ("clients", "the examples"),
+            ("features", "the examples"),
+            ("key", "the key"),
+        ],
     )
-    def test_another_run_is_refused(self, tmp_path, other):
+    def test_another_run_is_refused(self, tmp_path, other, what):
         features, labels, clients = DATA
         run(adding(), *DATA, key=KEY, rounds=1, participation=np.arange(3)[None], checkpoint=tmp_path)
-        drawn = np.array([[0, 1, 3 if other == "the participation" else 2], [0, 1, 2]])
-        arguments = {
-            "algorithm": (Algorithm(**{**vars(adding()), "name": "other"}), *DATA, KEY),
-            "the algorithm's numbers": (adding(2.0), *DATA, KEY),
-            "the participation": (adding(), *DATA, KEY),
-            "the examples": (adding(), features, labels, np.where(clients == 4, 3, clients), KEY),
-            "the key": (adding(), *DATA, jax.random.key(4)),
-        }[other]
-        with pytest.raises(ValueError, match=f"checkpoint: expected .* differs in {other} "):
-            run(*arguments[:4], key=arguments[4], rounds=2, participation=drawn, checkpoint=tmp_path)
+        drawn = np.array([[0, 1, 3 if other == "participation" else 2], [0, 1, 2]])
+        if other == "delays":
+            drawn = Schedule(drawn, np.array([[0, 0, 0], [0, 1, 0]]))
+        changed = {
+            "name": {"name": "other"},
+            # What is no number of the algorithm, but in its functions.
+            "client": {"client": lambda *given: (_client(*given)[0], given[3], {})},
+            "server": {"server": lambda *given: {**_server(*given), "count": 2 * given[1]["count"]}},
+        }
+        algorithm = Algorithm(
+            **{**vars(adding(2.0 if other == "numbers" else 1.0)), **changed.get(other, {})}
+        )
+        data = {
+            "clients": (features, labels, np.where(clients == 4, 3, clients)),
+            "features": (2 * features, labels, clients),
+        }.get(other, DATA)
+        key = jax.random.key(4) if other == "key" else KEY
+        with pytest.raises(ValueError, match=f"checkpoint: expected .* differs in {what} "):
+            run(algorithm, *data, key=key, rounds=2, participation=drawn, checkpoint=tmp_path)
+
+    def test_fewer_rounds_than_there_were_are_refused(self, tmp_path):
+        run(adding(), *DATA, key=KEY, rounds=3, participation=0.5, checkpoint=tmp_path)
+        with pytest.raises(ValueError, match=r"rounds: expected at least 3, as .* holds, got 2"):
+            run(adding(), *DATA, key=KEY, rounds=2, participation=0.5, checkpoint=tmp_path)
 
 
 class TestBadInput:
@@ -270,6 +322,7 @@ class TestBadInput:
             ({"rounds": None}, "rounds: expected how many"),
             ({"rounds": 0}, "rounds"),
             ({"width": 0}, "width"),
+            ({"memory": "disk"}, "memory: expected one of .* got 'disk'"),
             ({"participation": np.array([[0, 0]])}, "round 0 has one twice"),
             ({"participation": np.array([[10]])}, "clients from 0 to 9"),
             ({"participation": np.zeros((0, 1), int)}, "must have 1 rounds, got 0"),
