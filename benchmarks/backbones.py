@@ -188,7 +188,7 @@ def forms() -> list[dict[str, Any]]:
     import jax
     from flax import linen as nn
 
-    from covfree.backbones.convolution import convolve, max_pooled
+    from covfree.backbones.convolution import convolve, max_pool
 
     def seconds(function: Callable[..., Any], *arguments: Any) -> float:
         return common.timed(jax.jit(function), *arguments, repeats=3)
@@ -222,7 +222,7 @@ def forms() -> list[dict[str, Any]]:
     for side, channels in [(111, 64), (55, 128)]:
         x = rng.normal(size=(16, side, side, channels)).astype(np.float32)
         pads: Any = ((0, 0), (0, 0))
-        own = seconds(partial(max_pooled, padding=pads), x)
+        own = seconds(partial(max_pool, window_shape=(3, 3), strides=(2, 2), padding=pads), x)
         xla = seconds(partial(nn.max_pool, window_shape=(3, 3), strides=(2, 2), padding=pads), x)
         found.append({"form": "3 × 3 maximum", "input": x.shape, "own": own, "xla": xla})
     return found

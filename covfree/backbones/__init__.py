@@ -1,6 +1,7 @@
 """Feature extractors in Flax, and the weights that others trained."""
 
 from covfree.backbones.convolution import convolve as convolve
+from covfree.backbones.convolution import max_pool as max_pool
 from covfree.backbones.extractor import Backbone as Backbone
 from covfree.backbones.extractor import backbone as backbone
 from covfree.backbones.hub import Weights as Weights

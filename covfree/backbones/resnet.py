@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from covfree.backbones.convolution import max_pooled
+from covfree.backbones.convolution import max_pool
 from covfree.backbones.layers import Renaming, Style, pooled
 
 
@@ -24,7 +24,7 @@ class ResNet(nn.Module):
         """Features, or the classifier's logits."""
         style = self.style
         x = nn.relu(style.norm("bn1", train)(style.conv("conv1", 64, 7, 2)(x)))
-        x = max_pooled(x, ((1, 1), (1, 1)))
+        x = max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
         for stage, count in enumerate(self.blocks):
             for index in range(count):
                 stride = 2 if stage > 0 and index == 0 else 1

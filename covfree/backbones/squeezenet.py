@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from covfree.backbones.convolution import max_pooled
+from covfree.backbones.convolution import max_pool
 from covfree.backbones.layers import Dropout, Renaming, Style, pooled
 
 # Squeezed and expanded channels of the fires; None takes a maximum.
@@ -61,7 +61,7 @@ class SqueezeNet(nn.Module):
 def _maximum(x: jax.Array) -> jax.Array:
     # A last window that hangs over the edge counts too, as with the reference's ceil_mode.
     height, width = x.shape[1:3]
-    return max_pooled(x, ((0, (height - 3) % 2), (0, (width - 3) % 2)))
+    return max_pool(x, (3, 3), (2, 2), ((0, (height - 3) % 2), (0, (width - 3) % 2)))
 
 
 def build(dtype: Any, num_classes: int | None) -> SqueezeNet:

@@ -9,7 +9,7 @@ import pytest
 from flax import linen as nn
 from jax import export, lax
 
-from covfree.backbones.convolution import convolve, max_pooled
+from covfree.backbones.convolution import convolve, max_pool
 
 pytestmark = pytest.mark.usefixtures("optimised")
 
@@ -117,13 +117,22 @@ def test_accelerators_use_their_own_kernels_and_cpus_do_not():
 
 
 @pytest.mark.parametrize("side", [7, 8])
-@pytest.mark.parametrize("padding", [((0, 0), (0, 1)), ((1, 1), (1, 1))])
-def test_maxima(side, padding):
+@pytest.mark.parametrize(
+    "window",
+    [
+        ((3, 3), (2, 2), ((0, 0), (0, 1))),
+        ((3, 3), (2, 2), ((1, 1), (1, 1))),
+        ((2, 2), (2, 2)),
+        ((3, 2), (1, 3), "SAME"),
+        ((2, 3),),
+    ],
+    ids=str,
+)
+def test_maxima(side, window):
     x = drawn((2, side, side, 3), 0) - 5  # below 0, so that a pad of 0 would show
-    np.testing.assert_array_equal(max_pooled(x, padding), nn.max_pool(x, (3, 3), (2, 2), padding))
+    np.testing.assert_array_equal(max_pool(x, *window), nn.max_pool(x, *window))
     ours, theirs = (
-        jax.jit(jax.grad(lambda x, f=f: (f(x) ** 2).sum()))(x)
-        for f in (lambda x: max_pooled(x, padding), lambda x: nn.max_pool(x, (3, 3), (2, 2), padding))
+        jax.jit(jax.grad(lambda x, f=f: (f(x, *window) ** 2).sum()))(x) for f in (max_pool, nn.max_pool)
     )
     np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
