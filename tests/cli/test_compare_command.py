@@ -139,15 +139,16 @@ def test_bytes_are_those_of_the_formulas(compare):
     for seed in (0, 1):
         data, clients = digits(seed)
         m = pairs(data.train_labels, clients)
-        means, gram, covariances = 4 * m * DIM, 4 * 6 * DIM**2, 4 * m * DIM**2
-        expected = {"rows": means, "gram": means + gram, "covariances": means + covariances}
+        means = 4 * m * DIM
+        matrices = {"client": 4 * 6 * DIM**2, "row": 4 * m * DIM**2}
         for name, record in found.items():
-            run, kind = record["runs"][seed], registry()[name].make().message
+            run, form = record["runs"][seed], registry()[name].make().message
+            size = means + (matrices[form.matrices] if form else 0)
             # Naive Bayes sends a variance beside each mean.
-            size = expected[kind] * (2 if name == "naive-bayes" else 1)
+            size *= 2 if name == "naive-bayes" else 1
             assert run["bytes_up"] == size
             assert run["bytes_up_with_counts"] == size + 8 * m
-            assert run["rows"] == (m if kind == "rows" else len(data.train_labels))
+            assert run["rows"] == (len(data.train_labels) if form else m)
 
 
 def test_accuracies_are_those_of_the_papers_formulas(compare):

@@ -333,7 +333,7 @@ def test_a_folder_without_a_sound_file(tmp_path):
 
 def test_messages_with_more_than_rows_have_another_way(tmp_path):
     with pytest.raises(
-        ValueError, match="got 'fed3r', which sends gram; use collect_files and solve_message"
+        ValueError, match="got 'fed3r', which sends Gram matrices; use collect_files and solve_message"
     ):
         totals(covfree.fed3r(), written(tmp_path, messages()))
     sent = {
