@@ -3,8 +3,10 @@
 Run ``python benchmarks/rounds.py [--torch PYTHON] [--out FILE.json]``; PYTHON is an interpreter with torch.
 Every measurement is a process of its own, peers one after the other and again, best of both. A round is that
 of all clients, one epoch in batches of 32; compilation is told apart. The floor is the products alone: scores
-of all examples by one product, and the gradient by another. Growth: 60 examples of 64 features a client, by
-FedAvg, and by SCAFFOLD, whose clients remember on the host; memory is what the process grows by.
+of all examples by one product, and the gradient by another. "Over devices" has a
+CPU device for each core, and the clients spread over them. × are multiples of the time of a round. Growth: 60
+examples of 64 features a client, by FedAvg, and by SCAFFOLD, whose clients remember on the host; memory is
+what the process grows by.
 """
 
 from __future__ import annotations
@@ -86,10 +88,13 @@ def cnn(key: Any) -> Any:
     return Model(trained, (), (), features, scores, finish)
 
 
-def by_covfree(task: str) -> dict[str, Any]:
+def by_covfree(task: str, devices: int = 1) -> dict[str, Any]:
     """Seconds of each round, accuracy on the training examples, time to import, memory."""
     started = time.perf_counter()
     import jax
+
+    if devices > 1:
+        jax.config.update("jax_num_cpu_devices", devices)
 
     import covfree
     from covfree import finetune, rounds
@@ -115,6 +120,7 @@ def by_covfree(task: str) -> dict[str, Any]:
             key=key,
             rounds=size.rounds,
             memory=place,
+            mesh=jax.make_mesh((devices,), ("clients",)) if devices > 1 else None,
         )
     )
     memory = peak_memory() - before
@@ -150,6 +156,9 @@ def by_torch(task: str) -> dict[str, Any]:
     return {**result, "torch": torch.__version__}
 
 
+PEERS = {"covfree": by_covfree, "sharded": lambda task: by_covfree(task, cores()), "torch": by_torch}
+
+
 def measured(task: str, peer: str, python: str) -> dict[str, Any]:
     """What a process of its own measures."""
     command = [python, __file__, "--measure", task, "--peer", peer]
@@ -169,20 +178,17 @@ def best(runs: list[dict[str, Any]]) -> dict[str, Any]:
 def table(results: Mapping[str, Any]) -> str:
     """All of it in Markdown."""
     lines = [
-        "| | a round | PyTorch | ratio | first round | accuracy, and PyTorch's |",
-        "|---|---|---|---|---|---|",
+        "| | a round | over devices | PyTorch | products alone | import, first round | accuracy, theirs |",
+        "|---|---|---|---|---|---|---|",
     ]
     for task, found in results["peers"].items():
         ours, theirs = found["covfree"], found.get("torch")
-        other = (
-            (f"{theirs['round'] * 1e3:.0f} ms", f"{theirs['round'] / ours['round']:.1f} ×")
-            if theirs
-            else ("", "")
-        )
+        sharded = f"{found['sharded']['round'] * 1e3:.0f} ms"
+        other = f"{theirs['round'] / ours['round']:.1f} ×" if theirs else ""
         accuracy = f"{ours['accuracy']:.3f}" + (f", {theirs['accuracy']:.3f}" if theirs else "")
         floor = "" if ours["floor"] is None else f"{ours['floor'] * 1e3:.0f} ms"
         started = f"{ours['import']:.1f} s, {ours['first_round']:.1f} s"
-        row = (f"{ours['round'] * 1e3:.0f} ms", *other, floor, started, accuracy)
+        row = (f"{ours['round'] * 1e3:.0f} ms", sharded, other, floor, started, accuracy)
         lines.append(f"| {task} | {' | '.join(row)} |")
     lines += [
         "",
@@ -205,12 +211,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON file to write")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--measure", choices=SIZES, help=argparse.SUPPRESS)
-    parser.add_argument("--peer", choices=("covfree", "torch"), help=argparse.SUPPRESS)
+    parser.add_argument("--peer", choices=PEERS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
-        print(json.dumps((by_torch if arguments.peer == "torch" else by_covfree)(arguments.measure)))
+        print(json.dumps(PEERS[arguments.peer](arguments.measure)))
         return
-    pythons = {"covfree": sys.executable} | ({"torch": arguments.torch} if arguments.torch else {})
+    pythons = {"covfree": sys.executable, "sharded": sys.executable}
+    if arguments.torch:
+        pythons["torch"] = arguments.torch
     peers: dict[str, Any] = {}
     for task in ("linear", "cnn"):
         runs: dict[str, list[dict[str, Any]]] = {peer: [] for peer in pythons}

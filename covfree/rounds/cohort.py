@@ -129,9 +129,16 @@ def answers(
             remembered = jax.tree.map(lambda new, old: jnp.where(sent, new, old), remembered, memory)
             return Parts.of(upload), remembered, is_finite(remembered), metrics
 
+        def at_once(members: Members, memory: Any) -> tuple[Any, ...]:
+            if width > 1:
+                return jax.vmap(one)(members, memory)
+            # `vmap` of a loop whose length differs by client copies what it carries in every step.
+            answer = one(*jax.tree.map(lambda x: x[0], (members, memory)))
+            return jax.tree.map(lambda x: x[None], answer)
+
         def several(sums: Compensated, chunk: tuple[Members, Any]) -> tuple[Compensated, tuple[Any, ...]]:
             members, memory = chunk
-            parts, *others = jax.vmap(one)(members, memory)
+            parts, *others = at_once(members, memory)
 
             def plus(sums: Compensated, item: tuple[Any, Array]) -> tuple[Compensated, None]:
                 part, arrives = item
