@@ -84,6 +84,8 @@ from covfree.protocol import collect_files as collect_files
 from covfree.protocol import forget as forget
 from covfree.protocol import load_message as load_message
 from covfree.protocol import save_message as save_message
+from covfree.refine import Refined as Refined
+from covfree.refine import refined as refined
 from covfree.statistics import GramStatistics as GramStatistics
 from covfree.statistics import class_covariances as class_covariances
 from covfree.statistics import class_means as class_means

@@ -39,6 +39,11 @@ def _triangle(stack: jax.Array) -> jax.Array:
 
 
 @sequential_vmap
+def _orthonormal(stack: jax.Array) -> jax.Array:
+    return jnp.linalg.qr(stack)[0]
+
+
+@sequential_vmap
 def _lower(root: jax.Array, right: jax.Array) -> jax.Array:
     return lax_linalg.triangular_solve(root, right, left_side=True, lower=True)
 
@@ -104,6 +109,17 @@ def stacked_root(stack: Float[Array, "rows size"]) -> Float[Array, "size size"]:
 def _stacked_root_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
     root = stacked_root(*primals)
     return root, _root_change(root, 2 * product(primals[0].T, tangents[0]))
+
+
+def orthonormal(stack: Float[Array, "rows size"]) -> Float[Array, "rows size"]:
+    """Orthonormal columns that span those of S, by QR; where these depend on one another, and others.
+
+    Derivatives take the columns as given.
+
+    Args:
+        stack: S, with at least as many rows as columns.
+    """
+    return _orthonormal(jax.lax.stop_gradient(stack))
 
 
 @jax.custom_jvp

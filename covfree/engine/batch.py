@@ -17,7 +17,9 @@ from covfree.engine.finite import finite
 from covfree.engine.totals import accumulate
 from covfree.methods import Method
 from covfree.methods.method import check_method
+from covfree.refine.refined import Refined
 from covfree.row_types import count_sum, summable
+from covfree.statistics.products import scatter_products
 from covfree.statistics.rows import bucket
 from covfree.types import AnyArray, Head, Message, PRNGKey, Rows, is_traced
 
@@ -162,7 +164,7 @@ def _summarise(
 
 
 def fit(
-    method: Method,
+    method: Method | Refined,
     features: Any,
     labels: Any,
     clients: Any,
@@ -173,7 +175,7 @@ def fit(
     """Simulate a federation in one call: from the examples of all clients to the server's head.
 
     Args:
-        method: e.g. ``covfree.fedcof()``.
+        method: e.g. ``covfree.fedcof()``, or `covfree.refined` of it.
         features: [examples, dim], floating point; half precisions are summed in float32.
         labels: [examples], integers; below 0 is padding.
         clients: [examples], integers in any order, gaps allowed; below 0 is padding.
@@ -193,7 +195,8 @@ def fit(
     >>> head(features).argmax(-1)
     Array([0, 0, 1, 1], dtype=int32)
     """
-    check_method(method)
+    first = method.method if isinstance(method, Refined) else method
+    check_method(first)
     if num_classes is not None:
         check_positive("num_classes", num_classes)
     if clients is None:
@@ -209,8 +212,24 @@ def fit(
             raise ValueError("labels: expected at least one label of 0 or above, got none")
     # Clients stay on the host: jax may not hold their numbers.
     clients = clients if isinstance(clients, jax.Array) else np.asarray(clients)
-    rows = summarise(method, jnp.asarray(features), as_int32("labels", labels), clients, key=key)
-    return finite(solve_rows(method, rows, num_classes=num_classes))
+    features, labels = jnp.asarray(features), as_int32("labels", labels)
+    rows = summarise(first, features, labels, clients, key=key)
+    if not isinstance(method, Refined):
+        return finite(solve_rows(method, rows, num_classes=num_classes))
+    totals = accumulate(first, rows, num_classes=num_classes)
+    kept = jnp.where(jnp.asarray(clients >= 0), labels, -1)
+    return finite(_refine(method, totals, features, kept))
+
+
+@jax.jit
+def _refine(method: Refined, totals: tuple[Any, ...], features: jax.Array, labels: jax.Array) -> Head:
+    """The head of the totals of the first round, refined with the products of all examples."""
+    features, progress = method.method.mapped(features), method.begin(*totals)
+    for _ in method.asked(*progress.search.right.shape):
+        directions = progress.search.directions
+        products = scatter_products(features, labels, progress.moments.mean, directions)
+        progress = method.advance(progress, *products)
+    return method.head(progress)
 
 
 def _check_evaluation(head: Any, features: Any, labels: Any) -> None:

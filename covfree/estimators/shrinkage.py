@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from covfree.checks import check_strength
 from covfree.estimators.automatic import automatic
+from covfree.estimators.scatter import Freedom
 from covfree.estimators.shrinkage_rule import Shrinkage, mean_variance
 from covfree.linalg import Scatter
 from covfree.types import Scalar
@@ -104,6 +105,36 @@ def oas() -> Shrinkage:
     Source: Chen, Wiesel, Eldar and Hero (2010).
     """
     return Shrinkage(0.0, _oas)
+
+
+def loading(
+    shrinkage: Shrinkage, variance: Float[Array, ""], dim: int, degrees: Float[Array, ""]
+) -> Float[Array, ""]:
+    """γ of a rule that adds γI and looks at no more than the mean variance and ν.
+
+    Args:
+        shrinkage: `diagonal_loading`, `relative` or `pseudo_observations`.
+        variance: t = tr(Σ̂)/d.
+        dim: d.
+        degrees: ν.
+
+    Raises:
+        ValueError: if it is another rule.
+    """
+    check_loading(shrinkage)
+    # A covariance of that size and trace; no such rule looks further.
+    covariance = Scatter(jnp.zeros((1, dim), variance.dtype), variance, factored=True)
+    freedom = Freedom(degrees[None], jnp.ones_like(degrees)[None])
+    return shrinkage.rule(jnp.asarray(shrinkage.strength), covariance, None, freedom, None)[1]  # pyright: ignore[reportArgumentType]
+
+
+def check_loading(shrinkage: Shrinkage) -> None:
+    """Raise unless the rule adds γI and looks at no more than the mean variance and ν."""
+    if shrinkage.rule not in (_identity, _relative, _pseudo_observations):
+        raise ValueError(
+            "shrinkage: expected a number, relative(…) or pseudo_observations(), as no more than the trace of "
+            f"the exact covariance is known; got {shrinkage!r}"
+        )
 
 
 def _fourth_moment(factor, rows, moments, class_weight):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 from covfree.estimators.moments import centred_means
 from covfree.heads.columns import fitting, head_for_present, log_priors
@@ -48,8 +48,18 @@ def lda_head(
     >>> head.weight.ravel().tolist(), (head.bias - head.bias[1]).tolist()
     ([1.0, -1.0], [-2.0, 0.0])
     """
-    mean, centre, present = moments.mean, moments.grand_mean[None, :], moments.present
     weight = solve(factorise(fitting("covariance", covariance, moments)), centred_means(moments).T)
+    return lda_head_of(weight, moments, priors=priors)
+
+
+def lda_head_of(
+    weight: Float[Array, "dim classes"],
+    moments: Moments,
+    *,
+    priors: Float[AnyArray, " classes"] | None = None,
+) -> LinearHead:
+    """The head of solutions w_c = Σ⁻¹(μ_c − μ_g), wherever they are from; see `lda_head`."""
+    mean, centre, present = moments.mean, moments.grand_mean[None, :], moments.present
     if priors is None:
         log_prior = log_priors(moments)
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 from covfree.heads.columns import fitting, head_for_present, unit_columns
 from covfree.linalg import Scatter, factorise, solve
@@ -35,5 +35,11 @@ def ridge_head(
     Array([[1., 0.],
            [0., 1.]], dtype=float32)
     """
-    weight = unit_columns(solve(factorise(fitting("gram", gram, moments).shifted(ridge)), moments.total.T))
+    weight = solve(factorise(fitting("gram", gram, moments).shifted(ridge)), moments.total.T)
+    return ridge_head_of(weight, moments)
+
+
+def ridge_head_of(weight: Float[Array, "dim classes"], moments: Moments) -> LinearHead:
+    """The head of solutions (G + λI)⁻¹ B, wherever they are from; see `ridge_head`."""
+    weight = unit_columns(weight)
     return head_for_present(weight, jnp.zeros_like(weight[0]), moments.present)

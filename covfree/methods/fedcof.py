@@ -240,6 +240,25 @@ def estimating(method: Method) -> tuple[Method, Within]:
     return (method, phase.within) if isinstance(phase, _SpreadPhase) else estimating(fedcof())
 
 
+def linear_system(method: Method) -> tuple[Within, ScatterChoice | None]:
+    """How a method of FedCOF's kind makes the matrix of its linear head.
+
+    Returns:
+        Its estimate of the within-class scatter, and of a ridge head the parts of the Gram matrix; None of LDA.
+
+    Raises:
+        ValueError: if the method has no such head.
+    """
+    if isinstance(method.system, _System) and isinstance(method.head, _Head):
+        within, gram = method.system.within, method.system.gram
+        if method.head.function is (lda_head if gram is None else ridge_head):
+            return within, gram
+    raise ValueError(
+        "method: expected one with an LDA or ridge head of an estimated covariance, such as covfree.fedcof(), "
+        f"got {method.name!r}"
+    )
+
+
 def _check_rule(shrinkage: Shrinkage) -> None:
     if shrinkage.needs_rows:
         raise ValueError("shrinkage: the rule looks at single rows, which class covariances do not hold")

@@ -91,6 +91,7 @@ class Algorithm:
         whole: whether a client looks at all of its examples at once (`ClientData.all`). Clients of about one
             size are then put together. If not, it takes them in batches, and padding costs it nothing.
         num_classes: C, which labels must be below; None if it does not matter.
+        same_clients: whether all rounds need the same clients, as they are steps of one computation.
     """
 
     params: Any
@@ -103,6 +104,7 @@ class Algorithm:
     rounds: int | None = field(default=None, metadata={"static": True})
     whole: bool = field(default=False, metadata={"static": True})
     num_classes: int | None = field(default=None, metadata={"static": True})
+    same_clients: bool = field(default=False, metadata={"static": True})
 
     def __post_init__(self) -> None:
         for name in ("init", "broadcast", "client", "server", "result"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,8 @@ from covfree.estimators.automatic import fair_numbers
 from covfree.methods import Method
 from covfree.methods.method import check_method
 from covfree.products import product
+from covfree.refine.refined import Refined
+from covfree.rounds import refinement
 from covfree.rounds.algorithm import Algorithm, ClientData
 from covfree.rounds.uploads import Table
 from covfree.types import AnyArray, Message, PRNGKey, Rows
@@ -32,7 +34,7 @@ class _Sent(NamedTuple):
     matrix: AnyArray | None
 
 
-class _Totals(NamedTuple):
+class PhaseTotals(NamedTuple):
     """What the server knows between the rounds of a method's phases.
 
     Attributes:
@@ -46,27 +48,27 @@ class _Totals(NamedTuple):
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class _OneShot:
+class OneShot:
     """The method and C, as an algorithm's numbers."""
 
     method: Method
     num_classes: int = field(metadata={"static": True})
 
 
-class _Messages:
+class Messages:
     """One round, in which each client sends its message."""
 
     @staticmethod
-    def init(shot: _OneShot, num_clients: int, key: PRNGKey) -> tuple[None, tuple[()]]:
+    def init(shot: OneShot, num_clients: int, key: PRNGKey) -> tuple[None, tuple[()]]:
         return None, ()
 
     @staticmethod
-    def broadcast(shot: _OneShot, state: None) -> tuple[()]:
+    def broadcast(shot: OneShot, state: None) -> tuple[()]:
         return ()
 
     @staticmethod
     def client(
-        shot: _OneShot, broadcast: tuple[()], data: ClientData, memory: tuple[()], key: PRNGKey
+        shot: OneShot, broadcast: tuple[()], data: ClientData, memory: tuple[()], key: PRNGKey
     ) -> tuple[_Sent, tuple[()], dict[str, Any]]:
         message = shot.method.made(*data.all(), shot.num_classes, key)
         rows, matrix = _class_sums(message) if message.solved else (message.rows, message.matrix)
@@ -77,11 +79,11 @@ class _Messages:
         return _Sent(Table(rows, kept), matrix), (), {}
 
     @staticmethod
-    def server(shot: _OneShot, state: None, total: _Sent) -> Message:
+    def server(shot: OneShot, state: None, total: _Sent) -> Message:
         return Message(total.rows.items, total.matrix)
 
     @staticmethod
-    def result(shot: _OneShot, state: Message, memory: tuple[()]) -> Any:
+    def result(shot: OneShot, state: Message, memory: tuple[()]) -> Any:
         if shot.method.message is None:
             return solve_rows(shot.method, state.rows, num_classes=shot.num_classes)
         return shot.method.solve(*shot.method.merged(state, shot.num_classes))
@@ -102,21 +104,21 @@ def _own_rows(method: Method, features: jax.Array, labels: jax.Array, num_classe
     return method.sent(method.summary.one_client(method.mapped(features), labels, num_classes, key), key)
 
 
-class _Phases:
+class Phases:
     """A round for each of the method's phases, which each client evaluates on its own rows."""
 
     @staticmethod
-    def init(shot: _OneShot, num_clients: int, key: PRNGKey) -> tuple[_Totals, jax.Array]:
+    def init(shot: OneShot, num_clients: int, key: PRNGKey) -> tuple[PhaseTotals, jax.Array]:
         # A client remembers with which key it made its rows: in all rounds they are the same.
-        return _Totals((), jnp.asarray(num_clients, jnp.int32)), jnp.zeros_like(jax.random.key_data(key))
+        return PhaseTotals((), jnp.asarray(num_clients, jnp.int32)), jnp.zeros_like(jax.random.key_data(key))
 
     @staticmethod
-    def broadcast(shot: _OneShot, state: _Totals) -> _Totals:
+    def broadcast(shot: OneShot, state: PhaseTotals) -> PhaseTotals:
         return state
 
     @staticmethod
     def client(
-        shot: _OneShot, broadcast: _Totals, data: ClientData, memory: jax.Array, key: PRNGKey
+        shot: OneShot, broadcast: PhaseTotals, data: ClientData, memory: jax.Array, key: PRNGKey
     ) -> tuple[Any, jax.Array, dict[str, Any]]:
         phase = len(broadcast.totals)
         if phase:
@@ -128,16 +130,16 @@ class _Phases:
         return terms, jax.random.key_data(key), {}
 
     @staticmethod
-    def server(shot: _OneShot, state: _Totals, total: Any) -> _Totals:
+    def server(shot: OneShot, state: PhaseTotals, total: Any) -> PhaseTotals:
         return state._replace(totals=(*state.totals, total))
 
     @staticmethod
-    def result(shot: _OneShot, state: _Totals, memory: jax.Array) -> Any:
+    def result(shot: OneShot, state: PhaseTotals, memory: jax.Array) -> Any:
         return solve_totals(shot.method, *state.totals)
 
 
 def as_algorithm(
-    method: Method, *, num_classes: int, uploads: Literal["messages", "sums"] = "messages"
+    method: Method | Refined, *, num_classes: int, uploads: Literal["messages", "sums"] = "messages"
 ) -> Algorithm:
     """Make an algorithm of a training-free method.
 
@@ -148,11 +150,13 @@ def as_algorithm(
     counts, N_c and K_c; then Σ_c (N_c − 1)/(K_c − 1) Σ_c n_kc (μ_kc − μ_c)(μ_kc − μ_c)ᵀ of the client, a
     matrix of d².
 
+    A refined method takes a round more for each of its rounds, whose uploads are sums in either case.
+
     The head is that of `covfree.fit`, within rounding. Methods that draw at random draw with each client's
     own key, as in a real federation.
 
     Args:
-        method: e.g. ``covfree.fedcof()``.
+        method: e.g. ``covfree.fedcof()``, or `covfree.refined` of it.
         num_classes: C.
         uploads: what clients send.
 
@@ -167,15 +171,17 @@ def as_algorithm(
     >>> as_algorithm(covfree.fedcof(), num_classes=10, uploads="sums").rounds
     2
     """
+    if isinstance(method, Refined):
+        return _refinement(method, num_classes, uploads)
     check_method(method)
     check_positive("num_classes", num_classes)
     check_choice("uploads", uploads, ("messages", "sums"))
-    parts, rounds = _Messages, 1
+    parts, rounds = Messages, 1
     if uploads == "sums":
         _check_sums(method, num_classes)
-        parts, rounds = _Phases, len(method.phases)
+        parts, rounds = Phases, len(method.phases)
     return Algorithm(
-        _OneShot(method, num_classes),
+        OneShot(method, num_classes),
         method.name if uploads == "messages" else f"{method.name}, sums",
         parts.init,
         parts.broadcast,
@@ -185,6 +191,28 @@ def as_algorithm(
         rounds=rounds,
         whole=True,
         num_classes=num_classes,
+        same_clients=True,
+    )
+
+
+def _refinement(refined: Refined, num_classes: int, uploads: Literal["messages", "sums"]) -> Algorithm:
+    """A refined method's algorithm: that of its method, and a round for each of products."""
+    first = as_algorithm(refined.method, num_classes=num_classes, uploads=uploads)
+    numbers = refinement.Refinement(
+        refined, first.params, Messages if uploads == "messages" else Phases, num_classes
+    )
+    return Algorithm(
+        numbers,
+        refined.name if uploads == "messages" else f"{refined.name}, sums",
+        refinement.init,
+        refinement.broadcast,
+        refinement.client,
+        refinement.server,
+        refinement.result,
+        rounds=cast(int, first.rounds) + refined.rounds,
+        whole=True,
+        num_classes=num_classes,
+        same_clients=uploads == "sums",
     )
 
 

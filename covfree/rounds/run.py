@@ -219,7 +219,13 @@ def _schedule(
     seed = int(jax.random.bits(derive(key, "participation"), dtype=jnp.uint32))
     if algorithm.rounds is None:
         return as_schedule(participation, num_clients, rounds, seed=seed)
-    # Such rounds are steps of one computation over the same clients.
+    if not algorithm.same_clients:
+        drawn = as_schedule(participation, num_clients, rounds, seed=seed)
+        if (drawn.delay[:rounds] > 0).any():
+            raise ValueError(
+                f"participation: expected no late uploads, as those of {algorithm.name!r} differ from round to round"
+            )
+        return drawn
     if isinstance(participation, int | float):
         once = as_schedule(participation, num_clients, 1, seed=seed)
         return Schedule(*(np.repeat(part, rounds, 0) for part in once))

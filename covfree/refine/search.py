@@ -1,0 +1,112 @@
+"""Solve A W = M where A is known by its products alone, in a few rounds of many directions each.
+
+Block conjugate gradients with a block BFGS step from an approximate inverse; ``docs/refinement.md`` derives it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from covfree.lapack import eigh, orthonormal
+from covfree.linalg import Factorisation, factorise, solve
+from covfree.products import product
+
+
+class Search(NamedTuple):
+    """How far the solution of A W = M has come.
+
+    Attributes:
+        inverse: P ≈ A⁻¹.
+        right: M.
+        span: V, orthonormal directions whose products with A are known.
+        images: A V.
+        directions: Q, orthonormal and orthogonal to V: of these the products are asked for next.
+        step: Z, what the directions were made of, by ``Z = Π P residual``.
+        residual: of the columns that the step was made for.
+        weight: W as it stands.
+        error: of W before its last step, the error foretold: ‖W − A⁻¹M‖ over ‖A⁻¹M‖ in the norm of A.
+    """
+
+    inverse: Factorisation
+    right: Float[Array, "dim columns"]
+    span: Float[Array, "dim known"]
+    images: Float[Array, "dim known"]
+    directions: Float[Array, "dim asked"]
+    step: Float[Array, "dim asked"]
+    residual: Float[Array, "dim asked"]
+    weight: Float[Array, "dim columns"]
+    error: Float[Array, ""]
+
+
+def begin(inverse: Factorisation, right: Float[Array, "dim columns"], most: int) -> Search:
+    """Start from W = P M.
+
+    Args:
+        inverse: of the approximation to A.
+        right: M.
+        most: directions of a round, at most.
+    """
+    nothing = right[:, :0]
+    weight = solve(inverse, right)
+    asked = _next(nothing, weight, right, most)
+    return Search(inverse, right, nothing, nothing, *asked, weight, jnp.ones((), right.dtype))
+
+
+def advance(search: Search, images: Float[Array, "dim asked"], most: int) -> Search:
+    """Take the products with A that were asked for.
+
+    1. The best W in the span of all directions so far: W = V G⁻¹ VᵀM with G = VᵀAV. What it leaves, the
+       residual R = M − A W, is known.
+    2. A step H = Π P R beyond the span, Π = I − V G⁻¹ (AV)ᵀ, as long as was best for the step before:
+       α = tr(ZᵀR′) / tr(ZᵀAZ).
+    3. The leading directions of H are asked for next.
+
+    Args:
+        search: so far.
+        images: A times ``search.directions``.
+        most: directions of a round, at most.
+    """
+    inverse, right = search.inverse, search.right
+    span = jnp.concatenate([search.span, search.directions], axis=1)
+    images = jnp.concatenate([search.images, images], axis=1)
+    gram = product(span.T, images)
+    gram = factorise((gram + gram.T) / 2)
+    weight = product(span, solve(gram, product(span.T, right)))
+    residual = right - product(images, solve(gram, product(span.T, right)))
+    ahead = solve(inverse, residual)
+    ahead = ahead - product(span, solve(gram, product(images.T, ahead)))
+    length = _length(search, span, images)
+    energy = jnp.sum(weight * right)
+    left = jnp.maximum(length * jnp.sum(ahead * residual), 0)
+    error = jnp.sqrt(left / jnp.maximum(energy + left, jnp.finfo(right.dtype).tiny))
+    # What is left may be rounding.
+    noise = jnp.sqrt(jnp.finfo(right.dtype).eps)
+    weight = weight + jnp.where(error > noise, length, 0) * ahead
+    asked = _next(span, ahead, residual, most)
+    return Search(inverse, right, span, images, *asked, weight, error)
+
+
+def _length(search: Search, span: jax.Array, images: jax.Array) -> jax.Array:
+    """The step length that would have been best for the last step."""
+    step, residual = search.step, search.residual
+    along, curvature = jnp.sum(step * residual), jnp.sum(step * product(images, product(span.T, step)))
+    known = (along > 0) & (curvature > 0)
+    return jnp.where(known, along / jnp.where(known, curvature, 1), 0)
+
+
+def _next(
+    span: jax.Array, step: jax.Array, residual: jax.Array, most: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Directions of a round: the leading ones of a step, orthonormal, and orthogonal to the span."""
+    most = min(most, step.shape[1], step.shape[0] - span.shape[1])
+    turn = jax.lax.stop_gradient(eigh(product(step.T, step))[1])[:, ::-1][:, :most]
+    step, residual = product(step, turn), product(residual, turn)
+    directions = step
+    # Twice is enough: what the first time leaves of the span is rounding.
+    for _ in range(2):
+        directions = orthonormal(directions - product(span, product(span.T, directions)))
+    return directions, step, residual
