@@ -83,26 +83,18 @@ def shift_bias(
 def shift_test(rows: Rows, num_classes: int) -> ShiftTest:
     """Test whether clients' class means differ by more than the covariance within clients explains.
 
-    *With sketches, or several rows of a client and class*: a ratio of variances. The trace of the scatter
-    within clients, divided by its degrees of freedom, estimates t_c = tr Σ_c and does not contain client
-    shift. Without client shift Σ_k N_kc ‖x̄_kc − μ_c‖² has the expectation ν_c t_c, where ν_c + 1 clients hold
-    the class. The ratio of sums F = Σ_c Σ_k N_kc ‖x̄_kc − μ_c‖² / Σ_c ν_c t_c is taken as F-distributed. Its
-    degrees of freedom are multiplied by the effective rank r = (tr Σ)²/tr Σ², as each is a sum over
-    directions. Paulson's cube root converts F to z. r is estimated from squared deviations within clients,
-    whose relative variance is 2/r per degree of freedom. As r is estimated, z is then converted from
-    Student's t. A class is left out if no client sent several rows of it. A sketch mixes all classes, so with
-    sketches all classes are assumed to have the same t_c.
+    With sketches, or several rows of a client and class, the test is a ratio of variances: the spread of the
+    clients' means over what the scatter within clients predicts. A class is left out if no client sent
+    several rows of it. A sketch mixes all classes, so with sketches all are assumed to have the same tr Σ_c.
 
-    *With one mean a client and class*: a slope. Without client shift u_r = n_r ‖x_r − μ_c‖²/(1 − n_r/N_c) has
-    the expectation tr Σ_c, whatever n_r. If the clients' means have the total variance τ², the expectation is
-    tr Σ_c + τ² e_r, e_r = n_r (1 − 2h_r + Σ_s h_s²)/(1 − h_r), h_r = n_r/N_c. u_r over its class's average is
-    regressed on e_r within classes by least squares. The standard error includes the correlation of the u_r
-    through μ_c. Wallace's formula converts Student's t to z. Classes with fewer than three rows are left out.
-    If all counts in a class are equal, client shift looks like covariance, and the class is not informative.
-    The slope detects far less than the ratio.
+    With one mean a client and class, the test is a regression slope: if clients differ, squared deviations of
+    means, times the number of examples, grow with that number. Classes with fewer than three rows are left
+    out. If all counts in a class are equal, client shift looks like covariance, and the class is not
+    informative. The slope detects far less than the ratio.
 
-    Both tests are one-sided and use normal approximations; docs/shift.md gives their rate of false alarms.
-    They assume that a class has the same covariance at all clients. Pass all rows, not a part of them.
+    Both are one-sided, with normal approximations. They assume that a class has the same covariance at all
+    clients. The formulas and the rate of false alarms are in docs/shift.md, "Is there a shift? A test". Pass
+    all rows, not a part of them.
 
     Args:
         rows: class rows: with clients and several rows of a client and class, with sketches, or with neither.
