@@ -23,7 +23,7 @@ class ComponentMoments:
 
     Attributes:
         moments: counts, rows and sums of each class.
-        degrees: Σ_k (m_kc − 1) of each class, over the clients that hold it, m_kc the rows of client k:
+        degrees: Σ_k (J_kc − 1) of each class, over the clients that hold it, J_kc the rows of client k:
             degrees of freedom of the scatter between rows of the same client.
     """
 
@@ -131,12 +131,12 @@ def component_factor(
 ) -> Float[Array, "rows dim"]:
     """Rows Y with YᵀY = Ŵ, the within-class scatter from clients that send several means of a class.
 
-    Let x̄_kc be the mean of client k's m_kc rows of class c, and B_c = Σ_k Σ_r n_r (x_r − x̄_kc)(x_r − x̄_kc)ᵀ:
-    client shift does not enter it, and E[B_c] = Σ_k (m_kc − 1) Σ_c. The scatter of the examples is what is
+    Let x̄_kc be the mean of client k's J_kc rows of class c, and B_c = Σ_k Σ_r n_r (x_r − x̄_kc)(x_r − x̄_kc)ᵀ:
+    client shift does not enter it, and E[B_c] = Σ_k (J_kc − 1) Σ_c. The scatter of the examples is what is
     seen between the rows, S_c, and what is hidden inside them, of which the expectation is (N_c − K_c) Σ_c:
 
-        Ŵ = Σ_c (S_c + w_c B_c)    per_class  w_c = (N_c − K_c) / Σ_k (m_kc − 1)
-                                   pooled     w = Σ_c (N_c − K_c) / Σ_c Σ_k (m_kc − 1)
+        Ŵ = Σ_c (S_c + w_c B_c)    per_class  w_c = (N_c − K_c) / Σ_k (J_kc − 1)
+                                   pooled     w = Σ_c (N_c − K_c) / Σ_c Σ_k (J_kc − 1)
 
     Unbiased for the very scatter of the examples, however clients' means differ, if the clients of a class
     share its covariance; ``"pooled"`` also takes classes to share one. Under ``"per_class"`` a class of
@@ -174,7 +174,7 @@ def component_factor(
 def component_freedom(totals: ComponentMoments, weighting: Weighting = "per_class") -> Freedom:
     """What Ŵ/(N − C) rests on: the scatter inside the clients, and that between them.
 
-    Σ_k (m_kc − 1) degrees of freedom with weight (1 + w_c)/(N − C), and one less than the class's clients
+    Σ_k (J_kc − 1) degrees of freedom with weight (1 + w_c)/(N − C), and one less than the class's clients
     with weight 1/(N − C). With client shift the latter holds more than Σ, as the examples' scatter does.
     """
     moments = totals.moments

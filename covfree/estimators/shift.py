@@ -1,4 +1,4 @@
-"""Client shift: the bias that it gives to FedCOF's estimate, and a test for it from what the server has."""
+"""Client shift: the bias that it causes in FedCOF's covariance, and a test for it from the rows alone."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ class ShiftTest(NamedTuple):
 
     Attributes:
         statistic: z, about standard normal without client shift, large with it; NaN if not informative.
-        p_value: probability of so large a z without client shift, by the normal law; NaN if not informative.
-        relative_shift: by what share of tr Σ client shift makes the trace of FedCOF's eq. 5 on these very
-            rows too large, as estimated; below 0 by chance, NaN if not informative.
-        informative: whether the rows can tell at all.
+        p_value: probability of a z this large without client shift, from the normal law; NaN if not
+            informative.
+        relative_shift: estimate of what client shift adds to the trace of FedCOF's eq. 5 on these rows, as a
+            share of tr Σ. May be below 0 by chance; NaN if not informative.
+        informative: whether the rows allow a test.
     """
 
     statistic: Float[Array, ""]
@@ -51,9 +52,9 @@ def shift_bias(
 
     Args:
         means: true mean m_k of the class at each client; they share its covariance.
-        counts: its examples there; clients with count 0 are ignored.
-        num_subsets: most subsets of a client's class, as `client_rows` cuts them.
-        subset_size: examples of a subset, at least.
+        counts: n_k, examples of the class at each client; clients with count 0 are ignored.
+        num_subsets: largest number of subsets of a client's class, as in `client_rows`.
+        subset_size: smallest number of examples in a subset, as in `client_rows`.
 
     Returns:
         The bias; 0 with fewer than two rows, from which no covariance is estimated.
@@ -82,32 +83,25 @@ def shift_bias(
 def shift_test(rows: Rows, num_classes: int) -> ShiftTest:
     """Test whether clients' class means differ by more than the covariance within clients explains.
 
-    *With sketches, or several rows of a client and class*: a ratio of variances. Within clients the trace of
-    the scatter a degree of freedom, t_c, estimates tr Σ_c without client shift in it. Without client shift
-    Σ_k N_kc ‖x̄_kc − μ_c‖² has the expectation ν_c t_c, ν_c + 1 the clients of the class. The ratio of their
-    sums over classes, F = Σ_c Σ_k N_kc ‖x̄_kc − μ_c‖² / Σ_c ν_c t_c, is taken for F-distributed, its degrees
-    of freedom multiplied by the effective rank r = (tr Σ)²/tr Σ² as each is a sum over directions; Paulson's
-    cube root makes it z. r follows from how squared deviations within clients spread, as their relative
-    variance is 2/r a degree; as it is estimated, z is then read as Student's t. A class without rows of one
-    client to compare is left out; sketches hold all classes at once, so that with them classes are taken to
-    have equal t_c.
+    With sketches, or several rows of a client and class, the test is a ratio of variances: the spread of the
+    clients' means over what the scatter within clients predicts. A class is left out if no client sent
+    several rows of it. A sketch mixes all classes, so with sketches all are assumed to have the same tr Σ_c.
 
-    *With one mean a client and class*: a slope. Without client shift u_r = n_r ‖x_r − μ_c‖²/(1 − n_r/N_c)
-    has the expectation tr Σ_c whatever n_r; where clients' means vary by τ² in all about a common one it has
-    tr Σ_c + τ² e_r, e_r = n_r (1 − 2h_r + Σ_s h_s²)/(1 − h_r), h_r = n_r/N_c. u_r over its class's average
-    is regressed on e_r within classes, least squares, with the correlation of the u_r through μ_c accounted
-    for; Wallace's formula makes z of Student's t. Classes of three clients or more count. Equal counts are
-    not informative: client shift then looks like covariance. The slope sees far less than the ratio does.
+    With one mean a client and class, the test is a regression slope: if clients differ, squared deviations of
+    means, times the number of examples, grow with that number. Classes with fewer than three rows are left
+    out. If all counts in a class are equal, client shift looks like covariance, and the class is not
+    informative. The slope detects far less than the ratio.
 
-    Both are one-sided, normal approximations; see docs/shift.md for their level. Examples of a class are
-    taken to have one covariance at all clients. For all rows at once, not for a part of them.
+    Both are one-sided, with normal approximations. They assume that a class has the same covariance at all
+    clients. The formulas and the rate of false alarms are in docs/shift.md, "Is there a shift? A test". Pass
+    all rows, not a part of them.
 
     Args:
         rows: class rows: with clients and several rows of a client and class, with sketches, or with neither.
         num_classes: C, static.
 
     Returns:
-        The test. Under ``jit`` too, all fields are arrays.
+        The test; its fields are arrays.
 
     Source: covfree; Paulson (1942) and Wallace (1959) for the normal approximations.
 
@@ -160,7 +154,7 @@ def _ratio_test(rows: Rows, moments: Moments) -> ShiftTest:
     clients = jax.ops.segment_sum(jnp.ones_like(owner), owner, num_classes)
     above = jnp.maximum(clients - 1, 0).astype(between.dtype)
     rest = jnp.maximum(moments.num_rows - 1, 0).astype(between.dtype)
-    # Independent pieces of the scatter within clients: each its degrees of freedom, and its trace over these.
+    # Independent pieces of the scatter within clients: their degrees of freedom, and their traces over these.
     if rows.sketch is None:
         degrees = jnp.maximum(held - 1, 0).astype(between.dtype)
         trace = jax.ops.segment_sum(jnp.square(parts.within).sum(1), slot, size)
@@ -168,12 +162,12 @@ def _ratio_test(rows: Rows, moments: Moments) -> ShiftTest:
     else:
         kept = valid_sketches(rows)
         owner = jnp.where(kept, 0, 1)
-        # Client k's sketches show a_k/m degrees each; what their counts a_k sum to over Σ_k a_k is m.
+        # Client k's m rows of sketches hold s/√m and have the count a_k; so Σ count / Σ_k a_k is m.
         count = row_counts(rows, kept).astype(between.dtype)
         hidden = (moments.count - moments.num_rows).astype(between.dtype).sum()
         number = _over(count.sum(), hidden)
         piece = _over(jnp.square(row_means(rows, kept)).sum(1), count) * number
-        # Those of one client sketch the same examples, and are worth less than one degree each.
+        # Sketches of one client share its examples, so each is worth less than one degree of freedom.
         degrees = terms = jnp.where(kept, _over(count, count + number - 1), 0)
         between, above, rest = (x.sum(keepdims=True) for x in (between, above, rest))
         num_classes = 1
@@ -196,7 +190,7 @@ def _ratio_test(rows: Rows, moments: Moments) -> ShiftTest:
     root = jnp.cbrt(ratio)
     z = ((1 - second) * root - (1 - first)) / jnp.sqrt(second * jnp.square(root) + first)
     if dim > 1:
-        # The rank, and so the scale of z, is itself estimated.
+        # The rank is estimated, and so is the scale of z.
         z = _normal(z, jnp.where(known, pieces - 1, 0).sum())
     return _test(z, (ratio - 1) * _over(expected, (rest * level).sum()), informative)
 
@@ -204,9 +198,9 @@ def _ratio_test(rows: Rows, moments: Moments) -> ShiftTest:
 def _effective_rank(
     spread: jax.Array, pieces: jax.Array, degrees: jax.Array, seen: jax.Array, dim: int
 ) -> Float[Array, ""]:
-    """(tr Σ)²/tr Σ² from Σ_p ν_p (v_p/t − 1)² by class, of which (pieces − 1) · 2/(r + 2/ν) is expected.
+    """Estimate r = (tr Σ)²/tr Σ² from Σ_p ν_p (v_p/t − 1)² by class, with mean (pieces − 1) · 2/(r + 2/ν).
 
-    The 2/ν is what the common average t, made of the same pieces, takes off. d where nothing can be told.
+    The 2/ν is there because t is the average of the same pieces. Returns d if there is nothing to go by.
     """
     spread, pieces, degrees = (jnp.where(seen, x, 0) for x in (spread, pieces, degrees))
     classes = seen.sum().astype(spread.dtype)
@@ -218,7 +212,7 @@ def _effective_rank(
 def _slope_test(rows: Rows, moments: Moments) -> ShiftTest:
     num_classes = moments.total.shape[0]
     dtype = moments.total.dtype
-    # With two rows both u are the same number; there is nothing to compare.
+    # With two rows of a class, both u are equal, so there is nothing to compare.
     usable = moments.num_rows > 2
     valid = valid_rows(rows, num_classes)
     row_class = jnp.where(valid, row_labels(rows), 0)
@@ -248,7 +242,7 @@ def _slope_test(rows: Rows, moments: Moments) -> ShiftTest:
     contrast = jnp.where(valid, signal - of_class(average), 0)
     power = jnp.square(contrast).sum()
     slope = _over((contrast * value).sum(), power)
-    # Cov(u_r, u_s) = Var(u) q_r q_s with q = h/(1 − h), by which μ_c ties the rows of a class together.
+    # The common μ_c correlates the rows of a class: Cov(u_r, u_s) = Var(u) q_r q_s with q = h/(1 − h).
     odd_sums, odd_squares = by_class(odds), by_class(jnp.square(odds))
     tied = jnp.square(by_class(contrast * odds)) - by_class(jnp.square(contrast * odds))
     factor = _over(power + tied.sum(), power)
@@ -256,12 +250,12 @@ def _slope_test(rows: Rows, moments: Moments) -> ShiftTest:
     degrees = jnp.where(usable, held - 1, 0).sum() - 1
     left = jnp.square(value - slope * contrast).sum()
     error = jnp.sqrt(_over(_over(left, free) * factor, power))
-    # Counts that are equal but for rounding have no slope.
+    # With counts that are equal but for rounding, there is no slope.
     flat = power <= jnp.square(64 * jnp.finfo(dtype).eps) * jnp.square(signal).sum()
     informative = ~flat & (degrees > 0) & (free > 0) & (error > 0)
     z = _normal(_over(slope, error), degrees)
 
-    # Where u has its line cut the axis, and what client shift adds to the scatter that eq. 5 sees.
+    # From the line's intercept and slope: the scatter without client shift, and what client shift adds.
     own = (jnp.where(usable, level * (1 - slope * average), 0) * (held - 1)).sum()
     spread = moments.count.astype(dtype) * (1 - squares)
     shifted = jnp.where(usable, slope * level * spread, 0).sum()

@@ -1,6 +1,6 @@
-"""How data is spread over clients: partitioners and what a partition looks like.
+"""How data is spread over clients: partitioners, statistics of a partition, and participation in rounds.
 
-All of this prepares data on the host, in NumPy; see `docs/partitions.md` for when to use which.
+All functions run on the host, in NumPy; `docs/partitions.md` says which partitioner to use when.
 """
 
 from covfree.federation.dirichlet_partition import dirichlet as dirichlet

@@ -1,4 +1,4 @@
-"""What the partitioners share: their arguments checked, and examples listed class by class."""
+"""Helpers of the partitioners: argument checks, and a list of the examples by class."""
 
 import math
 import operator
@@ -12,7 +12,7 @@ Clients = Int32[np.ndarray, "n"]
 
 
 def check_integer(name: str, value: object, minimum: int) -> int:
-    """`value` as a Python int of at least `minimum`; a bool or a float is a `TypeError`."""
+    """Return `value` as a Python int of at least `minimum`; a bool or a float is a `TypeError`."""
     try:
         if isinstance(value, bool | np.bool_):
             raise TypeError
@@ -27,7 +27,7 @@ def check_integer(name: str, value: object, minimum: int) -> int:
 def check_real(
     name: str, value: object, *, above: float | None = None, minimum: float | None = None
 ) -> float:
-    """`value` as a finite float, greater than `above` or at least `minimum`."""
+    """Return `value` as a finite float, greater than `above` or at least `minimum`."""
     try:
         if isinstance(value, str | bytes | bool | np.bool_):
             raise TypeError
@@ -46,7 +46,7 @@ def check_real(
 
 
 def check_integers(name: str, values: ArrayLike, minimum: int) -> np.ndarray:
-    """`values` as a 1-D NumPy array of integers, none of which is below `minimum`."""
+    """Return `values` as a 1-D NumPy array of integers, none below `minimum`."""
     array = np.asarray(values)
     if array.ndim != 1:
         raise ValueError(f"{name} must be one-dimensional, got shape {array.shape}")
@@ -61,14 +61,14 @@ def check_integers(name: str, values: ArrayLike, minimum: int) -> np.ndarray:
 
 
 def check_num_examples(labels: ArrayLike | int) -> int:
-    """n, of a partitioner that never looks at the labels and therefore also takes n in their place."""
+    """Return n for a partitioner that does not use the labels, and so accepts n in their place."""
     if np.ndim(labels) == 0:
         return check_integer("labels, as a number of examples,", labels, minimum=1)
     return check_integers("labels", labels, minimum=0).size
 
 
 def check_num_partitions(num_partitions: object, num_examples: int) -> int:
-    """K, with 1 ≤ K ≤ n: with more clients than examples some would be empty by necessity."""
+    """Return K after checking 1 ≤ K ≤ n: with more clients than examples, some would have to be empty."""
     count = check_integer("num_partitions", num_partitions, minimum=1)
     if count > num_examples:
         raise ValueError(
@@ -83,7 +83,7 @@ def generator(seed: object) -> np.random.Generator:
 
 
 def equal_sizes(num_examples: int, num_partitions: int) -> Int64[np.ndarray, "clients"]:
-    """Sizes that sum to n and differ by at most one, the larger ones first."""
+    """Return sizes that sum to n and differ by at most one, the larger ones first."""
     sizes = np.full(num_partitions, num_examples // num_partitions, np.int64)
     sizes[: num_examples % num_partitions] += 1
     return sizes

@@ -27,29 +27,29 @@ def inner_dirichlet(
     filling: Literal["sequential", "interleaved"] = "sequential",
     seed: int,
 ) -> Clients:
-    """Dirichlet class proportions for each client, with client sizes given (equal by default).
+    """Partition with Dirichlet class proportions for each client, and given client sizes (equal by default).
 
-    Client k draws proportions p_k ~ Dir(α·1_C) over the C classes that occur in `labels`. It fills its places
-    one by one: draw a class from p_k, take a random example of it. A class that has run out is dropped, and
-    every p_k is renormalised over the rest. What differs between implementations is whose turn it is:
+    Client k draws proportions p_k ~ Dir(α·1_C) over the C classes that occur in `labels`. It takes its
+    examples one by one: draw a class from p_k, take a random example of it. A class that has run out is
+    dropped, and every p_k is renormalised over the rest. Implementations differ in the order of the clients:
 
-    - "sequential": client 0 is filled, then client 1, and so on, so that the last clients share the few
-      classes that are left. So do the official codes of FedNCM (Legate et al., NeurIPS 2023,
-      arXiv:2306.03937) and FedCOF (arXiv:2412.14326). FedCOF's 100 clients on CIFAR-100 at α = 0.1 hold about
-      2,920 pairs of client and class by this law; the paper counts 2,870.
-    - "interleaved": at every step one of the clients that are not yet full, uniformly. So do Acar et al.,
-      "Federated Learning Based on Dynamic Regularization" (ICLR 2021, arXiv:2111.04263), and Flower Datasets'
-      `InnerDirichletPartitioner`. The same setting gives about 3,370 pairs.
+    - "sequential": client 0 takes all its examples, then client 1, and so on, so the last clients share the
+      few classes that are left. This is the order in the official code of FedNCM (Legate et al., NeurIPS
+      2023, arXiv:2306.03937) and FedCOF (arXiv:2412.14326). With 100 clients on CIFAR-100 at α = 0.1, it
+      gives about 2,920 pairs of client and class; the FedCOF paper counts 2,870.
+    - "interleaved": every step takes one of the clients that are not yet full, uniformly. This is the order
+      of Acar et al., "Federated Learning Based on Dynamic Regularization" (ICLR 2021, arXiv:2111.04263), and
+      of Flower Datasets' `InnerDirichletPartitioner`. The same setting gives about 3,370 pairs.
 
     Hsu et al. (arXiv:1909.06335) draw p_k ~ Dir(α·q) with q the class frequencies, which sum to one: for C
-    balanced classes their α is C times the one here. The law here knows nothing of q: on imbalanced data even
-    a large α gives clients equal shares of all classes for as long as the rare ones last.
+    balanced classes their α is C times the one here. Here p_k does not depend on q: on imbalanced data even a
+    large α gives clients equal shares of all classes, until the rare ones run out.
 
-    The p_k are never formed. Given the classes c that client k has drawn n_kc times so far, its next draw is
-    c with probability (α + n_kc) / Σ_c' (α + n_kc'), sums over the classes that are left (Pólya's urn; a
-    Dirichlet vector restricted to some classes and renormalised is a Dirichlet again, so dropping classes
-    changes nothing). That is the same law, without underflow at small α, in O(n + clients + classes) time and
-    memory.
+    The p_k are not drawn. Instead, if client k has drawn class c n_kc times so far, its next class is c with
+    probability (α + n_kc) / Σ_c' (α + n_kc'), summed over the classes that are left (Pólya's urn). Dropping
+    classes does not change this, as a Dirichlet vector restricted to some classes and renormalised is again
+    Dirichlet. The distribution is the same, without underflow at small α, in O(n + clients + classes) time
+    and memory.
 
     Args:
         labels: [n] class of each example, integers ≥ 0.
@@ -58,7 +58,7 @@ def inner_dirichlet(
             holds.
         partition_sizes: [K] examples for each client, ≥ 0; a sum below n leaves examples unassigned. By
             default all n examples, in sizes that differ by at most one.
-        filling: whose turn it is to draw, see above.
+        filling: the order in which clients draw, see above.
         seed: seed of the draw, ≥ 0.
 
     Returns:
@@ -111,7 +111,7 @@ def inner_dirichlet(
 
 
 def _random_turns(room: list[int], rng: np.random.Generator) -> np.ndarray:
-    """Clients in the order in which they draw, each step one with `room` left, uniformly."""
+    """Draw the order in which clients take examples: each step one with `room` left, uniformly."""
     uniform = _uniforms(rng).__next__
     clients = _OpenSet(room)
     turns = []
@@ -125,12 +125,13 @@ def _random_turns(room: list[int], rng: np.random.Generator) -> np.ndarray:
 def _urn_draws(
     turns: list[int], num_clients: int, counts: list[int], alpha: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """Draw a class for each turn of a client, when there are `counts` examples of the classes.
+    """Draw a class for each turn of a client; there are `counts` examples of each class.
 
-    With m earlier draws by the client, all of classes still open, of which there are `fresh`, the urn's law
-    (α + n_c) / (α·fresh + m) is a mixture: with probability α·fresh / (α·fresh + m) any open class uniformly,
-    otherwise the class of a uniformly chosen earlier draw. An earlier draw of a class that has since run out
-    leaves the urn when it is met, and the choice is made anew: rejection sampling, which keeps the law.
+    Let `fresh` classes be open, that is, have examples left, and let the client have made m draws of these.
+    The urn's probabilities (α + n_c) / (α·fresh + m) are a mixture: with probability α·fresh / (α·fresh + m)
+    any open class uniformly, otherwise the class of a uniformly chosen earlier draw. If that class has run
+    out, the earlier draw is removed from the urn and the choice is repeated: rejection sampling, which gives
+    the same distribution.
     """
     uniform = _uniforms(rng).__next__
     classes = _OpenSet(counts)
@@ -157,7 +158,7 @@ def _urn_draws(
 
 
 class _OpenSet:
-    """Which indices have some `left`: `items`, in no particular order, updated in constant time."""
+    """The indices with some `left`: `items`, in no particular order, updated in constant time."""
 
     def __init__(self, numbers: list[int]):
         self.left = list(numbers)
@@ -165,7 +166,7 @@ class _OpenSet:
         self._place = {item: place for place, item in enumerate(self.items)}
 
     def use(self, item: int) -> None:
-        """Take one of `item`, which closes when it was the last."""
+        """Take one of `item`; after the last one, `items` no longer has it."""
         self.left[item] -= 1
         if not self.left[item]:
             place, last = self._place.pop(item), self.items.pop()
@@ -175,7 +176,7 @@ class _OpenSet:
 
 
 def _uniforms(rng: np.random.Generator) -> Iterator[float]:
-    """Endless uniform numbers in [0, 1), drawn in blocks, as NumPy is slow to draw one at a time."""
+    """Yield uniform numbers in [0, 1) without end. They are drawn in blocks: NumPy is slow one at a time."""
     while True:
         yield from rng.random(4096).tolist()
 
@@ -190,25 +191,25 @@ def dirichlet(
     max_attempts: int = 10,
     seed: int,
 ) -> Clients:
-    """Dirichlet proportions over the clients for each class: label skew and quantity skew in one.
+    """Partition with Dirichlet proportions over the clients for each class: label and quantity skew in one.
 
     For each class c, p_c ~ Dir(α·1_K) over the K clients, and client k gets N_c·p_ck of its N_c examples, up
     to rounding: Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks" (ICML 2019,
     arXiv:1905.12022), and Flower Datasets' `DirichletPartitioner`. The size of a client is random.
 
     The rounding is systematic: with u uniform in [0, 1), client k gets the examples from ⌊N_c·P_c,k-1 + u⌋ to
-    ⌊N_c·P_ck + u⌋, P the cumulative sums of p_c. So its number is N_c·p_ck on average and within one of it
-    always. Plain floors (u = 0) would hand the last client an example of nearly every class.
+    ⌊N_c·P_ck + u⌋, P the cumulative sums of p_c. So their number has the mean N_c·p_ck and is always within
+    one of it. Plain floors (u = 0) would give the last client an example of nearly every class.
 
     Args:
         labels: [n] class of each example, integers ≥ 0.
         num_partitions: the number of clients K, at most n.
-        alpha: α > 0, the concentration of the symmetric Dirichlet. The smaller, the more a class sits on few
-            clients.
-        min_partition_size: redraw everything until each client has this many examples.
-        self_balancing: in ascending order of classes, give no more to a client that holds more than n/K
-            examples. Client sizes come out more even, and the later classes on fewer clients.
-        max_attempts: draws made before giving up on `min_partition_size`.
+        alpha: α > 0, the concentration of the symmetric Dirichlet. The smaller, the fewer clients hold most
+            of a class.
+        min_partition_size: redraw everything until each client has at least this many examples.
+        self_balancing: go through the classes in ascending order, and give no more to a client that holds
+            more than n/K examples. Client sizes become more even, and fewer clients share the later classes.
+        max_attempts: largest number of draws to meet `min_partition_size`.
         seed: seed of the draw, ≥ 0.
 
     Returns:
@@ -266,7 +267,7 @@ def _class_splits(
         open_clients = np.flatnonzero(sizes <= average) if self_balancing else np.arange(num_partitions)
         cumulative = np.cumsum(rng.dirichlet(np.full(open_clients.size, alpha)))
         cuts = np.minimum(np.floor(cumulative * count + rng.random()), count)
-        cuts[-1] = count  # whatever the rounding of the sum
+        cuts[-1] = count  # despite rounding in the sum
         given = np.diff(cuts, prepend=0).astype(np.int64)
         sizes[open_clients] += given
         splits.append(np.repeat(open_clients, given))

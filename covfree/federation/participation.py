@@ -1,4 +1,4 @@
-"""Which clients take part in which round, and how many rounds it takes to meet them."""
+"""Which clients take part in which round, and after how many rounds all have taken part."""
 
 import math
 
@@ -16,10 +16,10 @@ def participation(
     seed: int,
     replacement: bool = True,
 ) -> Int64[np.ndarray, "rounds drawn"]:
-    """Draw the clients that take part in each round: the schedule.
+    """Draw the clients that take part in each round.
 
-    A round draws ``per_round`` different clients, uniformly. Takes 8 bytes for each entry of the schedule,
-    and with replacement O(K) time for each round.
+    A round draws ``per_round`` different clients, uniformly. Takes 8 bytes for each entry of the result, and
+    with replacement O(K) time for each round.
 
     Args:
         num_clients: K.
@@ -28,7 +28,7 @@ def participation(
         num_rounds: rounds, numbered from 0.
         seed: integer of at least 0.
         replacement: whether a client may be drawn again in a later round. If not, each round draws from
-            the clients not met so far, and the last ones to be met may be fewer than ``per_round``.
+            the clients that have not taken part yet, so later rounds may have fewer than ``per_round``.
 
     Returns:
         The clients of each round, from 0, in no particular order; −1 where the round has fewer clients.
@@ -66,7 +66,7 @@ def first_rounds(
         num_clients: K.
 
     Returns:
-        The round, or −1 for a client that is in none.
+        The round of each client, or −1 if it is in none.
 
     Raises:
         ValueError: if a client is not in [−1, K).
@@ -96,8 +96,8 @@ def rounds_to_meet(num_clients: int, per_round: int | float, share: float = 1.0)
 
     The batch coupon collector: each round draws ``per_round`` different clients uniformly, and rounds are
     independent (`participation` with replacement). Computed exactly but for rounding, as a Markov chain
-    over the number m of clients met: a round meets J new ones, J ~ Hypergeometric(K − m new, m met, b
-    drawn), so with T_m the rounds that are left
+    over the number m of clients that have taken part. A round adds j new ones with the hypergeometric
+    probability p_j of j in b draws from K − m new and m earlier clients. So the rounds T_m that are left have
 
         E T_m = (1 + Σ_{j≥1} p_j E T_{m+j}) / (1 − p_0),
         Var T_m = (Σ_{j≥1} p_j Var T_{m+j} + Σ_{j≥0} p_j (E T_{m+j} + 1 − E T_m)²) / (1 − p_0).
@@ -108,7 +108,7 @@ def rounds_to_meet(num_clients: int, per_round: int | float, share: float = 1.0)
     Args:
         num_clients: K.
         per_round: b, as in `participation`.
-        share: of the clients, in (0, 1]; ⌈share·K⌉ different ones are waited for.
+        share: share of the clients, in (0, 1]: rounds are counted until ⌈share·K⌉ have taken part.
 
     Returns:
         Mean and standard deviation, in rounds.
@@ -128,9 +128,9 @@ def rounds_to_meet(num_clients: int, per_round: int | float, share: float = 1.0)
     share = check_real("share", share, above=0.0)
     if share > 1:
         raise ValueError(f"share must be at most 1, got {share:g}")
-    # Rounded first: 0.07·100 is 7.000000000000001 in floats, and means 7.
+    # Rounded first, as 0.07·100 is 7.000000000000001 in floats and means 7.
     wanted = max(1, math.ceil(round(share * num_clients, 9)))
-    # The first round meets `drawn` clients for sure. Entries past `wanted` stay 0: nothing is left to wait.
+    # The first round always adds `drawn` clients. Entries from `wanted` on stay 0: no rounds are left.
     mean, variance = np.zeros((2, num_clients + 1))
     for met in range(wanted - 1, drawn - 1, -1):
         weight = _new_clients(num_clients - met, met, drawn)
@@ -153,7 +153,7 @@ def _new_clients(unmet: int, met: int, drawn: int) -> np.ndarray:
 
 
 def _clients_per_round(per_round: int | float, num_clients: int) -> int:
-    """``per_round`` as a number of clients in [1, K]."""
+    """Return ``per_round`` as a number of clients in [1, K]."""
     if isinstance(per_round, float | np.floating):
         share = check_real("per_round", per_round, above=0.0)
         if share > 1:

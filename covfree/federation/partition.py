@@ -21,11 +21,10 @@ from covfree.federation.shard_partition import dominant_classes, pathological, s
 def iid(labels: ArrayLike | int, num_partitions: int, *, seed: int) -> Clients:
     """Partition uniformly at random into clients of equal size.
 
-    Flower Datasets' `IidPartitioner`, which deals the examples in their given order; here they are shuffled
-    first.
+    As Flower Datasets' `IidPartitioner`, but the examples are shuffled first.
 
     Args:
-        labels: [n] class of each example, integers ≥ 0, or their number n alone: the labels play no part.
+        labels: [n] class of each example, integers ≥ 0, or only their number n: labels are not used.
         num_partitions: the number of clients K, at most n.
         seed: seed of the draw, ≥ 0.
 
@@ -47,18 +46,18 @@ def iid(labels: ArrayLike | int, num_partitions: int, *, seed: int) -> Clients:
 def lognormal_sizes(
     labels: ArrayLike | int, num_partitions: int, sigma: float | int, *, seed: int
 ) -> Clients:
-    """Quantity skew: client sizes proportional to lognormal draws, examples at random.
+    """Partition uniformly at random into clients of lognormal sizes: quantity skew.
 
-    w_k = exp(σ·z_k) with z_k standard normal; each client has one example, and the n - K others are shared in
-    proportion to w, rounded by largest remainders. Lognormal client sizes are those of the unbalanced
+    w_k = exp(σ·z_k) with z_k standard normal. Each client has one example, and the other n - K are divided
+    in proportion to w, rounded by largest remainders. Lognormal client sizes are those of the unbalanced
     federations of Acar et al. (ICLR 2021, arXiv:2111.04263) and, with σ = 2, of the synthetic data of Li et
     al., "Federated Optimization in Heterogeneous Networks" (MLSys 2020, arXiv:1812.06127).
 
-    For sizes skewed by this law and labels by another, pass the sizes on: `inner_dirichlet(labels, K, alpha,
+    To skew the labels too, pass the sizes to another partitioner: `inner_dirichlet(labels, K, alpha,
     partition_sizes=np.bincount(lognormal_sizes(labels, K, sigma, seed=0)), seed=1)`.
 
     Args:
-        labels: [n] class of each example, integers ≥ 0, or their number n alone: the labels play no part.
+        labels: [n] class of each example, integers ≥ 0, or only their number n: labels are not used.
         num_partitions: the number of clients K, at most n.
         sigma: σ ≥ 0, the standard deviation of the log of a size; 0 gives equal sizes.
         seed: seed of the draw, ≥ 0.
@@ -77,7 +76,7 @@ def lognormal_sizes(
     num_partitions = check_num_partitions(num_partitions, num_examples)
     sigma = check_real("sigma", sigma, minimum=0.0)
     rng = generator(seed)
-    # z before σ: relative to the largest, no weight overflows at any σ.
+    # Relative to the largest z, so that no weight overflows at any σ.
     z = rng.standard_normal(num_partitions)
     weights = np.exp(sigma * (z - z.max()))
     shares = (num_examples - num_partitions) * (weights / weights.sum())
@@ -88,9 +87,9 @@ def lognormal_sizes(
 
 
 def natural_id(ids: ArrayLike) -> Clients:
-    """Partition as the data is by nature: one client for each distinct id (user, hospital, writer, …).
+    """Partition by ids in the data: one client for each distinct id (user, hospital, writer, …).
 
-    Flower Datasets' `NaturalIdPartitioner`. Nothing is drawn. Client k is the k-th smallest id,
+    As Flower Datasets' `NaturalIdPartitioner`. Nothing is random: client k has the k-th smallest id,
     `np.unique(ids)[k]`.
 
     Args:
@@ -108,7 +107,7 @@ def natural_id(ids: ArrayLike) -> Clients:
     array([2, 1, 2, 0], dtype=int32)
     """
     masked = np.ma.getmaskarray(ids) if isinstance(ids, np.ma.MaskedArray) else None
-    # Each item of a list as it is: NumPy would turn a NaN among strings into the id "nan".
+    # Items of a list stay objects: NumPy would turn a NaN among strings into the id "nan".
     array = np.asarray(ids) if hasattr(ids, "dtype") else np.fromiter(cast(Iterable, ids), dtype=object)
     nested = array.dtype == object and array.size and isinstance(array.flat[0], list | np.ndarray)
     if array.ndim != 1 or nested:
@@ -159,7 +158,7 @@ PARTITIONERS: dict[str, Callable[..., Clients]] = {
     "lognormal_sizes": lognormal_sizes,
     "dominant_classes": dominant_classes,
 }
-"""Every partitioner that draws, by name: `f(labels, num_partitions, <its parameters>, seed=seed)`.
+"""The partitioners that draw at random, by name: `f(labels, num_partitions, <its parameters>, seed=seed)`.
 
-`natural_id` is not among them, as it reads a column of the data instead.
+`natural_id` is not one of them: it reads a column of the data.
 """

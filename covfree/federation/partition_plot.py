@@ -1,4 +1,4 @@
-"""A picture of a partition, with Matplotlib, which is imported when the picture is made."""
+"""Plots of a partition. Matplotlib is imported only when a plot is made."""
 
 from os import PathLike
 from typing import TYPE_CHECKING
@@ -20,16 +20,17 @@ def plot_partition(
 ) -> "Figure":
     """Draw the spread of examples over clients and classes.
 
-    On top a map of the first 30 clients against the classes: a disc's area is the number of examples of that
-    class on that client, relative to the largest; beyond 60 classes a cell's shade, on a logarithmic scale.
-    Below, histograms of examples per client, classes per client and clients per class, each with its median.
+    The upper part maps the first 30 clients against the classes. The area of a disc is the number of examples
+    of that class on that client, relative to the largest number; with more than 60 classes, the shade of a
+    cell shows the number instead, on a logarithmic scale. The lower part has histograms of examples per
+    client, classes per client and clients per class, each with its median.
 
-    No window opens and Matplotlib's global state stays as it is, with any backend.
+    Opens no window and leaves Matplotlib's global state as it is, with any backend.
 
     Args:
         statistics: from `partition_statistics`.
-        target: where to draw. A path: the picture is written there, in the format of its suffix. A Matplotlib
-            `Figure`: drawn into, not written. None: a new figure, not written.
+        target: where to draw. With a path, the plot is written there, in the format of its suffix. A
+            Matplotlib `Figure` is drawn into, but not written. With None, a new figure is made, not written.
 
     Returns:
         The Matplotlib `Figure`.
@@ -82,7 +83,7 @@ def _draw_map(figure: "Figure", axes: "Axes", statistics: PartitionStatistics) -
         table = np.zeros((shown, statistics.num_classes))
         table[y, x] = counts
         cells = np.ma.masked_equal(table, 0)
-        # From a blue that is told from white at the size of a pixel.
+        # The lightest blue must be distinct from white even in a single pixel.
         shades = ListedColormap(colormaps["Blues"](np.linspace(0.35, 1, 256)))
         norm = LogNorm(1, max(largest, 2))
         image = axes.imshow(cells, cmap=shades, norm=norm, aspect="auto", interpolation="nearest")
@@ -117,7 +118,7 @@ def _draw_histogram(axes: "Axes", values: np.ndarray, quantity: str, of: str) ->
         edges = np.geomspace(low, high + 1, 21)
         axes.set_xscale("log")
     else:
-        # Bins as wide as a whole number, centred on whole numbers when these are few.
+        # Bin widths are whole numbers; at a width of 1, bins are centred on whole numbers.
         width = max(1, -(-(high - low + 1) // 25))
         edges = np.arange(low, high + width + 1, width) - 0.5
         _integer_ticks(axes)

@@ -1,4 +1,4 @@
-"""What a partition looks like in numbers: client sizes, classes per client, clients per class."""
+"""Statistics of a partition: client sizes, classes per client, clients per class."""
 
 from dataclasses import dataclass
 
@@ -13,11 +13,11 @@ from covfree.federation._arguments import check_integer, check_integers
 class PartitionStatistics:
     """Counts of a partition of n examples of C classes over K clients, from `partition_statistics`.
 
-    A pair is a client and a class of which it holds an example: what a method of class means sends one mean
-    for.
+    A pair is a client and a class of which it holds an example. Methods that send class means send one mean
+    for each pair.
 
     Attributes:
-        num_examples: n, with the unassigned.
+        num_examples: n, including unassigned examples.
         num_unassigned: examples that no client holds.
         sizes: [K] examples of each client.
         classes_per_client: [K] classes that each client holds.
@@ -25,7 +25,7 @@ class PartitionStatistics:
         label_entropy: [K] entropy of the labels on each client in bits: log2(C) if it holds all classes
             evenly, 0 if it holds one class or nothing.
         pair_clients: [M] client of each pair, ascending.
-        pair_labels: [M] class of each pair, ascending for a client.
+        pair_labels: [M] class of each pair, ascending within a client.
         pair_counts: [M] examples of each pair, at least 1.
     """
 
@@ -41,12 +41,12 @@ class PartitionStatistics:
 
     @property
     def num_clients(self) -> int:
-        """K, with the empty clients."""
+        """K, including empty clients."""
         return self.sizes.size
 
     @property
     def num_classes(self) -> int:
-        """C, with the absent classes."""
+        """C, including absent classes."""
         return self.clients_per_class.size
 
     @property
@@ -96,7 +96,7 @@ def partition_statistics(
 ) -> PartitionStatistics:
     """Count the examples of each client and class.
 
-    Work and memory are of order n + K + C; the table [K, C] is never made.
+    Takes time and memory of order n + K + C; the table [K, C] is never made.
 
     Args:
         labels: [n] class of each example, integers ≥ 0.

@@ -1,4 +1,4 @@
-"""Who takes part in which round, who drops out in the middle of it, and who is late."""
+"""Which clients take part in which round, which of them drop out, and which are late."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Schedule(NamedTuple):
     """Which clients are drawn in which round, and when their uploads arrive.
 
     Attributes:
-        clients: the clients drawn in each round, from 0; −1 for nobody. Different ones in a round.
+        clients: the clients drawn in each round, from 0; −1 for nobody. No client is twice in a round.
         delay: rounds until the upload arrives: 0 for the same round, −1 for never.
     """
 
@@ -33,9 +33,9 @@ def schedule(
     dropout: float = 0.0,
     late: float = 0.0,
 ) -> Schedule:
-    """Draw who takes part, who drops out and who is late.
+    """Draw which clients take part in each round, which drop out and which are late.
 
-    The first rounds of a longer schedule are those of a shorter one.
+    A longer schedule from the same seed begins with the rounds of a shorter one.
 
     Args:
         num_clients: K.
@@ -43,8 +43,8 @@ def schedule(
         num_rounds: number of rounds.
         seed: integer of at least 0.
         replacement: whether a client may be drawn again in a later round.
-        dropout: chance that the upload of a client never arrives.
-        late: chance that it arrives one round later, if it arrives at all.
+        dropout: probability that the upload of a client never arrives.
+        late: probability that it arrives one round later, if it arrives.
 
     Returns:
         The schedule.
@@ -60,7 +60,7 @@ def schedule(
         if check_real(name, chance, minimum=0.0) > 1:
             raise ValueError(f"{name} must be at most 1, got {chance:g}")
     clients = participation(num_clients, per_round, num_rounds, seed=seed, replacement=replacement)
-    # A stream of its own: who is drawn does not depend on who drops out.
+    # A random stream of its own, so that dropout does not change which clients are drawn.
     rng = np.random.default_rng([seed, 1])
     chances = rng.random((clients.shape[0], 2, clients.shape[1]))
     delay = np.where(chances[:, 0] < dropout, -1, np.where(chances[:, 1] < late, 1, 0))
@@ -70,18 +70,18 @@ def schedule(
 def as_schedule(
     participation: Schedule | np.ndarray | float | int, num_clients: int, num_rounds: int, *, seed: int
 ) -> Schedule:
-    """Make a schedule of what may stand for one, and check it.
+    """Convert an argument ``participation`` to a `Schedule`, and check it.
 
     Args:
         participation: a `Schedule`; the clients of each round, all of whose uploads arrive; or how many
             clients a round draws, as a number or a share.
         num_clients: K.
-        num_rounds: rounds that the schedule must have, at least.
-        seed: for the draw of a number or a share.
+        num_rounds: smallest number of rounds that the schedule must have.
+        seed: for the draw, if ``participation`` is a number or a share.
 
     Raises:
         TypeError: if an argument has another type.
-        ValueError: if the schedule is too short, names clients that are not there or one twice in a round.
+        ValueError: if the schedule is too short, or has a client that does not exist or is twice in a round.
     """
     num_rounds = check_integer("rounds", num_rounds, minimum=1)
     if isinstance(participation, int | float):

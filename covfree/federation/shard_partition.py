@@ -1,4 +1,4 @@
-"""Label skew by few classes for each client: shards of the sorted examples, or a number of classes."""
+"""Partitions with few classes for each client: shards of the sorted examples, or a number of classes."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -27,26 +27,25 @@ def shards(
     keep_incomplete_shard: bool = False,
     seed: int,
 ) -> Clients:
-    """Examples sorted by label, cut into shards, the shards dealt to the clients at random.
+    """Sort the examples by label, cut them into shards, and give these to the clients at random.
 
     McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data" (AISTATS 2017,
     arXiv:1602.05629), use two shards a client, so that most clients hold two classes. The arguments are those
     of Flower Datasets' `ShardPartitioner`:
 
-    - `num_shards_per_partition` alone: all examples, in K times so many shards whose sizes differ by at most
-      one.
-    - with `shard_size`: as many shards a client, each of exactly this size; the other examples stay
-      unassigned.
-    - `shard_size` alone: all whole shards there are, dealt evenly, so that numbers of shards differ by at
-      most one. The examples that make no whole shard stay unassigned, or form a smaller one with
-      `keep_incomplete_shard`.
+    - `num_shards_per_partition` alone: all examples are cut into shards whose sizes differ by at most one,
+      and each client gets this many.
+    - both: each client gets `num_shards_per_partition` shards of exactly `shard_size` examples; the other
+      examples stay unassigned.
+    - `shard_size` alone: all whole shards are given out, and the clients' numbers of shards differ by at most
+      one. The remaining examples stay unassigned, or form a smaller shard with `keep_incomplete_shard`.
 
     Args:
         labels: [n] class of each example, integers ≥ 0. Ties are sorted at random.
         num_partitions: the number of clients K, at most n.
         num_shards_per_partition: shards for each client, ≥ 1.
         shard_size: examples in a shard, ≥ 1.
-        keep_incomplete_shard: whether the last, smaller shard is dealt too; only for `shard_size` alone.
+        keep_incomplete_shard: whether the last, smaller shard is used too; only for `shard_size` alone.
         seed: seed of the draw, ≥ 0.
 
     Returns:
@@ -118,11 +117,11 @@ def pathological(
     class_assignment_mode: Literal["random", "deterministic", "first-deterministic"] = "random",
     seed: int,
 ) -> Clients:
-    """Exactly so many classes for each client, a class shared evenly by the clients that have it.
+    """Give each client an exact number of classes; clients with the same class share it evenly.
 
-    Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study" (ICDE 2022,
-    arXiv:2102.02079), whose choice is "first-deterministic", and Flower Datasets' `PathologicalPartitioner`.
-    Of the C classes that occur in `labels`, in ascending order, client k has with `class_assignment_mode`
+    From Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study" (ICDE 2022,
+    arXiv:2102.02079), who use "first-deterministic", and Flower Datasets' `PathologicalPartitioner`.
+    Of the C classes that occur in `labels`, in ascending order, `class_assignment_mode` gives client k
 
     - "random": a uniform choice without replacement;
     - "deterministic": the classes k, k + 1, … modulo C;
@@ -133,12 +132,12 @@ def pathological(
         num_partitions: the number of clients K, at most n.
         num_classes_per_partition: classes for each client, from 1 to C.
         class_assignment_mode: how the classes are chosen, see above.
-        seed: seed of the draw, ≥ 0. It also says which examples of a class go to which of its clients.
+        seed: seed of the draw, ≥ 0. It also decides which examples of a class each of its clients gets.
 
     Returns:
         [n] int32 client of each example. No client is empty. The examples of a class that no client has are
-        -1: that never happens with "deterministic" if K ≥ C - `num_classes_per_partition` + 1, nor with
-        "first-deterministic" if K ≥ C, and may at any K with "random".
+        -1. This can happen with "random" at any K, with "deterministic" only if
+        K < C - `num_classes_per_partition` + 1, and with "first-deterministic" only if K < C.
 
     Raises:
         ValueError: an argument is out of its range, or more clients have a class than it has examples.
@@ -210,19 +209,19 @@ def dominant_classes(
     num_shards_per_partition: int = 2,
     seed: int,
 ) -> Clients:
-    """A share of each client's examples from all classes, the rest from its dominant ones.
+    """Give each client a share of examples from all classes, and the rest from a few dominant classes.
 
-    As personalised methods are compared on: Guan et al. (FedCGS, AAAI 2025) take a uniform share of 20 % and
-    clients of equal size, but do not say how many classes dominate, nor how examples are drawn. Here a
-    random part of all examples, of that share, is dealt as `iid` does; the others are sorted by label, cut
-    into shards and dealt as `shards` does.
+    Personalised methods are compared on such partitions. Guan et al. (FedCGS, AAAI 2025) take a uniform share
+    of 20 % and clients of equal size, but do not say how many classes dominate, nor how examples are drawn.
+    Here a random part of all examples, of the size of that share, is divided as by `iid`. The others are
+    sorted by label, cut into shards and given out as by `shards`.
 
     Args:
         labels: [n] class of each example, integers ≥ 0.
         num_partitions: the number of clients K, at most n.
-        uniform_share: from 0 to 1.
-        num_shards_per_partition: shards of the sorted others for each client, ≥ 1; about so many classes
-            dominate.
+        uniform_share: share of the examples that come from all classes, from 0 to 1.
+        num_shards_per_partition: shards of the other, sorted examples for each client, ≥ 1. About this many
+            classes dominate.
         seed: seed of the draw, ≥ 0.
 
     Returns:
@@ -248,7 +247,7 @@ def dominant_classes(
     per_client = check_integer("num_shards_per_partition", num_shards_per_partition, minimum=1)
     rng = generator(seed)
     sizes = equal_sizes(labels.size, num_partitions)
-    # Cumulated before rounding, so that the share is that of all examples.
+    # Cumulated before rounding, so that the share of all examples is as given.
     uniform = np.diff(np.rint(share * np.append(0, np.cumsum(sizes))).astype(np.int64))
     order = rng.permutation(labels.size)
     clients = np.empty(labels.size, np.int32)

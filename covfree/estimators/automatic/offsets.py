@@ -54,7 +54,7 @@ class Offsets(NamedTuple):
     Attributes:
         strength: λ_j; 0 where Σ̂ does not hold δ_j.
         vector: z_j; 0 there.
-        share: γ_cj, the weight of δ_j in the mean of class c.
+        share: p_cj, the weight of δ_j in the mean of class c.
         unseen: λ of as many more directions, of which only the strength is known.
         copies: how many there are of each of these: 0 where the sums are of all clients.
         noise: c.
