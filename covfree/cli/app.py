@@ -12,7 +12,7 @@ import covfree
 from covfree.checks import check_strength
 from covfree.cli import report
 from covfree.cli.backbones import backbones_command
-from covfree.cli.compare import Federation, Result, Run, compare, environment, make_methods, title_of
+from covfree.cli.compare import Federation, Result, Run, compare, entries, environment, make_methods, title_of
 from covfree.cli.extract import extract_command
 from covfree.cli.finetune import finetune_command
 from covfree.cli.options import (
@@ -38,7 +38,6 @@ from covfree.cli.source import heading, source_of
 from covfree.cli.tables import show
 from covfree.data import load
 from covfree.federation import partition_statistics, plot_partition
-from covfree.methods import registry
 
 app = typer.Typer(
     name="covfree",
@@ -58,7 +57,7 @@ def compare_command(
     backbone: Annotated[str | None, NETWORK] = None,
     weights: Annotated[str | None, WEIGHTS] = None,
     methods: Annotated[
-        str, typer.Option(help=f"'all', or comma-separated: {', '.join(registry())}.")
+        str, typer.Option(help=f"'all', or comma-separated: {', '.join(entries())}.")
     ] = "fedncm,fed3r,fedcof",
     clients: NumClients = 100,
     alpha: Alpha = 0.1,
@@ -89,6 +88,10 @@ def compare_command(
     num_components: Annotated[
         int | None, typer.Option(help="Gaussians of a client's class, for fedpft.")
     ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of products, for fedcof-refined.")] = None,
+    directions: Annotated[
+        int | None, typer.Option(help="Directions of such a round, at most, for fedcof-refined.")
+    ] = None,
     noise: Annotated[
         str | None,
         typer.Option(help="Noise on the counts that clients send: uniform:ε, gaussian:ε or laplace:ε."),
@@ -114,6 +117,8 @@ def compare_command(
         "num_sketches": num_sketches,
         "num_features": num_features,
         "num_components": num_components,
+        "rounds": rounds,
+        "directions": directions,
     }
     for name, size in sizes.items():
         if size is not None:

@@ -11,12 +11,19 @@ from statistics import fmean, median, stdev
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import covfree
 from covfree.data import FeatureSet
 from covfree.federation import PARTITIONERS
-from covfree.methods import Method, registry
+from covfree.methods import Method
+from covfree.methods import registry as methods_of_one_round
+from covfree.methods.registry import Entry
+from covfree.refine import Refined
+from covfree.refine import registry as refined_methods
+from covfree.refine.registry import Entry as RefinedEntry
+from covfree.statistics.products import scatter_products
 from covfree.types import Message
 
 T = TypeVar("T")
@@ -76,6 +83,7 @@ class Run:
         seed: of the split, the partition and the method.
         accuracy: share of the test examples that the head gets right, in [0, 1].
         sent: bytes up of all clients.
+        received: bytes down to all clients, before the head.
         clients: clients that hold examples.
         rows: rows that the phases summed over.
         client_flops: floating-point operations of all clients, from features to what they send.
@@ -87,6 +95,7 @@ class Run:
     seed: int
     accuracy: float
     sent: covfree.SentBytes
+    received: int
     clients: int
     rows: int
     client_flops: int
@@ -117,31 +126,36 @@ class Result:
         return median(value(run) for run in self.runs)
 
 
-def make_methods(names: Sequence[str], numbers: Mapping[str, Any]) -> dict[str, Method]:
-    """Methods of the registry by name, each with those of the numbers that it accepts.
+def entries() -> dict[str, Entry | RefinedEntry]:
+    """All named methods, of one round and of more."""
+    return {**methods_of_one_round(), **refined_methods()}
+
+
+def make_methods(names: Sequence[str], numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Methods of the registries by name, each with those of the numbers that it accepts.
 
     Raises:
         ValueError: if a name is unknown or given twice, or a number is accepted by none of the methods.
     """
-    entries = registry()
+    known = entries()
     for name in names:
-        if name not in entries:
-            raise ValueError(f"methods: unknown method {name!r}; expected some of {', '.join(entries)}")
+        if name not in known:
+            raise ValueError(f"methods: unknown method {name!r}; expected some of {', '.join(known)}")
     if len(set(names)) < len(names) or not names:
         raise ValueError(f"methods: expected different names, got {', '.join(names) or 'none'}")
     for number in numbers:
-        if not any(number in entries[name].accepts for name in names):
-            takers = [name for name, entry in entries.items() if number in entry.accepts]
+        if not any(number in known[name].accepts for name in names):
+            takers = [name for name, entry in known.items() if number in entry.accepts]
             raise ValueError(f"{number}: none of the methods takes it; expected one of {', '.join(takers)}")
     return {
-        name: entries[name].make(**{k: v for k, v in numbers.items() if k in entries[name].accepts})
+        name: known[name].make(**{k: v for k, v in numbers.items() if k in known[name].accepts})
         for name in names
     }
 
 
 def title_of(name: str, numbers: Mapping[str, Any]) -> str:
     """How tables name a method: by its title, in which numbers given replace the defaults in parentheses."""
-    entry = registry()[name]
+    entry = entries()[name]
     title, defaults, _ = entry.title.partition(" (")
     given = [f"{number}={value}" for number, value in numbers.items() if number in entry.accepts]
     return f"{title} ({', '.join(given)})" if defaults and given else entry.title
@@ -149,7 +163,7 @@ def title_of(name: str, numbers: Mapping[str, Any]) -> str:
 
 def compare(
     datasets: Callable[[int], FeatureSet],
-    methods: Mapping[str, Method],
+    methods: Mapping[str, Method | Refined],
     federation: Federation,
     seeds: Iterable[int],
 ) -> Iterator[Run]:
@@ -173,31 +187,73 @@ def compare(
                 raise ValueError(f"{name}: {error}") from error
 
 
-def _run(name: str, method: Method, data: FeatureSet, train: tuple[jax.Array, ...], seed: int) -> Run:
+def _run(
+    name: str, method: Method | Refined, data: FeatureSet, train: tuple[jax.Array, ...], seed: int
+) -> Run:
     features, labels, owners = train
+    first = method.method if isinstance(method, Refined) else method
     key = jax.random.key(seed)
-    rows, summary_seconds = timed(partial(covfree.summarise, method, features, labels, owners, key=key))
+    rows, summary_seconds = timed(partial(covfree.summarise, first, features, labels, owners, key=key))
     # Where the message is rows, the server evaluates the phases; else the clients do and sums are sent.
-    totals, phase_seconds = timed(partial(covfree.accumulate, method, rows, num_classes=data.num_classes))
-    head, solve_seconds = timed(partial(covfree.solve_totals, method, *totals))
-    by_server = method.message is None
+    totals, phase_seconds = timed(partial(covfree.accumulate, first, rows, num_classes=data.num_classes))
+    by_server = first.message is None
+    client_seconds = summary_seconds + (0 if by_server else phase_seconds)
+    server_seconds = phase_seconds if by_server else 0
     # Rows are counted as they are, as a transform may have dropped some; matrices were never made one by one.
     sent = (
         covfree.message_bytes(Message(rows))
         if by_server
-        else covfree.sent_bytes(method, labels, owners, dim=features.shape[1])
+        else covfree.sent_bytes(first, labels, owners, dim=features.shape[1])
     )
+    if isinstance(method, Refined):
+        head, seconds = _refined(method, totals, features, jnp.where(owners >= 0, labels, -1))
+        client_seconds, server_seconds = client_seconds + seconds[0], server_seconds + seconds[1]
+        # A round sends no rows, so that no transform drops any.
+        plain, whole = (
+            covfree.sent_bytes(each, labels, owners, dim=features.shape[1]) for each in (first, method)
+        )
+        sent = sent._replace(statistics=sent.statistics + whole.statistics - plain.statistics)
+    else:
+        head, seconds = timed(partial(covfree.solve_totals, method, *totals))
+        server_seconds += seconds
     return Run(
         method=name,
         seed=seed,
         accuracy=float(covfree.evaluate(head, data.test_features, data.test_labels)),
         sent=sent,
+        received=covfree.received_bytes(method, labels, owners, dim=features.shape[1]),
         clients=len(np.unique(owners[owners >= 0])),
         rows=int((np.asarray(rows.count) > 0).sum()),
         client_flops=covfree.client_flops(method, labels, owners, dim=features.shape[1]),
-        client_seconds=summary_seconds + (0 if by_server else phase_seconds),
-        server_seconds=solve_seconds + (phase_seconds if by_server else 0),
+        client_seconds=client_seconds,
+        server_seconds=server_seconds,
     )
+
+
+def _refined(
+    method: Refined, totals: tuple[Any, ...], features: jax.Array, labels: jax.Array
+) -> tuple[Any, tuple[float, float]]:
+    """The refined head, as `covfree.fit` makes it, and seconds of the clients' products and of the server."""
+    progress, by_server = timed(
+        partial(jax.jit(lambda method, totals: method.begin(*totals)), method, totals)
+    )
+    by_clients = 0.0
+    mapped, products, advance = (
+        jax.jit(function)
+        for function in (
+            lambda method, features: method.method.mapped(features),
+            scatter_products,
+            lambda method, progress, products: method.advance(progress, *products),
+        )
+    )
+    features = mapped(method, features)
+    for _ in method.asked(*progress.search.right.shape):
+        asked = progress.moments.mean, progress.search.directions
+        answer, seconds = timed(partial(products, features, labels, *asked))
+        by_clients += seconds
+        progress, seconds = timed(partial(advance, method, progress, answer))
+        by_server += seconds
+    return method.head(progress), (by_clients, by_server)
 
 
 def timed(function: Callable[[], T]) -> tuple[T, float]:

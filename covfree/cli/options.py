@@ -12,8 +12,8 @@ import typer
 import covfree
 from covfree.backbones import BACKBONES
 from covfree.checks import check_strength
+from covfree.cli.compare import entries
 from covfree.federation import PARTITIONERS
-from covfree.methods import registry
 from covfree.transforms import Transform
 
 
@@ -60,7 +60,7 @@ WEIGHTS = typer.Option(
 def method_names(methods: str) -> list[str]:
     """Names that are separated by commas; all of them for 'all'."""
     if methods.strip() == "all":
-        return list(registry())
+        return list(entries())
     return split_names(methods)
 
 

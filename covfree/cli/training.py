@@ -107,7 +107,7 @@ class Start(NamedTuple):
 def make_start(init: str, task: Task, seed: int) -> Start:
     """A random head, or that of a method, with the temperature that fits the training examples best."""
     features, classes = task.data.train_features, task.data.num_classes
-    clients, uploaded, seconds = 0, 0, 0.0
+    clients, uploaded, received, seconds = 0, 0, 0, 0.0
     if init == RANDOM:
         head = random_head(features.shape[1], classes, key=jax.random.key(seed))
         # As closed-form heads have it, so that all starts share compiled functions.
@@ -127,7 +127,8 @@ def make_start(init: str, task: Task, seed: int) -> Start:
             raise ValueError(f"--init {init}: {error}; only linear heads can be trained") from error
         clients = len(np.unique(task.clients[task.clients >= 0]))
         uploaded = covfree.sent_bytes(method, labels, task.clients, dim=features.shape[1]).statistics
-    sizes = {"clients": clients, "bytes_up": uploaded, "bytes_down": 0}
+        received = covfree.received_bytes(method, labels, task.clients, dim=features.shape[1])
+    sizes = {"clients": clients, "bytes_up": uploaded, "bytes_down": received}
     return Start(head, {"round": 0, **sizes, "seconds": seconds})
 
 

@@ -9,6 +9,7 @@ from jaxtyping import Integer
 
 from covfree.methods import Method
 from covfree.methods.method import check_method
+from covfree.refine.refined import Refined
 from covfree.statistics import count_rows
 from covfree.types import AnyArray, Message
 
@@ -69,7 +70,7 @@ def message_bytes(message: Message) -> SentBytes:
 
 
 def sent_bytes(
-    method: Method,
+    method: Method | Refined,
     labels: Integer[AnyArray, " examples"],
     clients: Integer[AnyArray, " examples"],
     *,
@@ -78,14 +79,18 @@ def sent_bytes(
     """Compute the bytes that all clients of a federation send, without making their messages.
 
     Equal to the sum of `message_bytes` over the clients' messages (float32), unless a transform of the method
-    drops rows. A client without examples sends nothing.
+    drops rows. A client without examples sends nothing. Of a refined method the rounds after the first are
+    counted too, in each of which a client sends d·q numbers and two more.
 
     Args:
-        method: the method.
-        labels: classes of all examples; below 0 is padding.
+        method: the method, or `covfree.refined` of one.
+        labels: classes of all examples; below 0 is padding. A refined method's C is the largest plus 1.
         clients: their clients; below 0 is padding.
         dim: d of the features, before any map of them.
     """
+    if isinstance(method, Refined):
+        first = sent_bytes(method.method, labels, clients, dim=dim)
+        return first._replace(statistics=first.statistics + _of_products(method, labels, clients, dim, 2))
     check_method(method)
     labels, clients = np.asarray(labels), np.asarray(clients)
     dim = dim if method.feature_map is None else method.feature_map.num_features
@@ -95,6 +100,44 @@ def sent_bytes(
     rows, senders = count_rows(labels, clients), count_senders(labels, clients)
     matrices = method.message.num_matrices(num_rows=rows, num_clients=senders)
     return SentBytes(formula_bytes(num_rows=rows, dim=dim, num_matrices=matrices), 8 * rows)
+
+
+def received_bytes(
+    method: Method | Refined,
+    labels: Integer[AnyArray, " examples"],
+    clients: Integer[AnyArray, " examples"],
+    *,
+    dim: int,
+) -> int:
+    """Compute the bytes that clients receive before the head is made: 0 but for refined methods.
+
+    In each round after the first, each client with examples receives d·q numbers, the directions. The head
+    itself is not counted, as in no method.
+
+    Args:
+        method: see `sent_bytes`.
+        labels: see `sent_bytes`.
+        clients: see `sent_bytes`.
+        dim: see `sent_bytes`.
+
+    >>> import covfree, numpy as np
+    >>> labels, clients = np.arange(6) % 3, np.array([0, 0, 0, 1, 1, 1])
+    >>> received_bytes(covfree.refined(covfree.fedcof(), 2), labels, clients, dim=50)
+    3200
+    """
+    if isinstance(method, Refined):
+        return _of_products(method, labels, clients, dim, 0)
+    check_method(method)
+    return 0
+
+
+def _of_products(method: Refined, labels: AnyArray, clients: AnyArray, dim: int, more: int) -> int:
+    """Bytes of a d × q matrix, and of some numbers more, for each client and round after the first."""
+    labels, clients = np.asarray(labels), np.asarray(clients)
+    mapping = method.method.feature_map
+    dim = dim if mapping is None else mapping.num_features
+    numbers = sum(dim * asked + more for asked in method.asked(dim, int(labels.max(initial=0)) + 1))
+    return FLOAT_BYTES * count_senders(labels, clients) * numbers
 
 
 def count_senders(labels: np.ndarray, clients: np.ndarray) -> int:

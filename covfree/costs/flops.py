@@ -8,12 +8,13 @@ from jaxtyping import Integer
 from covfree.costs.bytes import count_senders
 from covfree.methods import Method
 from covfree.methods.method import check_method
+from covfree.refine.refined import Refined
 from covfree.statistics import count_rows
 from covfree.types import AnyArray
 
 
 def client_flops(
-    method: Method,
+    method: Method | Refined,
     labels: Integer[AnyArray, " examples"],
     clients: Integer[AnyArray, " examples"],
     *,
@@ -23,7 +24,8 @@ def client_flops(
 
     Leading terms alone; a multiplication and an addition count as two. Class means cost n·d. Gram matrices
     and covariances cost 2·n·d² more, AFL's own solutions d³/3 + 2·d²·C_k more for each client, a map to D
-    features 2·n·d·D more. The backbone's forward pass, usually far more, is left out.
+    features 2·n·d·D more, and each round of a refined method 4·n·d·q. The backbone's forward pass, usually
+    far more, is left out.
 
     Args:
         method: the method.
@@ -36,8 +38,14 @@ def client_flops(
     >>> [client_flops(m, labels, clients, dim=50) for m in (covfree.fedcof(), covfree.fed3r())]
     [5000, 505000]
     """
-    check_method(method)
     labels, clients = np.asarray(labels), np.asarray(clients)
+    if isinstance(method, Refined):
+        first = client_flops(method.method, labels, clients, dim=dim)
+        mapping = method.method.feature_map
+        dim = dim if mapping is None else mapping.num_features
+        asked = sum(method.asked(dim, int(labels.max(initial=0)) + 1))
+        return first + 4 * int(((labels >= 0) & (clients >= 0)).sum()) * dim * asked
+    check_method(method)
     kept = (labels >= 0) & (clients >= 0)
     labels, clients = labels[kept], clients[kept]
     flops, size = 0, len(labels)

@@ -7,6 +7,8 @@ not the number of rows: Σ_c (K_c − 1), or fewer where classes weigh different
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -125,15 +127,16 @@ def loading(
     # A covariance of that size and trace; no such rule looks further.
     covariance = Scatter(jnp.zeros((1, dim), variance.dtype), variance, factored=True)
     freedom = Freedom(degrees[None], jnp.ones_like(degrees)[None])
-    return shrinkage.rule(jnp.asarray(shrinkage.strength), covariance, None, freedom, None)[1]  # pyright: ignore[reportArgumentType]
+    nobody: Any = None
+    return shrinkage.rule(jnp.asarray(shrinkage.strength), covariance, nobody, freedom, None)[1]
 
 
 def check_loading(shrinkage: Shrinkage) -> None:
     """Raise unless the rule adds γI and looks at no more than the mean variance and ν."""
     if shrinkage.rule not in (_identity, _relative, _pseudo_observations):
         raise ValueError(
-            "shrinkage: expected a number, relative(…) or pseudo_observations(), as no more than the trace of "
-            f"the exact covariance is known; got {shrinkage!r}"
+            "shrinkage: expected a number, relative(…) or pseudo_observations(), as of the exact covariance "
+            f"no more than the trace is known; got {shrinkage!r}"
         )
 
 

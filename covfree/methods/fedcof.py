@@ -244,7 +244,7 @@ def linear_system(method: Method) -> tuple[Within, ScatterChoice | None]:
     """How a method of FedCOF's kind makes the matrix of its linear head.
 
     Returns:
-        Its estimate of the within-class scatter, and of a ridge head the parts of the Gram matrix; None of LDA.
+        Its estimate of the within-class scatter, and the parts of a ridge head's Gram matrix; None for LDA.
 
     Raises:
         ValueError: if the method has no such head.
@@ -254,8 +254,8 @@ def linear_system(method: Method) -> tuple[Within, ScatterChoice | None]:
         if method.head.function is (lda_head if gram is None else ridge_head):
             return within, gram
     raise ValueError(
-        "method: expected one with an LDA or ridge head of an estimated covariance, such as covfree.fedcof(), "
-        f"got {method.name!r}"
+        "method: expected one with an LDA or ridge head of an estimated covariance, such as "
+        f"covfree.fedcof(), got {method.name!r}"
     )
 
 

@@ -2,3 +2,4 @@
 
 from covfree.refine.refined import Refined as Refined
 from covfree.refine.refined import refined as refined
+from covfree.refine.registry import registry as registry

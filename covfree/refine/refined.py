@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +21,7 @@ from covfree.methods.fedcof import linear_system
 from covfree.methods.method import Method, check_method
 from covfree.methods.summaries import Examples
 from covfree.refine.search import Search, advance, begin
+from covfree.transforms import Transform
 from covfree.types import Head, LinearHead, Moments, Scalar
 
 
@@ -57,6 +58,10 @@ class Refined:
     def name(self) -> str:
         """Of the method, and what becomes of it."""
         return f"{self.method.name}-refined"
+
+    def with_transforms(self, *transforms: Transform) -> Refined:
+        """With transforms of the rows that clients send in the first round; see `Method.with_transforms`."""
+        return replace(self, method=self.method.with_transforms(*transforms))
 
     def asked(self, dim: int, num_classes: int) -> list[int]:
         """How many directions each round asks for: q, until d of them are known."""
@@ -178,7 +183,8 @@ def refined(
         )
     if getattr(method.summary, "num_subsets", None) != 1:
         raise ValueError(
-            f"method: expected one whose clients send one mean for each class, num_subsets=1; got {method.name!r}"
+            "method: expected one whose clients send one mean for each class, num_subsets=1; got "
+            f"{method.name!r}"
         )
     if gram == "between":
         raise ValueError(
@@ -187,6 +193,6 @@ def refined(
     if shrinkage is None:
         own = method.params
         shrinkage = own if own.rule is diagonal_loading(0.0).rule else pseudo_observations()
-    shrinkage = as_shrinkage(shrinkage)
-    check_loading(shrinkage)
-    return Refined(method, shrinkage, rounds, directions)
+    exact = as_shrinkage(shrinkage)  # pyright: ignore[reportArgumentType]
+    check_loading(exact)
+    return Refined(method, exact, rounds, directions)

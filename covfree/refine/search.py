@@ -1,6 +1,6 @@
 """Solve A W = M where A is known by its products alone, in a few rounds of many directions each.
 
-Block conjugate gradients with a block BFGS step from an approximate inverse; ``docs/refinement.md`` derives it.
+Block conjugate gradients, and a block BFGS step from an approximate inverse: see ``docs/refinement.md``.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class _Sent(NamedTuple):
     matrix: AnyArray | None
 
 
-class PhaseTotals(NamedTuple):
+class _Totals(NamedTuple):
     """What the server knows between the rounds of a method's phases.
 
     Attributes:
@@ -48,27 +48,27 @@ class PhaseTotals(NamedTuple):
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class OneShot:
+class _OneShot:
     """The method and C, as an algorithm's numbers."""
 
     method: Method
     num_classes: int = field(metadata={"static": True})
 
 
-class Messages:
+class _Messages:
     """One round, in which each client sends its message."""
 
     @staticmethod
-    def init(shot: OneShot, num_clients: int, key: PRNGKey) -> tuple[None, tuple[()]]:
+    def init(shot: _OneShot, num_clients: int, key: PRNGKey) -> tuple[None, tuple[()]]:
         return None, ()
 
     @staticmethod
-    def broadcast(shot: OneShot, state: None) -> tuple[()]:
+    def broadcast(shot: _OneShot, state: None) -> tuple[()]:
         return ()
 
     @staticmethod
     def client(
-        shot: OneShot, broadcast: tuple[()], data: ClientData, memory: tuple[()], key: PRNGKey
+        shot: _OneShot, broadcast: tuple[()], data: ClientData, memory: tuple[()], key: PRNGKey
     ) -> tuple[_Sent, tuple[()], dict[str, Any]]:
         message = shot.method.made(*data.all(), shot.num_classes, key)
         rows, matrix = _class_sums(message) if message.solved else (message.rows, message.matrix)
@@ -79,11 +79,11 @@ class Messages:
         return _Sent(Table(rows, kept), matrix), (), {}
 
     @staticmethod
-    def server(shot: OneShot, state: None, total: _Sent) -> Message:
+    def server(shot: _OneShot, state: None, total: _Sent) -> Message:
         return Message(total.rows.items, total.matrix)
 
     @staticmethod
-    def result(shot: OneShot, state: Message, memory: tuple[()]) -> Any:
+    def result(shot: _OneShot, state: Message, memory: tuple[()]) -> Any:
         if shot.method.message is None:
             return solve_rows(shot.method, state.rows, num_classes=shot.num_classes)
         return shot.method.solve(*shot.method.merged(state, shot.num_classes))
@@ -104,21 +104,21 @@ def _own_rows(method: Method, features: jax.Array, labels: jax.Array, num_classe
     return method.sent(method.summary.one_client(method.mapped(features), labels, num_classes, key), key)
 
 
-class Phases:
+class _Phases:
     """A round for each of the method's phases, which each client evaluates on its own rows."""
 
     @staticmethod
-    def init(shot: OneShot, num_clients: int, key: PRNGKey) -> tuple[PhaseTotals, jax.Array]:
+    def init(shot: _OneShot, num_clients: int, key: PRNGKey) -> tuple[_Totals, jax.Array]:
         # A client remembers with which key it made its rows: in all rounds they are the same.
-        return PhaseTotals((), jnp.asarray(num_clients, jnp.int32)), jnp.zeros_like(jax.random.key_data(key))
+        return _Totals((), jnp.asarray(num_clients, jnp.int32)), jnp.zeros_like(jax.random.key_data(key))
 
     @staticmethod
-    def broadcast(shot: OneShot, state: PhaseTotals) -> PhaseTotals:
+    def broadcast(shot: _OneShot, state: _Totals) -> _Totals:
         return state
 
     @staticmethod
     def client(
-        shot: OneShot, broadcast: PhaseTotals, data: ClientData, memory: jax.Array, key: PRNGKey
+        shot: _OneShot, broadcast: _Totals, data: ClientData, memory: jax.Array, key: PRNGKey
     ) -> tuple[Any, jax.Array, dict[str, Any]]:
         phase = len(broadcast.totals)
         if phase:
@@ -130,11 +130,11 @@ class Phases:
         return terms, jax.random.key_data(key), {}
 
     @staticmethod
-    def server(shot: OneShot, state: PhaseTotals, total: Any) -> PhaseTotals:
+    def server(shot: _OneShot, state: _Totals, total: Any) -> _Totals:
         return state._replace(totals=(*state.totals, total))
 
     @staticmethod
-    def result(shot: OneShot, state: PhaseTotals, memory: jax.Array) -> Any:
+    def result(shot: _OneShot, state: _Totals, memory: jax.Array) -> Any:
         return solve_totals(shot.method, *state.totals)
 
 
@@ -176,12 +176,12 @@ def as_algorithm(
     check_method(method)
     check_positive("num_classes", num_classes)
     check_choice("uploads", uploads, ("messages", "sums"))
-    parts, rounds = Messages, 1
+    parts, rounds = _Messages, 1
     if uploads == "sums":
         _check_sums(method, num_classes)
-        parts, rounds = Phases, len(method.phases)
+        parts, rounds = _Phases, len(method.phases)
     return Algorithm(
-        OneShot(method, num_classes),
+        _OneShot(method, num_classes),
         method.name if uploads == "messages" else f"{method.name}, sums",
         parts.init,
         parts.broadcast,
@@ -198,9 +198,7 @@ def as_algorithm(
 def _refinement(refined: Refined, num_classes: int, uploads: Literal["messages", "sums"]) -> Algorithm:
     """A refined method's algorithm: that of its method, and a round for each of products."""
     first = as_algorithm(refined.method, num_classes=num_classes, uploads=uploads)
-    numbers = refinement.Refinement(
-        refined, first.params, Messages if uploads == "messages" else Phases, num_classes
-    )
+    numbers = refinement.Refinement(refined, first, num_classes)
     return Algorithm(
         numbers,
         refined.name if uploads == "messages" else f"{refined.name}, sums",

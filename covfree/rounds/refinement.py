@@ -14,7 +14,7 @@ from covfree.estimators import first_moments
 from covfree.estimators.scatter import centred_rows
 from covfree.products import product
 from covfree.refine.refined import Progress, Refined
-from covfree.rounds.algorithm import ClientData
+from covfree.rounds.algorithm import Algorithm, ClientData
 from covfree.statistics import class_means
 from covfree.statistics.products import scatter_products
 from covfree.types import Message, Moments, PRNGKey, Rows
@@ -72,26 +72,24 @@ class Refinement:
 
     Attributes:
         refined: the method.
-        first: numbers of its first rounds' algorithm.
-        parts: functions of its first rounds' algorithm.
+        first: the algorithm of its first rounds.
         num_classes: C.
     """
 
     refined: Refined
-    first: Any
-    parts: Any = field(metadata={"static": True})
+    first: Algorithm
     num_classes: int = field(metadata={"static": True})
 
 
 def init(numbers: Refinement, num_clients: int, key: PRNGKey) -> tuple[Any, Any]:
     """As the first rounds have it."""
-    return numbers.parts.init(numbers.first, num_clients, key)
+    return numbers.first.init(numbers.first.params, num_clients, key)
 
 
 def broadcast(numbers: Refinement, state: Any) -> Any:
     """Directions, once there is a head."""
     if not isinstance(state, _Refining):
-        return numbers.parts.broadcast(numbers.first, state)
+        return numbers.first.broadcast(numbers.first.params, state)
     known, progress = state
     return _Asked(progress.search.directions, progress.moments.mean if known.rows is None else None)
 
@@ -105,7 +103,7 @@ def client(
     freedom; about the means of all clients they are of all its scatter.
     """
     if not isinstance(sent, _Asked):
-        return numbers.parts.client(numbers.first, sent, data, memory, key)
+        return numbers.first.client(numbers.first.params, sent, data, memory, key)
     features, labels = data.all()
     features = numbers.refined.method.mapped(features)
     mean, count = class_means(features, labels, numbers.num_classes)
@@ -120,7 +118,7 @@ def server(numbers: Refinement, state: Any, total: Any) -> Any:
     """Make the first head, then take products."""
     if isinstance(state, _Refining):
         return _advanced(numbers, state, total)
-    method, new = numbers.refined.method, numbers.parts.server(numbers.first, state, total)
+    method, new = numbers.refined.method, numbers.first.server(numbers.first.params, state, total)
     if isinstance(new, Message):
         totals = accumulate(method, new.rows, num_classes=numbers.num_classes)
         known = _Known(new.rows, first_moments(new.rows, numbers.num_classes))
@@ -164,4 +162,4 @@ def result(numbers: Refinement, state: Any, memory: Any) -> Any:
     """The head as it stands."""
     if isinstance(state, _Refining):
         return numbers.refined.head(state.progress)
-    return numbers.parts.result(numbers.first, state, memory)
+    return numbers.first.result(numbers.first.params, state, memory)

@@ -223,7 +223,8 @@ def _schedule(
         drawn = as_schedule(participation, num_clients, rounds, seed=seed)
         if (drawn.delay[:rounds] > 0).any():
             raise ValueError(
-                f"participation: expected no late uploads, as those of {algorithm.name!r} differ from round to round"
+                "participation: expected no late uploads, as what clients send differs from round to round "
+                f"in {algorithm.name!r}"
             )
         return drawn
     if isinstance(participation, int | float):

@@ -33,6 +33,7 @@ RECORD = {
     "accuracy_sd",
     "bytes_up",
     "bytes_up_with_counts",
+    "bytes_down",
     "bytes_up_per_client",
     "client_flops",
     "client_seconds",
@@ -43,6 +44,7 @@ RUN = {
     "accuracy",
     "bytes_up",
     "bytes_up_with_counts",
+    "bytes_down",
     "clients",
     "rows",
     "client_flops",
@@ -121,6 +123,7 @@ def test_one_slow_run_does_not_make_a_method_slow():
             seed,
             0.5,
             covfree.SentBytes(8, 4),
+            0,
             1,
             1,
             1,
@@ -237,7 +240,7 @@ def test_the_table_in_markdown(compare):
 
 
 def test_all_methods_by_one_word():
-    assert method_names("all") == list(registry())
+    assert method_names("all") == [*registry(), "fedcof-refined"]
     assert method_names(" fedncm, fed3r ,") == ["fedncm", "fed3r"]
 
 
