@@ -92,6 +92,8 @@ class Algorithm:
             size are then put together. If not, it takes them in batches, and padding costs it nothing.
         num_classes: C, which labels must be below; None if it does not matter.
         same_clients: whether all rounds need the same clients, as they are steps of one computation.
+        report: ``(params, state) -> dict`` of numbers that the history of a round tells of the state after it;
+            None for nothing.
     """
 
     params: Any
@@ -105,6 +107,7 @@ class Algorithm:
     whole: bool = field(default=False, metadata={"static": True})
     num_classes: int | None = field(default=None, metadata={"static": True})
     same_clients: bool = field(default=False, metadata={"static": True})
+    report: Callable[..., dict[str, Any]] | None = field(default=None, metadata={"static": True})
 
     def __post_init__(self) -> None:
         for name in ("init", "broadcast", "client", "server", "result"):

@@ -211,6 +211,7 @@ def _refinement(refined: Refined, num_classes: int, uploads: Literal["messages",
         whole=True,
         num_classes=num_classes,
         same_clients=uploads == "sums",
+        report=refinement.report,
     )
 
 

@@ -163,3 +163,10 @@ def result(numbers: Refinement, state: Any, memory: Any) -> Any:
     if isinstance(state, _Refining):
         return numbers.refined.head(state.progress)
     return numbers.first.result(numbers.first.params, state, memory)
+
+
+def report(numbers: Refinement, state: Any) -> dict[str, Any]:
+    """The error that is foretold, once there were products."""
+    if isinstance(state, _Refining) and state.progress.search.span.shape[1]:
+        return {"error": state.progress.search.error}
+    return {}

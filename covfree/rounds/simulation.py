@@ -121,6 +121,9 @@ class Simulation(NamedTuple):
         record["bytes_down"] = int((drawn >= 0).sum()) * size_in_bytes(sent)
         joined = jax.tree.map(lambda *parts: np.concatenate(parts), *metrics)
         record |= _means(joined, np.concatenate(sizes))
+        if self.algorithm.report is not None:
+            told = self.algorithm.report(self.algorithm.params, state)
+            record |= {name: np.asarray(value).tolist() for name, value in told.items()}
         if self.each_client:
             record["each_client"] = _by_client(joined, np.concatenate(sizes), np.concatenate(who))
         return Round(state, pending, memories, record, unsound if finite else "the state")

@@ -140,6 +140,9 @@ def test_in_rounds_as_in_one_call(uploads):
     expected = fit(method)
     done = federated.run(algorithm, features, labels, clients, key=KEY)
     chex.assert_trees_all_close(done.result, expected, rtol=1e-3, atol=1e-3)
+    errors = [record.get("error") for record in done.history]
+    assert errors[:-2] == [None] * (len(errors) - 2)
+    assert 1 > errors[-2] > errors[-1] > 0
     if uploads == "messages":
         wide = federated.run(algorithm, features, labels, clients, key=KEY, width=3)
         chex.assert_trees_all_close(wide.result, done.result, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,216 @@
+"""Refinement beside other ways from class means to the exact head: accuracy by rounds and by bytes.
+
+Run ``python experiments/refinement.py [--features FILE.npz] [--speech FOLDER] [--out FOLDER]``. Federations are
+the digits, and the files given, over 10, 30 and 100 clients (Dirichlet α = 0.1), with and without a shift of
+each client's features; of speech also the speakers. Ways are FedCOF and its refinement, variance components,
+residual sketches, Fed3R, the exact covariance, and FedAvg and FedAdam from FedCOF's head: all clients in each
+round, the best of three rates *on the test examples*, in their favour. Bytes are those of all clients.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import wave
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+import covfree
+from covfree import finetune, rounds
+from covfree.data import load_digits
+from covfree.federation import inner_dirichlet
+
+ROUNDS = 4
+TRAINING = 30
+RATES = {"FedAvg": (0.03, 0.1, 0.3), "FedAdam": (0.001, 0.01, 0.03)}
+SHIFT = 1.0
+
+
+class Data(NamedTuple):
+    """Examples to train and to test on; clients if the data has its own."""
+
+    features: np.ndarray
+    labels: np.ndarray
+    test_features: np.ndarray
+    test_labels: np.ndarray
+    clients: np.ndarray | None = None
+
+
+def digits(seed: int) -> Data:
+    """Pixels of the digits."""
+    data = load_digits(seed=seed)
+    return Data(data.train_features, data.train_labels, data.test_features, data.test_labels)
+
+
+def stored(path: Path) -> Data:
+    """Features of a file with ``is_test``."""
+    with np.load(path) as file:
+        features, labels, test = file["features"].astype(np.float32), file["labels"], file["is_test"] > 0
+    return Data(features[~test], labels[~test], features[test], labels[test])
+
+
+def speech(folder: Path) -> Data:
+    """Log energies of ``digit_speaker_index.wav`` in 24 bands at 16 times; indices below 5 are for tests."""
+    from scipy.signal import stft
+
+    features, digit, speaker, test = [], [], [], []
+    for path in sorted(folder.glob("*.wav")):
+        said, who, index = path.stem.split("_")
+        with wave.open(str(path)) as file:
+            sound = np.frombuffer(file.readframes(file.getnframes()), np.int16) / 2**15
+        power = np.abs(stft(sound, file.getframerate(), nperseg=256, noverlap=128)[2]) ** 2
+        bands = np.stack([band.mean(0) for band in np.array_split(np.log(power + 1e-8), 24)])
+        times = np.linspace(0, bands.shape[1] - 1, 16)
+        features.append(np.concatenate([np.interp(times, np.arange(len(band)), band) for band in bands]))
+        digit.append(int(said))
+        speaker.append(who)
+        test.append(int(index) < 5)
+    x, y, held = np.array(features, np.float32), np.array(digit), np.array(test)
+    owners = np.unique(speaker, return_inverse=True)[1]
+    return Data(x[~held], y[~held], x[held], y[held], owners[~held])
+
+
+def shifted(data: Data, clients: np.ndarray, seed: int) -> Data:
+    """With a vector of its own added to the features of each client: in each feature `SHIFT` deviations."""
+    rng = np.random.default_rng([2, seed])
+    offsets = SHIFT * data.features.std(0) * rng.normal(size=(int(clients.max()) + 1, data.features.shape[1]))
+    return data._replace(features=(data.features + offsets[clients]).astype(np.float32))
+
+
+def federations(arguments: argparse.Namespace, seed: int) -> Iterator[tuple[str, Data, np.ndarray]]:
+    """Names, examples and their clients."""
+    sets = {"digits": digits(seed)}
+    if arguments.features is not None:
+        sets[arguments.features.stem] = stored(arguments.features)
+    if arguments.speech is not None:
+        sets["speech"] = speech(arguments.speech)
+    for name, data in sets.items():
+        for number in (10, 30, 100):
+            clients = inner_dirichlet(data.labels, number, 0.1, seed=seed)
+            yield f"{name}, {number} clients", data, clients
+            yield f"{name}, {number} clients, shift", shifted(data, clients, seed), clients
+        if data.clients is not None and seed == 0:
+            yield f"{name}, its own clients", data, data.clients
+
+
+def measured(data: Data, clients: np.ndarray, seed: int) -> dict[str, list[tuple[int, int, float]]]:
+    """Of each way its points: rounds, bytes both ways, accuracy in %."""
+    train, dim, key = (data.features, data.labels, clients), data.features.shape[1], jax.random.key(seed)
+    found: dict[str, list[tuple[int, int, float]]] = {}
+
+    def accuracy(head: Any) -> float:
+        return 100 * float(covfree.evaluate(head, data.test_features, data.test_labels))
+
+    def point(method: Any, number: int) -> tuple[int, int, float]:
+        up = covfree.sent_bytes(method, data.labels, clients, dim=dim).total
+        down = covfree.received_bytes(method, data.labels, clients, dim=dim)
+        return number, up + down, accuracy(covfree.fit(method, *train, key=key))
+
+    fedcof = covfree.fedcof()
+    found["FedCOF"] = [point(fedcof, 1)]
+    found["refined"] = found["FedCOF"] + [
+        point(covfree.refined(fedcof, number), 1 + number) for number in range(1, ROUNDS + 1)
+    ]
+    found["components"] = [point(covfree.fedcof_components(), 1)]
+    found["sketches"] = [point(covfree.fedcof_sketches(number), 1) for number in (1, 8)]
+    found["Fed3R"] = [point(covfree.fed3r(), 1)]
+    found["exact covariance"] = [point(covfree.fedcof_oracle(), 1)]
+    head = covfree.fit(fedcof, *train)
+    head = covfree.with_temperature(head, covfree.calibrate_temperature(head, *train[:2]))
+    for name, make in (("FedAvg", finetune.fedavg), ("FedAdam", finetune.fedadam)):
+        runs = []
+        for rate in RATES[name]:
+            options = {"client": rate} if name == "FedAvg" else {"client": 0.1, "server_lr": rate}
+            run = rounds.run(
+                make(finetune.linear_model(head), **options),
+                *train,
+                key=key,
+                rounds=TRAINING,
+                evaluate=lambda head: {"accuracy": accuracy(head)},
+            )
+            sent = found["FedCOF"][0][1] + np.cumsum([r["bytes_up"] + r["bytes_down"] for r in run.history])
+            runs.append(
+                [(2 + r["round"], int(b), r["accuracy"]) for r, b in zip(run.history, sent, strict=True)]
+            )
+        found[name] = found["FedCOF"] + max(runs, key=lambda points: max(p[2] for p in points))
+    return found
+
+
+def picture(path: Path, results: dict[str, list[dict[str, Any]]]) -> None:
+    """Accuracy by rounds, and by bytes, of the first seed: a column each, a row a federation."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 2.6 * len(results)), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(len(results), 2, squeeze=False, sharey="row")
+    for row, (name, runs) in zip(grid, results.items(), strict=True):
+        for index, (way, points) in enumerate(runs[0].items()):
+            if way == "FedCOF":
+                continue
+            number, sent, accuracy = np.array(points).T
+            for axes, x in zip(row, (number, sent), strict=True):
+                style = {"marker": "os^DvPX*"[index % 8], "markersize": 4, "color": f"C{index}"}
+                axes.plot(x, accuracy, label=way, **(style | ({"marker": ""} if len(x) > 8 else {})))
+        row[0].set_title(name, loc="left", fontsize=10)
+        row[0].set_ylabel("test accuracy, %")
+        row[0].set_xlabel("rounds")
+        row[1].set_xlabel("bytes up and down, all clients")
+        for axes in row:
+            axes.set_xscale("log")
+            axes.grid(alpha=0.3)
+    grid[0][1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    figure.savefig(path, dpi=130)
+
+
+def table(results: dict[str, list[dict[str, Any]]]) -> str:
+    """Mean accuracies in Markdown."""
+    ways = [
+        ("FedCOF", "FedCOF", 0),
+        *((f"+{number} round{'s' * (number > 1)}", "refined", number) for number in (1, 2, 3)),
+        ("exact", "exact covariance", 0),
+        ("Fed3R", "Fed3R", 0),
+        ("components", "components", 0),
+        ("8 sketches", "sketches", 1),
+        (f"FedAvg, {TRAINING}", "FedAvg", -1),
+        (f"FedAdam, {TRAINING}", "FedAdam", -1),
+    ]
+    lines = [f"| | {' | '.join(title for title, *_ in ways)} |", "|---" * (len(ways) + 1) + "|"]
+    for name, runs in results.items():
+        cells = [f"{np.mean([run[way][index][2] for run in runs]):.1f}" for _, way, index in ways]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure all federations, print a table, write JSON and the picture."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--features", type=Path, help=".npz file with features, labels and is_test")
+    parser.add_argument("--speech", type=Path, help="folder of recordings digit_speaker_index.wav")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--out", type=Path, help="folder for results.json and refinement.png")
+    arguments = parser.parse_args()
+    covfree.limit_lapack_threads()
+    results: dict[str, list[dict[str, Any]]] = {}
+    for seed in range(arguments.seeds):
+        for name, data, clients in federations(arguments, seed):
+            results.setdefault(name, []).append(measured(data, clients, seed))
+            print(
+                seed,
+                name,
+                {way: round(points[-1][2], 2) for way, points in results[name][-1].items()},
+                flush=True,
+            )
+        if arguments.out is not None:
+            arguments.out.mkdir(parents=True, exist_ok=True)
+            (arguments.out / "results.json").write_text(json.dumps(results) + "\n")
+            picture(arguments.out / "refinement.png", results)
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()
