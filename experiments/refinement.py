@@ -122,12 +122,12 @@ def measured(data: Data, clients: np.ndarray, seed: int) -> dict[str, list[tuple
     found["sketches"] = [point(covfree.fedcof_sketches(number), 1) for number in (1, 8)]
     found["Fed3R"] = [point(covfree.fed3r(), 1)]
     found["exact covariance"] = [point(covfree.fedcof_oracle(), 1)]
-    head = covfree.fit(fedcof, *train)
+    head: Any = covfree.fit(fedcof, *train)
     head = covfree.with_temperature(head, covfree.calibrate_temperature(head, *train[:2]))
     for name, make in (("FedAvg", finetune.fedavg), ("FedAdam", finetune.fedadam)):
         runs = []
         for rate in RATES[name]:
-            options = {"client": rate} if name == "FedAvg" else {"client": 0.1, "server_lr": rate}
+            options: Any = {"client": rate} if name == "FedAvg" else {"client": 0.1, "server_lr": rate}
             run = rounds.run(
                 make(finetune.linear_model(head), **options),
                 *train,

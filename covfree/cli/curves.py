@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from rich.progress import Progress, TaskID
 
+from covfree.cli.compare import entries
 from covfree.cli.tables import Columns, as_bytes, as_seconds, percent
 from covfree.cli.training import RANDOM, Record, Run
 from covfree.finetune import registry
-from covfree.methods import registry as methods
 
 COLUMNS = Columns(
     ("start → algorithm", "start, %", "last, %", "best, %", "best round", "bytes up", "bytes down", "time"),
@@ -35,7 +35,7 @@ class Curve:
     @property
     def title(self) -> str:
         """How tables name it."""
-        start = "Random" if self.init == RANDOM else methods()[self.init].title
+        start = "Random" if self.init == RANDOM else entries()[self.init].title
         return f"{start} → {registry()[self.algorithm].title}"
 
     def spread(self, value: Callable[[Run], Any]) -> tuple[float, float | None]:
@@ -149,15 +149,19 @@ def plot(path: Path, title: str, every: Sequence[Curve], num_classes: int) -> No
 
     Lines are means over the seeds, bands standard deviations. A stage in closed form comes from chance, 1/C.
     """
+    from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
-    figure = Figure(figsize=(11, 4.8), layout="constrained")
+    inits = list(dict.fromkeys(curve.init for curve in every))
+    # The legend has a line a curve, 0.17 inches each.
+    figure = Figure(figsize=(11, max(4.8, 1 + 0.17 * len(every))), layout="constrained")
     FigureCanvasAgg(figure)
     by_round, by_bytes = figure.subplots(1, 2, sharey=True)
-    colours = {init: f"C{i}" for i, init in enumerate(dict.fromkeys(curve.init for curve in every))}
+    palette = [f"C{i}" for i in range(10)] if len(inits) <= 10 else colormaps["tab20"].colors  # pyright: ignore[reportAttributeAccessIssue]
+    colours = {init: palette[i % len(palette)] for i, init in enumerate(inits)}
     algorithms = list(dict.fromkeys(curve.algorithm for curve in every))
     seen: list[np.ndarray] = []
     for curve in every:
@@ -172,7 +176,9 @@ def plot(path: Path, title: str, every: Sequence[Curve], num_classes: int) -> No
                 axes.fill_between(place, mean - deviation, mean + deviation, alpha=0.15, linewidth=0, **style)
             if curve.init != RANDOM:
                 axes.plot([before, place[0]], [100 / num_classes, mean[0]], linestyle=":", **style)
-                axes.plot(place[:1], mean[:1], marker="o", markersize=5, **style)
+            axes.plot(place[:1], mean[:1], marker="o", markersize=5, **style)
+            if any(run.diverged for run in curve.runs):
+                axes.plot(place[-1:], mean[-1:], marker="x", markersize=9, markeredgewidth=2, **style)
     low, high = min(map(np.min, seen)), max(map(np.max, seen))
     margin = 0.06 * max(high - low, 1.0)
     # Within the range of training: the dotted lines come in from below.
@@ -189,7 +195,9 @@ def plot(path: Path, title: str, every: Sequence[Curve], num_classes: int) -> No
     handles = by_round.get_legend_handles_labels()[0]
     if any(curve.init != RANDOM for curve in every):
         handles.append(Line2D([], [], color="grey", linestyle=":", label="closed-form stage"))
-    figure.legend(handles=handles, loc="outside right center", fontsize=8, frameon=False)
+    if any(run.diverged for curve in every for run in curve.runs):
+        handles.append(Line2D([], [], color="grey", marker="x", linestyle="", label="diverged"))
+    figure.legend(handles=handles, loc="outside right center", fontsize=8, frameon=False, handlelength=4)
     figure.savefig(path, dpi=150)
 
 

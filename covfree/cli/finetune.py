@@ -9,7 +9,7 @@ import typer
 
 from covfree.checks import check_strength
 from covfree.cli import curves
-from covfree.cli.compare import Federation, entries, environment
+from covfree.cli.compare import Federation, environment
 from covfree.cli.config_file import Config
 from covfree.cli.jobs import Job, Plan, folder_of, run_all, say
 from covfree.cli.options import (
@@ -29,7 +29,7 @@ from covfree.cli.options import (
 )
 from covfree.cli.source import heading, source_of
 from covfree.cli.tables import show
-from covfree.cli.training import RANDOM, Settings
+from covfree.cli.training import RANDOM, TRAINABLE, Settings
 from covfree.federation import participation as draw
 from covfree.finetune import registry
 from covfree.finetune.registry import Rates
@@ -57,7 +57,7 @@ def finetune_command(
     backbone: Annotated[str | None, NETWORK] = None,
     weights: Annotated[str | None, WEIGHTS] = None,
     init: Annotated[
-        str, typer.Option(help=f"Heads to start from, comma-separated: random, {', '.join(entries())}.")
+        str, typer.Option(help=f"Heads to start from, comma-separated: random, {', '.join(TRAINABLE)}.")
     ] = "random,fedcof",
     algorithm: Annotated[
         str, typer.Option(help=f"How to train, comma-separated: {', '.join(registry())}.")
@@ -109,7 +109,7 @@ def finetune_command(
     sizes = {"rounds": rounds, "epochs": epochs, "batch-size": batch_size, "seeds": seeds, "every": every}
     for name, size in {**sizes, "width": width, "checkpoint-every": checkpoint_every}.items():
         at_least(name, size, 1)
-    inits = names_of("init", init, (RANDOM, *entries()))
+    inits = names_of("init", init, (RANDOM, *TRAINABLE))
     algorithms = names_of("algorithm", algorithm, registry())
     plan = _plan(algorithms, part, client_lr, server_lr, mu, tune_rates)
     if part is not Part.head and images is None:

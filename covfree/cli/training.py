@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 import covfree
 import covfree.rounds
+from covfree.atomic import replacing
 from covfree.backbones import Backbone, Preprocessing
-from covfree.cli.compare import Federation, make_methods, timed
+from covfree.cli.compare import Federation, entries, make_methods, timed
 from covfree.cli.source import Source
 from covfree.data import FeatureSet
 from covfree.data.extract import features_of_pixels
@@ -27,6 +29,8 @@ from covfree.heads import MappedHead
 from covfree.types import LinearHead
 
 RANDOM = "random"
+# Methods with a linear head: no other can be trained.
+TRAINABLE = tuple(name for name in entries() if name not in ("naive-bayes", "qda", "qda-means"))
 # Images whose features are computed together.
 _BATCH = 64
 # A line of history: a round, what it came to and what it took.
@@ -121,10 +125,7 @@ def make_start(init: str, task: Task, seed: int) -> Start:
             head: Any = covfree.fit(method, features, labels, task.clients, num_classes=classes, key=key)
             return covfree.with_temperature(head, covfree.calibrate_temperature(head, features, used))
 
-        try:
-            head, seconds = timed(calibrated)
-        except TypeError as error:
-            raise ValueError(f"--init {init}: {error}; only linear heads can be trained") from error
+        head, seconds = timed(calibrated)
         clients = len(np.unique(task.clients[task.clients >= 0]))
         uploaded = covfree.sent_bytes(method, labels, task.clients, dim=features.shape[1]).statistics
         received = covfree.received_bytes(method, labels, task.clients, dim=features.shape[1])
@@ -273,8 +274,27 @@ def train(
             width=settings.width,
         )
     history(ended.history)
+    if folder is not None:
+        _save(folder, ended.result)
     diverged = None if ended.stopped is None else len(history.records)
     return Run(init, algorithm, seed, rates, history.records, diverged)
+
+
+def _save(folder: Path, result: Any) -> None:
+    """The trained head, and a network's parameters, in files that need nothing but NumPy to be read."""
+    head = result
+    if not isinstance(result, LinearHead | MappedHead):
+        params, head = result
+        _write_arrays(folder / "backbone.npz", flatten_dict(params, sep="/"))
+    inner: Any = head.head if isinstance(head, MappedHead) else head
+    _write_arrays(folder / "head.npz", inner._asdict())
+
+
+def _write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """An .npz file that is there as a whole or not at all."""
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        kept: Any = {name: np.asarray(array) for name, array in arrays.items() if array is not None}
+        np.savez(file, **kept)
 
 
 def _model(task: Task, head: Any, settings: Settings) -> Model:

@@ -84,7 +84,17 @@ def as_schedule(
         ValueError: if the schedule is too short, or has a client that does not exist or is twice in a round.
     """
     num_rounds = check_integer("rounds", num_rounds, minimum=1)
+    if isinstance(participation, bool) or not isinstance(participation, int | float | np.ndarray | Schedule):
+        raise TypeError(
+            "participation: expected clients of a round, a number or a share, or an array of clients, got "
+            f"{participation!r}"
+        )
     if isinstance(participation, int | float):
+        if not 0 < participation <= (1.0 if isinstance(participation, float) else num_clients):
+            raise ValueError(
+                f"participation: expected a number of clients from 1 to {num_clients}, or a share of them in "
+                f"(0, 1], got {participation!r}"
+            )
         return schedule(num_clients, participation, num_rounds, seed=seed)
     if not isinstance(participation, Schedule):
         drawn = np.asarray(participation)

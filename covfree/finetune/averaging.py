@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from covfree.checks import check_choice
+from covfree.checks import check_choice, check_strength
 from covfree.finetune.local import Optimiser, Training, as_optimiser
 from covfree.finetune.model import Model, check_model
 from covfree.finetune.optimisers import adaptive
@@ -203,6 +203,7 @@ def _adagrad(*numbers: Any, **named: Any) -> optax.GradientTransformation:
 
 
 def _adaptive(make: Any, model: Model, client: Any, server_lr: Scalar, options: dict[str, Any]) -> Algorithm:
+    check_strength("server_lr", server_lr)
     numbers = {name: options.pop(name) for name in ("b1", "b2", "tau") if name in options}
     server = jax.tree_util.Partial(make, server_lr, **numbers)
     return fedavg(model, client, server, name=f"fed{make.__name__[1:]}", **options)

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from covfree.checks import check_strength
 from covfree.finetune.local import Training, class_counts
-from covfree.finetune.model import Model, check_model
-from covfree.finetune.personal import Own, Prototypes, own_models, train_own
+from covfree.finetune.model import Model
+from covfree.finetune.personal import Own, Prototypes, check_features_train, own_models, train_own
 from covfree.rounds.algorithm import Algorithm, ClientData
 from covfree.types import PRNGKey, Scalar
 
@@ -75,7 +75,12 @@ def fedcgs_personal(
     Source: Guan et al. (2025), "Capture Global Feature Statistics for One-Shot Federated Learning",
     equation 12.
     """
-    check_model(model)
+    check_features_train(model)
+    if not isinstance(prototypes, Prototypes):
+        raise TypeError(
+            "prototypes: expected covfree.finetune.Prototypes(*covfree.class_means(features, labels, C)), "
+            f"got {type(prototypes).__name__}"
+        )
     prototypes.check(model)
     training = Training.of(client, **options)
     numbers = _Numbers(model, training, prototypes, check_strength("strength", strength))

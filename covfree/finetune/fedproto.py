@@ -10,8 +10,8 @@ from jaxtyping import Array, Float
 
 from covfree.checks import check_positive, check_strength
 from covfree.finetune.local import Training, class_counts
-from covfree.finetune.model import Model, check_model
-from covfree.finetune.personal import Own, Prototypes, own_models, train_own
+from covfree.finetune.model import Model
+from covfree.finetune.personal import Own, Prototypes, check_features_train, own_models, train_own
 from covfree.rounds.algorithm import Algorithm, ClientData
 from covfree.types import PRNGKey, Scalar
 
@@ -115,7 +115,7 @@ def fedproto(
     check_positive("num_classes", num_classes)
     check_positive("dim", dim)
     start = Prototypes(jnp.zeros((num_classes, dim)), jnp.zeros(num_classes))
-    check_model(model)
+    check_features_train(model)
     start.check(model)
     training = Training.of(client, **options)
     numbers = _Numbers(model, training, start, check_strength("strength", strength))

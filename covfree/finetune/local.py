@@ -98,6 +98,14 @@ def class_counts(data: ClientData, num_classes: int) -> Int32[Array, " classes"]
     return jnp.zeros(num_classes, jnp.int32).at[labels].add(1, mode="drop")
 
 
+def _check_scores(model: Model, scores: Any, labels: jax.Array) -> None:
+    """Raise unless a model's scores are one for each example and class."""
+    wide = "classes" if model.num_classes is None else model.num_classes
+    shape = jnp.shape(scores)
+    if len(shape) != 2 or shape[0] != len(labels) or model.num_classes not in (None, shape[1]):
+        raise ValueError(f"scores: expected [{len(labels)}, {wide}] of a batch, got {list(shape)}")
+
+
 class Local(NamedTuple):
     """What a client's training gave.
 
@@ -198,13 +206,20 @@ class Training:
             inputs, labels, weight = batch
             features, statistics = model.features(trained, model.frozen, statistics, inputs, True, key)
             scores = model.scores(trained, model.frozen, features)
+            _check_scores(model, scores, labels)
             if self.own_classes:
                 own = class_counts(data, scores.shape[1]) > 0
                 scores = masked(scores, own.astype(scores.dtype))
             loss = model.loss(scores, labels)
+            if jnp.shape(loss) != labels.shape:
+                raise ValueError(
+                    f"loss: expected {list(labels.shape)}, a number for each example, got "
+                    f"{list(jnp.shape(loss))}; the mean is taken of those that are no padding"
+                )
             if penalty is not None:
                 loss += penalty(features, labels)
-            return (weight * loss).sum() / weight.sum(), statistics
+            # Padding counts nothing, whatever its loss.
+            return jnp.where(weight > 0, loss, 0).sum() / weight.sum(), statistics
 
         def epoch(number: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
             chance = jax.random.uniform(jax.random.fold_in(orders, number), (longest,))

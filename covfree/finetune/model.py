@@ -70,9 +70,10 @@ def check_model(model: Any) -> Model:
     return model
 
 
-def _mapped(
+def linear_features(
     trained: LinearHead, frozen: Any, statistics: tuple[()], inputs: Any, train: bool, key: Any
 ) -> tuple[jax.Array, tuple[()]]:
+    """The features of a `linear_model`, which training leaves as they are."""
     feature_map, _ = frozen
     return jnp.asarray(inputs) if feature_map is None else feature_map(inputs), ()
 
@@ -110,7 +111,7 @@ def linear_model(head: LinearHead | MappedHead) -> Model:
     frozen = feature_map, inner.present
     classes = inner.weight.shape[1]
     trained = inner._replace(present=None)
-    return Model(trained, frozen, (), _mapped, _linear_scores, _linear_head, num_classes=classes)
+    return Model(trained, frozen, (), linear_features, _linear_scores, _linear_head, num_classes=classes)
 
 
 def random_head(dim: int, num_classes: int, *, key: PRNGKey) -> LinearHead:

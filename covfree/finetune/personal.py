@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from covfree.checks import check_positive
 from covfree.finetune.local import Training
-from covfree.finetune.model import Model, check_model
+from covfree.finetune.model import Model, check_model, linear_features
 from covfree.rounds.algorithm import Algorithm, ClientData
 from covfree.types import AnyArray, PRNGKey
 
@@ -57,6 +57,8 @@ class ClientModels:
 
     def of(self, client: int) -> Model:
         """One client's model, to be called, or trained on."""
+        if not 0 <= client < self.num_clients:
+            raise ValueError(f"client: expected a number from 0 to {self.num_clients - 1}, got {client}")
         trained, statistics = jax.tree.map(lambda x: x[client], (self.own.trained, self.own.statistics))
         return replace(self.model, trained=trained, statistics=statistics)
 
@@ -99,6 +101,17 @@ class Prototypes(NamedTuple):
                 f"prototypes: expected {model.num_classes}, one for each of the model's classes, got "
                 f"{len(self.mean)}"
             )
+
+
+def check_features_train(model: Any) -> Model:
+    """The model; an error if training leaves its features as they are, so that nothing can be held near."""
+    check_model(model)
+    if model.features is linear_features:
+        raise ValueError(
+            "model: expected one whose features are trained, adapter_model(head) or a network_model, got a "
+            "linear_model"
+        )
+    return model
 
 
 def train_own(
@@ -149,7 +162,7 @@ def own_models(numbers: Any, state: Any, memory: Own) -> ClientModels:
 def local_only(model: Model, client: Any = 0.01, **options: Any) -> Algorithm:
     """Local training: each client trains a model of its own, and nothing is sent.
 
-    After a run of `fedavg`, with its result as ``model``, it is FedAvg-FT.
+    After a run of `fedavg` on features, ``local_only(linear_model(run.result))`` is FedAvg-FT.
 
     Args:
         model: what all start from.

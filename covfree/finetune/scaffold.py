@@ -125,6 +125,8 @@ def scaffold(
     """
     check_strength("client_lr", client_lr)
     check_strength("momentum", momentum)
+    if not is_traced(momentum) and momentum >= 1:
+        raise ValueError(f"momentum: expected less than 1, got {momentum}")
     if not is_traced(client_lr) and client_lr == 0:
         raise ValueError("client_lr: expected more than 0, as controls are changes divided by it")
     descent = Partial(_descent, client_lr, momentum)

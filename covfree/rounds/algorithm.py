@@ -92,8 +92,8 @@ class Algorithm:
             size are then put together. If not, it takes them in batches, and padding costs it nothing.
         num_classes: C, which labels must be below; None if it does not matter.
         same_clients: whether all rounds need the same clients, as they are steps of one computation.
-        report: ``(params, state) -> dict`` of numbers that the history of a round tells of the state after it;
-            None for nothing.
+        report: ``(params, state) -> dict`` of numbers that the history of a round tells of the state after
+            it; None for nothing.
     """
 
     params: Any
@@ -119,6 +119,10 @@ def check_algorithm(algorithm: Any) -> None:
     """Raise unless this is an algorithm."""
     if not isinstance(algorithm, Algorithm):
         hint = type(algorithm).__name__
-        if callable(algorithm):
+        if hint == "Model":
+            hint += "; make an algorithm of it, such as covfree.finetune.fedavg(model)"
+        elif hint in ("Method", "Refined"):
+            hint += "; make an algorithm of it: covfree.rounds.as_algorithm(method, num_classes=…)"
+        elif callable(algorithm):
             hint = f"{getattr(algorithm, '__name__', algorithm)!s}, which makes one: call it"
         raise TypeError(f"algorithm: expected a covfree.rounds.Algorithm, got {hint}")

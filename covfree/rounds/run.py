@@ -81,11 +81,13 @@ def run(
         key: PRNG key of all that is drawn. A client's draws in a round depend on the round and its number.
         rounds: how many; may be left out where the algorithm takes a fixed number.
         participation: a `covfree.federation.Schedule`; the clients of each round as an array, −1 for nobody;
-            or how many clients a round draws, as a number or a share.
+            or how many clients a round draws: a number (1 is one client) or a share (1.0 is all).
         evaluate: from the algorithm's result to numbers that the history records, such as an accuracy.
         every: rounds from one evaluation to the next; the last round is always evaluated, and so is the one
             after which the run stops.
-        stop: from the history so far to whether to stop; asked after each round, and before going on.
+        stop: from the history so far to whether to stop; asked after each round, and before going on. A
+            record has what ``evaluate`` measured only where it was asked (``every``), and metrics of clients
+            only if one with examples took part.
         checkpoint: a folder in which what the run holds is saved, and from which it goes on if it is there
             (needs the ``rounds`` extra).
         checkpoint_every: rounds from one saving to the next; the end of the run is always saved.
@@ -114,13 +116,17 @@ def run(
     [0, 0, 1, 1]
     """
     check_algorithm(algorithm)
+    for name, function in (("evaluate", evaluate), ("stop", stop)):
+        if function is not None and not callable(function):
+            raise TypeError(f"{name}: expected a function or None, got {function!r}")
+    if not isinstance(mesh, Mesh | None):
+        raise TypeError(f"mesh: expected a jax.sharding.Mesh or None, got {mesh!r}")
     rounds = _number_of_rounds(algorithm, rounds)
     check_positive("every", every)
     check_positive("checkpoint_every", checkpoint_every)
     check_positive("width", width)
     check_choice("memory", memory, get_args(Place))
-    if not jnp.issubdtype(jnp.asarray(key).dtype, jax.dtypes.prng_key):
-        key = jax.random.wrap_key_data(key)
+    key = _as_key(key)
     federation = Federation.of(
         features, labels, clients, whole=algorithm.whole, num_classes=algorithm.num_classes
     )
@@ -175,6 +181,15 @@ def run(
         saved.close()
     result = algorithm.result(algorithm.params, held.state, held.memory)
     return Run(result, held.state, held.memory, records, stopped)
+
+
+def _as_key(key: Any) -> PRNGKey:
+    """A typed PRNG key."""
+    if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        return key
+    if np.shape(key) != (2,) or not np.issubdtype(np.asarray(key).dtype, np.unsignedinteger):
+        raise TypeError(f"key: expected a PRNG key, jax.random.key(0), got {key!r}")
+    return jax.random.wrap_key_data(jnp.asarray(key))
 
 
 def _stopped(

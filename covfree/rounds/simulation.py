@@ -124,6 +124,9 @@ class Simulation(NamedTuple):
         if self.algorithm.report is not None:
             told = self.algorithm.report(self.algorithm.params, state)
             record |= {name: np.asarray(value).tolist() for name, value in told.items()}
+        # Not of infinite ones: an example of a class that is absent has such a loss.
+        if unsound is None and np.isnan(record.get("loss", 0.0)):
+            unsound = "the clients' loss"
         if self.each_client:
             record["each_client"] = _by_client(joined, np.concatenate(sizes), np.concatenate(who))
         return Round(state, pending, memories, record, unsound if finite else "the state")

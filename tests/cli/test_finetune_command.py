@@ -83,6 +83,11 @@ def test_rounds_are_those_of_gradient_descent(finetune, tmp_path):
     found = [line["accuracy"] for line in history(tmp_path / "fedncm-fedavg-seed0")]
     assert abs(found[0] - start) <= 2.5 / len(tests[1])
 
+    # The trained head is there to be used.
+    with np.load(tmp_path / "fedncm-fedavg-seed0" / "head.npz") as file:
+        head = covfree.LinearHead(**file)
+    assert float(covfree.evaluate(head, *tests)) == pytest.approx(found[-1])
+
     # What is printed and written is what the histories say.
     content = json.loads(outcome.out)
     assert json.loads((tmp_path / "results.json").read_text()) == content
@@ -208,7 +213,7 @@ BAD = {
     "unknown init": (["--init", "fedcof,bogus"], "--init: expected some of random, fedncm, .*got 'bogus'"),
     "no init": (["--init", ","], "--init: expected different names, got none"),
     "init twice": (["--init", "fedcof,fedcof"], "--init: expected different names"),
-    "init that is not linear": (["--init", "qda-means"], "--init qda-means: head: expected a linear head"),
+    "init that is not linear": (["--init", "qda"], "--init: expected some of random, .*got 'qda'"),
     "unknown algorithm": (["--algorithm", "sgd"], "--algorithm: expected some of fedavg, .*got 'sgd'"),
     "mu of none": (["--mu", 0.1], "--mu: expected fedprox among --algorithm, got fedadam"),
     "mu nan": (["--algorithm", "fedprox", "--mu", "nan"], "--mu: .*finite.*got nan"),

@@ -1,5 +1,7 @@
 """What is trained: linear heads against NumPy, and backbones with their running statistics."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 import covfree
 import covfree.finetune as ft
 from covfree.backbones import backbone
+from covfree.finetune.model import cross_entropy
 from covfree.rounds import run
 
 KEY = jax.random.key(0)
@@ -72,13 +75,36 @@ def test_labels_past_the_head_are_refused():
     features, labels, clients = examples()
     labels[4] = 3
     model = ft.linear_model(ft.random_head(4, 3, key=KEY))
-    prototypes = ft.Prototypes(jnp.zeros((3, 4)), jnp.ones(3))
-    for algorithm in (
-        ft.fedavg(model), ft.scaffold(model), ft.local_only(model), ft.fedproto(model, 3, 4),
-        ft.fedcgs_personal(model, prototypes),
-    ):  # fmt: skip
+    for algorithm in (ft.fedavg(model), ft.scaffold(model), ft.local_only(model), ft.oll(model)):
         with pytest.raises(ValueError, match=r"labels: .*3"):
             run(algorithm, features, labels, clients, key=KEY, rounds=1)
+
+
+def test_scores_and_losses_of_another_shape_are_refused():
+    """A loss that is a mean would count padding; a score too few would train on NaN."""
+    features, labels, clients = examples()
+    model = ft.linear_model(ft.random_head(4, 4, key=KEY))
+    few = replace(model, trained=ft.random_head(4, 3, key=KEY))
+    mean = replace(model, loss=lambda scores, labels: cross_entropy(scores, labels).mean())
+    for wrong, message in (
+        (few, r"scores: expected \[\d+, 4\] of a batch, got \[\d+, 3\]"),
+        (mean, r"loss: expected \[\d+\], a number for each example, got \[\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run(ft.fedavg(wrong), features, labels, clients, key=KEY, rounds=1)
+    # Nobody said how many classes there are.
+    unsure = replace(few, num_classes=None)
+    with pytest.warns(RuntimeWarning, match="round 0: the clients' loss is not finite"):
+        done = run(ft.fedavg(unsure), features, np.full_like(labels, 3), clients, key=KEY, rounds=2)
+    assert done.history == []
+
+
+def test_rates_out_of_range_are_refused():
+    model = ft.linear_model(ft.random_head(4, 3, key=KEY))
+    with pytest.raises(ValueError, match=r"server_lr: .*-0\.1"):
+        ft.fedadam(model, 0.1, server_lr=-0.1)
+    with pytest.raises(ValueError, match=r"momentum: expected less than 1, got 1\.5"):
+        ft.scaffold(model, 0.1, momentum=1.5)
 
 
 def test_each_epoch_meets_every_example_once():

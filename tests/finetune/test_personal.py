@@ -215,12 +215,18 @@ def test_what_does_not_fit_is_refused(untyped):
     with pytest.raises(TypeError, match=r"model: expected a covfree\.finetune\.Model, got LinearHead"):
         ft.local_only(HEAD)
     with pytest.raises(ValueError, match="strength"):
-        ft.fedcgs_personal(model, ft.Prototypes(MEANS, COUNTS), -1.0)
+        ft.fedcgs_personal(ADAPTED, ft.Prototypes(MEANS, COUNTS), -1.0)
+    with pytest.raises(ValueError, match=r"model: expected one whose features are trained, .* linear_model"):
+        ft.fedproto(model, 4, 4)
+    with pytest.raises(TypeError, match=r"prototypes: expected covfree\.finetune\.Prototypes.*got ndarray"):
+        ft.fedcgs_personal(ADAPTED, MEANS)
+    with pytest.raises(ValueError, match="client: expected a number from 0 to 3, got 4"):
+        run(ft.local_only(model), FEATURES, LABELS, CLIENTS, key=KEY, rounds=1).result.of(4)
     few = ft.Prototypes(MEANS[:3], COUNTS[:3])
-    for make in (lambda: ft.fedcgs_personal(model, few), lambda: ft.fedproto(model, 3, 4)):
+    for make in (lambda: ft.fedcgs_personal(ADAPTED, few), lambda: ft.fedproto(ADAPTED, 3, 4)):
         with pytest.raises(ValueError, match=r"prototypes: expected 4, one for each .* got 3"):
             make()
-    narrow = ft.fedcgs_personal(model, ft.Prototypes(MEANS[:, :1], COUNTS))
+    narrow = ft.fedcgs_personal(ADAPTED, ft.Prototypes(MEANS[:, :1], COUNTS))
     with pytest.raises(ValueError, match=r"prototypes: expected 4 numbers each, .* got 1"):
         run(narrow, FEATURES, LABELS, CLIENTS, key=KEY, rounds=1)
     with pytest.raises(TypeError, match="head: expected a linear head"):

@@ -326,7 +326,13 @@ class TestBadInput:
             ({"participation": np.array([[0, 0]])}, "round 0 has one twice"),
             ({"participation": np.array([[10]])}, "clients from 0 to 9"),
             ({"participation": np.zeros((0, 1), int)}, "must have 1 rounds, got 0"),
-            ({"participation": 1.5}, "at most 1"),
+            ({"participation": 1.5}, r"a share of them in \(0, 1\], got 1.5"),
+            ({"participation": True}, "participation: expected clients of a round, .*got True"),
+            ({"participation": "all"}, "participation: expected clients of a round, .*got 'all'"),
+            ({"evaluate": 0.3}, "evaluate: expected a function or None, got 0.3"),
+            ({"stop": 5}, "stop: expected a function or None, got 5"),
+            ({"mesh": 2}, "mesh: expected a jax.sharding.Mesh or None, got 2"),
+            ({"key": 0}, "key: expected a PRNG key, .*got 0"),
         ],
     )
     def test_an_error_says_what_is_wrong(self, change, message, untyped):
@@ -337,7 +343,7 @@ class TestBadInput:
             **change,
         }
         with pytest.raises((TypeError, ValueError), match=message):
-            run(key=KEY, **given)
+            run(**{"key": KEY, **given})
 
 
 def test_raw_keys_are_keys():
