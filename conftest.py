@@ -1,5 +1,6 @@
 """What the tests and the pages share. Imports nothing that must be set up first."""
 
+import gc
 import os
 from collections import Counter
 
@@ -17,6 +18,8 @@ _FLAGS = {"xla_cpu_use_fusion_emitters": "false", "xla_cpu_parallel_codegen_spli
 for _flag, _value in _FLAGS.items():
     if _flag not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --{_flag}={_value}".strip()
+# Tracing makes many small objects that live on: Python would look through them all the time.
+gc.set_threshold(50_000, 20, 50)
 # Seconds of CPU that the tests of one file should stay below, those of what they start included.
 _BUDGET = 60.0
 

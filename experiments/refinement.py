@@ -202,6 +202,8 @@ def main() -> None:
     for seed in range(arguments.seeds):
         for name, data, clients in federations(arguments, seed):
             results.setdefault(name, []).append(measured(data, clients, seed))
+            # A process may hold so many compiled functions and no more.
+            jax.clear_caches()
             print(
                 seed,
                 name,

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from covfree.checks import check_choice, check_positive
-from covfree.engine import solve_rows, solve_totals
+from covfree.engine import solve_message, solve_totals
 from covfree.engine.totals import dense_terms
 from covfree.estimators.automatic import fair_numbers
 from covfree.methods import Method
@@ -84,9 +84,7 @@ class _Messages:
 
     @staticmethod
     def result(shot: _OneShot, state: Message, memory: tuple[()]) -> Any:
-        if shot.method.message is None:
-            return solve_rows(shot.method, state.rows, num_classes=shot.num_classes)
-        return shot.method.solve(*shot.method.merged(state, shot.num_classes))
+        return solve_message(shot.method, state, num_classes=shot.num_classes)
 
 
 def _class_sums(message: Message) -> tuple[Rows, jax.Array]:

@@ -20,7 +20,7 @@ SIZE = 40
 # Of the architectures whose published sizes take long to compile, with all that they are made of.
 SMALL = {
     "resnet": replace(BACKBONES["resnet18"], settings={"blocks": (1, 1, 1, 1), "bottleneck": False}),
-    "lite": replace(BACKBONES["efficientnet_lite0"], settings={"kind": "lite", "width": 0.25, "depth": 0.5}),
+    "lite": replace(BACKBONES["efficientnet_lite0"], settings={"kind": "lite", "width": 0.25, "depth": 0.3}),
 }
 
 
@@ -85,7 +85,7 @@ def test_jit_agrees_with_one_operation_at_a_time(images):
 def test_every_client_its_own_weights(request, images, name):
     chosen, params = request.getfixturevalue(name)
     other = drawn(chosen, 0.9)
-    clients = jax.tree.map(lambda *leaves: jnp.stack(leaves), params, other)
+    clients = jax.tree.map(lambda *leaves: np.stack(leaves), params, other)
     batches = jnp.stack([images, images[::-1]])
     together = jax.jit(jax.vmap(chosen.apply))(clients, batches)
     apply = applied(chosen)
@@ -114,7 +114,7 @@ def test_gradients(request, images, name):
         features = chosen.apply(params, images, train=True, key=key)
         return jnp.square(features).mean()
 
-    gradients = jax.jit(jax.grad(loss))(params, jax.random.key(0))
+    gradients = jax.device_get(jax.jit(jax.grad(loss))(params, jax.random.key(0)))
     for path, gradient in jax.tree_util.tree_leaves_with_path(gradients):
         assert np.isfinite(gradient).all(), path
     nonzero = [bool(np.any(x)) for x in jax.tree.leaves(gradients["params"])]
@@ -165,7 +165,8 @@ def test_statistics_are_updated(lite, images):
 
 
 @pytest.mark.parametrize("name", ["lite", "vit_b_32"])
-def test_bfloat16(name):
+def test_bfloat16(monkeypatch, name):
+    monkeypatch.setattr("covfree.backbones.vit._DEPTH", 2)  # all twelve are alike
     exact, fast = (backbone(name, num_classes=None, dtype=dtype) for dtype in (jnp.float32, jnp.bfloat16))
     params = drawn(exact)
     images = seeded.images(SIZE if exact.spec.any_size else exact.spec.input_size)
@@ -201,7 +202,7 @@ def test_classifier_as_a_head(resnet, images):
     squeeze = backbone("squeezenet1_1", num_classes=7)
     old = drawn(squeeze)
     new = squeeze.with_classifier(old, squeeze.classifier(old))
-    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), old, new))
+    assert jax.tree.all(jax.tree.map(np.array_equal, old, new))
 
 
 def test_errors(resnet, images, untyped):

@@ -10,7 +10,7 @@ import pytest
 
 import covfree
 import covfree.finetune as ft
-from covfree.backbones import backbone
+from covfree.backbones import BACKBONES, backbone
 from covfree.finetune.model import cross_entropy
 from covfree.rounds import run
 
@@ -159,10 +159,13 @@ def test_running_statistics_that_stay_are_not_sent(network, settings):
 
 @pytest.fixture(scope="module")
 def network():
-    net = backbone("resnet18", num_classes=None)
-    params = net.init(KEY)
-    images = np.random.default_rng(0).normal(size=(6, 32, 32, 3)).astype(np.float32)
-    return net, params, images, ft.random_head(512, 2, key=KEY)
+    with pytest.MonkeyPatch.context() as patch:
+        # With one block of each width, which take less long to compile.
+        small = replace(BACKBONES["resnet18"], settings={"blocks": (1, 1, 1, 1), "bottleneck": False})
+        patch.setattr("covfree.backbones.extractor.BACKBONES", {"small": small})
+        net = backbone("small", num_classes=None)
+        images = np.random.default_rng(0).normal(size=(6, 32, 32, 3)).astype(np.float32)
+        yield net, net.init(KEY), images, ft.random_head(512, 2, key=KEY)
 
 
 LABELS, CLIENTS = np.array([0, 1, 0, 1, 1, 0]), np.array([0, 0, 1, 1, 1, 1])
@@ -172,15 +175,16 @@ def test_running_statistics_are_averaged_beside_the_parameters(network):
     net, params, images, head = network
     model = ft.network_model(net, params, head, norms="batch")
     np.testing.assert_allclose(
-        model(images), head(net.apply(params, images)), rtol=1e-4, atol=1e-5
+        jax.jit(model.__call__)(images), head(jax.jit(net.apply)(params, images)), rtol=1e-4, atol=1e-5
     )  # in evaluation the running statistics
     algorithm = ft.fedavg(model, 0.0, 0.5, batch_size=4)
     done = run(algorithm, images, LABELS, CLIENTS, key=KEY, rounds=1)
     after, _ = done.result
     # Client 0 fills its batch up with its own two examples again; its mean and variance stay what they are.
+    updated = jax.jit(net.apply_and_update)
     own = [
-        net.apply_and_update(params, np.concatenate([images[:2], images[:2]]))[1]["batch_stats"],
-        net.apply_and_update(params, images[2:])[1]["batch_stats"],
+        updated(params, np.concatenate([images[:2], images[:2]]))[1]["batch_stats"],
+        updated(params, images[2:])[1]["batch_stats"],
     ]
     wanted = jax.tree.map(lambda a, b: (2 * a + 4 * b) / 6, *own)
     for x, y in zip(jax.tree.leaves(after["batch_stats"]), jax.tree.leaves(wanted), strict=True):
@@ -198,7 +202,8 @@ def test_what_is_trained_is_what_changes(network, train):
     assert trained.num_leaves == (2 if train == "head" else 0) + len(jax.tree.leaves(params["params"])) * (
         train != "head"
     ) + (2 if train == "all" else 0)
-    np.testing.assert_array_equal(model(images), ft.network_model(net, params, head)(images))
+    default = ft.network_model(net, params, head)
+    np.testing.assert_array_equal(*(jax.jit(one.__call__)(images) for one in (model, default)))
     after, same = model.finish(model.trained, model.frozen, model.statistics)
     assert jax.tree.structure(after) == jax.tree.structure(params)
     np.testing.assert_array_equal(same.weight, head.weight)

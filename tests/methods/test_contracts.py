@@ -52,6 +52,14 @@ SERVER_DRAWS = {
     "gradients": "training ends where it has converged, a loop without a reverse derivative",
     "classes": "the server draws for one class after the other",
 }
+# Whose totals are those of another method of the same phases, over rows that are summed up in one way.
+SAME_TOTALS = {
+    "fedcof-paper": "fedcof",
+    "fedcof-random": "fedcof",
+    "fed3r-random": "fed3r",
+    "afl": "fed3r",
+    "ccvr": "qda",
+}
 OTHERS = {
     "fedpft": {"clients": "the server draws from the rows in their order"},
 }
@@ -116,6 +124,7 @@ def test_laws(name):
         **(UNIT if jax.tree.structure(default(name)) != jax.tree.structure(method) else {}),
         **(UNIT if name in OF_A_UNIT else {}),
         **({} if name in OF_MESSAGES else {"messages": "those of its kind are checked"}),
+        **({"splitting": f"that of {SAME_TOTALS[name]}"} if name in SAME_TOTALS else {}),
         **(CLIENTS_DRAW if name in DRAWN else {}),
         **(SERVER_DRAWS if name in SAMPLED else {}),
         **OTHERS.get(name, {}),
@@ -127,6 +136,12 @@ def test_laws(name):
         tolerance=tolerance(name, 1e-9),
         exclude=exclude,
     )
+
+
+@pytest.mark.parametrize(("name", "other"), SAME_TOTALS.items())
+def test_totals_are_those_of_another_method(name, other):
+    one, same = make(name), make(other)
+    assert (one.summary, one.phases) == (same.summary, same.phases)
 
 
 @pytest.mark.usefixtures("untyped")
