@@ -42,6 +42,19 @@ def test_measured_errors_agree_with_theory(script, few):
     assert biased == {"eq. 5, J = 1"}
 
 
+def test_rounds_are_measured(monkeypatch):
+    """On few clients: seconds of each round, and a model that learns."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    script = importlib.import_module("rounds")
+    monkeypatch.setitem(script.SIZES, "few", script.Size(4, (8,), 3, 0.5, 12))
+    found = script.by_covfree("few")
+    assert len(found["seconds"]) == 12
+    assert found["accuracy"] > 0.4
+    assert script.best([{"round": 2.0}, {"round": 1.0}]) == {"round": 1.0}
+    for name in ("rounds", "common"):
+        sys.modules.pop(name, None)
+
+
 @pytest.mark.parametrize(("mean_scale", "variance_scale", "z"), [(1.2, 1, "z_mean"), (1, 2.0, "z_variance")])
 def test_wrong_theory_is_contradicted(script, few, mean_scale, variance_scale, z):
     estimators, setting = few
