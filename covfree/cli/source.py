@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from functools import cache, partial
@@ -109,13 +110,31 @@ def source_of(
         for name, value in {"backbone": backbone, "weights": weights}.items():
             if value is not None:
                 raise ValueError(f"--{name}: expected --images beside it")
-        return of_file(dataset or "digits", test_file)
+        return _checked(of_file(dataset or "digits", test_file))
     for name, value in {"dataset": dataset, "test-file": test_file}.items():
         if value is not None:
             raise ValueError(f"--{name}: expected none beside --images")
     if backbone is None:
         raise ValueError("--images: expected --backbone beside it")
-    return of_images(images, backbone, weights)
+    return _checked(of_images(images, backbone, weights))
+
+
+def _checked(source: Source) -> Source:
+    """The source, if there is something to tell apart; says so if tests are of classes that nobody has."""
+    data = source.outline
+    known = np.unique(data.train_labels)
+    if len(known) < 2:
+        raise ValueError(
+            f"{data.name}: expected examples of two classes or more to train on, got {len(known)}"
+        )
+    strange = ~np.isin(data.test_labels, known)
+    if strange.any():
+        print(
+            f"covfree: {data.name}: {strange.sum():,} of {len(strange):,} test examples are of classes with "
+            f"no training examples, such as {data.test_labels[strange][0]}; no method can get them right",
+            file=sys.stderr,
+        )
+    return source
 
 
 def heading(data: FeatureSet, federation: Federation, seeds: int) -> str:

@@ -77,7 +77,10 @@ def as_optimiser(name: str, optimiser: Any) -> Optimiser:
     if hasattr(optimiser, "init") and hasattr(optimiser, "update"):  # optax.MultiSteps is no transformation
         return Optimiser((), _Fixed(optimiser))
     if callable(optimiser):
-        raise TypeError(f"{name}: expected an optax transformation or a learning rate, got {optimiser!r}")
+        raise TypeError(
+            f"{name}: expected an optax transformation or a learning rate, got {optimiser!r}; call what makes a "
+            "transformation, put a schedule into one, such as optax.sgd(schedule)"
+        )
     return Optimiser((check_strength(name, optimiser),), optax.sgd)
 
 
@@ -163,6 +166,8 @@ class Training:
         else:
             check_positive("steps", steps)
         check_positive("batch_size", batch_size)
+        if schedule is not None and not callable(schedule):
+            raise TypeError(f"schedule: expected a function of the round, which is traced, got {schedule!r}")
         return cls(as_optimiser("client", optimiser), epochs, steps, batch_size, schedule, own_classes)
 
     def __call__(

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from covfree.backbones.extractor import Backbone
 from covfree.backbones.preprocess import normalise
 from covfree.backbones.table import Preprocessing
-from covfree.checks import check_choice
+from covfree.checks import check_choice, check_positive
 from covfree.heads.mapped import MappedHead
 from covfree.types import AnyArray, LinearHead, PRNGKey, masked
 
@@ -80,6 +80,11 @@ def linear_features(
 
 def _linear_scores(trained: LinearHead, frozen: Any, features: Any) -> jax.Array:
     _, present = frozen
+    if jnp.shape(features)[1:] != trained.weight.shape[:1]:
+        raise ValueError(
+            f"features: expected [examples, {trained.weight.shape[0]}], as the head has rows, got "
+            f"{list(jnp.shape(features))}"
+        )
     return trained._replace(present=present)(features)
 
 
@@ -122,6 +127,8 @@ def random_head(dim: int, num_classes: int, *, key: PRNGKey) -> LinearHead:
         num_classes: C.
         key: of the draw.
     """
+    check_positive("dim", dim)
+    check_positive("num_classes", num_classes)
     bound = dim**-0.5
     weight, bias = (
         jax.random.uniform(own, shape, minval=-bound, maxval=bound)

@@ -174,3 +174,19 @@ def test_no_argument_shows_the_help(cli):
     outcome = cli()
     assert "compare" in outcome.out
     assert outcome.err == ""
+
+
+def test_classes_that_nobody_trains_on_are_told(cli, tmp_path):
+    """A test file whose labels count from 1 where those to train on count from 0."""
+    features, labels = np.eye(12, 4, dtype=np.float32), np.arange(12) % 3
+    train, test, single = (tmp_path / f"{name}.npz" for name in ("train", "test", "single"))
+    np.savez(train, features=features, labels=labels)
+    np.savez(test, features=features, labels=labels + 1)
+    np.savez(single, features=features, labels=np.zeros(12, int))
+    options = ("--clients", 2, "--alpha", 1, "--seeds", 1, "--methods", "fedncm")
+    told = cli("compare", "--dataset", train, "--test-file", test, *options)
+    assert told.code == 0
+    assert "4 of 12 test examples are of classes with no training examples, such as 3" in told.err
+    refused = cli("compare", "--dataset", single, *options)
+    assert refused.code == 2
+    assert "single: expected examples of two classes or more to train on, got 1" in refused.err

@@ -99,6 +99,19 @@ def test_scores_and_losses_of_another_shape_are_refused():
     assert done.history == []
 
 
+def test_what_does_not_fit_the_head_is_refused():
+    features, labels, clients = examples()
+    model = ft.linear_model(ft.random_head(5, 4, key=KEY))
+    with pytest.raises(ValueError, match=r"features: expected \[examples, 5\], as the head has rows, got"):
+        run(ft.fedavg(model), features, labels, clients, key=KEY, rounds=1)
+    with pytest.raises(ValueError, match="dim: expected"):
+        ft.random_head(0, 4, key=KEY)
+    with pytest.raises(TypeError, match=r"schedule: expected a function of the round, .*got 0\.5"):
+        ft.fedavg(model, schedule=0.5)
+    with pytest.raises(TypeError, match=r"client: expected an optax .*optax\.sgd\(schedule\)"):
+        ft.fedavg(model, optax.cosine_decay_schedule(0.1, 3))
+
+
 def test_rates_out_of_range_are_refused():
     model = ft.linear_model(ft.random_head(4, 3, key=KEY))
     with pytest.raises(ValueError, match=r"server_lr: .*-0\.1"):
