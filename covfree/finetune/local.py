@@ -78,8 +78,8 @@ def as_optimiser(name: str, optimiser: Any) -> Optimiser:
         return Optimiser((), _Fixed(optimiser))
     if callable(optimiser):
         raise TypeError(
-            f"{name}: expected an optax transformation or a learning rate, got {optimiser!r}; call what makes a "
-            "transformation, put a schedule into one, such as optax.sgd(schedule)"
+            f"{name}: expected an optax transformation or a learning rate, got {optimiser!r}; call what "
+            "makes a transformation, put a schedule into one, such as optax.sgd(schedule)"
         )
     return Optimiser((check_strength(name, optimiser),), optax.sgd)
 

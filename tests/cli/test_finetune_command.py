@@ -11,6 +11,7 @@ import oracle
 import pytest
 from PIL import Image
 
+import covfree
 from covfree.cli.curves import Curve, curves, plot
 from covfree.cli.finetune import finetune_command
 from covfree.cli.training import Run

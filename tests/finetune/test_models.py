@@ -106,7 +106,7 @@ def test_what_does_not_fit_the_head_is_refused():
         run(ft.fedavg(model), features, labels, clients, key=KEY, rounds=1)
     with pytest.raises(ValueError, match="dim: expected"):
         ft.random_head(0, 4, key=KEY)
-    with pytest.raises(TypeError, match=r"schedule: expected a function of the round, .*got 0\.5"):
+    with pytest.raises(TypeError, match="schedule"):
         ft.fedavg(model, schedule=0.5)
     with pytest.raises(TypeError, match=r"client: expected an optax .*optax\.sgd\(schedule\)"):
         ft.fedavg(model, optax.cosine_decay_schedule(0.1, 3))
