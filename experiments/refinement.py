@@ -90,6 +90,8 @@ def federations(arguments: argparse.Namespace, seed: int) -> Iterator[tuple[str,
     if arguments.speech is not None:
         sets["speech"] = speech(arguments.speech)
     for name, data in sets.items():
+        # Of so many compiled functions a process has no room for all.
+        jax.clear_caches()
         for number in (10, 30, 100):
             for alpha, moved in ((0.1, False), (0.5, True), (0.1, True)):
                 clients = inner_dirichlet(data.labels, number, alpha, seed=seed)
@@ -207,8 +209,6 @@ def main() -> None:
     for seed in range(arguments.seeds):
         for name, data, clients in federations(arguments, seed):
             results.setdefault(name, []).append(measured(data, clients, seed, arguments.training))
-            # A process may hold so many compiled functions and no more.
-            jax.clear_caches()
             print(
                 seed,
                 name,
