@@ -131,9 +131,14 @@ def loading(
     return shrinkage.rule(jnp.asarray(shrinkage.strength), covariance, nobody, freedom, None)[1]
 
 
+def is_loading(shrinkage: Shrinkage) -> bool:
+    """Whether the rule adds γI and looks at no more than the mean variance and ν."""
+    return shrinkage.rule in (_identity, _relative, _pseudo_observations)
+
+
 def check_loading(shrinkage: Shrinkage) -> None:
     """Raise unless the rule adds γI and looks at no more than the mean variance and ν."""
-    if shrinkage.rule not in (_identity, _relative, _pseudo_observations):
+    if not is_loading(shrinkage):
         raise ValueError(
             "shrinkage: expected a number, relative(…) or pseudo_observations(), as of the exact covariance "
             f"no more than the trace is known; got {shrinkage!r}"

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from covfree.checks import check_positive
-from covfree.estimators import ScatterChoice, Shrinkage, diagonal_loading, pseudo_observations, total_gram
+from covfree.estimators import ScatterChoice, Shrinkage, pseudo_observations, total_gram
 from covfree.estimators.moments import centred_means
-from covfree.estimators.shrinkage import as_shrinkage, check_loading, loading
+from covfree.estimators.shrinkage import as_shrinkage, check_loading, is_loading, loading
 from covfree.heads.lda import lda_head_of
 from covfree.heads.mapped import MappedHead
 from covfree.heads.ridge import ridge_head_of
@@ -135,6 +135,8 @@ def refined(
     the estimate as a preconditioner, the server comes nearer in each round to the head of the exact
     covariance: that of `fedcof_oracle`, or of Fed3R, which take d² numbers from each client.
 
+    Derivatives take the directions as given: they are whole where all d are known.
+
     Taken by `covfree.fit`, which simulates it in one call, by ``covfree.rounds.as_algorithm``, and by
     `sent_bytes` and `client_flops`.
 
@@ -146,8 +148,9 @@ def refined(
             that the head's columns span. With fewer the leading ones are taken, and progress is slower and
             less even.
         shrinkage: of the exact covariance S: γ of S + γI, ``covfree.relative(…)`` or
-            `pseudo_observations`. By default the method's own number if it has one, else
-            γ = t·min(1, d/ν) with t = tr(S)/d and ν = N − C degrees of freedom.
+            `pseudo_observations`. By default the method's own if it is one of these, else
+            `pseudo_observations`: γ = t·min(1, d/ν) with t = tr(S)/d and ν = N − C degrees of freedom. Where
+            features have very unequal variances that may be too much; try ``covfree.relative(0.001)``.
 
     Returns:
         What runs: a pytree whose leaves are the method's numbers and the shrinkage's.
@@ -191,8 +194,7 @@ def refined(
             "method: expected scatter 'within' or 'both', got 'between': it leaves nothing to refine"
         )
     if shrinkage is None:
-        own = method.params
-        shrinkage = own if own.rule is diagonal_loading(0.0).rule else pseudo_observations()
+        shrinkage = method.params if is_loading(method.params) else pseudo_observations()
     exact = as_shrinkage(shrinkage)  # pyright: ignore[reportArgumentType]
     check_loading(exact)
     return Refined(method, exact, rounds, directions)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from covfree.lapack import eigh, orthonormal
@@ -51,6 +52,8 @@ def begin(inverse: Factorisation, right: Float[Array, "dim columns"], most: int)
         most: directions of a round, at most.
     """
     nothing = right[:, :0]
+    # NaN where Cholesky broke down, which a run would take for a state that is not finite.
+    inverse = inverse._replace(smallest_pivot=jnp.zeros_like(inverse.smallest_pivot))
     weight = solve(inverse, right)
     asked = _next(nothing, weight, right, most)
     return Search(inverse, right, nothing, nothing, *asked, weight, jnp.ones((), right.dtype))
@@ -84,8 +87,11 @@ def advance(search: Search, images: Float[Array, "dim asked"], most: int) -> Sea
     left = jnp.maximum(length * jnp.sum(ahead * residual), 0)
     error = jnp.sqrt(left / jnp.maximum(energy + left, jnp.finfo(right.dtype).tiny))
     # What is left may be rounding.
-    noise = jnp.sqrt(jnp.finfo(right.dtype).eps)
-    weight = weight + jnp.where(error > noise, length, 0) * ahead
+    eps = jnp.finfo(right.dtype).eps
+    settled = jnp.sum(jnp.square(residual)) <= 1e4 * eps**2 * jnp.sum(jnp.square(right))
+    weight = weight + jnp.where(error > jnp.sqrt(eps), length, 0) * ahead
+    # Without a length nothing is known of what is left.
+    error = jnp.where(settled, 0, jnp.where(length > 0, error, 1))
     asked = _next(span, ahead, residual, most)
     return Search(inverse, right, span, images, *asked, weight, error)
 
@@ -105,8 +111,30 @@ def _next(
     most = min(most, step.shape[1], step.shape[0] - span.shape[1])
     turn = jax.lax.stop_gradient(eigh(product(step.T, step))[1])[:, ::-1][:, :most]
     step, residual = product(step, turn), product(residual, turn)
-    directions = step
-    # Twice is enough: what the first time leaves of the span is rounding.
-    for _ in range(2):
-        directions = orthonormal(directions - product(span, product(span.T, directions)))
-    return directions, step, residual
+    return _outside(span, step, residual), step, residual
+
+
+def _outside(span: jax.Array, step: jax.Array, residual: jax.Array) -> jax.Array:
+    """Orthonormal directions of a step, orthogonal to the span; where it has none left, of the residual's.
+
+    Where that has none either any others serve: once the span is everything, the solution is exact.
+    """
+
+    def beyond(columns: jax.Array) -> jax.Array:
+        return columns - product(span, product(span.T, columns))
+
+    def unit(columns: jax.Array) -> tuple[jax.Array, jax.Array]:
+        size = jnp.sqrt(jnp.square(columns).sum(0, keepdims=True))
+        return columns / jnp.where(size > 0, size, 1), size
+
+    any_others = np.random.default_rng(0).normal(size=step.shape)
+    directions = jnp.asarray(any_others, step.dtype)
+    # Of a unit column so much is rounding.
+    rounding = jnp.sqrt(jnp.finfo(step.dtype).eps)
+    for columns in (residual, step):
+        found, size = unit(beyond(unit(columns)[0]))
+        directions = jnp.where(size > rounding, found, directions)
+    # The first time leaves rounding of the span, the second none; the third is for columns that were alike.
+    for _ in range(3):
+        directions = orthonormal(beyond(directions))
+    return directions

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from covfree.optional import optional
@@ -32,9 +33,14 @@ class Checkpoints:
     def save(self, done: int, trees: Any, history: list[dict[str, Any]]) -> None:
         """Save what the run holds after so many rounds: as a whole or not at all."""
         args = self._ocp.args
-        about = {"identity": dict(self._identity(done)), "history": history}
+        leaves = _named(trees)
+        # Orbax saves no array without an item.
+        empty = {name: leaf for name, leaf in leaves.items() if np.size(leaf) == 0}
+        shapes = {name: [list(leaf.shape), str(leaf.dtype)] for name, leaf in empty.items()}
+        kept = {name: leaf for name, leaf in leaves.items() if name not in empty} or {"none": np.zeros(1)}
+        about = {"identity": dict(self._identity(done)), "history": history, "empty": shapes}
         self._manager.save(
-            done, args=args.Composite(arrays=args.StandardSave(_named(trees)), about=args.JsonSave(about))
+            done, args=args.Composite(arrays=args.StandardSave(kept), about=args.JsonSave(about))
         )
 
     def load(
@@ -62,6 +68,8 @@ class Checkpoints:
                     "here); give another folder, or delete it to start anew"
                 )
         arrays = self._manager.restore(done, args=args.Composite(arrays=args.StandardRestore()))["arrays"]
+        for name, (shape, dtype) in about["empty"].items():
+            arrays[name] = jnp.zeros(shape, dtype)
         tree = structure(done)
         return done, tree.unflatten([arrays[f"leaf{i}"] for i in range(tree.num_leaves)]), about["history"]
 
@@ -72,6 +80,4 @@ class Checkpoints:
 
 def _named(trees: Any) -> dict[str, Any]:
     """The leaves by number: their tree is known to whoever loads them."""
-    # Orbax does not save trees without a leaf.
-    leaves = {f"leaf{index}": leaf for index, leaf in enumerate(jax.tree.leaves(trees))}
-    return leaves or {"none": np.zeros(1)}
+    return {f"leaf{index}": leaf for index, leaf in enumerate(jax.tree.leaves(trees))}

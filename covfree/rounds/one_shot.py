@@ -83,7 +83,9 @@ class _Messages:
         return Message(total.rows.items, total.matrix)
 
     @staticmethod
-    def result(shot: _OneShot, state: Message, memory: tuple[()]) -> Any:
+    def result(shot: _OneShot, state: Message | None, memory: tuple[()]) -> Any:
+        if state is None:  # the only round was undone
+            return None
         return solve_message(shot.method, state, num_classes=shot.num_classes)
 
 

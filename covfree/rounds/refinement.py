@@ -154,8 +154,11 @@ def _advanced(numbers: Refinement, state: _Refining, answer: _Answer) -> _Refini
     asked = jnp.where(came, search.directions, 0)
     old = progress._replace(search=search._replace(directions=asked))
     new = numbers.refined.advance(old, jnp.where(came, image, 0), trace)
-    weight = jnp.where(came, new.search.weight, search.weight)
-    return _Refining(state.known, new._replace(search=new.search._replace(weight=weight)))
+    kept = {
+        name: jnp.where(came, getattr(new.search, name), getattr(search, name))
+        for name in ("weight", "error")
+    }
+    return _Refining(state.known, new._replace(search=new.search._replace(**kept)))
 
 
 def result(numbers: Refinement, state: Any, memory: Any) -> Any:

@@ -333,3 +333,63 @@ def test_what_cannot_be_refined(make, message):
 def test_other_doors_say_what_they_expect():
     with pytest.raises(TypeError, match="expected a method of one round, got 'fedcof-refined'; use covfree"):
         check_method(covfree.refined(covfree.fedcof()))
+
+
+def test_resumed_in_the_middle(tmp_path):
+    features, labels, clients = DATA
+    features = features.astype(np.float32)
+    algorithm = federated.as_algorithm(covfree.refined(covfree.fedcof(), 3, 2), num_classes=CLASSES)
+    whole = federated.run(algorithm, features, labels, clients, key=KEY)
+    for cut in (1, 3):
+        options = {"key": KEY, "checkpoint": tmp_path / str(cut)}
+        federated.run(algorithm, features, labels, clients, stop=lambda h, cut=cut: len(h) == cut, **options)
+        done = federated.run(algorithm, features, labels, clients, **options)
+        chex.assert_trees_all_equal(done.result, whole.result)
+        assert len(done.history) == 4
+
+
+def test_where_cholesky_breaks_down_rounds_work_as_fit_does():
+    """Features twice, no shrinkage: the estimate is singular."""
+    features = np.concatenate([DATA[0], DATA[0]], 1).astype(np.float32)
+    method = covfree.refined(covfree.fedcof(0.0), 2, shrinkage=0.1)
+    algorithm = federated.as_algorithm(method, num_classes=CLASSES)
+    done = federated.run(algorithm, features, *DATA[1:], key=KEY)
+    head = covfree.fit(method, features, *DATA[1:], num_classes=CLASSES)
+    assert done.stopped is None
+    same = np.asarray(done.result(features).argmax(1) == head(features).argmax(1))
+    assert same.mean() > 0.99
+
+
+def test_nobody_in_a_round_is_not_taken_for_the_end():
+    features, labels, clients = DATA
+    algorithm = federated.as_algorithm(covfree.refined(covfree.fedcof(), 2, 2), num_classes=CLASSES)
+
+    def run(*came):
+        drawn = np.full((3, CLIENTS), -1)
+        drawn[list(came)] = np.arange(CLIENTS)
+        done = federated.run(
+            algorithm, features.astype(np.float32), labels, clients, key=KEY, participation=drawn
+        )
+        return done.result, [record.get("error") for record in done.history]
+
+    _, whole = run(0, 1, 2)
+    _, late = run(0, 2)
+    assert late[1] == 1.0
+    assert late[2] == pytest.approx(whole[1], rel=1e-3)
+    _, early = run(0, 1)
+    assert early[1] == early[2] == pytest.approx(whole[1], rel=1e-6)
+    nobody, _ = run(1, 2)
+    chex.assert_tree_all_finite(nobody)
+
+
+def test_d_directions_are_exact_whatever_the_start_was():
+    """One client and no shrinkage: the first head is 0, and no step leads anywhere."""
+    data = DATA[0], DATA[1], np.zeros_like(DATA[2])
+    exact = fit(covfree.fedcof_oracle(0.1), data)
+    head = fit(covfree.refined(covfree.fedcof(0.0), 2, shrinkage=0.1), data)
+    chex.assert_trees_all_close(head, exact, rtol=1e-3, atol=1e-3 * float(jnp.abs(exact.weight).max()))
+
+
+def test_the_methods_own_rule_is_kept_where_it_can_be():
+    assert covfree.refined(covfree.fedcof(covfree.relative(0.1))).shrinkage == covfree.relative(0.1)
+    assert covfree.refined(covfree.fedcof()).shrinkage == covfree.pseudo_observations()
