@@ -148,33 +148,6 @@ def measured(
     return found
 
 
-def picture(path: Path, results: dict[str, list[dict[str, Any]]]) -> None:
-    """Accuracy by rounds, and by bytes, of the first seed: a column each, a row a federation."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 2.6 * len(results)), layout="constrained")
-    FigureCanvasAgg(figure)
-    grid = figure.subplots(len(results), 2, squeeze=False, sharey="row")
-    for row, (name, runs) in zip(grid, results.items(), strict=True):
-        for index, (way, points) in enumerate(runs[0].items()):
-            if way == "FedCOF":
-                continue
-            number, sent, accuracy = np.array(points).T
-            for axes, x in zip(row, (number, sent), strict=True):
-                style = {"marker": "os^DvPX*"[index % 8], "markersize": 4, "color": f"C{index}"}
-                axes.plot(x, accuracy, label=way, **(style | ({"marker": ""} if len(x) > 8 else {})))
-        row[0].set_title(name, loc="left", fontsize=10)
-        row[0].set_ylabel("test accuracy, %")
-        row[0].set_xlabel("rounds")
-        row[1].set_xlabel("bytes up and down, all clients")
-        for axes in row:
-            axes.set_xscale("log")
-            axes.grid(alpha=0.3)
-    grid[0][1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    figure.savefig(path, dpi=130)
-
-
 def table(results: dict[str, list[dict[str, Any]]]) -> str:
     """Mean accuracies in Markdown."""
     ways = [
@@ -196,13 +169,13 @@ def table(results: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def main() -> None:
-    """Measure all federations, print a table, write JSON and the picture."""
+    """Measure all federations, print a table, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--features", type=Path, help=".npz file with features, labels and is_test")
     parser.add_argument("--speech", type=Path, help="folder of recordings digit_speaker_index.wav")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--training", type=int, default=20, help="rounds of FedAvg and FedAdam; 0 for none")
-    parser.add_argument("--out", type=Path, help="folder for results.json and refinement.png")
+    parser.add_argument("--out", type=Path, help="folder for results.json")
     arguments = parser.parse_args()
     covfree.limit_lapack_threads()
     results: dict[str, list[dict[str, Any]]] = {}
@@ -218,7 +191,6 @@ def main() -> None:
         if arguments.out is not None:
             arguments.out.mkdir(parents=True, exist_ok=True)
             (arguments.out / "results.json").write_text(json.dumps(results) + "\n")
-            picture(arguments.out / "refinement.png", results)
     print(table(results))
 
 

@@ -12,7 +12,8 @@ FEDERATIONS = ["digits-k100-a0.1", "digits-k30-a0.5"]
 @pytest.mark.parametrize("federation", FEDERATIONS)
 @pytest.mark.parametrize("name", ["fedncm", "fed3r", "fedcof"])
 def test_weights_and_accuracy(shared, federation, name):
-    data = np.load(shared / "data" / "golden" / f"{federation}.npz")
+    with np.load(shared / "data" / "golden" / f"{federation}.npz") as file:
+        data = dict(file)
     method = {
         "fedncm": covfree.fedncm,
         "fed3r": lambda: covfree.fed3r(float(data["ridge"])),

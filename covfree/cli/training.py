@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import flatten_dict
 
 import covfree
 import covfree.rounds
@@ -282,6 +281,8 @@ def train(
 
 def _save(folder: Path, result: Any) -> None:
     """The trained head, and a network's parameters, in files that need nothing but NumPy to be read."""
+    from flax.traverse_util import flatten_dict
+
     head = result
     if not isinstance(result, LinearHead | MappedHead):
         params, head = result

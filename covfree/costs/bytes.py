@@ -123,7 +123,7 @@ def received_bytes(
     >>> import covfree, numpy as np
     >>> labels, clients = np.arange(6) % 3, np.array([0, 0, 0, 1, 1, 1])
     >>> received_bytes(covfree.refined(covfree.fedcof(), 2), labels, clients, dim=50)
-    3200
+    1600
     """
     if isinstance(method, Refined):
         return _of_products(method, labels, clients, dim, 0)

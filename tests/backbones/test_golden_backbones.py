@@ -15,7 +15,8 @@ def golden(shared):
     path = shared / "data" / "golden_backbones" / "imagenet-crops.npz"
     if not path.is_file():
         pytest.skip(f"test data not found: {path}")
-    return dict(np.load(path))
+    with np.load(path) as file:
+        return dict(file)
 
 
 @pytest.mark.parametrize("name", ["squeezenet1_1", "efficientnet_lite0"])

@@ -28,7 +28,8 @@ def named_shapes(chosen, scheme):
 
 @pytest.mark.parametrize("name", BACKBONES)
 def test_features_logits_and_size(name):
-    expected = np.load(EXPECTED / f"{name}.npz")
+    with np.load(EXPECTED / f"{name}.npz") as file:
+        expected = dict(file)
     chosen, first = backbone(name), FIRST.get(name, 0)
     images = seeded.images(72 if chosen.spec.any_size else chosen.spec.input_size)
     params = chosen.from_tensors(seeded.tensors(named_shapes(chosen, first), name))
@@ -70,7 +71,8 @@ def test_older_names_of_vision_transformers():
 
 
 def test_training_mode():
-    expected = np.load(EXPECTED / "resnet18.npz")
+    with np.load(EXPECTED / "resnet18.npz") as file:
+        expected = dict(file)
     chosen = backbone("resnet18", num_classes=None)
     tensors = seeded.tensors(named_shapes(backbone("resnet18"), 0), "resnet18")
     params = chosen.from_tensors(tensors)  # the classifier's tensors are left aside
@@ -87,7 +89,8 @@ def test_training_mode():
 @pytest.mark.parametrize("name", seeded.CROPS)
 def test_preprocessing_is_torchvisions(name, shape):
     spec = BACKBONES[name]
-    expected = np.load(EXPECTED / "crops.npz")[f"{name} {shape[0]} {shape[1]}"].astype(int)
+    with np.load(EXPECTED / "crops.npz") as file:
+        expected = file[f"{name} {shape[0]} {shape[1]}"].astype(int)
     size = spec.preprocessing.crop
     pixels = crop(seeded.picture(shape), spec.preprocessing)
     assert pixels.shape == (size, size, 3)

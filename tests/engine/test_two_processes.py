@@ -102,7 +102,8 @@ def test_two_processes_are_one(finished, script, name):
     shares = [script.own_rows(method, process, 2, **SIZES) for process in range(2)]
     rows = jax.tree.map(lambda *leaves: np.concatenate(leaves), *shares)
     head = covfree.solve_rows(method, rows, num_classes=SIZES["classes"])
-    saved = np.load(folder / f"{name}.npz")
+    with np.load(folder / f"{name}.npz") as file:
+        saved = dict(file)
     assert_heads_close((saved["weight"], saved["bias"]), head[:2], 1e-5)
 
     for process, (share, output) in enumerate(zip(shares, outputs, strict=True)):
