@@ -93,7 +93,7 @@ def sent_bytes(
         return first._replace(statistics=first.statistics + _of_products(method, labels, clients, dim, 2))
     check_method(method)
     labels, clients = np.asarray(labels), np.asarray(clients)
-    dim = dim if method.feature_map is None else method.feature_map.num_features
+    dim = mapped_dim(method, dim)
     if method.message is None:
         rows, floats = method.summary.floats(labels, clients, dim)
         return SentBytes(FLOAT_BYTES * floats, 8 * rows)
@@ -134,10 +134,14 @@ def received_bytes(
 def _of_products(method: Refined, labels: AnyArray, clients: AnyArray, dim: int, more: int) -> int:
     """Bytes of a d × q matrix, and of some numbers more, for each client and round after the first."""
     labels, clients = np.asarray(labels), np.asarray(clients)
-    mapping = method.method.feature_map
-    dim = dim if mapping is None else mapping.num_features
+    dim = mapped_dim(method.method, dim)
     numbers = sum(dim * asked + more for asked in method.asked(dim, int(labels.max(initial=0)) + 1))
     return FLOAT_BYTES * count_senders(labels, clients) * numbers
+
+
+def mapped_dim(method: Method, dim: int) -> int:
+    """Dimension of what a client summarises: of the features behind the method's map, if it has one."""
+    return dim if method.feature_map is None else method.feature_map.num_features
 
 
 def count_senders(labels: np.ndarray, clients: np.ndarray) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Integer
 
-from covfree.costs.bytes import count_senders
+from covfree.costs.bytes import count_senders, mapped_dim
 from covfree.methods import Method
 from covfree.methods.method import check_method
 from covfree.refine.refined import Refined
@@ -41,8 +41,7 @@ def client_flops(
     labels, clients = np.asarray(labels), np.asarray(clients)
     if isinstance(method, Refined):
         first = client_flops(method.method, labels, clients, dim=dim)
-        mapping = method.method.feature_map
-        dim = dim if mapping is None else mapping.num_features
+        dim = mapped_dim(method.method, dim)
         asked = sum(method.asked(dim, int(labels.max(initial=0)) + 1))
         return first + 4 * int(((labels >= 0) & (clients >= 0)).sum()) * dim * asked
     check_method(method)
