@@ -15,7 +15,7 @@ from covfree.methods.fedncm import fedncm
 from covfree.methods.gaussian import fedcgs, naive_bayes, qda
 from covfree.methods.method import Method
 from covfree.methods.sampled import ccvr, fedpft
-from covfree.methods.shifted import fedcof_components, fedcof_sketches
+from covfree.methods.shifted import fedcof_components, fedcof_residuals, fedcof_sketches
 from covfree.types import Scalar
 
 
@@ -86,6 +86,9 @@ _REGISTRY: Mapping[str, Entry] = MappingProxyType(
             "FedCOF, residual sketches",
             fedcof_sketches,
             frozenset({"shrinkage", "num_subsets", "subset_size", "num_sketches"}),
+        ),
+        "fedcof-residuals": Entry(
+            "FedCOF, residual directions", fedcof_residuals, frozenset({"shrinkage", "num_directions"})
         ),
         "fedcof-random": Entry(
             "FedCOF, random ReLU features", _fedcof_random, frozenset({"shrinkage", "num_features"})
