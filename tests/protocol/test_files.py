@@ -12,9 +12,10 @@ import safetensors.numpy
 from deployed import rows, spoil, with_matrix, with_rows
 
 import covfree
-from covfree.protocol import folder as folders
+from covfree.protocol import inbox
 from covfree.protocol.files import load_message, save_message
-from covfree.protocol.folder import MessageFolder, collect_files
+from covfree.protocol.folder import MessageFolder
+from covfree.protocol.inbox import collect_files
 
 CLASSES, DIM = 3, 2
 RNG = np.random.default_rng(0)
@@ -246,14 +247,14 @@ SENT = {
 def test_collecting_files_is_collecting_messages(messages, batch, tmp_path, monkeypatch):
     messages = {**messages, "client-0": spoil(messages["client-0"], mean=np.nan), "none": EMPTY}
     folder = written(tmp_path, messages, foreign=head, short=truncated, tiny=float8)
-    monkeypatch.setattr(folders, "_BATCH", batch)
+    monkeypatch.setattr(inbox, "_BATCH", batch)
     sizes = []
 
     def noted(batch, **options):
         sizes.append(len(batch))
         return covfree.collect(batch, **options)
 
-    monkeypatch.setattr(folders, "collect", noted)
+    monkeypatch.setattr(inbox, "collect", noted)
     collected = collect_files(folder, num_classes=CLASSES)
     expected = covfree.collect(messages, num_classes=CLASSES)
     # A batch is a file, or about two, or all.
@@ -274,7 +275,7 @@ def test_all_files_say_what_is_expected_of_each(untyped, batch, tmp_path, monkey
     # The odd ones come first, and would be the measure in a batch of their own.
     messages = {"a": rows(mean=((1, 2, 3), (4, 5, 6))), "b": gram(0), **SENT["rows"]}
     folder = written(tmp_path, {**messages, "c": rows(label=(0,))})
-    monkeypatch.setattr(folders, "_BATCH", batch)
+    monkeypatch.setattr(inbox, "_BATCH", batch)
     with pytest.raises(ValueError, match=r"dim: expected .* got None and messages of 2 \(8\), 3 \(1\)"):
         collect_files(folder, num_classes=CLASSES)
     collected = collect_files(folder, num_classes=CLASSES, dim=DIM)
@@ -302,7 +303,7 @@ def test_bad_files_before_any_sound_one_are_named_too(tmp_path, monkeypatch):
         "c": rows(count=(1, 1)),
     }
     folder = written(tmp_path, {**wrong, "d": rows()})
-    monkeypatch.setattr(folders, "_BATCH", 1)
+    monkeypatch.setattr(inbox, "_BATCH", 1)
     collected = collect_files(folder, num_classes=CLASSES, num_examples={"c": 8})
     assert collected.clients == ("d",)
     assert collected.rejected == dict(
