@@ -67,6 +67,8 @@ def _opened(path: str | PathLike[str]) -> Iterator[Any]:
     """Open a message file and check its header; no tensor is read."""
     safetensors = optional("safetensors", "safetensors")
     expected = f"path: {shown(path)}: expected a message written by save_message"
+    # The library calls a file that it may not read one that is not there.
+    Path(path).open("rb").close()
     try:
         with safetensors.safe_open(path, framework="numpy") as opened:
             names, metadata = set(opened.keys()), opened.metadata() or {}
