@@ -103,8 +103,8 @@ def solve_message(method: Method, message: Message, *, num_classes: int) -> Any:
     count = message.rows.count
     if not len(count):
         raise ValueError(
-            "message: expected the rows of a client at least, got none; `rejected` and `late` of what collect "
-            "returned name the clients whose messages did not count"
+            "message: expected the rows of a client at least, got none; `rejected` and `late` of what "
+            "collect returned name the clients whose messages did not count"
         )
     if isinstance(count, np.ndarray):
         # jax would cut integers to 32 bits, silently.

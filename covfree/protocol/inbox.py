@@ -86,7 +86,7 @@ def collect_files(
                 rejected[file.name] = str(error)
         announced = {name: number for name, number in bounds.num_examples.items() if name in messages}
         collected = collect(messages, **{**vars(bounds), "num_examples": announced}, before=collected)
-    marks = {file.name: file.mark for file in new}
+    marks: dict[Hashable, str] = {file.name: file.mark for file in new}
     broken = {
         name: f"sent what was set aside ({reason}); the first counts"
         for name, reason in rejected.items()
