@@ -48,21 +48,22 @@ def _read(context: Any, path: Path | None) -> Path | None:
 def _text(path: Path, name: str, value: Any, kind: Any) -> str:
     """A value as the command line would have it, if it is of the option's type."""
     kind = next(each for each in get_args(kind) or (kind,) if each is not NoneType)
-    names = isinstance(value, list) and all(isinstance(each, str) for each in value)
+    if kind is str and isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return ",".join(value)
     expected, fits = "text", isinstance(value, str | int | float) and not isinstance(value, bool)
     if issubclass(kind, Enum):
         choices = [each.value for each in kind]
-        expected, fits, names = f"one of {', '.join(choices)}", value in choices, False
+        expected, fits = f"one of {', '.join(choices)}", value in choices
     elif kind is not str:
         expected, types = {
             bool: ("true or false", (bool,)),
             int: ("a whole number", (int,)),
             float: ("a number", (int, float)),
         }.get(kind, ("a path", (str,)))
-        fits, names = type(value) in types, False
-    if not fits and not names:
+        fits = type(value) in types
+    if not fits:
         raise ValueError(f"--config: {path}: {name.replace('_', '-')}: expected {expected}, got {value!r}")
-    return ",".join(value) if names else str(value)
+    return str(value)
 
 
 Config = Annotated[
