@@ -73,29 +73,25 @@ def scatters(federation: Federation) -> tuple[dict[str, np.ndarray], np.ndarray,
     total = np.zeros((classes, dim))
     np.add.at(total, labels, features)
     mean = total / np.maximum(count, 1)[:, None]
-    between, hidden, sent, left = (
-        np.zeros((classes, dim, dim)),
-        np.zeros((dim, dim)),
-        np.zeros((dim, dim)),
-        0.0,
-    )
-    held = np.zeros(classes)
+    held = np.bincount(np.unique(np.stack([owners, labels]), axis=1)[1], minlength=classes)
+    weight = np.where(held > 1, (count - 1) / np.maximum(held - 1, 1), 0)
+    spread, seen, hidden, sent = np.zeros((4, dim, dim))
+    left = 0.0
     for k in np.unique(owners):
         residuals = []
         for c in np.unique(labels[owners == k]):
             mine = features[(owners == k) & (labels == c)]
             deviation = mine.mean(0) - mean[c]
-            between[c] += len(mine) * np.outer(deviation, deviation)
-            held[c] += 1
+            square = len(mine) * np.outer(deviation, deviation)
+            seen, spread = seen + square, spread + weight[c] * square
             residuals.append(mine - mine.mean(0))
         _, size, vectors = np.linalg.svd(np.concatenate(residuals), full_matrices=False)
         kept = size[:number, None] * vectors[:number]
         sent, hidden = sent + kept.T @ kept, hidden + (size[:, None] * vectors).T @ (size[:, None] * vectors)
         left += (size[number:] ** 2).sum()
-    seen, degrees = between.sum(0), np.maximum(count - 1, 0).sum()
-    weight = np.where(held > 1, (count - 1) / np.maximum(held - 1, 1), 0)
+    degrees = np.maximum(count - 1, 0).sum()
     found = {
-        "means": np.einsum("c,cij->ij", weight, between) / np.where(held > 1, count - 1, 0).sum(),
+        "means": spread / np.where(held > 1, count - 1, 0).sum(),
         "directions": (seen + sent) / degrees,
         "with the rest's trace": (seen + sent + left / dim * np.eye(dim)) / degrees,
         "exact": (seen + hidden) / degrees,
@@ -125,9 +121,8 @@ def automatic(federation: Federation, degrees: str) -> float:
         return directed_freedom(totals.__class__(moments, (moments.count - moments.num_rows).sum() * 1.0))
 
     data = federation.data
-    with patch(
-        "covfree.methods.within.directed_freedom", of_examples if degrees == "A" else directed_freedom
-    ):
+    freedom = of_examples if degrees == "A" else directed_freedom
+    with patch("covfree.methods.within.directed_freedom", freedom):
         jax.clear_caches()
         method = covfree.fedcof_residuals(federation.directions)
         head = covfree.fit(method, data.features, data.labels, federation.clients)

@@ -13,7 +13,6 @@ from covfree.methods.message_form import MessageForm as MessageForm
 from covfree.methods.method import Factor as Factor
 from covfree.methods.method import Kept as Kept
 from covfree.methods.method import Method as Method
-from covfree.methods.registry import Entry as Entry
 from covfree.methods.registry import registry as registry
 from covfree.methods.sampled import ccvr as ccvr
 from covfree.methods.sampled import fedpft as fedpft
@@ -24,3 +23,4 @@ from covfree.methods.sketched_means import SketchedMeans as SketchedMeans
 from covfree.methods.summaries import ClassMeans as ClassMeans
 from covfree.methods.summaries import Examples as Examples
 from covfree.methods.summaries import Mixtures as Mixtures
+from covfree.registries import Entry as Entry
