@@ -44,6 +44,7 @@ FAMILIES = (
 _OTHER = _family("other", figures.GREY, "X", "")
 # Points: a mark's half size, half an error bar's cap, and characters of a label's line.
 _MARK, _CAP, _LINE = 3.5, 2.0, 24
+_EDGE = {"markeredgecolor": "white", "markeredgewidth": 0.4}
 _FEW = 4  # methods that fit a column
 
 
@@ -74,7 +75,7 @@ def draw(title: str, results: Sequence[Result]) -> Figure:
     families = [_family_of(result.method) for result, *_ in shown]
 
     width = figures.COLUMN if len(results) <= _FEW else figures.PAGE
-    figure = figures.new_figure(width, 3 + 0.1 * len(results))
+    figure = figures.new_figure(width, width)
     figures.set_title(figure, title)
     axes = figure.subplots()
     _set_limits(axes, points, bars)
@@ -89,16 +90,19 @@ def draw(title: str, results: Sequence[Result]) -> Figure:
     if missing := [each[0].title for each in every if each not in shown]:
         notes.append(f"not shown, as there is no accuracy: {', '.join(missing)}")
     page = _Page(figure, axes)
-    _describe(page, down, notes)
+    titles = [_in_lines(each[0].title) for each in shown]
+    # Inches: the more lines the labels have, the more room they need.
+    height = 1.8 + 0.055 * sum(title.count("\n") + 1 for title in titles)
+    _describe(page, down, notes, height)
     if shown:
         if _marks(page, points, bars).shifts.any():
             notes.append("points moved apart sideways have a line to their bytes")
-            _describe(page, down, notes)
+            _describe(page, down, notes, height)
         # From here on the axes keep their size, for which places are chosen.
         figure.set_layout_engine("none")
         marks = _marks(page, points, bars)
         _draw_points(page, marks, points, bars, families)
-        _draw_labels(page, marks, [result.title for result, *_ in shown])
+        _draw_labels(page, marks, titles)
     return figure
 
 
@@ -116,7 +120,7 @@ def _family_of(method: str) -> Family:
 def _handle(family: Family) -> Any:
     from matplotlib.lines import Line2D
 
-    style = {"marker": family.mark, "markersize": 2 * _MARK, "color": family.colour}
+    style = {"marker": family.mark, "markersize": 2 * _MARK, "color": family.colour, **_EDGE}
     return Line2D([], [], linestyle="", label=family.title, **style)
 
 
@@ -128,7 +132,7 @@ def _set_limits(axes: Axes, points: np.ndarray, bars: np.ndarray) -> None:
     low, high = exponent.min(), exponent.max()
     room = max(0.2 * (high - low), (1 - (high - low)) / 2, 0.3)
     axes.set_xscale("log")
-    axes.set_xlim(10 ** (low - 1.5 * room), 10 ** (high + room))
+    axes.set_xlim(10 ** max(low - 1.5 * room, 0), 10 ** (high + room))
     figures.byte_axis(axes.xaxis)
     low, high = (accuracy - bars).min(), (accuracy + bars).max()
     room = max(0.1 * (high - low), (2 - (high - low)) / 2)
@@ -179,12 +183,14 @@ def _marks(page: _Page, points: np.ndarray, bars: np.ndarray) -> _Marks:
     return _Marks(centres, shifts, np.concatenate(boxes), bounds)
 
 
-def _describe(page: _Page, down: bool, notes: Sequence[str]) -> None:
-    """Say under the axis what it shows, and let the layout make room for it."""
+def _describe(page: _Page, down: bool, notes: Sequence[str], height: float) -> None:
+    """Say under the axis what it shows, and make the figure so high that the axes have the height given."""
     lines = [f"bytes {'up and down' if down else 'up'}, all clients together"]
     if notes:
         lines.append(figures.wrapped("; ".join(notes), 72 * page.figure.get_figwidth() - 50))
     page.axes.set_xlabel("\n".join(lines), parse_math=False)
+    page.figure.draw_without_rendering()
+    page.figure.set_figheight(page.figure.get_figheight() + height - page.axes.bbox.height / page.figure.dpi)
     page.figure.draw_without_rendering()
 
 
@@ -195,15 +201,15 @@ def _draw_points(
     for (true, y), (x, _), bar, shift, family in zip(
         points, places, bars, marks.shifts, families, strict=True
     ):
-        style = {"fmt": family.mark, "color": family.colour, "markersize": 2 * _MARK, "capsize": _CAP}
-        style |= {"markeredgecolor": "white", "markeredgewidth": 0.4, "elinewidth": 0.8, "capthick": 0.8}
+        style = {"fmt": family.mark, "markersize": 2 * _MARK, "color": family.colour, **_EDGE}
+        style |= {"capsize": _CAP, "capthick": 0.8, "elinewidth": 0.8}
         page.axes.errorbar(x, y, yerr=bar or None, zorder=3, **style)
         if shift:
             page.axes.plot([true, x], [y, y], color=family.colour, linewidth=0.8, zorder=2)
 
 
 def _draw_labels(page: _Page, marks: _Marks, titles: Sequence[str]) -> None:
-    texts = [page.axes.text(0, 0, _in_lines(title), va="center", parse_math=False) for title in titles]
+    texts = [page.axes.text(0, 0, title, va="center", parse_math=False) for title in titles]
     boxes = [text.get_window_extent() for text in texts]
     sizes = np.array([[box.width, box.height] for box in boxes]) * 72 / page.figure.dpi
     centres, ends = place_labels(marks.centres, sizes, marks.boxes, marks.bounds)
