@@ -44,8 +44,8 @@ def place_labels(
     """Place a label near each point, clear of marks, labels and the lines that lead to them.
 
     Each label in turn takes the best of many places around its point, given where the others are, and all
-    choose again. What comes of it depends on who begins, so this is done a few times, and each time those begin
-    whose places were the worst.
+    choose again. What comes of it depends on which label begins, so this is done a few times, and each time
+    those begin whose places were the worst.
 
     Args:
         points: [n, 2] what is labelled.
