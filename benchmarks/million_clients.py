@@ -177,9 +177,12 @@ def _draw(results: list[dict[str, Any]], path: Path) -> None:
     left.set(xlabel="clients K", ylabel="seconds", title="Time (dotted: proportional to K)")
     right.set(xlabel="clients K", ylabel="relative error of the weights", title="Head (dotted: 1/√K)")
     for panel in (left, right):
+        panel.xaxis.set_major_formatter(lambda clients, _: f"{clients:,.0f}")
         panel.grid()
+    left.set_yticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
     right.set_yticks([0.01, 0.03, 0.1, 0.3, 1], ["0.01", "0.03", "0.1", "0.3", "1"])
-    right.minorticks_off()
+    for panel in (left, right):
+        panel.minorticks_off()
     figures.legend_below(figure, left.get_legend_handles_labels()[0])
     figures.save_all(figure, path)
 

@@ -43,7 +43,7 @@ def _draw(
         "examples": "examples a client n",
         "dim": "dimension d",
         "alpha": "Dirichlet α of classes over clients",
-        "shift": "client shift τ (deviations)",
+        "shift": "client shift τ (std. dev.)",
     }
     colours = {
         "eq. 5": (figures.BLUE, figures.SKY),
@@ -87,6 +87,7 @@ def _draw(
             axis.set_xscale("symlog", linthresh=at[1], linscale=0.5)
             axis.set(xlim=(-at[1] / 4, at[-1] * 1.2), ylim=(1e-3, None))
         axis.set_xticks(at, [f"{x:g}" for x in at])
+        axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axis.minorticks_off()
         axis.grid()
     for axis in axes[::3]:
