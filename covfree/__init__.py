@@ -8,6 +8,7 @@ from covfree import data as data
 from covfree import federation as federation
 from covfree import linalg as linalg
 from covfree import methods as methods
+from covfree import metrics as metrics
 from covfree.checks import check as check
 from covfree.costs import SentBytes as SentBytes
 from covfree.costs import client_flops as client_flops

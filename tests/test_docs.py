@@ -15,6 +15,7 @@ MODULES = (
     "covfree.methods",
     "covfree.federation",
     "covfree.linalg",
+    "covfree.metrics",
     "covfree.data",
     "covfree.backbones",
     "covfree.methods.recursive",
