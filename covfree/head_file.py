@@ -34,10 +34,14 @@ class SavedHead(NamedTuple):
     Attributes:
         head: the classifier.
         class_names: [C] names of the classes; None if the file has none.
+        dim: size of the features that the head takes, before any map.
+        num_classes: C.
     """
 
     head: Head
     class_names: tuple[str, ...] | None
+    dim: int
+    num_classes: int
 
 
 def save_head(
@@ -69,8 +73,8 @@ def save_head(
     >>> import tempfile, jax.numpy as jnp
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save_head(LinearHead(jnp.eye(2), jnp.zeros(2)), f"{folder}/head.npz", class_names=["cat", "dog"])
-    ...     head, names = load_head(f"{folder}/head.npz")
-    >>> names[int(head(jnp.array([0.2, 0.7])).argmax())]
+    ...     saved = load_head(f"{folder}/head.npz")
+    >>> saved.class_names[int(saved.head(jnp.array([0.2, 0.7])).argmax())]
     'dog'
     """
     inner: Any = head.head if isinstance(head, MappedHead) else head
@@ -106,7 +110,7 @@ def load_head(path: str | PathLike[str]) -> SavedHead:
         path: the file.
 
     Returns:
-        The head and its classes' names.
+        The head, its classes' names and its sizes.
 
     Raises:
         ValueError: if the file is no such file, is damaged, or was written by a later version; the message
@@ -139,9 +143,11 @@ def _read(arrays: dict[str, np.ndarray]) -> SavedHead:
         if not np.isfinite(array).all():
             raise ValueError(f"{name}: expected finite numbers")
     head = _HEADS[kind](**{name: jnp.asarray(array) for name, array in parts.items()})
+    dim = _size_in(parts)
     if "map" in arrays:
-        head = MappedHead(_read_map(arrays, _size_in(parts)), head)
-    return SavedHead(head, names)
+        head = MappedHead(_read_map(arrays, dim), head)
+        dim = arrays.get("map_directions", np.zeros((dim, 0))).shape[0]
+    return SavedHead(head, names, dim, _classes_in(parts))
 
 
 def _read_map(arrays: dict[str, np.ndarray], size: int) -> Any:

@@ -77,8 +77,8 @@ def numpy_scores(file, x):
 def test_every_head_bit_for_bit_and_with_numpy_alone(tmp_path, kind):
     head, path = HEADS[kind], tmp_path / "head.npz"
     covfree.save_head(head, path, class_names=NAMES, dim=DIM)
-    loaded, names = covfree.load_head(path)
-    assert names == NAMES
+    loaded, *about = covfree.load_head(path)
+    assert about == [NAMES, DIM, CLASSES]
     assert jax.tree.structure(loaded) == jax.tree.structure(head)
     for ours, theirs in zip(jax.tree.leaves(loaded), jax.tree.leaves(head), strict=True):
         assert np.asarray(ours).dtype == np.asarray(theirs).dtype
@@ -95,8 +95,8 @@ def test_float64_stays_and_bfloat16_becomes_float32(tmp_path):
     path = str(tmp_path / "head.npz")
     with X64():
         covfree.save_head(linear(dtype=np.float64), path)
-        loaded, names = covfree.load_head(path)
-        assert (loaded.weight.dtype, names) == (np.float64, None)
+        saved = covfree.load_head(path)
+        assert (saved.head.weight.dtype, saved.class_names) == (np.float64, None)
     head = linear(dtype=jnp.bfloat16)
     covfree.save_head(head, path)
     np.testing.assert_array_equal(covfree.load_head(path).head.weight, head.weight.astype(np.float32))

@@ -131,7 +131,7 @@ def _checked(source: Source) -> Source:
     if strange.any():
         print(
             f"covfree: {data.name}: {strange.sum():,} of {len(strange):,} test examples are of classes with "
-            f"no training examples, such as {class_name(data, data.test_labels[strange][0])}; no method can "
+            f"no training examples, such as {class_name(data, int(data.test_labels[strange][0]))}; no method can "
             "get them right",
             file=sys.stderr,
         )
