@@ -129,10 +129,10 @@ def _checked(source: Source) -> Source:
         )
     strange = ~np.isin(data.test_labels, known)
     if strange.any():
+        first = class_name(data, int(data.test_labels[strange][0]))
         print(
             f"covfree: {data.name}: {strange.sum():,} of {len(strange):,} test examples are of classes with "
-            f"no training examples, such as {class_name(data, int(data.test_labels[strange][0]))}; no method can "
-            "get them right",
+            f"no training examples, such as {first}; no method can get them right",
             file=sys.stderr,
         )
     return source
