@@ -36,6 +36,7 @@ from covfree.cli.options import (
     shrinkage_of,
 )
 from covfree.cli.progress import progress_bar
+from covfree.cli.rounds import rounds_command
 from covfree.cli.source import heading, law_of, source_of
 from covfree.cli.tables import show
 from covfree.data import load
@@ -238,6 +239,7 @@ def diagnose_command(
     print(covfree.diagnose(rows, num_classes=data.num_classes, method=chosen))
 
 
+app.command("rounds")(rounds_command)
 app.command("fit")(fit_command)
 app.command("evaluate")(evaluate_command)
 app.command("finetune")(finetune_command)
