@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # Inches: the width of a column, and of the text, of a paper in two columns.
 COLUMN, PAGE = 3.3, 6.9
 # Points; no text is smaller, and titles are a little larger.
-TYPE, TITLE = 8, 9
+TYPE, TITLE = 8.0, 9.0
 FORMATS = ("png", "pdf", "svg")
 
 # Okabe and Ito's colours, which colour-blind readers tell apart; without yellow, which white paper hides.
@@ -46,8 +46,6 @@ _SETTINGS: dict[str, Any] = {
     "grid.linewidth": 0.5,
     "lines.linewidth": 1.2,
     "lines.markersize": 5,
-    # Exponents are set at 0.7 of the size around them.
-    "mathtext.default": "regular",
     # Text stays text, to be searched and edited; the same picture gives the same file.
     "svg.fonttype": "none",
     "svg.hashsalt": "covfree",
@@ -62,7 +60,7 @@ def style() -> Iterator[None]:
         yield
 
 
-def new_figure(width: float, height: float) -> Figure:
+def new_figure(width: float | int, height: float | int) -> Figure:
     """Make a figure of so many inches, of which Matplotlib keeps no record and which opens no window."""
     agg, figures = (optional(f"matplotlib.{name}", "cli") for name in ("backends.backend_agg", "figure"))
     figure = figures.Figure(figsize=(width, height), dpi=200, layout="constrained")
@@ -139,7 +137,7 @@ def text_width(text: str, size: float = TYPE) -> float:
     return text_to_path.get_text_width_height_descent(text, FontProperties(size=size), ismath=False)[0]
 
 
-def wrapped(text: str, width: float, size: float = TYPE) -> str:
+def wrapped(text: str, width: float | int, size: float = TYPE) -> str:
     """Break text into lines of at most so many points; words alone that are too long are broken too."""
     for characters in range(max(len(text), 1), 1, -1):
         lines = textwrap.wrap(text, characters)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from covfree.checks import check_strength
-from covfree.cli import curves
+from covfree.cli import curve_plot, curves
 from covfree.cli.compare import Federation, environment
 from covfree.cli.config_file import Config
 from covfree.cli.jobs import Job, Plan, folder_of, run_all, say
@@ -161,8 +161,8 @@ def finetune_command(
     show(output_format, title, curves.COLUMNS, lines, curves.as_records(every_curve), content)
     if out is not None:
         (out / "results.json").write_text(content + "\n", encoding="utf-8")
-        curves.plot(out / "accuracy.png", title, every_curve, data.num_classes)
-        say(f"wrote {out / 'results.json'} and {out / 'accuracy.png'}")
+        picture, *_ = curve_plot.plot(out / "accuracy.png", title, every_curve, data.num_classes)
+        say(f"wrote {out / 'results.json'} and {picture} (also as PDF and SVG)")
     if any(run.diverged for run in runs):
         raise typer.Exit(1)
 

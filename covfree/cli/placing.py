@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float
 
-# The sides of boxes: left, bottom, right, top.
-Boxes = Float[np.ndarray, "boxes 4"]
+# Boxes are given by their sides: left, bottom, right, top.
+Sides = Float[np.ndarray, "4"]
 Places = Float[np.ndarray, "points 2"]
 
 _GAP = 1.2  # kept between any two boxes
@@ -17,7 +17,7 @@ _SWEEPS, _ORDERS = 3, 8
 _COVER, _THROUGH, _CROSS = 1e4, 400.0, 100.0
 
 
-def side_by_side(boxes: Boxes, bounds: Float[np.ndarray, "4"]) -> Float[np.ndarray, " boxes"]:
+def side_by_side(boxes: Float[np.ndarray, "boxes 4"], bounds: Sides) -> Float[np.ndarray, " boxes"]:
     """Move boxes sideways, each as little as it can, so that none hides another.
 
     Args:
@@ -39,13 +39,13 @@ def side_by_side(boxes: Boxes, bounds: Float[np.ndarray, "4"]) -> Float[np.ndarr
 
 
 def place_labels(
-    points: Places, sizes: Places, marks: Boxes, bounds: Float[np.ndarray, "4"]
+    points: Places, sizes: Places, marks: Float[np.ndarray, "boxes 4"], bounds: Sides
 ) -> tuple[Places, Places]:
     """Place a label near each point, clear of marks, labels and the lines that lead to them.
 
     Each label in turn takes the best of many places around its point, given where the others are, and all
-    choose again. What comes of it depends on who begins, so this is done a few times, and each time those begin
-    whose places were the worst.
+    choose again. What comes of it depends on which label begins, so this is done a few times, and each time
+    those begin whose places were the worst.
 
     Args:
         points: [n, 2] what is labelled.
@@ -74,8 +74,8 @@ def place_labels(
 
 
 def _settle(
-    points: Places, tried: list[tuple[Boxes, Places]], costs: list[np.ndarray], order: np.ndarray
-) -> tuple[Boxes, Places, np.ndarray]:
+    points: np.ndarray, tried: list[tuple[np.ndarray, np.ndarray]], costs: list[np.ndarray], order: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The labels' boxes, the ends of their lines, and what the place of each costs."""
     # Those without a place yet are nowhere: NaN meets nothing.
     boxes, ends, paid = (
@@ -99,7 +99,7 @@ def _settle(
 
 
 def _candidates(
-    point: np.ndarray, size: np.ndarray, marks: Boxes, bounds: np.ndarray
+    point: np.ndarray, size: np.ndarray, marks: np.ndarray, bounds: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Free boxes [m, 4] for a label, in rings around its point, and the nearest place [m, 2] in each."""
     reach = np.hypot(*(bounds[2:] - bounds[:2]))
@@ -116,13 +116,13 @@ def _candidates(
     return boxes, np.clip(point, boxes[:, :2], boxes[:, 2:])
 
 
-def _meet(first: Boxes, second: Boxes) -> np.ndarray:
+def _meet(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Whether boxes [m, 4] and [k, 4] overlap or come too near: [m, k]."""
     near = (first[:, None, :2] < second[:, 2:] + _GAP) & (first[:, None, 2:] > second[:, :2] - _GAP)
     return np.asarray(near.all(-1))
 
 
-def _lines_meet(start: np.ndarray, ends: Places, boxes: Boxes) -> np.ndarray:
+def _lines_meet(start: np.ndarray, ends: np.ndarray, boxes: np.ndarray) -> np.ndarray:
     """Whether lines from a point [2] to others [m, 2] pass through boxes [k, 4]: [m, k]."""
     step = (ends - start)[:, None]
     step = np.where(step == 0, 1e-9, step)
@@ -133,7 +133,7 @@ def _lines_meet(start: np.ndarray, ends: Places, boxes: Boxes) -> np.ndarray:
     return np.asarray(np.maximum(first, 0) < np.minimum(last, 1))
 
 
-def _cross(start: np.ndarray, ends: Places, starts: Places, others: Places) -> np.ndarray:
+def _cross(start: np.ndarray, ends: np.ndarray, starts: np.ndarray, others: np.ndarray) -> np.ndarray:
     """Whether lines from a point [2] to others [m, 2] cross lines [k, 2] to [k, 2]: [m, k]."""
 
     def side(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:

@@ -27,8 +27,8 @@ def plot_partition(
     The upper part maps the first 30 clients against the classes. The area of a disc is the number of examples
     of that class on that client, relative to the largest number; with more than 60 classes, the shade of a
     cell shows the number instead, on a logarithmic scale. The lower part has histograms of examples per
-    client, classes per client and clients per class, each with its median. Examples and classes that no client
-    holds, and clients that hold nothing, are counted in words.
+    client, classes per client and clients per class, each with its median. Examples and classes that no
+    client holds, and clients that hold nothing, are counted in words.
 
     Opens no window and leaves Matplotlib's global state as it is, with any backend.
 
@@ -65,7 +65,7 @@ def plot_partition(
             ("clients per class", "classes", statistics.clients_per_class),
         )
         for column, (quantity, of, values) in enumerate(histograms):
-            draw_histogram(figure.add_subplot(grid[1, column]), values, quantity, of)
+            draw_histogram(figure, figure.add_subplot(grid[1, column]), values, quantity, of)
         if isinstance(target, str | PathLike):
             figures.save(figure, target)
     return figure
@@ -130,7 +130,7 @@ def _plural(name: str, count: int) -> str:
     return name if count == 1 else f"{name}es" if name.endswith("s") else f"{name}s"
 
 
-def draw_histogram(axes: "Axes", values: np.ndarray, quantity: str, of: str) -> None:
+def draw_histogram(figure: "Figure", axes: "Axes", values: np.ndarray, quantity: str, of: str) -> None:
     """Draw how often each value occurs, on a logarithmic axis if they spread far, with the median."""
     low, high, median = int(values.min()), int(values.max()), float(np.median(values))
     logarithmic = low >= 1 and high > 30 * median
@@ -146,7 +146,8 @@ def draw_histogram(axes: "Axes", values: np.ndarray, quantity: str, of: str) -> 
     axes.stairs(heights, edges, fill=True, color=figures.BLUE)
     axes.axvline(median, color="black", linewidth=1, linestyle="--")
     axes.set(xlabel=quantity, ylabel=of)
-    axes.set_title(f"median {median:,g} (from {low:,} to {high:,})", loc="left")
+    heading = f"median {median:,g} (from {low:,} to {high:,})"
+    axes.set_title(figures.wrapped(heading, 24 * figure.get_figwidth() - 35), loc="left")
     if high == low:
         axes.set_xlim(low - 2, high + 2)
 

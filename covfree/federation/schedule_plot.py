@@ -7,7 +7,7 @@ import numpy as np
 
 from covfree import figures
 from covfree.federation.partition_plot import draw_histogram, integer_ticks
-from covfree.federation.schedule_statistics import ScheduleStatistics
+from covfree.federation.schedule_summary import ScheduleStatistics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,9 +65,8 @@ def plot_schedule(
         grid = figure.add_gridspec(2, 2, height_ratios=(1.5, 1))
         _draw_map(figure, figure.add_subplot(grid[0, :]), statistics)
         _draw_shares(figure.add_subplot(grid[1, 0]), statistics)
-        draw_histogram(
-            figure.add_subplot(grid[1, 1]), statistics.times_drawn, "rounds of a client", "clients"
-        )
+        axes = figure.add_subplot(grid[1, 1])
+        draw_histogram(figure, axes, statistics.times_drawn, "rounds of a client", "clients")
         if isinstance(target, str | PathLike):
             figures.save(figure, target)
     return figure

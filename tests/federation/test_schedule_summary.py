@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 
 from covfree import figures
 from covfree.federation import (
@@ -91,7 +92,7 @@ def test_errors(untyped, arguments, options, text):
 def texts(figure):
     """All that is written in a figure."""
     figure.canvas.draw()
-    return [each for each in figure.findobj(match=lambda a: hasattr(a, "get_text")) if each.get_text()]
+    return [each for each in figure.findobj(match=Text) if each.get_text()]
 
 
 @pytest.mark.parametrize("clients", [5, 80])

@@ -120,9 +120,9 @@ def schedule_statistics(
       round  uploads  clients  examples  classes   drawn
           1        1    25.0%     16.7%    33.3%   3
           2        1    50.0%     33.3%    66.7%   2
-          5        1    75.0%     66.7%   100.0%   1
+          5        1    75.0%     66.7%    66.7%   1
     clients, examples and classes: seen by the end of the round
-    rounds of a client: 0 to 2, median 1, mean 1.25
+    rounds of a client: 0 to 2, median 1.5, mean 1.25
     clients never seen: 1
     """
     labels = check_integers("labels", labels, minimum=0)
