@@ -99,6 +99,9 @@ def compare_command(
     num_sketches: Annotated[
         int | None, typer.Option(help="Sketches a client sends, for fedcof-sketches.")
     ] = None,
+    num_directions: Annotated[
+        int | None, typer.Option(help="Residual directions a client sends, for fedcof-residuals.")
+    ] = None,
     num_features: Annotated[
         int | None, typer.Option(help="Random features, for fedcof-random and fed3r-random.")
     ] = None,
@@ -133,6 +136,7 @@ def compare_command(
         "num_subsets": num_subsets,
         "subset_size": subset_size,
         "num_sketches": num_sketches,
+        "num_directions": num_directions,
         "num_features": num_features,
         "num_components": num_components,
         "rounds": rounds,
