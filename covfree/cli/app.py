@@ -16,6 +16,7 @@ from covfree.cli.backbones import backbones_command
 from covfree.cli.compare import Federation, Result, Run, compare, entries, environment, make_methods, title_of
 from covfree.cli.extract import extract_command
 from covfree.cli.finetune import finetune_command
+from covfree.cli.heads import evaluate_command, fit_command
 from covfree.cli.options import (
     DATASET,
     IMAGES,
@@ -35,6 +36,7 @@ from covfree.cli.options import (
     shrinkage_of,
 )
 from covfree.cli.progress import progress_bar
+from covfree.cli.rounds import rounds_command
 from covfree.cli.source import heading, law_of, source_of
 from covfree.cli.tables import show
 from covfree.data import load
@@ -42,12 +44,27 @@ from covfree.federation import partition_statistics, plot_partition
 
 app = typer.Typer(
     name="covfree",
-    help="Training-free federated learning: classifiers in closed form from what clients send once.",
     epilog="Start with: covfree compare --dataset digits",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _version(wanted: bool) -> bool:
+    if wanted:
+        print(f"covfree {covfree.__version__}")
+        raise typer.Exit
+    return wanted
+
+
+@app.callback()
+def covfree_command(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Training-free federated learning: classifiers in closed form from what clients send once."""
 
 
 @app.command("compare")
@@ -226,6 +243,9 @@ def diagnose_command(
     print(covfree.diagnose(rows, num_classes=data.num_classes, method=chosen))
 
 
+app.command("rounds")(rounds_command)
+app.command("fit")(fit_command)
+app.command("evaluate")(evaluate_command)
 app.command("finetune")(finetune_command)
 app.command("extract")(extract_command)
 app.command("backbones")(backbones_command)

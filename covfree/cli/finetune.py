@@ -128,7 +128,7 @@ def finetune_command(
     federation = _federation(source, clients, partition, alpha)
     # Once before any work, so that a bad argument shows at once.
     owners = federation.assign(source.outline, seed=0)
-    drawn = _participation(participation, int(owners.max()) + 1)
+    drawn = participation_of(participation, int(owners.max()) + 1)
     options = {"epochs": epochs, "batch_size": batch_size} | ({} if mu is None else {"mu": mu})
     settings = Settings(rounds, drawn, part.value, norms.value, options, every, checkpoint_every, width)
     given = {
@@ -222,7 +222,7 @@ def _plan(
     return Plan(rates, tune_rates)
 
 
-def _participation(text: str, num_clients: int) -> int | float:
+def participation_of(text: str, num_clients: int) -> int | float:
     """A number of clients, or their share."""
     try:
         number = int(text) if text.strip().lstrip("+-").isdigit() else float(text)

@@ -131,12 +131,18 @@ def _checked(source: Source) -> Source:
         )
     strange = ~np.isin(data.test_labels, known)
     if strange.any():
+        first = class_name(data, int(data.test_labels[strange][0]))
         print(
             f"covfree: {data.name}: {strange.sum():,} of {len(strange):,} test examples are of classes with "
-            f"no training examples, such as {data.test_labels[strange][0]}; no method can get them right",
+            f"no training examples, such as {first}; no method can get them right",
             file=sys.stderr,
         )
     return source
+
+
+def class_name(data: FeatureSet, label: int) -> str:
+    """How a class is shown: by its name, if the data has one."""
+    return str(label) if data.class_names is None else data.class_names[label]
 
 
 def heading(data: FeatureSet, federation: Federation, seeds: int) -> str:
@@ -198,4 +204,5 @@ def _outline(images: ImageSet) -> FeatureSet:
         num_classes=len(images.class_names),
         clients=None if images.clients is None else np.zeros(int(train.sum()), np.int32),
         fixed_split=images.is_test is not None,
+        class_names=images.class_names,
     )

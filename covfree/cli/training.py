@@ -15,9 +15,9 @@ import numpy as np
 
 import covfree
 import covfree.rounds
-from covfree.atomic import remove_abandoned, replacing
 from covfree.backbones import Backbone, Preprocessing
 from covfree.cli.compare import Federation, entries, make_methods, timed
+from covfree.cli.run_folder import save_result
 from covfree.cli.source import Source
 from covfree.data import FeatureSet
 from covfree.data.extract import features_of_pixels
@@ -274,29 +274,9 @@ def train(
         )
     history(ended.history)
     if folder is not None:
-        _save(folder, ended.result)
+        save_result(folder, ended.result, task.data)
     diverged = None if ended.stopped is None else len(history.records)
     return Run(init, algorithm, seed, rates, history.records, diverged)
-
-
-def _save(folder: Path, result: Any) -> None:
-    """The trained head, and a network's parameters, in files that need nothing but NumPy to be read."""
-    from flax.traverse_util import flatten_dict
-
-    head = result
-    if not isinstance(result, LinearHead | MappedHead):
-        params, head = result
-        _write_arrays(folder / "backbone.npz", flatten_dict(params, sep="/"))
-    inner: Any = head.head if isinstance(head, MappedHead) else head
-    _write_arrays(folder / "head.npz", inner._asdict())
-
-
-def _write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
-    """An .npz file that is there as a whole or not at all."""
-    remove_abandoned(path.parent)
-    with replacing(path) as file:
-        kept: Any = {name: np.asarray(array) for name, array in arrays.items() if array is not None}
-        np.savez(file, **kept)
 
 
 def _model(task: Task, head: Any, settings: Settings) -> Model:

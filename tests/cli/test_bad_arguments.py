@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 
+import covfree
 from covfree.cli import app
 from covfree.cli.extract import extract_command
 from covfree.federation import PARTITIONERS
@@ -84,6 +85,19 @@ def test_compare(untyped, cli, arguments, text):
         (["extract", "--images", "photos", "--out", "a.npz"], "--backbone"),
         (["extract", "--images", "photos", "--backbone", "resnet18"], "--out"),
         (["backbones", "resnet18"], "resnet18"),
+        (["fit"], "--out"),
+        (["fit", "--out", "head.txt"], r"--out: expected a file that ends in \.npz, got 'head\.txt'"),
+        (
+            ["fit", "--out", "absent/head.npz"],
+            "--out: expected a file in a folder that is there",
+        ),
+        (["fit", "--out", "a.npz", "--method", "fedavg"], "--method: expected one of fedncm.*'fedavg'"),
+        (["fit", "--out", "a.npz", "--method", "fedncm", "--ridge", "1"], "ridge: none of the methods"),
+        (["fit", "--out", "a.npz", "--shrinkage", "much"], "--shrinkage: expected 'auto' or a number"),
+        (["fit", "--out", "a.npz", "--seed=-1"], "--seed: expected at least 0, got -1"),
+        (["evaluate"], "--head"),
+        (["evaluate", "--head", "absent.npz"], r"absent\.npz: no such file"),
+        (["evaluate", "--head", "a.npz", "--confusion", "a.txt"], r"--confusion: expected .* ends in \.csv"),
     ],
 )
 def test_partition_and_the_app(untyped, cli, arguments, text):
@@ -165,8 +179,22 @@ def test_help_of_the_app(cli):
     outcome = cli("--help")
     assert outcome.code == 0
     assert outcome.err == ""
-    for word in ("compare", "partition", "extract", "backbones", "covfree compare --dataset digits"):
+    for word in (
+        "compare",
+        "fit",
+        "evaluate",
+        "partition",
+        "extract",
+        "backbones",
+        "--version",
+        "covfree compare --dataset digits",
+    ):
         assert word in plain(outcome.out)
+
+
+def test_the_version(cli):
+    outcome = cli("--version")
+    assert outcome == (0, f"covfree {covfree.__version__}\n", "")
 
 
 def test_no_argument_shows_the_help(cli):
@@ -183,10 +211,14 @@ def test_classes_that_nobody_trains_on_are_told(cli, tmp_path):
     np.savez(train, features=features, labels=labels)
     np.savez(test, features=features, labels=labels + 1)
     np.savez(single, features=features, labels=np.zeros(12, int))
+    named = tmp_path / "named.npz"
+    np.savez(named, features=features, labels=labels, class_names=["ash", "elm", "fir", "yew"])
     options = ("--clients", 2, "--alpha", 1, "--seeds", 1, "--methods", "fedncm")
     told = cli("compare", "--dataset", train, "--test-file", test, *options)
     assert told.code == 0
     assert "4 of 12 test examples are of classes with no training examples, such as 3" in told.err
+    told = cli("compare", "--dataset", named, "--test-file", test, *options)
+    assert "no training examples, such as yew; no method" in told.err
     refused = cli("compare", "--dataset", single, *options)
     assert refused.code == 2
     assert "single: expected examples of two classes or more to train on, got 1" in refused.err

@@ -90,8 +90,7 @@ def test_rounds_are_those_of_gradient_descent(finetune, tmp_path):
     assert abs(found[0] - start) <= 2.5 / len(tests[1])
 
     # The trained head is there to be used.
-    with np.load(tmp_path / "fedncm-fedavg-seed0" / "head.npz") as file:
-        head = covfree.LinearHead(**file)
+    head = covfree.load_head(tmp_path / "fedncm-fedavg-seed0" / "head.npz").head
     assert float(covfree.evaluate(head, *tests)) == pytest.approx(found[-1])
 
     # What is printed and written is what the histories say.
