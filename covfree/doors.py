@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Integer
 
-from covfree.types import is_traced
+from covfree.types import AnyArray, is_traced
 
 _P = ParamSpec("_P")
 
@@ -93,7 +93,12 @@ def as_int32(name: str, integers: Any) -> Integer[Array, "..."]:
     if limits.max > _INT32.max:
         check_int32(name, array)
         array = array.clip(max(limits.min, _INT32.min), _INT32.max)
-    return jnp.asarray(array, jnp.int32)
+    return as_array(array.astype(np.int32))
+
+
+def as_array(values: AnyArray) -> jax.Array:
+    """As a jax array; ``jnp.asarray`` of NumPy's compiles a copy anew for each shape."""
+    return values if isinstance(values, jax.Array) else jax.device_put(np.asarray(values))
 
 
 def check_int32(name: str, integers: Any) -> None:
