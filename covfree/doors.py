@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Integer
 
-from covfree.types import AnyArray, is_traced
+from covfree.types import is_traced
 
 _P = ParamSpec("_P")
 
@@ -96,8 +96,8 @@ def as_int32(name: str, integers: Any) -> Integer[Array, "..."]:
     return as_array(array.astype(np.int32))
 
 
-def as_array(values: AnyArray) -> jax.Array:
-    """As a jax array; ``jnp.asarray`` of NumPy's compiles a copy anew for each shape."""
+def as_array(values: Any) -> jax.Array:
+    """An array or a list as a jax array; ``jnp.asarray`` of NumPy's compiles a copy anew for each shape."""
     return values if isinstance(values, jax.Array) else jax.device_put(np.asarray(values))
 
 
