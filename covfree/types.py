@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from os import PathLike
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Integer, Key, Num, Real, UInt32
 
+from covfree.atomic import replacing
 from covfree.optional import optional
 
 # What a caller may pass where an array is wanted; what comes back is always a jax.Array.
@@ -55,8 +57,9 @@ class Rows:
             number in every part of a table. Most estimators do not need it.
         covariance: covariance of the examples behind each row, if clients send it: in full, its diagonal, or
             one variance for all directions. 0 if the count is below 2.
-        sketch: True for rows that are residual sketches (`residual_sketches`) and not means. They have label
-            −1, so functions that do not know sketches take them for padding.
+        sketch: True for rows that are no means but residual sketches (`residual_sketches`) or residual
+            directions (`residual_directions`). They have label −1, so functions that do not know them take
+            them for padding.
     """
 
     mean: Float[AnyArray, "rows dim"]
@@ -243,11 +246,14 @@ class LinearHead(NamedTuple):
         return masked(scores + jnp.broadcast_to(self.bias, scores.shape), self.present)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the arrays to a safetensors file (needs the ``safetensors`` extra)."""
+        """Write the arrays to a safetensors file (needs the ``safetensors`` extra), wholly or not at all."""
         tensors = {name: array for name, array in self._asdict().items() if array is not None}
-        optional("safetensors.flax", "safetensors").save_file(
-            tensors, path, metadata={"format": "covfree.LinearHead"}
+        # As bytes: the library's own writing to files gives them a mode that shuts other users out.
+        content = optional("safetensors.flax", "safetensors").save(
+            tensors, metadata={"format": "covfree.LinearHead"}
         )
+        with replacing(Path(path)) as file:
+            file.write(content)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> LinearHead:

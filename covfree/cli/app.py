@@ -9,8 +9,9 @@ import jax
 import typer
 
 import covfree
+from covfree import figures
 from covfree.checks import check_strength
-from covfree.cli import report
+from covfree.cli import accuracy_plot, report
 from covfree.cli.backbones import backbones_command
 from covfree.cli.compare import Federation, Result, Run, compare, entries, environment, make_methods, title_of
 from covfree.cli.extract import extract_command
@@ -34,7 +35,7 @@ from covfree.cli.options import (
     shrinkage_of,
 )
 from covfree.cli.progress import progress_bar
-from covfree.cli.source import heading, source_of
+from covfree.cli.source import heading, law_of, source_of
 from covfree.cli.tables import show
 from covfree.data import load
 from covfree.federation import partition_statistics, plot_partition
@@ -81,6 +82,9 @@ def compare_command(
     num_sketches: Annotated[
         int | None, typer.Option(help="Sketches a client sends, for fedcof-sketches.")
     ] = None,
+    num_directions: Annotated[
+        int | None, typer.Option(help="Residual directions a client sends, for fedcof-residuals.")
+    ] = None,
     num_features: Annotated[
         int | None, typer.Option(help="Random features, for fedcof-random and fed3r-random.")
     ] = None,
@@ -115,6 +119,7 @@ def compare_command(
         "num_subsets": num_subsets,
         "subset_size": subset_size,
         "num_sketches": num_sketches,
+        "num_directions": num_directions,
         "num_features": num_features,
         "num_components": num_components,
         "rounds": rounds,
@@ -161,8 +166,8 @@ def compare_command(
     show(output_format, title, report.COLUMNS, lines, records, content)
     if out is not None:
         (out / "results.json").write_text(content + "\n", encoding="utf-8")
-        report.plot(out / "accuracy_vs_bytes.png", title, results)
-        print(f"wrote {out / 'results.json'} and {out / 'accuracy_vs_bytes.png'}", file=sys.stderr)
+        picture, *_ = accuracy_plot.plot(out / "accuracy_vs_bytes.png", title, results)
+        print(f"wrote {out / 'results.json'} and {picture} (also as PDF and SVG)", file=sys.stderr)
 
 
 @app.command("partition")
@@ -182,13 +187,15 @@ def partition_command(
     """
     at_least("seed", seed, 0)
     data = load(dataset, test=test_file, seed=seed)
-    owners = Federation(clients, partition, alpha).assign(data, seed)
+    federation = Federation(clients, partition, alpha)
+    owners = federation.assign(data, seed)
     make_folder(out)
     statistics = partition_statistics(data.train_labels, owners, data.num_classes)
     print(statistics.as_table())
     if out is not None:
-        plot_partition(statistics, out / "partition.png")
-        print(f"wrote {out / 'partition.png'}", file=sys.stderr)
+        figure = plot_partition(statistics, title=f"{data.name}, {law_of(data, federation)}, seed {seed}")
+        picture, *_ = figures.save_all(figure, out / "partition.png")
+        print(f"wrote {picture} (also as PDF and SVG)", file=sys.stderr)
 
 
 @app.command("diagnose")

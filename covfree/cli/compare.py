@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import fmean, median, stdev
+from statistics import fmean, median
 from typing import Any, TypeVar
 
 import jax
@@ -115,7 +115,8 @@ class Result:
     def accuracy(self) -> tuple[float, float | None]:
         """Mean and standard deviation of the accuracy."""
         values = [run.accuracy for run in self.runs]
-        return fmean(values), stdev(values) if len(values) > 1 else None
+        # NumPy's, as `statistics.stdev` fails on NaN.
+        return fmean(values), float(np.std(values, ddof=1)) if len(values) > 1 else None
 
     def mean(self, value: Callable[[Run], float]) -> float:
         """Mean of a figure over the runs."""

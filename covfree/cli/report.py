@@ -1,10 +1,9 @@
-"""How the results of ``covfree compare`` are shown: a table, records, a picture."""
+"""How the results of ``covfree compare`` are shown: a table, and records."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from covfree.cli.compare import Result, Run
@@ -60,38 +59,6 @@ def as_json(config: Mapping[str, Any], environment: Mapping[str, str], results: 
         record["runs"] = [_run_record(run) for run in result.runs]
     content = {"config": dict(config), "environment": dict(environment), "results": records}
     return json.dumps(content, indent=2, ensure_ascii=False)
-
-
-def plot(path: Path, title: str, results: Sequence[Result]) -> None:
-    """Draw accuracy (mean and standard deviation) against bytes up."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.5, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    markers = "osD^vPX*<>d"  # 11, so that with 10 colours 110 combinations differ
-    for index, result in enumerate(results):
-        mean, deviation = result.accuracy
-        axes.errorbar(
-            result.mean(lambda run: run.sent.statistics),
-            100 * mean,
-            yerr=None if deviation is None else 100 * deviation,
-            fmt=markers[index % len(markers)],
-            markersize=8,
-            capsize=4,
-            color=f"C{index % 10}",
-            label=result.title,
-        )
-    axes.set_xscale("log")
-    low, high = axes.get_xlim()
-    axes.set_xlim(low / 1.6, high * 1.6)
-    axes.set_xlabel("bytes up, all clients together")
-    axes.set_ylabel("test accuracy, %")
-    axes.set_title(title, loc="left", fontsize=10)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    figure.savefig(path, dpi=150)
 
 
 def _run_record(run: Run) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
 import re
@@ -26,6 +27,7 @@ from covfree.data.decode import decoded_batches
 from covfree.data.extract import feature_key
 from covfree.data.image_set import ImageSet
 from covfree.data.images import load_images
+from covfree.federation import PARTITIONERS
 
 
 class Images(NamedTuple):
@@ -146,6 +148,19 @@ def heading(data: FeatureSet, federation: Federation, seeds: int) -> str:
         spread = f"{data.clients.max() + 1} clients of its own"
     sizes = f"{len(data.train_labels)} train, {len(data.test_labels)} test"
     return f"{data.name}: {sizes}, {spread}, {seeds} seed{'s' if seeds > 1 else ''}"
+
+
+def law_of(data: FeatureSet, federation: Federation) -> str:
+    """How examples are spread over clients, with the partitioner's own name for its number."""
+    if data.clients is not None:
+        return "clients of its own"
+    # After the labels and the number of clients comes the partitioner's number, if it has one.
+    third = list(inspect.signature(PARTITIONERS[federation.partition]).parameters)[2]
+    if third == "seed":
+        return federation.partition
+    name = {"alpha": "α", "sigma": "σ"}.get(third, third.removeprefix("num_").replace("partition", "client"))
+    name = name.replace("_", " ")
+    return f"{federation.partition}, {name} = {federation.parameter:g}"
 
 
 def cache_file(stem: str, key: dict[str, Any]) -> Path:

@@ -15,7 +15,7 @@ import numpy as np
 
 import covfree
 import covfree.rounds
-from covfree.atomic import replacing
+from covfree.atomic import remove_abandoned, replacing
 from covfree.backbones import Backbone, Preprocessing
 from covfree.cli.compare import Federation, entries, make_methods, timed
 from covfree.cli.source import Source
@@ -293,7 +293,8 @@ def _save(folder: Path, result: Any) -> None:
 
 def _write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
     """An .npz file that is there as a whole or not at all."""
-    with replacing(path) as temporary, temporary.open("wb") as file:
+    remove_abandoned(path.parent)
+    with replacing(path) as file:
         kept: Any = {name: np.asarray(array) for name, array in arrays.items() if array is not None}
         np.savez(file, **kept)
 

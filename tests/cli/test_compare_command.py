@@ -277,7 +277,8 @@ def test_out_holds_the_results_and_a_picture(compare, tmp_path):
     folder = tmp_path / "new" / "folder"
     outcome = compare("--methods", ALL, "--seeds", 2, "--format", "json", "--out", folder)
     assert outcome.code == 0
-    assert sorted(path.name for path in folder.iterdir()) == ["accuracy_vs_bytes.png", "results.json"]
+    pictures = [f"accuracy_vs_bytes.{suffix}" for suffix in ("pdf", "png", "svg")]
+    assert sorted(path.name for path in folder.iterdir()) == [*pictures, "results.json"]
     written = (folder / "results.json").read_text(encoding="utf-8")
     assert json.loads(written) == json.loads(outcome.out)
     assert str(folder / "results.json") in outcome.err
