@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,17 +41,15 @@ def mean_points(runs: Sequence[dict[str, Any]], way: str) -> Points:
 
 def draw(by_rounds: Any, by_bytes: Any, runs: Sequence[dict[str, Any]]) -> None:
     """Both panels of one federation."""
+    from matplotlib.ticker import MaxNLocator
+
     for way, (_, colour, mark) in WAYS.items():
         if way not in runs[0]:
             continue
         points = mean_points(runs, way)
         line = way in IN_ROUNDS
-        style: dict[str, Any] = {
-            "color": colour,
-            "marker": mark or None,
-            "zorder": 3 if way == "refined" else 2,
-        }
-        style |= {"linestyle": "-" if line else ""}
+        style: dict[str, Any] = {"color": colour, "marker": mark or None, "linestyle": "-" if line else ""}
+        style["zorder"] = 3 if way == "refined" else 2
         for axes, place in ((by_rounds, points.rounds), (by_bytes, points.bytes)):
             if line or axes is by_bytes:
                 axes.plot(place, points.accuracy, **style)
@@ -61,6 +59,7 @@ def draw(by_rounds: Any, by_bytes: Any, runs: Sequence[dict[str, Any]]) -> None:
     for axes in (by_rounds, by_bytes):
         axes.grid()
     by_bytes.set_xscale("log")
+    by_rounds.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     accuracies = [p[2] for run in runs for way in WAYS for p in run.get(way, [])]
     low = max(min(accuracies), np.mean([run["FedCOF"][0][2] for run in runs]) - 6)
     margin = 0.06 * (max(accuracies) - low)
@@ -68,19 +67,24 @@ def draw(by_rounds: Any, by_bytes: Any, runs: Sequence[dict[str, Any]]) -> None:
         axes.set_ylim(low - margin, max(accuracies) + margin)
 
 
+def seeds_of(*federations: Sequence[Any]) -> str:
+    """How many seeds the points are means of."""
+    least, most = min(map(len, federations)), max(map(len, federations))
+    return f"{least} seed{'s' * (least > 1)}" if least == most else f"{least} to {most} seeds"
+
+
 def handles() -> list[Any]:
     """The legend's lines."""
     from matplotlib.lines import Line2D
 
     return [
-        Line2D(
-            [], [], color=colour, marker=mark or None, linestyle="-" if way in IN_ROUNDS else "", label=title
-        )
+        Line2D([], [], color=colour, marker=mark or None, linestyle=line, label=title)
         for way, (title, colour, mark) in WAYS.items()
+        for line in ("-" if way in IN_ROUNDS else "",)
     ]
 
 
-def picture(path: Path, title: str, panels: dict[str, Sequence[dict[str, Any]]]) -> None:
+def picture(path: Path, title: str, panels: Mapping[str, Sequence[dict[str, Any]]]) -> None:
     """One column a federation: above accuracy by rounds, below by bytes."""
     with figures.style():
         if len(panels) == 1:
@@ -90,10 +94,10 @@ def picture(path: Path, title: str, panels: dict[str, Sequence[dict[str, Any]]])
             figure = figures.new_figure(figures.PAGE, 4.6)
             grid = figure.subplots(2, len(panels), sharey="col")
         for column, (name, runs) in enumerate(panels.items()):
-            draw(*grid[:, column], runs)
+            draw(grid[0, column], grid[1, column], runs)
             if len(panels) > 1:
                 grid[0, column].set_title(name)
-            grid[0, column].set_xlabel("rounds with clients")
+            grid[0, column].set_xlabel("rounds with clients (dashed: after one round)")
             grid[1, column].set_xlabel("bytes up and down, all clients")
             figures.byte_axis(grid[1, column].xaxis)
         for axes in grid[:, 0] if len(panels) > 1 else grid[:1, 0]:
@@ -111,8 +115,7 @@ def pictures(results: dict[str, list[dict[str, Any]]], out: Path) -> None:
             names = {f"{number} clients": f"{data}, {number} clients, {kind}" for number in (10, 30, 100)}
             panels = {title: results[name] for title, name in names.items() if results.get(name)}
             if panels:
-                seeds = min(map(len, panels.values()))
-                text = f"{data}, {kind}: mean of {seeds} seeds" if seeds > 1 else f"{data}, {kind}"
+                text = f"{data}, {kind}, {seeds_of(*panels.values())}"
                 picture(out / f"{data.lower()}{suffix}.png", text, panels)
 
 
@@ -127,7 +130,7 @@ def main() -> None:
         pictures(results, arguments.folder)
     else:
         runs = results[arguments.only]
-        title = f"{arguments.only}: mean of {len(runs)} seeds"
+        title = f"{arguments.only}, {seeds_of(runs)}"
         picture(arguments.folder / "first.png", title, {arguments.only: runs})
 
 
