@@ -106,7 +106,7 @@ def fedcof_residuals(
     K·q)·d for K clients, M client-class pairs. Defaults are LDA and automatic shrinkage, as `fedcof`'s.
 
     The scatter in other directions is left out. To send its trace, one number a client, and to spread it over
-    all directions gained nothing on ten federations (docs/shift.md).
+    all directions gained nothing on 13 federations (docs/shift.md).
 
     Args:
         num_directions: q, most directions of a client.
