@@ -47,9 +47,9 @@ def directed_freedom(totals: DirectedMoments) -> Freedom:
 
     Of the A = N − M degrees hidden inside the M rows the directions show the largest part, in rank L. They
     count as L degrees that stand for all A. If nothing is left out, L = A, as for the examples' own scatter.
-    Else L is on the safe side: leading directions of many examples are less random than as many draws. On 13
-    federations (docs/shift.md) automatic shrinkage did better with L degrees than with A, which make it trust
-    directions that nobody sent.
+    Else L is on the safe side: leading directions of many examples are less random than as many draws. Over
+    13 federations (docs/shift.md) automatic shrinkage did better on average with L degrees than with A, which
+    make it trust directions that nobody sent.
     """
     moments = totals.moments
     scale = 1 / jnp.maximum(moments.within_degrees, 1)
