@@ -42,12 +42,15 @@ def _read(context: Any, path: Path | None) -> Path | None:
 
 def _text(path: Path, name: str, value: Any) -> str:
     """A value as the command line would have it: the option's own type takes it from there."""
-    if isinstance(value, list) and all(isinstance(each, str) for each in value):
-        return ",".join(value)
+    if isinstance(value, list) and value and all(isinstance(each, str | int | float) for each in value):
+        # The last comma makes a list of one seed a list.
+        return "".join(f"{each}," for each in value) if name == "seeds" else ",".join(map(str, value))
     if isinstance(value, str | bool | int | float):
         return str(value)
     option = name.replace("_", "-")
-    raise ValueError(f"--config: {path}: {option}: expected text, a number, true or false, got {value!r}")
+    raise ValueError(
+        f"--config: {path}: {option}: expected text, a number, a list of these, true or false, got {value!r}"
+    )
 
 
 Config = Annotated[

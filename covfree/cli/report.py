@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from covfree.cli.compare import Result, Run
-from covfree.cli.tables import Columns, as_bytes, as_flops, as_seconds, percent
+import jax
+import numpy as np
+
+import covfree
+from covfree.cli.tables import Columns, as_bytes, as_flops, as_seconds
+from covfree.sweep import Result, Run
+from covfree.sweep.table import percent
 
 COLUMNS = Columns(
     ("method", "accuracy, %", "bytes up", "per client", "client FLOPs", "client time", "server time"),
@@ -29,13 +35,30 @@ def cells(result: Result) -> tuple[str, ...]:
     )
 
 
+def environment() -> dict[str, str]:
+    """Versions and machine, so that figures can be read later."""
+    return {
+        "covfree": covfree.__version__,
+        "jax": jax.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "device": jax.devices()[0].device_kind,
+        "platform": platform.platform(),
+    }
+
+
 def as_records(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """One record a method, as JSON and CSV show them: means over the seeds, of seconds the medians."""
+    """One record a method, as JSON and CSV show them: means over the seeds, of seconds the medians.
+
+    If there are several federations, records name theirs.
+    """
     records = []
+    several = len({result.place for result in results}) > 1
     for result in results:
         mean, deviation = result.accuracy
         records.append(
             {
+                **(_place(result) if several else {}),
                 "method": result.method,
                 "title": result.title,
                 "seeds": len(result.runs),
@@ -53,12 +76,16 @@ def as_records(results: Sequence[Result]) -> list[dict[str, Any]]:
     return records
 
 
-def as_json(config: Mapping[str, Any], environment: Mapping[str, str], results: Sequence[Result]) -> str:
-    """Everything: the configuration, the machine, what the table shows, and every run."""
+def as_json(
+    config: Mapping[str, Any], environment: Mapping[str, str], results: Sequence[Result], missing: int = 0
+) -> str:
+    """Everything: the configuration, the machine, what the table shows, every run; how many are missing."""
     records = as_records(results)
     for record, result in zip(records, results, strict=True):
         record["runs"] = [_run_record(run) for run in result.runs]
-    content = {"config": dict(config), "environment": dict(environment), "results": records}
+    content: dict[str, Any] = {"config": dict(config), "environment": dict(environment), "results": records}
+    if missing:
+        content["missing_runs"] = missing
     return json.dumps(content, indent=2, ensure_ascii=False)
 
 
@@ -94,8 +121,17 @@ def plot(path: Path, title: str, results: Sequence[Result]) -> None:
     figure.savefig(path, dpi=150)
 
 
+def _place(result: Result) -> dict[str, Any]:
+    """The data and the federation."""
+    dataset, federation = result.place
+    if federation is None:
+        return {"dataset": dataset}
+    parts = ("partition", federation.partition), ("clients", federation.clients), ("alpha", federation.alpha)
+    return {"dataset": dataset, **dict(parts)}
+
+
 def _run_record(run: Run) -> dict[str, Any]:
-    return {
+    record = {
         "seed": run.seed,
         "accuracy": run.accuracy,
         "bytes_up": run.sent.statistics,
@@ -107,6 +143,7 @@ def _run_record(run: Run) -> dict[str, Any]:
         "client_seconds": run.client_seconds,
         "server_seconds": run.server_seconds,
     }
+    return record | ({"left_out": run.left_out._asdict()} if any(run.left_out) else {})
 
 
 def _bytes_per_client(run: Run) -> float:
