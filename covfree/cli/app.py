@@ -25,6 +25,7 @@ from covfree.cli.options import (
     make_folder,
     variants_of,
 )
+from covfree.cli.other_names import parser_message
 from covfree.data import load
 from covfree.federation import partition_statistics, plot_partition
 from covfree.methods import Method
@@ -117,11 +118,12 @@ def run(arguments: list[str]) -> int:
     except Exception as error:
         # The argument parser's exceptions, whose class has moved between releases of typer, say what to
         # print (nothing, where they have shown the help) and which code to exit with.
-        message = getattr(error, "format_message", None)
-        if message is None:
+        if not hasattr(error, "format_message"):
             raise
-        code = getattr(error, "exit_code", 2)
-        return _error(message(), code) if message() else code
+        message, code = parser_message(error), getattr(error, "exit_code", 2)
+        return _error(message, code) if message else code
+    except Terminated as error:
+        return _error(stopped_by(error), exit_code(error))
     # The parser turns an interrupt into this code without a word.
     return _error("interrupted", 130) if code == 130 else code or 0
 

@@ -21,7 +21,6 @@ from covfree.cli.options import (
     assigned,
     count_noise_of,
     make_folder,
-    names_of,
     numbers_of,
     seeds_of,
     values_of,
@@ -126,7 +125,7 @@ def compare_command(
     if resume and out is None:
         raise ValueError("--resume: expected --out beside it")
     counts = values_of("clients", clients, int, "a number of clients")
-    laws = names_of("partition", partition, PARTITIONERS)
+    laws = values_of("partition", partition, str.strip, "a partition")
     alphas = values_of("alpha", alpha, float, "a number")
     places = federations(counts, laws, alphas)
     sources = sources_of(dataset, test_file, images, backbone, weights)

@@ -30,7 +30,7 @@ class Federation:
 
     clients: int
     partition: str
-    alpha: float
+    alpha: float | int
 
     def assign(self, data: FeatureSet, seed: int) -> Integer[np.ndarray, " examples"]:
         """The client of each training example: the data's own, or the partition's; −1 where it has none.
@@ -62,7 +62,7 @@ class Federation:
 
 
 def federations(
-    clients: Iterable[int], partitions: Iterable[str], alphas: Iterable[float]
+    clients: Iterable[int], partitions: Iterable[str], alphas: Iterable[float | int]
 ) -> list[Federation]:
     """All combinations, in this order; one for ``iid`` whatever the alphas, which it does not have.
 
