@@ -13,6 +13,7 @@ from covfree.cli.backbones import backbones_command
 from covfree.cli.compare import compare_command
 from covfree.cli.extract import extract_command
 from covfree.cli.finetune import finetune_command
+from covfree.cli.interrupts import Stopped, Terminated, exit_code, stopped_by
 from covfree.cli.options import (
     Alpha,
     Dataset,
@@ -110,6 +111,8 @@ def run(arguments: list[str]) -> int:
         return _error(str(error), 2)
     except OSError as error:
         return _error(str(error), 1)
+    except Stopped as error:
+        return _error(str(error), error.code)
     except ImportError as error:
         # With a cause it says which extra to install; without one it is a bug.
         if error.__cause__ is None:

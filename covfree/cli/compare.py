@@ -8,8 +8,7 @@ import typer
 
 from covfree.cli.comparison import Comparison
 from covfree.cli.config_file import Config
-from covfree.cli.interrupts import exit_code, stopped_by
-from covfree.cli.jobs import say
+from covfree.cli.interrupts import Stopped, exit_code, stopped_by
 from covfree.cli.options import (
     DATASET,
     IMAGES,
@@ -150,11 +149,9 @@ def compare_command(
     asked = {"methods": list(chosen), "seeds": chosen_seeds if "," in seeds else len(chosen_seeds)}
     comparison.show(output_format, {**settings, **asked})
     if stopped is not None:
-        say(
-            f"{stopped_by(stopped)} after {len(comparison.runs)} of {comparison.number} runs; "
-            + comparison.kept
-        )
-        raise typer.Exit(exit_code(stopped))
+        how_far = f"{len(comparison.runs)} of {comparison.number} runs"
+        message = f"{stopped_by(stopped)} after {how_far}; {comparison.kept}"
+        raise Stopped(message, exit_code(stopped))
 
 
 def _check_places(name: str, source: Source, places: list[Federation]) -> None:

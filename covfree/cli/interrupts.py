@@ -10,6 +10,14 @@ class Terminated(BaseException):
     """What SIGTERM raises; no `KeyboardInterrupt`, which the argument parser would catch."""
 
 
+class Stopped(Exception):
+    """A command that was stopped: what it says, and its exit code."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 def raise_terminated() -> None:
     """Let SIGTERM raise `Terminated` in the main thread, once: a second one ends the process."""
 

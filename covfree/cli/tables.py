@@ -56,12 +56,15 @@ def show(
     elif form is Format.latex:
         print(as_latex(plain))
     else:
-        Console().print(_for_terminal(title, columns, plain))
+        console = Console()
+        # Not as the table's own title, which would be broken at the table's width.
+        console.print(title, style="italic", markup=False, highlight=False)
+        console.print(_for_terminal(columns, plain))
 
 
-def _for_terminal(title: str, columns: Columns, plain: Table) -> RichTable:
+def _for_terminal(columns: Columns, plain: Table) -> RichTable:
     """A table for the terminal; what is marked has a star too, for terminals and files without bold."""
-    table = RichTable(title=title, title_justify="left", header_style="bold", show_edge=False, pad_edge=False)
+    table = RichTable(header_style="bold", show_edge=False, pad_edge=False)
     first, *others = columns.names
     table.add_column(first, min_width=14)
     for column in others:

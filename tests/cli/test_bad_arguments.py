@@ -25,10 +25,16 @@ BAD = {
         "--methods: fedncm takes no number, got ridge",
     ),
     "number of a method without a value": (["--methods", "fedcof:ridge"], "--methods: expected a number"),
-    "bad number of a method": (["--methods", "fed3r:ridge=-1"], "--methods: fed3r:ridge=-1: ridge: .*at least 0"),
+    "bad number of a method": (
+        ["--methods", "fed3r:ridge=-1"],
+        "--methods: fed3r:ridge=-1: ridge: .*at least 0",
+    ),
     "bad head": (["--methods", "fedcof", "--head", "svm"], "--head: expected .*'svm'"),
     "bad noise": (["--methods", "fedcof", "--noise", "cauchy:1"], "--noise: .*cauchy"),
-    "noise on matrices": (["--methods", "fed3r", "--noise", "laplace:1"], "--noise: fed3r: expected a method"),
+    "noise on matrices": (
+        ["--methods", "fed3r", "--noise", "laplace:1"],
+        "--noise: fed3r: expected a method",
+    ),
     "alpha twice": (["--alpha", "0.1,0.5,0.1"], "--alpha: expected different values, got '0.1,0.5,0.1'"),
     "no alpha": (["--alpha", ","], "--alpha: expected a number, or several with commas between, got ','"),
     "one of several clients": (["--clients", "10,1202"], "--clients must be at most .*1201, got 1202"),
@@ -44,7 +50,10 @@ BAD = {
     "backbone without images": (["--backbone", "resnet18"], "--backbone: expected --images beside it"),
     "weights without images": (["--weights", "w.pth"], "--weights: expected --images beside it"),
     "images without backbone": (["--images", "photos"], "--images: expected --backbone beside it"),
-    "test file with digits": (["--test-file", "test.npz"], "--test-file: expected none with --dataset digits"),
+    "test file with digits": (
+        ["--test-file", "test.npz"],
+        "--test-file: expected none with --dataset digits",
+    ),
     "shrinkage that is a word": (["--shrinkage", "much"], "--shrinkage: expected 'auto' or a number"),
     "shrinkage that is empty": (["--shrinkage", ""], "--shrinkage: expected 'auto' or a number"),
     "negative shrinkage": (["--shrinkage=-1"], r"shrinkage.*at least 0, got -1"),
@@ -77,9 +86,15 @@ BAD = {
     "unknown option": (["--sedes", "3"], "--sedes"),
     "option without a value": (["--seeds"], "--seeds"),
     "an argument too many": (["digits"], "digits"),
-    "a number that no method takes": (["--methods", "fedncm", "--ridge", "1"], "--ridge: none of the methods"),
+    "a number that no method takes": (
+        ["--methods", "fedncm", "--ridge", "1"],
+        "--ridge: none of the methods",
+    ),
     "another": (["--methods", "fed3r", "--shrinkage", "1"], "shrinkage: .* one of fedcof, .*fedcof-oracle"),
-    "a third": (["--methods", "fed3r,fedncm", "--num-subsets", "2"], "--num-subsets: none of the methods takes it; expected one of fedcof"),
+    "a third": (
+        ["--methods", "fed3r,fedncm", "--num-subsets", "2"],
+        "--num-subsets: none of the methods takes it; expected one of fedcof",
+    ),
 }
 
 

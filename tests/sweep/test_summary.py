@@ -62,7 +62,9 @@ def test_latex_takes_signs_of_titles():
 
 
 def test_methods_by_their_texts():
-    found = sweep.variants(["fedncm", "fedcof:shrinkage=0.5:head=ridge", "fedcof"], {"shrinkage": [0.1, "auto"]})
+    found = sweep.variants(
+        ["fedncm", "fedcof:shrinkage=0.5:head=ridge", "fedcof"], {"shrinkage": [0.1, "auto"]}
+    )
     assert {name: variant.title for name, variant in found.items()} == {
         "fedncm": "FedNCM",
         "fedcof:shrinkage=0.5:head=ridge": "FedCOF (shrinkage=0.5, head=ridge)",
