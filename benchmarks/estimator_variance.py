@@ -235,7 +235,7 @@ def main() -> None:
     covfree.limit_lapack_threads()
     parser = argparse.ArgumentParser(description="Errors of covariance estimators beside their theory.")
     parser.add_argument("--out", type=Path, help="JSON file to write")
-    parser.add_argument("--picture", type=Path, help="PNG file to write (needs matplotlib)")
+    parser.add_argument("--picture", type=Path, help="PNG file to write, with PDF and SVG (needs matplotlib)")
     parser.add_argument("--draws", type=int, default=800, help="draws of each federation")
     arguments = parser.parse_args()
     start = time.perf_counter()

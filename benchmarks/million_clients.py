@@ -23,6 +23,7 @@ from common import clocked, machine, peak_memory, write
 from jax.tree_util import Partial
 
 import covfree
+from covfree import figures
 
 KINDS = 3  # classes that a client holds
 TEST = 20_000
@@ -155,13 +156,14 @@ def in_own_process(name: str, clients: int, rest: list[str]) -> dict[str, Any]:
 
 def draw_picture(results: list[dict[str, Any]], path: Path) -> None:
     """Seconds and heads' errors against the number of clients, both axes logarithmic."""
-    import matplotlib as mpl
+    with figures.style():
+        _draw(results, path)
 
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-    titles = {"fedcof": ("FedCOF", "tab:blue", "o"), "fed3r": ("Fed3R", "tab:orange", "s")}
+def _draw(results: list[dict[str, Any]], path: Path) -> None:
+    figure = figures.new_figure(figures.PAGE, 2.8)
+    left, right = figure.subplots(1, 2)
+    titles = {"fedcof": ("FedCOF", figures.BLUE, "o"), "fed3r": ("Fed3R", figures.VERMILLION, "s")}
     for name, (title, colour, marker) in titles.items():
         lines = sorted((line for line in results if line["method"] == name), key=lambda x: x["clients"])
         clients = [line["clients"] for line in lines]
@@ -175,9 +177,14 @@ def draw_picture(results: list[dict[str, Any]], path: Path) -> None:
     left.set(xlabel="clients K", ylabel="seconds", title="Time (dotted: proportional to K)")
     right.set(xlabel="clients K", ylabel="relative error of the weights", title="Head (dotted: 1/√K)")
     for panel in (left, right):
-        panel.grid(alpha=0.3)
-        panel.legend(frameon=False)
-    figure.savefig(path, dpi=150)
+        panel.xaxis.set_major_formatter(lambda clients, _: f"{clients:,.0f}")
+        panel.grid()
+    left.set_yticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
+    right.set_yticks([0.01, 0.03, 0.1, 0.3, 1], ["0.01", "0.03", "0.1", "0.3", "1"])
+    for panel in (left, right):
+        panel.minorticks_off()
+    figures.legend_below(figure, left.get_legend_handles_labels()[0])
+    figures.save_all(figure, path)
 
 
 def main() -> None:
@@ -191,7 +198,7 @@ def main() -> None:
     parser.add_argument("--cohort", type=int, default=1000, help="clients drawn together")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="JSON file to write")
-    parser.add_argument("--picture", type=Path, help="PNG file to write (needs matplotlib)")
+    parser.add_argument("--picture", type=Path, help="PNG file to write, with PDF and SVG (needs matplotlib)")
     parser.add_argument("--only", choices=[*METHODS, DRAWING], help="one method, in this process")
     arguments = parser.parse_args()
     for clients in arguments.clients:

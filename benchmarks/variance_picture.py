@@ -8,6 +8,8 @@ from typing import Any
 
 from variance_theory import CLASSES, Estimator, Kind, Setting
 
+from covfree import figures
+
 
 def picture(
     path: Path,
@@ -19,30 +21,40 @@ def picture(
     """Six panels: marks are measured, dashed lines are theory, dotted ones theory's squared bias.
 
     Args:
-        path: PNG file to write.
+        path: PNG file to write; PDF and SVG are written beside it.
         panels: points of a variable, by its name.
         estimators: the curves.
         numbers: the point of which the last panel is made.
         of_numbers: the estimators that it has.
     """
-    from matplotlib.figure import Figure
+    with figures.style():
+        _draw(path, panels, estimators, numbers, of_numbers)
 
+
+def _draw(
+    path: Path,
+    panels: dict[str, list[dict[str, Any]]],
+    estimators: Sequence[Estimator],
+    numbers: dict[str, Any],
+    of_numbers: Sequence[Estimator],
+) -> None:
     titles = {
         "clients": "clients K",
         "examples": "examples a client n",
         "dim": "dimension d",
         "alpha": "Dirichlet α of classes over clients",
-        "shift": "client shift τ (standard deviations)",
+        "shift": "client shift τ (std. dev.)",
     }
     colours = {
-        "eq. 5": ("#0b5fa5", "#6aaee0"),
-        "pooled": ("#8e44ad",),
-        "components": ("#d35400", "#f0a35e"),
-        "sketches": ("#0b6b3a", "#4caf6d", "#a3d9a5"),
-        "exact": ("#222222",),
+        "eq. 5": (figures.BLUE, figures.SKY),
+        "pooled": (figures.PURPLE,),
+        "components": (figures.VERMILLION, figures.ORANGE),
+        # Darker and lighter than Okabe and Ito's green.
+        "sketches": ("#00583F", figures.GREEN, "#80CEB9"),
+        "exact": (figures.BLACK,),
     }
     marks = {"eq. 5": "o", "pooled": "D", "components": "s", "sketches": "^", "exact": "*"}
-    figure = Figure(figsize=(13.5, 9.2), layout="constrained")
+    figure = figures.new_figure(figures.PAGE, 5.6)
     axes = figure.subplots(2, 3).ravel()
     used: dict[Kind, int] = {}
     for estimator in estimators:
@@ -53,7 +65,7 @@ def picture(
             x = [point[variable] for point in points]
             of = [point["results"][name] for point in points]
             # Pooled lies on eq. 5 where classes are alike: a ring about its mark.
-            style = {"ms": 9, "fillstyle": "none"} if kind == "pooled" else {"ms": 5}
+            style = {"ms": 7, "fillstyle": "none"} if kind == "pooled" else {"ms": 3.5}
             axis.plot(x, [r["measured"]["error"] for r in of], marks[kind], color=colour, label=name, **style)
             axis.plot(x, [r["theory"]["error"] for r in of], "--", color=colour, lw=1)
             if variable == "shift" and kind in ("eq. 5", "pooled"):
@@ -64,7 +76,7 @@ def picture(
         x = [e.number for e in own] if kind != "exact" else [1, 32]
         of = of * 2 if kind == "exact" else of
         colour = colours[kind][0]
-        axes[5].plot(x, [r["measured"]["error"] for r in of], marks[kind], color=colour, ms=5)
+        axes[5].plot(x, [r["measured"]["error"] for r in of], marks[kind], color=colour, ms=3.5)
         axes[5].plot(x, [r["theory"]["error"] for r in of], "--", color=colour, lw=1)
     ticks = [*([point[name] for point in points] for name, points in panels.items()), [1, 2, 4, 8, 16, 32]]
     for axis, name, at in zip(axes, (*titles.values(), "subsets J, or sketches m"), ticks, strict=True):
@@ -75,17 +87,17 @@ def picture(
             axis.set_xscale("symlog", linthresh=at[1], linscale=0.5)
             axis.set(xlim=(-at[1] / 4, at[-1] * 1.2), ylim=(1e-3, None))
         axis.set_xticks(at, [f"{x:g}" for x in at])
+        axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axis.minorticks_off()
-        axis.grid(alpha=0.25)
+        axis.grid()
     for axis in axes[::3]:
         axis.set_ylabel("mean squared error, over ‖T‖²")
-    handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=5, frameon=False)
+    figures.legend_below(figure, axes[0].get_legend_handles_labels()[0])
     default = Setting()
-    figure.suptitle(
+    figures.set_title(
+        figure,
         "Covariance from class means: measured (marks), theory (dashed), its squared bias (dotted). "
-        f"{CLASSES} classes;\nwhere not varied K = {default.clients}, n = {default.examples}, "
+        f"{CLASSES} classes; where not varied K = {default.clients}, n = {default.examples}, "
         f"d = {default.dim}, α = {default.alpha:g}, τ = {default.shift:g}",
-        fontsize=11,
     )
-    figure.savefig(path, dpi=110)
+    figures.save_all(figure, path)

@@ -8,6 +8,7 @@ from covfree import data as data
 from covfree import federation as federation
 from covfree import linalg as linalg
 from covfree import methods as methods
+from covfree import metrics as metrics
 from covfree.checks import check as check
 from covfree.costs import SentBytes as SentBytes
 from covfree.costs import client_flops as client_flops
@@ -53,6 +54,9 @@ from covfree.estimators import within_scatter as within_scatter
 from covfree.estimators.automatic import automatic as automatic
 from covfree.feature_maps import fourier_features as fourier_features
 from covfree.feature_maps import relu_features as relu_features
+from covfree.head_file import SavedHead as SavedHead
+from covfree.head_file import load_head as load_head
+from covfree.head_file import save_head as save_head
 from covfree.heads import GaussianHead as GaussianHead
 from covfree.heads import calibrate_temperature as calibrate_temperature
 from covfree.heads import gaussian_head as gaussian_head

@@ -1,4 +1,4 @@
-"""Random feature maps that all parties share: a linear head on them approaches a kernel machine.
+"""Feature maps. A linear head on random ones, which all parties share, approaches a kernel machine.
 
 Clients apply the map before they compute statistics, and the classifier applies it to what it classifies. The
 parties share a seed alone: the map draws its directions anew each time, in float32 whatever the features'
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -54,18 +54,22 @@ class FourierFeatures:
 
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch num_features"]:
         """Map each feature vector."""
-        key = jax.random.key(self.seed)
         features = _accurate(features)
+        drawn = self.drawn(features.shape[-1])
         if self.unit:
             square = jnp.square(features).sum(-1, keepdims=True)
             features = features / jnp.sqrt(jnp.where(square > 0, square, 1))
-        angle = _project(features, key, self.num_features)
+        angle = _project(features, drawn["directions"])
         angle = angle / jnp.asarray(self.sigma, angle.dtype)
-        phase = jax.random.uniform(
-            derive(key, "phases"), (self.num_features,), jnp.float32, maxval=2 * math.pi
-        )
-        angle = angle + jnp.broadcast_to(phase.astype(angle.dtype), angle.shape)
+        angle = angle + jnp.broadcast_to(drawn["phases"].astype(angle.dtype), angle.shape)
         return math.sqrt(2 / self.num_features) * jnp.cos(angle)
+
+    def drawn(self, dim: int) -> dict[str, jax.Array]:
+        """What the seed draws for features of size ``dim``: directions Ω [dim, D] and phases b [D]."""
+        key = jax.random.key(self.seed)
+        shape = (self.num_features,)
+        phases = jax.random.uniform(derive(key, "phases"), shape, jnp.float32, maxval=2 * math.pi)
+        return {"directions": _directions(key, dim, self.num_features), "phases": phases}
 
 
 @jax.tree_util.register_dataclass
@@ -83,8 +87,30 @@ class ReluFeatures:
 
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch num_features"]:
         """Map each feature vector."""
-        projected = _project(_accurate(features), jax.random.key(self.seed), self.num_features)
+        features = _accurate(features)
+        projected = _project(features, self.drawn(features.shape[-1])["directions"])
         return math.sqrt(2 / self.num_features) * jax.nn.relu(projected)
+
+    def drawn(self, dim: int) -> dict[str, jax.Array]:
+        """What the seed draws for features of size ``dim``: directions Ω [dim, D]."""
+        return {"directions": _directions(jax.random.key(self.seed), dim, self.num_features)}
+
+
+class Adapter(NamedTuple):
+    """A map of features that is trained, not drawn: x + relu(x A) B.
+
+    Attributes:
+        down: A, [dim, rank].
+        up: B, [rank, dim].
+    """
+
+    down: Float[Array, "dim rank"]
+    up: Float[Array, "rank dim"]
+
+    def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch dim"]:
+        """The features, adapted."""
+        features = jnp.asarray(features)
+        return features + jax.nn.relu(features @ self.down) @ self.up
 
 
 def fourier_features(
@@ -158,9 +184,11 @@ def _accurate(features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch d
     return jnp.asarray(features, jnp.promote_types(jnp.result_type(features), jnp.float32))
 
 
+def _directions(key: jax.Array, dim: int, num_features: int) -> Float[Array, "dim num_features"]:
+    return jax.random.normal(derive(key, "directions"), (dim, num_features), jnp.float32)
+
+
 def _project(
-    features: Float[Array, "*batch dim"], key: jax.Array, num_features: int
+    features: Float[Array, "*batch dim"], directions: Float[Array, "dim num_features"]
 ) -> Float[Array, "*batch num_features"]:
-    """Ωᵀ x, with Ω drawn in float32 for the features that come."""
-    directions = jax.random.normal(derive(key, "directions"), (features.shape[-1], num_features), jnp.float32)
     return jnp.matmul(features, directions.astype(features.dtype), precision=jax.lax.Precision.HIGHEST)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from os import PathLike
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -15,8 +14,6 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Integer, Key, Num, Real, UInt32
-
-from covfree.optional import optional
 
 # What a caller may pass where an array is wanted; what comes back is always a jax.Array.
 AnyArray: TypeAlias = jax.Array | np.ndarray
@@ -241,38 +238,3 @@ class LinearHead(NamedTuple):
         """Scores (logits) of each class; −∞ for an absent one."""
         scores = jnp.matmul(features, self.weight, precision=jax.lax.Precision.HIGHEST)
         return masked(scores + jnp.broadcast_to(self.bias, scores.shape), self.present)
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the arrays to a safetensors file (needs the ``safetensors`` extra)."""
-        tensors = {name: array for name, array in self._asdict().items() if array is not None}
-        optional("safetensors.flax", "safetensors").save_file(
-            tensors, path, metadata={"format": "covfree.LinearHead"}
-        )
-
-    @classmethod
-    def load(cls, path: str | PathLike[str]) -> LinearHead:
-        """Read a head written by `save`.
-
-        A file without ``present`` may mark an absent class by a bias of −∞.
-
-        Raises:
-            ValueError: if the file holds other tensors than ``weight [dim, classes]``, ``bias [classes]`` and
-                ``present [classes]``, which may be missing; the message names what it holds.
-        """
-        tensors = optional("safetensors.flax", "safetensors").load_file(path)
-        shapes = {name: f"{tensor.dtype}{list(tensor.shape)}" for name, tensor in tensors.items()}
-        weight, bias, present = (tensors.get(name) for name in cls._fields)
-        if (
-            not {"weight", "bias"} <= tensors.keys() <= set(cls._fields)
-            or weight is None
-            or weight.ndim != 2
-            or any(t.shape != weight.shape[1:] for name, t in tensors.items() if name != "weight")
-            or not all(jnp.issubdtype(tensor.dtype, jnp.floating) for tensor in tensors.values())
-        ):
-            raise ValueError(
-                f"path: {path} is not a linear head: expected floats weight [dim, classes], "
-                f"bias [classes] and perhaps present [classes], got {shapes}"
-            )
-        if present is None and (absent := jnp.isneginf(bias)).any():
-            present, bias = (~absent).astype(bias.dtype), jnp.where(absent, 0, bias)
-        return cls(weight, bias, present)

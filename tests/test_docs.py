@@ -15,6 +15,7 @@ MODULES = (
     "covfree.methods",
     "covfree.federation",
     "covfree.linalg",
+    "covfree.metrics",
     "covfree.data",
     "covfree.backbones",
     "covfree.methods.recursive",
@@ -100,7 +101,9 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES], ids=lambda page: page.name
+)
 def test_every_relative_link_resolves(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         if re.match(r"[a-z]+:", target):

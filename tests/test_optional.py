@@ -9,13 +9,15 @@ import covfree
 from covfree.data import load_digits
 from covfree.testing import check_estimator, check_transform
 
+MESSAGE = covfree.Message(covfree.Rows(jnp.ones((1, 2)), jnp.ones(1), jnp.zeros(1, int)))
+
 
 @pytest.mark.parametrize(
     ("module", "call", "text"),
     [
         (
-            "safetensors.flax",
-            lambda folder: covfree.LinearHead(jnp.eye(2), jnp.zeros(2)).save(folder / "head.safetensors"),
+            "safetensors.numpy",
+            lambda folder: covfree.save_message(MESSAGE, folder / "message.safetensors"),
             r"safetensors is needed for this: pip install 'covfree\[safetensors\]'",
         ),
         (

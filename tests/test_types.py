@@ -4,11 +4,7 @@ import federations
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from federations import CLASSES
-from precision import x64
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
 import covfree
 
@@ -50,30 +46,6 @@ def test_head_takes_any_batch():
     np.testing.assert_array_equal(jax.vmap(jax.vmap(head))(features), scores)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
-def test_save_and_load_bit_for_bit(tmp_path, dtype):
-    with x64():
-        weight = jax.random.normal(jax.random.key(0), (5, 3)).astype(dtype)
-        bias, present = jnp.array([0.0, 0.1, 3.0], dtype), jnp.array([0.0, 1.0, 1.0], dtype)
-        for path in (tmp_path / "head.safetensors", str(tmp_path / "again.safetensors")):
-            for head in (covfree.LinearHead(weight, bias, present), covfree.LinearHead(weight, bias)):
-                head.save(path)
-                loaded = covfree.LinearHead.load(path)
-                assert jax.tree.structure(loaded) == jax.tree.structure(head)
-                for a, b in zip(jax.tree.leaves(head), jax.tree.leaves(loaded), strict=True):
-                    assert a.dtype == b.dtype
-                    assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
-
-
-def test_a_file_may_mark_absent_classes_by_their_bias(tmp_path):
-    path = tmp_path / "old.safetensors"
-    save_file({"weight": np.ones((2, 3), np.float32), "bias": np.float32([0, -np.inf, 2])}, path)
-    head = covfree.LinearHead.load(path)
-    assert head.bias.tolist() == [0, 0, 2]
-    assert head.present.tolist() == [1, 0, 1]
-    assert head(np.ones(2, np.float32)).tolist() == [2, -np.inf, 4]
-
-
 def test_heads_are_subtracted_averaged_and_differentiated_leaf_by_leaf():
     features, labels, clients = federations.make(0).clean
     features = features.astype(np.float32)
@@ -99,36 +71,6 @@ def test_heads_are_subtracted_averaged_and_differentiated_leaf_by_leaf():
     absent = np.asarray(first.present) == 0
     np.testing.assert_array_equal(np.asarray(slope.weight)[:, absent], 0)
     assert np.abs(slope.weight).max() > 0
-
-
-@pytest.mark.parametrize(
-    "tensors",
-    [
-        {"weight": np.ones((2, 3))},
-        {"weight": np.ones((2, 3)), "bias": np.ones(3), "extra": np.ones(1)},
-        {"weight": np.ones((2, 3)), "bias": np.ones(2)},
-        {"weight": np.ones((2, 3)), "bias": np.ones(3), "present": np.ones(2)},
-        {"weight": np.ones(3), "bias": np.ones(3)},
-        {"weight": np.ones((2, 3, 3)), "bias": np.ones((3, 3))},
-        {"kernel": np.ones((2, 3)), "bias": np.ones(3)},
-        {"weight": np.ones((2, 3), np.int32), "bias": np.ones(3, np.int32)},
-    ],
-    ids=["no-bias", "extra", "sizes", "marks", "vector", "cube", "names", "integers"],
-)
-def test_loading_other_tensors(tmp_path, tensors):
-    path = tmp_path / "other.safetensors"
-    save_file({name: t.astype(np.float32) if t.dtype == float else t for name, t in tensors.items()}, path)
-    with pytest.raises(ValueError, match=r"path: .*other\.safetensors is not a linear head: expected .*got "):
-        covfree.LinearHead.load(path)
-
-
-def test_loading_other_files(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"missing"):
-        covfree.LinearHead.load(tmp_path / "missing.safetensors")
-    path = tmp_path / "text.safetensors"
-    path.write_text("not tensors, but long enough to hold a header")
-    with pytest.raises((ValueError, SafetensorError), match=r"text\.safetensors|header"):
-        covfree.LinearHead.load(path)
 
 
 def test_moments_of_nothing():

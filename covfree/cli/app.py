@@ -9,10 +9,12 @@ import jax
 import typer
 
 import covfree
+from covfree import figures
 from covfree.cli.backbones import backbones_command
 from covfree.cli.compare import compare_command
 from covfree.cli.extract import extract_command
 from covfree.cli.finetune import finetune_command
+from covfree.cli.heads import evaluate_command, fit_command
 from covfree.cli.interrupts import Stopped, Terminated, exit_code, stopped_by
 from covfree.cli.options import (
     Alpha,
@@ -27,6 +29,8 @@ from covfree.cli.options import (
     variants_of,
 )
 from covfree.cli.other_names import parser_message
+from covfree.cli.rounds import rounds_command
+from covfree.cli.source import law_of
 from covfree.data import load
 from covfree.federation import partition_statistics, plot_partition
 from covfree.methods import Method
@@ -34,12 +38,27 @@ from covfree.sweep import Federation
 
 app = typer.Typer(
     name="covfree",
-    help="Training-free federated learning: classifiers in closed form from what clients send once.",
     epilog="Start with: covfree compare --dataset digits",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _version(wanted: bool) -> bool:
+    if wanted:
+        print(f"covfree {covfree.__version__}")
+        raise typer.Exit
+    return wanted
+
+
+@app.callback()
+def covfree_command(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Training-free federated learning: classifiers in closed form from what clients send once."""
 
 
 @app.command("partition")
@@ -59,13 +78,15 @@ def partition_command(
     """
     at_least("seed", seed, 0)
     data = load(dataset, test=test_file, seed=seed)
-    owners = assigned(Federation(clients, partition, alpha), data, seed)
+    federation = Federation(clients, partition, alpha)
+    owners = assigned(federation, data, seed)
     make_folder(out)
     statistics = partition_statistics(data.train_labels, owners, data.num_classes)
     print(statistics.as_table())
     if out is not None:
-        plot_partition(statistics, out / "partition.png")
-        print(f"wrote {out / 'partition.png'}", file=sys.stderr)
+        figure = plot_partition(statistics, title=f"{data.name}, {law_of(data, federation)}, seed {seed}")
+        picture, *_ = figures.save_all(figure, out / "partition.png")
+        print(f"wrote {picture} (also as PDF and SVG)", file=sys.stderr)
 
 
 @app.command("diagnose")
@@ -97,6 +118,9 @@ def diagnose_command(
 
 
 app.command("compare")(compare_command)
+app.command("rounds")(rounds_command)
+app.command("fit")(fit_command)
+app.command("evaluate")(evaluate_command)
 app.command("finetune")(finetune_command)
 app.command("extract")(extract_command)
 app.command("backbones")(backbones_command)

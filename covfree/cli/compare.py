@@ -20,6 +20,7 @@ from covfree.cli.options import (
     assigned,
     count_noise_of,
     make_folder,
+    names_of,
     numbers_of,
     seeds_of,
     values_of,
@@ -27,6 +28,7 @@ from covfree.cli.options import (
 )
 from covfree.cli.source import Source, sources_of
 from covfree.federation import PARTITIONERS
+from covfree.metrics import CLIENT_NAMES, NAMES
 from covfree.sweep import Federation, federations
 from covfree.sweep.variants import entries
 
@@ -93,6 +95,9 @@ def compare_command(
         str | None,
         typer.Option(help="Noise on the counts that clients send: uniform:ε, gaussian:ε or laplace:ε."),
     ] = None,
+    metrics: Annotated[
+        str | None, typer.Option(help=f"What else to measure, comma-separated: {', '.join(NAMES)}.")
+    ] = None,
     out: Out = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the runs that --out holds.")] = False,
     config: Config = None,
@@ -131,6 +136,13 @@ def compare_command(
     # Once before any work, so that a bad argument shows at once.
     for name, source in sources.items():
         _check_places(name, source, places)
+    figures = [] if metrics is None else names_of("metrics", metrics, NAMES)
+    for name, source in sources.items():
+        if source.outline.test_clients is None and (lacking := set(figures) & set(CLIENT_NAMES)):
+            raise ValueError(
+                f"--metrics: {', '.join(sorted(lacking))}: expected data that says whose its test examples "
+                f"are (clients and is_test in one file), got {name}"
+            )
     settings = {
         **_merged(sources),
         "clients": _single(counts),
@@ -138,10 +150,11 @@ def compare_command(
         "alpha": _single(alphas),
         "noise": noise,
         **{name: _single(values) for name, values in numbers.items()},
+        **({"metrics": figures} if figures else {}),
     }
     make_folder(out)
     titles = {name: variant.title for name, variant in chosen.items()}
-    comparison = Comparison(sources, places, chosen_seeds, titles, settings, out)
+    comparison = Comparison(sources, places, chosen_seeds, titles, settings, out, figures)
     comparison.check(resume)
     stopped = comparison.run(made)
     if stopped is not None and not comparison.runs:

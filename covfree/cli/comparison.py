@@ -12,7 +12,7 @@ import numpy as np
 
 from covfree import sweep
 from covfree.atomic import replacing
-from covfree.cli import report
+from covfree.cli import accuracy_plot, report
 from covfree.cli.interrupts import Terminated
 from covfree.cli.jobs import say
 from covfree.cli.options import Format
@@ -35,6 +35,7 @@ class Comparison:
         titles: of the methods, by name.
         settings: by the names of options: what must be equal for runs to go on.
         out: the folder for files, if there is to be one.
+        figures: what is measured beside the accuracy.
         runs: what is done.
     """
 
@@ -44,6 +45,7 @@ class Comparison:
     titles: Mapping[str, str]
     settings: Mapping[str, Any]
     out: Path | None
+    figures: Sequence[str] = ()
     runs: list[Run] = field(default_factory=list)
 
     @property
@@ -76,7 +78,8 @@ class Comparison:
         file = None if self.out is None else self.out / "runs.jsonl"
         try:
             with RunProgress(self._name) as progress:
-                for run in sweep.run(loads, self.places, methods, self.seeds, file=file, tell=progress):
+                jobs = loads, self.places, methods, self.seeds
+                for run in sweep.run(*jobs, figures=self.figures, file=file, tell=progress):
                     self.runs.append(run)
         except (KeyboardInterrupt, Terminated) as error:
             return error
@@ -97,16 +100,16 @@ class Comparison:
             show(form, title, columns, table.lines, report.as_records(results), content, table.best)
         else:
             lines = [report.cells(result) for result in results]
-            show(form, title, report.COLUMNS, lines, report.as_records(results), content)
+            show(form, title, report.columns(results), lines, report.as_records(results), content)
         if self.out is None:
             return
         written = [self.out / "results.json"]
         with replacing(written[0]) as draft:
             draft.write_text(content + "\n", encoding="utf-8")
         if not missing and not several:
-            written.append(self.out / "accuracy_vs_bytes.png")
-            report.plot(written[1], title, results)
-        say(f"wrote {' and '.join(map(str, written))}")
+            written += accuracy_plot.plot(self.out / "accuracy_vs_bytes.png", title, results)[:1]
+        pictures = " (also as PDF and SVG)" if len(written) > 1 else ""
+        say(f"wrote {' and '.join(map(str, written))}{pictures}")
 
     def _one(self) -> str:
         (source,), (place,) = self.sources.values(), self.places

@@ -1,4 +1,4 @@
-"""How the results of ``covfree finetune`` are shown: a line as it runs, a table, records, a picture."""
+"""How the results of ``covfree finetune`` are shown: a line as it runs, a table, and records."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-import numpy as np
 from rich.progress import Progress, TaskID
 
 from covfree.cli.tables import Columns, as_bytes, as_seconds
@@ -139,76 +137,3 @@ class Live:
             where = f"{self._name}: round {now}/{self._rounds}"
             text = f"{where}, {share}, {seconds:.1f} s, {sent}, {as_bytes(down)} down"
             print(text, file=sys.stderr, flush=True)
-
-
-# One for each algorithm; dots are kept for the closed-form stage.
-_DASHES = ("-", "--", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (3, 1)), (0, (8, 2)), (0, (5, 1, 1, 1)), (0, (2, 1)))
-
-
-def plot(path: Path, title: str, every: Sequence[Curve], num_classes: int) -> None:
-    """Draw accuracy against rounds and against bytes up, the closed-form stage dotted.
-
-    Lines are means over the seeds, bands standard deviations. A stage in closed form comes from chance, 1/C.
-    """
-    from matplotlib import colormaps
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-    from matplotlib.ticker import EngFormatter, MaxNLocator
-
-    inits = list(dict.fromkeys(curve.init for curve in every))
-    # The legend has a line a curve, 0.17 inches each.
-    figure = Figure(figsize=(11, max(4.8, 1 + 0.17 * len(every))), layout="constrained")
-    FigureCanvasAgg(figure)
-    by_round, by_bytes = figure.subplots(1, 2, sharey=True)
-    palette = [f"C{i}" for i in range(10)] if len(inits) <= 10 else colormaps["tab20"].colors  # pyright: ignore[reportAttributeAccessIssue]
-    colours = {init: palette[i % len(palette)] for i, init in enumerate(inits)}
-    algorithms = list(dict.fromkeys(curve.algorithm for curve in every))
-    seen: list[np.ndarray] = []
-    for curve in every:
-        rounds, size, accuracy = _lines(curve)
-        style: dict[str, Any] = {"color": colours[curve.init]}
-        dashes = _DASHES[algorithms.index(curve.algorithm)]
-        mean, deviation = 100 * accuracy.mean(0), 100 * accuracy.std(0, ddof=min(1, len(accuracy) - 1))
-        seen += [mean - deviation, mean + deviation]
-        for axes, place, before in ((by_round, rounds, -1.0), (by_bytes, size, 0.0)):
-            axes.plot(place, mean, linestyle=dashes, label=curve.title, **style)
-            if len(accuracy) > 1:
-                axes.fill_between(place, mean - deviation, mean + deviation, alpha=0.15, linewidth=0, **style)
-            if curve.init != RANDOM:
-                axes.plot([before, place[0]], [100 / num_classes, mean[0]], linestyle=":", **style)
-            axes.plot(place[:1], mean[:1], marker="o", markersize=5, **style)
-            if any(run.diverged for run in curve.runs):
-                axes.plot(place[-1:], mean[-1:], marker="x", markersize=9, markeredgewidth=2, **style)
-    low, high = min(map(np.min, seen)), max(map(np.max, seen))
-    margin = 0.06 * max(high - low, 1.0)
-    # Within the range of training: the dotted lines come in from below.
-    by_round.set_ylim(max(low - margin, 0), min(high + margin, 100.5))
-    by_round.set_ylabel("test accuracy, %")
-    by_round.set_xlabel("rounds after the start")
-    by_round.xaxis.set_major_locator(MaxNLocator(integer=True))
-    by_bytes.set_xlabel("bytes up, all clients together")
-    by_bytes.xaxis.set_major_locator(MaxNLocator(6))
-    by_bytes.xaxis.set_major_formatter(EngFormatter("B"))
-    for axes in (by_round, by_bytes):
-        axes.grid(alpha=0.3)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
-    handles = by_round.get_legend_handles_labels()[0]
-    if any(curve.init != RANDOM for curve in every):
-        handles.append(Line2D([], [], color="grey", linestyle=":", label="closed-form stage"))
-    if any(run.diverged for curve in every for run in curve.runs):
-        handles.append(Line2D([], [], color="grey", marker="x", linestyle="", label="diverged"))
-    figure.legend(handles=handles, loc="outside right center", fontsize=8, frameon=False, handlelength=4)
-    figure.savefig(path, dpi=150)
-
-
-def _lines(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rounds [r], bytes up until then [r], and accuracies [seeds, r], as far as all runs came."""
-    length = min(len(run.evaluated) for run in curve.runs)
-    shown = [run.evaluated[:length] for run in curve.runs]
-    size = []
-    for run, records in zip(curve.runs, shown, strict=True):
-        total = np.cumsum([record["bytes_up"] for record in run.history])
-        size.append(total[[record["round"] for record in records]])
-    rounds = np.array([record["round"] for record in shown[0]])
-    return rounds, np.mean(size, 0), np.array([[record["accuracy"] for record in one] for one in shown])

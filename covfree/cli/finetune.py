@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from covfree.checks import check_strength
-from covfree.cli import curves
+from covfree.cli import curve_plot, curves
 from covfree.cli.config_file import Config
 from covfree.cli.interrupts import Terminated
 from covfree.cli.jobs import Job, Plan, folder_of, run_all, say
@@ -124,7 +124,7 @@ def finetune_command(
     source = source_of(dataset, test_file, images, backbone, weights)
     # Once before any work, so that a bad argument shows at once.
     owners = assigned(federation, source.outline, seed=0)
-    drawn = _participation(participation, int(owners.max()) + 1)
+    drawn = participation_of(participation, int(owners.max()) + 1)
     options = {"epochs": epochs, "batch_size": batch_size} | ({} if mu is None else {"mu": mu})
     settings = Settings(rounds, drawn, part.value, norms.value, options, every, checkpoint_every, width)
     given = {
@@ -174,8 +174,8 @@ def finetune_command(
     show(output_format, title, curves.COLUMNS, lines, curves.as_records(every_curve), content)
     if out is not None:
         (out / "results.json").write_text(content + "\n", encoding="utf-8")
-        curves.plot(out / "accuracy.png", title, every_curve, data.num_classes)
-        say(f"wrote {out / 'results.json'} and {out / 'accuracy.png'}")
+        picture, *_ = curve_plot.plot(out / "accuracy.png", title, every_curve, data.num_classes)
+        say(f"wrote {out / 'results.json'} and {picture} (also as PDF and SVG)")
     if any(run.diverged for run in runs):
         raise typer.Exit(1)
 
@@ -211,7 +211,7 @@ def _plan(
     return Plan(rates, tune_rates)
 
 
-def _participation(text: str, num_clients: int) -> int | float:
+def participation_of(text: str, num_clients: int) -> int | float:
     """A number of clients, or their share."""
     try:
         number = int(text) if text.strip().lstrip("+-").isdigit() else float(text)

@@ -1,11 +1,11 @@
-"""How the results of ``covfree compare`` are shown: a table, records, a picture."""
+"""How the results of ``covfree compare`` are shown: a table, and records."""
 
 from __future__ import annotations
 
 import json
+import math
 import platform
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -27,6 +27,7 @@ def cells(result: Result) -> tuple[str, ...]:
     return (
         result.title,
         percent(*result.accuracy),
+        *(_shown(name, *result.spread(lambda run, name=name: run.figures[name])) for name in _more(result)),
         as_bytes(result.mean(lambda run: run.sent.statistics)),
         as_bytes(result.mean(_bytes_per_client)),
         as_flops(result.mean(lambda run: run.client_flops)),
@@ -64,6 +65,7 @@ def as_records(results: Sequence[Result]) -> list[dict[str, Any]]:
                 "seeds": len(result.runs),
                 "accuracy_mean": mean,
                 "accuracy_sd": deviation,
+                **_figures(result),
                 "bytes_up": result.mean(lambda run: run.sent.statistics),
                 "bytes_up_with_counts": result.mean(lambda run: run.sent.total),
                 "bytes_down": result.mean(lambda run: run.received),
@@ -89,36 +91,36 @@ def as_json(
     return json.dumps(content, indent=2, ensure_ascii=False)
 
 
-def plot(path: Path, title: str, results: Sequence[Result]) -> None:
-    """Draw accuracy (mean and standard deviation) against bytes up."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+def columns(results: Sequence[Result]) -> Columns:
+    """The head of the table: with the figures that were measured, after the accuracy."""
+    method, accuracy, *others = COLUMNS.names
+    return Columns((method, accuracy, *_more(results[0]), *others), COLUMNS.broken)
 
-    figure = Figure(figsize=(7.5, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    markers = "osD^vPX*<>d"  # 11, so that with 10 colours 110 combinations differ
-    for index, result in enumerate(results):
-        mean, deviation = result.accuracy
-        axes.errorbar(
-            result.mean(lambda run: run.sent.statistics),
-            100 * mean,
-            yerr=None if deviation is None else 100 * deviation,
-            fmt=markers[index % len(markers)],
-            markersize=8,
-            capsize=4,
-            color=f"C{index % 10}",
-            label=result.title,
-        )
-    axes.set_xscale("log")
-    low, high = axes.get_xlim()
-    axes.set_xlim(low / 1.6, high * 1.6)
-    axes.set_xlabel("bytes up, all clients together")
-    axes.set_ylabel("test accuracy, %")
-    axes.set_title(title, loc="left", fontsize=10)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    figure.savefig(path, dpi=150)
+
+def _more(result: Result) -> list[str]:
+    """Figures beside the accuracy."""
+    return [name for name in result.runs[0].figures if name != "accuracy"]
+
+
+def _figures(result: Result) -> dict[str, float | None]:
+    found = {}
+    for name in _more(result):
+        mean, deviation = result.spread(lambda run, name=name: run.figures[name])
+        found[f"{name}_mean"] = _finite(mean)
+        found[f"{name}_sd"] = None if deviation is None else _finite(deviation)
+    return found
+
+
+def _finite(figure: float) -> float | None:
+    """JSON knows no NaN and no infinity."""
+    return figure if math.isfinite(figure) else None
+
+
+def _shown(name: str, mean: float, deviation: float | None) -> str:
+    """Shares in percent; a likelihood in nats."""
+    if name != "nll":
+        return percent(mean, deviation)
+    return f"{mean:.3f}" + ("" if deviation is None else f" ± {deviation:.3f}")
 
 
 def _place(result: Result) -> dict[str, Any]:
@@ -143,6 +145,7 @@ def _run_record(run: Run) -> dict[str, Any]:
         "client_seconds": run.client_seconds,
         "server_seconds": run.server_seconds,
     }
+    record |= {name: _finite(figure) for name, figure in run.figures.items()}
     return record | ({"left_out": run.left_out._asdict()} if any(run.left_out) else {})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
 import re
@@ -25,6 +26,7 @@ from covfree.data.decode import decoded_batches
 from covfree.data.extract import feature_key
 from covfree.data.image_set import ImageSet
 from covfree.data.images import load_images
+from covfree.federation import PARTITIONERS
 from covfree.sweep import Federation, LeftOut
 
 
@@ -151,12 +153,18 @@ def _checked(source: Source) -> Source:
         )
     strange = ~np.isin(data.test_labels, known)
     if strange.any():
+        first = class_name(data, int(data.test_labels[strange][0]))
         print(
             f"covfree: {data.name}: {strange.sum():,} of {len(strange):,} test examples are of classes with "
-            f"no training examples, such as {data.test_labels[strange][0]}; no method can get them right",
+            f"no training examples, such as {first}; no method can get them right",
             file=sys.stderr,
         )
     return source
+
+
+def class_name(data: FeatureSet, label: int) -> str:
+    """How a class is shown: by its name, if the data has one."""
+    return str(label) if data.class_names is None else data.class_names[label]
 
 
 def heading(data: FeatureSet, federation: Federation, seeds: int, lost: Sequence[LeftOut]) -> str:
@@ -187,6 +195,19 @@ def on_no_client(lost: Sequence[LeftOut]) -> list[str]:
 
 def _span(low: int, high: int) -> str:
     return f"{low:,}" if low == high else f"{low:,}–{high:,}"
+
+
+def law_of(data: FeatureSet, federation: Federation) -> str:
+    """How examples are spread over clients, with the partitioner's own name for its number."""
+    if data.clients is not None:
+        return "clients of its own"
+    # After the labels and the number of clients comes the partitioner's number, if it has one.
+    third = list(inspect.signature(PARTITIONERS[federation.partition]).parameters)[2]
+    if third == "seed":
+        return federation.partition
+    name = {"alpha": "α", "sigma": "σ"}.get(third, third.removeprefix("num_").replace("partition", "client"))
+    name = name.replace("_", " ")
+    return f"{federation.partition}, {name} = {federation.alpha:g}"
 
 
 def cache_file(stem: str, key: dict[str, Any]) -> Path:
@@ -224,4 +245,5 @@ def _outline(images: ImageSet) -> FeatureSet:
         num_classes=len(images.class_names),
         clients=None if images.clients is None else np.zeros(int(train.sum()), np.int32),
         fixed_split=images.is_test is not None,
+        class_names=images.class_names,
     )

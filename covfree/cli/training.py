@@ -276,28 +276,24 @@ def train(
         )
     history(ended.history)
     if folder is not None:
-        _save(folder, ended.result)
+        _save(folder, ended.result, task.data)
     diverged = None if ended.stopped is None else len(history.records)
     return Run(init, algorithm, seed, rates, history.records, diverged)
 
 
-def _save(folder: Path, result: Any) -> None:
+def _save(folder: Path, result: Any, data: FeatureSet) -> None:
     """The trained head, and a network's parameters, in files that need nothing but NumPy to be read."""
     from flax.traverse_util import flatten_dict
 
     head = result
     if not isinstance(result, LinearHead | MappedHead):
         params, head = result
-        _write_arrays(folder / "backbone.npz", flatten_dict(params, sep="/"))
-    inner: Any = head.head if isinstance(head, MappedHead) else head
-    _write_arrays(folder / "head.npz", inner._asdict())
-
-
-def _write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
-    """An .npz file that is there as a whole or not at all."""
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        kept: Any = {name: np.asarray(array) for name, array in arrays.items() if array is not None}
-        np.savez(file, **kept)
+        arrays: Any = {name: np.asarray(leaf) for name, leaf in flatten_dict(params, sep="/").items()}
+        with replacing(folder / "backbone.npz") as temporary, temporary.open("wb") as file:
+            np.savez(file, **arrays)
+    covfree.save_head(
+        head, folder / "head.npz", class_names=data.class_names, dim=data.train_features.shape[1]
+    )
 
 
 def _model(task: Task, head: Any, settings: Settings) -> Model:

@@ -34,6 +34,9 @@ class FeatureSet(NamedTuple):
         num_classes: C.
         clients: [examples], the client of each training example, if the data says so.
         fixed_split: whether the data itself says which part is the test, so that no seed changes it.
+        test_clients: [test examples], the client of each test example, if the data says so; numbered as
+            ``clients``, and on from there if they have no training examples. −1 for none.
+        class_names: [C], if the data has names for its classes.
     """
 
     name: str
@@ -44,6 +47,8 @@ class FeatureSet(NamedTuple):
     num_classes: int
     clients: np.ndarray | None = None
     fixed_split: bool = False
+    test_clients: np.ndarray | None = None
+    class_names: tuple[str, ...] | None = None
 
 
 def load(dataset: StrPath, *, test: StrPath | None = None, seed: int = 0) -> FeatureSet:
@@ -92,7 +97,8 @@ def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> Fe
         seed: see ``test``.
 
     Returns:
-        The feature set; clients are numbered from 0 in the order of their sorted names.
+        The feature set; clients are numbered from 0 in the order of their sorted names, first those with
+        training examples, then those with test examples alone.
 
     Raises:
         ValueError: naming the file and the array, if something is missing or wrong.
@@ -121,8 +127,9 @@ def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> Fe
         is_test = np.repeat([False, True], [len(labels), len(other["labels"])])
         labels = np.concatenate([labels, other["labels"]])
         if clients is not None:
-            # The test part has no clients; any value will do.
-            clients = np.concatenate([clients, np.repeat(clients[:1], len(other["labels"]))])
+            theirs = _test_clients(clients, other, Path(test))
+            # Of bytes and text it makes text; of unsigned integers and others floats, which are no clients.
+            clients = np.concatenate([clients, theirs])
     if is_test is not None and is_test.dtype != bool:
         raise ValueError(f"{path}: is_test: expected booleans, got {is_test.dtype}")
     if clients is not None and clients.dtype.kind not in "iuUS":
@@ -135,7 +142,12 @@ def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> Fe
             f"{path}: class_names: expected at least {data.num_classes} names, as that many classes have "
             f"labels, got shape {list(names.shape)}"
         )
-    return data._replace(num_classes=len(names))
+    return data._replace(num_classes=len(names), class_names=names_in(names))
+
+
+def names_in(array: np.ndarray) -> tuple[str, ...]:
+    """Names of a file, which may be bytes or numbers, as text."""
+    return tuple((np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array.astype(str)).tolist())
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
@@ -214,6 +226,7 @@ def _split(
         raise ValueError(
             f"{name}: expected examples in both parts, got {train.sum()} to train and {is_test.sum()} to test"
         )
+    owners = None if clients is None else _numbered(clients, train)
     return FeatureSet(
         name=Path(name).stem,
         train_features=features[train],
@@ -221,17 +234,38 @@ def _split(
         test_features=features[is_test],
         test_labels=labels[is_test].astype(np.int32),
         num_classes=int(labels.max()) + 1,
-        clients=None if clients is None else _numbered(clients[train]),
+        clients=None if owners is None else owners[train],
         fixed_split=fixed_split,
+        test_clients=None if owners is None or (owners[is_test] < 0).all() else owners[is_test],
     )
 
 
-def _numbered(clients: np.ndarray) -> np.ndarray:
-    """Number clients from 0 in the order of their names; below 0 and without a name there is none."""
+def _numbered(clients: np.ndarray, train: np.ndarray) -> np.ndarray:
+    """Number clients from 0 in the order of their names, those with training examples first.
+
+    Below 0 and without a name there is none.
+    """
     named = clients >= 0 if clients.dtype.kind in "iu" else clients != np.zeros((), clients.dtype)
     numbers = np.full(len(clients), -1, np.int32)
-    numbers[named] = np.unique(clients[named], return_inverse=True)[1]
+    known = np.unique(clients[named & train])
+    known = np.concatenate([known, np.setdiff1d(clients[named], known)])
+    order = np.argsort(known, kind="stable")
+    numbers[named] = order[np.searchsorted(known, clients[named], sorter=order)]
     return numbers
+
+
+def _test_clients(clients: np.ndarray, other: dict[str, np.ndarray], path: Path) -> np.ndarray:
+    """The clients in a separate test file; nobody's where it has none."""
+    count = len(other["labels"])
+    theirs = other.get("clients")
+    if theirs is None:
+        return np.full(count, "") if clients.dtype.kind in "SU" else np.full(count, -1, np.int8)
+    if theirs.shape != (count,) or theirs.dtype.kind not in ("iu" if clients.dtype.kind in "iu" else "SU"):
+        raise ValueError(
+            f"{path}: clients: expected shape {[count]} and the kind of {clients.dtype}, as in the training "
+            f"file, got {theirs.dtype}{list(theirs.shape)}"
+        )
+    return theirs
 
 
 def held_out(labels: np.ndarray, seed: int) -> np.ndarray:

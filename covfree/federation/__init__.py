@@ -18,6 +18,9 @@ from covfree.federation.partition_statistics import partition_statistics as part
 from covfree.federation.schedule import Schedule as Schedule
 from covfree.federation.schedule import as_schedule as as_schedule
 from covfree.federation.schedule import schedule as schedule
+from covfree.federation.schedule_plot import plot_schedule as plot_schedule
+from covfree.federation.schedule_summary import ScheduleStatistics as ScheduleStatistics
+from covfree.federation.schedule_summary import schedule_statistics as schedule_statistics
 from covfree.federation.shard_partition import dominant_classes as dominant_classes
 from covfree.federation.shard_partition import pathological as pathological
 from covfree.federation.shard_partition import shards as shards

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from covfree import figures
 from covfree.federation.partition_statistics import PartitionStatistics
 
 if TYPE_CHECKING:
@@ -12,18 +13,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MAP_CLIENTS = 30
-_COLOR = "#3b6ea5"
+_SIZE = (figures.PAGE, 5.4)  # inches
 
 
 def plot_partition(
-    statistics: PartitionStatistics, target: "str | PathLike[str] | Figure | None" = None
+    statistics: PartitionStatistics,
+    target: "str | PathLike[str] | Figure | None" = None,
+    *,
+    title: str | None = None,
 ) -> "Figure":
     """Draw the spread of examples over clients and classes.
 
     The upper part maps the first 30 clients against the classes. The area of a disc is the number of examples
     of that class on that client, relative to the largest number; with more than 60 classes, the shade of a
     cell shows the number instead, on a logarithmic scale. The lower part has histograms of examples per
-    client, classes per client and clients per class, each with its median.
+    client, classes per client and clients per class, each with its median. Examples and classes that no
+    client holds, and clients that hold nothing, are counted in words.
 
     Opens no window and leaves Matplotlib's global state as it is, with any backend.
 
@@ -31,6 +36,7 @@ def plot_partition(
         statistics: from `partition_statistics`.
         target: where to draw. With a path, the plot is written there, in the format of its suffix. A
             Matplotlib `Figure` is drawn into, but not written. With None, a new figure is made, not written.
+        title: what the partition is of, over the picture.
 
     Returns:
         The Matplotlib `Figure`.
@@ -44,23 +50,24 @@ def plot_partition(
     >>> len(figure.axes)
     4
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("plot_partition needs Matplotlib: pip install 'covfree[cli]'") from error
-
-    figure = target if isinstance(target, Figure) else Figure(figsize=(10, 7), layout="constrained")
-    grid = figure.add_gridspec(2, 3, height_ratios=(1.7, 1))
-    _draw_map(figure, figure.add_subplot(grid[0, :]), statistics)
-    histograms = (
-        ("examples per client", "clients", statistics.sizes),
-        ("classes per client", "clients", statistics.classes_per_client),
-        ("clients per class", "classes", statistics.clients_per_class),
-    )
-    for column, (quantity, of, values) in enumerate(histograms):
-        _draw_histogram(figure.add_subplot(grid[1, column]), values, quantity, of)
-    if target is not None and not isinstance(target, Figure):
-        figure.savefig(target, dpi=150)
+    with figures.style():
+        # Any figure that is no path: Matplotlib is imported only if one is to be made.
+        figure: Figure = (
+            figures.new_figure(*_SIZE) if target is None or isinstance(target, str | PathLike) else target
+        )
+        if title is not None:
+            figures.set_title(figure, title)
+        grid = figure.add_gridspec(2, 3, height_ratios=(1.7, 1))
+        _draw_map(figure, figure.add_subplot(grid[0, :]), statistics)
+        histograms = (
+            ("examples per client", "clients", statistics.sizes),
+            ("classes per client", "clients", statistics.classes_per_client),
+            ("clients per class", "classes", statistics.clients_per_class),
+        )
+        for column, (quantity, of, values) in enumerate(histograms):
+            draw_histogram(figure, figure.add_subplot(grid[1, column]), values, quantity, of)
+        if isinstance(target, str | PathLike):
+            figures.save(figure, target)
     return figure
 
 
@@ -72,8 +79,8 @@ def _draw_map(figure: "Figure", axes: "Axes", statistics: PartitionStatistics) -
     largest = int(counts.max()) if counts.size else 1
     if statistics.num_classes <= 60:
         # Areas in points²: the largest disc just fits in its cell of the default figure.
-        cell = min(650 / statistics.num_classes, 240 / shown)
-        axes.scatter(x, y, s=np.maximum(counts / largest * cell**2, 0.5), color=_COLOR, linewidths=0)
+        cell = min(430 / statistics.num_classes, 165 / shown)
+        axes.scatter(x, y, s=np.maximum(counts / largest * cell**2, 0.5), color=figures.BLUE, linewidths=0)
         scale = f"largest disc: {largest:,} examples"
     else:
         from matplotlib import colormaps
@@ -99,19 +106,32 @@ def _draw_map(figure: "Figure", axes: "Axes", statistics: PartitionStatistics) -
         xlabel="class",
         ylabel="client",
     )
+    heading = _heading(statistics, f"the first {shown} shown; " * (shown < statistics.num_clients) + scale)
+    width = 72 * figure.get_figwidth() - 60
+    axes.set_title("\n".join(figures.wrapped(line, width) for line in heading), loc="left")
+    integer_ticks(axes)
+    axes.grid()
+
+
+def _heading(statistics: PartitionStatistics, shown: str) -> list[str]:
+    """Lines: what is held by whom, and, if anything, what is left out."""
     held = statistics.num_examples - statistics.num_unassigned
-    part = "" if shown == statistics.num_clients else f"the first {shown} shown; "
-    axes.set_title(
-        f"{held:,} examples on {statistics.num_clients:,} clients ({part}{scale})",
-        loc="left",
-        fontsize="medium",
-    )
-    _integer_ticks(axes)
-    axes.grid(alpha=0.15, linewidth=0.5)
-    axes.set_axisbelow(True)
+    lines = [f"{held:,} examples on {statistics.num_clients:,} clients ({shown})"]
+    absent = int((statistics.clients_per_class == 0).sum())
+    kinds = ((statistics.num_unassigned, "example"), (absent, "class"))
+    nowhere = [f"{count:,} {_plural(name, count)}" for count, name in kinds if count]
+    left_out = [f"on no client: {' and '.join(nowhere)}"] if nowhere else []
+    if empty := statistics.num_empty_clients:
+        left_out.append(f"without examples: {empty:,} {_plural('client', empty)}")
+    return lines + (["; ".join(left_out)] if left_out else [])
 
 
-def _draw_histogram(axes: "Axes", values: np.ndarray, quantity: str, of: str) -> None:
+def _plural(name: str, count: int) -> str:
+    return name if count == 1 else f"{name}es" if name.endswith("s") else f"{name}s"
+
+
+def draw_histogram(figure: "Figure", axes: "Axes", values: np.ndarray, quantity: str, of: str) -> None:
+    """Draw how often each value occurs, on a logarithmic axis if they spread far, with the median."""
     low, high, median = int(values.min()), int(values.max()), float(np.median(values))
     logarithmic = low >= 1 and high > 30 * median
     if logarithmic:
@@ -121,18 +141,19 @@ def _draw_histogram(axes: "Axes", values: np.ndarray, quantity: str, of: str) ->
         # Bin widths are whole numbers; at a width of 1, bins are centred on whole numbers.
         width = max(1, -(-(high - low + 1) // 25))
         edges = np.arange(low, high + width + 1, width) - 0.5
-        _integer_ticks(axes)
+        integer_ticks(axes)
     heights, _ = np.histogram(values, edges)
-    axes.stairs(heights, edges, fill=True, color=_COLOR)
+    axes.stairs(heights, edges, fill=True, color=figures.BLUE)
     axes.axvline(median, color="black", linewidth=1, linestyle="--")
     axes.set(xlabel=quantity, ylabel=of)
-    axes.set_title(f"median {median:,g} (from {low:,} to {high:,})", loc="left", fontsize="small")
+    heading = f"median {median:,g} (from {low:,} to {high:,})"
+    axes.set_title(figures.wrapped(heading, 24 * figure.get_figwidth() - 35), loc="left")
     if high == low:
         axes.set_xlim(low - 2, high + 2)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
-def _integer_ticks(axes: "Axes") -> None:
+def integer_ticks(axes: "Axes") -> None:
+    """Put ticks at whole numbers alone."""
     from matplotlib.ticker import MaxNLocator
 
     for axis in (axes.xaxis, axes.yaxis):

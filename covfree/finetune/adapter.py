@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from covfree.checks import check_positive
+from covfree.feature_maps import Adapter
 from covfree.finetune.model import Model, linear_model
 from covfree.heads.mapped import MappedHead
-from covfree.types import AnyArray, LinearHead, PRNGKey
-
-
-class Adapter(NamedTuple):
-    """A map of features: x + relu(x A) B.
-
-    Attributes:
-        down: A, [dim, rank].
-        up: B, [rank, dim].
-    """
-
-    down: Float[Array, "dim rank"]
-    up: Float[Array, "rank dim"]
-
-    def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch dim"]:
-        """The features, adapted."""
-        features = jnp.asarray(features)
-        return features + jax.nn.relu(features @ self.down) @ self.up
+from covfree.types import LinearHead, PRNGKey
 
 
 def _features(

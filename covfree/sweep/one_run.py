@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import covfree
+from covfree import metrics
 from covfree.data import FeatureSet
 from covfree.methods import Method
 from covfree.refine import Refined
@@ -40,6 +42,7 @@ class Run:
         left_out: training examples and classes that no client holds.
         dataset: name of the data.
         federation: how the examples were spread, if the data did not say so.
+        figures: other figures of the test examples, by their names in `covfree.metrics.NAMES`.
     """
 
     method: str
@@ -55,6 +58,7 @@ class Run:
     left_out: LeftOut = _NOTHING
     dataset: str = ""
     federation: Federation | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ class Place:
     federation: Federation
 
 
-def run_method(name: str, method: Method | Refined, place: Place) -> Run:
+def run_method(name: str, method: Method | Refined, place: Place, figures: Sequence[str] = ()) -> Run:
     """Run a method: `covfree.fit` and `covfree.evaluate`, step by step, so that each can be timed."""
     data, features, labels, owners = place.data, place.features, place.labels, place.clients
     sizes = (place.data.train_labels, owners)
@@ -118,7 +122,22 @@ def run_method(name: str, method: Method | Refined, place: Place) -> Run:
         left_out=left_out(data.train_labels, owners),
         dataset=place.dataset,
         federation=place.federation,
+        figures=_measured(head, data, figures),
     )
+
+
+def _measured(head: Any, data: FeatureSet, names: Sequence[str]) -> dict[str, float]:
+    """Figures of the test examples, whose scores are computed in parts, as some heads need much memory."""
+    if not names:
+        return {}
+    starts = range(0, len(data.test_labels), _PART)
+    parts = [np.asarray(_scores(head, data.test_features[start : start + _PART])) for start in starts]
+    scores = np.concatenate(parts)
+    return metrics.measure(scores, data.test_labels, tuple(names), clients=data.test_clients)
+
+
+_PART = 4096
+_scores = jax.jit(lambda head, features: head(features))
 
 
 _begin = jax.jit(lambda method, totals: method.begin(*totals))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median, stdev
+from statistics import fmean, median
+
+import numpy as np
 
 from covfree.sweep.federation import Federation
 from covfree.sweep.one_run import Run
@@ -22,8 +24,13 @@ class Result:
     @property
     def accuracy(self) -> tuple[float, float | None]:
         """Mean and standard deviation of the accuracy."""
-        values = [run.accuracy for run in self.runs]
-        return fmean(values), stdev(values) if len(values) > 1 else None
+        return self.spread(lambda run: run.accuracy)
+
+    def spread(self, value: Callable[[Run], float]) -> tuple[float, float | None]:
+        """Mean of a figure over the runs, and its standard deviation if there are two."""
+        values = [value(run) for run in self.runs]
+        # NumPy's, as `statistics.stdev` fails on NaN.
+        return fmean(values), float(np.std(values, ddof=1)) if len(values) > 1 else None
 
     @property
     def place(self) -> tuple[str, Federation | None]:

@@ -58,6 +58,7 @@ def run(
     methods: Mapping[str, Method | Refined],
     seeds: Iterable[int],
     *,
+    figures: Sequence[str] = (),
     file: str | PathLike[str] | None = None,
     tell: Callable[[Begun], None] = lambda begun: None,
 ) -> Iterator[Run]:
@@ -71,6 +72,8 @@ def run(
         federations: how examples are spread over clients, unless the data says so.
         methods: by name.
         seeds: of splits, partitions and methods.
+        figures: names in `covfree.metrics.NAMES`: measured beside the accuracy, in `Run.figures`. Those of
+            clients need data that says whose its test examples are.
         file: keeps the runs, one line of JSON each. It may hold runs of other jobs, which stay.
         tell: is told of each run before it is made.
 
@@ -100,7 +103,7 @@ def run(
     ]
     kept = None if file is None else RunFile(Path(file))
     prints = {name: fingerprint(method) for name, method in methods.items()}
-    done = _done(kept, prints)
+    done = _done(kept, prints, set(figures))
     numbers = {job: number for number, job in enumerate(jobs, start=1)}
     compiled: set[tuple[str, tuple[int, ...]]] = set()
     for (dataset, seed), group in groupby(jobs, lambda job: (job.dataset, job.seed)):
@@ -118,7 +121,7 @@ def run(
                 tell(Begun(job, numbers[job], len(jobs), key not in compiled))
                 compiled.add(key)
                 try:
-                    made = run_method(job.method, methods[job.method], place)
+                    made = run_method(job.method, methods[job.method], place, figures)
                 except ValueError as error:
                     raise ValueError(f"{job.method}: {error}") from error
                 if kept is not None:
@@ -152,7 +155,7 @@ class _Loaded(NamedTuple):
         return Place(data, self.features, self.labels, clients, seed, self.name, federation)
 
 
-def _done(kept: RunFile | None, prints: Mapping[str, str]) -> dict[Job, Run]:
+def _done(kept: RunFile | None, prints: Mapping[str, str], figures: set[str]) -> dict[Job, Run]:
     """The runs that a file holds."""
     done: dict[Job, Run] = {}
     for run, method in [] if kept is None else kept.runs:
@@ -160,6 +163,11 @@ def _done(kept: RunFile | None, prints: Mapping[str, str]) -> dict[Job, Run]:
             raise ValueError(
                 f"{kept.path}: holds runs of another method named {run.method!r}, with other numbers or of "
                 f"another version; give this one another name, or the sweep another file"
+            )
+        if kept is not None and run.method in prints and (lacking := figures - set(run.figures)):
+            raise ValueError(
+                f"{kept.path}: holds runs without {', '.join(sorted(lacking))}; measure the same, or give "
+                f"the sweep another file"
             )
         assert run.federation is not None
         done.setdefault(Job(run.dataset, run.seed, run.federation, run.method), run)

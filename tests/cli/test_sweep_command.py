@@ -7,8 +7,9 @@ import json
 import numpy as np
 import pytest
 
+import covfree
 from covfree.data import load_digits
-from covfree.federation import pathological
+from covfree.federation import inner_dirichlet, pathological
 
 SWEEP = ("--alpha", "1,4", "--methods", "fedncm,fedcof", "--shrinkage", "0.1,1", "--seeds", 2)
 
@@ -129,7 +130,7 @@ def test_what_is_on_no_client_is_said(compare, monkeypatch):
     assert min(lost) > (500, 4)
     (record,) = content(compare(*some, "--alpha", 2, "--format", "json"))["results"]
     assert [(run["left_out"]["examples"], run["left_out"]["classes"]) for run in record["runs"]] == lost
-    (first, _), (second, classes) = sorted(lost)
+    (first, _), (second, _) = sorted(lost)
     span = f"{first}–{second} examples" if first < second else f"{first} examples"
     title = compare(*some, "--alpha", 2).out.splitlines()[0]
     assert f"2 seeds, {span} and " in title
@@ -140,3 +141,45 @@ def test_what_is_on_no_client_is_said(compare, monkeypatch):
     # Where everything is held, nothing is said.
     whole = compare(*some, "--alpha", 10, "--format", "json")
     assert "left_out" not in whole.out
+
+
+def test_other_figures(compare, cli, tmp_path):
+    """Those of `covfree.metrics`, from the head that `fit` makes, as columns and in JSON and CSV."""
+    asked = ("--methods", "fedcof", "--shrinkage", 0.1, "--seeds", 2, "--metrics", "balanced,nll")
+    (record,) = content(compare(*asked, "--format", "json"))["results"]
+    expected = []
+    for seed in (0, 1):
+        data = load_digits(seed=seed)
+        owners = inner_dirichlet(data.train_labels, 6, 2.0, seed=seed)
+        head = covfree.fit(covfree.fedcof(0.1), data.train_features, data.train_labels, owners)
+        scores = np.asarray(head(data.test_features), np.float64)
+        scores -= scores.max(1, keepdims=True)
+        likely = scores - np.log(np.exp(scores).sum(1, keepdims=True))
+        recalls = [(scores.argmax(1) == c)[data.test_labels == c].mean() for c in range(10)]
+        nll = -likely[np.arange(len(scores)), data.test_labels].mean()
+        expected.append((np.mean(recalls), nll))
+        run = record["runs"][seed]
+        assert (run["balanced"], run["nll"]) == pytest.approx(expected[-1], rel=1e-3)
+    assert record["nll_mean"] == pytest.approx(np.mean(expected, axis=0)[1], rel=1e-3)
+    assert record["balanced_sd"] == pytest.approx(np.std(expected, axis=0, ddof=1)[0], abs=1e-3)
+    header, _, line = compare(*asked, "--format", "markdown").out.splitlines()
+    assert header.startswith("| method | accuracy, % | balanced | nll | bytes up |")
+    assert f"| {record['nll_mean']:.3f} ± {record['nll_sd']:.3f} |" in line
+    outcome = compare(*asked[:-1], "worst_client")
+    assert outcome.is_one_line
+    assert "--metrics: worst_client: expected data that says whose its test examples" in outcome.err
+    outcome = compare(*asked[:-1], "auc")
+    assert outcome.is_one_line
+    assert "--metrics: expected some of accuracy, balanced" in outcome.err
+    # Of data with clients on both sides, the worst client's share too.
+    rng = np.random.default_rng(0)
+    labels, clients, is_test = np.arange(90) % 3, np.arange(90) % 4, np.arange(90) >= 60
+    features = (rng.normal(size=(90, 5)) + np.eye(3, 5)[labels]).astype(np.float32)
+    own = {"features": features, "labels": labels, "clients": clients, "is_test": is_test}
+    np.savez(tmp_path / "own.npz", **own)
+    some = ("--dataset", tmp_path / "own.npz", "--methods", "fedncm", "--seeds", 1, "--format", "json")
+    (record,) = content(cli("compare", *some, "--metrics", "worst_client"))["results"]
+    mean = np.stack([features[~is_test & (labels == c)].mean(0) for c in range(3)])
+    away = ((features[is_test][:, None] - mean[None]) ** 2).sum(-1)
+    right = away.argmin(1) == labels[is_test]
+    assert record["worst_client_mean"] == min(right[clients[is_test] == k].mean() for k in range(4))

@@ -233,7 +233,49 @@ def test_a_class_with_one_or_two_examples_is_not_held_out(file):
 
 
 def test_other_arrays_are_left_alone(file):
-    assert_same(load_npz(file(class_names=np.array(["a", "b", "c"]))), load_npz(file()))
+    assert_same(load_npz(file(weather=np.array(["a", "b", "c"]))), load_npz(file()))
+
+
+@pytest.mark.parametrize(
+    "names", [["a", "ö", "c", "d"], [b"a", b"\xc3\xb6", b"c", b"d"]], ids=["text", "bytes"]
+)
+def test_class_names_are_kept(file, names):
+    data = load_npz(file(class_names=np.array(names)))
+    assert (data.class_names, data.num_classes) == (("a", "ö", "c", "d"), 4)
+    assert load_npz(file()).class_names is None
+
+
+def test_clients_of_the_test_part_are_numbered_like_those_of_training(file):
+    """Client z has test examples alone, so it comes after those that train; "" is nobody."""
+    clients = np.resize(np.array(["b", "z", "", "a"]), EXAMPLES)
+    is_test = np.isin(clients, ["z", ""]) | (np.arange(EXAMPLES) < 4)
+    data = load_npz(file(clients=clients, is_test=is_test))
+    assert data.clients is not None
+    assert data.test_clients is not None
+    numbers = {"a": 0, "b": 1, "z": 2, "": -1}
+    assert data.clients.tolist() == [numbers[name] for name in clients[~is_test]]
+    assert data.test_clients.tolist() == [numbers[name] for name in clients[is_test]]
+    assert load_npz(file()).test_clients is None
+    # Where no test example is anybody's, the data says nothing of them.
+    none = np.where(is_test, "", "a")
+    assert load_npz(file(clients=none, is_test=is_test)).test_clients is None
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, str], ids=["int64", "uint8", "text"])
+def test_clients_in_a_test_file(file, kind):
+    clients = (np.arange(EXAMPLES) % 4 + 2).astype(kind)
+    path = file(clients=clients)
+    data = load_npz(path, test=file("test.npz", clients=clients[::-1].copy()))
+    assert data.clients is not None
+    assert data.test_clients is not None
+    assert data.test_clients.tolist() == data.clients.tolist()[::-1]
+    plain = load_npz(path, test=file("bare.npz"))
+    assert plain.test_clients is None
+    assert plain.clients is not None
+    assert plain.clients.tolist() == data.clients.tolist()
+    other = np.arange(EXAMPLES) if kind is str else np.full(EXAMPLES, "a")
+    with pytest.raises(ValueError, match=r"test\.npz: clients: expected shape \[30\] and the kind of"):
+        load_npz(path, test=file("test.npz", clients=other))
 
 
 def test_compressed_files(tmp_path, file):

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import drawn
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -100,6 +101,20 @@ def test_draws_into_a_figure_and_shows_each_pair_once():
     assert len(discs.get_offsets()) == statistics.num_pairs
     areas = discs.get_sizes()
     np.testing.assert_allclose(areas / areas.max(), statistics.pair_counts / statistics.pair_counts.max())
+
+
+@pytest.mark.parametrize("name", ["few classes", "many classes", "long tail", "nobody"])
+def test_all_words_of_the_picture_can_be_read(name):
+    statistics = partition_statistics(*federation(name))
+    figure = plot_partition(statistics, title="a data set, " * 20)
+    shown = drawn.texts(figure)
+    boxes = drawn.boxes(shown)
+    assert not np.triu(drawn.overlaps(boxes, boxes), 1).any()
+    assert min(text.get_fontsize() for text in shown) >= 8
+    heading = figure.axes[0].get_title(loc="left")
+    left_out = "on no client: 2 examples and 2 classes; without examples: 1 client"
+    assert (left_out in heading) == (name == "nobody")
+    assert figure.get_suptitle().startswith("a data set, a data set")
 
 
 def test_matplotlib_waits_until_it_is_needed():

@@ -123,12 +123,12 @@ def test_another_method_of_the_same_name_is_an_error(tmp_path):
 
 
 def test_errors_name_what_is_wrong():
-    with pytest.raises(ValueError, match="partition: expected one of inner_dirichlet.*got 'random'"):
+    with pytest.raises(ValueError, match=r"partition: expected one of inner_dirichlet.*got 'random'"):
         runs(federations=[sweep.Federation(5, "random", 1.0)])
     with pytest.raises(ValueError, match=r"whole number, got 0\.1 for alpha, the classes of a client"):
         runs(federations=[sweep.Federation(5, "pathological", 0.1)])
     own = lambda seed: small(seed)._replace(clients=np.arange(60) % 7)  # noqa: E731
-    with pytest.raises(ValueError, match="small: expected data without clients of its own .*got 7 clients"):
+    with pytest.raises(ValueError, match=r"small: expected data without clients of its own .*got 7 clients"):
         list(sweep.run({"small": own}, FEDERATIONS, METHODS, [0]))
     (run,) = sweep.run({"small": own}, FEDERATIONS[:1], {"ncm": METHODS["ncm"]}, [0])
     assert run.clients == 7

@@ -1,0 +1,263 @@
+"""``covfree fit`` and ``covfree evaluate``: a head into a file, and what it is worth on data."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import numpy as np
+import typer
+
+import covfree
+from covfree import metrics
+from covfree.cli.options import (
+    DATASET,
+    IMAGES,
+    NETWORK,
+    WEIGHTS,
+    Alpha,
+    Format,
+    NumClients,
+    Partition,
+    TestFile,
+    assigned,
+    at_least,
+    numbers_of,
+    variants_of,
+)
+from covfree.cli.source import class_name, source_of
+from covfree.cli.tables import Columns, show
+from covfree.data import FeatureSet
+from covfree.head_file import SavedHead
+from covfree.sweep import Federation
+from covfree.sweep.table import percent
+from covfree.sweep.variants import entries
+
+# Examples whose scores are computed together.
+_BATCH = 4096
+_SHARES = {
+    "accuracy": "accuracy, %",
+    "balanced": "balanced accuracy, %",
+    "worst_class": "worst class, %",
+    "mean_client": "mean of clients, %",
+    "worst_client": "worst client, %",
+    "p10_client": "10th percentile of clients, %",
+}
+_OTHERS = {"nll": "negative log-likelihood, nats", "ece": "expected calibration error, %"}
+
+
+def fit_command(
+    out: Annotated[Path, typer.Option(help="The head's file to write, .npz.")],
+    dataset: Annotated[str | None, DATASET] = None,
+    test_file: TestFile = None,
+    images: Annotated[str | None, IMAGES] = None,
+    backbone: Annotated[str | None, NETWORK] = None,
+    weights: Annotated[str | None, WEIGHTS] = None,
+    method: Annotated[str, typer.Option(help=f"One of {', '.join(entries())}.")] = "fedcof",
+    clients: NumClients = 100,
+    alpha: Alpha = 0.1,
+    partition: Partition = "inner_dirichlet",
+    shrinkage: Annotated[
+        str | None, typer.Option(help="'auto' or the paper's γ, for the methods of FedCOF's kind and qda.")
+    ] = None,
+    ridge: Annotated[float | None, typer.Option(help="λ of fed3r and afl.")] = None,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate", help="Divide scores by the temperature that fits the training part best."
+        ),
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the split, the partition and the method.")] = 0,
+) -> None:
+    """Fit a head to the training part, as a federation of clients would, and write it to a file.
+
+    Examples:
+      covfree fit --dataset features.npz --method fedcof --out head.npz
+
+      covfree fit --images photos --backbone efficientnet-lite0 --calibrate --out head.npz
+    """
+    at_least("seed", seed, 0)
+    _check_suffix("out", out, ".npz")
+    if method not in entries():
+        raise ValueError(f"--method: expected one of {', '.join(entries())}, got {method!r}")
+    texts = {"shrinkage": shrinkage, "ridge": None if ridge is None else str(ridge)}
+    chosen = variants_of(method, numbers_of(texts))[method].method
+    federation = Federation(clients, partition, alpha)
+    source = source_of(dataset, test_file, images, backbone, weights)
+    assigned(federation, source.outline, seed)
+    data = source.load(seed)
+    owners, classes = assigned(federation, data, seed), data.num_classes
+    train = data.train_features, data.train_labels
+    key = jax.random.key(seed)
+    head: Any = covfree.fit(chosen, *train, owners, num_classes=classes, key=key)
+    if calibrate:
+        kept = np.where(owners >= 0, data.train_labels, -1)
+        try:
+            temperature = covfree.calibrate_temperature(head, data.train_features, kept)
+            head = covfree.with_temperature(head, temperature)
+        except TypeError:
+            raise ValueError(f"--calibrate: expected a method with a linear head, got {method}") from None
+    dim = data.train_features.shape[1]
+    try:
+        covfree.save_head(head, out, class_names=data.class_names, dim=dim)
+    except OSError as error:
+        raise ValueError(f"--out: cannot write {out} ({error.strerror})") from error
+    accuracy = metrics.accuracy(_scores(head, data.test_features), data.test_labels)
+    print(
+        f"covfree: {method} on {data.name}, {dim} features, {classes} classes: test accuracy "
+        f"{100 * float(accuracy):.2f} %; wrote {out}",
+        file=sys.stderr,
+    )
+
+
+def evaluate_command(
+    head: Annotated[Path, typer.Option(help="A head's file, of covfree fit, finetune or save_head.")],
+    dataset: Annotated[str | None, DATASET] = None,
+    test_file: TestFile = None,
+    images: Annotated[str | None, IMAGES] = None,
+    backbone: Annotated[str | None, NETWORK] = None,
+    weights: Annotated[str | None, WEIGHTS] = None,
+    every: Annotated[bool, typer.Option("--all", help="All examples, not the test part alone.")] = False,
+    confusion: Annotated[
+        Path | None, typer.Option(help="A CSV file to write: examples by class (line) and prediction.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the split, as of covfree fit.")] = 0,
+    output_format: Annotated[Format, typer.Option("--format", help="What to print.")] = Format.table,
+) -> None:
+    """Measure a head on the test part: accuracy, also by class and client, likelihood, calibration.
+
+    Figures of clients need data that says whose its test examples are.
+
+    Example:
+      covfree evaluate --head head.npz --dataset features.npz --confusion confusion.csv
+    """
+    at_least("seed", seed, 0)
+    if confusion is not None:
+        _check_suffix("confusion", confusion, ".csv")
+    saved = covfree.load_head(head)
+    source = source_of(dataset, test_file, images, backbone, weights)
+    data = source.load(seed)
+    _check_fit(head, saved, data)
+    part = _part(data, every)
+    classes = data._replace(class_names=saved.class_names or data.class_names, num_classes=saved.num_classes)
+    scores = _scores(saved.head, part.features)
+    names = metrics.NAMES
+    if part.clients is None:
+        names = tuple(name for name in names if name not in metrics.CLIENT_NAMES)
+    figures = metrics.measure(scores, part.labels, names, clients=part.clients)
+    by_class = _by_class(scores, part.labels, classes)
+    lines = [(_title(name, by_class), _shown(name, figure)) for name, figure in figures.items()]
+    record = {name: figure if math.isfinite(figure) else None for name, figure in figures.items()}
+    content = {
+        "config": {"head": str(head), **source.config, "all": every, "seed": seed},
+        "examples": len(part.labels),
+        "metrics": record,
+        "classes": by_class,
+    }
+    title = f"{head} on {data.name}: {len(part.labels):,} examples"
+    text = json.dumps(content, indent=2, ensure_ascii=False)
+    show(output_format, title, Columns(("figure", "value")), lines, [record], text)
+    if confusion is not None:
+        _write_confusion(confusion, np.asarray(metrics.confusion_matrix(scores, part.labels)), classes)
+        print(f"covfree: wrote {confusion}", file=sys.stderr)
+
+
+class _Part(NamedTuple):
+    features: np.ndarray
+    labels: np.ndarray
+    clients: np.ndarray | None
+
+
+def _part(data: FeatureSet, every: bool) -> _Part:
+    """What is evaluated on: the test part, or all."""
+    if not every:
+        return _Part(data.test_features, data.test_labels, data.test_clients)
+    clients = data.clients
+    if clients is not None:
+        nobody = np.full(len(data.test_labels), -1, np.int32)
+        theirs = nobody if data.test_clients is None else data.test_clients
+        clients = np.concatenate([clients, theirs])
+    return _Part(
+        np.concatenate([data.train_features, data.test_features]),
+        np.concatenate([data.train_labels, data.test_labels]),
+        clients,
+    )
+
+
+def _check_fit(path: Path, saved: SavedHead, data: FeatureSet) -> None:
+    """Raise unless the data has the head's features and classes."""
+    dim = data.test_features.shape[1]
+    if dim != saved.dim:
+        raise ValueError(f"--head: {path} takes {saved.dim} features, got {dim} in {data.name}")
+    if data.num_classes > saved.num_classes:
+        raise ValueError(
+            f"--head: {path} knows {saved.num_classes} classes, got {data.num_classes} in {data.name}"
+        )
+    for label, (ours, theirs) in enumerate(
+        zip(saved.class_names or (), data.class_names or (), strict=False)
+    ):
+        if ours != theirs:
+            raise ValueError(f"--head: class {label} of {path} is {ours!r}, but {theirs!r} in {data.name}")
+
+
+def _scores(head: Any, features: np.ndarray) -> np.ndarray:
+    """Scores part by part: some heads and maps need far more memory for an example than these."""
+    compute = jax.jit(lambda head, features: head(features))
+    starts = range(0, len(features), _BATCH)
+    return np.concatenate([np.asarray(compute(head, features[i : i + _BATCH])) for i in starts])
+
+
+def _by_class(scores: np.ndarray, labels: np.ndarray, data: FeatureSet) -> list[dict[str, Any]]:
+    """A record for each class; None where a share is one of nothing."""
+    counts = np.bincount(labels, minlength=data.num_classes)
+    shares = {"recall": metrics.class_recall, "precision": metrics.class_precision}
+    columns = {name: np.asarray(function(scores, labels)) for name, function in shares.items()}
+    return [
+        {
+            "class": class_name(data, label),
+            "examples": int(counts[label]),
+            **{name: None if np.isnan(own[label]) else float(own[label]) for name, own in columns.items()},
+        }
+        for label in range(data.num_classes)
+    ]
+
+
+def _title(name: str, by_class: list[dict[str, Any]]) -> str:
+    """How the table calls a figure; which class is the worst it says."""
+    title = {**_SHARES, **_OTHERS}[name]
+    known = [record for record in by_class if record["recall"] is not None]
+    if name == "worst_class" and known:
+        worst = min(known, key=lambda record: record["recall"])["class"]
+        return title.replace("class", f"class ({worst})")
+    return title
+
+
+def _shown(name: str, figure: float) -> str:
+    if math.isnan(figure):
+        return "none"
+    if name == "nll":
+        return "∞" if math.isinf(figure) else f"{figure:.4f}"
+    return percent(figure, None)
+
+
+def _write_confusion(path: Path, counts: np.ndarray, data: FeatureSet) -> None:
+    names = [class_name(data, label) for label in range(data.num_classes)]
+    try:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(["class", *names])
+            writer.writerows([name, *line] for name, line in zip(names, counts.tolist(), strict=True))
+    except OSError as error:
+        raise ValueError(f"--confusion: cannot write {path} ({error.strerror})") from error
+
+
+def _check_suffix(option: str, path: Path, suffix: str) -> None:
+    if path.suffix != suffix:
+        raise ValueError(f"--{option}: expected a file that ends in {suffix}, got {str(path)!r}")
+    if not path.parent.is_dir():
+        raise ValueError(f"--{option}: expected a file in a folder that is there, got {str(path)!r}")

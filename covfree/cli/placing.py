@@ -1,0 +1,145 @@
+"""Where labels of points go, so that nothing overlaps. Everything is in points of the page."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float
+
+# Boxes are given by their sides: left, bottom, right, top.
+Sides = Float[np.ndarray, "4"]
+Places = Float[np.ndarray, "points 2"]
+
+_GAP = 1.2  # kept between any two boxes
+_ANGLES = np.linspace(0, 2 * np.pi, 24, endpoint=False)
+_NEAREST = 150  # places that a label may take
+_SWEEPS, _ORDERS = 3, 8
+# How much longer a line may be to avoid a label on another, a line through a label or a mark, crossing lines.
+_COVER, _THROUGH, _CROSS = 1e4, 400.0, 100.0
+
+
+def side_by_side(boxes: Float[np.ndarray, "boxes 4"], bounds: Sides) -> Float[np.ndarray, " boxes"]:
+    """Move boxes sideways, each as little as it can, so that none hides another.
+
+    Args:
+        boxes: [n, 4] marks with their bars, the first of which stay where they are.
+        bounds: [4] what none may leave.
+
+    Returns:
+        [n] the shifts. Where there is no room, boxes stay.
+    """
+    moved, shifts = np.empty((0, 4)), []
+    tries = np.ravel([(step, -step) for step in np.arange(bounds[2] - bounds[0])])
+    for box in boxes:
+        places = box + tries[:, None] * [1, 0, 1, 0]
+        free = ~_meet(places, moved).any(1) & (places[:, 0] >= bounds[0]) & (places[:, 2] <= bounds[2])
+        best = int(free.argmax()) if free.any() else 0
+        shifts.append(tries[best])
+        moved = np.vstack([moved, places[best]])
+    return np.array(shifts)
+
+
+def place_labels(
+    points: Places, sizes: Places, marks: Float[np.ndarray, "boxes 4"], bounds: Sides
+) -> tuple[Places, Places]:
+    """Place a label near each point, clear of marks, labels and the lines that lead to them.
+
+    Each label in turn takes the best of many places around its point, given where the others are, and all
+    choose again. What comes of it depends on which label begins, so this is done a few times, and each time
+    those begin whose places were the worst.
+
+    Args:
+        points: [n, 2] what is labelled.
+        sizes: [n, 2] width and height of the labels.
+        marks: [m, 4] what no label may cover; mark i < n is that of point i, which its own line may cross.
+        bounds: [4] what no label may leave.
+
+    Returns:
+        [n, 2] the labels' centres and [n, 2] the ends of the lines that lead to them from the points.
+    """
+    count = len(points)
+    tried = [_candidates(*each, marks, bounds) for each in zip(points, sizes, strict=True)]
+    costs = []
+    for i, (point, (boxes, ends)) in enumerate(zip(points, tried, strict=True)):
+        through = _lines_meet(point, ends, np.delete(marks, i, 0)).sum(1)
+        # Straight beside, above or below looks better than aslant.
+        aslant = np.abs((boxes[:, :2] + boxes[:, 2:]) / 2 - point).min(1)
+        costs.append(np.hypot(*(ends - point).T) + 0.2 * aslant + _THROUGH * through)
+    settled, order = [], np.arange(count)
+    for _ in range(_ORDERS):
+        boxes, ends, paid = _settle(points, tried, costs, order)
+        settled.append((paid.sum(), boxes, ends))
+        order = order[np.argsort(-paid[order], kind="stable")]
+    _, boxes, ends = min(settled, key=lambda each: each[0])
+    return (boxes[:, :2] + boxes[:, 2:]) / 2, ends
+
+
+def _settle(
+    points: np.ndarray, tried: list[tuple[np.ndarray, np.ndarray]], costs: list[np.ndarray], order: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The labels' boxes, the ends of their lines, and what the place of each costs."""
+    # Those without a place yet are nowhere: NaN meets nothing.
+    boxes, ends, paid = (
+        np.full((len(points), 4), np.nan),
+        np.full(points.shape, np.nan),
+        np.zeros(len(points)),
+    )
+    for _ in range(_SWEEPS):
+        for i in order:
+            box, end = tried[i]
+            others, starts, stops = (np.delete(each, i, 0) for each in (boxes, points, ends))
+            covered = _meet(box, others).sum(1)
+            through = _lines_meet(points[i], end, others).sum(1)
+            for start, stop in zip(starts, stops[:, None], strict=True):
+                through += _lines_meet(start, stop, box)[0]
+            crossed = _cross(points[i], end, starts, stops).sum(1)
+            cost = costs[i] + _COVER * covered + _THROUGH * through + _CROSS * crossed
+            best = int(cost.argmin())
+            boxes[i], ends[i], paid[i] = box[best], end[best], cost[best]
+    return boxes, ends, paid
+
+
+def _candidates(
+    point: np.ndarray, size: np.ndarray, marks: np.ndarray, bounds: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Free boxes [m, 4] for a label, in rings around its point, and the nearest place [m, 2] in each."""
+    reach = np.hypot(*(bounds[2:] - bounds[:2]))
+    radii = np.concatenate([np.arange(5, 40, 3), np.arange(40, reach, 8)])
+    direction = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], 1)
+    # A ring is a stretched circle, so that wide labels stand as near beside as above.
+    centres = (point + direction * (size / 2 + radii[:, None, None])).reshape(-1, 2)
+    boxes = np.concatenate([centres - size / 2, centres + size / 2], 1)
+    inside = ((boxes[:, :2] >= bounds[:2]) & (boxes[:, 2:] <= bounds[2:])).all(1)
+    free = inside & ~_meet(boxes, marks).any(1)
+    # Where there is no room at all, a label may lie on marks, or leave the bounds.
+    kept = next(some for some in (free, inside, np.ones(len(boxes), bool)) if some.any())
+    boxes = boxes[kept][:_NEAREST]
+    return boxes, np.clip(point, boxes[:, :2], boxes[:, 2:])
+
+
+def _meet(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Whether boxes [m, 4] and [k, 4] overlap or come too near: [m, k]."""
+    near = (first[:, None, :2] < second[:, 2:] + _GAP) & (first[:, None, 2:] > second[:, :2] - _GAP)
+    return np.asarray(near.all(-1))
+
+
+def _lines_meet(start: np.ndarray, ends: np.ndarray, boxes: np.ndarray) -> np.ndarray:
+    """Whether lines from a point [2] to others [m, 2] pass through boxes [k, 4]: [m, k]."""
+    step = (ends - start)[:, None]
+    step = np.where(step == 0, 1e-9, step)
+    # Where on a line, from 0 to 1, it crosses each side: [m, k, x and y].
+    low, high = (boxes[:, :2] - start) / step, (boxes[:, 2:] - start) / step
+    enters, leaves = np.minimum(low, high), np.maximum(low, high)
+    first, last = np.maximum(enters[..., 0], enters[..., 1]), np.minimum(leaves[..., 0], leaves[..., 1])
+    return np.asarray(np.maximum(first, 0) < np.minimum(last, 1))
+
+
+def _cross(start: np.ndarray, ends: np.ndarray, starts: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Whether lines from a point [2] to others [m, 2] cross lines [k, 2] to [k, 2]: [m, k]."""
+
+    def side(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+        return np.sign((b - a)[..., 0] * (c - a)[..., 1] - (b - a)[..., 1] * (c - a)[..., 0])
+
+    ends = ends[:, None]
+    here = side(start, ends, starts) * side(start, ends, others)
+    there = side(starts, others, start) * side(starts, others, ends)
+    return (here < 0) & (there < 0)

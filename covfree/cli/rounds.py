@@ -1,0 +1,69 @@
+"""``covfree rounds``: who takes part in which round, and how much a server has seen by then."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from covfree import figures
+from covfree.cli.finetune import participation_of
+from covfree.cli.options import (
+    Alpha,
+    Dataset,
+    NumClients,
+    Out,
+    Partition,
+    TestFile,
+    assigned,
+    at_least,
+    make_folder,
+)
+from covfree.cli.source import law_of
+from covfree.data import load
+from covfree.federation import plot_schedule, schedule, schedule_statistics
+from covfree.sweep import Federation
+
+
+def rounds_command(
+    dataset: Dataset = "digits",
+    test_file: TestFile = None,
+    clients: NumClients = 100,
+    alpha: Alpha = 0.1,
+    partition: Partition = "inner_dirichlet",
+    rounds: Annotated[int, typer.Option(help="Number of rounds.")] = 50,
+    participation: Annotated[
+        str, typer.Option(help="Clients of a round: a share such as 0.3 or 1.0, or a number such as 30.")
+    ] = "0.1",
+    once: Annotated[
+        bool, typer.Option("--once", help="Draw each client once: rounds draw from those that did not come.")
+    ] = False,
+    dropout: Annotated[float, typer.Option(help="Probability that an upload never arrives.")] = 0.0,
+    late: Annotated[float, typer.Option(help="Probability that one arrives a round later.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of the split, the partition and the draw.")] = 0,
+    out: Out = None,
+) -> None:
+    """Show a participation schedule: who is drawn in which round, and what has been seen by the end of it.
+
+    Example:
+      covfree rounds --clients 100 --participation 10 --rounds 60 --dropout 0.1 --out results
+    """
+    at_least("seed", seed, 0)
+    at_least("rounds", rounds, 1)
+    for name, chance in {"dropout": dropout, "late": late}.items():
+        if not 0 <= chance <= 1:
+            raise ValueError(f"--{name}: expected a probability in [0, 1], got {chance:g}")
+    data = load(dataset, test=test_file, seed=seed)
+    federation = Federation(clients, partition, alpha)
+    owners = assigned(federation, data, seed)
+    number = max(int(owners.max()) + 1, clients if data.clients is None else 1)
+    drawn = participation_of(participation, number)
+    plan = schedule(number, drawn, rounds, seed=seed, replacement=not once, dropout=dropout, late=late)
+    make_folder(out)
+    statistics = schedule_statistics(plan, data.train_labels, owners, num_clients=number)
+    print(statistics.as_table())
+    if out is not None:
+        title = f"{data.name}, {law_of(data, federation)}, participation {participation}, seed {seed}"
+        picture, *_ = figures.save_all(plot_schedule(statistics, title=title), out / "rounds.png")
+        print(f"wrote {picture} (also as PDF and SVG)", file=sys.stderr)

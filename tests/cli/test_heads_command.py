@@ -1,0 +1,162 @@
+"""``covfree fit`` writes a head, ``covfree evaluate`` says what it is worth."""
+
+import csv
+import json
+import re
+
+import numpy as np
+import pytest
+from sklearn.metrics import balanced_accuracy_score, confusion_matrix
+
+import covfree
+from covfree.data import load_digits, load_npz
+from covfree.federation import inner_dirichlet
+
+FEW = ("--clients", 6, "--alpha", 2)
+WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+
+
+@pytest.fixture
+def named(tmp_path):
+    """The digits in a file, with names of classes and seven clients, of whom the test part knows six."""
+    data, path = load_digits(seed=0), tmp_path / "named.npz"
+    is_test = np.arange(1797) >= 1201
+    clients = np.resize([f"writer {i}" for i in range(7)], 1797)
+    clients[is_test & (clients == "writer 3")] = ""
+    np.savez(
+        path,
+        features=np.concatenate([data.train_features, data.test_features]),
+        labels=np.concatenate([data.train_labels, data.test_labels]),
+        is_test=is_test,
+        clients=clients,
+        class_names=WORDS,
+    )
+    return path
+
+
+def test_a_head_of_the_digits(cli, tmp_path):
+    path, table = tmp_path / "head.npz", tmp_path / "confusion.csv"
+    fitted = cli("fit", "--out", path, "--method", "fedcof", "--shrinkage", 0.1, *FEW)
+    assert (fitted.code, fitted.out) == (0, "")
+    # What Python makes of the same.
+    data = load_digits(seed=0)
+    owners = inner_dirichlet(data.train_labels, 6, 2.0, seed=0)
+    head = covfree.fit(covfree.fedcof(0.1), data.train_features, data.train_labels, owners)
+    saved = covfree.load_head(path)
+    for ours, theirs in zip(saved.head, head, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+    predicted = np.asarray(head(data.test_features)).argmax(1)
+    right = (predicted == data.test_labels).mean()
+    assert f"fedcof on digits, 64 features, 10 classes: test accuracy {100 * right:.2f} %" in fitted.err
+
+    outcome = cli("evaluate", "--head", path, "--confusion", table, "--format", "json")
+    assert outcome.code == 0, outcome.err
+    content = json.loads(outcome.out)
+    assert content["examples"] == 596
+    assert list(content["metrics"]) == ["accuracy", "balanced", "worst_class", "nll", "ece"]
+    assert content["metrics"]["accuracy"] == pytest.approx(right)
+    balanced = balanced_accuracy_score(data.test_labels, predicted)
+    assert content["metrics"]["balanced"] == pytest.approx(balanced)
+    counts = confusion_matrix(data.test_labels, predicted)
+    with table.open(encoding="utf-8") as file:
+        lines = list(csv.reader(file))
+    assert lines[0] == ["class", *map(str, range(10))]
+    assert [line[0] for line in lines[1:]] == lines[0][1:]
+    np.testing.assert_array_equal(np.array([line[1:] for line in lines[1:]], int), counts)
+    for label, record in enumerate(content["classes"]):
+        assert (record["class"], record["examples"]) == (str(label), counts[label].sum())
+        assert record["recall"] == pytest.approx(counts[label, label] / counts[label].sum())
+        assert record["precision"] == pytest.approx(counts[label, label] / counts[:, label].sum())
+
+
+def test_names_and_clients_of_the_data(cli, named, tmp_path):
+    path, table = tmp_path / "head.npz", tmp_path / "confusion.csv"
+    fitted = cli("fit", "--dataset", named, "--method", "fed3r", "--ridge", 0.1, "--calibrate", "--out", path)
+    assert fitted.code == 0, fitted.err
+    saved = covfree.load_head(path)
+    assert saved.class_names == tuple(WORDS)
+    data = load_npz(named)
+    predicted = np.asarray(saved.head(data.test_features)).argmax(1)
+    right = predicted == data.test_labels
+    by_client = [right[data.test_clients == k].mean() for k in range(7) if k != 3]
+    recall = [right[data.test_labels == label].mean() for label in range(10)]
+    outcome = cli("evaluate", "--dataset", named, "--head", path, "--confusion", table)
+    assert outcome.code == 0, outcome.err
+    for text in (
+        f"worst client, % │ {100 * min(by_client):.2f}",
+        f"mean of clients, % │ {100 * np.mean(by_client):.2f}",
+        f"worst class ({WORDS[int(np.argmin(recall))]}), % │ {100 * min(recall):.2f}",
+    ):
+        assert text in " ".join(outcome.out.split())
+    assert table.read_text(encoding="utf-8").startswith(f"class,{','.join(WORDS)}\n")
+    # A temperature makes probabilities of Fed3R's scores, which are regressions to 0 and 1.
+    plain = tmp_path / "plain.npz"
+    assert cli("fit", "--dataset", named, "--method", "fed3r", "--ridge", 0.1, "--out", plain).code == 0
+    errors = [
+        json.loads(cli("evaluate", "--dataset", named, "--head", each, "--format", "json").out)["metrics"]
+        for each in (path, plain)
+    ]
+    assert errors[0]["accuracy"] == errors[1]["accuracy"]
+    assert errors[0]["ece"] < errors[1]["ece"] / 3
+    assert errors[0]["nll"] < errors[1]["nll"]
+
+
+def test_all_examples(cli, named, tmp_path):
+    path = tmp_path / "head.npz"
+    assert cli("fit", "--dataset", named, "--method", "fedncm", "--out", path).code == 0
+    outcome = cli("evaluate", "--dataset", named, "--head", path, "--all", "--format", "csv")
+    (record,) = csv.DictReader(outcome.out.splitlines())
+    data, head = load_npz(named), covfree.load_head(path).head
+    right = [
+        np.asarray(head(features)).argmax(1) == labels
+        for features, labels in (
+            (data.train_features, data.train_labels),
+            (data.test_features, data.test_labels),
+        )
+    ]
+    assert float(record["accuracy"]) == pytest.approx(np.concatenate(right).mean())
+    # Now writer 3 is there, with training examples alone.
+    owners = np.concatenate([data.clients, data.test_clients])
+    by_client = [np.concatenate(right)[owners == k].mean() for k in range(7)]
+    assert float(record["mean_client"]) == pytest.approx(np.mean(by_client))
+
+
+def test_a_random_map_and_a_quadratic_head(cli, tmp_path):
+    for method in ("fed3r-random", "qda-means"):
+        path = tmp_path / f"{method}.npz"
+        fitted = cli("fit", "--method", method, "--out", path, *FEW)
+        outcome = cli("evaluate", "--head", path, "--format", "json")
+        accuracy = json.loads(outcome.out)["metrics"]["accuracy"]
+        assert f"test accuracy {100 * accuracy:.2f} %" in fitted.err
+        assert accuracy > 0.85
+    refused = cli("fit", "--method", "qda-means", "--calibrate", "--out", tmp_path / "a.npz", *FEW)
+    assert refused.is_one_line
+    assert "--calibrate: expected a method with a linear head, got qda-means" in refused.err
+
+
+def test_data_that_does_not_fit_the_head(untyped, cli, named, tmp_path):
+    path, other = tmp_path / "head.npz", tmp_path / "other.npz"
+    small = covfree.LinearHead(np.ones((64, 9), np.float32), np.zeros(9, np.float32))
+    names = [*WORDS[:9], "ten"]
+    cases = {
+        r"head\.npz knows 9 classes, got 10 in digits": (small, None, "digits"),
+        r"head\.npz takes 3 features, got 64 in digits": (
+            small._replace(weight=np.ones((3, 9), np.float32)),
+            None,
+            "digits",
+        ),
+        r"class 9 of .*head\.npz is 'ten', but 'nine' in named": (
+            covfree.LinearHead(np.ones((64, 10), np.float32), np.zeros(10, np.float32)),
+            names,
+            named,
+        ),
+    }
+    for text, (head, given, dataset) in cases.items():
+        covfree.save_head(head, path, class_names=given)
+        outcome = cli("evaluate", "--head", path, "--dataset", dataset)
+        assert outcome.is_one_line, outcome
+        assert re.search(f"--head: .*{text}", outcome.err), outcome.err
+    other.write_text("no head")
+    outcome = cli("evaluate", "--head", other)
+    assert outcome.is_one_line
+    assert "other.npz: expected an .npz file" in outcome.err

@@ -1,0 +1,61 @@
+"""``covfree rounds``: prints and draws who takes part in which round."""
+
+import re
+
+import numpy as np
+import pytest
+
+from covfree.data import load_digits
+from covfree.federation import inner_dirichlet, schedule, schedule_statistics
+
+
+def test_prints_the_statistics(cli):
+    outcome = cli("rounds", "--clients", 8, "--alpha", 0.3, "--seed", 2, "--rounds", 20, "--dropout", 0.5)
+    assert (outcome.code, outcome.err) == (0, "")
+    labels = load_digits(seed=2).train_labels
+    clients = inner_dirichlet(labels, 8, 0.3, seed=2)
+    plan = schedule(8, 0.1, 20, seed=2, dropout=0.5)
+    assert outcome.out.rstrip("\n") == schedule_statistics(plan, labels, clients).as_table()
+
+
+def test_each_client_once(cli):
+    outcome = cli("rounds", "--clients", 12, "--rounds", 4, "--participation", 3, "--once")
+    assert "rounds of a client: 1 to 1" in outcome.out
+    assert "clients never seen: 0" in outcome.out
+
+
+def test_own_clients_are_those_that_are_drawn(cli, tmp_path):
+    clients = np.array(["b", "a", "c"])[np.arange(30) % 3]
+    np.savez(tmp_path / "mine.npz", features=np.ones((30, 2)), labels=np.arange(30) // 15, clients=clients)
+    outcome = cli("rounds", "--dataset", tmp_path / "mine.npz", "--participation", 1.0, "--rounds", 1)
+    assert "1 rounds; 20 examples, 2 classes, 3 clients" in outcome.out
+    assert "0 1 2\n" in outcome.out
+
+
+def test_draws(cli, tmp_path):
+    outcome = cli("rounds", "--clients", 8, "--rounds", 5, "--out", tmp_path / "new")
+    assert outcome.code == 0
+    assert "wrote" in outcome.err
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
+        "rounds.pdf",
+        "rounds.png",
+        "rounds.svg",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--rounds", "0"], "--rounds: expected at least 1, got 0"),
+        (["--dropout", "1.5"], r"--dropout: expected a probability in \[0, 1\], got 1\.5"),
+        (["--late=-1"], r"--late: expected a probability in \[0, 1\], got -1"),
+        (["--participation", "9"], "--participation: expected a share .* up to 8, got '9'"),
+        (["--seed=-1"], "--seed: expected at least 0"),
+        (["--clients", "0"], "clients.*at least 1, got 0"),
+    ],
+)
+def test_bad_arguments(untyped, cli, arguments, text, tmp_path):
+    outcome = cli("rounds", "--clients", 8, "--out", tmp_path / "out", *arguments)
+    assert outcome.is_one_line, outcome
+    assert re.search(text, outcome.err), outcome.err
+    assert not (tmp_path / "out").exists()
