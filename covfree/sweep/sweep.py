@@ -60,7 +60,7 @@ def run(
     *,
     figures: Sequence[str] = (),
     file: str | PathLike[str] | None = None,
-    tell: Callable[[Begun], None] = lambda begun: None,
+    tell: Callable[[Begun], None] | None = None,
 ) -> Iterator[Run]:
     """Run every method on every federation of every data set for every seed.
 
@@ -118,7 +118,8 @@ def run(
                 loaded = loaded or _Loaded.of(datasets[dataset](seed), dataset, federations)
                 place = place or loaded.place(federation, seed)
                 key = job.method, place.features.shape
-                tell(Begun(job, numbers[job], len(jobs), key not in compiled))
+                if tell is not None:
+                    tell(Begun(job, numbers[job], len(jobs), key not in compiled))
                 compiled.add(key)
                 try:
                     made = run_method(job.method, methods[job.method], place, figures)

@@ -28,7 +28,7 @@ FEDERATIONS = sweep.federations([5], ["inner_dirichlet", "iid"], [0.5, 5.0])
 
 
 def runs(told=None, methods=METHODS, seeds=(0, 1), federations=FEDERATIONS, file=None):
-    tell = (lambda begun: None) if told is None else told.append
+    tell = None if told is None else told.append
     return list(sweep.run({"small": small}, federations, methods, seeds, file=file, tell=tell))
 
 
