@@ -27,7 +27,7 @@ def _read(context: Any, path: Path | None) -> Path | None:
     # Dashes and underscores are the same.
     given = {name.replace("-", "_"): value for name, value in content.items()}
     known = {
-        option.removeprefix("--").replace("-", "_"): parameter.name
+        option.removeprefix("--").replace("-", "_"): parameter
         for parameter in context.command.params
         for option in parameter.opts
     }
@@ -36,20 +36,24 @@ def _read(context: Any, path: Path | None) -> Path | None:
     if unknown := sorted(name.replace("_", "-") for name in set(given) - set(known)):
         options = ", ".join(sorted(name.replace("_", "-") for name in known))
         raise ValueError(f"--config: {path}: unknown {', '.join(unknown)}; expected some of {options}")
-    context.default_map = {known[name]: _text(path, name, value) for name, value in given.items()}
+    # Options that take one number are of its type, those that take several are texts.
+    context.default_map = {
+        known[name].name: _text(path, name, value, many=known[name].type.name == "text")
+        for name, value in given.items()
+    }
     return path
 
 
-def _text(path: Path, name: str, value: Any) -> str:
+def _text(path: Path, name: str, value: Any, *, many: bool) -> str:
     """A value as the command line would have it: the option's own type takes it from there."""
-    if isinstance(value, list) and value and all(isinstance(each, str | int | float) for each in value):
+    if many and isinstance(value, list) and value and all(isinstance(x, str | int | float) for x in value):
         # The last comma makes a list of one seed a list.
         return "".join(f"{each}," for each in value) if name == "seeds" else ",".join(map(str, value))
     if isinstance(value, str | bool | int | float):
         return str(value)
-    option = name.replace("_", "-")
+    option, lists = name.replace("_", "-"), ", a list of these" if many else ""
     raise ValueError(
-        f"--config: {path}: {option}: expected text, a number, a list of these, true or false, got {value!r}"
+        f"--config: {path}: {option}: expected text, a number{lists}, true or false, got {value!r}"
     )
 
 
