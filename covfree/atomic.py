@@ -3,17 +3,87 @@
 from __future__ import annotations
 
 import os
+import stat
+import time
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
+
+try:
+    import fcntl
+except ImportError:  # Windows, where a file that somebody writes to cannot be removed
+    fcntl = None
+
+_PREFIX, _SUFFIX = ".covfree-", ".tmp"
+# Seconds without a change after which nobody is expected to go on writing.
+_AGE = 3600.0
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Give a path to write to; what is written there takes the place of ``path`` when it is complete."""
-    temporary = path.with_name(f"{path.name}.tmp")
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Open a binary file that takes the place of ``path`` when all is written and on the disk.
+
+    Until then it has a name of its own in the same folder (see `is_temporary`), so that two writers of one
+    path do not mix: the last to end wins. Its mode follows the umask, as that of any new file.
+
+    Raises:
+        OSError: if it cannot be written; it names ``path``, which is then as it was.
+    """
+    temporary = path.with_name(f"{_PREFIX}{uuid.uuid4().hex}{_SUFFIX}")
     try:
-        yield temporary
+        with temporary.open("xb") as file:
+            _lock(file)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, path)
+    except OSError as error:
+        if error.errno is None or error.filename not in (None, str(temporary)):
+            raise
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file of this name is one that `replacing` has not ended."""
+    return name.startswith(_PREFIX) and name.endswith(_SUFFIX)
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove what killed writers left in a folder.
+
+    A file is abandoned if it has not changed for an hour and nobody holds its lock. A writer holds the lock
+    until it ends, however it ends, so no living writer of this machine loses its file. The hour protects
+    writers on other machines, whose locks a shared folder may not show. Numbers of processes would protect
+    neither these nor writers in containers. What this process may not remove stays.
+    """
+    with suppress(OSError), os.scandir(folder) as entries:
+        for path in [Path(entry.path) for entry in entries if is_temporary(entry.name)]:
+            with suppress(OSError):
+                if _is_abandoned(path):
+                    path.unlink()
+
+
+def _is_abandoned(path: Path) -> bool:
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode) or time.time() - status.st_mtime < _AGE:
+        return False
+    with path.open("rb") as file:
+        return _lock(file)
+
+
+def _lock(file: BinaryIO) -> bool:
+    """Take the lock of a file, which ends when the file is closed; False if another has it."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        # A file system without locks.
+        return True
+    return True

@@ -99,7 +99,7 @@ def save_head(
     else:
         _check_dim(dim, _size_in(arrays))
     plain: Any = {name: _plain(value) for name, value in {**about, **arrays}.items()}
-    with replacing(Path(path)) as temporary, temporary.open("wb") as file:
+    with replacing(Path(path)) as file:
         np.savez(file, **plain)
 
 

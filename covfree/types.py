@@ -52,8 +52,9 @@ class Rows:
             number in every part of a table. Most estimators do not need it.
         covariance: covariance of the examples behind each row, if clients send it: in full, its diagonal, or
             one variance for all directions. 0 if the count is below 2.
-        sketch: True for rows that are residual sketches (`residual_sketches`) and not means. They have label
-            −1, so functions that do not know sketches take them for padding.
+        sketch: True for rows that are no means but residual sketches (`residual_sketches`) or residual
+            directions (`residual_directions`). They have label −1, so functions that do not know them take
+            them for padding.
     """
 
     mean: Float[AnyArray, "rows dim"]

@@ -1,20 +1,24 @@
 """Refinement beside other ways from class means to the exact head: accuracy by rounds and by bytes.
 
-Run ``python experiments/refinement.py [--features FILE.npz] [--speech FOLDER] [--out FOLDER]``. Federations
-are the digits, and the files given, over 10, 30 and 100 clients, with and without a shift of each client's
-features; of speech also the speakers. Ways are FedCOF and its refinement, variance components, residual
-sketches, Fed3R, the exact covariance, and FedAvg and FedAdam from FedCOF's head: all clients in each round,
-the better of two rates *on the test examples*, in their favour. Bytes are those of all clients.
+Run ``python experiments/refinement.py [--features FILE.npz] [--speech FOLDER] [--texts FOLDER] --out FOLDER``.
+It writes ``results.json`` as it goes, goes on where it was stopped, and draws what is there. Federations are
+the digits, and the files given, over 10, 30 and 100 clients, with and without a shift of each client's
+features; of speech also the speakers. Ways are FedCOF and its refinement, residual directions, sketches,
+variance components, Fed3R, the exact covariance, and FedAvg and FedAdam from FedCOF's head: all clients in
+each round, the best of three rates *on the test examples*, in their favour. Bytes are those of all clients,
+both ways.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import wave
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
 import numpy as np
@@ -25,8 +29,12 @@ from covfree.data import load_digits
 from covfree.federation import inner_dirichlet
 
 ROUNDS = 4
-RATES = {"FedAvg": (0.1, 0.3), "FedAdam": (0.003, 0.01)}
+RATES = {"FedAvg": (0.1, 0.3, 1.0), "FedAdam": (0.001, 0.003, 0.01)}
 SHIFT = 0.5  # in deviations of all features
+
+
+# By federation: of each seed the points of each way, (rounds, bytes both ways, accuracy in %).
+Results: TypeAlias = dict[str, list[dict[str, list[tuple[int, int, float]]]]]
 
 
 class Data(NamedTuple):
@@ -73,6 +81,21 @@ def speech(folder: Path) -> Data:
     return Data(x[~held], y[~held], x[held], y[held], owners[~held])
 
 
+def texts(folder: Path) -> Data:
+    """Sentences and intents of CLINC150: 300 leading directions of the frequencies of words and pairs."""
+    from sklearn.decomposition import TruncatedSVD
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    parts = json.loads((folder / "data_full.json").read_text())
+    (train, intents), (test, others) = (zip(*parts[name], strict=True) for name in ("train", "test"))
+    words = TfidfVectorizer(sublinear_tf=True, min_df=2, ngram_range=(1, 2))
+    leading = TruncatedSVD(300, random_state=0)
+    features = leading.fit_transform(words.fit_transform(train))
+    names, labels = np.unique(intents, return_inverse=True)
+    held = leading.transform(words.transform(test))
+    return Data(features.astype(np.float32), labels, held.astype(np.float32), np.searchsorted(names, others))
+
+
 def shifted(data: Data, clients: np.ndarray, seed: int) -> Data:
     """With the features of each client moved by a vector of its own; test examples are at random clients."""
     rng = np.random.default_rng([2, seed])
@@ -82,23 +105,45 @@ def shifted(data: Data, clients: np.ndarray, seed: int) -> Data:
     return data._replace(features=moved[0].astype(np.float32), test_features=moved[1].astype(np.float32))
 
 
-def federations(arguments: argparse.Namespace, seed: int) -> Iterator[tuple[str, Data, np.ndarray]]:
-    """Names, examples and their clients."""
-    sets = {"digits": digits(seed)}
+class Federation(NamedTuple):
+    """How a data set is spread: over so many clients by Dirichlet's law, or as its own clients are (None)."""
+
+    number: int | None
+    alpha: float = 0.1
+    moved: bool = False
+
+    @property
+    def title(self) -> str:
+        """What tables call it."""
+        if self.number is None:
+            return "its own clients"
+        return f"{self.number} clients, α = {self.alpha}{', shift' * self.moved}"
+
+    def spread(self, data: Data, seed: int) -> tuple[Data, np.ndarray]:
+        """Examples, and the client of each to train on."""
+        if self.number is None:
+            return data, cast(np.ndarray, data.clients)
+        clients = inner_dirichlet(data.labels, self.number, self.alpha, seed=seed)
+        return (shifted(data, clients, seed) if self.moved else data), clients
+
+
+FEDERATIONS = [
+    Federation(number, alpha, moved)
+    for alpha, moved in ((0.1, False), (0.5, True), (0.1, True))
+    for number in (10, 30, 100)
+]
+
+
+def datasets(arguments: argparse.Namespace) -> dict[str, Callable[[int], Data]]:
+    """Each data set, given a seed of its split."""
+    found: dict[str, Callable[[int], Data]] = {"digits": digits}
     if arguments.features is not None:
-        sets[arguments.features.stem] = stored(arguments.features)
+        found["Caltech-101"] = cache(lambda seed: stored(arguments.features))
     if arguments.speech is not None:
-        sets["speech"] = speech(arguments.speech)
-    for name, data in sets.items():
-        # Of so many compiled functions a process has no room for all.
-        jax.clear_caches()
-        for number in (10, 30, 100):
-            for alpha, moved in ((0.1, False), (0.5, True), (0.1, True)):
-                clients = inner_dirichlet(data.labels, number, alpha, seed=seed)
-                title = f"{name}, {number} clients, α = {alpha}{', shift' * moved}"
-                yield title, shifted(data, clients, seed) if moved else data, clients
-        if data.clients is not None and seed == 0:
-            yield f"{name}, its own clients", data, data.clients
+        found["speech"] = cache(lambda seed: speech(arguments.speech))
+    if arguments.texts is not None:
+        found["texts"] = cache(lambda seed: texts(arguments.texts))
+    return found
 
 
 def measured(
@@ -111,20 +156,32 @@ def measured(
     def accuracy(head: Any) -> float:
         return 100 * float(covfree.evaluate(head, data.test_features, data.test_labels))
 
-    def point(method: Any, number: int) -> tuple[int, int, float]:
+    def spent(method: Any) -> int:
         up = covfree.sent_bytes(method, data.labels, clients, dim=dim).total
-        down = covfree.received_bytes(method, data.labels, clients, dim=dim)
-        return number, up + down, accuracy(covfree.fit(method, *train, key=key))
+        return up + covfree.received_bytes(method, data.labels, clients, dim=dim)
+
+    def point(method: Any) -> tuple[int, int, float]:
+        return 1, spent(method), accuracy(covfree.fit(method, *train, key=key))
 
     fedcof = covfree.fedcof()
-    found["FedCOF"] = [point(fedcof, 1)]
-    found["refined"] = found["FedCOF"] + [
-        point(covfree.refined(fedcof, number), 1 + number) for number in range(1, ROUNDS + 1)
+    refined = covfree.refined(fedcof, ROUNDS)
+    run = rounds.run(
+        rounds.as_algorithm(refined, num_classes=int(data.labels.max()) + 1),
+        *train,
+        key=key,
+        evaluate=lambda head: {"accuracy": accuracy(head)},
+    )
+    each = [fedcof, *(covfree.refined(fedcof, number) for number in range(1, ROUNDS + 1))]
+    found["refined"] = [
+        (1 + number, spent(method), record["accuracy"])
+        for number, (method, record) in enumerate(zip(each, run.history, strict=True))
     ]
-    found["components"] = [point(covfree.fedcof_components(), 1)]
-    found["sketches"] = [point(covfree.fedcof_sketches(number), 1) for number in (1, 8)]
-    found["Fed3R"] = [point(covfree.fed3r(), 1)]
-    found["exact covariance"] = [point(covfree.fedcof_oracle(), 1)]
+    found["FedCOF"] = found["refined"][:1]
+    found["components"] = [point(covfree.fedcof_components())]
+    found["sketches"] = [point(covfree.fedcof_sketches(number)) for number in (1, 8)]
+    found["directions"] = [point(covfree.fedcof_residuals(number)) for number in (1, 8)]
+    found["Fed3R"] = [point(covfree.fed3r())]
+    found["exact covariance"] = [point(covfree.fedcof_oracle())]
     if not training:
         return found
     head: Any = covfree.fit(fedcof, *train)
@@ -148,8 +205,8 @@ def measured(
     return found
 
 
-def table(results: dict[str, list[dict[str, Any]]]) -> str:
-    """Mean accuracies in Markdown."""
+def table(results: Results) -> str:
+    """Mean accuracies in Markdown, of federations that all ways were run on."""
     ways = [
         ("FedCOF", "FedCOF", 0),
         *((f"+{number} round{'s' * (number > 1)}", "refined", number) for number in (1, 2, 3)),
@@ -157,41 +214,45 @@ def table(results: dict[str, list[dict[str, Any]]]) -> str:
         ("Fed3R", "Fed3R", 0),
         ("components", "components", 0),
         ("8 sketches", "sketches", 1),
+        ("8 directions", "directions", 1),
         ("FedAvg", "FedAvg", -1),
         ("FedAdam", "FedAdam", -1),
     ]
-    ways = [way for way in ways if way[1] in next(iter(results.values()))[0]]
-    lines = [f"| | {' | '.join(title for title, *_ in ways)} |", "|---" * (len(ways) + 1) + "|"]
+    lines = [f"| | seeds | {' | '.join(title for title, *_ in ways)} |", "|---" * (len(ways) + 2) + "|"]
     for name, runs in results.items():
-        cells = [f"{np.mean([run[way][index][2] for run in runs]):.1f}" for _, way, index in ways]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        cells = [
+            f"{np.mean([run[way][index][2] for run in runs]):.1f}" if way in runs[0] else "–"
+            for _, way, index in ways
+        ]
+        lines.append(f"| {name} | {len(runs)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def main() -> None:
-    """Measure all federations, print a table, write JSON."""
+    """Measure all federations, print a table, write JSON and pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--features", type=Path, help=".npz file with features, labels and is_test")
     parser.add_argument("--speech", type=Path, help="folder of recordings digit_speaker_index.wav")
+    parser.add_argument("--texts", type=Path, help="folder with data_full.json of CLINC150")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--training", type=int, default=20, help="rounds of FedAvg and FedAdam; 0 for none")
-    parser.add_argument("--out", type=Path, help="folder for results.json")
+    parser.add_argument("--out", type=Path, required=True, help="folder for results.json and the pictures")
     arguments = parser.parse_args()
     covfree.limit_lapack_threads()
-    results: dict[str, list[dict[str, Any]]] = {}
-    for seed in range(arguments.seeds):
-        for name, data, clients in federations(arguments, seed):
-            results.setdefault(name, []).append(measured(data, clients, seed, arguments.training))
-            print(
-                seed,
-                name,
-                {way: round(points[-1][2], 2) for way, points in results[name][-1].items()},
-                flush=True,
-            )
-        if arguments.out is not None:
-            arguments.out.mkdir(parents=True, exist_ok=True)
-            (arguments.out / "results.json").write_text(json.dumps(results) + "\n")
-    print(table(results))
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    file = arguments.out / "results.json"
+    results: Results = json.loads(file.read_text()) if file.exists() else {}
+    for name, load in datasets(arguments).items():
+        for federation in [*FEDERATIONS, *([Federation(None)] if load(0).clients is not None else [])]:
+            runs = results.setdefault(f"{name}, {federation.title}", [])
+            for seed in range(len(runs), arguments.seeds if federation.number else 1):
+                runs.append(measured(*federation.spread(load(seed), seed), seed, arguments.training))
+                ends = {way: round(points[-1][2], 2) for way, points in runs[-1].items()}
+                print(f"{name}, {federation.title}, seed {seed}: {ends}", file=sys.stderr, flush=True)
+                file.write_text(json.dumps(results) + "\n")
+            # Of so many compiled functions a process has no room for all.
+            jax.clear_caches()
+    print(table({name: runs for name, runs in results.items() if runs}))
 
 
 if __name__ == "__main__":

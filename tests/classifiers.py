@@ -17,7 +17,7 @@ KEY = jax.random.key(0)
 # Methods as a table would run them, by the numbers that they accept; "auto" is a rule, not a formula, and
 # has no oracle, so where a shrinkage is accepted one is given.
 NUMBERS = {"shrinkage": 0.4, "ridge": 0.7}
-SIZES = {"num_features": 24}
+SIZES = {"num_features": 24, "num_directions": 2}
 # Functions of (features, labels, clients, num_classes), which give (weight, bias) or a function to scores.
 # Where a method maps features, of what the map gives.
 ORACLES = {
@@ -30,6 +30,7 @@ ORACLES = {
     "fedcof": partial(oracle.fedcof, gamma=0.4),
     "fedcof-paper": partial(oracle.fedcof, gamma=1.0, head="ridge"),
     "fedcof-random": partial(oracle.fedcof, gamma=0.4),
+    "fedcof-residuals": partial(oracle.fedcof_residuals, gamma=0.4, num_directions=2),
     "fedcof-oracle": partial(oracle.fedcof_oracle, gamma=0.4),
     "fedcof-diagonal": partial(oracle.fedcof_oracle, gamma=0.4, covariance="diagonal"),
     "fedcof-spherical": partial(oracle.fedcof_oracle, gamma=0.4, covariance="spherical"),

@@ -404,6 +404,20 @@ def fedcof_components(rows, num_classes, gamma):
     return lda_head(diagonal_loading(scatter / seen, gamma), count, mean)
 
 
+def fedcof_residuals(features, labels, clients, num_classes, gamma, num_directions):
+    """From the scatter between the clients' means, and the leading part of that inside each client's."""
+    rows = client_rows(features, labels, clients)
+    count, _, mean = moments(rows, num_classes)
+    scatter = sum(spread(rows, c, mean[c]) for c in range(num_classes))
+    for k in sorted(set(clients)):
+        mine = [f64(features[(clients == k) & (labels == c)]) for c in sorted(set(labels[clients == k]))]
+        residual = np.concatenate([examples - examples.mean(0) for examples in mine])
+        _, size, vectors = np.linalg.svd(residual, full_matrices=False)
+        for s, v in list(zip(size, vectors, strict=True))[:num_directions]:
+            scatter = scatter + s**2 * np.outer(v, v)
+    return lda_head(diagonal_loading(scatter / within_degrees(rows, num_classes), gamma), count, mean)
+
+
 def fedcof_sketches(rows, num_classes, gamma):
     """From the means and the sketches that the clients sent."""
     means = [row for row, sketch in zip(_as_list(rows), rows.sketch, strict=True) if not sketch]

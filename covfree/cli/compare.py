@@ -80,6 +80,9 @@ def compare_command(
     num_sketches: Annotated[
         str | None, typer.Option(help="Sketches a client sends, for fedcof-sketches.")
     ] = None,
+    num_directions: Annotated[
+        str | None, typer.Option(help="Residual directions a client sends, for fedcof-residuals.")
+    ] = None,
     num_features: Annotated[
         str | None, typer.Option(help="Random features, for fedcof-random and fed3r-random.")
     ] = None,
@@ -119,8 +122,8 @@ def compare_command(
     """
     texts = {"shrinkage": shrinkage, "ridge": ridge, "sigma": sigma, "head": head, "scatter": scatter}
     texts |= {"num_subsets": num_subsets, "subset_size": subset_size, "num_sketches": num_sketches}
-    texts |= {"num_features": num_features, "num_components": num_components}
-    texts |= {"rounds": rounds, "directions": directions}
+    texts |= {"num_directions": num_directions, "num_features": num_features}
+    texts |= {"num_components": num_components, "rounds": rounds, "directions": directions}
     numbers, chosen_seeds = numbers_of(texts), seeds_of(seeds)
     chosen = variants_of(methods, numbers)
     made: dict[str, Any] = {name: variant.method for name, variant in chosen.items()}

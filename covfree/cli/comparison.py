@@ -105,7 +105,7 @@ class Comparison:
             return
         written = [self.out / "results.json"]
         with replacing(written[0]) as draft:
-            draft.write_text(content + "\n", encoding="utf-8")
+            draft.write((content + "\n").encode())
         if not missing and not several:
             written += accuracy_plot.plot(self.out / "accuracy_vs_bytes.png", title, results)[:1]
         pictures = " (also as PDF and SVG)" if len(written) > 1 else ""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import tomllib
+from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from types import NoneType
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
@@ -26,8 +28,9 @@ def _read(context: Any, path: Path | None) -> Path | None:
         raise ValueError(f"--config: {path}: expected TOML ({error})") from error
     # Dashes and underscores are the same.
     given = {name.replace("-", "_"): value for name, value in content.items()}
+    kinds = get_type_hints(context.command.callback)
     known = {
-        option.removeprefix("--").replace("-", "_"): parameter
+        option.removeprefix("--").replace("-", "_"): parameter.name
         for parameter in context.command.params
         for option in parameter.opts
     }
@@ -36,25 +39,35 @@ def _read(context: Any, path: Path | None) -> Path | None:
     if unknown := sorted(name.replace("_", "-") for name in set(given) - set(known)):
         options = ", ".join(sorted(name.replace("_", "-") for name in known))
         raise ValueError(f"--config: {path}: unknown {', '.join(unknown)}; expected some of {options}")
-    # Options that take one number are of its type, those that take several are texts.
     context.default_map = {
-        known[name].name: _text(path, name, value, many=known[name].type.name == "text")
-        for name, value in given.items()
+        known[name]: _text(path, name, value, kinds[known[name]]) for name, value in given.items()
     }
     return path
 
 
-def _text(path: Path, name: str, value: Any, *, many: bool) -> str:
-    """A value as the command line would have it: the option's own type takes it from there."""
-    if many and isinstance(value, list) and value and all(isinstance(x, str | int | float) for x in value):
+def _text(path: Path, name: str, value: Any, kind: Any) -> str:
+    """A value as the command line would have it, if it is of the option's type."""
+    kind = next(each for each in get_args(kind) or (kind,) if each is not NoneType)
+    if kind is str and isinstance(value, list) and all(isinstance(x, str | int | float) for x in value):
         # The last comma makes a list of one seed a list.
         return "".join(f"{each}," for each in value) if name == "seeds" else ",".join(map(str, value))
-    if isinstance(value, str | bool | int | float):
-        return str(value)
-    option, lists = name.replace("_", "-"), ", a list of these" if many else ""
-    raise ValueError(
-        f"--config: {path}: {option}: expected text, a number{lists}, true or false, got {value!r}"
+    expected, fits = (
+        "text, a number or a list",
+        isinstance(value, str | int | float) and not isinstance(value, bool),
     )
+    if issubclass(kind, Enum):
+        choices = [each.value for each in kind]
+        expected, fits = f"one of {', '.join(choices)}", value in choices
+    elif kind is not str:
+        expected, types = {
+            bool: ("true or false", (bool,)),
+            int: ("a whole number", (int,)),
+            float: ("a number", (int, float)),
+        }.get(kind, ("a path", (str,)))
+        fits = type(value) in types
+    if not fits:
+        raise ValueError(f"--config: {path}: {name.replace('_', '-')}: expected {expected}, got {value!r}")
+    return str(value)
 
 
 Config = Annotated[

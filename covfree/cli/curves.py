@@ -137,3 +137,20 @@ class Live:
             where = f"{self._name}: round {now}/{self._rounds}"
             text = f"{where}, {share}, {seconds:.1f} s, {sent}, {as_bytes(down)} down"
             print(text, file=sys.stderr, flush=True)
+
+
+class LiveTuning:
+    """Says how far tuning is: a bar on a terminal, a line for each pair of rates elsewhere."""
+
+    def __init__(self, bar: Progress, task: TaskID, name: str) -> None:
+        self._bar, self._task, self._name = bar, task, name
+
+    def __call__(self, done: int, number: int, tried: Record) -> None:
+        """Show what came of the pair that was tried last."""
+        share = "diverged" if tried["accuracy"] is None else f"{100 * tried['accuracy']:.2f} %"
+        rates = f"--client-lr {tried['client_lr']:g} --server-lr {tried['server_lr']:g}"
+        if not self._bar.disable:
+            text = f"{self._name}: tuning, {rates}: {share}"
+            self._bar.update(self._task, description=text, completed=done, total=number)
+        else:
+            print(f"{self._name}: tuning {done}/{number}, {rates}: {share}", file=sys.stderr, flush=True)

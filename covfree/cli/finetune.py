@@ -17,11 +17,11 @@ from covfree.cli.options import (
     IMAGES,
     NETWORK,
     WEIGHTS,
-    Alpha,
     Format,
-    NumClients,
+    GivenAlpha,
+    GivenClients,
+    GivenPartition,
     Out,
-    Partition,
     TestFile,
     assigned,
     at_least,
@@ -29,7 +29,7 @@ from covfree.cli.options import (
     names_of,
 )
 from covfree.cli.report import environment
-from covfree.cli.source import heading, source_of
+from covfree.cli.source import Source, heading, source_of
 from covfree.cli.tables import show
 from covfree.cli.training import RANDOM, TRAINABLE, Settings
 from covfree.federation import participation as draw
@@ -81,15 +81,18 @@ def finetune_command(
     epochs: Annotated[int, typer.Option(help="Passes of a client over its examples in a round.")] = 1,
     batch_size: Annotated[int, typer.Option(help="Examples of a client's step.")] = 32,
     norms: Annotated[
-        NormMode, typer.Option(help="Batch norms of a network: their statistics stay, or are trained too.")
-    ] = NormMode.frozen,
+        NormMode | None,
+        typer.Option(
+            help="Batch norms of a network: their statistics stay, or are trained too.", show_default="frozen"
+        ),
+    ] = None,
     tune_rates: Annotated[
         bool,
         typer.Option("--tune", help="Choose the learning rates on a fifth of the training clients."),
     ] = False,
-    clients: NumClients = 100,
-    alpha: Alpha = 0.1,
-    partition: Partition = "inner_dirichlet",
+    clients: GivenClients = None,
+    alpha: GivenAlpha = None,
+    partition: GivenPartition = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds (splits, partitions, runs), from 0.")] = 1,
     every: Annotated[int, typer.Option(help="Rounds from one evaluation to the next.")] = 1,
     width: Annotated[int, typer.Option(help="Clients computed at once; more pay on accelerators.")] = 1,
@@ -120,8 +123,13 @@ def finetune_command(
         raise ValueError(f"--train {part}: expected --images, as features have no backbone left to train")
     if resume and out is None:
         raise ValueError("--resume: expected --out beside it")
-    federation = Federation(clients, partition, alpha)
+    if norms is not None and part is Part.head:
+        raise ValueError(
+            f"--norms: expected --train {Part.backbone} or {Part.all} beside it, as a head has no batch norms"
+        )
+    norms = NormMode.frozen if norms is None else norms
     source = source_of(dataset, test_file, images, backbone, weights)
+    federation = _federation(source, clients, partition, alpha)
     # Once before any work, so that a bad argument shows at once.
     owners = assigned(federation, source.outline, seed=0)
     drawn = participation_of(participation, int(owners.max()) + 1)
@@ -138,9 +146,9 @@ def finetune_command(
         "batch_size": batch_size,
         "norms": norms.value,
         "tune": tune_rates,
-        "clients": clients,
-        "partition": partition,
-        "alpha": alpha,
+        "clients": federation.clients,
+        "partition": federation.partition,
+        "alpha": federation.alpha,
         "every": every,
         "width": width,
     }
@@ -178,6 +186,22 @@ def finetune_command(
         say(f"wrote {out / 'results.json'} and {picture} (also as PDF and SVG)")
     if any(run.diverged for run in runs):
         raise typer.Exit(1)
+
+
+def _federation(
+    source: Source, clients: int | None, partition: str | None, alpha: float | None
+) -> Federation:
+    """The partition that is asked for, or raise if the data has clients and one is asked for."""
+    given = {"clients": clients, "partition": partition, "alpha": alpha}
+    for name, value in given.items():
+        if value is not None and source.outline.clients is not None:
+            raise ValueError(f"--{name}: expected none, as {source.outline.name} has clients of its own")
+    usual = Federation(100, "inner_dirichlet", 0.1)
+    return Federation(
+        usual.clients if clients is None else clients,
+        usual.partition if partition is None else partition,
+        usual.alpha if alpha is None else alpha,
+    )
 
 
 def _plan(

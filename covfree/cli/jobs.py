@@ -99,7 +99,11 @@ class _Tuning:
         if job.init not in self._starts:
             self._starts[job.init] = make_start(job.init, self._task, self._seed)
         start = self._starts[job.init]
-        rates, tried = tune(self._task, start, job.init, job.algorithm, base, self._settings, self._seed)
+        with progress_bar(width=12) as bar:
+            live = curves.LiveTuning(bar, bar.add_task(f"{job.name}: tuning"), job.name)
+            rates, tried = tune(
+                self._task, start, job.init, job.algorithm, base, self._settings, self._seed, tell=live
+            )
         say(f"{job.name}: tuned to --client-lr {rates.client:g} --server-lr {rates.server:g}")
         return rates, tried
 

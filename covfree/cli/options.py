@@ -40,16 +40,20 @@ DATASET = typer.Option(
 )
 Dataset = Annotated[str, DATASET]
 TestFile = Annotated[Path | None, typer.Option(help="An .npz file with the test part's features and labels.")]
-NumClients = Annotated[int, typer.Option(help="Number of clients, where the data names none.")]
-Alpha = Annotated[
-    float,
-    typer.Option(
-        help="The partition's number: concentration of the Dirichlet laws (small: few classes a client), "
-        "sigma of lognormal_sizes, classes or shards a client for pathological and shards, "
-        "uniform share of dominant_classes."
-    ),
-]
-Partition = Annotated[str, typer.Option(help=f"How examples are spread: {', '.join(PARTITIONERS)}.")]
+_CLIENTS = "Number of clients, where the data names none."
+_ALPHA = (
+    "The partition's number: concentration of the Dirichlet laws (small: few classes a client), "
+    "sigma of lognormal_sizes, classes or shards a client for pathological and shards, "
+    "uniform share of dominant_classes."
+)
+_PARTITION = f"How examples are spread: {', '.join(PARTITIONERS)}."
+NumClients = Annotated[int, typer.Option(help=_CLIENTS)]
+Alpha = Annotated[float, typer.Option(help=_ALPHA)]
+Partition = Annotated[str, typer.Option(help=_PARTITION)]
+# Those of a command that refuses them where they change nothing: None if they were not given.
+GivenClients = Annotated[int | None, typer.Option(help=_CLIENTS, show_default="100")]
+GivenAlpha = Annotated[float | None, typer.Option(help=_ALPHA, show_default="0.1")]
+GivenPartition = Annotated[str | None, typer.Option(help=_PARTITION, show_default="inner_dirichlet")]
 Out = Annotated[Path | None, typer.Option(help="Folder for files; made if it is not there.")]
 
 # Of images; some commands need them and others do not.

@@ -42,7 +42,7 @@ def write_settings(folder: Path, settings: Mapping[str, Any], **more: Any) -> No
     content = {"settings": dict(settings), **more}
     # As a whole or not at all: a run that is killed here can be started again.
     with replacing(folder / _NAME) as draft:
-        draft.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        draft.write((json.dumps(content, indent=2) + "\n").encode())
 
 
 def read_settings(folder: Path, *names: str) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ import numpy as np
 
 import covfree
 import covfree.rounds
-from covfree.atomic import replacing
+from covfree.atomic import remove_abandoned, replacing
 from covfree.backbones import Backbone, Preprocessing
 from covfree.cli.source import Source
 from covfree.data import FeatureSet
@@ -289,7 +289,8 @@ def _save(folder: Path, result: Any, data: FeatureSet) -> None:
     if not isinstance(result, LinearHead | MappedHead):
         params, head = result
         arrays: Any = {name: np.asarray(leaf) for name, leaf in flatten_dict(params, sep="/").items()}
-        with replacing(folder / "backbone.npz") as temporary, temporary.open("wb") as file:
+        remove_abandoned(folder)
+        with replacing(folder / "backbone.npz") as file:
             np.savez(file, **arrays)
     covfree.save_head(
         head, folder / "head.npz", class_names=data.class_names, dim=data.train_features.shape[1]

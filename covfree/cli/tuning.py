@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from statistics import fmean
@@ -41,7 +42,15 @@ def set_aside(task: Task, seed: int) -> Task:
 
 
 def tune(
-    task: Task, start: Start, init: str, algorithm: str, base: Rates, settings: Settings, seed: int
+    task: Task,
+    start: Start,
+    init: str,
+    algorithm: str,
+    base: Rates,
+    settings: Settings,
+    seed: int,
+    *,
+    tell: Callable[[int, int, dict[str, Any]], None] = lambda done, number, tried: None,
 ) -> tuple[Rates, list[dict[str, Any]]]:
     """The rates with which accuracy on clients that were set aside is highest, in the mean of a few rounds.
 
@@ -55,6 +64,7 @@ def tune(
         base: rates in the middle of the grid.
         settings: of the runs; of fewer rounds here.
         seed: of whatever is drawn.
+        tell: is told how many pairs of rates were tried, of how many, and what came of the last.
 
     Returns:
         The rates, and the accuracy with each of the grid; None where it diverged.
@@ -68,12 +78,14 @@ def tune(
     rounds = min(_ROUNDS, settings.rounds)
     short = replace(settings, rounds=rounds, participation=number, every=1)
     tried: list[dict[str, Any]] = []
-    for client, server in product(_FACTORS, _FACTORS):
+    grid = list(product(_FACTORS, _FACTORS))
+    for client, server in grid:
         # To what one would write: 0.1 · 0.1 is 0.010000000000000002.
         rates = Rates(*(float(f"{x:.6g}") for x in (base.client * client, base.server * server)))
         run = train(task, start, init, algorithm, rates, short, seed)
         accuracy = None if run.diverged else fmean(record["accuracy"] for record in run.evaluated[1:])
         tried.append({"client_lr": rates.client, "server_lr": rates.server, "accuracy": accuracy})
+        tell(len(tried), len(grid), tried[-1])
     sound = [each for each in tried if each["accuracy"] is not None]
     if not sound:
         raise ValueError(f"--tune: {init}, {algorithm}: every learning rate that was tried diverged")

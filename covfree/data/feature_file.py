@@ -7,7 +7,6 @@ them are there they are in a folder beside it, see `Pieces`.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ from zipfile import ZipFile, ZipInfo
 
 import numpy as np
 
-from covfree.atomic import replacing
+from covfree.atomic import remove_abandoned, replacing
 from covfree.checks import check_choice, check_positive
 from covfree.data.dataset import StrPath, read_npz
 from covfree.data.pieces import Pieces, as_stored, locked, remove
@@ -244,15 +243,13 @@ def _write(
             raise ValueError(f"arrays: expected other names than the file's own {_OWN}, got {name!r}")
         if array.dtype.hasobject:
             raise ValueError(f"arrays: {name}: expected numbers, booleans or strings, got {array.dtype}")
-    with replacing(path) as temporary, temporary.open("wb") as stream:
-        with ZipFile(stream, "w") as archive:
-            with archive.open(_entry("features"), "w", force_zip64=True) as member:
-                write_features(member)
-            for name, array in {**arrays, "key": np.array(json.dumps(key))}.items():
-                with archive.open(_entry(name), "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, array, allow_pickle=False)
-        stream.flush()
-        os.fsync(stream.fileno())
+    remove_abandoned(path.parent)
+    with replacing(path) as stream, ZipFile(stream, "w") as archive:
+        with archive.open(_entry("features"), "w", force_zip64=True) as member:
+            write_features(member)
+        for name, array in {**arrays, "key": np.array(json.dumps(key))}.items():
+            with archive.open(_entry(name), "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
 
 
 def _entry(name: str) -> ZipInfo:

@@ -81,7 +81,8 @@ def solve_message(method: Method, message: Message, *, num_classes: int) -> Any:
 
     Raises:
         ValueError: if the message lacks a part that the method's clients send, or does not come from
-            `collect`; if the head is not finite (unless it is traced).
+            `collect`; if it has no rows, as nobody has sent any; if the head is not finite (unless it is
+            traced).
 
     >>> import covfree, jax.numpy as jnp
     >>> method = covfree.fed3r()
@@ -100,6 +101,11 @@ def solve_message(method: Method, message: Message, *, num_classes: int) -> Any:
             "message: expected one that was collected, as solutions are not means; got solved = True"
         )
     count = message.rows.count
+    if not len(count):
+        raise ValueError(
+            "message: expected the rows of a client at least, got none; `rejected` and `late` of what "
+            "collect returned name the clients whose messages did not count"
+        )
     if isinstance(count, np.ndarray):
         # jax would cut integers to 32 bits, silently.
         message = replace(message, rows=replace(message.rows, count=summable(count, count_sum(count))))

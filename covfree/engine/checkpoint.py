@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.atomic import replacing
+from covfree.atomic import remove_abandoned, replacing
 from covfree.engine.parts import Parts, digest
 from covfree.methods import Method
 from covfree.sums import Compensated
@@ -91,7 +91,8 @@ def save_state(path: Path, state: State, rejected: Mapping[str, str], identity: 
     }
     leaves = jax.tree.leaves((state.totals, state.running))
     arrays = {f"leaf{index}": np.asarray(leaf) for index, leaf in enumerate(leaves)}
-    with replacing(path) as temporary, temporary.open("wb") as file:
+    remove_abandoned(path.parent)
+    with replacing(path) as file:
         np.savez(file, about=np.frombuffer(json.dumps(about).encode(), np.uint8), **arrays)  # pyright: ignore[reportArgumentType]
 
 

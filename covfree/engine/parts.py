@@ -173,8 +173,10 @@ class FolderParts:
         dim: int | None = None,
     ) -> None:
         """Cut the files' rows, one file below the other; only headers are looked at."""
-        self._files, self.rejected = folder.sound(dim)
+        self._files, self.rejected = folder.sound(folder.files, dim)
         folder.rejected = self.rejected
+        if not self._files:
+            raise ValueError(none_sound(self.rejected))
         headers = [file.header for file in self._files]
         if any(header.matrix is not None or header.solved for header in headers if len(header.rows.count)):
             raise ValueError(

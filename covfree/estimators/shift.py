@@ -12,7 +12,14 @@ from jaxtyping import Array, Bool, Float, Num
 from covfree.checks import check_positive
 from covfree.doors import compiled
 from covfree.estimators.components import client_parts
-from covfree.estimators.moments import first_moments, row_counts, row_labels, row_means, valid_rows
+from covfree.estimators.moments import (
+    first_moments,
+    row_clients,
+    row_counts,
+    row_labels,
+    row_means,
+    valid_rows,
+)
 from covfree.estimators.scatter import centred_rows
 from covfree.estimators.sketched import valid_sketches
 from covfree.products import symmetric_product
@@ -92,6 +99,9 @@ def shift_test(rows: Rows, num_classes: int) -> ShiftTest:
     out. If all counts in a class are equal, client shift looks like covariance, and the class is not
     informative. The slope detects far less than the ratio.
 
+    Rows with residual directions are tested as those without: the directions are the largest parts of the
+    scatter, not a fair sample.
+
     Both are one-sided, with normal approximations. They assume that a class has the same covariance at all
     clients. The formulas and the rate of false alarms are in docs/shift.md, "Is there a shift? A test". Pass
     all rows, not a part of them.
@@ -117,10 +127,19 @@ def shift_test(rows: Rows, num_classes: int) -> ShiftTest:
     if rows.client is None:
         return _slope_test(rows, moments)
     ratio = _ratio_test(rows, moments)
-    if rows.sketch is not None:
-        return ratio
     slope = _slope_test(rows, moments)
-    return ShiftTest(*(jnp.where(ratio.informative, *both) for both in zip(ratio, slope, strict=True)))
+    usable = ratio.informative if rows.sketch is None else _are_sketches(rows, moments)
+    return ShiftTest(*(jnp.where(usable, *both) for both in zip(ratio, slope, strict=True)))
+
+
+def _are_sketches(rows: Rows, moments: Moments) -> jax.Array:
+    """Whether the marked rows are sketches: those of one client share its degrees, directions divide them."""
+    kept = valid_sketches(rows)
+    senders = jnp.sort(jnp.where(kept, row_clients(rows), -1))
+    several = ((senders[1:] == senders[:-1]) & (senders[1:] >= 0)).any()
+    shown = row_counts(rows, kept).sum()
+    hidden = moments.count.sum() - moments.num_rows.sum()
+    return (shown > hidden) | ((shown == hidden) & ~several)
 
 
 def _test(z: jax.Array, relative: jax.Array, informative: jax.Array) -> ShiftTest:

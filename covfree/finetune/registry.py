@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import optax
@@ -14,6 +13,7 @@ from covfree.finetune.fednova import fednova
 from covfree.finetune.fedprox import fedprox
 from covfree.finetune.model import Model
 from covfree.finetune.scaffold import scaffold
+from covfree.registries import Registry
 from covfree.rounds.algorithm import Algorithm
 from covfree.types import Scalar
 
@@ -61,7 +61,7 @@ def _prox(model: Model, client_lr: Scalar, server_lr: Scalar, mu: Scalar = 0.01,
 _MEAN, _NETWORK_MEAN = Rates(0.1, 1.0), Rates(1e-3, 1.0)
 _ADAPTIVE, _NETWORK_ADAPTIVE = Rates(0.1, 0.01), Rates(0.03, 3e-4)
 
-_REGISTRY: Mapping[str, Entry] = MappingProxyType(
+_REGISTRY: Registry[Entry] = Registry(
     {
         "fedavg": Entry("FedAvg", fedavg, _MEAN, _NETWORK_MEAN),
         # Momentum of 0.9 adds ten steps up.
@@ -76,8 +76,8 @@ _REGISTRY: Mapping[str, Entry] = MappingProxyType(
 )
 
 
-def registry() -> Mapping[str, Entry]:
-    """Every named algorithm; a read-only mapping.
+def registry() -> Registry[Entry]:
+    """Every named algorithm; a read-only mapping, as `covfree.methods.registry` gives it.
 
     >>> registry()["fedadam"].head
     Rates(client=0.1, server=0.01)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import NamedTuple
-
 from covfree.estimators import Shrinkage
 from covfree.feature_maps import fourier_features, relu_features
 from covfree.methods.afl import afl
@@ -15,22 +11,9 @@ from covfree.methods.fedncm import fedncm
 from covfree.methods.gaussian import fedcgs, naive_bayes, qda
 from covfree.methods.method import Method
 from covfree.methods.sampled import ccvr, fedpft
-from covfree.methods.shifted import fedcof_components, fedcof_sketches
+from covfree.methods.shifted import fedcof_components, fedcof_residuals, fedcof_sketches
+from covfree.registries import Entry, Registry
 from covfree.types import Scalar
-
-
-class Entry(NamedTuple):
-    """A named method.
-
-    Attributes:
-        title: how tables name it; defaults that options may change stand in parentheses.
-        make: the method with its defaults; takes the keywords in ``accepts``.
-        accepts: the numbers that the command line may pass on.
-    """
-
-    title: str
-    make: Callable[..., Method]
-    accepts: frozenset[str] = frozenset()
 
 
 def _fed3r_within(ridge: Scalar = 1.0) -> Method:
@@ -61,7 +44,7 @@ def _qda_means(shrinkage: Scalar | str | Shrinkage = "auto") -> Method:
     return qda(shrinkage, covariance="means")
 
 
-_REGISTRY: Mapping[str, Entry] = MappingProxyType(
+_REGISTRY: Registry[Entry[Method]] = Registry(
     {
         "fedncm": Entry("FedNCM", fedncm),
         "fed3r": Entry("Fed3R", fed3r, frozenset({"ridge"})),
@@ -87,6 +70,9 @@ _REGISTRY: Mapping[str, Entry] = MappingProxyType(
             fedcof_sketches,
             frozenset({"shrinkage", "num_subsets", "subset_size", "num_sketches"}),
         ),
+        "fedcof-residuals": Entry(
+            "FedCOF, residual directions", fedcof_residuals, frozenset({"shrinkage", "num_directions"})
+        ),
         "fedcof-random": Entry(
             "FedCOF, random ReLU features", _fedcof_random, frozenset({"shrinkage", "num_features"})
         ),
@@ -104,8 +90,8 @@ _REGISTRY: Mapping[str, Entry] = MappingProxyType(
 )
 
 
-def registry() -> Mapping[str, Entry]:
-    """Every named method; a read-only mapping.
+def registry() -> Registry[Entry[Method]]:
+    """Every named method; a read-only mapping, in which an unknown name is an error that lists the known.
 
     >>> "fedcof" in registry()
     True

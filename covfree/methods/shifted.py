@@ -1,4 +1,4 @@
-"""FedCOF where clients' features differ: variance components and residual sketches."""
+"""FedCOF where clients' features differ: variance components, residual sketches and directions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from covfree.checks import check_choice
 from covfree.estimators import Weighting
 from covfree.estimators.shrinkage import Shrinkage
 from covfree.feature_maps import FeatureMap
+from covfree.methods.directed_means import DirectedMeans
 from covfree.methods.fedcof import HeadChoice, fedcof_like
 from covfree.methods.method import Method
 from covfree.methods.sketched_means import SketchedMeans
 from covfree.methods.summaries import ClassMeans
-from covfree.methods.within import FromComponents, FromSketches
+from covfree.methods.within import FromComponents, FromDirections, FromSketches
 from covfree.types import Scalar
 
 
@@ -87,3 +88,36 @@ def fedcof_sketches(
     """
     summary = SketchedMeans(num_sketches, num_subsets, subset_size)
     return fedcof_like("fedcof-sketches", summary, FromSketches(), shrinkage, head, feature_map=feature_map)
+
+
+def fedcof_residuals(
+    num_directions: int = 8,
+    shrinkage: Scalar | str | Shrinkage = "auto",
+    head: HeadChoice = "lda",
+    *,
+    feature_map: FeatureMap | None = None,
+) -> Method:
+    """Make FedCOF with residual directions: clients add the leading directions of their own scatter.
+
+    A residual is a feature minus the class mean that the client sends. A client adds the q leading right
+    singular vectors of its residuals, over all its classes, times their singular values. They show as much of
+    the scatter inside its class means as q directions can. Nothing is estimated, so clients may differ in any
+    way. With q ≥ n_k − C_k at every client it is exact, and the method is FedCOF's oracle. Bytes up: 4·(M +
+    K·q)·d for K clients, M client-class pairs. Defaults are LDA and automatic shrinkage, as `fedcof`'s.
+
+    The scatter in other directions is left out. To send its trace, one number a client, and to spread it over
+    all directions gained nothing on ten federations (docs/shift.md).
+
+    Args:
+        num_directions: q, most directions of a client.
+        shrinkage: see `fedcof`.
+        head: see `fedcof`.
+        feature_map: see `fedcof`.
+
+    Raises:
+        ValueError: if an argument is unknown or out of range.
+
+    Source: covfree; the derivation is in docs/shift.md.
+    """
+    summary, within = DirectedMeans(num_directions), FromDirections()
+    return fedcof_like("fedcof-residuals", summary, within, shrinkage, head, feature_map=feature_map)

@@ -10,8 +10,9 @@ import numpy as np
 from covfree.checks import check_positive
 from covfree.methods.summaries import OfManyClients
 from covfree.statistics import count_rows
+from covfree.statistics.residuals import count_clients
 from covfree.statistics.rows import check_subsets, client_pairs
-from covfree.statistics.sketches import count_clients, sketched_rows
+from covfree.statistics.sketches import sketched_rows
 from covfree.types import Rows
 
 

@@ -16,6 +16,7 @@ from covfree.estimators.components import (
     component_freedom,
     component_moments,
 )
+from covfree.estimators.directed import DirectedMoments, directed_freedom, directed_moments
 from covfree.estimators.moments import example_moments
 from covfree.estimators.scatter import centred_rows, class_weights
 from covfree.estimators.sketched import (
@@ -176,4 +177,33 @@ class FromSketches:
 
     def class_weight(self, first: Any) -> None:
         """None: the sketches come on top."""
+        return None
+
+
+@dataclass(frozen=True)
+class FromDirections:
+    """From the scatter between means, and the leading directions of that inside them."""
+
+    def first(self, rows: Rows, num_classes: int) -> DirectedMoments:
+        """The moments, and the number of directions."""
+        return directed_moments(rows, num_classes)
+
+    def moments(self, first: DirectedMoments) -> Moments:
+        """Of the rows that are means."""
+        return first.moments
+
+    def factor(self, rows: Rows, first: DirectedMoments) -> jax.Array:
+        """As `sketched_factor`: the means' deviations, and the directions as they are."""
+        return sketched_factor(rows, first.moments)
+
+    def inner(self, rows: Rows, first: DirectedMoments) -> None:
+        """All of it is in the directions."""
+        return None
+
+    def freedom(self, first: DirectedMoments) -> Freedom:
+        """As `directed_freedom`."""
+        return directed_freedom(first)
+
+    def class_weight(self, first: Any) -> None:
+        """None: the directions come on top."""
         return None

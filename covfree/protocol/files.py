@@ -26,6 +26,12 @@ _ROWS = (*_NEEDED, "client", "covariance", "sketch")
 _DTYPES = ("BF16", "F16", "F32", "F64", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "BOOL")
 
 
+def shown(path: str | PathLike[str]) -> str:
+    """A path or name as errors show it: in quotes if it holds what does not print, such as a new line."""
+    text = os.fspath(path)
+    return text if text.isprintable() else repr(text)
+
+
 def save_message(message: Message, path: str | PathLike[str]) -> None:
     """Write a message to a safetensors file (needs the ``safetensors`` extra).
 
@@ -50,15 +56,19 @@ def save_message(message: Message, path: str | PathLike[str]) -> None:
         "identity": uuid.uuid4().hex,
         "solved": str(message.solved).lower(),
     }
-    with replacing(Path(path)) as temporary:
-        optional("safetensors.numpy", "safetensors").save_file(tensors, temporary, metadata=metadata)
+    # As bytes: the library's own writing to files gives them a mode that shuts other users out.
+    content = optional("safetensors.numpy", "safetensors").save(tensors, metadata=metadata)
+    with replacing(Path(path)) as file:
+        file.write(content)
 
 
 @contextmanager
 def _opened(path: str | PathLike[str]) -> Iterator[Any]:
     """Open a message file and check its header; no tensor is read."""
     safetensors = optional("safetensors", "safetensors")
-    expected = f"path: {os.fspath(path)}: expected a message written by save_message"
+    expected = f"path: {shown(path)}: expected a message written by save_message"
+    # The library calls a file that it may not read one that is not there.
+    Path(path).open("rb").close()
     try:
         with safetensors.safe_open(path, framework="numpy") as opened:
             names, metadata = set(opened.keys()), opened.metadata() or {}
@@ -109,7 +119,7 @@ def load_message(path: str | PathLike[str]) -> Message:
     try:
         check_row_structure(message.rows)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"path: {os.fspath(path)}: expected a message that is sound, got {error}") from error
+        raise ValueError(f"path: {shown(path)}: expected a message that is sound, got {error}") from error
     return message
 
 

@@ -1,26 +1,26 @@
-"""A folder of message files: which of them are sound, and all of them in one."""
+"""A folder of message files: which of them are there, came in time and are sound."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass, replace
+import stat
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
 
 import jax
 
-from covfree.checks import check_row_structure, check_type
-from covfree.protocol.files import load_message, read_header, read_rows
-from covfree.protocol.received import Bounds, common_dim, sort_out, unlike
-from covfree.protocol.server import Collected, collect
+from covfree.atomic import is_temporary, remove_abandoned
+from covfree.checks import check_row_structure
+from covfree.protocol.files import load_message, read_header, read_rows, shown
+from covfree.protocol.received import common_dim, unlike
 from covfree.row_types import count_sum
 from covfree.types import Message, Rows
 
 _SUFFIX = ".safetensors"
-# Bytes of messages that are held at once while they are put together.
-_BATCH = 2**28
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,8 @@ class MessageFile:
         header: the message with zeros in the place of its numbers.
         stamp: size and time of the last change, when the folder was opened.
         total: the sum of its counts.
+        mark: what tells it from a file that the same client writes later: the identity that `save_message`
+            wrote into it, its size and its time.
     """
 
     name: str
@@ -40,6 +42,7 @@ class MessageFile:
     header: Message
     stamp: tuple[int, int]
     total: float
+    mark: str
 
     def rows(self, start: int, stop: int) -> Rows:
         """Rows ``start`` to ``stop`` alone, which must be some.
@@ -47,15 +50,43 @@ class MessageFile:
         Raises:
             RuntimeError: if the file is not what it was when the folder was opened.
         """
-        if _stamp(Path(self.path)) != self.stamp:
+        self._check_unchanged()
+        rows = read_rows(self.path, start, stop)
+        self._check_unchanged()
+        return rows
+
+    def message(self) -> Message:
+        """The whole message.
+
+        Raises:
+            RuntimeError: if the file is not what it was when the folder was opened.
+            OSError: if it cannot be read.
+            ValueError: if it holds no message.
+        """
+        self._check_unchanged()
+        message = load_message(self.path)
+        self._check_unchanged()
+        return message
+
+    def _check_unchanged(self) -> None:
+        if _stamp(_status(Path(self.path))) != self.stamp:
             raise RuntimeError(
-                f"path: {self.path}: expected the file as it was when the folder was opened; it changed"
+                f"path: {shown(self.path)}: expected the file as it was when the folder was opened; it "
+                "changed: open the folder again"
             )
-        return read_rows(self.path, start, stop)
 
 
-def _stamp(path: Path) -> tuple[int, int]:
-    status = path.stat()
+def _status(path: Path) -> os.stat_result:
+    """What the file system says of a file, or raise if it is none: to open a pipe could wait forever."""
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode):
+        kinds = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a folder"}
+        kind = kinds.get(stat.S_IFMT(status.st_mode), "a pipe, socket or device")
+        raise ValueError(f"path: {shown(path)}: expected a file of its own, got {kind}")
+    return status
+
+
+def _stamp(status: os.stat_result) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
@@ -85,13 +116,15 @@ def _digest(path: Path) -> bytes:
 class MessageFolder:
     """Open a folder of message files; of each file the header and the counts are read, and no more.
 
-    Files that come or change later are not seen.
+    Files that come or change later are not seen. An empty folder is no error, as a server may look before any
+    client has sent. What killed writers left is removed, see ``docs/server.md``.
 
     Attributes:
-        files: the files that can be read, ordered by name.
+        files: the files that can be read and came in time, ordered by name.
         rejected: the reason for each file that was set aside, by the client's name. At first these are files
             that cannot be read or are copies of another; after `accumulate_stream` or `solve_stream` all
             files that did not count.
+        late: when each file came that missed the deadline, by the client's name. It stays where it is.
 
     >>> import covfree, numpy as np, tempfile
     >>> sent = covfree.Message(covfree.Rows(np.ones((1, 2)), np.array([3]), np.array([0])))
@@ -101,58 +134,89 @@ class MessageFolder:
     ['a']
     """
 
-    def __init__(self, path: str | PathLike[str], pattern: str = f"*{_SUFFIX}") -> None:
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        pattern: str = f"*{_SUFFIX}",
+        *,
+        deadline: datetime | None = None,
+    ) -> None:
         """Open a folder.
 
         Args:
             path: the folder.
             pattern: which files in it hold messages, e.g. ``"**/*.safetensors"`` for folders in it too.
+            deadline: a time with its zone, e.g. ``datetime.now(UTC)``; files that came later are late. When a
+                file came is told by the clock of the file system, which senders cannot set (its ctime): when
+                it was last written, renamed, or given another owner or mode.
 
         Raises:
-            ValueError: if there is no such folder, or no such file in it.
+            TypeError: if the deadline is no time.
+            ValueError: if there is no such folder; if the deadline has no zone.
+            OSError: if the folder cannot be read.
         """
-        root, headers = Path(path), {}
-        files: list[MessageFile] = []
-        self.rejected: dict[str, str] = {}
-        copies, names = _Copies(), set[str]()
-        for file in sorted(root.glob(pattern)):
-            name = file.relative_to(root).as_posix()
-            # What is shorter comes first, so that the name with the suffix is not taken.
-            name = name if (short := name.removesuffix(_SUFFIX)) in names else short
-            names.add(name)
+        root = Path(path)
+        if not root.is_dir():
+            raise ValueError(f"path: expected a folder, got {os.fspath(path)!r}")
+        _check_deadline(deadline)
+        found, self.rejected = _found(root, pattern)
+        self.late: dict[str, datetime] = {}
+        came: list[tuple[int, str, Path, os.stat_result]] = []
+        for name, file in found.items():
             try:
                 # Looked at first, so that what changes while the header is read shows.
-                stamp, (header, count, identity) = _stamp(file), read_header(file)
+                status = _status(file)
+            except (OSError, ValueError) as error:
+                self.rejected[name] = str(error)
+                continue
+            time = datetime.fromtimestamp(status.st_ctime, UTC)
+            if deadline is not None and time > deadline:
+                self.late[name] = time
+            else:
+                came.append((status.st_ctime_ns, name, file, status))
+        copies, headers, files = _Copies(), {}, list[MessageFile]()
+        # Of a file and its copies that which came first counts.
+        for _, name, file, status in sorted(came, key=lambda each: each[:2]):
+            try:
+                header, count, identity = read_header(file)
                 first = name if identity is None else copies.first(identity, name, file)
             except (OSError, ValueError) as error:
                 self.rejected[name] = str(error)
                 continue
             if first != name:
-                self.rejected[name] = f"path: {file}: expected a message of its own, got a copy of {first!r}"
-            else:
-                # Clients share shapes, and a folder may hold very many.
-                leaves, structure = jax.tree.flatten(header)
-                key = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-                files.append(
-                    MessageFile(name, str(file), headers.setdefault(key, header), stamp, count_sum(count))
+                self.rejected[name] = (
+                    f"path: {shown(file)}: expected a message of its own, got a copy of {first!r}"
                 )
-        if not files and not self.rejected:
-            raise ValueError(f"path: expected a folder with files {pattern!r}, got {os.fspath(path)!r}")
-        self.files = tuple(files)
+                continue
+            # Clients share shapes, and a folder may hold very many.
+            leaves, structure = jax.tree.flatten(header)
+            header = headers.setdefault(
+                (structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)), header
+            )
+            stamp = _stamp(status)
+            mark = f"{identity} {stamp}"
+            files.append(MessageFile(name, str(file), header, stamp, count_sum(count), mark))
+        self.files = tuple(sorted(files, key=lambda file: file.name))
         self._unreadable = dict(self.rejected)
 
-    def sound(self, dim: int | None = None) -> tuple[list[MessageFile], dict[str, str]]:
-        """The files whose shapes fit together, as `collect` would have them, and why the others do not.
+    def sound(
+        self, files: Sequence[MessageFile], dim: int | None = None, before: Message | None = None
+    ) -> tuple[list[MessageFile], dict[str, str]]:
+        """Those of the files whose shapes fit together, as `collect` would have them, and why others do not.
 
         Args:
-            dim: d; by default that which all messages have.
+            files: some of the folder's.
+            dim: d; by default that which all of them have.
+            before: what was collected before, whose parts they must have.
+
+        Returns:
+            The sound ones; and why the others are not, and why files could not be read.
 
         Raises:
-            ValueError: if there is none (it names the first reasons), or if they differ in d and no ``dim``
-                says which is right.
+            ValueError: if they differ in d and no ``dim`` says which is right.
         """
         rejected = dict(self._unreadable)
-        headers: dict[Hashable, Message] = {file.name: file.header for file in self.files}
+        headers: dict[Hashable, Message] = {file.name: file.header for file in files}
         dim = common_dim(headers.values()) if dim is None else dim
         for name, header in list(headers.items()):
             try:
@@ -160,91 +224,52 @@ class MessageFolder:
             except (TypeError, ValueError) as error:
                 rejected[str(name)] = str(error)
                 del headers[name]
-        others = unlike(headers, None)
-        sound = [file for file in self.files if file.name in headers and file.name not in others]
+        others = unlike(headers, before)
+        sound = [file for file in files if file.name in headers and file.name not in others]
         rejected.update((str(name), reason) for name, reason in others.items())
-        if not sound:
-            raise ValueError(none_sound(rejected))
         return sound, rejected
+
+
+def _check_deadline(deadline: datetime | None) -> None:
+    if deadline is None:
+        return
+    if not isinstance(deadline, datetime):
+        raise TypeError(f"deadline: expected a datetime or None, got {deadline!r}")
+    if deadline.tzinfo is None:
+        raise ValueError(
+            f"deadline: expected a time with its zone, such as datetime.now(datetime.UTC), got {deadline!r}"
+        )
+
+
+def _found(root: Path, pattern: str) -> tuple[dict[str, Path], dict[str, str]]:
+    """The files that may hold messages, by the client's name; and why a folder could not be looked into.
+
+    Removes what killed writers left in these folders.
+    """
+    refused: list[OSError] = []
+    # `glob` passes over a folder that it may not read.
+    for folder, _, _ in os.walk(root, onerror=refused.append):
+        remove_abandoned(Path(folder))
+        if "/" not in pattern:
+            break
+    found: dict[str, Path] = {}
+    for file in sorted(root.glob(pattern)):
+        if is_temporary(file.name):
+            continue
+        name = file.relative_to(root).as_posix()
+        # What is shorter comes first, so that the name with the suffix is not taken.
+        found[name if (short := name.removesuffix(_SUFFIX)) in found else short] = file
+    rejected: dict[str, str] = {}
+    for error in refused:
+        if Path(error.filename) == root:
+            raise error
+        rejected[Path(error.filename).relative_to(root).as_posix() + "/"] = str(error)
+    return found, rejected
 
 
 def none_sound(rejected: Mapping[str, str]) -> str:
     """What to say where no file can be used."""
-    reasons = "; ".join(f"{name}: {reason}" for name, reason in list(rejected.items())[:3])
+    if not rejected:
+        return "folder: expected a sound message, got a folder without messages"
+    reasons = "; ".join(f"{shown(name)}: {reason}" for name, reason in list(rejected.items())[:3])
     return f"folder: expected a sound message, got none among {len(rejected)} files. {reasons}"
-
-
-def collect_files(
-    folder: MessageFolder,
-    *,
-    num_classes: int,
-    dim: int | None = None,
-    num_examples: Mapping[Hashable, int] | None = None,
-    max_count: int | float | None = None,
-    max_norm: int | float | None = None,
-) -> Collected:
-    """Check and put together the message files of a folder: `collect`, with few messages in memory at once.
-
-    Works for every method. Matrices are added up as they are read; rows are kept. If the rows alone do not
-    fit in memory, use `solve_stream`.
-
-    Args:
-        folder: the files; a client's name is that of its file, without ``.safetensors``.
-        num_classes: C.
-        dim: d; by default that which all files have.
-        num_examples: see `collect`.
-        max_count: see `collect`.
-        max_norm: see `collect`.
-
-    Returns:
-        The sound messages in one, for `solve_message`, and the reason for each file that was set aside.
-
-    Raises:
-        TypeError: if the folder is none, or a bound is no number.
-        ValueError: if no file holds a sound message (it names the first reasons); if files differ in d and
-            no ``dim`` says which is right; if a bound is wrong, see `collect`.
-
-    >>> import covfree, numpy as np, tempfile
-    >>> rows = covfree.Rows(np.ones((1, 2)), np.array([3]), np.array([0]))
-    >>> sent = covfree.Message(rows, np.full((2, 2), 3.0))
-    >>> with tempfile.TemporaryDirectory() as path:
-    ...     covfree.save_message(sent, f"{path}/a.safetensors")
-    ...     covfree.save_message(sent, f"{path}/b.safetensors")
-    ...     received = collect_files(MessageFolder(path), num_classes=1)
-    >>> received.clients, received.message.matrix.tolist()
-    (('a', 'b'), [[6.0, 6.0], [6.0, 6.0]])
-    """
-    check_type("folder", folder, MessageFolder)
-    bounds = Bounds(num_classes, dim, num_examples or {}, max_count, max_norm)
-    bounds.check_announced([file.name for file in folder.files])
-    files, rejected = folder.sound(dim)
-    bounds = replace(bounds, dim=files[0].header.rows.mean.shape[1])
-    collected: Collected | None = None
-    for batch in _batches(files):
-        messages: dict[Hashable, Message] = {}
-        for file in batch:
-            try:
-                messages[file.name] = load_message(file.path)
-            except (OSError, ValueError) as error:
-                rejected[file.name] = str(error)
-        announced = {name: number for name, number in bounds.num_examples.items() if name in messages}
-        try:
-            collected = collect(messages, **{**vars(bounds), "num_examples": announced}, before=collected)
-        except ValueError:
-            # None of them is sound, and none was before.
-            reasons = sort_out(messages, bounds, None)[1]
-            rejected.update((str(name), reason) for name, reason in reasons.items())
-    if collected is None:
-        raise ValueError(none_sound(rejected))
-    return replace(collected, rejected={**rejected, **collected.rejected})
-
-
-def _batches(files: list[MessageFile]) -> Iterator[list[MessageFile]]:
-    batch, size = [], 0
-    for file in files:
-        if batch and size + file.stamp[0] > _BATCH:
-            yield batch
-            batch, size = [], 0
-        batch.append(file)
-        size += file.stamp[0]
-    yield batch

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import NamedTuple
-
 from covfree.estimators import Shrinkage
 from covfree.methods import fedcof
 from covfree.refine.refined import Refined, refined
+from covfree.registries import Entry, Registry
 from covfree.types import Scalar
-
-
-class Entry(NamedTuple):
-    """A named refined method; the attributes are those of `covfree.methods.registry`'s entries."""
-
-    title: str
-    make: Callable[..., Refined]
-    accepts: frozenset[str]
 
 
 def _fedcof_refined(
@@ -26,7 +15,7 @@ def _fedcof_refined(
     return refined(fedcof(shrinkage), rounds, directions)
 
 
-_REGISTRY: Mapping[str, Entry] = MappingProxyType(
+_REGISTRY: Registry[Entry[Refined]] = Registry(
     {
         "fedcof-refined": Entry(
             "FedCOF, refined (3 rounds)", _fedcof_refined, frozenset({"shrinkage", "rounds", "directions"})
@@ -35,8 +24,8 @@ _REGISTRY: Mapping[str, Entry] = MappingProxyType(
 )
 
 
-def registry() -> Mapping[str, Entry]:
-    """Every named refined method; a read-only mapping.
+def registry() -> Registry[Entry[Refined]]:
+    """Every named refined method; a read-only mapping, as `covfree.methods.registry` gives it.
 
     >>> registry()["fedcof-refined"].make(rounds=2).name
     'fedcof-refined'

@@ -5,13 +5,42 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from covfree.engine.parts import digest
 from covfree.optional import optional
+
+# Numbers that errors show; of more only the shape.
+_FEW = 4
+
+
+class Mark(NamedTuple):
+    """What tells one setting or array of a run from that of another run.
+
+    Attributes:
+        shown: how errors show it.
+        checksum: of what is too long to show.
+    """
+
+    shown: str
+    checksum: str = ""
+
+    @classmethod
+    def of(cls, array: Any) -> Mark:
+        """That of an array: of a few numbers these, else its shape."""
+        array = np.asarray(array)
+        shown = str(array) if array.size <= _FEW else f"{array.dtype}{list(array.shape)}"
+        return cls(shown, digest([array]))
+
+    def beside(self, ours: Mark) -> str:
+        """How this differs from ours."""
+        if self.shown != ours.shown:
+            return f"{self.shown or 'none'} there, {ours.shown or 'none'} here"
+        return f"other values of {ours.shown}" if ours.shown else "another there"
 
 
 class Checkpoints:
@@ -21,7 +50,7 @@ class Checkpoints:
         ValueError: if the folder holds the state of another run.
     """
 
-    def __init__(self, folder: Path, identity: Callable[[int], Mapping[str, str]]) -> None:
+    def __init__(self, folder: Path, identity: Callable[[int], Mapping[str, Mark]]) -> None:
         """Take the folder, and what tells a run from others after so many rounds."""
         self._ocp = optional("orbax.checkpoint", "rounds")
         # It tells of each file at the level of warnings.
@@ -59,14 +88,19 @@ class Checkpoints:
         about = self._manager.restore(done, args=args.Composite(about=args.JsonRestore()))["about"]
         if done > rounds:
             raise ValueError(f"rounds: expected at least {done}, as {self._folder} holds, got {rounds}")
-        theirs, ours = about["identity"], self._identity(done)
-        for name in {**ours, **theirs}:
-            if theirs.get(name) != ours.get(name):
-                raise ValueError(
-                    f"checkpoint: expected a run of the same algorithm over the same clients; {self._folder} "
-                    f"is of one that differs in {name} ({theirs.get(name)} there, {ours.get(name)} "
-                    "here); give another folder, or delete it to start anew"
-                )
+        ours, none = self._identity(done), Mark("")
+        theirs = {name: Mark(*mark) for name, mark in about["identity"].items()}
+        differing = [
+            f"{name} ({theirs.get(name, none).beside(ours.get(name, none))})"
+            for name in {**ours, **theirs}
+            if theirs.get(name) != ours.get(name)
+        ]
+        if differing:
+            raise ValueError(
+                f"checkpoint: expected a run of the same algorithm over the same clients; {self._folder} "
+                f"is of one that differs in {', '.join(differing)}. Call with what it was started with to go "
+                "on; give another folder, or delete this one, to start anew"
+            )
         arrays = self._manager.restore(done, args=args.Composite(arrays=args.StandardRestore()))["arrays"]
         for name, (shape, dtype) in about["empty"].items():
             arrays[name] = jnp.zeros(shape, dtype)

@@ -10,6 +10,7 @@ import numpy as np
 
 from covfree.doors import as_int32
 from covfree.engine.parts import digest
+from covfree.rounds.checkpoint import Mark
 from covfree.rounds.cohort import Examples, Members
 
 
@@ -142,6 +143,11 @@ class Federation:
             groups.append(Group(members, clients, int(longest)))
         return groups
 
-    def digest(self) -> str:
-        """A checksum of the examples, and of who has which."""
-        return digest(np.asarray(part) for part in (*self.examples, self.size))
+    def identity(self) -> dict[str, Mark]:
+        """What tells the examples, and who has which, from those of another federation."""
+        order, size = np.asarray(self.examples.order), self.size
+        return {
+            "features": Mark.of(self.examples.features),
+            "labels": Mark.of(self.examples.labels),
+            "clients": Mark(f"{len(size)} clients of {len(order)} examples", digest([order, size])),
+        }

@@ -97,7 +97,8 @@ def run(
         memory: where clients' memory lies: ``"device"``, or ``"host"`` for more clients than fit there.
         mesh: devices over which the clients of a round are spread.
         each_client: whether the history also has the metrics of each client that took part, beside their
-            means: ``each_client``, a dict of lists.
+            means: ``each_client``, a dict of lists. The loss of a client without examples is nan, and so are
+            other metrics in floats.
 
     Returns:
         The result, the state, the clients' memory and the history. A round after which the state or a

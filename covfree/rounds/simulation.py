@@ -17,6 +17,7 @@ from covfree.federation.schedule import Schedule
 from covfree.keys import derive
 from covfree.rounds import cohort
 from covfree.rounds.algorithm import Algorithm, ClientData
+from covfree.rounds.checkpoint import Mark
 from covfree.rounds.data import Federation
 from covfree.rounds.memory import Bank
 from covfree.rounds.uploads import Parts, packed, size_in_bytes
@@ -170,23 +171,28 @@ class Simulation(NamedTuple):
             state = zeros_of(cohort.serve, self.algorithm, state, total)[0]
         return jax.tree.structure(held._replace(state=state))
 
-    def identity(self, state: Any, memory: Any) -> Callable[[int], dict[str, str]]:
+    def identity(self, state: Any, memory: Any) -> Callable[[int], dict[str, Mark]]:
         """What must be the same for a run to go on, by what to call it: a function of the rounds so far.
 
         Args:
             state: the server's first.
             memory: a client's first.
         """
-        numbers = jax.tree.leaves(self.algorithm.params)
+        numbers, _ = jax.tree_util.tree_flatten_with_path(self.algorithm.params)
         about = {
-            "algorithm": self.algorithm.name,
-            "the algorithm's numbers": digest(np.asarray(leaf) for leaf in numbers),
-            "what clients and the server compute": self._computation(state, memory),
-            "the examples": self.federation.digest(),
-            "the key": digest([np.asarray(jax.random.key_data(self.key))]),
-            "the longest delay": str(self.delays - 1),
+            "algorithm": Mark(self.algorithm.name),
+            **{f"params{jax.tree_util.keystr(path)}": Mark.of(leaf) for path, leaf in numbers},
+            "what clients and the server compute": Mark("", self._computation(state, memory)),
+            **self.federation.identity(),
+            "key": Mark.of(jax.random.key_data(self.key)),
+            "longest delay": Mark(str(self.delays - 1)),
         }
-        return lambda done: about | {"the participation": digest(part[:done] for part in self.schedule)}
+
+        def after(done: int) -> dict[str, Mark]:
+            drawn = digest(part[:done] for part in self.schedule)
+            return about | {"participation": Mark(f"clients and delays in {done} rounds", drawn)}
+
+        return after
 
     def _computation(self, state: Any, memory: Any) -> str:
         """A checksum of what a client and the server compute, as jax traces it; numbers apart."""
@@ -225,6 +231,13 @@ def _means(metrics: dict[str, np.ndarray], sizes: np.ndarray) -> dict[str, float
 def _by_client(
     metrics: dict[str, np.ndarray], sizes: np.ndarray, who: np.ndarray
 ) -> dict[str, list[int] | list[float]]:
-    """Clients' metrics one by one, in the order of their numbers."""
-    columns = {"client": who, "examples": sizes, **metrics}
+    """Clients' metrics one by one, in the order of their numbers.
+
+    A mean over no examples, such as a loss, is no number: floats of clients without any are nan.
+    """
+    told = {
+        name: np.where(sizes > 0, value, np.nan) if value.dtype.kind == "f" else value
+        for name, value in metrics.items()
+    }
+    columns = {"client": who, "examples": sizes, **told}
     return {name: column[np.argsort(who)].tolist() for name, column in columns.items()}

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Integer
 
 from covfree.checks import check_positive
 from covfree.keys import derive
-from covfree.statistics.groups import accumulation_dtype, as_examples, subset_groups
+from covfree.statistics.groups import as_examples
 from covfree.statistics.means import class_means
+from covfree.statistics.residuals import residuals, senders_of, with_vectors
 from covfree.statistics.rows import deal_rows, rows_of
-from covfree.sums import deviations
-from covfree.types import AnyArray, PRNGKey, Rows, is_traced
+from covfree.types import AnyArray, PRNGKey, Rows
 
 
 def residual_sketches(
@@ -62,15 +60,9 @@ def residual_sketches(
     check_positive("num_sketches", num_sketches)
     means, counts = class_means(features, labels, num_classes)
     kept = (labels >= 0) & (labels < num_classes)
-    residual = _residuals(features, means, jnp.where(kept, labels, num_classes))
+    residual = residuals(features, means, jnp.where(kept, labels, num_classes))
     sketches = _signed_sums(residual, jnp.zeros_like(labels), 1, _signs(key, num_sketches, residual))
     return sketches[0], jnp.maximum(counts - 1, 0).sum()
-
-
-def count_clients(labels: Integer[np.ndarray, " examples"], clients: Integer[np.ndarray, " examples"]) -> int:
-    """Clients with an example, at least 1: a bound for `sketched_rows`, counted on the host."""
-    labels, clients = np.asarray(labels), np.asarray(clients)
-    return max(1, len(np.unique(clients[(labels >= 0) & (clients >= 0)])))
 
 
 def sketched_rows(
@@ -120,47 +112,13 @@ def sketched_rows(
     ([1, 2, 0, 1], [1, 0, -1, -1], [2, 7, 2, 7], [False, False, False, True])
     """
     features, labels, clients = as_examples(features, labels=labels, clients=clients)
-    check_positive("num_clients", num_clients)
     check_positive("num_sketches", num_sketches)
     row = deal_rows(labels, clients, num_subsets, subset_size, key)
     means = rows_of(features, labels, clients, row, num_rows)
-    kept = row >= 0
-    owner, _ = subset_groups((clients,), kept, 1, None)
-    if not is_traced(owner) and owner.max(initial=-1) >= num_clients:
-        raise ValueError(
-            f"num_clients: {num_clients} cannot hold all clients: there are {int(owner.max()) + 1}; "
-            "see count_clients"
-        )
-    slot = jnp.where(kept, owner, num_clients)
-    residual = _residuals(features, jnp.asarray(means.mean), jnp.where(kept, row, num_rows))
-    sketches = _signed_sums(residual, slot, num_clients, _signs(key, num_sketches, residual))
-
-    # An example adds one degree of freedom, its row takes one back.
-    owner_of_row = jax.ops.segment_max(slot, jnp.where(kept, row, num_rows), num_rows)
-    seen = means.count > 0
-    spread = jnp.where(seen, means.count - 1, 0)
-    degrees = jax.ops.segment_sum(spread, jnp.where(seen, owner_of_row, num_clients), num_clients)
-    examples = jax.ops.segment_sum(kept.astype(jnp.int32), slot, num_clients)
-    client = jnp.where(examples > 0, jax.ops.segment_max(clients, slot, num_clients), -1)
-    count = jnp.repeat(degrees, num_sketches)
-    return Rows(
-        mean=jnp.concatenate([means.mean, sketches.reshape(-1, sketches.shape[-1])]),
-        count=jnp.concatenate([means.count, count]),
-        label=jnp.concatenate([means.label, jnp.full(count.shape, -1, jnp.int32)]),
-        client=jnp.concatenate([cast(jax.Array, means.client), jnp.repeat(client, num_sketches)]),
-        sketch=jnp.concatenate([jnp.zeros(num_rows, bool), count > 0]),
-    )
-
-
-def _residuals(
-    features: Float[Array, "examples dim"],
-    means: Float[Array, "groups dim"],
-    group: Integer[Array, " examples"],
-) -> Float[Array, "examples dim"]:
-    """Features less their group's mean; 0 where the group is past the end, which may hold NaN."""
-    kept = (group < means.shape[0])[:, None]
-    centre = means.at[group].get(mode="fill", fill_value=0)
-    return deviations(jnp.where(kept, features, 0).astype(accumulation_dtype(features)), centre)
+    senders = senders_of(clients, row, means, num_clients)
+    residual = residuals(features, jnp.asarray(means.mean), jnp.where(row >= 0, row, num_rows))
+    sketches = _signed_sums(residual, senders.slot, num_clients, _signs(key, num_sketches, residual))
+    return with_vectors(means, senders.client, sketches, jnp.repeat(senders.hidden[:, None], num_sketches, 1))
 
 
 def _signs(

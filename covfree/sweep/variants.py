@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 from covfree.methods import Method
 from covfree.methods import registry as methods_of_one_round
-from covfree.methods.registry import Entry
 from covfree.refine import Refined
 from covfree.refine import registry as refined_methods
-from covfree.refine.registry import Entry as RefinedEntry
+from covfree.registries import Entry
 
 
 class Variant(NamedTuple):
@@ -26,7 +25,7 @@ class Variant(NamedTuple):
     method: Method | Refined
 
 
-def entries() -> dict[str, Entry | RefinedEntry]:
+def entries() -> dict[str, Entry[Method] | Entry[Refined]]:
     """All named methods, of one round and of more."""
     return {**methods_of_one_round(), **refined_methods()}
 

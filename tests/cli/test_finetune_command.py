@@ -199,9 +199,16 @@ def test_options_in_a_file(finetune, tmp_path):
     for text, expected in {
         "rouns = 3\nbogus = 1": "unknown bogus, rouns; expected some of algorithm, alpha",
         'config = "other.toml"': "unknown config",
-        "rounds = 2.5": "--rounds",
-        "rounds = true": "--rounds",
-        "rounds = [2]": "rounds: expected text, a number, true or false, got [2]",
+        "rounds = 2.5": f"--config: {file}: rounds: expected a whole number, got 2.5",
+        "rounds = true": "rounds: expected a whole number, got True",
+        "rounds = [2]": "rounds: expected a whole number, got [2]",
+        'rounds = "2"': "rounds: expected a whole number, got '2'",
+        'client-lr = "fast"': "client-lr: expected a number, got 'fast'",
+        "tune = 1": "tune: expected true or false, got 1",
+        'norms = "some"': "norms: expected one of frozen, batch, got 'some'",
+        "out = 3": "out: expected a path, got 3",
+        "init = true": "init: expected text, got True",
+        "participation = 2024-01-01": "participation: expected text, got datetime.date(2024, 1, 1)",
         "rounds": "expected TOML",
     }.items():
         file.write_text(text)
@@ -237,6 +244,10 @@ BAD = {
     "resume without out": (["--resume"], "--resume: expected --out beside it"),
     "tune beside a rate": (["--tune", "--client-lr", 0.1], "--client-lr: expected none beside --tune"),
     "partition": (["--partition", "random"], "--partition: expected one of inner_dirichlet"),
+    "norms of a head": (
+        ["--norms", "frozen"],
+        "--norms: expected --train backbone or all beside it, as a head",
+    ),
     "tune with one client": (["--clients", 1, "--tune", "--init", "fedncm"], "--tune: expected at least 2"),
 }
 
@@ -250,6 +261,22 @@ def test_bad_arguments(untyped, finetune, tmp_path):
     outcome = finetune("--out", tmp_path / "taken")
     assert outcome.is_one_line
     assert "--out: cannot make the folder" in outcome.err
+
+
+def test_options_that_change_nothing_are_refused(cli, tmp_path):
+    """Those of the partition, where the file says whose each example is; wherever they are given."""
+    rng, labels = np.random.default_rng(0), np.arange(40) % 2
+    content = {"features": rng.normal(size=(40, 3)), "labels": labels, "clients": np.arange(40) % 4}
+    np.savez(tmp_path / "own.npz", **content)
+    given = ("finetune", "--dataset", tmp_path / "own.npz")
+    for name, value in {"clients": 100, "alpha": 0.1, "partition": "iid"}.items():
+        outcome = cli(*given, f"--{name}", value)
+        assert outcome.is_one_line
+        assert re.search(f"--{name}: expected none, as .*own.* has clients of its own", outcome.err)
+    (tmp_path / "options.toml").write_text("clients = 100\n")
+    outcome = cli(*given, "--config", tmp_path / "options.toml")
+    assert outcome.is_one_line
+    assert "--clients: expected none" in outcome.err
 
 
 def test_help_teaches_every_option(cli, monkeypatch):

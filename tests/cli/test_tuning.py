@@ -6,6 +6,8 @@ import jax
 import numpy as np
 import pytest
 
+from covfree.cli.curves import LiveTuning
+from covfree.cli.progress import progress_bar
 from covfree.cli.source import of_file
 from covfree.cli.training import Settings, make_start, make_task
 from covfree.cli.tuning import set_aside, tune
@@ -30,7 +32,7 @@ def features(tmp_path):
     return write
 
 
-def test_rates_are_tuned_on_training_clients_that_are_set_aside(cli, features):
+def test_rates_are_tuned_on_training_clients_that_are_set_aside(cli, features, capsys):
     outcome = cli(
         *("finetune", "--dataset", features(1), "--init", "fedncm", "--algorithm", "fedavg"),
         *("--tune", "--rounds", 2, "--format", "json"),
@@ -42,6 +44,13 @@ def test_rates_are_tuned_on_training_clients_that_are_set_aside(cli, features):
     assert (run["client_lr"], run["server_lr"]) == (chosen["client_lr"], chosen["server_lr"])
     text = f"tuned to --client-lr {run['client_lr']:g} --server-lr {run['server_lr']:g}"
     assert f"covfree: fedncm → fedavg, seed 0: {text}" in outcome.err
+    # Each pair is told as it was tried, as that is no terminal.
+    told = [line for line in outcome.err.splitlines() if "tuning" in line]
+    assert told == [
+        f"fedncm → fedavg, seed 0: tuning {place}/9, --client-lr {each['client_lr']:g} --server-lr "
+        f"{each['server_lr']:g}: {100 * each['accuracy']:.2f} %"
+        for place, each in enumerate(run["tried"], 1)
+    ]
     assert {(each["client_lr"], each["server_lr"]) for each in run["tried"]} == {
         (client, server) for client in (0.01, 0.1, 1.0) for server in (0.1, 1.0, 10.0)
     }
@@ -64,5 +73,27 @@ def test_rates_are_tuned_on_training_clients_that_are_set_aside(cli, features):
     start, settings = make_start("fedncm", apart, 0), Settings(2, 0.3)
     rates, tried = tune(apart, start, "fedncm", "fedavg", Rates(0.1, 1.0), settings, 0)
     assert (rates, tried) == (Rates(run["client_lr"], run["server_lr"]), run["tried"])
+    said = []
     with pytest.raises(ValueError, match=r"--tune: fedncm, fedavg: every learning rate .* diverged"):
-        tune(apart, start, "fedncm", "fedavg", Rates(3e38, 3e38), settings, 0)
+        tune(
+            apart,
+            start,
+            "fedncm",
+            "fedavg",
+            Rates(3e38, 3e38),
+            settings,
+            0,
+            tell=lambda *now: said.append(now),
+        )
+    assert [now[:2] for now in said] == [(place, 9) for place in range(1, 10)]
+    bar = progress_bar()
+    live = LiveTuning(bar, bar.add_task("run: tuning"), "run")
+    capsys.readouterr()
+    live(*said[-1])
+    assert capsys.readouterr().err.endswith(": diverged\n")
+    # On a terminal a bar, and no lines.
+    bar.disable = False
+    live(*said[-1])
+    assert capsys.readouterr().err == ""
+    assert (bar.tasks[0].completed, bar.tasks[0].total) == (9, 9)
+    assert bar.tasks[0].description.startswith("run: tuning, --client-lr ")

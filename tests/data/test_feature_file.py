@@ -1,6 +1,7 @@
 """Feature files: whatever ends the writing, what is read is what was computed, or an error."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -234,7 +235,9 @@ def test_a_line_that_is_missing_ends_what_counts(partial, tmp_path):
 @pytest.mark.parametrize("count", range(len(ENDS) + 1))
 def test_what_goes_on_makes_the_same_file(partial, finished, tmp_path, count):
     partial.resumed(tmp_path, partial.data[count] + b"torn", partial.journal[count] + b"torn")
-    (tmp_path / "a.npz.tmp").write_bytes(b"left by a kill while the file was finished" * 99)
+    left = tmp_path / ".covfree-0.tmp"
+    left.write_bytes(b"left by a kill while the file was finished" * 99)
+    os.utime(left, (0, 0))
     written(tmp_path / "a.npz")
     assert (tmp_path / "a.npz").read_bytes() == finished.read_bytes()
     assert names(tmp_path) == ["a.npz"]

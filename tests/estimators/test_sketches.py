@@ -14,8 +14,8 @@ import covfree
 from covfree.estimators.sketched import sketched_factor, sketched_freedom, sketched_moments
 from covfree.methods.sketched_means import SketchedMeans
 from covfree.methods.summaries import Summary
-from covfree.statistics import sketches
-from covfree.statistics.sketches import count_clients, residual_sketches, sketched_rows
+from covfree.statistics.residuals import count_clients
+from covfree.statistics.sketches import residual_sketches, sketched_rows
 
 DIM, CLASSES, BOUND = 3, 4, 4.5
 # Client 7 has three classes, client 2 one of a single example, client 4 two examples of one class; padding of
@@ -254,4 +254,4 @@ def test_errors_name_the_argument():
         SketchedMeans(1).all_clients(features, labels, labels, (1, 1), None)
     with pytest.raises(ValueError, match="rows: expected rows with sketches among them"):
         sketched_moments(covfree.Rows.from_examples(features, labels), 1)
-    assert sketches.count_clients(np.array([-1]), np.array([0])) == 1
+    assert count_clients(np.array([-1]), np.array([0])) == 1

@@ -200,6 +200,14 @@ def test_metrics_of_each_client():
     assert each["examples"] == [9, 5]
     assert each["steps"] == [3, 2]
     assert done.history[0]["loss"] == pytest.approx(np.average(each["loss"], weights=[9, 5]))
+    # A client without examples has no loss, which is not one of 0; the mean is over the others.
+    without = np.where(CLIENTS == 1, -1, CLIENTS)
+    done = run(ft.local_only(ft.linear_model(HEAD), 0.1, batch_size=4), FEATURES, LABELS, without, key=KEY,
+               rounds=1, participation=np.array([[3, 1, -1]]), each_client=True)  # fmt: skip
+    empty = done.history[0]["each_client"]
+    assert (empty["examples"], empty["steps"]) == ([0, 5], [0, 2])
+    np.testing.assert_array_equal(empty["loss"], [np.nan, each["loss"][1]])
+    assert done.history[0]["loss"] == each["loss"][1]
 
 
 def test_a_model_of_a_client_that_diverges_ends_the_run():

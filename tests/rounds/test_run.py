@@ -266,15 +266,15 @@ run(adding(), *DATA, key=KEY, rounds=1000, participation=0.5, checkpoint=sys.arg
     @pytest.mark.parametrize(
         ("other", "what"),
         [
-            ("name", "algorithm"),
-            ("numbers", "the algorithm's numbers"),
-            ("client", "what clients and the server compute"),
-            ("server", "what clients and the server compute"),
-            ("participation", "the participation"),
-            ("delays", "the longest delay"),
-            ("clients", "the examples"),
-            ("features", "the examples"),
-            ("key", "the key"),
+            ("name", r"algorithm \(adding there, other here\)\."),
+            ("numbers", r"params \(1.0 there, 2.0 here\)\."),
+            ("client", r"what clients and the server compute \(another there\)\."),
+            ("server", r"what clients and the server compute \(another there\)\."),
+            ("participation", r"participation \(other values of clients and delays in 1 rounds\)\."),
+            ("delays", r"longest delay \(0 there, 1 here\)\."),
+            ("clients", r"clients \(other values of \d+ clients of \d+ examples\)\."),
+            ("features", r"features \(other values of float32\[92, 2\]\)\."),
+            ("key", r"key \(\[0 3\] there, \[0 4\] here\)\."),
         ],
     )
     def test_another_run_is_refused(self, tmp_path, other, what):
@@ -297,7 +297,8 @@ run(adding(), *DATA, key=KEY, rounds=1000, participation=0.5, checkpoint=sys.arg
             "features": (2 * features, labels, clients),
         }.get(other, DATA)
         key = jax.random.key(4) if other == "key" else KEY
-        with pytest.raises(ValueError, match=f"checkpoint: expected .* differs in {what} "):
+        text = f"checkpoint: expected .* differs in {what} Call with what it was started with to go on; "
+        with pytest.raises(ValueError, match=text):
             run(algorithm, *data, key=key, rounds=2, participation=drawn, checkpoint=tmp_path)
 
     def test_fewer_rounds_than_there_were_are_refused(self, tmp_path):

@@ -1,0 +1,93 @@
+"""Class means and residual directions as what a client sends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from covfree.checks import check_positive
+from covfree.methods.summaries import OfManyClients
+from covfree.statistics import count_rows
+from covfree.statistics.directions import directed_rows
+from covfree.statistics.residuals import count_clients
+from covfree.statistics.rows import client_pairs
+from covfree.types import Rows
+
+
+@dataclass(frozen=True)
+class DirectedMeans(OfManyClients):
+    """A `Summary`: a row for each class of a client, then its residual directions.
+
+    Attributes:
+        num_directions: most directions of a client.
+    """
+
+    num_directions: int
+
+    def __post_init__(self) -> None:
+        check_positive("num_directions", self.num_directions)
+
+    def one_client(
+        self, features: jax.Array, labels: jax.Array, num_classes: int, key: jax.Array | None
+    ) -> Rows:
+        """Rows of one client: a mean for each example at most, then q directions."""
+        if labels.shape[0] == 0:
+            # Padding takes the place of examples where there are none.
+            features, labels = jnp.zeros((1, features.shape[1]), features.dtype), jnp.full(1, -1, jnp.int32)
+        return super().one_client(features, labels, num_classes, key)
+
+    def sizes(self, labels: np.ndarray, clients: np.ndarray) -> tuple[int, ...]:
+        """Number of rows that are means, of clients, and of examples of the largest client."""
+        largest = _client_sizes(labels, clients)[1].max(initial=1)
+        return count_rows(labels, clients), count_clients(labels, clients), int(largest)
+
+    def bounds(self, num_examples: int) -> tuple[int, ...]:
+        """A row and a client for each example, or all examples at one client."""
+        return (max(1, num_examples),) * 3
+
+    def own_sizes(self, labels: jax.Array) -> tuple[int, ...]:
+        """A row for each example, at most, and one client with all of them."""
+        size = max(1, labels.shape[0])
+        return size, 1, size
+
+    def all_clients(
+        self,
+        features: jax.Array,
+        labels: jax.Array,
+        clients: jax.Array,
+        sizes: tuple[int, ...],
+        key: jax.Array | None,
+    ) -> Rows:
+        """Rows of all clients, ordered by client and class, then the directions, ordered by client."""
+        num_rows, num_clients, client_size = sizes
+        return directed_rows(
+            features,
+            labels,
+            clients,
+            num_rows=num_rows,
+            num_clients=num_clients,
+            client_size=client_size,
+            num_directions=self.num_directions,
+        )
+
+    def floats(self, labels: np.ndarray, clients: np.ndarray, dim: int) -> tuple[int, int]:
+        """A mean a row, and of each client min(q, n_k − rows, d) directions."""
+        rows, sizes = _client_sizes(labels, clients)
+        lines = int(rows.sum() + np.minimum(np.minimum(sizes - rows, self.num_directions), dim).sum())
+        return lines, lines * dim
+
+    def flops(self, labels: np.ndarray, clients: np.ndarray, dim: int) -> int:
+        """A mean and a residual, n·d each; then with s = min(n, d) a product and an ``eigh`` of size s."""
+        sizes = _client_sizes(labels, clients)[1].astype(float)
+        smaller = np.minimum(sizes, dim)
+        return int((2 * sizes * dim + 2 * sizes * dim * smaller + 9 * smaller**3).sum())
+
+
+def _client_sizes(labels: np.ndarray, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Classes and examples of each client that has any."""
+    owners, sizes = client_pairs(labels, clients)
+    _, slot = np.unique(owners, return_inverse=True)
+    return np.bincount(slot), np.bincount(slot, sizes).astype(int)

@@ -1,0 +1,163 @@
+"""Residual directions: the leading singular vectors of a client's residuals, which show its scatter."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Integer
+
+from covfree.checks import check_positive
+from covfree.lapack import eigh
+from covfree.products import product, symmetric_product
+from covfree.statistics.groups import as_examples
+from covfree.statistics.means import class_means
+from covfree.statistics.residuals import Senders, residuals, senders_of, with_vectors
+from covfree.statistics.rows import deal_rows, rows_of
+from covfree.types import AnyArray, Rows
+
+
+def residual_directions(
+    features: Float[AnyArray, "examples dim"],
+    labels: Integer[AnyArray, " examples"],
+    num_classes: int,
+    num_directions: int,
+) -> tuple[Float[Array, "directions dim"], Integer[Array, ""]]:
+    """Compute the leading directions of one client's residuals about its class means, over all its classes.
+
+    Let R hold the residuals f_i − μ_{y_i} as rows, with singular values s_1 ≥ s_2 ≥ … and right singular
+    vectors v_j. Direction j is s_j v_j, its largest entry positive. Of all matrices of rank q, Σ_{j ≤ q} s_j²
+    v_j v_jᵀ is nearest to the scatter RᵀR, and never exceeds it. With a_k = Σ_c (n_c − 1) directions it is
+    RᵀR.
+
+    The directions show more of the examples than their number suggests: two examples of one class are known,
+    up to their order, from their mean and a direction.
+
+    Args:
+        features: features of the client's examples.
+        labels: their classes; a label outside [0, num_classes) is padding.
+        num_classes: C, static.
+        num_directions: q, static.
+
+    Returns:
+        The directions, 0 past the degrees of freedom; and the degrees of freedom a_k of the whole scatter.
+
+    Raises:
+        ValueError: if shapes do not fit or a size is below 1.
+        TypeError: if labels are no integers.
+
+    Source: covfree. Equivalent to ``numpy.linalg.svd`` of the residuals, truncated.
+
+    >>> import jax.numpy as jnp
+    >>> x, y = jnp.array([[1.0, 0.0], [3.0, 0.0], [9.0, 5.0]]), jnp.array([0, 0, 1])
+    >>> directions, degrees = residual_directions(x, y, 2, 1)
+    >>> directions.round(2).tolist() == [[jnp.float32(1.41), 0]], int(degrees)
+    (True, 1)
+    """
+    features, labels = as_examples(features, labels=labels)
+    check_positive("num_directions", num_directions)
+    means, counts = class_means(features, labels, num_classes)
+    kept = (labels >= 0) & (labels < num_classes)
+    degrees = jnp.maximum(counts - 1, 0).sum()
+    residual = residuals(features, means, jnp.where(kept, labels, num_classes))
+    return _leading(residual, num_directions, degrees), degrees
+
+
+def directed_rows(
+    features: Float[AnyArray, "examples dim"],
+    labels: Integer[AnyArray, " examples"],
+    clients: Integer[AnyArray, " examples"],
+    *,
+    num_rows: int,
+    num_clients: int,
+    client_size: int,
+    num_directions: int,
+) -> Rows:
+    """Class means of all clients, as `client_rows` gives them, and below them their residual directions.
+
+    A direction is a row with ``sketch`` set, label −1 and the mean s_j v_j of `residual_directions`. A client
+    sends min(q, a_k, d) of them; the rest is padding. The count is the degrees of freedom that a direction
+    stands for: 1, or if q ≥ d directions are all there is of the scatter, its share of a_k.
+
+    Clients are taken one after the other: each costs a product of size n·d·s and an ``eigh`` of size s, with
+    n = ``client_size`` and s = min(n, d), whatever its own number of examples.
+
+    Args:
+        features: features of all clients' examples, in any order.
+        labels: their classes; below 0 is padding.
+        clients: the client of each example; below 0 is padding.
+        num_rows: see `client_rows`; static.
+        num_clients: clients with an example, or any bound on them, static; see `count_clients`.
+        client_size: examples of the largest client, or any bound on them, static.
+        num_directions: q, most directions of a client; static.
+
+    Returns:
+        ``num_rows + num_clients * num_directions`` rows.
+
+    Raises:
+        ValueError: if shapes do not fit or a bound is too small (under ``jit``, what is beyond it is lost).
+        TypeError: if labels or clients are no integers.
+
+    >>> import jax.numpy as jnp
+    >>> x, y, k = jnp.array([[1.0], [3.0], [9.0]]), jnp.array([0, 0, 1]), jnp.array([7, 7, 2])
+    >>> rows = directed_rows(x, y, k, num_rows=2, num_clients=2, client_size=2, num_directions=1)
+    >>> rows.count.tolist(), rows.label.tolist(), rows.client.tolist(), rows.sketch.tolist()
+    ([1, 2, 0, 1], [1, 0, -1, -1], [2, 7, 2, 7], [False, False, False, True])
+    """
+    features, labels, clients = as_examples(features, labels=labels, clients=clients)
+    check_positive("num_directions", num_directions)
+    check_positive("client_size", client_size)
+    row = deal_rows(labels, clients, 1, 2, None)
+    means = rows_of(features, labels, clients, row, num_rows)
+    senders = senders_of(clients, row, means, num_clients, client_size)
+    residual = residuals(features, jnp.asarray(means.mean), jnp.where(row >= 0, row, num_rows))
+    directions = _of_clients(residual, senders, client_size, num_directions)
+    place, dim, hidden = jnp.arange(num_directions)[None, :], features.shape[1], senders.hidden[:, None]
+    # The shares of a_k differ by 1 at most.
+    share = (hidden + dim - 1 - place) // dim if num_directions >= dim else jnp.minimum(hidden, 1)
+    count = jnp.where(place < jnp.minimum(hidden, dim), share, 0)
+    return with_vectors(means, senders.client, directions, count)
+
+
+@partial(jax.jit, static_argnames=("client_size", "num_directions"))
+def _of_clients(
+    residual: Float[Array, "examples dim"],
+    senders: Senders,
+    client_size: int,
+    num_directions: int,
+) -> Float[Array, "clients directions dim"]:
+    order, within = jnp.argsort(senders.slot), jnp.arange(client_size)
+
+    def one_client(operand: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        start, size, degrees = operand
+        mine = residual.at[order.at[start + within].get(mode="clip")].get(mode="clip")
+        return _leading(jnp.where((within < size)[:, None], mine, 0), num_directions, degrees)
+
+    start = jnp.cumsum(senders.size) - senders.size
+    return jax.lax.map(one_client, (start, senders.size, senders.hidden))
+
+
+def _leading(
+    residual: Float[Array, "examples dim"], number: int, degrees: Integer[Array, ""]
+) -> Float[Array, "directions dim"]:
+    """Rows s_j v_j of the largest singular values, from the smaller of R Rᵀ and RᵀR; 0 past the degrees."""
+    examples, dim = residual.shape
+    if examples == 0:
+        return jnp.zeros((number, dim), residual.dtype)
+    # Squares of huge numbers would overflow, and those of tiny ones vanish.
+    largest = jax.lax.stop_gradient(jnp.abs(residual).max(initial=0))
+    unit = jnp.where(largest > 0, largest, 1)
+    scaled = residual / unit
+    if examples <= dim:
+        # Not √λ v: rounding of R Rᵀ is then that of the directions alone, not of their lengths too.
+        rows = product(eigh(symmetric_product(scaled.T))[1][:, ::-1][:, :number].T, scaled)
+    else:
+        values, vectors = (x[..., ::-1][..., :number] for x in eigh(symmetric_product(scaled)))
+        positive = values > 0
+        rows = jnp.where(positive, jnp.sqrt(jnp.where(positive, values, 1)), 0)[:, None] * vectors.T
+    # One sign of the two, so that the order of examples does not show: the largest entry is positive.
+    peak = jnp.take_along_axis(rows, jnp.abs(rows).argmax(1, keepdims=True), axis=1)
+    rows = jnp.where(peak < 0, -rows, rows) * unit
+    rows = jnp.where(jnp.arange(rows.shape[0])[:, None] < degrees, rows, 0)
+    return jnp.pad(rows, [(0, number - rows.shape[0]), (0, 0)])

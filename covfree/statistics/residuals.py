@@ -1,0 +1,108 @@
+"""What clients' class means hide: residuals, how many each client has, and vectors that show them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Integer
+
+from covfree.checks import check_positive
+from covfree.statistics.groups import accumulation_dtype, subset_groups
+from covfree.sums import deviations
+from covfree.types import Rows, is_traced
+
+
+def count_clients(labels: Integer[np.ndarray, " examples"], clients: Integer[np.ndarray, " examples"]) -> int:
+    """Clients with an example, at least 1: for `sketched_rows` and `directed_rows`, counted on the host."""
+    labels, clients = np.asarray(labels), np.asarray(clients)
+    return max(1, len(np.unique(clients[(labels >= 0) & (clients >= 0)])))
+
+
+class Senders(NamedTuple):
+    """The clients that hold an example, numbered from 0 in the order of their names.
+
+    Attributes:
+        slot: the number of each example's client; the size of ``client`` for padding.
+        size: examples of each client.
+        client: name of each; −1 past the last.
+        hidden: a_k = n_k − (rows of the client), the degrees of freedom of the scatter inside its rows.
+    """
+
+    slot: Integer[Array, " examples"]
+    size: Integer[Array, " clients"]
+    client: Integer[Array, " clients"]
+    hidden: Integer[Array, " clients"]
+
+
+def senders_of(
+    clients: Integer[Array, " examples"],
+    row: Integer[Array, " examples"],
+    means: Rows,
+    num_clients: int,
+    client_size: int | None = None,
+) -> Senders:
+    """Number the clients of examples that were dealt to rows.
+
+    Args:
+        clients: the client of each example.
+        row: from `deal_rows`.
+        means: from `rows_of`.
+        num_clients: a bound on the clients with an example, static.
+        client_size: a bound on the examples of a client, if there is one.
+
+    Raises:
+        ValueError: if ``num_clients`` is below 1, or a bound is too small and nothing is traced.
+    """
+    check_positive("num_clients", num_clients)
+    kept, num_rows = row >= 0, len(means.count)
+    owner, _ = subset_groups((clients,), kept, 1, None)
+    if not is_traced(owner) and owner.max(initial=-1) >= num_clients:
+        raise ValueError(
+            f"num_clients: {num_clients} cannot hold all clients: there are {int(owner.max()) + 1}; "
+            "see count_clients"
+        )
+    slot = jnp.where(kept, owner, num_clients)
+    # An example adds one degree of freedom, its row takes one back.
+    owner_of_row = jax.ops.segment_max(slot, jnp.where(kept, row, num_rows), num_rows)
+    seen = means.count > 0
+    size = jax.ops.segment_sum(kept.astype(jnp.int32), slot, num_clients)
+    if client_size is not None and not is_traced(size) and size.max() > client_size:
+        raise ValueError(
+            f"client_size: {client_size} cannot hold the examples of all clients: one has {int(size.max())}"
+        )
+    hidden = size - jax.ops.segment_sum(
+        seen.astype(jnp.int32), jnp.where(seen, owner_of_row, num_clients), num_clients
+    )
+    client = jnp.where(size > 0, jax.ops.segment_max(clients, slot, num_clients), -1)
+    return Senders(slot, size, client, hidden)
+
+
+def with_vectors(
+    means: Rows,
+    client: Integer[Array, " clients"],
+    vectors: Float[Array, "clients vectors dim"],
+    count: Integer[Array, "clients vectors"],
+) -> Rows:
+    """Class means, and below them each client's vectors as rows without a class; padding if count is 0."""
+    count = count.reshape(-1)
+    return Rows(
+        mean=jnp.concatenate([means.mean, vectors.reshape(-1, vectors.shape[-1])]),
+        count=jnp.concatenate([means.count, count]),
+        label=jnp.concatenate([means.label, jnp.full(count.shape, -1, jnp.int32)]),
+        client=jnp.concatenate([cast(jax.Array, means.client), jnp.repeat(client, vectors.shape[1])]),
+        sketch=jnp.concatenate([jnp.zeros(len(means.count), bool), count > 0]),
+    )
+
+
+def residuals(
+    features: Float[Array, "examples dim"],
+    means: Float[Array, "groups dim"],
+    group: Integer[Array, " examples"],
+) -> Float[Array, "examples dim"]:
+    """Features less their group's mean; 0 where the group is past the end, which may hold NaN."""
+    kept = (group < means.shape[0])[:, None]
+    centre = means.at[group].get(mode="fill", fill_value=0)
+    return deviations(jnp.where(kept, features, 0).astype(accumulation_dtype(features)), centre)

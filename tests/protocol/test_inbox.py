@@ -1,0 +1,337 @@
+"""A server that looks into a folder again and again: what came in time, what came again, and what is odd."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from deployed import rows, spoil, with_matrix
+
+import covfree
+from covfree.protocol.files import load_message, save_message
+from covfree.protocol.folder import MessageFolder
+from covfree.protocol.inbox import collect_files
+
+CLASSES = 3
+SAME = "sent the same message again; a client counts once, so the first counts"
+OTHER = "sent another message; the first counts"
+
+
+def look(path, before=None, **options) -> covfree.Collected:
+    """Open the folder and collect what is there."""
+    return collect_files(MessageFolder(path, **options), num_classes=CLASSES, before=before)
+
+
+def put(path, *names, message=None) -> None:
+    for name in names:
+        save_message(with_matrix(rows()) if message is None else message, path / f"{name}.safetensors")
+
+
+def assert_same_message(ours, theirs) -> None:
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+# Looking again
+
+
+def test_a_folder_that_fills_up_gives_what_a_full_one_gives(tmp_path):
+    server = look(tmp_path)
+    assert server.clients == ()
+    with pytest.raises(ValueError, match="message: expected the rows of a client at least, got none"):
+        covfree.solve_message(covfree.fed3r(), server.message, num_classes=CLASSES)
+    with pytest.raises(ValueError, match="folder: expected a sound message, got a folder without messages"):
+        covfree.solve_stream(covfree.fedncm(), MessageFolder(tmp_path), num_classes=CLASSES)
+    for name in "abc":
+        put(tmp_path, name)
+        server = look(tmp_path, server)
+        assert server.clients[-1] == name
+        assert (server.rejected, server.repeated, server.late) == ({}, {}, {})
+    assert_same_message(server.message, look(tmp_path).message)
+
+
+def test_files_that_were_counted_are_not_read_again(tmp_path, monkeypatch):
+    put(tmp_path, "a", "b")
+    server = look(tmp_path)
+    put(tmp_path, "c")
+    read = []
+    monkeypatch.setattr(
+        "covfree.protocol.folder.load_message",
+        lambda path: read.append(Path(path).stem) or load_message(path),
+    )
+    server = look(tmp_path, server)
+    assert read == ["c"]
+    assert server.clients == ("a", "b", "c")
+    # Nor is one whose file is gone lost.
+    (tmp_path / "a.safetensors").unlink()
+    assert look(tmp_path, server).clients == ("a", "b", "c")
+
+
+def test_who_sends_again_is_named_and_the_first_counts(tmp_path):
+    put(tmp_path, "a", "b", "c", "d", "e")
+    server = look(tmp_path)
+    put(tmp_path, "a")
+    put(tmp_path, "b", message=with_matrix(rows(count=(1, 1))))
+    put(tmp_path, "c", message=rows(mean=((1, 2, 3), (4, 5, 6))))
+    (tmp_path / "d.safetensors").write_bytes(b"junk")
+    again = look(tmp_path, server)
+    assert_same_message(again.message, server.message)
+    assert again.clients == server.clients
+    assert again.rejected == {}
+    assert list(again.repeated) == ["a", "b", "c", "d"]
+    assert again.repeated["a"] == SAME
+    assert again.repeated["b"].startswith(OTHER)
+    assert again.repeated["c"].startswith(OTHER)
+    assert again.repeated["d"].startswith("sent what was set aside (path: ")
+    # The other can be let count, as the reason says.
+    sent = with_matrix(rows())
+    changed = look(tmp_path, covfree.forget(again, "b", message=sent))
+    assert changed.clients == ("a", "c", "d", "e", "b")
+    np.testing.assert_array_equal(changed.message.rows.count[-2:], [1, 1])
+
+
+def test_the_same_file_put_there_again_is_sent_again(tmp_path):
+    put(tmp_path, "a")
+    server = look(tmp_path)
+    file = tmp_path / "a.safetensors"
+    content = file.read_bytes()
+    time.sleep(0.05)
+    file.write_bytes(content)
+    assert look(tmp_path, server).repeated == {"a": SAME}
+
+
+def test_who_was_set_aside_may_send_again(tmp_path):
+    put(tmp_path, "a")
+    put(tmp_path, "b", message=spoil(with_matrix(rows()), mean=np.nan))
+    (tmp_path / "c.safetensors").write_bytes(b"cut short")
+    server = look(tmp_path)
+    assert set(server.rejected) == {"b", "c"}
+    put(tmp_path, "b", "c")
+    server = look(tmp_path, server)
+    assert server.clients == ("a", "b", "c")
+    assert (server.rejected, server.repeated) == ({}, {})
+
+
+def test_later_files_have_the_parts_and_the_dim_of_earlier_ones(tmp_path):
+    put(tmp_path, "a")
+    server = look(tmp_path)
+    put(tmp_path, "b", "c", message=rows())
+    put(tmp_path, "d", message=rows(mean=((1, 2, 3), (4, 5, 6))))
+    server = look(tmp_path, server)
+    assert server.clients == ("a",)
+    assert server.rejected["b"] == "matrix: expected an array of 2 dimensions as others send, got none"
+    assert server.rejected["d"] == "mean: expected shape [rows, 2], got [2, 3]"
+
+
+def test_a_file_that_changes_while_others_are_read_waits(tmp_path):
+    """What came after the folder was opened may have come after the deadline, too."""
+    put(tmp_path, "a", "b")
+    folder = MessageFolder(tmp_path)
+    put(tmp_path, "b", message=with_matrix(rows(count=(1, 1))))
+    server = collect_files(folder, num_classes=CLASSES)
+    assert server.clients == ("a",)
+    assert server.rejected["b"].endswith("it changed: open the folder again")
+    server = look(tmp_path, server)
+    assert server.clients == ("a", "b")
+    assert server.rejected == {}
+    np.testing.assert_array_equal(server.message.rows.count, [3, 5, 1, 1])
+
+
+# Deadlines
+
+
+def test_who_misses_the_deadline_is_named_and_may_count_later(tmp_path):
+    put(tmp_path, "in-time")
+    time.sleep(0.05)
+    deadline = datetime.now(UTC)
+    time.sleep(0.05)
+    put(tmp_path, "late", message=rows(mean=((1, 2, 3), (4, 5, 6))))
+    # A sender that sets the time of its file back.
+    put(tmp_path, "liar")
+    os.utime(tmp_path / "liar.safetensors", (0, 0))
+    # A copy that came later does not take the place of what came in time.
+    shutil.copy2(tmp_path / "in-time.safetensors", tmp_path / "a-copy.safetensors")
+    server = look(tmp_path, deadline=deadline)
+    assert server.clients == ("in-time",)
+    assert server.rejected == {}
+    assert set(server.late) == {"late", "liar", "a-copy"}
+    assert all(deadline < came < datetime.now(UTC) for came in server.late.values())
+    # The same moment in another zone.
+    elsewhere = deadline.astimezone(timezone(timedelta(hours=-7)))
+    assert MessageFolder(tmp_path, deadline=elsewhere).late == server.late
+    later = look(tmp_path, server)
+    assert later.clients == ("in-time", "liar")
+    assert set(later.rejected) == {"late", "a-copy"}
+    assert set(later.late) == {"late", "a-copy"}
+    nobody = look(tmp_path, deadline=datetime(2000, 1, 1, tzinfo=UTC))
+    assert (nobody.clients, len(nobody.late)) == ((), 4)
+
+
+@pytest.mark.parametrize(
+    ("deadline", "error", "text"),
+    [
+        (datetime(2000, 1, 1), ValueError, "deadline: expected a time with its zone, such as "),
+        (946684800.0, TypeError, "deadline: expected a datetime or None, got 946684800.0"),
+        ("2000-01-01", TypeError, "deadline: expected a datetime or None, got '2000-01-01'"),
+    ],
+)
+def test_what_is_no_deadline(untyped, tmp_path, deadline, error, text):
+    with pytest.raises(error, match=text):
+        MessageFolder(tmp_path, deadline=deadline)
+
+
+# Odd files
+
+
+def test_what_is_no_file_of_its_own_is_set_aside(tmp_path):
+    """A pipe that nobody writes to would be waited for, and a link may lead anywhere."""
+    put(tmp_path, "good")
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    (tmp_path / "folder.safetensors").mkdir()
+    (tmp_path / "link.safetensors").symlink_to("good.safetensors")
+    (tmp_path / "dangling.safetensors").symlink_to("none")
+    server = look(tmp_path)
+    assert server.clients == ("good",)
+    for name, kind in {
+        "pipe": "a pipe, socket or device",
+        "folder": "a folder",
+        "link": "a symbolic link",
+        "dangling": "a symbolic link",
+    }.items():
+        assert server.rejected[name].endswith(f"{name}.safetensors: expected a file of its own, got {kind}")
+
+
+def test_names_that_do_not_print_do_not_break_lines(tmp_path):
+    put(tmp_path, "new\nline")
+    for name in ("a\nforged: line", "b\x1b[2J"):
+        (tmp_path / f"{name}.safetensors").write_bytes(b"junk")
+    shutil.move(tmp_path / "b\x1b[2J.safetensors", os.fsencode(tmp_path) + b"/\xff.safetensors")
+    server = look(tmp_path)
+    assert server.clients == ("new\nline",)
+    assert set(server.rejected) == {"a\nforged: line", "\udcff"}
+    assert all(reason.isprintable() for reason in server.rejected.values())
+    (tmp_path / "new\nline.safetensors").unlink()
+    with pytest.raises(ValueError, match="none among 2 files") as error:
+        covfree.solve_stream(covfree.fedncm(), MessageFolder(tmp_path), num_classes=CLASSES)
+    assert str(error.value).isprintable()
+
+
+@pytest.fixture
+def unprivileged():
+    """A folder that a user without privileges may look into; root becomes such a user for the test."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    put(folder, "good")
+    (folder / "inner").mkdir()
+    put(folder / "inner", "a")
+    put(folder, "secret")
+    for name in ("inner", "secret.safetensors"):
+        (folder / name).chmod(0)
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    yield folder
+    if root:
+        os.seteuid(0)
+    (folder / "inner").chmod(0o700)
+    shutil.rmtree(folder)
+
+
+def test_what_may_not_be_read_is_named(unprivileged):
+    server = look(unprivileged)
+    assert server.clients == ("good",)
+    assert list(server.rejected) == ["secret"]
+    assert "Permission denied: " in server.rejected["secret"]
+    # A folder that cannot be looked into may hold messages.
+    server = look(unprivileged, pattern="**/*.safetensors")
+    assert server.clients == ("good",)
+    assert set(server.rejected) == {"secret", "inner/"}
+    assert "Permission denied: " in server.rejected["inner/"]
+    with pytest.raises(PermissionError, match=r"Permission denied: .*inner"):
+        look(unprivileged / "inner")
+    with pytest.raises(PermissionError, match=r"Permission denied: .*secret"):
+        load_message(unprivileged / "secret.safetensors")
+
+
+def test_files_that_are_being_written_are_no_messages(tmp_path):
+    """Whatever the pattern; those of killed writers are removed after an hour."""
+    put(tmp_path, "a")
+    temporary = tmp_path / ".covfree-0123.tmp"
+    shutil.copy(tmp_path / "a.safetensors", temporary)
+    assert look(tmp_path, pattern="*").clients == ("a",)
+    assert temporary.exists()
+    os.utime(temporary, (0, 0))
+    look(tmp_path)
+    assert not temporary.exists()
+    # In folders of the folder, if messages are looked for there.
+    (tmp_path / "inner").mkdir()
+    temporary = tmp_path / "inner" / temporary.name
+    temporary.write_bytes(b"half")
+    os.utime(temporary, (0, 0))
+    look(tmp_path)
+    assert temporary.exists()
+    look(tmp_path, pattern="**/*.safetensors")
+    assert not temporary.exists()
+
+
+WRITERS = """
+import os, random, signal, sys, time
+import numpy as np
+import covfree
+
+def write(name, seed):
+    rng = np.random.default_rng(seed)
+    while True:
+        rows = covfree.Rows(rng.normal(size=(2000, 50)), np.full(2000, 3), np.arange(2000) % 3)
+        covfree.save_message(covfree.Message(rows), f"{sys.argv[1]}/{name}.safetensors")
+
+os.umask(0o027)
+random.seed(0)
+# What is loaded for the first message is there when the others are timed.
+rows = covfree.Rows(np.ones((1, 50)), np.ones(1), np.zeros(1, int))
+covfree.save_message(covfree.Message(rows), sys.argv[2])
+for trial in range(60):
+    child = os.fork()
+    if child == 0:
+        write(f"client-{trial % 7}", trial)
+    time.sleep(random.uniform(0.001, 0.03))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+"""
+
+
+def test_writers_that_are_killed_while_a_server_looks(tmp_path):
+    """Every file that has a message's name is whole at any time, and the group may read it."""
+    (tmp_path / "inbox").mkdir()
+    given = [sys.executable, "-W", "ignore", "-c", WRITERS, tmp_path / "inbox", tmp_path / "first"]
+    server, looks = look(tmp_path / "inbox"), 0
+    with subprocess.Popen(given) as writers:
+        while writers.poll() is None:
+            folder = MessageFolder(tmp_path / "inbox")
+            assert folder.rejected == {}
+            server = collect_files(folder, num_classes=CLASSES, before=server)
+            # One that was written again between the two steps waits for the next look.
+            assert all("it changed" in reason for reason in server.rejected.values())
+            looks += 1
+    assert writers.returncode == 0
+    assert looks > 5
+    server = look(tmp_path / "inbox", server)
+    written = sorted((tmp_path / "inbox").glob("*.safetensors"))
+    assert len(written) >= 5
+    assert sorted(server.clients) == [file.stem for file in written]
+    assert server.rejected == {}
+    assert {file.stat().st_mode & 0o777 for file in written} == {0o640}
+    left = list((tmp_path / "inbox").glob(".covfree-*.tmp"))
+    assert left, "expected writers that were killed in the middle"
+    for file in left:
+        os.utime(file, (0, 0))
+    look(tmp_path / "inbox")
+    assert sorted((tmp_path / "inbox").iterdir()) == written
