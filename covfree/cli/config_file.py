@@ -52,7 +52,7 @@ def _text(path: Path, name: str, value: Any, kind: Any) -> str:
         # The last comma makes a list of one seed a list.
         return "".join(f"{each}," for each in value) if name == "seeds" else ",".join(map(str, value))
     expected, fits = (
-        "text, a number or a list",
+        "text",
         isinstance(value, str | int | float) and not isinstance(value, bool),
     )
     if issubclass(kind, Enum):
