@@ -93,7 +93,12 @@ def as_int32(name: str, integers: Any) -> Integer[Array, "..."]:
     if limits.max > _INT32.max:
         check_int32(name, array)
         array = array.clip(max(limits.min, _INT32.min), _INT32.max)
-    return jnp.asarray(array, jnp.int32)
+    return as_array(array.astype(np.int32))
+
+
+def as_array(values: Any) -> jax.Array:
+    """An array or a list as a jax array; ``jnp.asarray`` of NumPy's compiles a copy anew for each shape."""
+    return values if isinstance(values, jax.Array) else jax.device_put(np.asarray(values))
 
 
 def check_int32(name: str, integers: Any) -> None:

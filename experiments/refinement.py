@@ -1,6 +1,6 @@
 """Refinement beside other ways from class means to the exact head: accuracy by rounds and by bytes.
 
-Run ``python experiments/refinement.py [--features FILE.npz] [--speech FOLDER] [--texts FOLDER] --out FOLDER``.
+Run ``python experiments/refinement.py [--features FILE] [--speech FOLDER] [--texts FOLDER] --out FOLDER``.
 It writes ``results.json`` as it goes, goes on where it was stopped, and draws what is there. Federations are
 the digits, and the files given, over 10, 30 and 100 clients, with and without a shift of each client's
 features; of speech also the speakers. Ways are FedCOF and its refinement, residual directions, sketches,

@@ -4,7 +4,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 
@@ -38,7 +37,8 @@ class Precision(NamedTuple):
     def array(self, values) -> jax.Array:
         """As a jax array: floats in this precision, integers in int32."""
         values = np.asarray(values)
-        return jnp.asarray(values, self.dtype if values.dtype.kind == "f" else jnp.int32)
+        # Converted by NumPy and put there as it is: `jnp.asarray` compiles a copy for each shape.
+        return jax.device_put(values.astype(self.dtype if values.dtype.kind == "f" else np.int32))
 
     def assert_close(self, actual, expected, factor: float = 1.0) -> None:
         assert np.asarray(actual).dtype == self.dtype

@@ -1,4 +1,4 @@
-"""The folder of a run, or of several: what it was started with, so that it goes on with the same."""
+"""The folder of a run, or of several: what it was started with, and what came of it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from covfree.atomic import replacing
+import numpy as np
+
+import covfree
+from covfree.atomic import remove_abandoned, replacing
+from covfree.data import FeatureSet
 from covfree.finetune.registry import Rates
+from covfree.heads import MappedHead
+from covfree.types import LinearHead
 
 _NAME = "settings.json"
 
@@ -87,3 +93,18 @@ class RunFolder:
     def begin(self, rates: Rates, tried: list[dict[str, Any]] | None) -> None:
         """Write down what the run is started with."""
         write_settings(self.path, self.settings, rates=list(rates), tried=tried)
+
+
+def save_result(folder: Path, result: Any, data: FeatureSet) -> None:
+    """The trained head, and a network's parameters, in files that need nothing but NumPy to be read."""
+    from flax.traverse_util import flatten_dict
+
+    remove_abandoned(folder)
+    head = result
+    if not isinstance(result, LinearHead | MappedHead):
+        params, head = result
+        arrays: Any = {name: np.asarray(leaf) for name, leaf in flatten_dict(params, sep="/").items()}
+        with replacing(folder / "backbone.npz") as file:
+            np.savez(file, **arrays)
+    dim = data.train_features.shape[1]
+    covfree.save_head(head, folder / "head.npz", class_names=data.class_names, dim=dim)

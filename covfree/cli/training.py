@@ -15,8 +15,8 @@ import numpy as np
 
 import covfree
 import covfree.rounds
-from covfree.atomic import remove_abandoned, replacing
 from covfree.backbones import Backbone, Preprocessing
+from covfree.cli.run_folder import save_result
 from covfree.cli.source import Source
 from covfree.data import FeatureSet
 from covfree.data.extract import features_of_pixels
@@ -276,25 +276,9 @@ def train(
         )
     history(ended.history)
     if folder is not None:
-        _save(folder, ended.result, task.data)
+        save_result(folder, ended.result, task.data)
     diverged = None if ended.stopped is None else len(history.records)
     return Run(init, algorithm, seed, rates, history.records, diverged)
-
-
-def _save(folder: Path, result: Any, data: FeatureSet) -> None:
-    """The trained head, and a network's parameters, in files that need nothing but NumPy to be read."""
-    from flax.traverse_util import flatten_dict
-
-    head = result
-    if not isinstance(result, LinearHead | MappedHead):
-        params, head = result
-        arrays: Any = {name: np.asarray(leaf) for name, leaf in flatten_dict(params, sep="/").items()}
-        remove_abandoned(folder)
-        with replacing(folder / "backbone.npz") as file:
-            np.savez(file, **arrays)
-    covfree.save_head(
-        head, folder / "head.npz", class_names=data.class_names, dim=data.train_features.shape[1]
-    )
 
 
 def _model(task: Task, head: Any, settings: Settings) -> Model:

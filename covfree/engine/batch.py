@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Integer
 
 from covfree.checks import check, check_example_structure, check_positive
-from covfree.doors import as_int32, compiled, consecutive, fits_int32
+from covfree.doors import as_array, as_int32, compiled, consecutive, fits_int32
 from covfree.engine.finite import finite
 from covfree.engine.totals import accumulate
 from covfree.methods import Method
@@ -218,12 +218,12 @@ def fit(
             raise ValueError("labels: expected at least one label of 0 or above, got none")
     # Clients stay on the host: jax may not hold their numbers.
     clients = clients if isinstance(clients, jax.Array) else np.asarray(clients)
-    features, labels = jnp.asarray(features), as_int32("labels", labels)
+    features, labels = as_array(features), as_int32("labels", labels)
     rows = summarise(first, features, labels, clients, key=key)
     if not isinstance(method, Refined):
         return finite(solve_rows(method, rows, num_classes=num_classes))
     totals = accumulate(first, rows, num_classes=num_classes)
-    kept = jnp.where(jnp.asarray(clients >= 0), labels, -1)
+    kept = jnp.where(as_array(clients >= 0), labels, -1)
     return finite(_refine(method, totals, features, kept))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -79,8 +80,15 @@ def first_moments(rows: Rows, num_classes: int) -> Moments:
     ([2.0, 0.0], [3, 0], [2, 0])
     """
     check_positive("num_classes", num_classes)
+    check_row_structure(rows)
+    return _first_moments(replace(rows, label=row_labels(rows)), num_classes)
+
+
+@partial(jax.jit, static_argnums=1)
+def _first_moments(rows: Rows, num_classes: int) -> Moments:
+    """`first_moments` of rows whose labels are int32."""
     valid = valid_rows(rows, num_classes)
-    label = jnp.where(valid, row_labels(rows), num_classes)
+    label = jnp.where(valid, rows.label, num_classes)
     mean, count = group_means(rows.mean, row_counts(rows, valid), label, num_classes)
     total = mean * count.astype(mean.dtype)[:, None]
     present_rows = jax.ops.segment_sum(valid.astype(jnp.int32), label, num_classes)

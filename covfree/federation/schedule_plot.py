@@ -98,7 +98,11 @@ def _draw_map(figure: "Figure", axes: "Axes", statistics: ScheduleStatistics) ->
         interpolation="nearest",
         extent=extent,
     )
-    axes.set(xlabel="round", ylabel="client")
+    # Neighbours that are alike would run together; of many rounds, lines would hide the cells.
+    axes.hlines(np.arange(shown - 1) + 0.5, *extent[:2], color="white", linewidth=0.8)
+    if statistics.num_rounds <= 100:
+        axes.vlines(np.arange(1, statistics.num_rounds) + 0.5, *extent[2:], color="white", linewidth=0.8)
+    axes.set(xlabel="round", ylabel="client", xlim=extent[:2], ylim=extent[2:])
     part = (
         "" if shown == statistics.num_clients else f", the first {shown} of {statistics.num_clients:,} shown"
     )

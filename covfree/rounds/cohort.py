@@ -193,6 +193,16 @@ def broadcast(algorithm: Algorithm, state: Any) -> Any:
 
 
 @jax.jit
+def due(sums: Compensated, pending: Any) -> tuple[list[Array], Any]:
+    """The uploads' sums that arrive in this round, and those of later rounds; None without delays."""
+    whole = sums.value
+    if pending is not None:
+        whole = [jnp.add(*pair) for pair in zip(whole, pending, strict=True)]
+        pending = [jnp.concatenate([x[1:], jnp.zeros_like(x[:1])]) for x in whole]
+    return [x[0] for x in whole], pending
+
+
+@jax.jit
 def serve(algorithm: Algorithm, state: Any, total: Any) -> tuple[Any, Array]:
     """The server's next state, and whether all of it is finite."""
     state = algorithm.server(algorithm.params, state, total)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.doors import as_int32
+from covfree.doors import as_array, as_int32
 from covfree.engine.parts import digest
 from covfree.rounds.checkpoint import Mark
 from covfree.rounds.cohort import Examples, Members
@@ -88,7 +89,7 @@ class Federation:
                 f"labels below num_classes = {num_classes} (below 0 is padding)"
             )
         if jnp.issubdtype(dtype, jnp.floating):
-            finite = np.asarray(jnp.isfinite(jnp.asarray(features)).reshape(shape[0], -1).all(1))
+            finite = np.asarray(_finite(features))
             if (wrong := ~finite & (owner >= 0)).any():
                 row = int(wrong.argmax())
                 raise ValueError(
@@ -104,7 +105,7 @@ class Federation:
             # Powers of 4 from 16: few functions are compiled, and padding is bounded.
             steps = np.ceil(np.log2(np.maximum(size, 16) / 16) / 2)
             longest = np.minimum(longest, (16 * 4**steps).astype(int))
-        table = Examples(jnp.asarray(features), as_int32("labels", labels), jnp.asarray(order))
+        table = Examples(as_array(features), as_int32("labels", labels), as_array(order))
         return cls(table, start, size, longest)
 
     @property
@@ -135,10 +136,10 @@ class Federation:
             arrives = np.append(delay[here], np.full(padding, -1))[:, None] == np.arange(delays)
             known = clients >= 0
             members = Members(
-                jnp.asarray(clients),
-                jnp.asarray(np.where(known, self.start[clients], 0)),
-                jnp.asarray(np.where(known, self.size[clients], 0)),
-                jnp.asarray(arrives),
+                as_array(clients),
+                as_array(np.where(known, self.start[clients], 0)),
+                as_array(np.where(known, self.size[clients], 0)),
+                as_array(arrives),
             )
             groups.append(Group(members, clients, int(longest)))
         return groups
@@ -151,3 +152,9 @@ class Federation:
             "labels": Mark.of(self.examples.labels),
             "clients": Mark(f"{len(size)} clients of {len(order)} examples", digest([order, size])),
         }
+
+
+@jax.jit
+def _finite(features: jax.Array) -> jax.Array:
+    """Whether all numbers of each example are finite."""
+    return jnp.isfinite(features).reshape(features.shape[0], -1).all(1)

@@ -42,7 +42,10 @@ class Bank:
 
     def of_clients(self, clients: np.ndarray) -> Any:
         """What these clients remember; of padding (−1), what some client does."""
-        return jax.tree.map(lambda x: x[np.maximum(clients, 0)], self.leaves)
+        places = np.maximum(clients, 0)
+        if self.place == "host":
+            return jax.tree.map(lambda x: x[places], self.leaves)
+        return _gather(self.leaves, places)
 
     def remember(self, clients: np.ndarray, memory: Any) -> None:
         """Take in what these clients remember now."""
@@ -52,6 +55,11 @@ class Bank:
                 bank[clients[kept]] = np.asarray(new)[kept]
         elif jax.tree.leaves(self.leaves):
             self.leaves = _scatter(self.leaves, np.where(kept, clients, np.iinfo(np.int32).max), memory)
+
+
+@jax.jit
+def _gather(bank: Any, clients: jax.Array) -> Any:
+    return jax.tree.map(lambda x: x[clients], bank)
 
 
 # The old bank is let go of: two would not fit where one does.

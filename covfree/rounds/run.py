@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from covfree.checks import check_choice, check_positive
 from covfree.federation.schedule import Schedule, as_schedule
@@ -139,6 +139,9 @@ def run(
     simulation = Simulation(algorithm, federation, drawn, delays, key, width, mesh, each_client)
 
     state, one = cohort.start(algorithm, key, num_clients=federation.num_clients)
+    if mesh is not None:
+        # Where the next round finds them: else all would be compiled once more for it.
+        state, one = jax.device_put((state, one), NamedSharding(mesh, PartitionSpec()))
     bank = Bank.of(one, federation.num_clients, memory)
     held = Held(state, bank.leaves, simulation.nothing_pending(state, bank))
     done, records, saved = 0, [], None

@@ -103,13 +103,7 @@ class Simulation(NamedTuple):
             who.append(group.clients[here])
             if (lost := here & ~np.asarray(given.sound)).any():
                 unsound = f"what client {group.clients[lost].min()} remembers"
-        sums = cast(Compensated, before).value
-        if held.pending is not None:
-            sums = [jnp.add(*pair) for pair in zip(sums, held.pending, strict=True)]
-        pending = None
-        if held.pending is not None:
-            pending = [jnp.concatenate([x[1:], jnp.zeros_like(x[:1])]) for x in sums]
-        now = [x[0] for x in sums]
+        now, pending = cohort.due(cast(Compensated, before), held.pending)
         # By client, in whatever groups the clients ran.
         rows = [
             packed([np.concatenate(parts)[np.argsort(np.concatenate(of), kind="stable")] for parts in own])

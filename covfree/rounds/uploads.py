@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool
 
+from covfree.doors import as_array
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def add(first: Any, second: Any) -> Any:
 def packed(table: list[Any]) -> list[Any]:
     """The arrays of a table without its padding; on the host, as sizes depend on the data."""
     *_, kept = table
-    return [jnp.asarray(np.asarray(part)[np.asarray(kept)]) for part in table]
+    return [as_array(np.asarray(part)[np.asarray(kept)]) for part in table]
 
 
 def size_in_bytes(tree: Any) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
-from covfree.doors import as_int32
+from covfree.doors import as_array, as_int32
 from covfree.sums import group_means
 from covfree.types import AnyArray, PRNGKey
 
@@ -61,9 +63,17 @@ def subset_groups(
         For each example its subset's number among all subsets, consecutive from 0 in the order of the
         groups, and its subset's number within its group; −1 in both for padding.
     """
-    n = kept.shape[0]
-    if n == 0:
+    if kept.shape[0] == 0:
         return jnp.zeros(0, jnp.int32), jnp.zeros(0, jnp.int32)
+    return _subset_groups(keys, kept, num_subsets, key, subset_size)
+
+
+@jax.jit
+def _subset_groups(
+    keys: tuple[Array, ...], kept: Array, num_subsets: Any, key: PRNGKey | None, subset_size: Any
+) -> tuple[Array, Array]:
+    """`subset_groups` of at least one example; compiled once for all numbers."""
+    n = kept.shape[0]
     index = jnp.arange(n, dtype=jnp.int32)
     draw = () if key is None else (jax.random.bits(key, (n,), jnp.uint32),)
     # Padding sorts behind everything else.
@@ -116,4 +126,4 @@ def as_examples(features: AnyArray, **integers: AnyArray) -> tuple[jax.Array, ..
                 f"{name}: expected shape [{shape[0]}] as features has {shape[0]} examples, "
                 f"got {list(jnp.shape(array))}"
             )
-    return (jnp.asarray(features), *(as_int32(name, array) for name, array in integers.items()))
+    return (as_array(features), *(as_int32(name, array) for name, array in integers.items()))

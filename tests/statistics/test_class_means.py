@@ -47,18 +47,16 @@ def test_one_example_of_a_class_has_covariance_zero():
 @pytest.mark.usefixtures("untyped")
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32])
 def test_labels_of_every_integer_type(dtype):
-    features, labels = np.ones((8, 1), np.float32), np.full(8, 70, dtype)
-    # Where 8 bits end matters to types of 8 bits.
+    features, labels = jax.device_put((np.ones((8, 1), np.float32), np.full(8, 70, dtype)))
+    rows = covfree.Rows(features, jax.device_put(np.ones(8, np.int32)), labels)
+    # Where 8 bits end matters to types of 8 bits. Not compiled as a whole, which would be anew for each type.
     for num_classes in (100, 256, 300) if np.dtype(dtype).itemsize == 1 else (300,):
-        _, counts = class_means(jnp.asarray(features), jnp.asarray(labels), num_classes)
-        assert counts[70] == 8
-        _, counts = subset_class_means(
-            jnp.asarray(features), jnp.asarray(labels), num_classes, 4, key=jax.random.key(0)
-        )
-        np.testing.assert_array_equal(counts[70], [2, 2, 2, 2])
-        assert gram(jnp.asarray(features), jnp.asarray(labels), num_classes).count[70] == 8
-        rows = covfree.Rows(jnp.asarray(features), jnp.ones(8, jnp.int32), jnp.asarray(labels))
-        assert first_moments(rows, num_classes).count[70] == 8
+        _, counts = covfree.class_means(features, labels, num_classes)
+        assert np.asarray(counts)[70] == 8
+        _, counts = covfree.subset_class_means(features, labels, num_classes, 4, key=jax.random.key(0))
+        np.testing.assert_array_equal(np.asarray(counts)[70], [2, 2, 2, 2])
+        assert np.asarray(covfree.gram(features, labels, num_classes).count)[70] == 8
+        assert np.asarray(covfree.first_moments(rows, num_classes).count)[70] == 8
 
 
 @given(seeds)

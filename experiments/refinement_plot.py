@@ -1,0 +1,138 @@
+"""The pictures of ``refinement.py``: accuracy by rounds and by bytes, one file a data set and one for all."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from covfree import figures
+
+# What the results call it: its title, colour, mark, and whether it goes on over rounds.
+WAYS: dict[str, tuple[str, str, str]] = {
+    "refined": ("FedCOF, refined in rounds", figures.VERMILLION, "o"),
+    "FedAdam": ("FedAdam from FedCOF's head", figures.PURPLE, ""),
+    "FedAvg": ("FedAvg from FedCOF's head", figures.SKY, ""),
+    "directions": ("residual directions, 1 and 8", figures.GREEN, "D"),
+    "sketches": ("residual sketches, 1 and 8", figures.GREY, "v"),
+    "components": ("variance components", figures.BLACK, "^"),
+    "Fed3R": ("Fed3R", figures.ORANGE, "s"),
+    "exact covariance": ("exact covariance (d² numbers a class and client)", figures.BLUE, "*"),
+}
+IN_ROUNDS = ("refined", "FedAdam", "FedAvg")
+
+
+class Points(NamedTuple):
+    """A way's points, means over the seeds: rounds, bytes both ways, accuracy in %."""
+
+    rounds: np.ndarray
+    bytes: np.ndarray
+    accuracy: np.ndarray
+
+
+def mean_points(runs: Sequence[dict[str, Any]], way: str) -> Points:
+    """Of all seeds."""
+    return Points(*np.mean([run[way] for run in runs], axis=0).T)
+
+
+def draw(by_rounds: Any, by_bytes: Any, runs: Sequence[dict[str, Any]]) -> None:
+    """Both panels of one federation."""
+    from matplotlib.ticker import MaxNLocator
+
+    for way, (_, colour, mark) in WAYS.items():
+        if way not in runs[0]:
+            continue
+        points = mean_points(runs, way)
+        line = way in IN_ROUNDS
+        style: dict[str, Any] = {"color": colour, "marker": mark or None, "linestyle": "-" if line else ""}
+        style["zorder"] = 3 if way == "refined" else 2
+        for axes, place in ((by_rounds, points.rounds), (by_bytes, points.bytes)):
+            if line or axes is by_bytes:
+                axes.plot(place, points.accuracy, **style)
+        if not line:
+            best = points.accuracy[-1]
+            by_rounds.axhline(best, color=colour, linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
+    for axes in (by_rounds, by_bytes):
+        axes.grid()
+    by_bytes.set_xscale("log")
+    by_rounds.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    accuracies = [p[2] for run in runs for way in WAYS for p in run.get(way, [])]
+    low = max(min(accuracies), np.mean([run["FedCOF"][0][2] for run in runs]) - 6)
+    margin = 0.06 * (max(accuracies) - low)
+    for axes in (by_rounds, by_bytes):
+        axes.set_ylim(low - margin, max(accuracies) + margin)
+
+
+def seeds_of(*federations: Sequence[Any]) -> str:
+    """How many seeds the points are means of."""
+    least, most = min(map(len, federations)), max(map(len, federations))
+    return f"{least} seed{'s' * (least > 1)}" if least == most else f"{least} to {most} seeds"
+
+
+def handles() -> list[Any]:
+    """The legend's lines."""
+    from matplotlib.lines import Line2D
+
+    return [
+        Line2D([], [], color=colour, marker=mark or None, linestyle=line, label=title)
+        for way, (title, colour, mark) in WAYS.items()
+        for line in ("-" if way in IN_ROUNDS else "",)
+    ]
+
+
+def picture(path: Path, title: str, panels: Mapping[str, Sequence[dict[str, Any]]]) -> None:
+    """One column a federation: above accuracy by rounds, below by bytes."""
+    with figures.style():
+        if len(panels) == 1:
+            figure = figures.new_figure(figures.PAGE, 3.1)
+            grid = figure.subplots(1, 2, sharey=True).reshape(2, 1)
+        else:
+            figure = figures.new_figure(figures.PAGE, 4.6)
+            grid = figure.subplots(2, len(panels), sharey="col")
+        for column, (name, runs) in enumerate(panels.items()):
+            draw(grid[0, column], grid[1, column], runs)
+            if len(panels) > 1:
+                grid[0, column].set_title(name)
+            grid[0, column].set_xlabel("rounds with clients (dashed: after one round)")
+            grid[1, column].set_xlabel("bytes up and down, all clients")
+            figures.byte_axis(grid[1, column].xaxis)
+        for axes in grid[:, 0] if len(panels) > 1 else grid[:1, 0]:
+            axes.set_ylabel("test accuracy, %")
+        figures.set_title(figure, title)
+        figures.legend_below(figure, handles())
+        figures.save_all(figure, path)
+
+
+def pictures(results: dict[str, list[dict[str, Any]]], out: Path) -> None:
+    """A file for each data set without shift and with, of the federations that there are."""
+    kinds = {"": "α = 0.1", "-shift": "α = 0.5, shift", "-hard": "α = 0.1, shift"}
+    for data in dict.fromkeys(name.split(",")[0] for name in results):
+        for suffix, kind in kinds.items():
+            names = {f"{number} clients": f"{data}, {number} clients, {kind}" for number in (10, 30, 100)}
+            panels = {title: results[name] for title, name in names.items() if results.get(name)}
+            if panels:
+                text = f"{data}, {kind}, {seeds_of(*panels.values())}"
+                picture(out / f"{data.lower()}{suffix}.png", text, panels)
+
+
+def main() -> None:
+    """Draw what ``results.json`` holds; with --only one federation alone."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="folder of results.json")
+    parser.add_argument("--only", help="name of a federation, for a picture of its own, first.png")
+    arguments = parser.parse_args()
+    results = json.loads((arguments.folder / "results.json").read_text())
+    if arguments.only is None:
+        pictures(results, arguments.folder)
+    else:
+        runs = results[arguments.only]
+        title = f"{arguments.only}, {seeds_of(runs)}"
+        picture(arguments.folder / "first.png", title, {arguments.only: runs})
+
+
+if __name__ == "__main__":
+    main()
