@@ -14,6 +14,7 @@ NUMERICS := $(addprefix tests/,methods/test_contracts.py estimators/test_sharded
 
 # The main job: seven methods on the digits, 100 clients, 5 seeds; writes out/demo.
 demo: $(READY)
+	rm -rf out/demo
 	$(BIN)/covfree compare --dataset digits --clients 100 --alpha 0.1 --seeds 5 --out out/demo \
 	  --methods fedncm,fed3r,fed3r-within,fedcof,fedcof-paper,qda-means,fedcof-oracle
 

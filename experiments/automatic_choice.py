@@ -24,7 +24,7 @@ import numpy as np
 from sklearn.datasets import load_breast_cancer, load_wine
 
 import covfree
-from covfree.cli.compare import environment
+from covfree.cli.report import environment
 from covfree.data import FeatureSet, load_digits, load_npz
 from covfree.federation import iid, inner_dirichlet
 

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 import covfree
-from covfree.cli.compare import environment
+from covfree.cli.report import environment
 from covfree.data import FeatureSet, load_digits, load_npz
 from covfree.federation import inner_dirichlet
 from covfree.methods import Method

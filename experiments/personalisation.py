@@ -25,7 +25,7 @@ import numpy as np
 
 import covfree
 from covfree import finetune, rounds
-from covfree.cli.compare import environment
+from covfree.cli.report import environment
 from covfree.data import load_npz
 from covfree.federation import dominant_classes
 

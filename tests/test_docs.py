@@ -21,6 +21,7 @@ MODULES = (
     "covfree.methods.recursive",
     "covfree.testing",
     "covfree.rounds",
+    "covfree.sweep",
     "covfree.finetune",
 )
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from covfree import figures
-from covfree.cli.compare import Result
 from covfree.cli.placing import place_labels, side_by_side
+from covfree.sweep import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,7 +77,7 @@ def draw(title: str, results: Sequence[Result]) -> Figure:
     shown = [each for each in every if isfinite(each[2]) and each[1] > 0]
     points = np.array([each[1:3] for each in shown]).reshape(-1, 2)
     bars = np.array([each[3] or 0.0 for each in shown])
-    families = [_family_of(result.method) for result, *_ in shown]
+    families = [_family_of(result.method.partition(":")[0]) for result, *_ in shown]
 
     width = figures.COLUMN if len(results) <= _FEW else figures.PAGE
     figure = figures.new_figure(width, width)

@@ -1,277 +1,199 @@
-"""Running methods on simulated federations: the experiment behind ``covfree compare``."""
+"""``covfree compare``: methods on one federation, or on several."""
 
 from __future__ import annotations
 
-import platform
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from statistics import fmean, median
-from typing import Any, TypeVar
+from typing import Annotated, Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
+import typer
 
-import covfree
-from covfree.data import FeatureSet
+from covfree.cli.comparison import Comparison
+from covfree.cli.config_file import Config
+from covfree.cli.interrupts import Stopped, exit_code, stopped_by
+from covfree.cli.options import (
+    DATASET,
+    IMAGES,
+    NETWORK,
+    WEIGHTS,
+    Format,
+    Out,
+    TestFile,
+    assigned,
+    count_noise_of,
+    make_folder,
+    names_of,
+    numbers_of,
+    seeds_of,
+    values_of,
+    variants_of,
+)
+from covfree.cli.source import Source, sources_of
 from covfree.federation import PARTITIONERS
-from covfree.methods import Method
-from covfree.methods import registry as methods_of_one_round
-from covfree.methods.registry import Entry
-from covfree.refine import Refined
-from covfree.refine import registry as refined_methods
-from covfree.refine.registry import Entry as RefinedEntry
-from covfree.statistics.products import scatter_products
-from covfree.types import Message
-
-T = TypeVar("T")
+from covfree.metrics import CLIENT_NAMES, NAMES
+from covfree.sweep import Federation, federations
+from covfree.sweep.variants import entries
 
 
-@dataclass(frozen=True)
-class Federation:
-    """How the examples are spread where the data does not say so.
+def compare_command(
+    dataset: Annotated[str | None, DATASET] = None,
+    test_file: TestFile = None,
+    images: Annotated[str | None, IMAGES] = None,
+    backbone: Annotated[str | None, NETWORK] = None,
+    weights: Annotated[str | None, WEIGHTS] = None,
+    methods: Annotated[
+        str,
+        typer.Option(
+            help=f"'all', or comma-separated: {', '.join(entries())}. Each may have numbers of its own: "
+            "fedcof:shrinkage=0.1:head=ridge."
+        ),
+    ] = "fedncm,fed3r,fedcof",
+    clients: Annotated[str, typer.Option(help="Number of clients, where the data names none.")] = "100",
+    alpha: Annotated[
+        str,
+        typer.Option(
+            help="The partition's number: concentration of the Dirichlet laws (small: few classes a client), "
+            "sigma of lognormal_sizes, classes or shards a client for pathological and shards, "
+            "uniform share of dominant_classes."
+        ),
+    ] = "0.1",
+    partition: Annotated[
+        str, typer.Option(help=f"How examples are spread: {', '.join(PARTITIONERS)}.")
+    ] = "inner_dirichlet",
+    seeds: Annotated[
+        str,
+        typer.Option(help="Number of seeds (splits and partitions), counted from 0; or the seeds: 3,5,8."),
+    ] = "5",
+    shrinkage: Annotated[
+        str | None, typer.Option(help="'auto' or the paper's γ, for the methods of FedCOF's kind and qda.")
+    ] = None,
+    head: Annotated[str | None, typer.Option(help="'lda' or 'ridge', for fedcof.")] = None,
+    scatter: Annotated[
+        str | None,
+        typer.Option(help="'within', 'both' or 'between': the Gram matrix of fedcof with --head ridge."),
+    ] = None,
+    ridge: Annotated[str | None, typer.Option(help="λ of fed3r and afl.")] = None,
+    num_subsets: Annotated[
+        str | None, typer.Option(help="Means a client sends of a class, for fedcof, -components, -sketches.")
+    ] = None,
+    subset_size: Annotated[
+        str | None, typer.Option(help="Examples behind such a mean, at least, where the client has them.")
+    ] = None,
+    num_sketches: Annotated[
+        str | None, typer.Option(help="Sketches a client sends, for fedcof-sketches.")
+    ] = None,
+    num_directions: Annotated[
+        str | None, typer.Option(help="Residual directions a client sends, for fedcof-residuals.")
+    ] = None,
+    num_features: Annotated[
+        str | None, typer.Option(help="Random features, for fedcof-random and fed3r-random.")
+    ] = None,
+    sigma: Annotated[str | None, typer.Option(help="Width of the RBF kernel, for fed3r-random.")] = None,
+    num_components: Annotated[
+        str | None, typer.Option(help="Gaussians of a client's class, for fedpft.")
+    ] = None,
+    rounds: Annotated[str | None, typer.Option(help="Rounds of products, for fedcof-refined.")] = None,
+    directions: Annotated[
+        str | None, typer.Option(help="Directions of such a round, at most, for fedcof-refined.")
+    ] = None,
+    noise: Annotated[
+        str | None,
+        typer.Option(help="Noise on the counts that clients send: uniform:ε, gaussian:ε or laplace:ε."),
+    ] = None,
+    metrics: Annotated[
+        str | None, typer.Option(help=f"What else to measure, comma-separated: {', '.join(NAMES)}.")
+    ] = None,
+    out: Out = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the runs that --out holds.")] = False,
+    config: Config = None,
+    output_format: Annotated[Format, typer.Option("--format", help="What to print.")] = Format.table,
+) -> None:
+    """Compare methods on federations: accuracy, bytes up and time.
 
-    Attributes:
-        clients: number of clients.
-        partition: a name in `covfree.federation.PARTITIONERS`.
-        parameter: the partitioner's one number (``alpha`` of the Dirichlet laws, ``sigma`` of the sizes, …).
+    Where several values are given, with commas between, every combination is run: of data sets, clients,
+    partitions, alphas, and the numbers of methods.
+
+    Examples:
+      covfree compare --methods fedncm,fed3r,fedcof --alpha 0.5 --out results
+
+      covfree compare --dataset features.npz --shrinkage auto --format json
+
+      covfree compare --alpha 0.05,0.1,0.5 --methods fedncm,fedcof --shrinkage auto,0.1,1 --format latex
+
+      covfree compare --images photos --backbone efficientnet-lite0
     """
-
-    clients: int
-    partition: str
-    parameter: float
-
-    def assign(self, data: FeatureSet, seed: int) -> np.ndarray:
-        """The client of each training example: the data's own, or the partition's.
-
-        Raises:
-            ValueError: naming the command line's options, if the partition cannot be made.
-        """
-        if data.clients is not None:
-            return data.clients
-        if self.partition not in PARTITIONERS:
+    texts = {"shrinkage": shrinkage, "ridge": ridge, "sigma": sigma, "head": head, "scatter": scatter}
+    texts |= {"num_subsets": num_subsets, "subset_size": subset_size, "num_sketches": num_sketches}
+    texts |= {"num_directions": num_directions, "num_features": num_features}
+    texts |= {"num_components": num_components, "rounds": rounds, "directions": directions}
+    numbers, chosen_seeds = numbers_of(texts), seeds_of(seeds)
+    chosen = variants_of(methods, numbers)
+    made: dict[str, Any] = {name: variant.method for name, variant in chosen.items()}
+    if noise is not None:
+        made = {name: _with_noise(name, method, noise) for name, method in made.items()}
+    if resume and out is None:
+        raise ValueError("--resume: expected --out beside it")
+    counts = values_of("clients", clients, int, "a number of clients")
+    laws = values_of("partition", partition, str.strip, "a partition")
+    alphas = values_of("alpha", alpha, float, "a number")
+    places = federations(counts, laws, alphas)
+    sources = sources_of(dataset, test_file, images, backbone, weights)
+    # Once before any work, so that a bad argument shows at once.
+    for name, source in sources.items():
+        _check_places(name, source, places)
+    figures = [] if metrics is None else names_of("metrics", metrics, NAMES)
+    for name, source in sources.items():
+        if source.outline.test_clients is None and (lacking := set(figures) & set(CLIENT_NAMES)):
             raise ValueError(
-                f"--partition: expected one of {', '.join(PARTITIONERS)}, got {self.partition!r}"
+                f"--metrics: {', '.join(sorted(lacking))}: expected data that says whose its test examples "
+                f"are (clients and is_test in one file), got {name}"
             )
-        try:
-            return self._draw(data.train_labels, seed)
-        except (TypeError, ValueError) as error:
-            given = f"--partition {self.partition} --clients {self.clients} --alpha {self.parameter:g}"
-            raise ValueError(f"{given}: {error}") from error
-
-    def _draw(self, labels: np.ndarray, seed: int) -> np.ndarray:
-        partitioner = PARTITIONERS[self.partition]
-        if self.partition == "iid":
-            return partitioner(labels, self.clients, seed=seed)
-        parameter = self.parameter
-        if self.partition in ("shards", "pathological"):
-            # These count classes or shards.
-            if parameter != int(parameter):
-                raise ValueError(f"expected a whole number, got {parameter:g}")
-            parameter = int(parameter)
-        return partitioner(labels, self.clients, parameter, seed=seed)
-
-
-@dataclass(frozen=True)
-class Run:
-    """One method on one federation.
-
-    Attributes:
-        method: name in the registry.
-        seed: of the split, the partition and the method.
-        accuracy: share of the test examples that the head gets right, in [0, 1].
-        sent: bytes up of all clients.
-        received: bytes down to all clients, before the head.
-        clients: clients that hold examples.
-        rows: rows that the phases summed over.
-        client_flops: floating-point operations of all clients, from features to what they send.
-        client_seconds: time of all clients' work, run as one batch, compilation left out.
-        server_seconds: time from what the clients sent to the head, compilation left out.
-    """
-
-    method: str
-    seed: int
-    accuracy: float
-    sent: covfree.SentBytes
-    received: int
-    clients: int
-    rows: int
-    client_flops: int
-    client_seconds: float
-    server_seconds: float
-
-
-@dataclass(frozen=True)
-class Result:
-    """A method's runs over all seeds; means, medians, and the standard deviation if there are two seeds."""
-
-    method: str
-    title: str
-    runs: tuple[Run, ...]
-
-    @property
-    def accuracy(self) -> tuple[float, float | None]:
-        """Mean and standard deviation of the accuracy."""
-        values = [run.accuracy for run in self.runs]
-        # NumPy's, as `statistics.stdev` fails on NaN.
-        return fmean(values), float(np.std(values, ddof=1)) if len(values) > 1 else None
-
-    def mean(self, value: Callable[[Run], float]) -> float:
-        """Mean of a figure over the runs."""
-        return fmean(value(run) for run in self.runs)
-
-    def median(self, value: Callable[[Run], float]) -> float:
-        """Median of a figure over the runs: of times, which whatever else a machine does makes long."""
-        return median(value(run) for run in self.runs)
-
-
-def entries() -> dict[str, Entry | RefinedEntry]:
-    """All named methods, of one round and of more."""
-    return {**methods_of_one_round(), **refined_methods()}
-
-
-def make_methods(names: Sequence[str], numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Methods of the registries by name, each with those of the numbers that it accepts.
-
-    Raises:
-        ValueError: if a name is unknown or given twice, or a number is accepted by none of the methods.
-    """
-    known = entries()
-    for name in names:
-        if name not in known:
-            raise ValueError(f"methods: unknown method {name!r}; expected some of {', '.join(known)}")
-    if len(set(names)) < len(names) or not names:
-        raise ValueError(f"methods: expected different names, got {', '.join(names) or 'none'}")
-    for number in numbers:
-        if not any(number in known[name].accepts for name in names):
-            takers = [name for name, entry in known.items() if number in entry.accepts]
-            raise ValueError(f"{number}: none of the methods takes it; expected one of {', '.join(takers)}")
-    return {
-        name: known[name].make(**{k: v for k, v in numbers.items() if k in known[name].accepts})
-        for name in names
+    settings = {
+        **_merged(sources),
+        "clients": _single(counts),
+        "partition": _single(laws),
+        "alpha": _single(alphas),
+        "noise": noise,
+        **{name: _single(values) for name, values in numbers.items()},
+        **({"metrics": figures} if figures else {}),
     }
+    make_folder(out)
+    titles = {name: variant.title for name, variant in chosen.items()}
+    comparison = Comparison(sources, places, chosen_seeds, titles, settings, out, figures)
+    comparison.check(resume)
+    stopped = comparison.run(made)
+    if stopped is not None and not comparison.runs:
+        raise stopped
+    asked = {"methods": list(chosen), "seeds": chosen_seeds if "," in seeds else len(chosen_seeds)}
+    comparison.show(output_format, {**settings, **asked})
+    if stopped is not None:
+        how_far = f"{len(comparison.runs)} of {comparison.number} runs"
+        message = f"{stopped_by(stopped)} after {how_far}; {comparison.kept}"
+        raise Stopped(message, exit_code(stopped))
 
 
-def title_of(name: str, numbers: Mapping[str, Any]) -> str:
-    """How tables name a method: by its title, in which numbers given replace the defaults in parentheses."""
-    entry = entries()[name]
-    title, defaults, _ = entry.title.partition(" (")
-    given = [f"{number}={value}" for number, value in numbers.items() if number in entry.accepts]
-    return f"{title} ({', '.join(given)})" if defaults and given else entry.title
-
-
-def compare(
-    datasets: Callable[[int], FeatureSet],
-    methods: Mapping[str, Method | Refined],
-    federation: Federation,
-    seeds: Iterable[int],
-) -> Iterator[Run]:
-    """Run every method on a federation for every seed; yields each run as it is done.
-
-    Args:
-        datasets: the data for a seed (its split may depend on it).
-        methods: by name.
-        federation: how examples are spread over clients, unless the data says so.
-        seeds: of the splits, partitions and methods.
-    """
-    for seed in seeds:
-        data = datasets(seed)
-        clients = federation.assign(data, seed).astype(np.int32)
-        covfree.check(data.train_features, data.train_labels, clients, num_classes=data.num_classes)
-        train = tuple(jax.device_put(x) for x in (data.train_features, data.train_labels, clients))
-        for name, method in methods.items():
-            try:
-                yield _run(name, method, data, train, seed)
-            except ValueError as error:
-                raise ValueError(f"{name}: {error}") from error
-
-
-def _run(
-    name: str, method: Method | Refined, data: FeatureSet, train: tuple[jax.Array, ...], seed: int
-) -> Run:
-    features, labels, owners = train
-    first = method.method if isinstance(method, Refined) else method
-    key = jax.random.key(seed)
-    rows, summary_seconds = timed(partial(covfree.summarise, first, features, labels, owners, key=key))
-    # Where the message is rows, the server evaluates the phases; else the clients do and sums are sent.
-    totals, phase_seconds = timed(partial(covfree.accumulate, first, rows, num_classes=data.num_classes))
-    by_server = first.message is None
-    client_seconds = summary_seconds + (0 if by_server else phase_seconds)
-    server_seconds = phase_seconds if by_server else 0
-    # Rows are counted as they are, as a transform may have dropped some; matrices were never made one by one.
-    sent = (
-        covfree.message_bytes(Message(rows))
-        if by_server
-        else covfree.sent_bytes(first, labels, owners, dim=features.shape[1])
-    )
-    if isinstance(method, Refined):
-        head, seconds = _refined(method, totals, features, jnp.where(owners >= 0, labels, -1))
-        client_seconds, server_seconds = client_seconds + seconds[0], server_seconds + seconds[1]
-        # A round sends no rows, so that no transform drops any.
-        plain, whole = (
-            covfree.sent_bytes(each, labels, owners, dim=features.shape[1]) for each in (first, method)
+def _check_places(name: str, source: Source, places: list[Federation]) -> None:
+    """Raise if a partition cannot be made, or the data says already who holds what."""
+    if source.outline.clients is not None and len(places) > 1:
+        raise ValueError(
+            f"--dataset: {name} has clients of its own; expected one value of --clients, --partition and "
+            f"--alpha, got {len(places)} combinations"
         )
-        sent = sent._replace(statistics=sent.statistics + whole.statistics - plain.statistics)
-    else:
-        head, seconds = timed(partial(covfree.solve_totals, method, *totals))
-        server_seconds += seconds
-    return Run(
-        method=name,
-        seed=seed,
-        accuracy=float(covfree.evaluate(head, data.test_features, data.test_labels)),
-        sent=sent,
-        received=covfree.received_bytes(method, labels, owners, dim=features.shape[1]),
-        clients=len(np.unique(owners[owners >= 0])),
-        rows=int((np.asarray(rows.count) > 0).sum()),
-        client_flops=covfree.client_flops(method, labels, owners, dim=features.shape[1]),
-        client_seconds=client_seconds,
-        server_seconds=server_seconds,
-    )
+    for place in places:
+        assigned(place, source.outline, seed=0)
 
 
-def _refined(
-    method: Refined, totals: tuple[Any, ...], features: jax.Array, labels: jax.Array
-) -> tuple[Any, tuple[float, float]]:
-    """The refined head, as `covfree.fit` makes it, and seconds of the clients' products and of the server."""
-    progress, by_server = timed(
-        partial(jax.jit(lambda method, totals: method.begin(*totals)), method, totals)
-    )
-    by_clients = 0.0
-    mapped, products, advance = (
-        jax.jit(function)
-        for function in (
-            lambda method, features: method.method.mapped(features),
-            scatter_products,
-            lambda method, progress, products: method.advance(progress, *products),
-        )
-    )
-    features = mapped(method, features)
-    for _ in method.asked(*progress.search.right.shape):
-        asked = progress.moments.mean, progress.search.directions
-        answer, seconds = timed(partial(products, features, labels, *asked))
-        by_clients += seconds
-        progress, seconds = timed(partial(advance, method, progress, answer))
-        by_server += seconds
-    return method.head(progress), (by_clients, by_server)
+def _with_noise(name: str, method: Any, noise: str) -> Any:
+    try:
+        return method.with_transforms(count_noise_of(noise))
+    except ValueError as error:
+        raise ValueError(f"--noise: {name}: {str(error).removeprefix('transforms: ')}") from error
 
 
-def timed(function: Callable[[], T]) -> tuple[T, float]:
-    """Result and seconds of a second call; the first compiles."""
-    jax.block_until_ready(function())
-    start = time.perf_counter()
-    result = jax.block_until_ready(function())
-    return result, time.perf_counter() - start
+def _single(values: list[Any]) -> Any:
+    """One value as it is, several as a list."""
+    return values[0] if len(values) == 1 else values
 
 
-def environment() -> dict[str, str]:
-    """Versions and machine, so that figures can be read later."""
-    return {
-        "covfree": covfree.__version__,
-        "jax": jax.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-        "device": jax.devices()[0].device_kind,
-        "platform": platform.platform(),
-    }
+def _merged(sources: dict[str, Source]) -> dict[str, Any]:
+    """What the data are; of several files a list."""
+    every = [source.config for source in sources.values()]
+    return {name: _single(list(dict.fromkeys(config[name] for config in every))) for name in every[0]}

@@ -48,9 +48,13 @@ def _read(context: Any, path: Path | None) -> Path | None:
 def _text(path: Path, name: str, value: Any, kind: Any) -> str:
     """A value as the command line would have it, if it is of the option's type."""
     kind = next(each for each in get_args(kind) or (kind,) if each is not NoneType)
-    if kind is str and isinstance(value, list) and all(isinstance(each, str) for each in value):
-        return ",".join(value)
-    expected, fits = "text", isinstance(value, str | int | float) and not isinstance(value, bool)
+    if kind is str and isinstance(value, list) and all(isinstance(x, str | int | float) for x in value):
+        # The last comma makes a list of one seed a list.
+        return "".join(f"{each}," for each in value) if name == "seeds" else ",".join(map(str, value))
+    expected, fits = (
+        "text",
+        isinstance(value, str | int | float) and not isinstance(value, bool),
+    )
     if issubclass(kind, Enum):
         choices = [each.value for each in kind]
         expected, fits = f"one of {', '.join(choices)}", value in choices

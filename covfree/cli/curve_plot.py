@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from covfree import figures
-from covfree.cli.compare import entries
 from covfree.cli.curves import Curve
 from covfree.cli.training import RANDOM
 from covfree.finetune import registry
+from covfree.sweep.variants import entries
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,10 +11,11 @@ from typing import Any
 
 from rich.progress import Progress, TaskID
 
-from covfree.cli.compare import entries
-from covfree.cli.tables import Columns, as_bytes, as_seconds, percent
+from covfree.cli.tables import Columns, as_bytes, as_seconds
 from covfree.cli.training import RANDOM, Record, Run
 from covfree.finetune import registry
+from covfree.sweep.table import percent
+from covfree.sweep.variants import entries
 
 COLUMNS = Columns(
     ("start → algorithm", "start, %", "last, %", "best, %", "best round", "bytes up", "bytes down", "time"),

@@ -9,8 +9,8 @@ import typer
 
 from covfree.checks import check_strength
 from covfree.cli import curve_plot, curves
-from covfree.cli.compare import Federation, environment
 from covfree.cli.config_file import Config
+from covfree.cli.interrupts import Terminated
 from covfree.cli.jobs import Job, Plan, folder_of, run_all, say
 from covfree.cli.options import (
     DATASET,
@@ -23,16 +23,20 @@ from covfree.cli.options import (
     GivenPartition,
     Out,
     TestFile,
+    assigned,
     at_least,
     make_folder,
     names_of,
 )
+from covfree.cli.report import environment
 from covfree.cli.source import Source, heading, source_of
 from covfree.cli.tables import show
 from covfree.cli.training import RANDOM, TRAINABLE, Settings
 from covfree.federation import participation as draw
 from covfree.finetune import registry
 from covfree.finetune.registry import Rates
+from covfree.sweep import Federation
+from covfree.sweep.federation import left_out
 
 
 class Part(StrEnum):
@@ -127,7 +131,7 @@ def finetune_command(
     source = source_of(dataset, test_file, images, backbone, weights)
     federation = _federation(source, clients, partition, alpha)
     # Once before any work, so that a bad argument shows at once.
-    owners = federation.assign(source.outline, seed=0)
+    owners = assigned(federation, source.outline, seed=0)
     drawn = participation_of(participation, int(owners.max()) + 1)
     options = {"epochs": epochs, "batch_size": batch_size} | ({} if mu is None else {"mu": mu})
     settings = Settings(rounds, drawn, part.value, norms.value, options, every, checkpoint_every, width)
@@ -144,7 +148,7 @@ def finetune_command(
         "tune": tune_rates,
         "clients": federation.clients,
         "partition": federation.partition,
-        "alpha": federation.parameter,
+        "alpha": federation.alpha,
         "every": every,
         "width": width,
     }
@@ -159,12 +163,21 @@ def finetune_command(
         if job.folder is not None:
             job.folder.check(resume)
 
-    runs = run_all(jobs, source, federation, settings, plan)
+    try:
+        runs = run_all(jobs, source, federation, settings, plan)
+    except (KeyboardInterrupt, Terminated):
+        if out is not None:
+            say(f"{out} keeps what is done, and the same command with --resume goes on")
+        raise
     every_curve = curves.curves(runs)
     config_shown = {**given, "init": inits, "algorithm": algorithms, "rounds": rounds, "seeds": seeds}
     content = curves.as_json(config_shown, environment(), every_curve)
     data = source.load(0)
-    title = heading(data, federation, seeds)
+    lost = []
+    for seed in range(seeds):
+        own = source.load(seed)
+        lost.append(left_out(own.train_labels, federation.assign(own, seed)))
+    title = heading(data, federation, seeds, lost)
     lines = [curves.cells(curve) for curve in every_curve]
     show(output_format, title, curves.COLUMNS, lines, curves.as_records(every_curve), content)
     if out is not None:
@@ -187,7 +200,7 @@ def _federation(
     return Federation(
         usual.clients if clients is None else clients,
         usual.partition if partition is None else partition,
-        usual.parameter if alpha is None else alpha,
+        usual.alpha if alpha is None else alpha,
     )
 
 

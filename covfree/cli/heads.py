@@ -15,7 +15,6 @@ import typer
 
 import covfree
 from covfree import metrics
-from covfree.cli.compare import Federation, entries, make_methods
 from covfree.cli.options import (
     DATASET,
     IMAGES,
@@ -26,13 +25,18 @@ from covfree.cli.options import (
     NumClients,
     Partition,
     TestFile,
+    assigned,
     at_least,
-    shrinkage_of,
+    numbers_of,
+    variants_of,
 )
 from covfree.cli.source import class_name, source_of
-from covfree.cli.tables import Columns, percent, show
+from covfree.cli.tables import Columns, show
 from covfree.data import FeatureSet
 from covfree.head_file import SavedHead
+from covfree.sweep import Federation
+from covfree.sweep.table import percent
+from covfree.sweep.variants import entries
 
 # Examples whose scores are computed together.
 _BATCH = 4096
@@ -81,14 +85,13 @@ def fit_command(
     _check_suffix("out", out, ".npz")
     if method not in entries():
         raise ValueError(f"--method: expected one of {', '.join(entries())}, got {method!r}")
-    numbers = {"shrinkage": shrinkage_of(shrinkage), "ridge": ridge}
-    given = {name: number for name, number in numbers.items() if number is not None}
-    chosen = make_methods([method], given)[method]
+    texts = {"shrinkage": shrinkage, "ridge": None if ridge is None else str(ridge)}
+    chosen = variants_of(method, numbers_of(texts))[method].method
     federation = Federation(clients, partition, alpha)
     source = source_of(dataset, test_file, images, backbone, weights)
-    federation.assign(source.outline, seed)
+    assigned(federation, source.outline, seed)
     data = source.load(seed)
-    owners, classes = federation.assign(data, seed), data.num_classes
+    owners, classes = assigned(federation, data, seed), data.num_classes
     train = data.train_features, data.train_labels
     key = jax.random.key(seed)
     head: Any = covfree.fit(chosen, *train, owners, num_classes=classes, key=key)

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from covfree.cli import curves
-from covfree.cli.compare import Federation
 from covfree.cli.progress import progress_bar
 from covfree.cli.run_folder import RunFolder
 from covfree.cli.source import Source
 from covfree.cli.training import Run, Settings, Task, make_start, make_task, train
 from covfree.cli.tuning import set_aside, tune
 from covfree.finetune.registry import Rates
+from covfree.sweep import Federation
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Callable, Collection, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, TypeVar, cast
 
+import numpy as np
 import typer
 
 import covfree
 from covfree.backbones import BACKBONES
 from covfree.checks import check_strength
-from covfree.cli.compare import entries
+from covfree.data import FeatureSet
 from covfree.federation import PARTITIONERS
+from covfree.sweep import Federation, Variant, variants
+from covfree.sweep.variants import entries
 from covfree.transforms import Transform
+
+T = TypeVar("T")
 
 
 class Format(StrEnum):
@@ -24,6 +30,7 @@ class Format(StrEnum):
     markdown = "markdown"
     json = "json"
     csv = "csv"
+    latex = "latex"
 
 
 DATASET = typer.Option(
@@ -84,15 +91,74 @@ def names_of(option: str, text: str, known: Collection[str]) -> list[str]:
     return names
 
 
-def shrinkage_of(text: str | None) -> float | str | None:
-    """A number, or 'auto'."""
-    if text is None or text == "auto":
-        return text
+def values_of(option: str, text: str, kind: Callable[[str], T], expected: str) -> list[T]:
+    """Values that are separated by commas, all different."""
     try:
-        gamma = float(text)
+        values = [kind(each) for each in text.split(",") if each.strip()]
     except ValueError:
-        raise ValueError(f"--shrinkage: expected 'auto' or a number, got {text!r}") from None
-    return check_strength("--shrinkage", gamma)
+        values = []
+    if not values:
+        raise ValueError(f"--{option}: expected {expected}, or several with commas between, got {text!r}")
+    if len(set(values)) < len(values):
+        raise ValueError(f"--{option}: expected different values, got {text!r}")
+    return values
+
+
+def seeds_of(text: str) -> list[int]:
+    """Seeds from 0 on if one number says how many, else those that are given."""
+    values = values_of("seeds", text, int, "a number of seeds")
+    if "," in text:
+        for value in values:
+            at_least("seeds", value, 0)
+        return values
+    at_least("seeds", values[0], 1)
+    return list(range(values[0]))
+
+
+def auto_or_number(text: str) -> float | str:
+    """A number, or 'auto'."""
+    return "auto" if text.strip() == "auto" else float(text)
+
+
+# What methods take: how it is read, and what is expected of it.
+_KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "shrinkage": (auto_or_number, "'auto' or a number"),
+    "ridge": (float, "a number"),
+    "sigma": (float, "a number"),
+    "head": (str.strip, "a name"),
+    "scatter": (str.strip, "a name"),
+}
+
+
+def numbers_of(texts: Mapping[str, str | None]) -> dict[str, list[Any]]:
+    """The values of those numbers of methods that are given, by name."""
+    numbers: dict[str, list[Any]] = {}
+    for name, text in texts.items():
+        if text is None:
+            continue
+        kind, expected = _KINDS.get(name, (int, "a whole number"))
+        option = name.replace("_", "-")
+        numbers[name] = values_of(option, text, kind, expected)
+        for value in numbers[name]:
+            if kind is int:
+                at_least(option, value, 1)
+            elif name in ("shrinkage", "ridge") and value != "auto":
+                check_strength(f"--{option}", value)
+    return numbers
+
+
+def variants_of(methods: str, numbers: Mapping[str, list[Any]]) -> dict[str, Variant]:
+    """Methods by name, with all combinations of the numbers that each takes.
+
+    Raises:
+        ValueError: naming the option.
+    """
+    try:
+        return variants(method_names(methods), numbers)
+    except ValueError as error:
+        name, _, text = str(error).partition(":")
+        known = name in ("methods", *numbers)
+        raise ValueError(f"--{name.replace('_', '-')}:{text}" if known else str(error)) from error
 
 
 def count_noise_of(text: str) -> Transform:
@@ -102,7 +168,36 @@ def count_noise_of(text: str) -> Transform:
         number = float(epsilon)
     except ValueError:
         raise ValueError(f"--noise: expected a law and a number such as laplace:1, got {text!r}") from None
-    return covfree.count_noise(cast(Any, kind), number)
+    try:
+        return covfree.count_noise(cast(Any, kind), number)
+    except ValueError as error:
+        raise ValueError(f"--noise: {error}") from error
+
+
+# What partitioners call what `--clients` and `--alpha` give.
+_ARGUMENTS = {
+    "num_partitions": "--clients",
+    **dict.fromkeys(("alpha", "sigma", "num_classes_per_partition", "num_shards_per_partition"), "--alpha"),
+    "uniform_share": "--alpha",
+}
+
+
+def assigned(federation: Federation, data: FeatureSet, seed: int) -> np.ndarray:
+    """The client of each training example.
+
+    Raises:
+        ValueError: naming the options, if the partition cannot be made.
+    """
+    if federation.partition not in PARTITIONERS:
+        raise ValueError(
+            f"--partition: expected one of {', '.join(PARTITIONERS)}, got {federation.partition!r}"
+        )
+    try:
+        return federation.assign(data, seed)
+    except ValueError as error:
+        given = f"--partition {federation.partition} --clients {federation.clients}"
+        text = re.sub(r"\w+", lambda word: _ARGUMENTS.get(word[0], word[0]), str(error))
+        raise ValueError(f"{given} --alpha {federation.alpha:g}: {text}") from error
 
 
 def at_least(name: str, value: int, least: int) -> None:

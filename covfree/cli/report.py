@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
+import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from covfree.cli.compare import Result, Run
-from covfree.cli.tables import Columns, as_bytes, as_flops, as_seconds, percent
+import jax
+import numpy as np
+
+import covfree
+from covfree.cli.tables import Columns, as_bytes, as_flops, as_seconds
+from covfree.sweep import Result, Run
+from covfree.sweep.table import percent
 
 COLUMNS = Columns(
     ("method", "accuracy, %", "bytes up", "per client", "client FLOPs", "client time", "server time"),
@@ -20,6 +27,7 @@ def cells(result: Result) -> tuple[str, ...]:
     return (
         result.title,
         percent(*result.accuracy),
+        *(_shown(name, *result.spread(lambda run, name=name: run.figures[name])) for name in _more(result)),
         as_bytes(result.mean(lambda run: run.sent.statistics)),
         as_bytes(result.mean(_bytes_per_client)),
         as_flops(result.mean(lambda run: run.client_flops)),
@@ -28,18 +36,36 @@ def cells(result: Result) -> tuple[str, ...]:
     )
 
 
+def environment() -> dict[str, str]:
+    """Versions and machine, so that figures can be read later."""
+    return {
+        "covfree": covfree.__version__,
+        "jax": jax.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "device": jax.devices()[0].device_kind,
+        "platform": platform.platform(),
+    }
+
+
 def as_records(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """One record a method, as JSON and CSV show them: means over the seeds, of seconds the medians."""
+    """One record a method, as JSON and CSV show them: means over the seeds, of seconds the medians.
+
+    If there are several federations, records name theirs.
+    """
     records = []
+    several = len({result.place for result in results}) > 1
     for result in results:
         mean, deviation = result.accuracy
         records.append(
             {
+                **(_place(result) if several else {}),
                 "method": result.method,
                 "title": result.title,
                 "seeds": len(result.runs),
                 "accuracy_mean": mean,
                 "accuracy_sd": deviation,
+                **_figures(result),
                 "bytes_up": result.mean(lambda run: run.sent.statistics),
                 "bytes_up_with_counts": result.mean(lambda run: run.sent.total),
                 "bytes_down": result.mean(lambda run: run.received),
@@ -52,17 +78,62 @@ def as_records(results: Sequence[Result]) -> list[dict[str, Any]]:
     return records
 
 
-def as_json(config: Mapping[str, Any], environment: Mapping[str, str], results: Sequence[Result]) -> str:
-    """Everything: the configuration, the machine, what the table shows, and every run."""
+def as_json(
+    config: Mapping[str, Any], environment: Mapping[str, str], results: Sequence[Result], missing: int = 0
+) -> str:
+    """Everything: the configuration, the machine, what the table shows, every run; how many are missing."""
     records = as_records(results)
     for record, result in zip(records, results, strict=True):
         record["runs"] = [_run_record(run) for run in result.runs]
-    content = {"config": dict(config), "environment": dict(environment), "results": records}
+    content: dict[str, Any] = {"config": dict(config), "environment": dict(environment), "results": records}
+    if missing:
+        content["missing_runs"] = missing
     return json.dumps(content, indent=2, ensure_ascii=False)
 
 
+def columns(results: Sequence[Result]) -> Columns:
+    """The head of the table: with the figures that were measured, after the accuracy."""
+    method, accuracy, *others = COLUMNS.names
+    return Columns((method, accuracy, *_more(results[0]), *others), COLUMNS.broken)
+
+
+def _more(result: Result) -> list[str]:
+    """Figures beside the accuracy."""
+    return [name for name in result.runs[0].figures if name != "accuracy"]
+
+
+def _figures(result: Result) -> dict[str, float | None]:
+    found = {}
+    for name in _more(result):
+        mean, deviation = result.spread(lambda run, name=name: run.figures[name])
+        found[f"{name}_mean"] = _finite(mean)
+        found[f"{name}_sd"] = None if deviation is None else _finite(deviation)
+    return found
+
+
+def _finite(figure: float) -> float | None:
+    """JSON knows no NaN and no infinity."""
+    return figure if math.isfinite(figure) else None
+
+
+def _shown(name: str, mean: float, deviation: float | None) -> str:
+    """Shares in percent; a likelihood in nats."""
+    if name != "nll":
+        return percent(mean, deviation)
+    return f"{mean:.3f}" + ("" if deviation is None else f" ± {deviation:.3f}")
+
+
+def _place(result: Result) -> dict[str, Any]:
+    """The data and the federation."""
+    dataset, federation = result.place
+    if federation is None:
+        return {"dataset": dataset}
+    parts = ("partition", federation.partition), ("clients", federation.clients), ("alpha", federation.alpha)
+    return {"dataset": dataset, **dict(parts)}
+
+
 def _run_record(run: Run) -> dict[str, Any]:
-    return {
+    record = {
         "seed": run.seed,
         "accuracy": run.accuracy,
         "bytes_up": run.sent.statistics,
@@ -74,6 +145,8 @@ def _run_record(run: Run) -> dict[str, Any]:
         "client_seconds": run.client_seconds,
         "server_seconds": run.server_seconds,
     }
+    record |= {name: _finite(figure) for name, figure in run.figures.items()}
+    return record | ({"left_out": run.left_out._asdict()} if any(run.left_out) else {})
 
 
 def _bytes_per_client(run: Run) -> float:

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from covfree import figures
-from covfree.cli.compare import Federation
 from covfree.cli.finetune import participation_of
 from covfree.cli.options import (
     Alpha,
@@ -17,12 +16,14 @@ from covfree.cli.options import (
     Out,
     Partition,
     TestFile,
+    assigned,
     at_least,
     make_folder,
 )
 from covfree.cli.source import law_of
 from covfree.data import load
 from covfree.federation import plot_schedule, schedule, schedule_statistics
+from covfree.sweep import Federation
 
 
 def rounds_command(
@@ -55,7 +56,7 @@ def rounds_command(
             raise ValueError(f"--{name}: expected a probability in [0, 1], got {chance:g}")
     data = load(dataset, test=test_file, seed=seed)
     federation = Federation(clients, partition, alpha)
-    owners = federation.assign(data, seed)
+    owners = assigned(federation, data, seed)
     number = max(int(owners.max()) + 1, clients if data.clients is None else 1)
     drawn = participation_of(participation, number)
     plan = schedule(number, drawn, rounds, seed=seed, replacement=not once, dropout=dropout, late=late)

@@ -1,4 +1,4 @@
-"""The folder of a run: what it was started with, so that it goes on with the same, and what came of it."""
+"""The folder of a run, or of several: what it was started with, and what came of it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,57 @@ from covfree.finetune.registry import Rates
 from covfree.heads import MappedHead
 from covfree.types import LinearHead
 
+_NAME = "settings.json"
+
+
+def check_settings(folder: Path, settings: Mapping[str, Any], resume: bool) -> None:
+    """Raise if a folder holds runs with other settings, or runs that shall not go on.
+
+    Args:
+        folder: where `write_settings` wrote.
+        settings: what the runs are started with, by the names of options.
+        resume: whether they shall go on.
+    """
+    earlier = read_settings(folder)
+    if earlier is None:
+        return
+    if not resume:
+        raise ValueError(f"--out: {folder} holds a run; --resume goes on with it, or give another folder")
+    theirs = earlier["settings"]
+    for name in sorted({*settings, *theirs}):
+        if theirs.get(name) != settings.get(name):
+            raise ValueError(
+                f"--resume: {folder} holds a run with --{name.replace('_', '-')} "
+                f"{_shown(theirs.get(name))}, got {_shown(settings.get(name))}"
+            )
+
+
+def write_settings(folder: Path, settings: Mapping[str, Any], **more: Any) -> None:
+    """Write down what runs are started with, and more."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {"settings": dict(settings), **more}
+    # As a whole or not at all: a run that is killed here can be started again.
+    with replacing(folder / _NAME) as draft:
+        draft.write((json.dumps(content, indent=2) + "\n").encode())
+
+
+def read_settings(folder: Path, *names: str) -> dict[str, Any] | None:
+    """What `write_settings` wrote, the settings and the other names; None if there is nothing."""
+    file = folder / _NAME
+    if not file.exists():
+        return None
+    try:
+        earlier = json.loads(file.read_text(encoding="utf-8"))
+        return {name: earlier[name] for name in ("settings", *names)}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"--resume: {file}: expected the settings of a run ({error})") from error
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return "its default" if value is None else str(value)
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -32,51 +83,16 @@ class RunFolder:
 
     def check(self, resume: bool) -> None:
         """Raise if another run lies here, or one that shall not go on."""
-        earlier = self._earlier()
-        if earlier is None:
-            return
-        if not resume:
-            raise ValueError(
-                f"--out: {self.path} holds a run; --resume goes on with it, or give another folder"
-            )
-        theirs = earlier["settings"]
-        for name in sorted({*self.settings, *theirs}):
-            if theirs.get(name) != self.settings.get(name):
-                raise ValueError(
-                    f"--resume: {self.path} holds a run with --{name.replace('_', '-')} "
-                    f"{_shown(theirs.get(name))}, got {_shown(self.settings.get(name))}"
-                )
+        check_settings(self.path, self.settings, resume)
 
     def rates(self) -> tuple[Rates, list[dict[str, Any]] | None] | None:
         """The rates of the run that lies here, and what was tried for them; None if there is no run."""
-        earlier = self._earlier()
+        earlier = read_settings(self.path, "rates", "tried")
         return None if earlier is None else (Rates(*earlier["rates"]), earlier["tried"])
 
     def begin(self, rates: Rates, tried: list[dict[str, Any]] | None) -> None:
         """Write down what the run is started with."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        content = {"settings": dict(self.settings), "rates": list(rates), "tried": tried}
-        # As a whole or not at all: a run that is killed here can be started again.
-        draft = self._file.with_suffix(".part")
-        draft.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        draft.replace(self._file)
-
-    @property
-    def _file(self) -> Path:
-        return self.path / "settings.json"
-
-    def _earlier(self) -> dict[str, Any] | None:
-        if not self._file.exists():
-            return None
-        try:
-            earlier = json.loads(self._file.read_text(encoding="utf-8"))
-            return {name: earlier[name] for name in ("settings", "rates", "tried")}
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"--resume: {self._file}: expected the settings of a run ({error})") from error
-
-
-def _shown(value: Any) -> str:
-    return "its default" if value is None else str(value)
+        write_settings(self.path, self.settings, rates=list(rates), tried=tried)
 
 
 def save_result(folder: Path, result: Any, data: FeatureSet) -> None:

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import cache, partial
 from pathlib import Path
@@ -19,7 +19,6 @@ import numpy as np
 from covfree import backbones
 from covfree.backbones import BACKBONES, Backbone, Preprocessing
 from covfree.backbones.hub import Weights, find_weights
-from covfree.cli.compare import Federation
 from covfree.cli.extract import backbone_of, extract
 from covfree.data import FeatureSet, load, load_npz
 from covfree.data.dataset import held_out
@@ -28,6 +27,7 @@ from covfree.data.extract import feature_key
 from covfree.data.image_set import ImageSet
 from covfree.data.images import load_images
 from covfree.federation import PARTITIONERS
+from covfree.sweep import Federation, LeftOut
 
 
 class Images(NamedTuple):
@@ -112,6 +112,8 @@ def source_of(
         for name, value in {"backbone": backbone, "weights": weights}.items():
             if value is not None:
                 raise ValueError(f"--{name}: expected --images beside it")
+        if test_file is not None and dataset in (None, "digits"):
+            raise ValueError("--test-file: expected none with --dataset digits, which has a test part")
         return _checked(of_file(dataset or "digits", test_file))
     for name, value in {"dataset": dataset, "test-file": test_file}.items():
         if value is not None:
@@ -119,6 +121,26 @@ def source_of(
     if backbone is None:
         raise ValueError("--images: expected --backbone beside it")
     return _checked(of_images(images, backbone, weights))
+
+
+def sources_of(
+    dataset: str | None,
+    test_file: Path | None,
+    images: str | None,
+    backbone: str | None,
+    weights: str | None,
+) -> dict[str, Source]:
+    """Sources by name, as `source_of` finds them: ``--dataset`` may name several, with commas between."""
+    names = [None] if dataset is None else [dataset] if Path(dataset).is_file() else dataset.split(",")
+    if test_file is not None and len(names) > 1:
+        raise ValueError("--test-file: expected one --dataset beside it, got several")
+    sources: dict[str, Source] = {}
+    for name in names:
+        source = source_of(name if name is None else name.strip(), test_file, images, backbone, weights)
+        if source.outline.name in sources:
+            raise ValueError(f"--dataset: expected different data sets, got {source.outline.name} twice")
+        sources[source.outline.name] = source
+    return sources
 
 
 def _checked(source: Source) -> Source:
@@ -145,15 +167,34 @@ def class_name(data: FeatureSet, label: int) -> str:
     return str(label) if data.class_names is None else data.class_names[label]
 
 
-def heading(data: FeatureSet, federation: Federation, seeds: int) -> str:
-    """What results are of, in one line."""
+def heading(data: FeatureSet, federation: Federation, seeds: int, lost: Sequence[LeftOut]) -> str:
+    """What results are of, in one line; what is on no client is said of all seeds."""
     spread = f"{federation.clients} clients, {federation.partition}"
     if federation.partition != "iid":
-        spread += f" {federation.parameter:g}"
+        spread += f" {federation.alpha:g}"
     if data.clients is not None:
         spread = f"{data.clients.max() + 1} clients of its own"
     sizes = f"{len(data.train_labels)} train, {len(data.test_labels)} test"
-    return f"{data.name}: {sizes}, {spread}, {seeds} seed{'s' if seeds > 1 else ''}"
+    counted = f"{seeds} seed{'s' if seeds > 1 else ''}"
+    return ", ".join([f"{data.name}: {sizes}, {spread}, {counted}", *on_no_client(lost)])
+
+
+def on_no_client(lost: Sequence[LeftOut]) -> list[str]:
+    """What the seeds' partitions leave out, in words; none if they leave out nothing."""
+    numbers = [
+        (min(values), max(values), word)
+        for values, word in zip(zip(*lost, strict=True), ("example", "class"), strict=True)
+    ]
+    words = [
+        f"{_span(low, high)} {word if high == 1 else {'class': 'classes'}.get(word, word + 's')}"
+        for low, high, word in numbers
+        if high
+    ]
+    return [f"{' and '.join(words)} on no client"] if words else []
+
+
+def _span(low: int, high: int) -> str:
+    return f"{low:,}" if low == high else f"{low:,}–{high:,}"
 
 
 def law_of(data: FeatureSet, federation: Federation) -> str:
@@ -166,7 +207,7 @@ def law_of(data: FeatureSet, federation: Federation) -> str:
         return federation.partition
     name = {"alpha": "α", "sigma": "σ"}.get(third, third.removeprefix("num_").replace("partition", "client"))
     name = name.replace("_", " ")
-    return f"{federation.partition}, {name} = {federation.parameter:g}"
+    return f"{federation.partition}, {name} = {federation.alpha:g}"
 
 
 def cache_file(stem: str, key: dict[str, Any]) -> Path:

@@ -1,4 +1,4 @@
-"""Tables of results, in the terminal, in Markdown, in JSON and in CSV; units that fit them."""
+"""Tables of results, in the terminal, in Markdown, LaTeX, JSON and CSV; units that fit them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as RichTable
 
 from covfree.cli.options import Format
+from covfree.sweep import Table, as_latex, as_markdown
 
 
 class Columns(NamedTuple):
@@ -32,6 +33,7 @@ def show(
     lines: Sequence[tuple[str, ...]],
     records: Sequence[dict[str, Any]],
     content: str,
+    best: frozenset[tuple[int, int]] = frozenset(),
 ) -> None:
     """Print results on standard output.
 
@@ -42,34 +44,35 @@ def show(
         lines: its cells.
         records: what CSV shows.
         content: what JSON shows.
+        best: line and column of the cells to be marked, from 0.
     """
+    plain = Table(columns.names, tuple(lines), best)
     if form is Format.json:
         print(content)
     elif form is Format.csv:
         print(as_csv(records))
     elif form is Format.markdown:
-        print(as_markdown(columns, lines))
+        print(as_markdown(plain))
+    elif form is Format.latex:
+        print(as_latex(plain))
     else:
-        Console().print(as_table(title, columns, lines))
+        console = Console()
+        # Not as the table's own title, which would be broken at the table's width.
+        console.print(title, style="italic", markup=False, highlight=False)
+        console.print(_for_terminal(columns, plain))
 
 
-def as_table(title: str, columns: Columns, lines: Sequence[tuple[str, ...]]) -> Table:
-    """A table for the terminal."""
-    table = Table(title=title, title_justify="left", header_style="bold", show_edge=False, pad_edge=False)
+def _for_terminal(columns: Columns, plain: Table) -> RichTable:
+    """A table for the terminal; what is marked has a star too, for terminals and files without bold."""
+    table = RichTable(header_style="bold", show_edge=False, pad_edge=False)
     first, *others = columns.names
     table.add_column(first, min_width=14)
     for column in others:
         header = column.replace(" ", "\n") if column in columns.broken else column
         table.add_column(header, justify="right")
-    for line in lines:
+    for line in plain.marked(lambda cell: f"[bold]{cell}*[/bold]"):
         table.add_row(*line)
     return table
-
-
-def as_markdown(columns: Columns, lines: Sequence[tuple[str, ...]]) -> str:
-    """The same table in Markdown."""
-    every = [columns.names, ("---",) * len(columns.names), *lines]
-    return "\n".join(f"| {' | '.join(line)} |" for line in every)
 
 
 def as_csv(records: Sequence[dict[str, Any]]) -> str:
@@ -79,11 +82,6 @@ def as_csv(records: Sequence[dict[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(records)
     return text.getvalue().rstrip("\n")
-
-
-def percent(mean: float, deviation: float | None) -> str:
-    """A share with its standard deviation, if there is one."""
-    return f"{100 * mean:.2f}" + ("" if deviation is None else f" ± {100 * deviation:.2f}")
 
 
 def as_bytes(number: int | float) -> str:

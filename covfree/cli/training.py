@@ -16,7 +16,6 @@ import numpy as np
 import covfree
 import covfree.rounds
 from covfree.backbones import Backbone, Preprocessing
-from covfree.cli.compare import Federation, entries, make_methods, timed
 from covfree.cli.run_folder import save_result
 from covfree.cli.source import Source
 from covfree.data import FeatureSet
@@ -25,6 +24,9 @@ from covfree.finetune import Model, linear_model, network_model, random_head, re
 from covfree.finetune.model import Norms, Trained
 from covfree.finetune.registry import Rates
 from covfree.heads import MappedHead
+from covfree.sweep import Federation, variants
+from covfree.sweep.timing import timed
+from covfree.sweep.variants import entries
 from covfree.types import LinearHead
 
 RANDOM = "random"
@@ -116,7 +118,7 @@ def make_start(init: str, task: Task, seed: int) -> Start:
         # As closed-form heads have it, so that all starts share compiled functions.
         head = head._replace(present=jnp.ones(classes))
     else:
-        method, labels = make_methods([init], {})[init], task.data.train_labels
+        method, labels = variants([init])[init].method, task.data.train_labels
         used = np.where(task.clients >= 0, labels, -1)
 
         def calibrated() -> Any:

@@ -38,7 +38,7 @@ def solve_totals(method: Method, *totals: Any) -> Any:
         ValueError: if the head is not finite (unless it is traced).
     """
     check_method(method)
-    return finite(_solve_totals(method, *totals))
+    return finite(_solve_totals(method.server_part(), *totals))
 
 
 @jax.jit
@@ -65,7 +65,7 @@ def solve_rows(method: Method, rows: Rows, *, num_classes: int) -> Any:
     (3, 2)
     """
     # Two compiled functions: the second, which takes longer to compile, does not know the number of rows.
-    return _solve_totals(method, *accumulate(method, rows, num_classes=num_classes))
+    return _solve_totals(method.server_part(), *accumulate(method, rows, num_classes=num_classes))
 
 
 def solve_message(method: Method, message: Message, *, num_classes: int) -> Any:
@@ -154,7 +154,7 @@ def summarise(
             clients = consecutive(np.asarray(clients))
         labels = as_int32("labels", labels)
         sizes = tuple(bucket(size) for size in method.summary.sizes(np.asarray(labels), np.asarray(clients)))
-    return _summarise(method, features, labels, clients, key, sizes)
+    return _summarise(method.client_part(), features, labels, clients, key, sizes)
 
 
 @partial(jax.jit, static_argnames="sizes")

@@ -16,7 +16,7 @@ from covfree.heads.mapped import MappedHead
 from covfree.keys import derive
 from covfree.linalg import Scatter
 from covfree.methods.message_form import MessageForm
-from covfree.methods.summaries import Examples, Summary
+from covfree.methods.summaries import ClassMeans, Examples, Summary
 from covfree.transforms import Transform
 from covfree.types import AnyArray, Head, Message, Rows
 
@@ -102,6 +102,18 @@ class Method:
                 f"client, and None elsewhere; got {self.message!r} with {self.summary!r}"
             )
 
+    def client_part(self) -> Method:
+        """The same as far as clients summarise; equal for methods whose clients do the same.
+
+        Compiled functions are kept by their static arguments, so that these methods share them.
+        """
+        return replace(self, params=None, name="clients", phases=(), system=None, head=_no_head)
+
+    def server_part(self) -> Method:
+        """The same as far as the server solves; equal for methods whose servers do the same."""
+        none: Any = {"message": None, "transforms": (), "phases": (), "whole_clients": False}
+        return replace(self, name="server", summary=ClassMeans(), **none)
+
     def solve(self, *totals: Any) -> Head:
         """The head from the totals of all phases."""
         system = None if self.system is None else self.system(self.params, *totals)
@@ -158,6 +170,10 @@ class Method:
             if not callable(transform):
                 raise TypeError(f"transforms: expected transforms of rows, got {transform!r}")
         return replace(self, transforms=(*self.transforms, *transforms))
+
+
+def _no_head(params: Any, system: Any, *totals: Any) -> Head:
+    raise TypeError("a method's part for clients has no head")
 
 
 def check_method(method: Any, *_: Any, **__: Any) -> None:

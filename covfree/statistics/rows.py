@@ -20,9 +20,18 @@ from covfree.types import AnyArray, PRNGKey, Rows, is_traced
 CovarianceType: TypeAlias = Literal["diagonal", "spherical"]
 
 
+# Tables longer than this are padded by less than an eighth.
+_LONG = 4096
+
+
 def bucket(rows: int) -> int:
-    """Round up by less than an eighth, so that federations of about one size share a compiled function."""
-    step = max(1, 1 << max(rows - 1, 0).bit_length() >> 4)
+    """Round up to a size that federations of about one size share, and with it compiled functions.
+
+    Another seed changes the number of client-class pairs by a few percent if there are few hundred, and by
+    less if there are more. So there are two sizes an octave (256, 384, 512, …) up to 4096, eight above.
+    """
+    octave = 1 << max(rows - 1, 0).bit_length() >> 1
+    step = max(1, octave // (2 if rows <= _LONG else 8))
     return max(1, -(-rows // step) * step)
 
 

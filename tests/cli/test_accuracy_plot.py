@@ -9,8 +9,9 @@ import pytest
 import covfree
 from covfree import figures
 from covfree.cli.accuracy_plot import FAMILIES, draw, plot
-from covfree.cli.compare import Result, Run, entries
 from covfree.cli.placing import side_by_side
+from covfree.sweep import Result, Run
+from covfree.sweep.variants import entries
 
 TITLES = {name: entry.title for name, entry in entries().items()}
 LONG = "a$b$ " + "very long name " * 9 + "x" * 99

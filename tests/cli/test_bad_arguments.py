@@ -16,14 +16,45 @@ from covfree.methods import registry
 BAD = {
     "unknown method": (["--methods", "fedncm,fedavg"], "'fedavg'; expected some of fedncm, fed3r"),
     "wrong case": (["--methods", "FedNCM"], "'FedNCM'; expected some of fedncm"),
-    "method twice": (["--methods", "fedncm,fed3r,fedncm"], "methods: expected different names"),
-    "no method": (["--methods", " , "], "methods: expected different names, got none"),
+    "method twice": (["--methods", "fedncm,fed3r,fedncm"], "--methods: expected different names"),
+    "method twice, by its numbers": (
+        ["--methods", "fedcof:shrinkage=1,fedcof:shrinkage=1"],
+        "--methods: expected different names, got fedcof:shrinkage=1 twice",
+    ),
+    "number of a method that is none": (
+        ["--methods", "fedncm:ridge=1"],
+        "--methods: fedncm takes no number, got ridge",
+    ),
+    "number of a method without a value": (["--methods", "fedcof:ridge"], "--methods: expected a number"),
+    "bad number of a method": (
+        ["--methods", "fed3r:ridge=-1"],
+        "fed3r:ridge=-1: ridge: .*at least 0",
+    ),
+    "bad head": (["--methods", "fedcof", "--head", "svm"], "--head: expected .*'svm'"),
+    "bad noise": (["--methods", "fedcof", "--noise", "cauchy:1"], "--noise: .*cauchy"),
+    "noise on matrices": (
+        ["--methods", "fed3r", "--noise", "laplace:1"],
+        "--noise: fed3r: expected a",
+    ),
+    "alpha twice": (["--alpha", "0.1,0.5,0.1"], "--alpha: expected different values, got '0.1,0.5,0.1'"),
+    "no alpha": (["--alpha", ","], "--alpha: expected a number, or several with commas between, got ','"),
+    "one of several clients": (["--clients", "10,1202"], "--clients must be at most .*1201, got 1202"),
+    "negative seed": (["--seeds", "3,-1"], "--seeds: expected at least 0, got -1"),
+    "data twice": (["--dataset", "digits,digits"], "--dataset: expected different data sets, got digits"),
+    "resume without out": (["--resume"], "--resume: expected --out beside it"),
+    "gamma": (["--gamma", "1"], r"--gamma\. Did you mean --shrinkage\?"),
+    "lambda": (["--lambda", "1"], r"--lambda\. Did you mean --ridge\?"),
+    "epsilon": (["--epsilon", "1"], r"--epsilon\. Did you mean --noise\?"),
+    "no method": (["--methods", " , "], "--methods: expected different names, got none"),
     "unknown dataset": (["--dataset", "mnist"], r"dataset: expected 'digits' or the path .* got 'mnist'"),
     "missing file": (["--dataset", "absent.npz"], r"absent\.npz: no such file"),
     "backbone without images": (["--backbone", "resnet18"], "--backbone: expected --images beside it"),
     "weights without images": (["--weights", "w.pth"], "--weights: expected --images beside it"),
     "images without backbone": (["--images", "photos"], "--images: expected --backbone beside it"),
-    "test file with digits": (["--test-file", "test.npz"], "test: expected none with dataset 'digits'"),
+    "test file with digits": (
+        ["--test-file", "test.npz"],
+        "--test-file: expected none with --dataset",
+    ),
     "shrinkage that is a word": (["--shrinkage", "much"], "--shrinkage: expected 'auto' or a number"),
     "shrinkage that is empty": (["--shrinkage", ""], "--shrinkage: expected 'auto' or a number"),
     "negative shrinkage": (["--shrinkage=-1"], r"shrinkage.*at least 0, got -1"),
@@ -47,7 +78,7 @@ BAD = {
     "alpha that is a word": (["--alpha", "low"], "--alpha"),
     "less than a shard": (
         ["--partition", "shards", "--alpha", "0.1"],
-        r"--alpha 0\.1: expected a whole number, got 0\.1",
+        r"--alpha 0\.1: expected a whole number, got 0\.1 for --alpha, the shards of a client",
     ),
     "classes that are no integer": (["--partition", "pathological", "--alpha", "2.7"], r"alpha.*2\.7"),
     "more classes than there are": (["--partition", "pathological", "--alpha", "11"], "alpha.*10, got 11"),
@@ -56,9 +87,15 @@ BAD = {
     "unknown option": (["--sedes", "3"], "--sedes"),
     "option without a value": (["--seeds"], "--seeds"),
     "an argument too many": (["digits"], "digits"),
-    "a number that no method takes": (["--methods", "fedncm", "--ridge", "1"], "ridge: none of the methods"),
+    "a number that no method takes": (
+        ["--methods", "fedncm", "--ridge", "1"],
+        "--ridge: none of the",
+    ),
     "another": (["--methods", "fed3r", "--shrinkage", "1"], "shrinkage: .* one of fedcof, .*fedcof-oracle"),
-    "a third": (["--methods", "fed3r,fedncm", "--num-subsets", "2"], "num_subsets: .* one of fedcof"),
+    "a third": (
+        ["--methods", "fed3r,fedncm", "--num-subsets", "2"],
+        "--num-subsets: .* one of fedcof",
+    ),
 }
 
 

@@ -13,15 +13,17 @@ import pytest
 from PIL import Image
 
 import covfree
-from covfree.cli import app
-from covfree.cli.compare import Result, Run
+from covfree.cli import comparison
 from covfree.cli.options import method_names
 from covfree.cli.report import as_records
 from covfree.data import load_digits
 from covfree.federation import PARTITIONERS, inner_dirichlet
 from covfree.methods import registry
+from covfree.sweep import Result, Run
 
 # A method of each kind of message; that every method runs is told by tests/methods.
+PICTURES = [f"accuracy_vs_bytes.{suffix}" for suffix in ("pdf", "png", "svg")]
+FILES = [*PICTURES, "results.json", "runs.jsonl", "settings.json"]
 ALL = "fedncm,fed3r,fedcof,fedcof-oracle,naive-bayes"
 DIM, CLASSES = 64, 10
 
@@ -264,10 +266,15 @@ def test_the_table_names_every_method_on_a_narrow_terminal(compare, monkeypatch,
 
 
 def test_nothing_but_the_result_is_printed(compare):
-    """What is no terminal gets no progress bar: stdout can be piped and stderr stays empty."""
-    outcome = compare("--methods", "fedncm", "--seeds", 1, "--format", "json")
+    """What is no terminal gets no progress bar: stdout can be piped; stderr has a line a run."""
+    outcome = compare("--methods", "fedncm,fed3r", "--seeds", 2, "--format", "json")
     json.loads(outcome.out)
-    assert outcome.err == ""
+    assert outcome.err.splitlines() == [
+        "covfree: run 1 of 4: fedncm, seed 0: compiling, then running",
+        "covfree: run 2 of 4: fed3r, seed 0: compiling, then running",
+        "covfree: run 3 of 4: fedncm, seed 1",
+        "covfree: run 4 of 4: fed3r, seed 1",
+    ]
 
 
 # Files
@@ -277,8 +284,7 @@ def test_out_holds_the_results_and_a_picture(compare, tmp_path):
     folder = tmp_path / "new" / "folder"
     outcome = compare("--methods", ALL, "--seeds", 2, "--format", "json", "--out", folder)
     assert outcome.code == 0
-    pictures = [f"accuracy_vs_bytes.{suffix}" for suffix in ("pdf", "png", "svg")]
-    assert sorted(path.name for path in folder.iterdir()) == [*pictures, "results.json"]
+    assert sorted(path.name for path in folder.iterdir()) == FILES
     written = (folder / "results.json").read_text(encoding="utf-8")
     assert json.loads(written) == json.loads(outcome.out)
     assert str(folder / "results.json") in outcome.err
@@ -475,10 +481,10 @@ def test_one_example_a_client(compare):
 
 
 def test_interrupting(compare, monkeypatch):
-    def interrupted(*_):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(app, "compare", interrupted)
+    monkeypatch.setattr(comparison.sweep, "run", interrupted)
     outcome = compare("--methods", "fedncm", "--seeds", 1)
     assert outcome.code == 130
     assert outcome.out == ""
@@ -487,10 +493,10 @@ def test_interrupting(compare, monkeypatch):
 
 @pytest.mark.parametrize("error", [TypeError, KeyError, RuntimeError])
 def test_a_bug_shows_where_it_is(compare, monkeypatch, error):
-    def broken(*_):
+    def broken(*_, **__):
         raise error("broken")
 
-    monkeypatch.setattr(app, "compare", broken)
+    monkeypatch.setattr(comparison.sweep, "run", broken)
     with pytest.raises(error, match="broken"):
         compare("--methods", "fedncm", "--seeds", 1)
 
@@ -517,4 +523,4 @@ def test_the_console_script_reports_a_bad_argument():
     assert done.returncode == 2
     assert done.stdout == ""
     known = ", ".join([*registry(), "fedcof-refined"])
-    assert done.stderr == f"covfree: methods: unknown method 'fedavg'; expected some of {known}\n"
+    assert done.stderr == f"covfree: --methods: unknown method 'fedavg'; expected some of {known}\n"

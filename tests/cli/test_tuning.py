@@ -6,13 +6,13 @@ import jax
 import numpy as np
 import pytest
 
-from covfree.cli.compare import Federation
 from covfree.cli.curves import LiveTuning
 from covfree.cli.progress import progress_bar
 from covfree.cli.source import of_file
 from covfree.cli.training import Settings, make_start, make_task
 from covfree.cli.tuning import set_aside, tune
 from covfree.finetune.registry import Rates
+from covfree.sweep import Federation
 
 
 @pytest.fixture

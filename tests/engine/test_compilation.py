@@ -48,7 +48,7 @@ def test_another_number_compiles_nothing():
 
 
 def test_federations_of_about_one_size_share_the_server():
-    """Rows are padded to one of eight sizes an octave."""
+    """Rows are padded to one of two sizes an octave."""
     labels = np.arange(70) % 3
     method = covfree.fedcof(0.1)
     heads = []

@@ -1,0 +1,152 @@
+"""The runs of ``covfree compare``: made, kept in a folder, and shown."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from covfree import sweep
+from covfree.atomic import replacing
+from covfree.cli import accuracy_plot, report
+from covfree.cli.interrupts import Terminated
+from covfree.cli.jobs import say
+from covfree.cli.options import Format
+from covfree.cli.progress import RunProgress
+from covfree.cli.run_folder import check_settings, read_settings, write_settings
+from covfree.cli.source import Source, heading, on_no_client
+from covfree.cli.tables import Columns, show
+from covfree.sweep import Federation, Job, Result, Run
+from covfree.sweep.summary import place_names
+
+
+@dataclass
+class Comparison:
+    """Methods on federations of data sets.
+
+    Attributes:
+        sources: data by name.
+        places: how examples are spread.
+        seeds: of splits, partitions and methods.
+        titles: of the methods, by name.
+        settings: by the names of options: what must be equal for runs to go on.
+        out: the folder for files, if there is to be one.
+        figures: what is measured beside the accuracy.
+        runs: what is done.
+    """
+
+    sources: Mapping[str, Source]
+    places: Sequence[Federation]
+    seeds: Sequence[int]
+    titles: Mapping[str, str]
+    settings: Mapping[str, Any]
+    out: Path | None
+    figures: Sequence[str] = ()
+    runs: list[Run] = field(default_factory=list)
+
+    @property
+    def number(self) -> int:
+        """How many runs there are to be."""
+        return len(self.sources) * len(self.places) * len(self.seeds) * len(self.titles)
+
+    @property
+    def kept(self) -> str:
+        """What becomes of the runs of a command that was stopped."""
+        if self.out is None:
+            return "with --out DIR they would have been kept"
+        return f"{self.out} keeps them, and the same command with --resume goes on"
+
+    def check(self, resume: bool) -> None:
+        """Raise if the folder holds runs with other settings or data, or ones that shall not go on."""
+        if self.out is None:
+            return
+        check_settings(self.out, self.settings, resume)
+        now = {name: _contents(source) for name, source in self.sources.items()}
+        earlier = read_settings(self.out, "data")
+        for name in () if earlier is None else now:
+            if earlier is not None and earlier["data"].get(name) != now[name]:
+                raise ValueError(f"--resume: {self.out} holds runs on other contents of {name}")
+        write_settings(self.out, self.settings, data=now)
+
+    def run(self, methods: Mapping[str, Any]) -> BaseException | None:
+        """Make the runs that are not there yet; returns what stopped them, if anything did."""
+        loads = {name: source.load for name, source in self.sources.items()}
+        file = None if self.out is None else self.out / "runs.jsonl"
+        try:
+            with RunProgress(self._name) as progress:
+                jobs = loads, self.places, methods, self.seeds
+                for run in sweep.run(*jobs, figures=self.figures, file=file, tell=progress):
+                    self.runs.append(run)
+        except (KeyboardInterrupt, Terminated) as error:
+            return error
+        return None
+
+    def show(self, form: Format, config: Mapping[str, Any]) -> None:
+        """Print the results, and write them where there is a folder."""
+        results = sweep.summarise(self.runs, self.titles)
+        missing = self.number - len(self.runs)
+        content = report.as_json(config, report.environment(), results, missing)
+        several = len(self.sources) * len(self.places) > 1
+        title = self._several(results) if several else self._one()
+        if missing:
+            title = f"{len(self.runs)} of {self.number} runs of {title}"
+        if several:
+            table = sweep.accuracy_table(results)
+            columns = Columns(table.columns)
+            show(form, title, columns, table.lines, report.as_records(results), content, table.best)
+        else:
+            lines = [report.cells(result) for result in results]
+            show(form, title, report.columns(results), lines, report.as_records(results), content)
+        if self.out is None:
+            return
+        written = [self.out / "results.json"]
+        with replacing(written[0]) as draft:
+            draft.write((content + "\n").encode())
+        if not missing and not several:
+            written += accuracy_plot.plot(self.out / "accuracy_vs_bytes.png", title, results)[:1]
+        pictures = " (also as PDF and SVG)" if len(written) > 1 else ""
+        say(f"wrote {' and '.join(map(str, written))}{pictures}")
+
+    def _one(self) -> str:
+        (source,), (place,) = self.sources.values(), self.places
+        lost = [run.left_out for run in self.runs]
+        return heading(source.load(0), place, len(self.seeds), lost)
+
+    def _several(self, results: Sequence[Result]) -> str:
+        """What is the same everywhere, and what is left out where."""
+        clients, partitions, alphas = (
+            {getattr(place, name) for place in self.places} for name in ("clients", "partition", "alpha")
+        )
+        words = [" and ".join(self.sources)]
+        words += [f"{number} clients" for number in clients if len(clients) == 1]
+        words += [partition for partition in partitions if len(partitions) == 1]
+        words += [f"alpha {alpha:g}" for alpha in alphas if len(alphas) == 1 and partitions != {"iid"}]
+        words += [f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}", "test accuracy in %"]
+        lines = [", ".join(words)]
+        places = list(dict.fromkeys(result.place for result in results))
+        for place, name in zip(places, place_names(places), strict=True):
+            lost = [run.left_out for result in results if result.place == place for run in result.runs]
+            lines += [f"{name}: {text}" for text in on_no_client(lost)]
+        return "\n".join(lines)
+
+    def _name(self, job: Job) -> str:
+        """How progress calls a run."""
+        places = [(dataset, place) for dataset in self.sources for place in self.places]
+        words = [job.method, f"seed {job.seed}"]
+        if len(places) > 1:
+            names = dict(zip(places, place_names(places), strict=True))
+            words.append(names[job.dataset, job.federation])
+        return ", ".join(words)
+
+
+def _contents(source: Source) -> str:
+    """Tells data apart."""
+    data, digest = source.load(0), hashlib.sha256()
+    for array in (data.train_features, data.train_labels, data.test_features, data.test_labels):
+        digest.update(f"{array.dtype}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()[:16]

@@ -1,0 +1,88 @@
+"""The file of a sweep's runs: one line a run, added when the run is done."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import covfree
+from covfree.methods import Method
+from covfree.refine import Refined
+from covfree.sweep.federation import Federation, LeftOut
+from covfree.sweep.one_run import Run
+
+
+class RunFile:
+    """Runs in a file of JSON lines.
+
+    A line is added in one piece and forced to the disk, so that whatever ends the process, the runs before
+    it stay. A last line that was cut short is taken away when the file is next added to.
+
+    Args:
+        path: the file; made, with its folder, when the first run is added.
+
+    Raises:
+        ValueError: if a line that is not the last cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.runs: list[tuple[Run, str]] = []
+        content = path.read_bytes() if path.exists() else b""
+        # What follows the last end of a line was cut short.
+        self._sound = content.rfind(b"\n") + 1
+        self.runs.extend(self._read(content[: self._sound]))
+
+    def _read(self, content: bytes) -> Iterator[tuple[Run, str]]:
+        for number, line in enumerate(content.splitlines(), start=1):
+            try:
+                yield _from_record(json.loads(line))
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{self.path}: line {number}: expected a run ({error!r})") from error
+
+    def add(self, run: Run, method: str) -> None:
+        """Add a run of a method with this fingerprint."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        line = json.dumps({**asdict(run), "sent": run.sent._asdict(), "fingerprint": method}) + "\n"
+        with self.path.open("ab") as file:
+            file.truncate(self._sound)
+            self._sound += file.write(line.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        self.runs.append((run, method))
+
+
+def _from_record(record: dict[str, Any]) -> tuple[Run, str]:
+    fingerprint = record.pop("fingerprint")
+    sent, federation = covfree.SentBytes(**record.pop("sent")), Federation(**record.pop("federation"))
+    left_out = LeftOut(*record.pop("left_out"))
+    return Run(**record, sent=sent, federation=federation, left_out=left_out), fingerprint
+
+
+def fingerprint(method: Method | Refined) -> str:
+    """Tell methods apart: equal for two whose functions and numbers are equal, in any process.
+
+    >>> import covfree
+    >>> fingerprint(covfree.fed3r(1.0)) == fingerprint(covfree.fed3r(1.0))
+    True
+    >>> fingerprint(covfree.fed3r(1.0)) == fingerprint(covfree.fed3r(2.0))
+    False
+    """
+    leaves, structure = jax.tree.flatten(method)
+    # A function shows the place in memory where it lies.
+    digest = hashlib.sha256(re.sub(r" at 0x[0-9a-f]+", "", str(structure)).encode())
+    for leaf in leaves:
+        is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        array = np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+        digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
+    return digest.hexdigest()[:16]

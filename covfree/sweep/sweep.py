@@ -1,0 +1,175 @@
+"""Data sets × federations × methods × seeds, run one after the other, and never twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from os import PathLike
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+import covfree
+from covfree.data import FeatureSet
+from covfree.methods import Method
+from covfree.refine import Refined
+from covfree.sweep.federation import Federation
+from covfree.sweep.file import RunFile, fingerprint
+from covfree.sweep.one_run import Place, Run, run_method
+
+
+class Job(NamedTuple):
+    """A run to make.
+
+    Attributes:
+        dataset: name of the data.
+        seed: of the split, the partition and the method.
+        federation: how examples are spread over clients, unless the data says so.
+        method: its name.
+    """
+
+    dataset: str
+    seed: int
+    federation: Federation
+    method: str
+
+
+class Begun(NamedTuple):
+    """What is told when a run begins.
+
+    Attributes:
+        job: the run.
+        number: its place among all runs of the sweep, from 1.
+        total: how many runs there are.
+        first: whether it is this process's first run of the method on data of this size, which compiles.
+    """
+
+    job: Job
+    number: int
+    total: int
+    first: bool
+
+
+def run(
+    datasets: Mapping[str, Callable[[int], FeatureSet]],
+    federations: Sequence[Federation],
+    methods: Mapping[str, Method | Refined],
+    seeds: Iterable[int],
+    *,
+    figures: Sequence[str] = (),
+    file: str | PathLike[str] | None = None,
+    tell: Callable[[Begun], None] | None = None,
+) -> Iterator[Run]:
+    """Run every method on every federation of every data set for every seed.
+
+    Yields each run as it is done. With a file, a run is in it before it is yielded, and a sweep that was
+    interrupted goes on where it stopped: runs that the file holds are yielded as they are.
+
+    Args:
+        datasets: by name, the data for a seed (its split may depend on it).
+        federations: how examples are spread over clients, unless the data says so.
+        methods: by name.
+        seeds: of splits, partitions and methods.
+        figures: names in `covfree.metrics.NAMES`: measured beside the accuracy, in `Run.figures`. Those of
+            clients need data that says whose its test examples are.
+        file: keeps the runs, one line of JSON each. It may hold runs of other jobs, which stay.
+        tell: is told of each run before it is made.
+
+    Raises:
+        ValueError: if a partition cannot be made, data with clients of its own meets several federations, a
+            method fails, or the file holds runs of another method by the same name.
+
+    >>> import covfree
+    >>> from covfree import sweep
+    >>> from covfree.data import load_digits
+    >>> from functools import partial
+    >>> runs = sweep.run(
+    ...     {"digits": lambda seed: load_digits(seed=seed)},
+    ...     sweep.federations([20], ["inner_dirichlet"], [0.1, 10.0]),
+    ...     {"FedNCM": covfree.fedncm()},
+    ...     seeds=[0],
+    ... )
+    >>> [(run.federation.alpha, round(run.accuracy, 2)) for run in runs]
+    [(0.1, 0.9), (10.0, 0.9)]
+    """
+    jobs = [
+        Job(dataset, seed, federation, method)
+        for dataset in datasets
+        for seed in dict.fromkeys(seeds)
+        for federation in federations
+        for method in methods
+    ]
+    kept = None if file is None else RunFile(Path(file))
+    prints = {name: fingerprint(method) for name, method in methods.items()}
+    done = _done(kept, prints, set(figures))
+    numbers = {job: number for number, job in enumerate(jobs, start=1)}
+    compiled: set[tuple[str, tuple[int, ...]]] = set()
+    for (dataset, seed), group in groupby(jobs, lambda job: (job.dataset, job.seed)):
+        # Data are not loaded, nor partitions made, where nothing is left to do.
+        loaded = None
+        for federation, own in groupby(group, lambda job: job.federation):
+            place = None
+            for job in own:
+                if job in done:
+                    yield done[job]
+                    continue
+                loaded = loaded or _Loaded.of(datasets[dataset](seed), dataset, federations)
+                place = place or loaded.place(federation, seed)
+                key = job.method, place.features.shape
+                if tell is not None:
+                    tell(Begun(job, numbers[job], len(jobs), key not in compiled))
+                compiled.add(key)
+                try:
+                    made = run_method(job.method, methods[job.method], place, figures)
+                except ValueError as error:
+                    raise ValueError(f"{job.method}: {error}") from error
+                if kept is not None:
+                    kept.add(made, prints[job.method])
+                yield made
+
+
+class _Loaded(NamedTuple):
+    """Data of a seed, its training examples on the device."""
+
+    data: FeatureSet
+    name: str
+    features: jax.Array
+    labels: jax.Array
+
+    @staticmethod
+    def of(data: FeatureSet, name: str, federations: Sequence[Federation]) -> _Loaded:
+        """Take data, or raise if they have clients of their own where there are several federations."""
+        if data.clients is not None and len(federations) > 1:
+            raise ValueError(
+                f"{name}: expected data without clients of its own where several federations are made, got "
+                f"{data.clients.max() + 1} clients"
+            )
+        return _Loaded(data, name, jax.device_put(data.train_features), jax.device_put(data.train_labels))
+
+    def place(self, federation: Federation, seed: int) -> Place:
+        """Spread the examples over clients."""
+        data = self.data
+        clients = federation.assign(data, seed).astype(np.int32)
+        covfree.check(data.train_features, data.train_labels, clients, num_classes=data.num_classes)
+        return Place(data, self.features, self.labels, clients, seed, self.name, federation)
+
+
+def _done(kept: RunFile | None, prints: Mapping[str, str], figures: set[str]) -> dict[Job, Run]:
+    """The runs that a file holds."""
+    done: dict[Job, Run] = {}
+    for run, method in [] if kept is None else kept.runs:
+        if kept is not None and prints.get(run.method, method) != method:
+            raise ValueError(
+                f"{kept.path}: holds runs of another method named {run.method!r}, with other numbers or of "
+                f"another version; give this one another name, or the sweep another file"
+            )
+        if kept is not None and run.method in prints and (lacking := figures - set(run.figures)):
+            raise ValueError(
+                f"{kept.path}: holds runs without {', '.join(sorted(lacking))}; measure the same, or give "
+                f"the sweep another file"
+            )
+        assert run.federation is not None
+        done.setdefault(Job(run.dataset, run.seed, run.federation, run.method), run)
+    return done

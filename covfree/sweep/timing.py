@@ -1,0 +1,55 @@
+"""How long computations take, compilation left out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import jax
+
+T = TypeVar("T")
+
+# A first call that takes longer than this counts: what only a first call does takes milliseconds.
+_LONG = 0.5
+_compiled: list[tuple[float, float]] = []
+
+
+def _listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
+    if event.startswith("/jax/core/compile/"):
+        now = time.perf_counter()
+        _compiled.append((now - duration_secs, now))
+
+
+jax.monitoring.register_event_duration_secs_listener(_listen)
+
+
+def timed(function: Callable[[], T]) -> tuple[T, float]:
+    """Call a function, again if the first call compiled and was short; return the result and the seconds.
+
+    What jax says of tracing, lowering and compilation is taken off the seconds. So a long computation
+    runs once, whether it was compiled before or not.
+    """
+    result, seconds, compiling = _call(function)
+    if compiling and seconds < _LONG:
+        result, seconds, _ = _call(function)
+    return result, seconds
+
+
+def _call(function: Callable[[], T]) -> tuple[T, float, float]:
+    """Result, seconds without compilation, and seconds of compilation."""
+    _compiled.clear()
+    start = time.perf_counter()
+    result = jax.block_until_ready(function())
+    seconds = time.perf_counter() - start
+    compiling = _covered(_compiled)
+    return result, max(0.0, seconds - compiling), compiling
+
+
+def _covered(spans: list[tuple[float, float]]) -> float:
+    """Seconds that lie in any of the spans: one function is traced within another."""
+    total, end = 0.0, float("-inf")
+    for first, last in sorted(spans):
+        total += max(0.0, last - max(first, end))
+        end = max(end, last)
+    return total

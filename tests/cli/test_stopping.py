@@ -1,0 +1,193 @@
+"""Commands that are stopped: with --out what is done stays, and they go on from there."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from covfree.cli import comparison
+from covfree.cli.interrupts import Terminated
+
+# Few clients, and an α with about as many pairs at every seed, as all tests of `compare` have them.
+SMALL = ("compare", "--clients", "6", "--alpha", "2")
+FEW = ("--methods", "fedncm,fed3r", "--seeds", 2, "--format", "json")
+
+
+def without_times(content):
+    if isinstance(content, dict):
+        return {k: without_times(v) for k, v in content.items() if not k.endswith("_seconds")}
+    return [without_times(x) for x in content] if isinstance(content, list) else content
+
+
+def stopping(monkeypatch, error, after):
+    """Lets a number of runs end, then stops the command as a signal would."""
+    sweep = comparison.sweep.run
+
+    def run(*arguments, **options):
+        made = sweep(*arguments, **options)
+        for _ in range(after):
+            yield next(made)
+        raise error
+
+    monkeypatch.setattr(comparison.sweep, "run", run)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "word"), [(KeyboardInterrupt(), 130, "interrupted"), (Terminated(), 143, "terminated")]
+)
+def test_stopped_and_resumed_it_is_the_same(compare, monkeypatch, tmp_path, error, code, word):
+    whole = compare(*FEW, "--out", tmp_path / "whole")
+    cut = tmp_path / "cut"
+    with monkeypatch.context() as patch:
+        stopping(patch, error, after=3)
+        outcome = compare(*FEW, "--out", cut)
+    assert outcome.code == code
+    # What is there is shown, and written.
+    content = json.loads(outcome.out)
+    assert json.loads((cut / "results.json").read_text()) == content
+    assert content["missing_runs"] == 1
+    assert [(record["method"], record["seeds"]) for record in content["results"]] == [
+        ("fedncm", 2),
+        ("fed3r", 1),
+    ]
+    assert outcome.err.splitlines()[-1] == (
+        f"covfree: {word} after 3 of 4 runs; {cut} keeps them, and the same command with --resume goes on"
+    )
+    resumed = compare(*FEW, "--out", cut, "--resume")
+    assert resumed.code == 0
+    assert "missing_runs" not in json.loads(resumed.out)
+    assert without_times(json.loads(resumed.out)) == without_times(json.loads(whole.out))
+    # One run was left to make; then none is.
+    assert [line for line in resumed.err.splitlines() if "run " in line] == [
+        "covfree: run 4 of 4: fed3r, seed 1: compiling, then running"
+    ]
+    assert sorted(path.name for path in cut.iterdir()) == sorted(
+        path.name for path in (tmp_path / "whole").iterdir()
+    )
+    again = compare(*FEW, "--out", cut, "--resume")
+    assert json.loads(again.out) == json.loads(resumed.out)
+    assert "run 4" not in again.err
+
+
+def test_more_seeds_and_methods_may_be_asked_for(compare, tmp_path):
+    compare("--methods", "fedncm", "--seeds", 1, "--out", tmp_path)
+    outcome = compare(*FEW, "--out", tmp_path, "--resume")
+    assert outcome.code == 0
+    assert outcome.err.count(": run ") == 3
+    alone = compare(*FEW)
+    assert without_times(json.loads(outcome.out)) == without_times(json.loads(alone.out))
+
+
+def test_a_line_that_was_cut_short(compare, tmp_path):
+    whole = compare(*FEW, "--out", tmp_path)
+    file = tmp_path / "runs.jsonl"
+    file.write_bytes(file.read_bytes()[:-20])
+    outcome = compare(*FEW, "--out", tmp_path, "--resume")
+    assert outcome.err.count(": run ") == 1
+    assert without_times(json.loads(outcome.out)) == without_times(json.loads(whole.out))
+
+
+def test_other_settings_are_an_error_that_names_the_option(untyped, compare, tmp_path):
+    one = ("--methods", "fedcof", "--shrinkage", 1, "--seeds", 1, "--out", tmp_path)
+    assert compare(*one).code == 0
+    before = (tmp_path / "runs.jsonl").read_bytes()
+    outcome = compare(*one)
+    assert outcome.is_one_line
+    assert f"--out: {tmp_path} holds a run; --resume goes on with it, or give another folder" in outcome.err
+    for other, text in (
+        (("--alpha", 0.5), "--alpha 2.0, got 0.5"),
+        (("--alpha", "2,0.5"), "--alpha 2.0, got 2.0,0.5"),
+        (("--clients", 7), "--clients 6, got 7"),
+        (("--partition", "iid"), "--partition inner_dirichlet, got iid"),
+        (("--shrinkage", 2), "--shrinkage 1.0, got 2.0"),
+        (("--num-subsets", 2), "--num-subsets its default, got 2"),
+        (("--noise", "laplace:1"), "--noise its default, got laplace:1"),
+    ):
+        outcome = compare(*one, "--resume", *other)
+        assert outcome.is_one_line, outcome
+        assert f"--resume: {tmp_path} holds a run with {text}" in outcome.err
+    assert (tmp_path / "runs.jsonl").read_bytes() == before
+    (tmp_path / "settings.json").write_text("{}")
+    outcome = compare(*one, "--resume")
+    assert outcome.is_one_line
+    assert "settings.json: expected the settings of a run" in outcome.err
+
+
+def test_other_contents_of_a_file_are_an_error(untyped, cli, tmp_path):
+    features, labels = np.random.default_rng(0).normal(size=(30, 3)), np.arange(30) % 3
+    data, out = tmp_path / "mine.npz", tmp_path / "out"
+    command = (
+        "compare",
+        "--dataset",
+        data,
+        "--clients",
+        3,
+        "--methods",
+        "fedncm",
+        "--seeds",
+        1,
+        "--out",
+        out,
+    )
+    np.savez(data, features=features, labels=labels)
+    assert cli(*command).code == 0
+    np.savez(data, features=features + 1, labels=labels)
+    outcome = cli(*command, "--resume")
+    assert outcome.is_one_line
+    assert f"--resume: {out} holds runs on other contents of mine" in outcome.err
+
+
+def stopped(arguments, sent, line) -> tuple[int, str, str]:
+    """The command in a process that is sent a signal when it has said a line: code, stdout, stderr."""
+    command = [sys.executable, "-c", "from covfree.cli import main; main()", *map(str, arguments)]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "XLA_FLAGS": ""},
+    ) as process:
+        for said in process.stderr:
+            if line in said:
+                break
+        process.send_signal(sent)
+        out, err = process.communicate(timeout=60)
+    assert "Traceback" not in err, err
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_to_compare(compare, tmp_path, sent, code):
+    arguments = (*SMALL, "--methods", "fedncm", "--seeds", 400, "--out", tmp_path, "--format", "json")
+    ended, out, err = stopped(arguments, sent, "run 3 of 400")
+    assert ended == code, err
+    content = json.loads(out)
+    done = 400 - content["missing_runs"]
+    assert 2 <= done < 400
+    (record,) = content["results"]
+    assert [run["seed"] for run in record["runs"]] == list(range(done))
+    assert f"after {done} of 400 runs; " in err.splitlines()[-1]
+    # It goes on, here with fewer seeds, which are the first.
+    few = ("--methods", "fedncm", "--seeds", 3, "--format", "json")
+    resumed = compare(*few, "--out", tmp_path, "--resume")
+    assert without_times(json.loads(resumed.out)) == without_times(json.loads(compare(*few).out))
+
+
+def test_a_signal_to_finetune(cli, tmp_path):
+    many = ("finetune", "--clients", 6, "--alpha", 2, "--init", "fedncm", "--algorithm", "fedavg")
+    many += ("--checkpoint-every", 1, "--out", tmp_path)
+    code, out, err = stopped((*many, "--rounds", 2000), signal.SIGTERM, "round 3/2000")
+    assert (code, out) == (143, "")
+    assert err.splitlines()[-2:] == [
+        f"covfree: {tmp_path} keeps what is done, and the same command with --resume goes on",
+        "covfree: terminated",
+    ]
+    history = (tmp_path / "fedncm-fedavg-seed0" / "history.jsonl").read_text().splitlines()
+    rounds = len(history) + 1
+    outcome = cli(*many, "--rounds", rounds, "--resume")
+    assert outcome.code == 0, outcome.err
+    assert len((tmp_path / "fedncm-fedavg-seed0" / "history.jsonl").read_text().splitlines()) == rounds + 1
