@@ -1,8 +1,8 @@
 """Refinement beside other ways from class means to the exact head: accuracy by rounds and by bytes.
 
 Run ``python experiments/refinement.py [--features FILE] [--speech FOLDER] [--texts FOLDER] --out FOLDER``.
-It writes ``results.json`` as it goes, goes on where it was stopped, and draws what is there. Federations are
-the digits, and the files given, over 10, 30 and 100 clients, with and without a shift of each client's
+It writes ``results.json`` as it goes and goes on where it was stopped. Federations are the
+digits, and the files given, over 10, 30 and 100 clients, with and without a shift of each client's
 features; of speech also the speakers. Ways are FedCOF and its refinement, residual directions, sketches,
 variance components, Fed3R, the exact covariance, and FedAvg and FedAdam from FedCOF's head: all clients in
 each round, the best of three rates *on the test examples*, in their favour. Bytes are those of all clients,
@@ -235,6 +235,7 @@ def main() -> None:
     parser.add_argument("--speech", type=Path, help="folder of recordings digit_speaker_index.wav")
     parser.add_argument("--texts", type=Path, help="folder with data_full.json of CLINC150")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--only", default="", help="part of the name of the federations to run")
     parser.add_argument("--training", type=int, default=20, help="rounds of FedAvg and FedAdam; 0 for none")
     parser.add_argument("--out", type=Path, required=True, help="folder for results.json and the pictures")
     arguments = parser.parse_args()
@@ -244,6 +245,8 @@ def main() -> None:
     results: Results = json.loads(file.read_text()) if file.exists() else {}
     for name, load in datasets(arguments).items():
         for federation in [*FEDERATIONS, *([Federation(None)] if load(0).clients is not None else [])]:
+            if arguments.only not in f"{name}, {federation.title}":
+                continue
             runs = results.setdefault(f"{name}, {federation.title}", [])
             for seed in range(len(runs), arguments.seeds if federation.number else 1):
                 runs.append(measured(*federation.spread(load(seed), seed), seed, arguments.training))
