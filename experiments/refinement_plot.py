@@ -60,11 +60,11 @@ def draw(by_rounds: Any, by_bytes: Any, runs: Sequence[dict[str, Any]]) -> None:
         axes.grid()
     by_bytes.set_xscale("log")
     by_rounds.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    accuracies = [p[2] for run in runs for way in WAYS for p in run.get(way, [])]
-    low = max(min(accuracies), np.mean([run["FedCOF"][0][2] for run in runs]) - 6)
-    margin = 0.06 * (max(accuracies) - low)
+    accuracies = np.concatenate([mean_points(runs, way).accuracy for way in WAYS if way in runs[0]])
+    low, high = accuracies.min(), accuracies.max()
+    margin = 0.06 * (high - low)
     for axes in (by_rounds, by_bytes):
-        axes.set_ylim(low - margin, max(accuracies) + margin)
+        axes.set_ylim(low - margin, high + margin)
 
 
 def seeds_of(*federations: Sequence[Any]) -> str:
@@ -85,7 +85,9 @@ def handles() -> list[Any]:
 
 
 def picture(path: Path, title: str, panels: Mapping[str, Sequence[dict[str, Any]]]) -> None:
-    """One column a federation: above accuracy by rounds, below by bytes."""
+    """One column a federation: above accuracy by rounds, below by bytes. Of one, side by side."""
+    from matplotlib.ticker import LogLocator
+
     with figures.style():
         if len(panels) == 1:
             figure = figures.new_figure(figures.PAGE, 3.1)
@@ -97,12 +99,15 @@ def picture(path: Path, title: str, panels: Mapping[str, Sequence[dict[str, Any]
             draw(grid[0, column], grid[1, column], runs)
             if len(panels) > 1:
                 grid[0, column].set_title(name)
-            grid[0, column].set_xlabel("rounds with clients (dashed: after one round)")
+            grid[0, column].set_xlabel("rounds with clients")
             grid[1, column].set_xlabel("bytes up and down, all clients")
             figures.byte_axis(grid[1, column].xaxis)
+            if len(panels) > 1:  # too narrow for more
+                grid[1, column].xaxis.set_major_locator(LogLocator(subs=(1.0,)))
+                grid[1, column].xaxis.set_minor_locator(LogLocator(subs="auto"))
         for axes in grid[:, 0] if len(panels) > 1 else grid[:1, 0]:
             axes.set_ylabel("test accuracy, %")
-        figures.set_title(figure, title)
+        figures.set_title(figure, f"{title} (dashed: what the ways of one round reach)")
         figures.legend_below(figure, handles())
         figures.save_all(figure, path)
 
