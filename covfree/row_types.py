@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.types import Rows
+from covfree.types import DIRECTION, Rows
 
 _INT32 = np.iinfo(np.int32).max
 
@@ -53,7 +53,7 @@ class RowTypes:
         )
 
     def cast(self, rows: Rows) -> Rows:
-        """The rows in these types, as NumPy arrays; labels as int32, −1 for padding."""
+        """The rows in these types, as NumPy arrays; labels as int32, −1 for padding and sketches."""
         label = np.asarray(rows.label)
         # What a narrower type cannot hold becomes infinite.
         with np.errstate(over="ignore"):
@@ -61,7 +61,7 @@ class RowTypes:
                 rows,
                 mean=np.asarray(rows.mean).astype(self.mean, copy=False),
                 count=np.asarray(rows.count).astype(self.count, copy=False),
-                label=np.where(label < 0, -1, label).astype(np.int32),
+                label=np.where((label < 0) & (label != DIRECTION), -1, label).astype(np.int32),
                 covariance=None
                 if rows.covariance is None
                 else np.asarray(rows.covariance).astype(self.covariance, copy=False),

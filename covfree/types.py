@@ -27,6 +27,9 @@ RowCovariance: TypeAlias = (
 )
 
 
+# Label of rows that are residual directions.
+DIRECTION = -2
+
 # A classifier: a callable pytree, features [*batch, dim] to a score for each class.
 Head: TypeAlias = Callable[[Any], jax.Array]
 
@@ -53,8 +56,8 @@ class Rows:
         covariance: covariance of the examples behind each row, if clients send it: in full, its diagonal, or
             one variance for all directions. 0 if the count is below 2.
         sketch: True for rows that are no means but residual sketches (`residual_sketches`) or residual
-            directions (`residual_directions`). They have label −1, so functions that do not know them take
-            them for padding.
+            directions (`residual_directions`). Their labels, −1 and −2 (`DIRECTION`), are padding to
+            functions that do not know them.
     """
 
     mean: Float[AnyArray, "rows dim"]

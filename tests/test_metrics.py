@@ -237,3 +237,29 @@ def test_clients_of_any_size_and_labels_of_any_type():
 def test_errors_name_the_argument(call, kind, text):
     with pytest.raises(kind, match=text):
         call(np.zeros((2, 3), np.float32), np.array([0, 1]))
+
+
+def test_scores_far_from_zero_lose_nothing():
+    """Differences of scores decide: an offset of all that float32 holds exactly changes nothing."""
+    rng = np.random.default_rng(5)
+    near, labels = np.float32(rng.integers(-3, 4, (40, 3))), rng.integers(0, 3, 40)
+    names = ["nll", "ece"]
+    expected = metrics.measure(jnp.asarray(near), jnp.asarray(labels), names)
+    for offset in (2.0**20, -(2.0**20)):
+        found = metrics.measure(jnp.asarray(near + np.float32(offset)), jnp.asarray(labels), names)
+        np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-5)
+
+
+def test_padding_reaches_no_gradient():
+    scores = jnp.asarray([[1.0, 2.0], [jnp.nan, 0.0]], jnp.float32)
+    slope = jax.grad(lambda s: metrics.nll(s, jnp.asarray([0, -1])))(scores)
+    assert np.isfinite(slope).all()
+    assert not slope[1].any()
+
+
+@pytest.mark.usefixtures("untyped")
+def test_lists_and_one_name_are_refused():
+    with pytest.raises(TypeError, match="scores: expected an array, got list"):
+        metrics.nll([[1.0, 2.0]], jnp.asarray([0]))
+    with pytest.raises(TypeError, match="names: expected several names, such as \\['nll'\\], got 'nll'"):
+        metrics.measure(jnp.ones((1, 2)), jnp.asarray([0]), "nll")

@@ -14,7 +14,6 @@ from covfree.doors import compiled
 from covfree.estimators.components import client_parts
 from covfree.estimators.moments import (
     first_moments,
-    row_clients,
     row_counts,
     row_labels,
     row_means,
@@ -23,7 +22,7 @@ from covfree.estimators.moments import (
 from covfree.estimators.scatter import centred_rows
 from covfree.estimators.sketched import valid_sketches
 from covfree.products import symmetric_product
-from covfree.types import AnyArray, Moments, Rows
+from covfree.types import DIRECTION, AnyArray, Moments, Rows
 
 
 class ShiftTest(NamedTuple):
@@ -128,18 +127,10 @@ def shift_test(rows: Rows, num_classes: int) -> ShiftTest:
         return _slope_test(rows, moments)
     ratio = _ratio_test(rows, moments)
     slope = _slope_test(rows, moments)
-    usable = ratio.informative if rows.sketch is None else _are_sketches(rows, moments)
+    usable = ratio.informative
+    if rows.sketch is not None:
+        usable = ~(valid_sketches(rows) & (row_labels(rows) == DIRECTION)).any()
     return ShiftTest(*(jnp.where(usable, *both) for both in zip(ratio, slope, strict=True)))
-
-
-def _are_sketches(rows: Rows, moments: Moments) -> jax.Array:
-    """Whether the marked rows are sketches: those of one client share its degrees, directions divide them."""
-    kept = valid_sketches(rows)
-    senders = jnp.sort(jnp.where(kept, row_clients(rows), -1))
-    several = ((senders[1:] == senders[:-1]) & (senders[1:] >= 0)).any()
-    shown = row_counts(rows, kept).sum()
-    hidden = moments.count.sum() - moments.num_rows.sum()
-    return (shown > hidden) | ((shown == hidden) & ~several)
 
 
 def _test(z: jax.Array, relative: jax.Array, informative: jax.Array) -> ShiftTest:

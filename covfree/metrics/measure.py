@@ -66,6 +66,8 @@ def measure(
     >>> measure(scores, labels, ["balanced", "worst_client"], clients=jnp.array([0, 2, 2]))
     {'balanced': 0.75, 'worst_client': 0.5}
     """
+    if isinstance(names, str):
+        raise TypeError(f"names: expected several names, such as [{names!r}], got {names!r}")
     for name in names:
         if name not in NAMES:
             raise ValueError(f"names: expected some of {', '.join(NAMES)}, got {name!r}")

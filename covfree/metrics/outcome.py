@@ -17,6 +17,9 @@ from covfree.types import is_traced
 
 def check_scores(scores: Any, labels: Any, clients: Any = None, **sizes: Any) -> None:
     """Raise unless these are scores with their labels and clients; values of traced arrays are not seen."""
+    for name, array in (("scores", scores), ("labels", labels), ("clients", clients)):
+        if array is not None and not hasattr(array, "dtype"):
+            raise TypeError(f"{name}: expected an array, got {type(array).__name__}")
     if not jnp.issubdtype(jnp.result_type(scores), jnp.floating):
         raise TypeError(f"scores: expected floats, got {jnp.result_type(scores)}")
     shape = np.shape(scores)
@@ -76,14 +79,19 @@ def outcome_of(scores: Any, labels: Any) -> Outcome:
     scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
     classes = scores.shape[1]
     kept = (labels >= 0) & (labels < classes)
-    largest, total = scores.max(1), jax.nn.logsumexp(scores, axis=1)
-    own = jnp.take_along_axis(scores, jnp.where(kept, labels, 0)[:, None], axis=1)[:, 0]
+    # Padding may hold NaN, which would reach gradients.
+    scores = jnp.where(kept[:, None], scores, 0)
+    largest = scores.max(1)
+    # Differences first: beside scores of 1e8, log C is less than their rounding.
+    shifted = scores - jax.lax.stop_gradient(jnp.where(largest == -jnp.inf, 0, largest))[:, None]
+    total = jax.nn.logsumexp(shifted, axis=1)
+    own = jnp.take_along_axis(shifted, jnp.where(kept, labels, 0)[:, None], axis=1)[:, 0]
     return Outcome(
         label=jnp.where(kept, labels, classes),
         # NaN is not above −∞ either.
         predicted=jnp.where(largest > -jnp.inf, scores.argmax(1), classes).astype(jnp.int32),
         kept=kept,
-        confidence=jnp.where(largest == -jnp.inf, 0, jnp.exp(largest - total)),
+        confidence=jnp.where(largest == -jnp.inf, 0, jnp.exp(shifted.max(1) - total)),
         loss=jnp.where(own == -jnp.inf, jnp.inf, total - own),
     )
 

@@ -15,7 +15,7 @@ from covfree.statistics.groups import as_examples
 from covfree.statistics.means import class_means
 from covfree.statistics.residuals import Senders, residuals, senders_of, with_vectors
 from covfree.statistics.rows import deal_rows, rows_of
-from covfree.types import AnyArray, Rows
+from covfree.types import DIRECTION, AnyArray, Rows
 
 
 def residual_directions(
@@ -76,7 +76,7 @@ def directed_rows(
 ) -> Rows:
     """Class means of all clients, as `client_rows` gives them, and below them their residual directions.
 
-    A direction is a row with ``sketch`` set, label −1 and the mean s_j v_j of `residual_directions`. A client
+    A direction is a row with ``sketch`` set, label −2 and the mean s_j v_j of `residual_directions`. A client
     sends min(q, a_k, d) of them; the rest is padding. The count is the degrees of freedom that a direction
     stands for: 1, or if q ≥ d directions are all there is of the scatter, its share of a_k.
 
@@ -103,7 +103,7 @@ def directed_rows(
     >>> x, y, k = jnp.array([[1.0], [3.0], [9.0]]), jnp.array([0, 0, 1]), jnp.array([7, 7, 2])
     >>> rows = directed_rows(x, y, k, num_rows=2, num_clients=2, client_size=2, num_directions=1)
     >>> rows.count.tolist(), rows.label.tolist(), rows.client.tolist(), rows.sketch.tolist()
-    ([1, 2, 0, 1], [1, 0, -1, -1], [2, 7, 2, 7], [False, False, False, True])
+    ([1, 2, 0, 1], [1, 0, -1, -2], [2, 7, 2, 7], [False, False, False, True])
     """
     features, labels, clients = as_examples(features, labels=labels, clients=clients)
     check_positive("num_directions", num_directions)
@@ -117,7 +117,7 @@ def directed_rows(
     # The shares of a_k differ by 1 at most.
     share = (hidden + dim - 1 - place) // dim if num_directions >= dim else jnp.minimum(hidden, 1)
     count = jnp.where(place < jnp.minimum(hidden, dim), share, 0)
-    return with_vectors(means, senders.client, directions, count)
+    return with_vectors(means, senders.client, directions, count, DIRECTION)
 
 
 @partial(jax.jit, static_argnames=("client_size", "num_directions"))
@@ -127,6 +127,8 @@ def _of_clients(
     client_size: int,
     num_directions: int,
 ) -> Float[Array, "clients directions dim"]:
+    if residual.shape[0] == 0:
+        return jnp.zeros((len(senders.size), num_directions, residual.shape[1]), residual.dtype)
     order, within = jnp.argsort(senders.slot), jnp.arange(client_size)
 
     def one_client(operand: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
@@ -134,8 +136,13 @@ def _of_clients(
         mine = residual.at[order.at[start + within].get(mode="clip")].get(mode="clip")
         return _leading(jnp.where((within < size)[:, None], mine, 0), num_directions, degrees)
 
+    def or_nothing(operand: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        # A bound on the clients may be far above their number: those that are none cost nothing.
+        nothing = jnp.zeros((num_directions, residual.shape[1]), residual.dtype)
+        return jax.lax.cond(operand[2] > 0, one_client, lambda _: nothing, operand)
+
     start = jnp.cumsum(senders.size) - senders.size
-    return jax.lax.map(one_client, (start, senders.size, senders.hidden))
+    return jax.lax.map(or_nothing, (start, senders.size, senders.hidden))
 
 
 def _leading(

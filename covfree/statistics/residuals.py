@@ -85,13 +85,15 @@ def with_vectors(
     client: Integer[Array, " clients"],
     vectors: Float[Array, "clients vectors dim"],
     count: Integer[Array, "clients vectors"],
+    label: int,
 ) -> Rows:
     """Class means, and below them each client's vectors as rows without a class; padding if count is 0."""
     count = count.reshape(-1)
+    labels = jnp.where(count > 0, label, -1).astype(jnp.int32)
     return Rows(
         mean=jnp.concatenate([means.mean, vectors.reshape(-1, vectors.shape[-1])]),
         count=jnp.concatenate([means.count, count]),
-        label=jnp.concatenate([means.label, jnp.full(count.shape, -1, jnp.int32)]),
+        label=jnp.concatenate([means.label, labels]),
         client=jnp.concatenate([cast(jax.Array, means.client), jnp.repeat(client, vectors.shape[1])]),
         sketch=jnp.concatenate([jnp.zeros(len(means.count), bool), count > 0]),
     )

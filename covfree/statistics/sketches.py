@@ -118,7 +118,8 @@ def sketched_rows(
     senders = senders_of(clients, row, means, num_clients)
     residual = residuals(features, jnp.asarray(means.mean), jnp.where(row >= 0, row, num_rows))
     sketches = _signed_sums(residual, senders.slot, num_clients, _signs(key, num_sketches, residual))
-    return with_vectors(means, senders.client, sketches, jnp.repeat(senders.hidden[:, None], num_sketches, 1))
+    count = jnp.repeat(senders.hidden[:, None], num_sketches, 1)
+    return with_vectors(means, senders.client, sketches, count, -1)
 
 
 def _signs(

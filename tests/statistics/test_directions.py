@@ -1,5 +1,6 @@
 """Residual directions: NumPy's truncated singular vectors, exact at full rank, in any units."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -11,7 +12,9 @@ from precision import FLOAT32, assert_close, assert_heads_close, x64
 import covfree
 from covfree.estimators.directed import directed_freedom, directed_moments
 from covfree.estimators.sketched import sketched_factor
+from covfree.lapack import eigh
 from covfree.statistics.directions import directed_rows, residual_directions
+from covfree.types import DIRECTION
 
 CLASSES, DIM = 4, 5
 # Client 7 has more examples than there are features, client 2 one, client 4 two of one class; padding of each
@@ -126,6 +129,44 @@ def test_no_directions_are_no_degrees():
     np.testing.assert_array_equal(freedom.weight, [0.25, 0.25, 0])
     nobody = covfree.fedcof_residuals(2).summary.one_client(jnp.zeros((0, 2)), jnp.zeros(0, int), 2, None)
     assert not np.asarray(nobody.count).any()
+    none = np.zeros(0, int)
+    nothing = covfree.summarise(covfree.fedcof_residuals(2), np.zeros((0, 2), np.float32), none, none)
+    assert not np.asarray(nothing.count).any()
+
+
+@pytest.mark.parametrize("number", [1, 3, DIM])
+def test_honest_directions_pass_the_server_s_check_of_norms(number):
+    rng = np.random.default_rng(4)
+    features = rng.normal(size=(60, DIM)) + 1
+    features = np.float32(features / np.linalg.norm(features, axis=1, keepdims=True))
+    method = covfree.fedcof_residuals(number)
+    message = covfree.client_message(method, features, np.arange(60) % 2, num_classes=2)
+    collected = covfree.collect({"a": message}, num_classes=2, max_norm=1.0)
+    assert not collected.rejected
+    # Labels tell directions from sketches after the server's conversion too.
+    assert (np.asarray(collected.message.rows.label) == DIRECTION).sum() == number
+    rows = message.rows
+    strong = replace(rows, mean=jnp.where(rows.sketch[:, None], 3 * rows.mean, rows.mean))
+    refused = covfree.collect({"a": replace(message, rows=strong)}, num_classes=2, max_norm=1.0).rejected
+    assert "residual directions have squares that sum to" in refused["a"]
+
+
+def test_clients_that_are_not_there_cost_nothing():
+    """Under `jit` the bound on clients is the number of examples; only real ones are decomposed."""
+    seen = []
+    features = np.float32(np.nan_to_num(examples()))
+
+    def counted(matrix):
+        jax.debug.callback(lambda: seen.append(1))
+        return eigh(matrix)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("covfree.statistics.directions.eigh", counted)
+        method = covfree.fedcof_residuals(3)  # a size of its own: nothing is compiled yet
+        rows = jax.jit(partial(covfree.summarise, method))(features, LABELS, OWNERS)
+        jax.block_until_ready(rows)
+        jax.effects_barrier()
+    assert len(seen) == 2  # clients 4 and 7; client 2 has one example
 
 
 def test_directions_are_no_test_of_shift():
