@@ -249,10 +249,10 @@ def _check_norms(rows: Rows, matrix: np.ndarray | None, total: float, max_norm: 
     """Raise unless the sums of squares are those of features of at most this norm.
 
     Of n examples of a class the scatter has a trace of at most n·max_norm², and n ≤ 2(n − 1) where it is not
-    0. The squares of residual directions sum to a part of that trace t. Those of m sketches sum to a quadratic
-    form in random signs, whose mean is t. With a chance of at most e⁻ˣ it is above t·(1 + 2√(x/m) + 2x/m)
-    (Laurent and Massart 2000, Lemma 1, as signs have no larger exponential moments than normal numbers); x is
-    20.
+    0. The squares of residual directions sum to a part of that trace t. Those of m sketches sum to a
+    quadratic form in random signs, whose mean is t. With a chance of at most e⁻ˣ it is above
+    t·(1 + 2√(x/m) + 2x/m) (Laurent and Massart 2000, Lemma 1, as signs have no larger exponential moments
+    than normal numbers); x is 20.
     """
     most = max_norm**2 * (1 + 1e-3)
     count, label = np.asarray(rows.count).astype(np.float64), np.asarray(rows.label)
