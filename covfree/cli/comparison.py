@@ -99,7 +99,8 @@ class Comparison:
             columns = Columns(table.columns)
             show(form, title, columns, table.lines, report.as_records(results), content, table.best)
         else:
-            lines = [report.cells(result) for result in results]
+            down = report.receives(results)
+            lines = [report.cells(result, down) for result in results]
             show(form, title, report.columns(results), lines, report.as_records(results), content)
         if self.out is None:
             return

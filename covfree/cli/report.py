@@ -22,13 +22,14 @@ COLUMNS = Columns(
 )
 
 
-def cells(result: Result) -> tuple[str, ...]:
-    """A line of the table."""
+def cells(result: Result, down: bool) -> tuple[str, ...]:
+    """A line of the table, with or without bytes down."""
     return (
         result.title,
         percent(*result.accuracy),
         *(_shown(name, *result.spread(lambda run, name=name: run.figures[name])) for name in _more(result)),
         as_bytes(result.mean(lambda run: run.sent.statistics)),
+        *([as_bytes(result.mean(lambda run: run.received))] if down else []),
         as_bytes(result.mean(_bytes_per_client)),
         as_flops(result.mean(lambda run: run.client_flops)),
         as_seconds(result.median(lambda run: run.client_seconds)),
@@ -92,9 +93,15 @@ def as_json(
 
 
 def columns(results: Sequence[Result]) -> Columns:
-    """The head of the table: with the figures that were measured, after the accuracy."""
-    method, accuracy, *others = COLUMNS.names
-    return Columns((method, accuracy, *_more(results[0]), *others), COLUMNS.broken)
+    """The head of the table: with the figures that were measured, and bytes down if there are any."""
+    method, accuracy, up, *others = COLUMNS.names
+    down = ["bytes down"] if receives(results) else []
+    return Columns((method, accuracy, *_more(results[0]), up, *down, *others), COLUMNS.broken)
+
+
+def receives(results: Sequence[Result]) -> bool:
+    """Whether clients of any method receive anything before the head."""
+    return any(run.received for result in results for run in result.runs)
 
 
 def _more(result: Result) -> list[str]:

@@ -85,8 +85,8 @@ class Algorithm:
             ``data`` is a `ClientData`. Metrics are a dict of numbers. For a client without examples the
             upload must be zero.
         server: ``(params, state, total) -> state``. The total is all zero if no upload arrived.
-        result: ``(params, state, memory) -> what is wanted``, such as a head. The memory is that of all
-            clients, with an axis of clients in front.
+        result: ``(params, state, memory) -> what is wanted``, such as a head; None as long as there is
+            none. The memory is that of all clients, with an axis of clients in front.
         rounds: how many rounds it takes; None for as many as one likes.
         whole: whether a client looks at all of its examples at once (`ClientData.all`). Clients of about one
             size are then put together. If not, it takes them in batches, and padding costs it nothing.

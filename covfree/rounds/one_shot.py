@@ -135,6 +135,8 @@ class _Phases:
 
     @staticmethod
     def result(shot: _OneShot, state: _Totals, memory: jax.Array) -> Any:
+        if len(state.totals) < len(shot.method.phases):  # there is no head before the last phase
+            return None
         return solve_totals(shot.method, *state.totals)
 
 

@@ -83,6 +83,7 @@ def run(
         participation: a `covfree.federation.Schedule`; the clients of each round as an array, −1 for nobody;
             or how many clients a round draws: a number (1 is one client) or a share (1.0 is all).
         evaluate: from the algorithm's result to numbers that the history records, such as an accuracy.
+            Rounds after which there is no result yet are not evaluated.
         every: rounds from one evaluation to the next; the last round is always evaluated, and so is the one
             after which the run stops.
         stop: from the history so far to whether to stop; asked after each round, and before going on. A
@@ -213,7 +214,10 @@ def _measured(
 ) -> dict[str, Any]:
     if evaluate is None:
         return {}
-    measured = evaluate(algorithm.result(algorithm.params, held.state, held.memory))
+    result = algorithm.result(algorithm.params, held.state, held.memory)
+    if result is None:
+        return {}
+    measured = evaluate(result)
     if not isinstance(measured, Mapping):
         raise TypeError(f'evaluate: expected a dict such as {{"accuracy": 0.9}}, got {measured!r}')
     if taken := sorted({"round", "seconds", *record} & set(measured)):

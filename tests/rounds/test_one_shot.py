@@ -121,6 +121,14 @@ def test_sums_are_of_fixed_size_whatever_a_client_has():
     assert each == [4 * CLASSES * (5 + 2), 4 * (25 + 1)]
 
 
+def test_rounds_before_the_last_phase_are_not_evaluated():
+    algorithm = as_algorithm(covfree.fedcof(1.0), num_classes=CLASSES, uploads="sums")
+    measured = run(algorithm, *DATA, key=KEY, evaluate=lambda head: {"norm": float(abs(head.weight).sum())})
+    first, last = measured.history
+    assert "norm" not in first
+    assert last["norm"] > 0
+
+
 def test_covariance_terms_under_secure_aggregation():
     """Σ_k of the clients' own terms is Σ_c (N_c − 1) Σ̂_c with the divisor K_c − 1 of the class's clients."""
     features, labels, clients = (np.asarray(x) for x in DATA)
