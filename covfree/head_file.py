@@ -7,12 +7,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from covfree.atomic import replacing
+from covfree.checks import check_positive
 from covfree.data.dataset import names_in, read_npz
-from covfree.engine.finite import finite
 from covfree.feature_maps import Adapter, FourierFeatures, ReluFeatures
 from covfree.heads import GaussianHead, MappedHead
 from covfree.types import Head, LinearHead
@@ -66,8 +67,9 @@ def save_head(
             the directions that it draws for them are in the file.
 
     Raises:
-        TypeError: if the head is of another kind.
-        ValueError: if the head is not finite, there is not one name for each class, or ``dim`` is missing or
+        TypeError: if the head is of another kind, or ``dim`` is no integer.
+        ValueError: if the head or its map is not finite (without x64: in float32), the map is a sweep of
+            several or does not fit the head, there is not one name for each class, or ``dim`` is missing or
             does not fit.
 
     >>> import tempfile, jax.numpy as jnp
@@ -84,23 +86,30 @@ def save_head(
             "head: expected a LinearHead or a GaussianHead, perhaps behind a map of features, got "
             f"{type(inner).__name__}"
         )
-    arrays = {name: leaf for name, leaf in inner._asdict().items() if leaf is not None}
+    feature_map: Any = head.feature_map if isinstance(head, MappedHead) else None
+    own = {} if feature_map is None else _map_arrays(feature_map)
+    arrays = {name: _plain(leaf) for name, leaf in inner._asdict().items() if leaf is not None}
     try:
         _check_parts(kind, arrays)
+        _check_finite({**arrays, **own})
+        if own:
+            _check_map(own, _size_in(arrays))
     except ValueError as error:
         raise ValueError(f"head: {error}") from error
-    finite(inner)
+    if feature_map is None or isinstance(feature_map, Adapter):
+        _check_dim(dim, _size_in(arrays))
+    elif dim is None:
+        raise ValueError("dim: expected the size of the features that come into the random map, got None")
+    else:
+        check_positive("dim", dim)
+        own |= {f"map_{name}": _plain(drawn) for name, drawn in feature_map.drawn(dim).items()}
     about: dict[str, Any] = {"format": _FORMAT, "version": _VERSION, "kind": kind}
     if class_names is not None:
         about["class_names"] = np.array(list(class_names), str)
         _check_names(about["class_names"], arrays)
-    if isinstance(head, MappedHead):
-        about |= _map_arrays(head.feature_map, dim)
-    else:
-        _check_dim(dim, _size_in(arrays))
-    plain: Any = {name: _plain(value) for name, value in {**about, **arrays}.items()}
+    every: Any = {**about, **own, **arrays}
     with replacing(Path(path)) as file:
-        np.savez(file, **plain)
+        np.savez(file, **every)
 
 
 def load_head(path: str | PathLike[str]) -> SavedHead:
@@ -139,9 +148,7 @@ def _read(arrays: dict[str, np.ndarray]) -> SavedHead:
     if names is not None:
         _check_names(names, parts)
         names = names_in(names)
-    for name, array in parts.items():
-        if not np.isfinite(array).all():
-            raise ValueError(f"{name}: expected finite numbers")
+    _check_finite({name: array for name, array in arrays.items() if name not in _ABOUT})
     head = _HEADS[kind](**{name: jnp.asarray(array) for name, array in parts.items()})
     dim = _size_in(parts)
     if "map" in arrays:
@@ -156,26 +163,19 @@ def _read_map(arrays: dict[str, np.ndarray], size: int) -> Any:
     if kind not in _MAPS:
         raise ValueError(f"map: expected one of {', '.join(_MAPS)}, got {kind!r}")
     make, names = _MAPS[kind]
-    own = {name[4:]: array for name, array in arrays.items() if name.startswith("map_")}
-    if missing := [f"map_{name}" for name in names if name not in own]:
+    if missing := [f"map_{name}" for name in names if f"map_{name}" not in arrays]:
         raise ValueError(f"expected arrays {', '.join(missing)} of the map, got {sorted(arrays)}")
+    _check_map(arrays, size)
     if make is Adapter:
-        down, up = own["down"], own["up"]
-        if down.ndim != 2 or up.shape != down.shape[::-1] or down.shape[0] != size:
-            raise ValueError(
-                f"expected map_down [{size}, rank] and map_up [rank, {size}], got {list(down.shape)} and "
-                f"{list(up.shape)}"
-            )
-        return Adapter(jnp.asarray(down), jnp.asarray(up))
-    if own["num_features"] != size:
-        raise ValueError(f"map_num_features: expected {size}, as the head has it, got {own['num_features']}")
-    feature_map = make(**{name: own[name].item() for name in names})
-    directions = own.get("directions", np.zeros(0))
-    if directions.ndim != 2:
+        return Adapter(jnp.asarray(arrays["map_down"]), jnp.asarray(arrays["map_up"]))
+    feature_map = make(**{name: arrays[f"map_{name}"].item() for name in names})
+    directions = arrays.get("map_directions", np.zeros(0))
+    if directions.ndim != 2 or not len(directions):
         raise ValueError(f"map_directions: expected [dim, {size}], got {list(directions.shape)}")
     for name, drawn in feature_map.drawn(directions.shape[0]).items():
-        stored = own.get(name, np.zeros(0))
-        if stored.shape != drawn.shape or not np.allclose(stored, drawn, rtol=1e-5, atol=1e-6):
+        stored = arrays.get(f"map_{name}", np.zeros(0))
+        same = stored.shape == drawn.shape and stored.dtype.kind == "f"
+        if not same or not np.allclose(stored, drawn, rtol=1e-5, atol=1e-6):
             raise ValueError(
                 f"map_{name}: expected what seed {feature_map.seed} draws with this version of jax; the file "
                 "is of another version, or was altered"
@@ -183,22 +183,54 @@ def _read_map(arrays: dict[str, np.ndarray], size: int) -> Any:
     return feature_map
 
 
-def _map_arrays(feature_map: Any, dim: int | None) -> dict[str, Any]:
-    """What a file holds of a map of features, by name."""
+def _map_arrays(feature_map: Any) -> dict[str, np.ndarray]:
+    """What a file holds of a map of features, by name, but what it draws."""
     kind = next((name for name, (make, _) in _MAPS.items() if isinstance(feature_map, make)), None)
     if kind is None:
         raise TypeError(
             "head: expected a map of fourier_features, relu_features or an adapter before it, got "
             f"{type(feature_map).__name__}"
         )
-    arrays = {name: getattr(feature_map, name) for name in _MAPS[kind][1]}
-    if isinstance(feature_map, Adapter):
-        _check_dim(dim, feature_map.down.shape[0])
-    elif dim is None:
-        raise ValueError("dim: expected the size of the features that come into the random map, got None")
-    else:
-        arrays |= feature_map.drawn(dim)
-    return {"map": kind, **{f"map_{name}": value for name, value in arrays.items()}}
+    arrays = {f"map_{name}": _plain(getattr(feature_map, name)) for name in _MAPS[kind][1]}
+    return {"map": np.array(kind), **arrays}
+
+
+def _check_map(arrays: Mapping[str, np.ndarray], size: int) -> None:
+    """Raise unless these are the numbers of a map from which features of this size come out."""
+    make, names = _MAPS[str(arrays["map"])]
+    if make is Adapter:
+        down, up = arrays["map_down"], arrays["map_up"]
+        right = down.ndim == 2 and down.shape[0] == size and up.shape == down.shape[::-1]
+        if not right or {down.dtype.kind, up.dtype.kind} != {"f"}:
+            raise ValueError(
+                f"expected floats map_down [{size}, rank] and map_up [rank, {size}], got "
+                f"{down.dtype}{list(down.shape)} and {up.dtype}{list(up.shape)}"
+            )
+        return
+    for name in names:
+        number = arrays[f"map_{name}"]
+        if number.shape or number.dtype.kind not in ("fiu" if name == "sigma" else "iub"):
+            raise ValueError(f"map_{name}: expected one number, got {number.dtype}{list(number.shape)}")
+    if arrays["map_num_features"] != size:
+        got = arrays["map_num_features"]
+        raise ValueError(f"map_num_features: expected {size}, as the head has it, got {got}")
+    if "map_sigma" in arrays and not _computed(arrays["map_sigma"]) > 0:
+        raise ValueError(f"map_sigma: expected a number above 0, got {arrays['map_sigma']}")
+
+
+def _check_finite(arrays: Mapping[str, np.ndarray]) -> None:
+    """Raise unless the floats among these are finite, and stay so in the precision of jax."""
+    for name, array in arrays.items():
+        finite = np.isfinite(_computed(array)) if array.dtype.kind == "f" else np.True_
+        if not finite.all():
+            place = tuple(int(i) for i in np.argwhere(~finite)[0])
+            raise ValueError(f"{name}: expected finite numbers, got {array[place]} at {place}")
+
+
+def _computed(array: np.ndarray) -> np.ndarray:
+    """As jax takes it: without x64, float64 becomes float32."""
+    with np.errstate(over="ignore"):
+        return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
 
 def _check_dim(dim: int | None, own: int) -> None:
@@ -213,6 +245,7 @@ def _check_parts(kind: str, parts: Mapping[str, Any]) -> None:
         names, sizes = ("mean", "root", "bias", "present"), "mean and root [classes, dim, …]"
     shapes = {name: np.shape(part) for name, part in parts.items()}
     right = {*names[:-1]} <= {*parts} <= {*names} and len(shapes[names[0]]) == 2
+    right = right and 0 not in shapes[names[0]]
     if right:
         classes = (_classes_in(parts),)
         right = shapes["bias"] == classes and shapes.get("present", classes) == classes

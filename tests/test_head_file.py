@@ -1,5 +1,7 @@
 """Heads in files: every kind bit for bit, used by NumPy alone, and files that are something else."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from precision import PRECISIONS
 
 import covfree
-from covfree.feature_maps import Adapter
+from covfree.feature_maps import Adapter, FourierFeatures
 from covfree.heads import MappedHead
 
 DIM, CLASSES, WIDE = 5, 3, 8
@@ -36,13 +38,17 @@ def adapter():
     return Adapter(*(jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((DIM, 2), (2, DIM))))
 
 
+def fourier(sigma=0.7, seed=5):
+    return MappedHead(FourierFeatures(sigma, seed, WIDE, unit=True), linear(WIDE))
+
+
 HEADS = {
     "linear": linear(),
     "no-marks": linear()._replace(present=None),
     "half": linear(dtype=np.float16),
     "gaussian": gaussian(full=True),
     "diagonal": gaussian(full=False),
-    "fourier": MappedHead(covfree.fourier_features(WIDE, sigma=0.7, seed=5), linear(WIDE)),
+    "fourier": fourier(),
     "relu": MappedHead(covfree.relu_features(WIDE, seed=6), linear(WIDE)),
     "adapter": MappedHead(adapter(), linear()),
 }
@@ -113,13 +119,40 @@ def test_float64_stays_and_bfloat16_becomes_float32(tmp_path):
         (HEADS["adapter"], {"dim": 4}, ValueError, "dim: expected 5, as the head has it, got 4"),
         (HEADS["linear"], {"class_names": ["a"]}, ValueError, r"class_names: expected 3 names.*\[1\]"),
         (linear()._replace(bias=jnp.ones(2)), {}, ValueError, r"head: expected a linear head .*bias.*\[2\]"),
-        (linear()._replace(bias=jnp.full(3, jnp.nan)), {}, ValueError, "head: holds nan in bias"),
+        (linear()._replace(bias=jnp.full(3, jnp.nan)), {}, ValueError, r"head: bias: .* nan at \(0,\)"),
+        (
+            covfree.LinearHead(np.full((5, 3), 1e300), np.zeros(3)),
+            {},
+            ValueError,
+            r"head: weight: expected finite numbers, got 1e\+300 at \(0, 0\)",
+        ),
+        (
+            MappedHead(adapter()._replace(up=jnp.full((2, DIM), jnp.nan)), linear()),
+            {},
+            ValueError,
+            "head: map_up: .*nan",
+        ),
+        (MappedHead(adapter(), linear(4)), {}, ValueError, r"head: expected floats map_down \[4, rank\]"),
+        (HEADS["relu"]._replace(head=linear()), {"dim": 4}, ValueError, "head: map_num_features: .*got 8"),
+        (fourier(sigma=jnp.nan), {"dim": 4}, ValueError, "head: map_sigma: expected finite"),
+        (fourier(sigma=-1), {"dim": 4}, ValueError, "head: map_sigma: expected a number above 0, got -1"),
+        (HEADS["relu"], {"dim": 0}, ValueError, "dim: expected an integer of at least 1, got 0"),
+        (HEADS["relu"], {"dim": 4.0}, TypeError, "dim: expected an integer of at least 1, got 4.0"),
+        (linear(0), {}, ValueError, r"head: expected a linear head .*weight.*\[0, 3\]"),
     ],
 )
 def test_what_cannot_be_saved(tmp_path, head, options, kind, text):
     with pytest.raises(kind, match=text):
         covfree.save_head(head, tmp_path / "head.npz", **options)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_of_maps_cannot_be_saved(untyped, tmp_path):
+    for kind, name in (("fourier", "sigma"), ("relu", "seed")):
+        several = replace(HEADS[kind].feature_map, **{name: jnp.ones(2)})
+        head = HEADS[kind]._replace(feature_map=several)
+        with pytest.raises(ValueError, match=rf"head: map_{name}: expected one number, got float32\[2\]"):
+            covfree.save_head(head, tmp_path / "head.npz", dim=DIM)
 
 
 # What is changed in a good file, and what the error says beside the file's name. None takes an array out.
@@ -142,7 +175,13 @@ DAMAGED = {
     "map-size": ("fourier", {"map_num_features": np.array(9)}, "map_num_features: expected 8.*got 9"),
     "draws": ("fourier", {"map_directions": np.ones((DIM, WIDE))}, "map_directions: expected what seed 5"),
     "no-draws": ("fourier", {"map_directions": None}, r"map_directions: expected \[dim, 8\], got \[0\]"),
-    "adapter": ("adapter", {"map_up": np.ones((2, 4))}, r"expected map_down \[5, rank\]"),
+    "adapter": ("adapter", {"map_up": np.ones((2, 4))}, r"expected floats map_down \[5, rank\]"),
+    "adapter-nan": ("adapter", {"map_up": np.full((2, 5), np.nan)}, "map_up: expected finite .* nan"),
+    "seed": ("relu", {"map_seed": np.array("a")}, r"map_seed: expected one number, got <U1\[\]"),
+    "sigma": ("fourier", {"map_sigma": np.ones(2)}, r"map_sigma: expected one number, got float64\[2\]"),
+    "no-dim": ("relu", {"map_directions": np.ones((0, WIDE))}, r"map_directions: expected \[dim, 8\]"),
+    "words": ("fourier", {"map_phases": np.full(WIDE, "a")}, "map_phases: expected what seed 5"),
+    "large": ("linear", {"weight": np.full((5, 3), 1e300)}, r"weight: expected finite .* 1e\+300"),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -82,7 +83,7 @@ def fit_command(
       covfree fit --images photos --backbone efficientnet-lite0 --calibrate --out head.npz
     """
     at_least("seed", seed, 0)
-    _check_suffix("out", out, ".npz")
+    _check_file("out", out, ".npz", (dataset, test_file, images, weights))
     if method not in entries():
         raise ValueError(f"--method: expected one of {', '.join(entries())}, got {method!r}")
     texts = {"shrinkage": shrinkage, "ridge": None if ridge is None else str(ridge)}
@@ -138,7 +139,7 @@ def evaluate_command(
     """
     at_least("seed", seed, 0)
     if confusion is not None:
-        _check_suffix("confusion", confusion, ".csv")
+        _check_file("confusion", confusion, ".csv", (head, dataset, test_file, images, weights))
     saved = covfree.load_head(head)
     source = source_of(dataset, test_file, images, backbone, weights)
     data = source.load(seed)
@@ -256,8 +257,12 @@ def _write_confusion(path: Path, counts: np.ndarray, data: FeatureSet) -> None:
         raise ValueError(f"--confusion: cannot write {path} ({error.strerror})") from error
 
 
-def _check_suffix(option: str, path: Path, suffix: str) -> None:
+def _check_file(option: str, path: Path, suffix: str, inputs: tuple[str | Path | None, ...]) -> None:
+    """Raise unless a file may be written: it ends as it should, its folder is there, it is no input."""
     if path.suffix != suffix:
         raise ValueError(f"--{option}: expected a file that ends in {suffix}, got {str(path)!r}")
     if not path.parent.is_dir():
         raise ValueError(f"--{option}: expected a file in a folder that is there, got {str(path)!r}")
+    for source in inputs:
+        if source is not None and path.exists() and os.path.exists(source) and path.samefile(source):
+            raise ValueError(f"--{option}: expected a file of its own, got {str(path)!r}, which is read from")

@@ -186,7 +186,8 @@ def assigned(federation: Federation, data: FeatureSet, seed: int) -> np.ndarray:
     """The client of each training example.
 
     Raises:
-        ValueError: naming the options, if the partition cannot be made.
+        ValueError: naming the options, if the partition cannot be made, or if the data's own clients hold no
+            training example.
     """
     if federation.partition not in PARTITIONERS:
         raise ValueError(
@@ -195,6 +196,8 @@ def assigned(federation: Federation, data: FeatureSet, seed: int) -> np.ndarray:
     try:
         return federation.assign(data, seed)
     except ValueError as error:
+        if data.clients is not None:
+            raise
         given = f"--partition {federation.partition} --clients {federation.clients}"
         text = re.sub(r"\w+", lambda word: _ARGUMENTS.get(word[0], word[0]), str(error))
         raise ValueError(f"{given} --alpha {federation.alpha:g}: {text}") from error

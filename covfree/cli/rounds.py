@@ -57,7 +57,7 @@ def rounds_command(
     data = load(dataset, test=test_file, seed=seed)
     federation = Federation(clients, partition, alpha)
     owners = assigned(federation, data, seed)
-    number = max(int(owners.max()) + 1, clients if data.clients is None else 1)
+    number = clients if data.clients is None else int(owners.max()) + 1
     drawn = participation_of(participation, number)
     plan = schedule(number, drawn, rounds, seed=seed, replacement=not once, dropout=dropout, late=late)
     make_folder(out)

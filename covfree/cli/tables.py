@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from covfree.cli.options import Format
 from covfree.sweep import Table, as_latex, as_markdown
@@ -58,20 +59,27 @@ def show(
     else:
         console = Console()
         # Not as the table's own title, which would be broken at the table's width.
-        console.print(title, style="italic", markup=False, highlight=False)
+        console.print(Text(title, "italic"))
         console.print(_for_terminal(columns, plain))
 
 
 def _for_terminal(columns: Columns, plain: Table) -> RichTable:
-    """A table for the terminal; what is marked has a star too, for terminals and files without bold."""
+    """A table for the terminal; what is marked has a star too, for terminals and files without bold.
+
+    Cells are `Text`, as rich reads a string such as a class's name "[red]" or ":cat:" as its own markup.
+    """
     table = RichTable(header_style="bold", show_edge=False, pad_edge=False)
     first, *others = columns.names
-    table.add_column(first, min_width=14)
+    table.add_column(Text(first), min_width=14)
     for column in others:
         header = column.replace(" ", "\n") if column in columns.broken else column
-        table.add_column(header, justify="right")
-    for line in plain.marked(lambda cell: f"[bold]{cell}*[/bold]"):
-        table.add_row(*line)
+        table.add_column(Text(header), justify="right")
+    for row, line in enumerate(plain.lines):
+        cells = [
+            Text(f"{cell}*", "bold") if (row, column) in plain.best else Text(cell)
+            for column, cell in enumerate(line)
+        ]
+        table.add_row(*cells)
     return table
 
 

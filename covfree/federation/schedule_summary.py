@@ -107,8 +107,8 @@ def schedule_statistics(
 
     Raises:
         TypeError: if labels or clients are no integers.
-        ValueError: if labels and clients differ in length, a value is out of its range, or the schedule draws
-            a client that does not exist, or one twice in a round.
+        ValueError: if labels and clients differ in length, a value is out of its range, the schedule has
+            other axes, or it draws a client that does not exist, or one twice in a round.
 
     >>> drawn = np.array([[3], [2], [3], [1], [1]])  # one client in each of five rounds
     >>> labels, clients = np.array([0, 0, 1, 2, 2, 1]), np.array([0, 0, 1, 1, 2, 3])
@@ -133,7 +133,11 @@ def schedule_statistics(
     num_clients = needed if num_clients is None else check_integer("num_clients", num_clients, 1)
     if num_clients < needed:
         raise ValueError(f"num_clients must be above the largest client, {clients.max()}, got {num_clients}")
-    drawn = schedule.clients if isinstance(schedule, Schedule) else np.asarray(schedule)
+    drawn = np.asarray(schedule.clients if isinstance(schedule, Schedule) else schedule)
+    if drawn.ndim != 2:
+        raise ValueError(
+            f"schedule must be a Schedule, or integers [rounds, drawn], got shape {list(drawn.shape)}"
+        )
     plan = as_schedule(schedule, num_clients, max(len(drawn), 1), seed=0)
     rounds, (drawn, delay) = len(plan.clients), plan
 
@@ -144,9 +148,10 @@ def schedule_statistics(
     first = np.full(num_clients, rounds)
     np.minimum.at(first, drawn[arrives], arrival[arrives])
     held = clients >= 0
-    class_first = np.full(labels.max() + 1, rounds)
-    np.minimum.at(class_first, labels[held], first[clients[held]])
-    present = np.unique(labels[held])
+    # By the classes that occur: a label may be far above their number.
+    present, codes = np.unique(labels[held], return_inverse=True)
+    class_first = np.full(present.size, rounds)
+    np.minimum.at(class_first, codes, first[clients[held]])
 
     def seen_after(first: np.ndarray) -> np.ndarray:
         return np.bincount(first, minlength=rounds + 1)[:rounds].cumsum()
@@ -156,7 +161,7 @@ def schedule_statistics(
         uploads=np.bincount(arrival[arrives], minlength=rounds),
         clients_seen=seen_after(first),
         examples_seen=seen_after(first[clients[held]]),
-        classes_seen=seen_after(class_first[present]),
+        classes_seen=seen_after(class_first),
         first_arrival=np.where(first < rounds, first, -1),
         times_drawn=np.bincount(drawn[drawn >= 0], minlength=num_clients),
         num_examples=int(held.sum()),

@@ -36,9 +36,11 @@ class Federation:
         """The client of each training example: the data's own, or the partition's; −1 where it has none.
 
         Raises:
-            ValueError: if the partition cannot be made.
+            ValueError: if the partition cannot be made, or the data's own clients hold no training example.
         """
         if data.clients is not None:
+            if (data.clients < 0).all():
+                raise ValueError(f"{data.name}: clients: expected some with training examples, got none")
             return data.clients
         if self.partition not in PARTITIONERS:
             raise ValueError(f"partition: expected one of {', '.join(PARTITIONERS)}, got {self.partition!r}")

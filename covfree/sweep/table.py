@@ -12,6 +12,12 @@ _LATEX = {
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
+    "|": r"\textbar{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    # After the end of a line, a bracket or a star would belong to it.
+    **{sign: f"{{{sign}}}" for sign in "[]*"},
+    "∞": r"$\infty$",
     "±": r"$\pm$",
     "×": r"$\times$",
     "γ": r"$\gamma$",
@@ -54,7 +60,9 @@ def as_markdown(table: Table) -> str:
     | FedNCM | 90.1 |
     | FedCOF | **94.2** |
     """
-    every = [table.columns, ("---",) * len(table.columns), *table.marked(lambda cell: f"**{cell}**")]
+    columns, *lines = (tuple(map(_for_markdown, line)) for line in (table.columns, *table.lines))
+    marked = table._replace(lines=tuple(lines)).marked(lambda cell: f"**{cell}**")
+    every = [columns, ("---",) * len(columns), *marked]
     return "\n".join(f"| {' | '.join(line)} |" for line in every)
 
 
@@ -87,6 +95,11 @@ def as_latex(table: Table) -> str:
             r"\end{tabular}",
         ]
     )
+
+
+def _for_markdown(text: str) -> str:
+    """Text without what would end a cell, begin a tag or mark words."""
+    return re.sub(r"[\\|<*`]", r"\\\g<0>", text)
 
 
 def _escaped(text: str) -> str:

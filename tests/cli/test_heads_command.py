@@ -134,6 +134,47 @@ def test_a_random_map_and_a_quadratic_head(cli, tmp_path):
     assert "--calibrate: expected a method with a linear head, got qda-means" in refused.err
 
 
+def test_files_that_are_read_are_not_written(cli, named, tmp_path):
+    test, head, link = tmp_path / "test.npz", tmp_path / "head.npz", tmp_path / "link.npz"
+    link.symlink_to(named)
+    test.write_bytes(named.read_bytes())
+    before = named.read_bytes()
+    for out in (named, tmp_path / "." / named.name, link, test):
+        outcome = cli("fit", "--dataset", named, "--test-file", test, "--out", out)
+        assert outcome.is_one_line, outcome
+        assert "--out: expected a file of its own" in outcome.err
+        assert named.read_bytes() == test.read_bytes() == before
+    # A name with another suffix is a file of features too.
+    other = named.rename(tmp_path / "named.csv")
+    head.write_bytes(before)
+    outcome = cli("evaluate", "--head", head, "--dataset", other, "--confusion", other)
+    assert outcome.is_one_line, outcome
+    assert "--confusion: expected a file of its own" in outcome.err
+    assert other.read_bytes() == before
+
+
+def test_names_of_classes_are_text(cli, tmp_path):
+    features = np.eye(4, dtype=np.float32)[np.arange(40) % 4]
+    data, head = tmp_path / "data.npz", tmp_path / "head.npz"
+    for name in ("[/b]", "[red]", ":cat:"):
+        np.savez(data, features=features, labels=np.arange(40) % 4, class_names=[name] * 4)
+        assert cli("fit", "--dataset", data, "--out", head, *FEW).code == 0
+        outcome = cli("evaluate", "--dataset", data, "--head", head)
+        assert (outcome.code, outcome.err) == (0, "")
+        assert f"worst class ({name}), %" in outcome.out
+
+
+@pytest.mark.parametrize("command", ["fit", "compare", "rounds"])
+def test_clients_without_examples(cli, tmp_path, command):
+    path = tmp_path / "nobody.npz"
+    np.savez(path, features=np.eye(30, 2), labels=np.arange(30) % 2, clients=np.full(30, -1))
+    given = ["--out", tmp_path / "head.npz"] if command == "fit" else []
+    outcome = cli(command, "--dataset", path, *given)
+    assert outcome.is_one_line, outcome
+    assert "nobody: clients: expected some with training examples, got none" in outcome.err
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_data_that_does_not_fit_the_head(untyped, cli, named, tmp_path):
     path, other = tmp_path / "head.npz", tmp_path / "other.npz"
     small = covfree.LinearHead(np.ones((64, 9), np.float32), np.zeros(9, np.float32))

@@ -82,11 +82,25 @@ def test_the_table_names_rounds_and_clients():
             "num_clients must be above the largest client, 5, got 4",
         ),
         (([[1, 1]], [0, 1], [0, 1]), {}, "different clients in a round; round 0 has one twice"),
+        (
+            (3, [0, 1], [0, 1]),
+            {},
+            r"schedule must be a Schedule, or integers \[rounds, drawn\], got shape \[\]",
+        ),
+        (([0, 1], [0, 1], [0, 1]), {}, r"schedule must be a Schedule, .* got shape \[2\]"),
     ],
 )
 def test_errors(untyped, arguments, options, text):
     with pytest.raises(ValueError, match=text):
         schedule_statistics(np.array(arguments[0]), *arguments[1:], **options)
+
+
+def test_labels_may_have_gaps():
+    drawn, clients = np.array([[0], [2], [1]]), np.array([0, 1, 2, 2, -1])
+    near = schedule_statistics(drawn, np.array([1, 0, 1, 2, 3]), clients)
+    far = schedule_statistics(drawn, np.array([7, 0, 7, 10**11, 10**12]), clients)
+    assert near.classes_seen.tolist() == far.classes_seen.tolist() == [1, 2, 3]
+    assert near.num_classes == far.num_classes == 3
 
 
 def texts(figure):

@@ -61,6 +61,22 @@ def test_latex_takes_signs_of_titles():
     assert r"method & a\_b \\" in text
 
 
+def test_signs_of_a_table_are_text():
+    table = sweep.Table(("a|b", "n"), (("[x] | <b> *y* C:\\z", "∞"), ("*", "1")), frozenset({(0, 1)}))
+    assert sweep.as_markdown(table).splitlines()[::2] == [
+        r"| a\|b | n |",
+        r"| [x] \| \<b> \*y\* C:\\z | **∞** |",
+    ]
+    latex = sweep.as_latex(table).splitlines()
+    assert latex[2] == r"a\textbar{}b & n \\"
+    # A bracket or a star at the start of a line would be an argument of the end of the line before.
+    assert latex[4].startswith(
+        r"{[}x{]} \textbar{} \textless{}b\textgreater{} {*}y{*} C:\textbackslash{}z & "
+    )
+    assert latex[4].endswith(r"\textbf{$\infty$} \\")
+    assert latex[5] == r"{*} & 1 \\"
+
+
 def test_methods_by_their_texts():
     found = sweep.variants(
         ["fedncm", "fedcof:shrinkage=0.5:head=ridge", "fedcof"], {"shrinkage": [0.1, "auto"]}
