@@ -31,16 +31,16 @@ class MessageFile:
         name: the file's name in the folder without ``.safetensors``: the client.
         path: the file.
         header: the message with zeros in the place of its numbers.
-        stamp: size and time of the last change, when the folder was opened.
+        stamp: what the file system said of it when the folder was opened, see `_stamp`.
         total: the sum of its counts.
         mark: what tells it from a file that the same client writes later: the identity that `save_message`
-            wrote into it, its size and its time.
+            wrote into it, its size and the time of its last change. It stays if the file is moved.
     """
 
     name: str
     path: str
     header: Message
-    stamp: tuple[int, int]
+    stamp: tuple[int, int, int, int]
     total: float
     mark: str
 
@@ -86,8 +86,9 @@ def _status(path: Path) -> os.stat_result:
     return status
 
 
-def _stamp(status: os.stat_result) -> tuple[int, int]:
-    return status.st_size, status.st_mtime_ns
+def _stamp(status: os.stat_result) -> tuple[int, int, int, int]:
+    """Size, time of the last change, and what a sender cannot set back: ctime and the place on the disk."""
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
 class _Copies:
@@ -193,9 +194,8 @@ class MessageFolder:
             header = headers.setdefault(
                 (structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)), header
             )
-            stamp = _stamp(status)
-            mark = f"{identity} {stamp}"
-            files.append(MessageFile(name, str(file), header, stamp, count_sum(count), mark))
+            mark = f"{identity} {status.st_size} {status.st_mtime_ns}"
+            files.append(MessageFile(name, str(file), header, _stamp(status), count_sum(count), mark))
         self.files = tuple(sorted(files, key=lambda file: file.name))
         self._unreadable = dict(self.rejected)
 

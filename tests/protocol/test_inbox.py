@@ -145,6 +145,26 @@ def test_a_file_that_changes_while_others_are_read_waits(tmp_path):
     np.testing.assert_array_equal(server.message.rows.count, [3, 5, 1, 1])
 
 
+def test_a_file_that_takes_the_size_and_time_of_another_is_seen_to_change(tmp_path):
+    """Senders can set mtime back, but not ctime."""
+    put(tmp_path, "a")
+    file = tmp_path / "a.safetensors"
+    folder, before = MessageFolder(tmp_path), file.stat()
+    time.sleep(0.05)
+    put(tmp_path, "a", message=with_matrix(rows(count=(1, 1))))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = file.stat()
+    assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    server = collect_files(folder, num_classes=CLASSES)
+    assert server.clients == ()
+    assert server.rejected["a"].endswith("it changed: open the folder again")
+    # A new mode alone makes no other message of a file that was counted.
+    server = look(tmp_path)
+    time.sleep(0.05)
+    file.chmod(0o600)
+    assert look(tmp_path, server).repeated == {}
+
+
 # Deadlines
 
 
