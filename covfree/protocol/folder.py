@@ -33,8 +33,9 @@ class MessageFile:
         header: the message with zeros in the place of its numbers.
         stamp: what the file system said of it when the folder was opened, see `_stamp`.
         total: the sum of its counts.
-        mark: what tells it from a file that the same client writes later: the identity that `save_message`
-            wrote into it, its size and the time of its last change. It stays if the file is moved.
+        identity: what `save_message` wrote into it, which a copy of it has too; None if it has none.
+        mark: what tells it from a file that the same client writes later: its identity, its size and the time of
+            its last change. It stays if the file is moved.
     """
 
     name: str
@@ -42,6 +43,7 @@ class MessageFile:
     header: Message
     stamp: tuple[int, int, int, int]
     total: float
+    identity: str | None
     mark: str
 
     def rows(self, start: int, stop: int) -> Rows:
@@ -195,7 +197,9 @@ class MessageFolder:
                 (structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)), header
             )
             mark = f"{identity} {status.st_size} {status.st_mtime_ns}"
-            files.append(MessageFile(name, str(file), header, _stamp(status), count_sum(count), mark))
+            files.append(
+                MessageFile(name, str(file), header, _stamp(status), count_sum(count), identity, mark)
+            )
         self.files = tuple(sorted(files, key=lambda file: file.name))
         self._unreadable = dict(self.rejected)
 

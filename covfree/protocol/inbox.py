@@ -6,9 +6,10 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from covfree.checks import check_type
+from covfree.protocol.files import shown
 from covfree.protocol.folder import MessageFile, MessageFolder
 from covfree.protocol.received import Bounds
-from covfree.protocol.server import Collected, collect, dim_of
+from covfree.protocol.server import Collected, checksum, collect, dim_of
 from covfree.types import Message
 
 # Bytes of messages that are held at once while they are put together.
@@ -70,6 +71,8 @@ def collect_files(
     bounds.check_announced({*(file.name for file in folder.files), *collected.clients})
     receipts = {client: receipt.file for client, receipt in collected.receipts.items()}
     counted, unread = set(collected.clients), [f for f in folder.files if receipts.get(f.name) != f.mark]
+    counts = {(r.identity, r.checksum): client for client, r in collected.receipts.items() if r.identity}
+    identities = {identity for identity, _ in counts}
     # What a client sends after it was counted may have any shape.
     new = [file for file in unread if file.name not in counted]
     files, rejected = folder.sound(
@@ -81,12 +84,22 @@ def collect_files(
         messages: dict[Hashable, Message] = {}
         for file in batch:
             try:
-                messages[file.name] = file.message()
+                message = file.message()
             except (OSError, RuntimeError, ValueError) as error:
                 rejected[file.name] = str(error)
+                continue
+            # The file that was counted may have been moved or replaced since then.
+            copied = file.identity in identities and file.name not in counted
+            first = counts.get((file.identity, checksum(message))) if copied else None
+            if first is None:
+                messages[file.name] = message
+            else:
+                rejected[file.name] = (
+                    f"path: {shown(file.path)}: expected a message of its own, got a copy of what {first!r} sent"
+                )
         announced = {name: number for name, number in bounds.num_examples.items() if name in messages}
         collected = collect(messages, **{**vars(bounds), "num_examples": announced}, before=collected)
-    marks: dict[Hashable, str] = {file.name: file.mark for file in new}
+    sent: dict[Hashable, MessageFile] = {file.name: file for file in new}
     broken = {
         name: f"sent what was set aside ({reason}); the first counts"
         for name, reason in rejected.items()
@@ -98,7 +111,8 @@ def collect_files(
         repeated={**collected.repeated, **broken},
         late={**collected.late, **folder.late},
         receipts={
-            c: receipt._replace(file=marks.get(c, receipt.file)) for c, receipt in collected.receipts.items()
+            c: receipt._replace(file=sent[c].mark, identity=sent[c].identity) if c in sent else receipt
+            for c, receipt in collected.receipts.items()
         },
     )
 

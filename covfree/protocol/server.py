@@ -24,10 +24,12 @@ class Receipt(NamedTuple):
     Attributes:
         checksum: of the message's numbers.
         file: of the file that it came in, see `MessageFile.mark`; None if it came in none.
+        identity: of that file, see `MessageFile.identity`.
     """
 
     checksum: str
     file: str | None = None
+    identity: str | None = None
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,40 @@ def test_the_same_file_put_there_again_is_sent_again(tmp_path):
     assert look(tmp_path, server).repeated == {"a": SAME}
 
 
+def test_a_copy_of_what_was_counted_is_none_of_its_own_whatever_became_of_the_file(tmp_path):
+    """But another client's message with the same numbers is."""
+    put(tmp_path, "a", "moved")
+    time.sleep(0.05)
+    shutil.copy(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    server = look(tmp_path)
+    assert server.clients == ("a", "moved")
+    put(tmp_path, "a", "c")
+    (tmp_path / "moved.safetensors").rename(tmp_path / "d.safetensors")
+    again = look(tmp_path, server)
+    assert again.clients == ("a", "moved", "c")
+    assert again.repeated == {"a": SAME}
+    assert set(again.rejected) == {"b", "d"}
+    for name, first in {"b": "a", "d": "moved"}.items():
+        expected = f"{name}.safetensors: expected a message of its own, got a copy of what {first!r} sent"
+        assert again.rejected[name].endswith(expected)
+    # What a copy held back may be sent again, and a client that was forgotten may come under another name.
+    put(tmp_path, "b")
+    again = look(tmp_path, covfree.forget(again, "moved", message=with_matrix(rows())))
+    assert again.clients == ("a", "c", "b", "d")
+    assert again.rejected == {}
+
+
+def test_a_file_counts_once_though_the_pattern_gives_it_another_name(tmp_path):
+    put(tmp_path, "a")
+    server = look(tmp_path, pattern="*")
+    assert server.clients == ("a",)
+    save_message(with_matrix(rows(count=(1, 1))), tmp_path / "a")
+    again = look(tmp_path, server, pattern="*")
+    assert again.clients == ("a",)
+    assert again.rejected["a.safetensors"].endswith("got a copy of what 'a' sent")
+    assert again.repeated["a"].startswith(OTHER)
+
+
 def test_who_was_set_aside_may_send_again(tmp_path):
     put(tmp_path, "a")
     put(tmp_path, "b", message=spoil(with_matrix(rows()), mean=np.nan))
