@@ -68,7 +68,9 @@ def collect_files(
     check_type("folder", folder, MessageFolder)
     bounds = Bounds(num_classes, dim, num_examples or {}, max_count, max_norm)
     collected = collect({}, num_classes=num_classes, dim=dim, before=before)
-    bounds.check_announced({*(file.name for file in folder.files), *collected.clients})
+    # Who sent what is late or cannot be read has sent.
+    if not any(name in bounds.num_examples for name in (*folder.rejected, *folder.late)):
+        bounds.check_announced({*(file.name for file in folder.files), *collected.clients})
     receipts = {client: receipt.file for client, receipt in collected.receipts.items()}
     counted, unread = set(collected.clients), [f for f in folder.files if receipts.get(f.name) != f.mark]
     counts = {(r.identity, r.checksum): client for client, r in collected.receipts.items() if r.identity}

@@ -199,6 +199,25 @@ def test_a_file_that_takes_the_size_and_time_of_another_is_seen_to_change(tmp_pa
     assert look(tmp_path, server).repeated == {}
 
 
+def test_numbers_announced_by_those_set_aside_do_not_stop_a_look(tmp_path):
+    put(tmp_path, "a")
+    (tmp_path / "b.safetensors").write_bytes(b"junk")
+    time.sleep(0.05)
+    deadline = datetime.now(UTC)
+    time.sleep(0.05)
+    put(tmp_path, "c")
+    folder = MessageFolder(tmp_path, deadline=deadline)
+    for client in "bc":
+        server = collect_files(folder, num_classes=CLASSES, num_examples={client: 10})
+        assert (server.clients, list(server.rejected), list(server.late)) == (("a",), ["b"], ["c"])
+    # A name that nobody has is still told from those that count, and only if there are some.
+    with pytest.raises(ValueError, match="num_examples: expected clients that sent, such as 'a'; got 'x'"):
+        collect_files(folder, num_classes=CLASSES, num_examples={"x": 10})
+    (tmp_path / "a.safetensors").unlink()
+    folder = MessageFolder(tmp_path, deadline=deadline)
+    assert collect_files(folder, num_classes=CLASSES, num_examples={"x": 10}).clients == ()
+
+
 # Deadlines
 
 
