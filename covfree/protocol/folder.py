@@ -34,8 +34,8 @@ class MessageFile:
         stamp: what the file system said of it when the folder was opened, see `_stamp`.
         total: the sum of its counts.
         identity: what `save_message` wrote into it, which a copy of it has too; None if it has none.
-        mark: what tells it from a file that the same client writes later: its identity, its size and the time of
-            its last change. It stays if the file is moved.
+        mark: what tells it from a file that the same client writes later: its identity, its size and the time
+            of its last change. It stays if the file is moved.
     """
 
     name: str
@@ -158,7 +158,7 @@ class MessageFolder:
             ValueError: if there is no such folder; if the deadline has no zone.
             OSError: if the folder cannot be read.
         """
-        root = Path(path)
+        self._root = root = Path(path)
         if not root.is_dir():
             raise ValueError(f"path: expected a folder, got {os.fspath(path)!r}")
         _check_deadline(deadline)
@@ -202,6 +202,10 @@ class MessageFolder:
             )
         self.files = tuple(sorted(files, key=lambda file: file.name))
         self._unreadable = dict(self.rejected)
+
+    def holds(self, name: str) -> bool:
+        """Whether a client's file is there now, whatever the pattern."""
+        return any(os.path.isfile(self._root / file) for file in (name + _SUFFIX, name))
 
     def sound(
         self, files: Sequence[MessageFile], dim: int | None = None, before: Message | None = None

@@ -73,8 +73,9 @@ def collect_files(
         bounds.check_announced({*(file.name for file in folder.files), *collected.clients})
     receipts = {client: receipt.file for client, receipt in collected.receipts.items()}
     counted, unread = set(collected.clients), [f for f in folder.files if receipts.get(f.name) != f.mark]
-    counts = {(r.identity, r.checksum): client for client, r in collected.receipts.items() if r.identity}
-    identities = {identity for identity, _ in counts}
+    owners = {(r.identity, r.checksum): client for client, r in collected.receipts.items()}
+    # Files without an identity are no copies.
+    identities = {identity for identity, _ in owners} - {None}
     # What a client sends after it was counted may have any shape.
     new = [file for file in unread if file.name not in counted]
     files, rejected = folder.sound(
@@ -92,12 +93,13 @@ def collect_files(
                 continue
             # The file that was counted may have been moved or replaced since then.
             copied = file.identity in identities and file.name not in counted
-            first = counts.get((file.identity, checksum(message))) if copied else None
+            first = owners.get((file.identity, checksum(message))) if copied else None
             if first is None:
                 messages[file.name] = message
             else:
                 rejected[file.name] = (
-                    f"path: {shown(file.path)}: expected a message of its own, got a copy of what {first!r} sent"
+                    f"path: {shown(file.path)}: expected a message of its own, got a copy of what {first!r} "
+                    "sent"
                 )
         announced = {name: number for name, number in bounds.num_examples.items() if name in messages}
         collected = collect(messages, **{**vars(bounds), "num_examples": announced}, before=collected)
@@ -107,11 +109,12 @@ def collect_files(
         for name, reason in rejected.items()
         if name in counted
     }
+    late, counts = {**collected.late, **folder.late}, set(collected.clients)
     return replace(
         collected,
         rejected={**collected.rejected, **{c: reason for c, reason in rejected.items() if c not in counted}},
         repeated={**collected.repeated, **broken},
-        late={**collected.late, **folder.late},
+        late={c: time for c, time in late.items() if c not in counts and folder.holds(str(c))},
         receipts={
             c: receipt._replace(file=sent[c].mark, identity=sent[c].identity) if c in sent else receipt
             for c, receipt in collected.receipts.items()

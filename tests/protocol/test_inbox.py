@@ -248,6 +248,23 @@ def test_who_misses_the_deadline_is_named_and_may_count_later(tmp_path):
     assert (nobody.clients, len(nobody.late)) == ((), 4)
 
 
+def test_who_counts_or_took_the_file_back_is_not_late(tmp_path):
+    put(tmp_path, "a")
+    server = look(tmp_path)
+    time.sleep(0.05)
+    deadline = datetime.now(UTC)
+    time.sleep(0.05)
+    put(tmp_path, "a", "b", "c")
+    server = look(tmp_path, server, deadline=deadline)
+    assert (server.clients, list(server.late)) == (("a",), ["b", "c"])
+    (tmp_path / "b.safetensors").unlink()
+    # What this look's pattern leaves out is late still.
+    server = look(tmp_path, server, pattern="a*")
+    assert (server.clients, list(server.late)) == (("a",), ["c"])
+    server = look(tmp_path, server)
+    assert (server.clients, server.late) == (("a", "c"), {})
+
+
 @pytest.mark.parametrize(
     ("deadline", "error", "text"),
     [
