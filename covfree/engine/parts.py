@@ -260,8 +260,8 @@ class FolderParts:
         return True
 
     def identity(self) -> Mapping[str, str]:
-        """What tells the folder from another one: names, sizes and times of the files."""
-        stamps = (np.frombuffer(f"{file.name}\0{file.stamp}".encode(), np.uint8) for file in self._files)
+        """What tells the folder from another one: the files' names, and the mark of each."""
+        stamps = (np.frombuffer(f"{file.name}\0{file.mark}".encode(), np.uint8) for file in self._files)
         return {"number of files": str(len(self._files)), "the files' names, sizes and times": digest(stamps)}
 
 

@@ -31,17 +31,19 @@ class MessageFile:
         name: the file's name in the folder without ``.safetensors``: the client.
         path: the file.
         header: the message with zeros in the place of its numbers.
-        stamp: size and time of the last change, when the folder was opened.
+        stamp: what the file system said of it when the folder was opened, see `_stamp`.
         total: the sum of its counts.
-        mark: what tells it from a file that the same client writes later: the identity that `save_message`
-            wrote into it, its size and its time.
+        identity: what `save_message` wrote into it, which a copy of it has too; None if it has none.
+        mark: what tells it from a file that the same client writes later: its identity, its size and the time
+            of its last change. It stays if the file is moved.
     """
 
     name: str
     path: str
     header: Message
-    stamp: tuple[int, int]
+    stamp: tuple[int, int, int, int]
     total: float
+    identity: str | None
     mark: str
 
     def rows(self, start: int, stop: int) -> Rows:
@@ -86,8 +88,9 @@ def _status(path: Path) -> os.stat_result:
     return status
 
 
-def _stamp(status: os.stat_result) -> tuple[int, int]:
-    return status.st_size, status.st_mtime_ns
+def _stamp(status: os.stat_result) -> tuple[int, int, int, int]:
+    """Size, time of the last change, and what a sender cannot set back: ctime and the place on the disk."""
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
 class _Copies:
@@ -155,7 +158,7 @@ class MessageFolder:
             ValueError: if there is no such folder; if the deadline has no zone.
             OSError: if the folder cannot be read.
         """
-        root = Path(path)
+        self._root = root = Path(path)
         if not root.is_dir():
             raise ValueError(f"path: expected a folder, got {os.fspath(path)!r}")
         _check_deadline(deadline)
@@ -193,11 +196,16 @@ class MessageFolder:
             header = headers.setdefault(
                 (structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)), header
             )
-            stamp = _stamp(status)
-            mark = f"{identity} {stamp}"
-            files.append(MessageFile(name, str(file), header, stamp, count_sum(count), mark))
+            mark = f"{identity} {status.st_size} {status.st_mtime_ns}"
+            files.append(
+                MessageFile(name, str(file), header, _stamp(status), count_sum(count), identity, mark)
+            )
         self.files = tuple(sorted(files, key=lambda file: file.name))
         self._unreadable = dict(self.rejected)
+
+    def holds(self, name: str) -> bool:
+        """Whether a client's file is there now, whatever the pattern."""
+        return any(os.path.isfile(self._root / file) for file in (name + _SUFFIX, name))
 
     def sound(
         self, files: Sequence[MessageFile], dim: int | None = None, before: Message | None = None

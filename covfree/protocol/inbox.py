@@ -6,9 +6,10 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from covfree.checks import check_type
+from covfree.protocol.files import shown
 from covfree.protocol.folder import MessageFile, MessageFolder
 from covfree.protocol.received import Bounds
-from covfree.protocol.server import Collected, collect, dim_of
+from covfree.protocol.server import Collected, checksum, collect, dim_of
 from covfree.types import Message
 
 # Bytes of messages that are held at once while they are put together.
@@ -67,9 +68,14 @@ def collect_files(
     check_type("folder", folder, MessageFolder)
     bounds = Bounds(num_classes, dim, num_examples or {}, max_count, max_norm)
     collected = collect({}, num_classes=num_classes, dim=dim, before=before)
-    bounds.check_announced({*(file.name for file in folder.files), *collected.clients})
+    # Who sent what is late or cannot be read has sent.
+    if not any(name in bounds.num_examples for name in (*folder.rejected, *folder.late)):
+        bounds.check_announced({*(file.name for file in folder.files), *collected.clients})
     receipts = {client: receipt.file for client, receipt in collected.receipts.items()}
     counted, unread = set(collected.clients), [f for f in folder.files if receipts.get(f.name) != f.mark]
+    owners = {(r.identity, r.checksum): client for client, r in collected.receipts.items()}
+    # Files without an identity are no copies.
+    identities = {identity for identity, _ in owners} - {None}
     # What a client sends after it was counted may have any shape.
     new = [file for file in unread if file.name not in counted]
     files, rejected = folder.sound(
@@ -81,24 +87,37 @@ def collect_files(
         messages: dict[Hashable, Message] = {}
         for file in batch:
             try:
-                messages[file.name] = file.message()
+                message = file.message()
             except (OSError, RuntimeError, ValueError) as error:
                 rejected[file.name] = str(error)
+                continue
+            # The file that was counted may have been moved or replaced since then.
+            copied = file.identity in identities and file.name not in counted
+            first = owners.get((file.identity, checksum(message))) if copied else None
+            if first is None:
+                messages[file.name] = message
+            else:
+                rejected[file.name] = (
+                    f"path: {shown(file.path)}: expected a message of its own, got a copy of what {first!r} "
+                    "sent"
+                )
         announced = {name: number for name, number in bounds.num_examples.items() if name in messages}
         collected = collect(messages, **{**vars(bounds), "num_examples": announced}, before=collected)
-    marks: dict[Hashable, str] = {file.name: file.mark for file in new}
+    sent: dict[Hashable, MessageFile] = {file.name: file for file in new}
     broken = {
         name: f"sent what was set aside ({reason}); the first counts"
         for name, reason in rejected.items()
         if name in counted
     }
+    late, counts = {**collected.late, **folder.late}, set(collected.clients)
     return replace(
         collected,
         rejected={**collected.rejected, **{c: reason for c, reason in rejected.items() if c not in counted}},
         repeated={**collected.repeated, **broken},
-        late={**collected.late, **folder.late},
+        late={c: time for c, time in late.items() if c not in counts and folder.holds(str(c))},
         receipts={
-            c: receipt._replace(file=marks.get(c, receipt.file)) for c, receipt in collected.receipts.items()
+            c: receipt._replace(file=sent[c].mark, identity=sent[c].identity) if c in sent else receipt
+            for c, receipt in collected.receipts.items()
         },
     )
 

@@ -24,10 +24,12 @@ class Receipt(NamedTuple):
     Attributes:
         checksum: of the message's numbers.
         file: of the file that it came in, see `MessageFile.mark`; None if it came in none.
+        identity: of that file, see `MessageFile.identity`.
     """
 
     checksum: str
     file: str | None = None
+    identity: str | None = None
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ class Collected:
             message counts.
         solved: whether the clients sent solutions, as AFL's do.
         late: when the message came of each client that missed the deadline of a `MessageFolder`. It was not
-            read; `collect_files` with a later deadline collects it.
+            read; `collect_files` with a later deadline collects it. Clients that count, and those whose file
+            is gone, are not named.
         receipts: of each client that counts, so that a message sent again is known as such.
     """
 

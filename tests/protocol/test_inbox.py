@@ -108,6 +108,40 @@ def test_the_same_file_put_there_again_is_sent_again(tmp_path):
     assert look(tmp_path, server).repeated == {"a": SAME}
 
 
+def test_a_copy_of_what_was_counted_is_none_of_its_own_whatever_became_of_the_file(tmp_path):
+    """But another client's message with the same numbers is."""
+    put(tmp_path, "a", "moved")
+    time.sleep(0.05)
+    shutil.copy(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    server = look(tmp_path)
+    assert server.clients == ("a", "moved")
+    put(tmp_path, "a", "c")
+    (tmp_path / "moved.safetensors").rename(tmp_path / "d.safetensors")
+    again = look(tmp_path, server)
+    assert again.clients == ("a", "moved", "c")
+    assert again.repeated == {"a": SAME}
+    assert set(again.rejected) == {"b", "d"}
+    for name, first in {"b": "a", "d": "moved"}.items():
+        expected = f"{name}.safetensors: expected a message of its own, got a copy of what {first!r} sent"
+        assert again.rejected[name].endswith(expected)
+    # What a copy held back may be sent again, and a client that was forgotten may come under another name.
+    put(tmp_path, "b")
+    again = look(tmp_path, covfree.forget(again, "moved", message=with_matrix(rows())))
+    assert again.clients == ("a", "c", "b", "d")
+    assert again.rejected == {}
+
+
+def test_a_file_counts_once_though_the_pattern_gives_it_another_name(tmp_path):
+    put(tmp_path, "a")
+    server = look(tmp_path, pattern="*")
+    assert server.clients == ("a",)
+    save_message(with_matrix(rows(count=(1, 1))), tmp_path / "a")
+    again = look(tmp_path, server, pattern="*")
+    assert again.clients == ("a",)
+    assert again.rejected["a.safetensors"].endswith("got a copy of what 'a' sent")
+    assert again.repeated["a"].startswith(OTHER)
+
+
 def test_who_was_set_aside_may_send_again(tmp_path):
     put(tmp_path, "a")
     put(tmp_path, "b", message=spoil(with_matrix(rows()), mean=np.nan))
@@ -145,6 +179,45 @@ def test_a_file_that_changes_while_others_are_read_waits(tmp_path):
     np.testing.assert_array_equal(server.message.rows.count, [3, 5, 1, 1])
 
 
+def test_a_file_that_takes_the_size_and_time_of_another_is_seen_to_change(tmp_path):
+    """Senders can set mtime back, but not ctime."""
+    put(tmp_path, "a")
+    file = tmp_path / "a.safetensors"
+    folder, before = MessageFolder(tmp_path), file.stat()
+    time.sleep(0.05)
+    put(tmp_path, "a", message=with_matrix(rows(count=(1, 1))))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = file.stat()
+    assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    server = collect_files(folder, num_classes=CLASSES)
+    assert server.clients == ()
+    assert server.rejected["a"].endswith("it changed: open the folder again")
+    # A new mode alone makes no other message of a file that was counted.
+    server = look(tmp_path)
+    time.sleep(0.05)
+    file.chmod(0o600)
+    assert look(tmp_path, server).repeated == {}
+
+
+def test_numbers_announced_by_those_set_aside_do_not_stop_a_look(tmp_path):
+    put(tmp_path, "a")
+    (tmp_path / "b.safetensors").write_bytes(b"junk")
+    time.sleep(0.05)
+    deadline = datetime.now(UTC)
+    time.sleep(0.05)
+    put(tmp_path, "c")
+    folder = MessageFolder(tmp_path, deadline=deadline)
+    for client in "bc":
+        server = collect_files(folder, num_classes=CLASSES, num_examples={client: 10})
+        assert (server.clients, list(server.rejected), list(server.late)) == (("a",), ["b"], ["c"])
+    # A name that nobody has is still told from those that count, and only if there are some.
+    with pytest.raises(ValueError, match="num_examples: expected clients that sent, such as 'a'; got 'x'"):
+        collect_files(folder, num_classes=CLASSES, num_examples={"x": 10})
+    (tmp_path / "a.safetensors").unlink()
+    folder = MessageFolder(tmp_path, deadline=deadline)
+    assert collect_files(folder, num_classes=CLASSES, num_examples={"x": 10}).clients == ()
+
+
 # Deadlines
 
 
@@ -173,6 +246,23 @@ def test_who_misses_the_deadline_is_named_and_may_count_later(tmp_path):
     assert set(later.late) == {"late", "a-copy"}
     nobody = look(tmp_path, deadline=datetime(2000, 1, 1, tzinfo=UTC))
     assert (nobody.clients, len(nobody.late)) == ((), 4)
+
+
+def test_who_counts_or_took_the_file_back_is_not_late(tmp_path):
+    put(tmp_path, "a")
+    server = look(tmp_path)
+    time.sleep(0.05)
+    deadline = datetime.now(UTC)
+    time.sleep(0.05)
+    put(tmp_path, "a", "b", "c")
+    server = look(tmp_path, server, deadline=deadline)
+    assert (server.clients, list(server.late)) == (("a",), ["b", "c"])
+    (tmp_path / "b.safetensors").unlink()
+    # What this look's pattern leaves out is late still.
+    server = look(tmp_path, server, pattern="a*")
+    assert (server.clients, list(server.late)) == (("a",), ["c"])
+    server = look(tmp_path, server)
+    assert (server.clients, server.late) == (("a", "c"), {})
 
 
 @pytest.mark.parametrize(
