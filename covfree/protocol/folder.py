@@ -245,7 +245,7 @@ def _check_deadline(deadline: datetime | None) -> None:
         raise TypeError(f"deadline: expected a datetime or None, got {deadline!r}")
     if deadline.tzinfo is None:
         raise ValueError(
-            f"deadline: expected a time with its zone, such as datetime.now(datetime.UTC), got {deadline!r}"
+            f"deadline: expected a time with its zone, such as datetime.now(UTC), got {deadline!r}"
         )
 
 
