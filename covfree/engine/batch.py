@@ -64,6 +64,7 @@ def solve_rows(method: Method, rows: Rows, *, num_classes: int) -> Any:
     >>> jax.vmap(bias)(jnp.array([0.0, 0.1, 1.0])).shape
     (3, 2)
     """
+    check_method(method)
     # Two compiled functions: the second, which takes longer to compile, does not know the number of rows.
     return _solve_totals(method.server_part(), *accumulate(method, rows, num_classes=num_classes))
 

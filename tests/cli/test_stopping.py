@@ -143,7 +143,9 @@ def test_other_contents_of_a_file_are_an_error(untyped, cli, tmp_path):
 
 def stopped(arguments, sent, line) -> tuple[int, str, str]:
     """The command in a process that is sent a signal when it has said a line: code, stdout, stderr."""
-    command = [sys.executable, "-c", "from covfree.cli import main; main()", *map(str, arguments)]
+    # A shell that starts these tests in the background makes all that they start ignore Ctrl-C.
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    command = [sys.executable, "-c", f"{code}; from covfree.cli import main; main()", *map(str, arguments)]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

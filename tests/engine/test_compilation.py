@@ -34,8 +34,7 @@ def federation(examples, seed=0):
 @pytest.mark.parametrize("make", [covfree.fedcof, covfree.fed3r, covfree.fedncm])
 def test_fit_again_compiles_nothing(make):
     """The same shape; then another seed; then other numbers in the method, where it has any."""
-    method = make()
-    assert compilations(lambda: covfree.fit(method, *federation(97), num_classes=3)) > 0
+    covfree.fit(make(), *federation(97), num_classes=3)
     assert compilations(lambda: covfree.fit(make(), *federation(97), num_classes=3)) == 0
     assert compilations(lambda: covfree.fit(make(), *federation(97, seed=1), num_classes=3)) == 0
 

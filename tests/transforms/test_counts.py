@@ -173,6 +173,8 @@ def test_simulation_and_deployment_send_the_same_but_for_the_draw():
     collected = covfree.collect(deployed.send(method), num_classes=CLASSES)
     assert collected.rejected == {}
     received, exact = collected.message.rows, covfree.summarise(covfree.fedcof(), *ragged())
+    kept = np.asarray(exact.count) > 0  # simulations pad
+    simulated, exact = (jax.tree.map(lambda x: np.asarray(x)[kept], rows) for rows in (simulated, exact))
     for rows in (simulated, received):
         np.testing.assert_array_equal(rows.label, exact.label)
         np.testing.assert_allclose(rows.mean, exact.mean, rtol=1e-6, atol=1e-6)
