@@ -40,7 +40,8 @@ def save_message(message: Message, path: str | PathLike[str]) -> None:
 
     Args:
         message: from `client_message`, or from `collect`.
-        path: the file, which is replaced if it is there. Its name is what `collect_files` calls the client.
+        path: the file, which is replaced if it is there. Its name, up to the ending, is what `collect_files`
+            calls the client; the ending should be ``.safetensors``, as `MessageFolder` passes over others.
     """
     check_type("message", message, Message)
     rows = {name: getattr(message.rows, name) for name in _ROWS}
