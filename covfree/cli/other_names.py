@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 # For a name, what is meant, whichever the command has.
 _MEANT = {
     **dict.fromkeys(("gamma", "γ", "shrink", "covariance-shrinkage"), ("shrinkage",)),
@@ -24,6 +26,13 @@ _MEANT = {
 
 def parser_message(error: Exception) -> str:
     """What the argument parser says; of an option by another name, which one is meant."""
+    choice = re.fullmatch(
+        r"Invalid value for '(--[\w-]+)': (?:Value error, )?('.*') is not one of (.*?)\.?",
+        error.format_message(),  # pyright: ignore[reportAttributeAccessIssue]
+    )
+    if choice is not None:
+        option, came, choices = choice.groups()
+        return f"{option}: expected one of {choices.replace(chr(39), '')}, got {came}"
     message, given = error.format_message(), getattr(error, "option_name", None)  # pyright: ignore[reportAttributeAccessIssue]
     context = getattr(error, "ctx", None)
     if given is None or context is None or not hasattr(error, "possibilities"):

@@ -14,7 +14,7 @@ from covfree.data import FeatureSet
 from covfree.federation import PARTITIONERS
 
 # What the one number of a partition counts, where it counts.
-_COUNTED = {"shards": "shards", "pathological": "classes"}
+COUNTED = {"shards": "shards", "pathological": "classes"}
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class Federation:
         partitioner = PARTITIONERS[self.partition]
         if self.partition == "iid":
             return partitioner(labels, self.clients, seed=seed)
-        if self.partition not in _COUNTED:
+        if self.partition not in COUNTED:
             return partitioner(labels, self.clients, self.alpha, seed=seed)
         if self.alpha != int(self.alpha):
             raise ValueError(
-                f"expected a whole number, got {self.alpha:g} for alpha, the {_COUNTED[self.partition]} of a "
+                f"expected a whole number, got {self.alpha:g} for alpha, the {COUNTED[self.partition]} of a "
                 f"client"
             )
         return partitioner(labels, self.clients, int(self.alpha), seed=seed)
