@@ -30,8 +30,7 @@ from covfree.cli.options import (
 )
 from covfree.cli.other_names import parser_message
 from covfree.cli.rounds import rounds_command
-from covfree.cli.source import law_of
-from covfree.data import load
+from covfree.cli.source import law_of, load_named
 from covfree.federation import partition_statistics, plot_partition
 from covfree.methods import Method
 from covfree.sweep import Federation
@@ -77,7 +76,7 @@ def partition_command(
       covfree partition --clients 30 --alpha 0.5 --out results
     """
     at_least("seed", seed, 0)
-    data = load(dataset, test=test_file, seed=seed)
+    data = load_named(dataset, test_file, seed=seed)
     federation = Federation(clients, partition, alpha)
     owners = assigned(federation, data, seed)
     make_folder(out)
@@ -107,10 +106,10 @@ def diagnose_command(
       covfree diagnose --clients 30 --alpha 0.5 --method fedcof-components
     """
     at_least("seed", seed, 0)
-    chosen = next(iter(variants_of(method, {}).values())).method
+    chosen = next(iter(variants_of(method, {}, "method").values())).method
     if not isinstance(chosen, Method) or chosen.message is not None:
         raise ValueError(f"--method: expected one whose clients send rows, got {method!r}")
-    data = load(dataset, test=test_file, seed=seed)
+    data = load_named(dataset, test_file, seed=seed)
     owners = assigned(Federation(clients, partition, alpha), data, seed)
     key = jax.random.key(seed)
     rows = covfree.summarise(chosen, data.train_features, data.train_labels, owners, key=key)

@@ -31,6 +31,7 @@ from covfree.federation import PARTITIONERS
 from covfree.metrics import CLIENT_NAMES, NAMES
 from covfree.sweep import Federation, federations
 from covfree.sweep.variants import entries
+from covfree.transforms import Transform
 
 
 def compare_command(
@@ -128,7 +129,8 @@ def compare_command(
     chosen = variants_of(methods, numbers)
     made: dict[str, Any] = {name: variant.method for name, variant in chosen.items()}
     if noise is not None:
-        made = {name: _with_noise(name, method, noise) for name, method in made.items()}
+        transform = count_noise_of(noise)
+        made = {name: _with_noise(name, method, transform) for name, method in made.items()}
     if resume and out is None:
         raise ValueError("--resume: expected --out beside it")
     counts = values_of("clients", clients, int, "a number of clients")
@@ -181,9 +183,9 @@ def _check_places(name: str, source: Source, places: list[Federation]) -> None:
         assigned(place, source.outline, seed=0)
 
 
-def _with_noise(name: str, method: Any, noise: str) -> Any:
+def _with_noise(name: str, method: Any, transform: Transform) -> Any:
     try:
-        return method.with_transforms(count_noise_of(noise))
+        return method.with_transforms(transform)
     except ValueError as error:
         raise ValueError(f"--noise: {name}: {str(error).removeprefix('transforms: ')}") from error
 

@@ -23,6 +23,8 @@ from covfree.cli.tables import Columns, show
 from covfree.sweep import Federation, Job, Result, Run
 from covfree.sweep.summary import place_names
 
+_RUNS = "runs.jsonl"
+
 
 @dataclass
 class Comparison:
@@ -65,6 +67,11 @@ class Comparison:
         if self.out is None:
             return
         check_settings(self.out, self.settings, resume)
+        if (self.out / _RUNS).exists() and read_settings(self.out) is None:
+            raise ValueError(
+                f"--out: {self.out} holds {_RUNS} without settings.json, which says what the runs are of; "
+                f"give another folder"
+            )
         now = {name: _contents(source) for name, source in self.sources.items()}
         earlier = read_settings(self.out, "data")
         for name in () if earlier is None else now:
@@ -75,7 +82,7 @@ class Comparison:
     def run(self, methods: Mapping[str, Any]) -> BaseException | None:
         """Make the runs that are not there yet; returns what stopped them, if anything did."""
         loads = {name: source.load for name, source in self.sources.items()}
-        file = None if self.out is None else self.out / "runs.jsonl"
+        file = None if self.out is None else self.out / _RUNS
         try:
             with RunProgress(self._name) as progress:
                 jobs = loads, self.places, methods, self.seeds
@@ -91,23 +98,25 @@ class Comparison:
         missing = self.number - len(self.runs)
         content = report.as_json(config, report.environment(), results, missing)
         several = len(self.sources) * len(self.places) > 1
-        title = self._several(results) if several else self._one()
+        lost = self._left_out(results)
+        title = self._several(lost) if several else self._one()
         if missing:
             title = f"{len(self.runs)} of {self.number} runs of {title}"
         if several:
             table = sweep.accuracy_table(results)
             columns = Columns(table.columns)
-            show(form, title, columns, table.lines, report.as_records(results), content, table.best)
+            show(form, title, columns, table.lines, report.as_records(results), content, table.best, lost)
         else:
             down = report.receives(results)
             lines = [report.cells(result, down) for result in results]
-            show(form, title, report.columns(results), lines, report.as_records(results), content)
+            records = report.as_records(results)
+            show(form, title, report.columns(results), lines, records, content, left_out=lost)
         if self.out is None:
             return
         written = [self.out / "results.json"]
         with replacing(written[0]) as draft:
             draft.write((content + "\n").encode())
-        if not missing and not several:
+        if not several:
             written += accuracy_plot.plot(self.out / "accuracy_vs_bytes.png", title, results)[:1]
         pictures = " (also as PDF and SVG)" if len(written) > 1 else ""
         say(f"wrote {' and '.join(map(str, written))}{pictures}")
@@ -117,7 +126,7 @@ class Comparison:
         lost = [run.left_out for run in self.runs]
         return heading(source.load(0), place, len(self.seeds), lost)
 
-    def _several(self, results: Sequence[Result]) -> str:
+    def _several(self, lost: Sequence[str]) -> str:
         """What is the same everywhere, and what is left out where."""
         clients, partitions, alphas = (
             {getattr(place, name) for place in self.places} for name in ("clients", "partition", "alpha")
@@ -127,12 +136,16 @@ class Comparison:
         words += [partition for partition in partitions if len(partitions) == 1]
         words += [f"alpha {alpha:g}" for alpha in alphas if len(alphas) == 1 and partitions != {"iid"}]
         words += [f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}", "test accuracy in %"]
-        lines = [", ".join(words)]
+        return "\n".join([", ".join(words), *lost])
+
+    def _left_out(self, results: Sequence[Result]) -> list[str]:
+        """What is on no client, by federation."""
+        lines = []
         places = list(dict.fromkeys(result.place for result in results))
         for place, name in zip(places, place_names(places), strict=True):
             lost = [run.left_out for result in results if result.place == place for run in result.runs]
             lines += [f"{name}: {text}" for text in on_no_client(lost)]
-        return "\n".join(lines)
+        return lines
 
     def _name(self, job: Job) -> str:
         """How progress calls a run."""

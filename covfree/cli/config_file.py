@@ -28,6 +28,9 @@ def _read(context: Any, path: Path | None) -> Path | None:
         raise ValueError(f"--config: {path}: expected TOML ({error})") from error
     # Dashes and underscores are the same.
     given = {name.replace("-", "_"): value for name, value in content.items()}
+    for name, value in content.items():
+        if isinstance(value, dict):
+            raise ValueError(f"--config: {path}: expected options without sections, got the section [{name}]")
     kinds = get_type_hints(context.command.callback)
     known = {
         option.removeprefix("--").replace("-", "_"): parameter.name

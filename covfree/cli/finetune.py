@@ -29,7 +29,7 @@ from covfree.cli.options import (
     names_of,
 )
 from covfree.cli.report import environment
-from covfree.cli.source import Source, heading, source_of
+from covfree.cli.source import Source, heading, on_no_client, source_of
 from covfree.cli.tables import show
 from covfree.cli.training import RANDOM, TRAINABLE, Settings
 from covfree.federation import participation as draw
@@ -177,9 +177,9 @@ def finetune_command(
     for seed in range(seeds):
         own = source.load(seed)
         lost.append(left_out(own.train_labels, federation.assign(own, seed)))
-    title = heading(data, federation, seeds, lost)
+    title, left = heading(data, federation, seeds, lost), on_no_client(lost)
     lines = [curves.cells(curve) for curve in every_curve]
-    show(output_format, title, curves.COLUMNS, lines, curves.as_records(every_curve), content)
+    show(output_format, title, curves.COLUMNS, lines, curves.as_records(every_curve), content, left_out=left)
     if out is not None:
         (out / "results.json").write_text(content + "\n", encoding="utf-8")
         picture, *_ = curve_plot.plot(out / "accuracy.png", title, every_curve, data.num_classes)

@@ -31,11 +31,12 @@ from covfree.cli.options import (
     numbers_of,
     variants_of,
 )
-from covfree.cli.source import class_name, source_of
+from covfree.cli.source import class_name, on_no_client, source_of
 from covfree.cli.tables import Columns, show
 from covfree.data import FeatureSet
 from covfree.head_file import SavedHead
 from covfree.sweep import Federation
+from covfree.sweep.federation import left_out
 from covfree.sweep.table import percent
 from covfree.sweep.variants import entries
 
@@ -93,6 +94,8 @@ def fit_command(
     assigned(federation, source.outline, seed)
     data = source.load(seed)
     owners, classes = assigned(federation, data, seed), data.num_classes
+    for text in on_no_client([left_out(data.train_labels, owners)]):
+        print(f"covfree: {data.name}: {text}", file=sys.stderr)
     train = data.train_features, data.train_labels
     key = jax.random.key(seed)
     head: Any = covfree.fit(chosen, *train, owners, num_classes=classes, key=key)

@@ -17,6 +17,7 @@ from covfree.checks import check_strength
 from covfree.data import FeatureSet
 from covfree.federation import PARTITIONERS
 from covfree.sweep import Federation, Variant, variants
+from covfree.sweep.federation import COUNTED
 from covfree.sweep.variants import entries
 from covfree.transforms import Transform
 
@@ -54,6 +55,7 @@ Partition = Annotated[str, typer.Option(help=_PARTITION)]
 GivenClients = Annotated[int | None, typer.Option(help=_CLIENTS, show_default="100")]
 GivenAlpha = Annotated[float | None, typer.Option(help=_ALPHA, show_default="0.1")]
 GivenPartition = Annotated[str | None, typer.Option(help=_PARTITION, show_default="inner_dirichlet")]
+DEFAULT_ALPHA = 0.1
 Out = Annotated[Path | None, typer.Option(help="Folder for files; made if it is not there.")]
 
 # Of images; some commands need them and others do not.
@@ -70,9 +72,10 @@ WEIGHTS = typer.Option(
 
 def method_names(methods: str) -> list[str]:
     """Names that are separated by commas; all of them for 'all'."""
-    if methods.strip() == "all":
-        return list(entries())
-    return split_names(methods)
+    names = split_names(methods)
+    if "all" in names and len(names) > 1:
+        raise ValueError(f"methods: expected 'all' alone, or names without it, got {methods!r}")
+    return list(entries()) if names == ["all"] else names
 
 
 def split_names(text: str) -> list[str]:
@@ -93,12 +96,15 @@ def names_of(option: str, text: str, known: Collection[str]) -> list[str]:
 
 def values_of(option: str, text: str, kind: Callable[[str], T], expected: str) -> list[T]:
     """Values that are separated by commas, all different."""
-    try:
-        values = [kind(each) for each in text.split(",") if each.strip()]
-    except ValueError:
-        values = []
-    if not values:
-        raise ValueError(f"--{option}: expected {expected}, or several with commas between, got {text!r}")
+    parts, values = [each for each in text.split(",") if each.strip()], list[T]()
+    wrong = text
+    for wrong in parts:
+        try:
+            values.append(kind(wrong))
+        except ValueError:
+            break
+    if not values or len(values) < len(parts):
+        raise ValueError(f"--{option}: expected {expected}, or several with commas between, got {wrong!r}")
     if len(set(values)) < len(values):
         raise ValueError(f"--{option}: expected different values, got {text!r}")
     return values
@@ -147,7 +153,9 @@ def numbers_of(texts: Mapping[str, str | None]) -> dict[str, list[Any]]:
     return numbers
 
 
-def variants_of(methods: str, numbers: Mapping[str, list[Any]]) -> dict[str, Variant]:
+def variants_of(
+    methods: str, numbers: Mapping[str, list[Any]], option: str = "methods"
+) -> dict[str, Variant]:
     """Methods by name, with all combinations of the numbers that each takes.
 
     Raises:
@@ -157,8 +165,10 @@ def variants_of(methods: str, numbers: Mapping[str, list[Any]]) -> dict[str, Var
         return variants(method_names(methods), numbers)
     except ValueError as error:
         name, _, text = str(error).partition(":")
-        known = name in ("methods", *numbers)
-        raise ValueError(f"--{name.replace('_', '-')}:{text}" if known else str(error)) from error
+        if name not in ("methods", *numbers):
+            raise
+        shown = option if name == "methods" else name.replace("_", "-")
+        raise ValueError(f"--{shown}:{text}") from error
 
 
 def count_noise_of(text: str) -> Transform:
@@ -200,6 +210,8 @@ def assigned(federation: Federation, data: FeatureSet, seed: int) -> np.ndarray:
             raise
         given = f"--partition {federation.partition} --clients {federation.clients}"
         text = re.sub(r"\w+", lambda word: _ARGUMENTS.get(word[0], word[0]), str(error))
+        if federation.partition in COUNTED and federation.alpha == DEFAULT_ALPHA:
+            text += f"; give --alpha, whose default of {DEFAULT_ALPHA} is for other partitions"
         raise ValueError(f"{given} --alpha {federation.alpha:g}: {text}") from error
 
 

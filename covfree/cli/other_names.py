@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 # For a name, what is meant, whichever the command has.
 _MEANT = {
     **dict.fromkeys(("gamma", "γ", "shrink", "covariance-shrinkage"), ("shrinkage",)),
@@ -21,10 +23,18 @@ _MEANT = {
     **dict.fromkeys(("continue", "restart"), ("resume",)),
 }
 
+# What the parser says of a value that is none of the choices.
+_CHOICE = re.compile(r"Invalid value for '(--[\w-]+)': (?:Value error, )?('.*') is not one of (.*?)\.?")
+
 
 def parser_message(error: Exception) -> str:
     """What the argument parser says; of an option by another name, which one is meant."""
-    message, given = error.format_message(), getattr(error, "option_name", None)  # pyright: ignore[reportAttributeAccessIssue]
+    message = error.format_message()  # pyright: ignore[reportAttributeAccessIssue]
+    choice = _CHOICE.fullmatch(message)
+    if choice is not None:
+        option, came, choices = choice[1], choice[2], choice[3].replace("'", "")
+        return f"{option}: expected one of {choices}, got {came}"
+    given = getattr(error, "option_name", None)
     context = getattr(error, "ctx", None)
     if given is None or context is None or not hasattr(error, "possibilities"):
         return message

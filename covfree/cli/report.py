@@ -96,7 +96,14 @@ def columns(results: Sequence[Result]) -> Columns:
     """The head of the table: with the figures that were measured, and bytes down if there are any."""
     method, accuracy, up, *others = COLUMNS.names
     down = ["bytes down"] if receives(results) else []
-    return Columns((method, accuracy, *_more(results[0]), up, *down, *others), COLUMNS.broken)
+    return Columns(
+        (method, accuracy, *map(_with_unit, _more(results[0])), up, *down, *others), COLUMNS.broken
+    )
+
+
+def _with_unit(name: str) -> str:
+    """How the table's head calls a figure."""
+    return f"{name}, {'nats' if name == 'nll' else '%'}"
 
 
 def receives(results: Sequence[Result]) -> bool:

@@ -20,8 +20,7 @@ from covfree.cli.options import (
     at_least,
     make_folder,
 )
-from covfree.cli.source import law_of
-from covfree.data import load
+from covfree.cli.source import law_of, load_named
 from covfree.federation import plot_schedule, schedule, schedule_statistics
 from covfree.sweep import Federation
 
@@ -54,7 +53,7 @@ def rounds_command(
     for name, chance in {"dropout": dropout, "late": late}.items():
         if not 0 <= chance <= 1:
             raise ValueError(f"--{name}: expected a probability in [0, 1], got {chance:g}")
-    data = load(dataset, test=test_file, seed=seed)
+    data = load_named(dataset, test_file, seed=seed)
     federation = Federation(clients, partition, alpha)
     owners = assigned(federation, data, seed)
     number = clients if data.clients is None else int(owners.max()) + 1

@@ -74,10 +74,20 @@ class Source(NamedTuple):
     images: Images | None = None
 
 
+def load_named(dataset: str, test_file: Path | None, *, seed: int = 0) -> FeatureSet:
+    """What ``--dataset`` and ``--test-file`` name; errors name these."""
+    try:
+        return load(dataset, test=test_file, seed=seed)
+    except ValueError as error:
+        options = {"dataset": "--dataset", "test": "--test-file"}
+        name, colon, text = str(error).partition(":")
+        raise ValueError(f"{options.get(name, name)}{colon}{text}") from error
+
+
 def of_file(dataset: str, test_file: Path | None) -> Source:
     """Features in a file, or the digits."""
     config = {"dataset": dataset, "test_file": None if test_file is None else str(test_file)}
-    by_seed = _once(partial(load, dataset, test=test_file))
+    by_seed = _once(partial(load_named, dataset, test_file))
     return Source(config, by_seed(0), by_seed)
 
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import csv
 import io
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
+from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from covfree.cli.options import Format
 from covfree.sweep import Table, as_latex, as_markdown
+
+# Characters: wider than any table.
+_UNBOUNDED = 1_000_000
 
 
 class Columns(NamedTuple):
@@ -35,32 +40,39 @@ def show(
     records: Sequence[dict[str, Any]],
     content: str,
     best: frozenset[tuple[int, int]] = frozenset(),
+    left_out: Sequence[str] = (),
 ) -> None:
     """Print results on standard output.
 
     Args:
         form: how.
-        title: above the table.
+        title: above the table; in LaTeX a comment. CSV and JSON have none.
         columns: its head.
         lines: its cells.
         records: what CSV shows.
         content: what JSON shows.
         best: line and column of the cells to be marked, from 0.
+        left_out: what the title says of examples on no client: said on stderr where CSV has no title.
     """
     plain = Table(columns.names, tuple(lines), best)
     if form is Format.json:
         print(content)
     elif form is Format.csv:
         print(as_csv(records))
+        for text in left_out:
+            print(f"covfree: {text}", file=sys.stderr)
     elif form is Format.markdown:
-        print(as_markdown(plain))
+        print(title.replace("\n", "\n\n"), as_markdown(plain), sep="\n\n")
     elif form is Format.latex:
-        print(as_latex(plain))
+        print("\n".join(f"% {line}" for line in title.splitlines()), as_latex(plain), sep="\n")
     else:
-        console = Console()
+        console, table = Console(), _for_terminal(columns, plain)
+        # Of a table without this width figures would be cut, in pipes and files too.
+        own = Measurement.get(console, console.options.update(max_width=_UNBOUNDED), table).maximum
+        console.size = ConsoleDimensions(max(own, console.width), console.height)
         # Not as the table's own title, which would be broken at the table's width.
-        console.print(Text(title, "italic"))
-        console.print(_for_terminal(columns, plain))
+        console.print(Text(title, "italic"), soft_wrap=True)
+        console.print(table)
 
 
 def _for_terminal(columns: Columns, plain: Table) -> RichTable:

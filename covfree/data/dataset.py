@@ -161,6 +161,12 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
+    with path.open("rb") as stream:
+        # NumPy takes what is no archive for pickled objects, and speaks of loading them.
+        if (start := stream.read(2)) != b"PK":
+            raise ValueError(
+                f"{path}: expected an .npz file of plain arrays, got a file that begins {start!r}"
+            )
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             mapped = _map(stream, file.zip, "features")

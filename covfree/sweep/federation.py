@@ -14,7 +14,7 @@ from covfree.data import FeatureSet
 from covfree.federation import PARTITIONERS
 
 # What the one number of a partition counts, where it counts.
-_COUNTED = {"shards": "shards", "pathological": "classes"}
+COUNTED = {"shards": "shards", "pathological": "classes"}
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ class Federation:
         partitioner = PARTITIONERS[self.partition]
         if self.partition == "iid":
             return partitioner(labels, self.clients, seed=seed)
-        if self.partition not in _COUNTED:
+        if self.partition not in COUNTED:
             return partitioner(labels, self.clients, self.alpha, seed=seed)
         if self.alpha != int(self.alpha):
             raise ValueError(
-                f"expected a whole number, got {self.alpha:g} for alpha, the {_COUNTED[self.partition]} of a "
+                f"expected a whole number, got {self.alpha:g} for alpha, the {COUNTED[self.partition]} of a "
                 f"client"
             )
         return partitioner(labels, self.clients, int(self.alpha), seed=seed)
@@ -68,15 +68,27 @@ def federations(
 ) -> list[Federation]:
     """All combinations, in this order; one for ``iid`` whatever the alphas, which it does not have.
 
+    Raises:
+        TypeError: if an argument is one value, not several.
+
     >>> [str(f.alpha) for f in federations([10], ["inner_dirichlet", "iid"], [0.1, 0.5])]
     ['0.1', '0.5', '0.1']
     """
+    several("clients", clients, "numbers")
+    several("partitions", partitions, "names")
+    several("alphas", alphas, "numbers")
     every = list(alphas)
     return [
         Federation(count, partition, alpha)
         for partition, count in product(partitions, clients)
         for alpha in (every[:1] if partition == "iid" else every)
     ]
+
+
+def several(name: str, values: object, expected: str) -> None:
+    """Raise unless an argument is several values: one number or one text is none."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise TypeError(f"{name}: expected several {expected}, such as a list, got {values!r}")
 
 
 class LeftOut(NamedTuple):

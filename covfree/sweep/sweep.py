@@ -12,12 +12,14 @@ import jax
 import numpy as np
 
 import covfree
+from covfree.checks import check_type
 from covfree.data import FeatureSet
 from covfree.methods import Method
 from covfree.refine import Refined
-from covfree.sweep.federation import Federation
+from covfree.sweep.federation import Federation, several
 from covfree.sweep.file import RunFile, fingerprint
 from covfree.sweep.one_run import Place, Run, run_method
+from covfree.sweep.variants import Variant
 
 
 class Job(NamedTuple):
@@ -55,7 +57,7 @@ class Begun(NamedTuple):
 def run(
     datasets: Mapping[str, Callable[[int], FeatureSet]],
     federations: Sequence[Federation],
-    methods: Mapping[str, Method | Refined],
+    methods: Mapping[str, Method | Refined | Variant],
     seeds: Iterable[int],
     *,
     figures: Sequence[str] = (),
@@ -70,7 +72,7 @@ def run(
     Args:
         datasets: by name, the data for a seed (its split may depend on it).
         federations: how examples are spread over clients, unless the data says so.
-        methods: by name.
+        methods: by name; `variants` makes such.
         seeds: of splits, partitions and methods.
         figures: names in `covfree.metrics.NAMES`: measured beside the accuracy, in `Run.figures`. Those of
             clients need data that says whose its test examples are.
@@ -78,6 +80,7 @@ def run(
         tell: is told of each run before it is made.
 
     Raises:
+        TypeError: if an argument is of the wrong type.
         ValueError: if a partition cannot be made, data with clients of its own meets several federations, a
             method fails, or the file holds runs of another method by the same name.
 
@@ -94,6 +97,17 @@ def run(
     >>> [(run.federation.alpha, round(run.accuracy, 2)) for run in runs]
     [(0.1, 0.9), (10.0, 0.9)]
     """
+    check_type("datasets", datasets, Mapping)
+    check_type("methods", methods, Mapping)
+    for name, load in datasets.items():
+        if not callable(load):
+            raise TypeError(f"datasets: {name}: expected a function of the seed, got a {type(load).__name__}")
+    chosen = {name: each.method if isinstance(each, Variant) else each for name, each in methods.items()}
+    for name, method in chosen.items():
+        if not isinstance(method, Method | Refined):
+            raise TypeError(f"methods: {name}: expected a method, got a {type(method).__name__}")
+    several("federations", federations, "federations")
+    several("seeds", seeds, "seeds")
     jobs = [
         Job(dataset, seed, federation, method)
         for dataset in datasets
@@ -101,6 +115,19 @@ def run(
         for federation in federations
         for method in methods
     ]
+    return _runs(datasets, federations, chosen, jobs, figures, file, tell)
+
+
+def _runs(
+    datasets: Mapping[str, Callable[[int], FeatureSet]],
+    federations: Sequence[Federation],
+    methods: Mapping[str, Method | Refined],
+    jobs: list[Job],
+    figures: Sequence[str],
+    file: str | PathLike[str] | None,
+    tell: Callable[[Begun], None] | None,
+) -> Iterator[Run]:
+    """What `run` yields."""
     kept = None if file is None else RunFile(Path(file))
     prints = {name: fingerprint(method) for name, method in methods.items()}
     done = _done(kept, prints, set(figures))

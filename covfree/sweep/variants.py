@@ -11,6 +11,7 @@ from covfree.methods import registry as methods_of_one_round
 from covfree.refine import Refined
 from covfree.refine import registry as refined_methods
 from covfree.registries import Entry
+from covfree.sweep.federation import several
 
 
 class Variant(NamedTuple):
@@ -42,13 +43,16 @@ def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None =
         The methods by name. Where a number has several values, or is the method's own, it is in the name.
 
     Raises:
+        TypeError: if ``names`` is one text.
         ValueError: if a name is unknown or given twice, a value is none that the method takes, or a number
             is accepted by none of the methods.
 
     >>> list(variants(["fedncm", "fedcof"], {"shrinkage": [0.1, 1.0]}))
     ['fedncm', 'fedcof:shrinkage=0.1', 'fedcof:shrinkage=1.0']
     """
+    several("names", names, "names of methods")
     numbers, known, found = numbers or {}, entries(), dict[str, Variant]()
+    made: dict[str, tuple[str, dict[str, Any]]] = {}
     asked = [_parsed(text) for text in names]
     for name, own in asked:
         if name not in known:
@@ -60,7 +64,8 @@ def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None =
     for number in numbers:
         if not any(number in known[name].accepts for name, _ in asked):
             takers = [name for name, entry in known.items() if number in entry.accepts]
-            raise ValueError(f"{number}: none of the methods takes it; expected one of {', '.join(takers)}")
+            which = f"{asked[0][0]} does not take it" if len(asked) == 1 else "none of the methods takes it"
+            raise ValueError(f"{number}: {which}; expected one of {', '.join(takers)}")
     for name, own in asked:
         entry = known[name]
         common = {k: v for k, v in numbers.items() if k in entry.accepts and k not in own}
@@ -71,6 +76,11 @@ def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None =
             key = ":".join([name, *shown])
             if key in found:
                 raise ValueError(f"methods: expected different names, got {key} twice")
+            # 1 and 1.0 are the same number.
+            for other, its in made.items():
+                if its == (name, given):
+                    raise ValueError(f"methods: expected different methods, got {other} and {key}, the same")
+            made[key] = name, given
             title, defaults, _ = entry.title.partition(" (")
             words = [f"{k}={v}" for k, v in given.items()] if defaults else shown
             try:
@@ -79,7 +89,7 @@ def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None =
                 raise ValueError(f"methods: {key}: {error}" if own else str(error)) from error
             found[key] = Variant(f"{title} ({', '.join(words)})" if words else entry.title, method)
     if not found:
-        raise ValueError("methods: expected different names, got none")
+        raise ValueError("methods: expected names of methods, got none")
     return found
 
 

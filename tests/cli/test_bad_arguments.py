@@ -45,8 +45,22 @@ BAD = {
     "gamma": (["--gamma", "1"], r"--gamma\. Did you mean --shrinkage\?"),
     "lambda": (["--lambda", "1"], r"--lambda\. Did you mean --ridge\?"),
     "epsilon": (["--epsilon", "1"], r"--epsilon\. Did you mean --noise\?"),
-    "no method": (["--methods", " , "], "--methods: expected different names, got none"),
-    "unknown dataset": (["--dataset", "mnist"], r"dataset: expected 'digits' or the path .* got 'mnist'"),
+    "no method": (["--methods", " , "], "--methods: expected names of methods, got none"),
+    "all and another": (["--methods", "all,fedcof"], "--methods: expected 'all' alone.*got 'all,fedcof'"),
+    "one number by two names": (
+        ["--methods", "fedcof:shrinkage=1,fedcof:shrinkage=1.0"],
+        "--methods: expected different methods, got fedcof:shrinkage=1 and fedcof:shrinkage=1.0, the same",
+    ),
+    "noise without a number": (
+        ["--methods", "fedncm", "--noise", "uniform"],
+        "covfree: --noise: expected a law and a number",
+    ),
+    "one of several alphas": (["--alpha", "0.1,x"], "--alpha: expected a number, .*got 'x'"),
+    "a partition that has no default": (
+        ["--partition", "shards"],
+        "shards of a client; give --alpha, whose default",
+    ),
+    "unknown dataset": (["--dataset", "mnist"], r"--dataset: expected 'digits' or the path .* got 'mnist'"),
     "missing file": (["--dataset", "absent.npz"], r"absent\.npz: no such file"),
     "backbone without images": (["--backbone", "resnet18"], "--backbone: expected --images beside it"),
     "weights without images": (["--weights", "w.pth"], "--weights: expected --images beside it"),
@@ -83,13 +97,16 @@ BAD = {
     "classes that are no integer": (["--partition", "pathological", "--alpha", "2.7"], r"alpha.*2\.7"),
     "more classes than there are": (["--partition", "pathological", "--alpha", "11"], "alpha.*10, got 11"),
     "unknown partition": (["--partition", "random"], "--partition: expected one of inner_dirichlet"),
-    "unknown format": (["--format", "xml"], "--format.*'xml'"),
+    "unknown format": (
+        ["--format", "xml"],
+        "covfree: --format: expected one of table, markdown, json, csv, latex, got 'xml'",
+    ),
     "unknown option": (["--sedes", "3"], "--sedes"),
     "option without a value": (["--seeds"], "--seeds"),
     "an argument too many": (["digits"], "digits"),
     "a number that no method takes": (
         ["--methods", "fedncm", "--ridge", "1"],
-        "--ridge: none of the",
+        "--ridge: fedncm does not take it; expected one of fed3r",
     ),
     "another": (["--methods", "fed3r", "--shrinkage", "1"], "shrinkage: .* one of fedcof, .*fedcof-oracle"),
     "a third": (
@@ -111,7 +128,7 @@ def test_compare(untyped, cli, arguments, text):
     [
         (["bogus"], "'bogus'"),
         (["--bogus"], "--bogus"),
-        (["partition", "--dataset", "mnist"], "dataset: expected 'digits'"),
+        (["partition", "--dataset", "mnist"], "--dataset: expected 'digits'"),
         (["partition", "--dataset", "absent.npz"], r"absent\.npz: no such file"),
         (["partition", "--partition", "random"], "--partition: expected one of"),
         (["partition", "--clients", "0"], "clients.*at least 1, got 0"),
@@ -129,7 +146,7 @@ def test_compare(untyped, cli, arguments, text):
             "--out: expected a file in a folder that is there",
         ),
         (["fit", "--out", "a.npz", "--method", "fedavg"], "--method: expected one of fedncm.*'fedavg'"),
-        (["fit", "--out", "a.npz", "--method", "fedncm", "--ridge", "1"], "ridge: none of the methods"),
+        (["fit", "--out", "a.npz", "--method", "fedncm", "--ridge", "1"], "--ridge: fedncm does not"),
         (["fit", "--out", "a.npz", "--shrinkage", "much"], "--shrinkage: expected 'auto' or a number"),
         (["fit", "--out", "a.npz", "--seed=-1"], "--seed: expected at least 0, got -1"),
         (["evaluate"], "--head"),
@@ -154,7 +171,7 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line(untyped, cli, command, tm
     for name, text in {
         "nan": r"nan\.npz: features: row 3 \(class 1\) holds nan at position 1",
         "bare": r"bare\.npz: expected arrays features and labels",
-        "text": r"text\.npz: expected an \.npz file",
+        "text": r"text\.npz: expected an \.npz file of plain arrays, got a file that begins b'no'",
         "empty": r"empty\.npz: expected an \.npz file",
     }.items():
         outcome = cli(command, "--dataset", tmp_path / f"{name}.npz")

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -13,7 +14,7 @@ import pytest
 from PIL import Image
 
 import covfree
-from covfree.cli import comparison
+from covfree.cli import comparison, tables
 from covfree.cli.options import method_names
 from covfree.cli.report import as_records
 from covfree.data import load_digits
@@ -234,7 +235,8 @@ def test_the_table(compare, monkeypatch):
 
 def test_the_table_in_markdown(compare):
     outcome = compare("--methods", "fedncm,fed3r", "--seeds", 2, "--format", "markdown")
-    header, rule, *lines = outcome.out.splitlines()
+    title, _, header, rule, *lines = outcome.out.splitlines()
+    assert title == "digits: 1201 train, 596 test, 6 clients, inner_dirichlet 2, 2 seeds"
     assert header.startswith("| method | accuracy, % | bytes up | per client | client FLOPs |")
     assert set(rule) == {"|", "-", " "}
     assert [line.split(" | ")[0] for line in lines] == ["| FedNCM", "| Fed3R"]
@@ -255,14 +257,20 @@ def test_noise_on_the_counts(compare):
     assert noisy["bytes_up"] < plain["bytes_up"]
 
 
-@pytest.mark.parametrize("width", [40, 60, 80])
-def test_the_table_names_every_method_on_a_narrow_terminal(compare, monkeypatch, width):
-    monkeypatch.setenv("COLUMNS", str(width))
-    outcome = compare("--methods", "fedncm,fed3r", "--seeds", 2)
-    assert "FedNCM" in outcome.out
-    assert "Fed3R" in outcome.out
-    for line in outcome.out.splitlines():
-        assert len(line) <= width
+@pytest.mark.parametrize("terminal", [False, True])
+def test_figures_are_never_cut(capsys, monkeypatch, terminal):
+    """Whether the output is a pipe or a terminal, however narrow."""
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("TERM", "xterm")
+    names, line = ("method", *(f"figure {n}, %" for n in range(6))), ("FedCOF (shrinkage=0.1)",)
+    line += tuple(f"9{n}.00 ± 0.1{n}" for n in range(6))
+    for width in (40, 80, 200):
+        monkeypatch.setenv("COLUMNS", str(width))
+        tables.show(tables.Format.table, "title " * 20, tables.Columns(names), [line], [], "")
+        text = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+        assert "title " * 20 in text
+        assert all(cell in text for cell in (*names, *line))
 
 
 def test_nothing_but_the_result_is_printed(compare):

@@ -199,6 +199,7 @@ def test_options_in_a_file(finetune, tmp_path):
     for text, expected in {
         "rouns = 3\nbogus = 1": "unknown bogus, rouns; expected some of algorithm, alpha",
         'config = "other.toml"': "unknown config",
+        "[finetune]\nrounds = 3": "expected options without sections, got the section [finetune]",
         "rounds = 2.5": f"--config: {file}: rounds: expected a whole number, got 2.5",
         "rounds = true": "rounds: expected a whole number, got True",
         "rounds = [2]": "rounds: expected a whole number, got [2]",

@@ -50,6 +50,7 @@ def test_stopped_and_resumed_it_is_the_same(compare, monkeypatch, tmp_path, erro
     content = json.loads(outcome.out)
     assert json.loads((cut / "results.json").read_text()) == content
     assert content["missing_runs"] == 1
+    assert (cut / "accuracy_vs_bytes.png").exists()
     assert [(record["method"], record["seeds"]) for record in content["results"]] == [
         ("fedncm", 2),
         ("fed3r", 1),
@@ -115,6 +116,11 @@ def test_other_settings_are_an_error_that_names_the_option(untyped, compare, tmp
     outcome = compare(*one, "--resume")
     assert outcome.is_one_line
     assert "settings.json: expected the settings of a run" in outcome.err
+    (tmp_path / "settings.json").unlink()
+    for more in ((), ("--resume",)):
+        outcome = compare(*one, *more)
+        assert outcome.is_one_line
+        assert "runs.jsonl without settings.json" in outcome.err
 
 
 def test_other_contents_of_a_file_are_an_error(untyped, cli, tmp_path):

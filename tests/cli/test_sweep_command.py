@@ -64,7 +64,8 @@ def test_tables_in_every_format(compare, swept, tmp_path):
     }
     assert "run 1" in outputs["markdown"].err
     assert "run 1" not in outputs["table"].err
-    header, _, *lines = outputs["markdown"].out.splitlines()
+    above, _, header, _, *lines = outputs["markdown"].out.splitlines()
+    assert above == "digits, 6 clients, inner_dirichlet, 2 seeds, test accuracy in %"
     assert header == "| method | alpha 1 | alpha 4 |"
     assert [line.split(" | ")[0].removeprefix("| ") for line in lines] == titles
     for title, line in zip(titles, lines, strict=True):
@@ -74,7 +75,9 @@ def test_tables_in_every_format(compare, swept, tmp_path):
             assert (f"| **{cell}** |" if title == best[alpha] else f"| {cell} |") in line
     latex = outputs["latex"].out
     assert latex.count(r"\textbf{") == 2
-    assert latex.startswith("\\begin{tabular}{lrr}\n\\toprule\nmethod & alpha 1 & alpha 4 \\\\\n\\midrule\n")
+    assert latex.startswith(
+        f"% {above}\n\\begin{{tabular}}{{lrr}}\n\\toprule\nmethod & alpha 1 & alpha 4 \\\\\n\\midrule\n"
+    )
     records = list(csv.DictReader(io.StringIO(outputs["csv"].out)))
     assert [(float(r["alpha"]), r["method"]) for r in records] == [key(r) for r in swept["results"]]
     table = outputs["table"].out
@@ -111,16 +114,15 @@ def test_several_data_sets(compare, cli, tmp_path):
     both = ("--dataset", f"digits,{tmp_path / 'mine.npz'}", "--methods", "fedncm", "--seeds", 1)
     found = content(compare(*both, "--format", "json"))
     assert [record["dataset"] for record in found["results"]] == ["digits", "mine"]
-    header = compare(*both, "--format", "markdown").out.splitlines()[0]
+    header = compare(*both, "--format", "markdown").out.splitlines()[2]
     assert header == "| method | digits | mine |"
     outcome = compare("--dataset", tmp_path / "own.npz", "--alpha", "1,2")
     assert outcome.is_one_line
     assert "--dataset: own has clients of its own; expected one value of --clients" in outcome.err
 
 
-def test_what_is_on_no_client_is_said(compare, monkeypatch):
+def test_what_is_on_no_client_is_said(compare, cli, tmp_path):
     """2 clients of 2 classes each: more than half of the examples are nobody's."""
-    monkeypatch.setenv("COLUMNS", "160")
     some = ("--partition", "pathological", "--clients", 2, "--methods", "fedncm", "--seeds", 2)
     lost = []
     for seed in (0, 1):
@@ -135,6 +137,14 @@ def test_what_is_on_no_client_is_said(compare, monkeypatch):
     title = compare(*some, "--alpha", 2).out.splitlines()[0]
     assert f"2 seeds, {span} and " in title
     assert title.rstrip().endswith("classes on no client")
+    for form in ("markdown", "latex"):
+        shown = compare(*some, "--alpha", 2, "--format", form).out.splitlines()[0]
+        assert shown.removeprefix("% ") == title
+    outcome = compare(*some, "--alpha", 2, "--format", "csv")
+    assert f"covfree: digits: {span} and " in outcome.err
+    assert "on no client" not in outcome.out
+    fitted = ("--partition", "pathological", "--clients", 2, "--alpha", 2, "--out", tmp_path / "head.npz")
+    assert f"covfree: digits: {lost[0][0]} examples and {lost[0][1]} classes" in cli("fit", *fitted).err
     table = compare(*some, "--alpha", "2,10").out
     assert f"alpha 2: {span} and " in table
     assert "alpha 10:" not in table
@@ -162,8 +172,8 @@ def test_other_figures(compare, cli, tmp_path):
         assert (run["balanced"], run["nll"]) == pytest.approx(expected[-1], rel=1e-3)
     assert record["nll_mean"] == pytest.approx(np.mean(expected, axis=0)[1], rel=1e-3)
     assert record["balanced_sd"] == pytest.approx(np.std(expected, axis=0, ddof=1)[0], abs=1e-3)
-    header, _, line = compare(*asked, "--format", "markdown").out.splitlines()
-    assert header.startswith("| method | accuracy, % | balanced | nll | bytes up |")
+    *_, header, _, line = compare(*asked, "--format", "markdown").out.splitlines()
+    assert header.startswith("| method | accuracy, % | balanced, % | nll, nats | bytes up |")
     assert f"| {record['nll_mean']:.3f} ± {record['nll_sd']:.3f} |" in line
     outcome = compare(*asked[:-1], "worst_client")
     assert outcome.is_one_line

@@ -105,13 +105,32 @@ def test_methods_by_their_texts():
     [
         (["bogus"], {}, "methods: unknown method 'bogus'; expected some of fedncm"),
         (["fedncm", "fedncm"], {}, "methods: expected different names, got fedncm twice"),
-        ([], {}, "methods: expected different names, got none"),
+        ([], {}, "methods: expected names of methods, got none"),
+        (
+            ["fedcof:shrinkage=1", "fedcof"],
+            {"shrinkage": [1.0]},
+            "=1 and fedcof, the same",
+        ),
         (["fedncm:ridge=1"], {}, "methods: fedncm takes no number, got ridge"),
         (["fedcof:head"], {}, r"methods: expected a number such as fedcof:shrinkage=0\.1, got 'fedcof:head'"),
-        (["fedncm"], {"ridge": [1.0]}, "ridge: none of the methods takes it; expected one of fed3r"),
+        (["fedncm"], {"ridge": [1.0]}, "ridge: fedncm does not take it; expected one of fed3r"),
+        (
+            ["fedncm", "fedcof"],
+            {"ridge": [1.0]},
+            "ridge: none of the methods takes it; expected one of",
+        ),
         (["fed3r:ridge=much"], {}, "methods: fed3r:ridge=much: "),
     ],
 )
 def test_bad_methods(untyped, names, numbers, text):
     with pytest.raises(ValueError, match=text):
         sweep.variants(names, numbers)
+
+
+def test_one_value_is_not_several(untyped):
+    with pytest.raises(TypeError, match=r"names: expected several names of methods.*got 'fedncm'"):
+        sweep.variants("fedncm")
+    with pytest.raises(TypeError, match="clients: expected several numbers, such as a list, got 20"):
+        sweep.federations(20, ["iid"], [1.0])
+    with pytest.raises(TypeError, match=r"partitions: expected several names.*got 'iid'"):
+        sweep.federations([20], "iid", [1.0])

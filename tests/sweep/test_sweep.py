@@ -178,3 +178,23 @@ def test_times_leave_compilation_out():
     _, _, compiling = timing._call(lambda: add(1.0))
     assert compiling > 0
     assert timing._call(lambda: add(2.0))[2] == 0
+
+
+def test_wrong_types_are_named_before_any_run(untyped):
+    good = {"datasets": {"small": small}, "federations": FEDERATIONS, "methods": METHODS, "seeds": (0,)}
+    for bad, text in (
+        ({"seeds": 3}, "seeds: expected several seeds, such as a list, got 3"),
+        ({"federations": FEDERATIONS[0]}, "federations: expected several federations"),
+        ({"datasets": {"small": small(0)}}, "datasets: small: expected a function of the seed"),
+        ({"methods": list(METHODS.values())}, "methods: expected a Mapping, got list"),
+        ({"methods": {"ncm": "fedncm"}}, "methods: ncm: expected a method, got a str"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            sweep.run(**{**good, **bad})
+
+
+def test_methods_as_variants_gives_them():
+    few = {"seeds": (0,), "federations": FEDERATIONS[:1]}
+    made = runs(methods=sweep.variants(["fedncm", "fedcof"], {"shrinkage": [0.1]}), **few)
+    plain = runs(methods={"fedncm": METHODS["ncm"], "fedcof": METHODS["cof"]}, **few)
+    assert without_times(made) == without_times(plain)
