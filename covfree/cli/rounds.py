@@ -39,11 +39,18 @@ def rounds_command(
         bool, typer.Option("--once", help="Draw each client once: rounds draw from those that did not come.")
     ] = False,
     dropout: Annotated[float, typer.Option(help="Probability that an upload never arrives.")] = 0.0,
-    late: Annotated[float, typer.Option(help="Probability that one arrives a round later.")] = 0.0,
+    late: Annotated[
+        float,
+        typer.Option(help="Probability that one that does arrive comes a round later."),
+    ] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the split, the partition and the draw.")] = 0,
     out: Out = None,
 ) -> None:
     """Show a participation schedule: who is drawn in which round, and what has been seen by the end of it.
+
+    An upload never arrives with probability dropout, comes a round later with probability
+    (1 - dropout) * late, and else in its own round. "Times drawn" counts draws, whether or not their uploads
+    arrive.
 
     Example:
       covfree rounds --clients 100 --participation 10 --rounds 60 --dropout 0.1 --out results
@@ -63,6 +70,11 @@ def rounds_command(
     statistics = schedule_statistics(plan, data.train_labels, owners, num_clients=number)
     print(statistics.as_table())
     if out is not None:
-        title = f"{data.name}, {law_of(data, federation)}, participation {participation}, seed {seed}"
+        words = [data.name, law_of(data, federation), f"participation {participation}"]
+        words += ["each client once"] * once
+        words += [
+            f"{name} {chance:g}" for name, chance in {"dropout": dropout, "late": late}.items() if chance
+        ]
+        title = ", ".join([*words, f"seed {seed}"])
         picture, *_ = figures.save_all(plot_schedule(statistics, title=title), out / "rounds.png")
         print(f"wrote {picture} (also as PDF and SVG)", file=sys.stderr)

@@ -150,6 +150,9 @@ def draw_histogram(figure: "Figure", axes: "Axes", values: np.ndarray, quantity:
     axes.set_title(figures.wrapped(heading, 24 * figure.get_figwidth() - 35), loc="left")
     if high == low:
         axes.set_xlim(low - 2, high + 2)
+    if not logarithmic:
+        # Counts are at least 0: no tick may lie below.
+        axes.set_xlim(left=max(axes.get_xlim()[0], -0.5))
 
 
 def integer_ticks(axes: "Axes") -> None:

@@ -63,16 +63,16 @@ def plot_schedule(
         if title is not None:
             figures.set_title(figure, title)
         grid = figure.add_gridspec(2, 2, height_ratios=(1.5, 1))
-        _draw_map(figure, figure.add_subplot(grid[0, :]), statistics)
+        _draw_map(figure.add_subplot(grid[0, :]), statistics)
         _draw_shares(figure.add_subplot(grid[1, 0]), statistics)
         axes = figure.add_subplot(grid[1, 1])
-        draw_histogram(figure, axes, statistics.times_drawn, "rounds of a client", "clients")
+        draw_histogram(figure, axes, statistics.times_drawn, "times drawn", "clients")
         if isinstance(target, str | PathLike):
             figures.save(figure, target)
     return figure
 
 
-def _draw_map(figure: "Figure", axes: "Axes", statistics: ScheduleStatistics) -> None:
+def _draw_map(axes: "Axes", statistics: ScheduleStatistics) -> None:
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
 
@@ -108,10 +108,22 @@ def _draw_map(figure: "Figure", axes: "Axes", statistics: ScheduleStatistics) ->
     )
     axes.set_title(f"clients drawn in each round{part}", loc="left")
     integer_ticks(axes)
+    _tick_rounds(axes, statistics.num_rounds, 10)
     found = np.unique(kind)
     handles = [Patch(color=colour, label=name) for name, colour in _KINDS.items()]
     if found.size:
-        figures.legend_below(figure, [handles[place] for place in found])
+        # Right of the title, as it explains this panel alone.
+        axes.legend(
+            handles=[handles[place] for place in found],
+            loc="lower right",
+            bbox_to_anchor=(1, 1),
+            ncols=len(found),
+            handlelength=1,
+            handletextpad=0.5,
+            columnspacing=1,
+            borderpad=0,
+            borderaxespad=0.5,
+        )
 
 
 def _draw_shares(axes: "Axes", statistics: ScheduleStatistics) -> None:
@@ -127,4 +139,14 @@ def _draw_shares(axes: "Axes", statistics: ScheduleStatistics) -> None:
     axes.set_title("what the server has seen", loc="left")
     axes.legend(loc="lower right")
     integer_ticks(axes)
+    _tick_rounds(axes, statistics.num_rounds, 5)
     axes.grid()
+
+
+def _tick_rounds(axes: "Axes", num_rounds: int, most: int) -> None:
+    """Put ticks at the first round and at about so many round numbers."""
+    from matplotlib.ticker import MaxNLocator
+
+    ticks = MaxNLocator(most, integer=True, steps=[1, 2, 5, 10]).tick_values(1, num_rounds)
+    step = ticks[1] - ticks[0]
+    axes.set_xticks([1, *(tick for tick in ticks if 1 + step / 2 <= tick <= num_rounds)])

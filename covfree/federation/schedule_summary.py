@@ -72,7 +72,7 @@ class ScheduleStatistics:
         times = self.times_drawn
         lines += [
             "clients, examples and classes: seen by the end of the round",
-            f"rounds of a client: {times.min():,} to {times.max():,}, median {np.median(times):,g}, "
+            f"times drawn: {times.min():,} to {times.max():,}, median {np.median(times):,g}, "
             f"mean {times.mean():,.2f}",
             f"clients never seen: {(self.first_arrival < 0).sum():,}",
         ]
@@ -122,7 +122,7 @@ def schedule_statistics(
           2        1    50.0%     33.3%    66.7%   2
           5        1    75.0%     66.7%    66.7%   1
     clients, examples and classes: seen by the end of the round
-    rounds of a client: 0 to 2, median 1.5, mean 1.25
+    times drawn: 0 to 2, median 1.5, mean 1.25
     clients never seen: 1
     """
     labels = check_integers("labels", labels, minimum=0)

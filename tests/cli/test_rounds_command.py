@@ -20,7 +20,7 @@ def test_prints_the_statistics(cli):
 
 def test_each_client_once(cli):
     outcome = cli("rounds", "--clients", 12, "--rounds", 4, "--participation", 3, "--once")
-    assert "rounds of a client: 1 to 1" in outcome.out
+    assert "times drawn: 1 to 1" in outcome.out
     assert "clients never seen: 0" in outcome.out
 
 
@@ -33,7 +33,8 @@ def test_own_clients_are_those_that_are_drawn(cli, tmp_path):
 
 
 def test_draws(cli, tmp_path):
-    outcome = cli("rounds", "--clients", 8, "--rounds", 5, "--out", tmp_path / "new")
+    options = ("--once", "--dropout", 0.25, "--late", 0.5)
+    outcome = cli("rounds", "--clients", 8, "--rounds", 5, *options, "--out", tmp_path / "new")
     assert outcome.code == 0
     assert "wrote" in outcome.err
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
@@ -41,6 +42,8 @@ def test_draws(cli, tmp_path):
         "rounds.png",
         "rounds.svg",
     ]
+    picture = (tmp_path / "new" / "rounds.svg").read_text(encoding="utf-8")
+    assert "participation 0.1, each client once, dropout 0.25, late 0.5, seed 0" in picture
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,18 @@ def test_the_picture(tmp_path, clients):
         strict=True,
     ):
         np.testing.assert_allclose(line.get_ydata(), 100 * seen / total)
-    assert histogram.get_xlabel() == "rounds of a client"
+    assert histogram.get_xlabel() == "times drawn"
+    assert chart.get_xticks()[0] == shares.get_xticks()[0] == 1
+    # The colours' legend belongs to the map.
+    assert {text.get_text() for text in chart.get_legend().texts} >= {"first upload", "late"}
+    assert not figure.legends
     written = {each.get_text() for each in texts(figure)}
     assert {"digits, iid", "first upload", "again", "late", "never arrives"} <= written
     assert min(each.get_fontsize() for each in texts(figure)) >= figures.TYPE
+
+
+@pytest.mark.parametrize("drawn", [[[0, 1]], [[0, -1], [0, 1], [0, -1]]])
+def test_nobody_is_drawn_less_than_never(drawn):
+    statistics = schedule_statistics(np.array(drawn), np.arange(3), np.arange(3) % 2)
+    histogram = plot_schedule(statistics).axes[2]
+    assert histogram.get_xlim()[0] >= -0.5
