@@ -49,6 +49,7 @@ FAMILIES = (
 _OTHER = _family("other", figures.GREY, "X", "")
 # Points: a mark's half size, half an error bar's cap, and characters of a label's line.
 _MARK, _CAP, _LINE = 3.5, 2.0, 24
+_STAR = 1.5  # how much larger a star is than other marks: between its tips it is empty
 _EDGE = {"markeredgecolor": "white", "markeredgewidth": 0.4}
 _FEW = 4  # methods that fit a column
 
@@ -78,6 +79,7 @@ def draw(title: str, results: Sequence[Result]) -> Figure:
     points = np.array([each[1:3] for each in shown]).reshape(-1, 2)
     bars = np.array([each[3] or 0.0 for each in shown])
     families = [_family_of(result.method.partition(":")[0]) for result, *_ in shown]
+    halves = np.array([_half(family) for family in families])
 
     width = figures.COLUMN if len(results) <= _FEW else figures.PAGE
     figure = figures.new_figure(width, width)
@@ -100,12 +102,12 @@ def draw(title: str, results: Sequence[Result]) -> Figure:
     height = 1.8 + 0.055 * sum(title.count("\n") + 1 for title in titles)
     _describe(page, down, notes, height)
     if shown:
-        if _marks(page, points, bars).shifts.any():
+        if _marks(page, points, bars, halves).shifts.any():
             notes.append("points moved apart sideways have a line to their bytes")
             _describe(page, down, notes, height)
         # From here on the axes keep their size, for which places are chosen.
         figure.set_layout_engine("none")
-        marks = _marks(page, points, bars)
+        marks = _marks(page, points, bars, halves)
         _draw_points(page, marks, points, bars, families)
         _draw_labels(page, marks, titles)
     return figure
@@ -122,10 +124,15 @@ def _family_of(method: str) -> Family:
     return next((family for family in FAMILIES if method in family.methods), _OTHER)
 
 
+def _half(family: Family) -> float:
+    """Half the size of a family's mark, in points."""
+    return _MARK * (_STAR if family.mark == "*" else 1)
+
+
 def _handle(family: Family) -> Any:
     from matplotlib.lines import Line2D
 
-    style = {"marker": family.mark, "markersize": 2 * _MARK, "color": family.colour, **_EDGE}
+    style = {"marker": family.mark, "markersize": 2 * _half(family), "color": family.colour, **_EDGE}
     return Line2D([], [], linestyle="", label=family.title, **style)
 
 
@@ -175,16 +182,16 @@ class _Marks(NamedTuple):
     bounds: np.ndarray
 
 
-def _marks(page: _Page, points: np.ndarray, bars: np.ndarray) -> _Marks:
+def _marks(page: _Page, points: np.ndarray, bars: np.ndarray, halves: np.ndarray) -> _Marks:
     """The marks for axes of the size that they have now."""
     centres = page.place(points)
     reach = page.place(points + bars[:, None] * [0, 1]) - centres
     bounds = np.ravel(page.axes.bbox.get_points()) * 72 / page.figure.dpi
-    half = np.stack([np.full(len(points), _MARK), reach[:, 1].clip(_MARK)], 1)
+    half = np.stack([halves, reach[:, 1].clip(halves)], 1)
     shifts = side_by_side(np.concatenate([centres - half, centres + half], 1), bounds)
     centres[:, 0] += shifts
     stem = np.stack([np.full(len(points), _CAP), reach[:, 1]], 1)
-    boxes = [np.concatenate([centres - size, centres + size], 1) for size in (_MARK, stem)]
+    boxes = [np.concatenate([centres - size, centres + size], 1) for size in (halves[:, None], stem)]
     return _Marks(centres, shifts, np.concatenate(boxes), bounds)
 
 
@@ -206,11 +213,11 @@ def _draw_points(
     for (true, y), (x, _), bar, shift, family in zip(
         points, places, bars, marks.shifts, families, strict=True
     ):
-        style = {"fmt": family.mark, "markersize": 2 * _MARK, "color": family.colour, **_EDGE}
+        style = {"fmt": family.mark, "markersize": 2 * _half(family), "color": family.colour, **_EDGE}
         style |= {"capsize": _CAP, "capthick": 0.8, "elinewidth": 0.8}
         page.axes.errorbar(x, y, yerr=bar or None, zorder=3, **style)
         if shift:
-            page.axes.plot([true, x], [y, y], color=family.colour, linewidth=0.8, zorder=2)
+            page.axes.plot([true, x], [y, y], color=family.colour, linewidth=1.2, zorder=2)
 
 
 def _draw_labels(page: _Page, marks: _Marks, titles: Sequence[str]) -> None:

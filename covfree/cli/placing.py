@@ -10,11 +10,16 @@ Sides = Float[np.ndarray, "4"]
 Places = Float[np.ndarray, "points 2"]
 
 _GAP = 1.2  # kept between any two boxes
+_DASH = 5.0  # between marks moved apart sideways, so that the line to where they belong shows
+_SPACE = 9.0  # between texts side by side, which would read as one line
+_OWN = 5.0  # by how much a label is nearer to its own point than to any other
 _ANGLES = np.linspace(0, 2 * np.pi, 24, endpoint=False)
 _NEAREST = 150  # places that a label may take
 _SWEEPS, _ORDERS = 3, 8
 # How much longer a line may be to avoid a label on another, a line through a label or a mark, crossing lines.
 _COVER, _THROUGH, _CROSS = 1e4, 400.0, 100.0
+# The same for texts that run together, and for each point of the page by which another point is too near.
+_BESIDE, _NEARER = 200.0, 6.0
 
 
 def side_by_side(boxes: Float[np.ndarray, "boxes 4"], bounds: Sides) -> Float[np.ndarray, " boxes"]:
@@ -31,7 +36,7 @@ def side_by_side(boxes: Float[np.ndarray, "boxes 4"], bounds: Sides) -> Float[np
     tries = np.ravel([(step, -step) for step in np.arange(bounds[2] - bounds[0])])
     for box in boxes:
         places = box + tries[:, None] * [1, 0, 1, 0]
-        free = ~_meet(places, moved).any(1) & (places[:, 0] >= bounds[0]) & (places[:, 2] <= bounds[2])
+        free = ~_meet(places, moved, _DASH).any(1) & (places[:, 0] >= bounds[0]) & (places[:, 2] <= bounds[2])
         best = int(free.argmax()) if free.any() else 0
         shifts.append(tries[best])
         moved = np.vstack([moved, places[best]])
@@ -63,7 +68,9 @@ def place_labels(
         through = _lines_meet(point, ends, np.delete(marks, i, 0)).sum(1)
         # Straight beside, above or below looks better than aslant.
         aslant = np.abs((boxes[:, :2] + boxes[:, 2:]) / 2 - point).min(1)
-        costs.append(np.hypot(*(ends - point).T) + 0.2 * aslant + _THROUGH * through)
+        away = np.hypot(*(ends - point).T)
+        nearer = (away + _OWN - _distance(boxes, np.delete(points, i, 0))).clip(0)
+        costs.append(away + 0.2 * aslant + _THROUGH * through + _NEARER * nearer)
     settled, order = [], np.arange(count)
     for _ in range(_ORDERS):
         boxes, ends, paid = _settle(points, tried, costs, order)
@@ -87,12 +94,12 @@ def _settle(
         for i in order:
             box, end = tried[i]
             others, starts, stops = (np.delete(each, i, 0) for each in (boxes, points, ends))
-            covered = _meet(box, others).sum(1)
+            covered, beside = _meet(box, others).sum(1), _meet(box, others, _SPACE).sum(1)
             through = _lines_meet(points[i], end, others).sum(1)
             for start, stop in zip(starts, stops[:, None], strict=True):
                 through += _lines_meet(start, stop, box)[0]
             crossed = _cross(points[i], end, starts, stops).sum(1)
-            cost = costs[i] + _COVER * covered + _THROUGH * through + _CROSS * crossed
+            cost = costs[i] + _COVER * covered + _BESIDE * beside + _THROUGH * through + _CROSS * crossed
             best = int(cost.argmin())
             boxes[i], ends[i], paid[i] = box[best], end[best], cost[best]
     return boxes, ends, paid
@@ -116,10 +123,17 @@ def _candidates(
     return boxes, np.clip(point, boxes[:, :2], boxes[:, 2:])
 
 
-def _meet(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Whether boxes [m, 4] and [k, 4] overlap or come too near: [m, k]."""
-    near = (first[:, None, :2] < second[:, 2:] + _GAP) & (first[:, None, 2:] > second[:, :2] - _GAP)
+def _meet(first: np.ndarray, second: np.ndarray, sideways: float = _GAP) -> np.ndarray:
+    """Whether boxes [m, 4] and [k, 4] overlap or come too near, given the gap to keep sideways: [m, k]."""
+    gap = np.array([sideways, _GAP])
+    near = (first[:, None, :2] < second[:, 2:] + gap) & (first[:, None, 2:] > second[:, :2] - gap)
     return np.asarray(near.all(-1))
+
+
+def _distance(boxes: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """How far boxes [m, 4] are from the nearest of points [k, 2]: [m]; infinite if there is no point."""
+    low, high = boxes[:, None, :2] - points, points - boxes[:, None, 2:]
+    return np.linalg.norm(np.maximum(low, high).clip(0), axis=-1).min(1, initial=np.inf)
 
 
 def _lines_meet(start: np.ndarray, ends: np.ndarray, boxes: np.ndarray) -> np.ndarray:

@@ -48,9 +48,9 @@ def rounds_command(
 ) -> None:
     """Show a participation schedule: who is drawn in which round, and what has been seen by the end of it.
 
-    An upload never arrives with probability dropout, comes a round later with probability
-    (1 - dropout) * late, and else in its own round. "Times drawn" counts draws, whether or not their uploads
-    arrive.
+    An upload is lost with probability dropout, comes a round later with
+    probability (1 - dropout) * late, and else comes in its own round.
+    "Times drawn" counts all draws, also those whose upload is lost.
 
     Example:
       covfree rounds --clients 100 --participation 10 --rounds 60 --dropout 0.1 --out results

@@ -9,7 +9,7 @@ import pytest
 import covfree
 from covfree import figures
 from covfree.cli.accuracy_plot import FAMILIES, draw, plot
-from covfree.cli.placing import side_by_side
+from covfree.cli.placing import place_labels, side_by_side
 from covfree.sweep import Result, Run
 from covfree.sweep.variants import entries
 
@@ -40,7 +40,8 @@ def marks(figure) -> tuple[np.ndarray, np.ndarray]:
     """Where marks lie in the data [n, 2], and their boxes [n, 4] in pixels."""
     (axes,) = figure.axes
     places = np.array([container[0].get_xydata()[0] for container in axes.containers])
-    half = axes.containers[0][0].get_markersize() / 2 * figure.dpi / 72
+    sizes = np.array([[container[0].get_markersize()] for container in axes.containers])
+    half = sizes / 2 * figure.dpi / 72
     centres = axes.transData.transform(places)
     return places, np.concatenate([centres - half, centres + half], 1)
 
@@ -144,4 +145,17 @@ def test_moved_sideways_as_little_as_can_be():
     box = np.array([10.0, 0, 14, 4])
     far, above = box + np.array([20, 0, 20, 0]), box + np.array([0, 50, 0, 50])
     shifts = side_by_side(np.array([box, far, box, box, above]), np.array([0.0, 0, 40, 99]))
-    np.testing.assert_array_equal(shifts, [0, 0, 6, -6, 0])
+    np.testing.assert_array_equal(shifts, [0, 0, 9, -9, 0])
+
+
+def test_labels_are_nearest_to_their_own_points_and_apart_from_each_other():
+    points = np.array([[100.0, 100], [118, 100], [136, 104], [100, 128], [160, 100]])
+    sizes = np.array([[60.0, 10], [20, 10], [70, 22], [60, 10], [30, 10]])
+    marks = np.concatenate([points - 3.5, points + 3.5], 1)
+    centres, _ = place_labels(points, sizes, marks, np.array([0.0, 0, 300, 200]))
+    gaps = np.abs(points - centres[:, None]) - sizes[:, None] / 2
+    distances = np.linalg.norm(gaps.clip(0), axis=-1)
+    np.testing.assert_array_equal(distances.argmin(1), np.arange(len(points)))
+    across, up = np.moveaxis(np.abs(centres[:, None] - centres) - (sizes[:, None] + sizes) / 2, -1, 0)
+    others = ~np.eye(len(points), dtype=bool)
+    assert ((up > 0) | (across >= 8))[others].all()
