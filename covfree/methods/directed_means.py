@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from covfree.checks import check_positive
@@ -29,15 +28,6 @@ class DirectedMeans(OfManyClients):
 
     def __post_init__(self) -> None:
         check_positive("num_directions", self.num_directions)
-
-    def one_client(
-        self, features: jax.Array, labels: jax.Array, num_classes: int, key: jax.Array | None
-    ) -> Rows:
-        """Rows of one client: a mean for each example at most, then q directions."""
-        if labels.shape[0] == 0:
-            # Padding takes the place of examples where there are none.
-            features, labels = jnp.zeros((1, features.shape[1]), features.dtype), jnp.full(1, -1, jnp.int32)
-        return super().one_client(features, labels, num_classes, key)
 
     def sizes(self, labels: np.ndarray, clients: np.ndarray) -> tuple[int, ...]:
         """Number of rows that are means, of clients, and of examples of the largest client."""
