@@ -60,9 +60,10 @@ def plot(runs: Runs, folder: Path) -> None:
             x, y = means(runs[name], "bytes")[measured], means(runs[name], "accuracy")
             # FedProx-PT's line lies on that of FedAvg-PT, which shows in its gaps.
             dashes = "" if len(x) == 1 else {"FedProx-PT": (0, (3, 3))}.get(name, "-")
-            style = {"color": colour, "marker": mark or None, "markersize": 9 if mark == "*" else 3}
-            accuracy.plot(x, y, linestyle=dashes, zorder=3 if mark else 2, **style)
-            handles.append(Line2D([], [], label=name, linestyle=dashes, **style))
+            style: dict[str, Any] = {"color": colour, "linestyle": dashes, "marker": mark or None}
+            style["markersize"] = 9 if mark == "*" else 3
+            accuracy.plot(x, y, zorder=3 if mark else 2, **style)
+            handles.append(Line2D([], [], label=name, **style))
         accuracy.set_xscale("log")
         figures.byte_axis(accuracy.xaxis)
         accuracy.set_xlabel("bytes both ways, FedCOF's up")
