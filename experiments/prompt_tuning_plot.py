@@ -58,9 +58,12 @@ def plot(runs: Runs, folder: Path) -> None:
             first = next(iter(runs[name].values()))
             measured = [place for place, record in enumerate(first) if "accuracy" in record]
             x, y = means(runs[name], "bytes")[measured], means(runs[name], "accuracy")
-            style = {"color": colour, "marker": mark or None, "markersize": 9 if mark == "*" else 3}
-            accuracy.plot(x, y, linestyle="" if len(x) == 1 else "-", zorder=3 if mark else 2, **style)
-            handles.append(Line2D([], [], label=name, linestyle="" if len(x) == 1 else "-", **style))
+            # FedProx-PT's line lies on that of FedAvg-PT, which shows in its gaps.
+            dashes = "" if len(x) == 1 else {"FedProx-PT": (0, (3, 3))}.get(name, "-")
+            style: dict[str, Any] = {"color": colour, "linestyle": dashes, "marker": mark or None}
+            style["markersize"] = 9 if mark == "*" else 3
+            accuracy.plot(x, y, zorder=3 if mark else 2, **style)
+            handles.append(Line2D([], [], label=name, **style))
         accuracy.set_xscale("log")
         figures.byte_axis(accuracy.xaxis)
         accuracy.set_xlabel("bytes both ways, FedCOF's up")
@@ -68,6 +71,7 @@ def plot(runs: Runs, folder: Path) -> None:
         for records in runs.get("PFPT", {}).values():
             sizes = [record["prompts"] for record in records]
             pool.plot(np.arange(1, 1 + len(sizes)), sizes, color=COLOURS["PFPT"], linewidth=0.9)
+        pool.margins(y=0.08)
         pool.set_ylim(bottom=0)
         pool.set_xlabel("round")
         pool.set_ylabel("prompts in PFPT's pool, each seed")

@@ -1,40 +1,27 @@
-"""The site and the notebooks: built and run in processes of their own, as make does."""
+"""The site: built in a process of its own, as make does, and looked at in a browser."""
 
-import json
 import os
 import re
 import runpy
-import shutil
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
+from browser import chromium, show
+from pages import run_module
+from selenium.webdriver.support.wait import WebDriverWait
+
+from covfree.figures import FORMATS
 
 ROOT = Path(__file__).resolve().parents[1]
-NOTEBOOKS = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
-ENVIRONMENT = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-
-
-def run(*command: str, cwd: Path = ROOT) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", *command],
-        cwd=cwd,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
     """The site; strict, so a link that leads nowhere or a name without a docstring fails here."""
     folder = tmp_path_factory.mktemp("site")
-    run("mkdocs", "build", "--site-dir", str(folder))
+    run_module("mkdocs", "build", "--site-dir", str(folder))
     return folder
 
 
@@ -96,6 +83,51 @@ def test_formulas_and_sessions_are_marked_as_such(site):
     assert {"MathJax_Main-Regular.woff", "MathJax_Math-Italic.woff", "MathJax_Size2-Regular.woff"} <= fonts
 
 
+@pytest.fixture(scope="module")
+def driver():
+    driver = chromium()
+    yield driver
+    driver.quit()
+
+
+@pytest.mark.parametrize("page", ["index", "derivation", "methods", "refinement", "shift", "results"])
+def test_no_page_is_wider_than_a_telephone(page, site, driver):
+    """Wide tables and formulas scroll in boxes of their own."""
+    show(driver, site / f"{page}.html", 390)
+    formulas = "return document.querySelectorAll('.arithmatex').length"
+    typeset = "return document.querySelectorAll('.arithmatex > mjx-container').length"
+    number = driver.execute_script(formulas)
+    WebDriverWait(driver, 60).until(lambda driver: driver.execute_script(typeset) == number)
+    assert driver.execute_script("return document.documentElement.scrollWidth") == 390
+    assert not driver.execute_script("return document.querySelectorAll('mjx-merror').length")
+
+
+def test_search_works_from_the_disk(site, driver):
+    show(driver, site / "index.html")
+    driver.execute_script(
+        "document.getElementById('__search').click();"
+        "const query = document.querySelector('[data-md-component=search-query]');"
+        "query.value = 'shift_test'; query.focus(); query.dispatchEvent(new Event('keyup'))"
+    )
+    found = "return Array.from(document.querySelectorAll('.md-search-result__link'), link => link.href)"
+    places = WebDriverWait(driver, 60).until(lambda driver: driver.execute_script(found))
+    assert any("shift.html" in place for place in places)
+
+
+def test_prompts_and_outputs_are_not_copied(site, driver):
+    show(driver, site / "tutorial.html")
+    # The theme selects a hidden text and tells the browser to copy it.
+    driver.execute_script("document.execCommand = () => (window.copied = document.activeElement.value)")
+    block = "Array.from(document.querySelectorAll('pre')).find(pre => pre.innerText.includes('bincount'))"
+    assert driver.execute_script(f"return {block}.innerText").startswith(">>> import numpy")
+    driver.execute_script(f"{block}.querySelector('[data-md-type=copy]').click()")
+    assert driver.execute_script("return window.copied") == (
+        "import numpy as np\n"
+        "for client in range(3):\n"
+        "    print(client, np.bincount(labels[clients == client], minlength=10))"
+    )
+
+
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
 def test_formulas_in_lines_look_right_on_github_too(page):
     """There a backslash before punctuation disappears, and an underscore after it may begin emphasis."""
@@ -116,34 +148,5 @@ def test_the_picture_of_the_idea_draws_the_estimate(tmp_path):
     _, _, means, counts = script["one_class"](0)
     spread = np.cov(means.T.astype(np.float64), fweights=counts) * (counts.sum() - 1) / (len(counts) - 1)
     np.testing.assert_allclose(script["draw"](tmp_path / "drawn.png"), spread, rtol=1e-4)
-    assert (tmp_path / "drawn.png").stat().st_size > 10_000
-
-
-@pytest.fixture(scope="module")
-def executed(tmp_path_factory) -> Path:
-    """The notebooks after they were run in an empty folder."""
-    folder = tmp_path_factory.mktemp("notebooks")
-    for name in NOTEBOOKS:
-        shutil.copy(ROOT / "notebooks" / name, folder / name)
-    run("nbconvert", "--to", "notebook", "--execute", "--inplace", *NOTEBOOKS, cwd=folder)
-    return folder
-
-
-def outputs(notebook: Path) -> list[tuple[str, list[str]]]:
-    """What each cell of code printed or showed as text, and of which kinds its outputs are."""
-    cells = [cell for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"] if "outputs" in cell]
-    told = []
-    for cell in cells:
-        data = [output.get("data", {}) for output in cell["outputs"]]
-        printed = ["".join(output.get("text", ())) for output in cell["outputs"]]
-        shown = ["".join(each.get("text/plain", ())) for each in data]
-        told.append(("".join(printed + shown), sorted({kind for each in data for kind in each})))
-    return told
-
-
-@pytest.mark.parametrize("name", NOTEBOOKS)
-def test_notebooks_print_what_they_show(name, executed):
-    kept = outputs(ROOT / "notebooks" / name)
-    assert any(text for text, _ in kept), f"{name}: keep its outputs, `make notebooks`"
-    assert any("image/png" in kinds for _, kinds in kept)
-    assert outputs(executed / name) == kept
+    for suffix in FORMATS:
+        assert (tmp_path / f"drawn.{suffix}").stat().st_size > 10_000

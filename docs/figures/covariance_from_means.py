@@ -36,7 +36,7 @@ def ellipse(covariance: np.ndarray) -> np.ndarray:
 
 
 def draw(path: Path, seed: int = 0) -> np.ndarray:
-    """Draw the three panels, and give the estimated covariance."""
+    """Draw the three panels, as PNG, PDF and SVG, and give the estimated covariance."""
     examples, clients, means, counts = one_class(seed)
     estimated = np.asarray(covfree.estimate_covariance(means, counts))
     mean = counts @ means / counts.sum()
@@ -60,7 +60,7 @@ def draw(path: Path, seed: int = 0) -> np.ndarray:
         true.set_label("true covariance, 2 standard deviations")
         estimate.set_label("estimated from the means")
         figures.legend_below(figure, [true, estimate])
-        figures.save(figure, path)
+        figures.save_all(figure, path)
     return estimated
 
 
