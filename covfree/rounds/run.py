@@ -236,10 +236,15 @@ def _number_of_rounds(algorithm: Algorithm, rounds: int | None) -> int:
     return algorithm.rounds
 
 
+def participation_seed(key: PRNGKey) -> int:
+    """Give the seed with which `run` draws the clients of its rounds, as `covfree.federation.schedule` does."""
+    return int(jax.random.bits(derive(key, "participation"), dtype=jnp.uint32))
+
+
 def _schedule(
     algorithm: Algorithm, participation: Any, num_clients: int, rounds: int, key: PRNGKey
 ) -> Schedule:
-    seed = int(jax.random.bits(derive(key, "participation"), dtype=jnp.uint32))
+    seed = participation_seed(key)
     if algorithm.rounds is None:
         return as_schedule(participation, num_clients, rounds, seed=seed)
     if not algorithm.same_clients:

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import covfree
+from covfree.cli.options import Format
+from covfree.cli.tables import Columns, show
 from covfree.data import load_digits
 from covfree.federation import inner_dirichlet, pathological
 
@@ -85,6 +87,36 @@ def test_tables_in_every_format(compare, swept, tmp_path):
     assert table.count("*") == 2
     # A picture is of one federation.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["results.json", "runs.jsonl", "settings.json"]
+
+
+def test_a_wide_table_comes_in_blocks_that_fit(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    names = tuple(f"{p}, {k} clients, alpha {a}" for p in ("iid", "shards") for k in (50, 100) for a in (1, 2))
+    lines = [
+        (method, *(f"{row}{column}.25 ± 0.50" for column in range(8)))
+        for row, method in enumerate(("FedNCM", "FedCOF of sketches (LDA, automatic γ)"))
+    ]
+    columns = Columns(("method", *names), broken=names)
+    show(Format.table, "digits", columns, lines, [], "", best=frozenset({(0, 3), (1, 7)}))
+    title, *shown = capsys.readouterr().out.rstrip().splitlines()
+    assert title == "digits"
+    assert max(map(len, shown)) <= 80
+    found = {}
+    for block in "\n".join(shown).split("\n\n"):
+        head, body = block.split("━\n")
+        *above, rule = head.splitlines()
+        assert set(rule) == {"━", "╇"}
+        cells = [[cell.strip() for cell in line.split("┃")] for line in above]
+        heads = [" ".join(filter(None, parts)) for parts in zip(*cells, strict=True)]
+        for line in body.splitlines():
+            method, *values = (cell.strip() for cell in line.split("│"))
+            found |= {(method, name): value for name, value in zip(heads[1:], values, strict=True)}
+    # Every cell once, under its own name.
+    assert found == {
+        (line[0], name): f"{text}*" if (row, column) in {(0, 3), (1, 7)} else text
+        for row, line in enumerate(lines)
+        for column, (name, text) in enumerate(zip(names, line[1:], strict=True), start=1)
+    }
 
 
 def test_a_file_says_the_same(cli, compare, tmp_path):
