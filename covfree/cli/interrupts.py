@@ -2,8 +2,8 @@
 
 An exception that a signal raises wherever the program happens to be is not safe here. Inside jax's callbacks
 from compiled code it is swallowed, so that the command runs on, or it ends the process with a segmentation
-fault. So a signal only leaves a note, for which commands with something to keep look between their steps; other
-commands end at once.
+fault. So a signal only leaves a note, for which commands with something to keep look between their steps.
+Other commands end at once.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ def stopping_between(step: str) -> Iterator[None]:
     Args:
         step: what lies between two calls of `stop_here`, such as "run".
     """
-    _State.step = step
+    outer, _State.step = _State.step, step
     try:
         yield
     finally:
-        _State.step = None
+        _State.step = outer
 
 
 def asked_to_stop() -> bool:

@@ -24,7 +24,7 @@ from covfree.cli.options import (
 from covfree.cli.run_folder import make_folder
 from covfree.cli.source import law_of, load_named
 from covfree.federation import plot_schedule, schedule, schedule_statistics
-from covfree.rounds.run import participation_seed
+from covfree.keys import participation_seed
 
 
 def rounds_command(

@@ -98,7 +98,8 @@ def _blocks(console: Console, columns: Columns, plain: Table) -> list[RichTable]
     """The table in blocks of columns that fit the terminal, each with the first column."""
     tables, shown = list[RichTable](), [0]
     for column in range(1, len(columns.names)):
-        if len(shown) > 1 and _width(console, _for_terminal(columns, plain, [*shown, column])) > console.width:
+        wider = _for_terminal(columns, plain, [*shown, column])
+        if len(shown) > 1 and _width(console, wider) > console.width:
             tables.append(_for_terminal(columns, plain, shown))
             shown = [0]
         shown.append(column)

@@ -86,7 +86,7 @@ class ScheduleStatistics:
     def _drawn(self, row: int, names: Sequence[str] | None) -> str:
         clients = np.sort(self.schedule.clients[row])
         clients = clients[clients >= 0]
-        shown = [str(client) if names is None else names[client] for client in clients[:_NAMED].tolist()]
+        shown = [str(client) if names is None else names[client] for client in map(int, clients[:_NAMED])]
         return " ".join(shown) + (" …" if clients.size > _NAMED else "")
 
     def __str__(self) -> str:

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from covfree.checks import check_choice, check_positive
 from covfree.federation.schedule import Schedule, as_schedule
-from covfree.keys import derive
+from covfree.keys import participation_seed
 from covfree.rounds import cohort
 from covfree.rounds.algorithm import Algorithm, check_algorithm
 from covfree.rounds.checkpoint import Checkpoints
@@ -234,11 +234,6 @@ def _number_of_rounds(algorithm: Algorithm, rounds: int | None) -> int:
     if rounds not in (None, algorithm.rounds):
         raise ValueError(f"rounds: expected {algorithm.rounds}, which {algorithm.name!r} takes; got {rounds}")
     return algorithm.rounds
-
-
-def participation_seed(key: PRNGKey) -> int:
-    """Give the seed with which `run` draws the clients of its rounds, as `covfree.federation.schedule` does."""
-    return int(jax.random.bits(derive(key, "participation"), dtype=jnp.uint32))
 
 
 def _schedule(

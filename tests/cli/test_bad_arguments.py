@@ -299,7 +299,7 @@ def test_a_partition_of_data_with_clients_is_refused(cli, own, tmp_path, command
 
 
 def test_beside_other_data_it_is_of_those(cli, own):
-    """The title says of which data the clients are drawn, and settings of one set of data name no partition."""
+    """The title says of which data the clients are drawn, and settings of one data set name no partition."""
     few = ("--methods", "fedncm", "--seeds", 1)
     outcome = cli("compare", "--dataset", f"digits,{own}", "--clients", 6, "--alpha", 2, *few)
     assert outcome.code == 0, outcome.err

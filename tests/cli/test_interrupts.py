@@ -32,7 +32,8 @@ def test_a_signal_waits_for_the_end_of_a_step(sent):
     code, out, err = ended(
         """
 with stopping_between("round"):
-    stop_here()
+    with stopping_between("batch"):
+        stop_here()
     try:
         os.kill(os.getpid(), sent)
         print("the step goes on")

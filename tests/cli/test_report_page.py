@@ -196,8 +196,8 @@ def test_a_diagnosis_in_a_browser(cli, folder, tmp_path):
         browser.show(driver, page, 390)
         assert driver.execute_script("return document.documentElement.scrollWidth") <= 390
         # The first columns are in sight on a phone too.
-        right = "return document.querySelector('table.sortable th:nth-child(2)').getBoundingClientRect().right"
-        assert driver.execute_script(right) <= 390
+        second = driver.find_element("css selector", "table.sortable th:nth-child(2)").rect
+        assert second["x"] + second["width"] <= 390
         browser.show(driver, page)
         assert driver.execute_script("return performance.getEntriesByType('resource').length") == 0
         first = driver.find_element("css selector", ".headline strong").text.replace("\u00a0", " ")
@@ -296,7 +296,8 @@ def test_a_part_of_the_runs_is_called_one():
         first, *others = headline(scored, 100, "bytes up", "3 of 4 runs")
         assert [first.removeprefix("After 3 of 4 runs: "), *others] == headline(scored, 100, "bytes up")
         assert first.startswith("After 3 of 4 runs: A")
-    assert over_places([[ahead], [second]], "3 of 4 runs")[0].startswith("After 3 of 4 runs: A has the highest")
+    (over,) = over_places([[ahead], [second]], "3 of 4 runs")
+    assert over.startswith("After 3 of 4 runs: A has the highest")
 
 
 def test_details_of_few_and_of_many_classes():

@@ -10,7 +10,7 @@ import covfree.rounds
 from covfree.data import load_digits
 from covfree.federation import inner_dirichlet, schedule, schedule_statistics
 from covfree.finetune import linear_model, random_head, registry
-from covfree.rounds.run import participation_seed
+from covfree.keys import participation_seed
 
 
 def test_prints_the_statistics(cli):

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import json
 
 import numpy as np
@@ -91,7 +92,8 @@ def test_tables_in_every_format(compare, swept, tmp_path):
 
 def test_a_wide_table_comes_in_blocks_that_fit(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    names = tuple(f"{p}, {k} clients, alpha {a}" for p in ("iid", "shards") for k in (50, 100) for a in (1, 2))
+    places = itertools.product(("iid", "shards"), (50, 100), (1, 2))
+    names = tuple(f"{partition}, {clients} clients, alpha {alpha}" for partition, clients, alpha in places)
     lines = [
         (method, *(f"{row}{column}.25 ± 0.50" for column in range(8)))
         for row, method in enumerate(("FedNCM", "FedCOF of sketches (LDA, automatic γ)"))
@@ -148,9 +150,10 @@ def test_several_data_sets(compare, cli, tmp_path):
     assert [record["dataset"] for record in found["results"]] == ["digits", "mine"]
     header = compare(*both, "--format", "markdown").out.splitlines()[2]
     assert header == "| method | digits | mine |"
-    outcome = compare("--dataset", tmp_path / "own.npz", "--alpha", "1,2")
+    outcome = compare("--dataset", f"digits,{tmp_path / 'own.npz'}", "--alpha", "1,2")
     assert outcome.is_one_line
-    assert "--dataset: own has clients of its own; expected one value of --clients" in outcome.err
+    assert "--dataset: own has clients of its own; beside other data sets, whose clients" in outcome.err
+    assert "expected one value of --clients, --partition and --alpha, got 2 combinations" in outcome.err
 
 
 def test_what_is_on_no_client_is_said(compare, cli, tmp_path):

@@ -148,7 +148,9 @@ def test_clients_are_numbered_in_the_order_of_their_names(file, names):
     assert data.clients.dtype == np.int32
     expected = [sorted(names).index(name) for name in clients[~is_test].tolist()]
     np.testing.assert_array_equal(data.clients, expected)
-    shown = [name.decode(errors="replace") if isinstance(name, bytes) else str(name) for name in sorted(names)]
+    shown = (
+        name.decode(errors="replace") if isinstance(name, bytes) else str(name) for name in sorted(names)
+    )
     assert data.client_names == tuple(shown)
 
 

@@ -48,7 +48,8 @@ def diagnosed_page(
     seed, law = int(settings["seed"]), law_of(data, federation)
     partition = partition_of(data, federation, seed)
     clients = f"{partition.num_clients:,} clients"
-    title = f"What the messages of {method} tell: {data.name}, {clients}, {law}, seed {seed}"
+    spread = f"{clients}, {law}" if data.clients is None else f"{clients} of its own"
+    title = f"What the messages of {method} tell: {data.name}, {spread}, seed {seed}"
     place = Place(
         title=title,
         headline=_verdict(found),
@@ -82,9 +83,10 @@ def _facts(found: Diagnosis) -> dict[str, str]:
     facts["distance of the features from zero, in spreads within classes"] = _number(float(found.offset))
     if not bool(shift.informative):
         return {**facts, "test whether clients differ": "not possible with these means"}
+    z, p = _number(float(shift.statistic)), f"{float(shift.p_value):.2g}"
     return {
         **facts,
-        "test whether clients differ": f"z = {_number(float(shift.statistic))}, p = {float(shift.p_value):.2g}",
+        "test whether clients differ": f"z = {z}, p = {p}",
         "what differences of clients add to the variances": _percent(float(shift.relative_shift)),
     }
 
