@@ -9,7 +9,7 @@ import typer
 
 from covfree.cli.comparison import Comparison
 from covfree.cli.config_file import Config
-from covfree.cli.interrupts import Stopped, exit_code, stopped_by
+from covfree.cli.interrupts import stopped_after
 from covfree.cli.options import (
     ALPHA,
     CLIENTS,
@@ -177,9 +177,7 @@ def compare_command(
     # The results name the weights that were found, which need not be what the option takes.
     comparison.show(output_format, {**settings, **asked}, {**settings, **asked, "weights": weights})
     if stopped is not None:
-        how_far = f"{len(comparison.runs)} of {comparison.number} runs"
-        message = f"{stopped_by(stopped)} after {how_far}; {comparison.kept}"
-        raise Stopped(message, exit_code(stopped))
+        raise stopped_after(stopped, comparison.done, out)
 
 
 def _values(name: str, text: str | None, kind: Callable[[str], T], expected: str) -> list[T]:

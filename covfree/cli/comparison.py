@@ -59,11 +59,9 @@ class Comparison:
         return len(self.sources) * len(self.places) * len(self.seeds) * len(self.titles)
 
     @property
-    def kept(self) -> str:
-        """What becomes of the runs of a command that was stopped."""
-        if self.out is None:
-            return "with --out DIR they would have been kept"
-        return f"{self.out} keeps them, and the same command with --resume goes on"
+    def done(self) -> str:
+        """How many runs are done."""
+        return f"{len(self.runs)} of {self.number} runs"
 
     def check(self, resume: bool) -> None:
         """Raise if the folder holds runs with other settings or data, or ones that shall not go on."""
@@ -111,7 +109,7 @@ class Comparison:
         several = len(self.sources) * len(self.places) > 1
         lost = self._left_out(results)
         title = self._several(lost) if several else self._one()
-        done = f"{len(self.runs)} of {self.number} runs" if missing else None
+        done = self.done if missing else None
         if done is not None:
             title = f"{done} of {title}"
         if several:

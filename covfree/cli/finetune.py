@@ -10,7 +10,7 @@ import typer
 from covfree.checks import check_strength
 from covfree.cli.config_file import Config
 from covfree.cli.finetuning import Finetuning
-from covfree.cli.interrupts import Stopped, exit_code, stopped_by
+from covfree.cli.interrupts import kept_in, stopped_after
 from covfree.cli.jobs import Job, Plan, folder_of, say
 from covfree.cli.options import (
     DATASET,
@@ -172,15 +172,14 @@ def finetune_command(
     stopped = finetuning.run(settings, plan)
     if stopped is not None and not finetuning.runs:
         if out is not None:
-            say(finetuning.kept)
+            say(kept_in(out))
         raise stopped
     shown = {**given, "init": inits, "algorithm": algorithms, "rounds": rounds, "seeds": seeds}
     # The results name the weights that were found, which need not be what the option takes.
     repeat = {**shown, "weights": weights, "norms": None if part is Part.head else norms.value}
     finetuning.show(output_format, shown, repeat)
     if stopped is not None:
-        how_far = f"{len(finetuning.runs)} of {len(jobs)} runs"
-        raise Stopped(f"{stopped_by(stopped)} after {how_far}; {finetuning.kept}", exit_code(stopped))
+        raise stopped_after(stopped, finetuning.done, out)
     if any(run.diverged for run in finetuning.runs):
         raise typer.Exit(1)
 

@@ -41,11 +41,9 @@ class Finetuning:
     runs: list[Run] = field(default_factory=list)
 
     @property
-    def kept(self) -> str:
-        """What becomes of the runs of a command that was stopped."""
-        if self.out is None:
-            return "with --out DIR they would have been kept"
-        return f"{self.out} keeps what is done, and the same command with --resume goes on"
+    def done(self) -> str:
+        """How many runs are done."""
+        return f"{len(self.runs)} of {len(self.jobs)} runs"
 
     def run(self, settings: Settings, plan: Plan) -> BaseException | None:
         """Make the runs; returns what stopped them, if anything did."""
@@ -75,7 +73,7 @@ class Finetuning:
             own = self.source.load(seed)
             lost.append(left_out(own.train_labels, self.federation.assign(own, seed)))
         title, left = heading(data, self.federation, len(seeds), lost), on_no_client(lost)
-        done = f"{len(self.runs)} of {len(self.jobs)} runs" if missing else None
+        done = self.done if missing else None
         if done is not None:
             title = f"{done} of {title}"
         lines = texts([curves.cells(curve) for curve in every])

@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 _SIGNALS = signal.SIGINT, signal.SIGTERM
@@ -90,6 +91,18 @@ def exit_code(error: BaseException) -> int:
 def stopped_by(error: BaseException) -> str:
     """How messages name it."""
     return "terminated" if isinstance(error, Terminated) else "interrupted"
+
+
+def kept_in(out: Path | None) -> str:
+    """What becomes of the runs of a command that was stopped."""
+    if out is None:
+        return "with --out DIR they would have been kept"
+    return f"{out} keeps what is done, and the same command with --resume goes on"
+
+
+def stopped_after(error: BaseException, done: str, out: Path | None) -> Stopped:
+    """How a command ends that has shown what was done, such as "3 of 4 runs"."""
+    return Stopped(f"{stopped_by(error)} after {done}; {kept_in(out)}", exit_code(error))
 
 
 def _handle(number: int, _: Any) -> None:
