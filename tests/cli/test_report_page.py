@@ -153,9 +153,36 @@ def _plain(text: str) -> str:
 
 def test_many_federations(cli, tmp_path):
     small = ("--methods", "fedncm,fedcof", "--clients", 6, "--seeds", 1)
-    outcome = cli("compare", *small, "--alpha", "1,4", "--report", tmp_path / "sweep.html")
+    page = tmp_path / "sweep.html"
+    outcome = cli("compare", *small, "--alpha", "1,4", "--report", page, "--format", "json")
     assert outcome.code == 0, outcome.err
-    text = (tmp_path / "sweep.html").read_text(encoding="utf-8")
+    shares = {
+        (record["title"], record["alpha"]): f"{100 * record['accuracy_mean']:.2f}"
+        for record in json.loads(outcome.out)["results"]
+    }
+    driver = browser.chromium()
+    try:
+        browser.show(driver, page, 390)
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= 390
+        browser.show(driver, page)
+        heads = driver.find_elements("css selector", "table.sortable th button")[:3]
+        assert [head.text for head in heads] == ["method", "alpha 1", "alpha 4"]
+        for head, alpha in zip(heads[1:], (1, 4), strict=True):
+            for downwards in (True, False):
+                head.click()
+                shown = browser.cells(driver)
+                assert {(m, a): s for m, *two in shown for a, s in zip((1, 4), two, strict=True)} == shares
+                column = [float(line[1 if alpha == 1 else 2]) for line in shown]
+                assert column == sorted(column, reverse=downwards)
+        # Each federation says which it is, and what came out there, before it is opened.
+        summaries = [each.text for each in driver.find_elements("css selector", ".place > summary")]
+        best = {a: max(share for (_, at), share in shares.items() if at == a) for a in (1, 4)}
+        for alpha, summary in zip((1, 4), summaries, strict=True):
+            assert summary.startswith(f"alpha {alpha} ")
+            assert best[alpha] in summary
+    finally:
+        driver.quit()
+    text = page.read_text(encoding="utf-8")
     assert text.count('<details class="place">') == 2
     assert "FedCOF (LDA, automatic γ) has the highest test accuracy on all 2 federations." in text
     assert "expected: each client&#39;s mean of the classes&#39; accuracies" in text
