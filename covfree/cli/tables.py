@@ -107,8 +107,8 @@ def _blocks(console: Console, columns: Columns, plain: Table) -> list[RichTable]
 
 
 def _width(console: Console, table: RichTable) -> int:
-    """Characters of a table's lines."""
-    return Measurement.get(console, console.options.update(max_width=_UNBOUNDED), table).maximum
+    """Characters of a table's lines at least, if the first column is broken as much as it may be."""
+    return Measurement.get(console, console.options.update(max_width=_UNBOUNDED), table).minimum
 
 
 def _for_terminal(columns: Columns, plain: Table, shown: Sequence[int]) -> RichTable:
@@ -117,13 +117,23 @@ def _for_terminal(columns: Columns, plain: Table, shown: Sequence[int]) -> RichT
     Cells are `Text`, as rich reads a string such as a class's name "[red]" or ":cat:" as its own markup.
     """
     table = RichTable(header_style="bold", show_edge=False, pad_edge=False)
-    first, *others = (columns.names[column] for column in shown)
-    table.add_column(Text(first), min_width=14)
-    for name in others:
-        table.add_column(Text(_broken(name) if name in columns.broken else name), justify="right")
-    for row, line in enumerate(plain.lines):
-        cells = [(line[column], (row, column) in plain.best) for column in shown]
-        table.add_row(*(Text(f"{cell}*", "bold") if best else Text(cell) for cell, best in cells))
+    cells = [
+        [
+            Text(f"{cell}*", "bold") if (row, column) in plain.best else Text(cell)
+            for column, cell in enumerate(line)
+        ]
+        for row, line in enumerate(plain.lines)
+    ]
+    first, *others = shown
+    table.add_column(Text(columns.names[first]), min_width=14)
+    for column in others:
+        name = columns.names[column]
+        header = Text(_broken(name) if name in columns.broken else name)
+        # Figures are never broken, as rich would break them at spaces.
+        parts = [*header.split("\n"), *(line[column] for line in cells)]
+        table.add_column(header, justify="right", min_width=max(part.cell_len for part in parts))
+    for line in cells:
+        table.add_row(*(line[column] for column in shown))
     return table
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import covfree
 from covfree.cli.options import Format
+from covfree.cli.report import COLUMNS
 from covfree.cli.tables import Columns, show
 from covfree.data import load_digits
 from covfree.federation import inner_dirichlet, pathological
@@ -96,7 +97,7 @@ def test_a_wide_table_comes_in_blocks_that_fit(capsys, monkeypatch):
     names = tuple(f"{partition}, {clients} clients, alpha {alpha}" for partition, clients, alpha in places)
     lines = [
         (method, *(f"{row}{column}.25 ± 0.50" for column in range(8)))
-        for row, method in enumerate(("FedNCM", "FedCOF of sketches (LDA, automatic γ)"))
+        for row, method in enumerate(("FedNCM", "FedCOF (LDA)"))
     ]
     columns = Columns(("method", *names), broken=names)
     show(Format.table, "digits", columns, lines, [], "", best=frozenset({(0, 3), (1, 7)}))
@@ -119,6 +120,18 @@ def test_a_wide_table_comes_in_blocks_that_fit(capsys, monkeypatch):
         for row, line in enumerate(lines)
         for column, (name, text) in enumerate(zip(names, line[1:], strict=True), start=1)
     }
+
+
+def test_a_table_of_one_federation_fits_in_one_block(capsys, monkeypatch):
+    """The names of methods are broken, figures are not."""
+    monkeypatch.setenv("COLUMNS", "80")
+    line = ("FedCOF (LDA, automatic γ)", "94.46 ± 0.77", "48.8 kB", "18.0 kB", "76.9 k", "16.8 ms", "83.7 ms")
+    show(Format.table, "digits", COLUMNS, [line], [], "")
+    _, *shown = capsys.readouterr().out.rstrip().splitlines()
+    assert max(map(len, shown)) <= 80
+    first, second = ([cell.strip() for cell in each.split("│")] for each in shown[-2:])
+    assert first[1:] == list(line[1:])
+    assert f"{first[0]} {second[0]}" == line[0]
 
 
 def test_a_file_says_the_same(cli, compare, tmp_path):
