@@ -437,14 +437,14 @@ def stsa_e(rows, num_classes, ridge):
 
 
 def fedran(features, labels, clients, num_classes, ridge, num_directions):
-    """From the leading singular vectors of each client's examples."""
+    """From the leading singular vectors of each client's examples, and the trace of the rest over D."""
     rows = client_rows(features, labels, clients)
     count, _, mean = moments(rows, num_classes)
     matrix = np.zeros((mean.shape[1],) * 2)
     for k in sorted(set(clients)):
         _, size, vectors = np.linalg.svd(f64(features[clients == k]), full_matrices=False)
-        for s, v in list(zip(size, vectors, strict=True))[:num_directions]:
-            matrix += s**2 * np.outer(v, v)
+        for j, (s, v) in enumerate(zip(size, vectors, strict=True)):
+            matrix += s**2 * (np.outer(v, v) if j < num_directions else np.eye(len(v)) / len(v))
     return ridge_head(matrix, count, mean, ridge, unit=False)
 
 

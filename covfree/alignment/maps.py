@@ -12,10 +12,10 @@ import numpy as np
 from jaxtyping import Array, Float, Integer
 
 from covfree.alignment.gaussians import Gaussian, barycentre, between, check_basis, roots
-from covfree.checks import check, check_example_structure, check_strength
+from covfree.checks import check, check_example_structure, check_share
 from covfree.estimators import estimate_covariances, first_moments, ledoit_wolf
 from covfree.products import product
-from covfree.types import AnyArray, Rows, Scalar, is_traced
+from covfree.types import AnyArray, Rows, Scalar
 
 
 class AffineMap(NamedTuple):
@@ -151,8 +151,7 @@ def align(
     clients = np.asarray(clients)
     check(features, np.zeros(np.shape(features)[:1], np.int32), clients)
     check_basis(features, basis)
-    if not is_traced(check_strength("strength", strength)) and strength > 1:
-        raise ValueError(f"strength: expected a number from 0 to 1, got {strength!r}")
+    check_share("strength", strength)
     names, place = np.unique(clients, return_inverse=True)
     place, names = place - (names < 0).sum(), names[names >= 0]
     if not len(names):

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from covfree.checks import check_above_zero, check_positive
-from covfree.feature_maps import BucketFeatures, bucket_features, gaussian_thresholds
+from covfree.checks import check_above_zero, check_positive, check_seed
+from covfree.buckets import BucketFeatures, bucket_features, gaussian_thresholds
 from covfree.heads.mapped import MappedHead
 from covfree.staged.staged import Normal, Staged, least_squares, normal_terms
 from covfree.types import Scalar
@@ -113,5 +113,6 @@ def safle(num_buckets: int = 3, group_size: int = 3, *, ridge: Scalar = 10.0, se
     """
     check_positive("num_buckets", num_buckets)
     check_positive("group_size", group_size)
+    check_seed("seed", seed)
     numbers = _Numbers(check_above_zero("ridge", ridge), seed, num_buckets, group_size)
     return Staged(numbers, "safle", 2, _terms, _advance, _head, _flops)
