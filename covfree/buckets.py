@@ -100,19 +100,26 @@ def bucket_features(
 
 
 def gaussian_thresholds(
-    count: Scalar, total: Float[AnyArray, " dim"], square: Float[AnyArray, " dim"], num_buckets: int = 3
+    count: Scalar,
+    total: Float[AnyArray, " dim"],
+    square: Float[AnyArray, " dim"],
+    num_buckets: int = 3,
+    *,
+    centre: Float[AnyArray, " dim"] | None = None,
 ) -> Float[Array, "dim num_buckets"]:
     """Compute thresholds of each feature from sums over all examples: quantiles of a Gaussian.
 
-    t_jl = m_j + s_j Φ⁻¹(l/(L + 1)), with the features' means m and deviations s. Clients send n, Σx and Σx²,
-    2·d + 1 numbers that add up, and no example leaves a client. In float32 the deviation has a relative error
-    of about eps·(1 + m²/s²).
+    t_jl = m_j + s_j Φ⁻¹(l/(L + 1)), with the features' means m and deviations s. Clients send n, Σ(x − c) and
+    Σ(x − c)², 2·d + 1 numbers that add up, and no example leaves a client. In float32 the deviation has a
+    relative error of about eps·(1 + (m − c)²/s²): features far from 0 need a centre c near their mean, which
+    a first round of n and Σx gives.
 
     Args:
         count: n.
-        total: Σx.
-        square: Σx².
+        total: Σ(x − c).
+        square: Σ(x − c)².
         num_buckets: L.
+        centre: c, the same for all clients; by default 0.
 
     >>> import jax.numpy as jnp
     >>> gaussian_thresholds(2, jnp.array([4.0]), jnp.array([10.0]), 1)  # of 1 and 3
@@ -124,4 +131,5 @@ def gaussian_thresholds(
     mean = total / count
     deviation = jnp.sqrt(jnp.maximum(square / count - jnp.square(mean), 0))
     shares = jnp.arange(1, num_buckets + 1, dtype=total.dtype) / (num_buckets + 1)
+    mean = mean if centre is None else jnp.asarray(centre, mean.dtype) + mean
     return mean[:, None] + deviation[:, None] * jax.scipy.special.ndtri(shares)[None, :]

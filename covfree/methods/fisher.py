@@ -79,7 +79,9 @@ class _DrawnHead:
     def __call__(
         self, numbers: _Numbers, system: Scatter, moments: Moments, scatters: jax.Array
     ) -> LinearHead:
-        directions = fisher_directions(system, moments)
+        # In the metric of the total covariance a class far from all others hides no directions from the
+        # penalty and the steps of training; LDA's scores are those of the common covariance.
+        directions = fisher_directions(system, moments, total=self.rank is None)
         features, labels = _drawn(numbers, directions, system, moments, scatters, self.num_samples)
         if self.rank is None or numbers.distilled is None or numbers.temperature is None:
             head = softmax_head(features, labels, moments.count.shape[0], l2=numbers.l2)
