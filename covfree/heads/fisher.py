@@ -49,7 +49,9 @@ def fisher_directions(
     solved = solve(factorise(covariance), means)
     rounding = _ROUNDINGS * jnp.finfo(means.dtype).eps
     found, floor = jnp.zeros_like(means), jnp.zeros((), means.dtype)
+    nothing = jnp.sqrt(share)[:, None]  # M √(N_c/N) = 0, but for rounding
     for _ in range(2):
+        means, solved = (x - product(product(x, nothing), nothing.T) for x in (means, solved))
         inner = product(means.T, solved)
         values, vectors = eigh((inner + inner.T) / 2)
         kept = values > jnp.maximum(rounding * values.max(), floor)
