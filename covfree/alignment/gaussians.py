@@ -144,7 +144,9 @@ def _barycentre(gaussians: Gaussian) -> Gaussian:
 
     start = jnp.einsum("k,kij->ij", share, covariances, precision=jax.lax.Precision.HIGHEST)
     matrix = jax.lax.while_loop(unfinished, one_step, (start, jnp.ones((), dtype), jnp.int32(0)))[0]
-    return Gaussian(product(share[None, :], jnp.asarray(gaussians.mean))[0], matrix * unit * unit, count.sum())
+    return Gaussian(
+        product(share[None, :], jnp.asarray(gaussians.mean))[0], matrix * unit * unit, count.sum()
+    )
 
 
 def check_basis(features: AnyArray, basis: AnyArray) -> None:

@@ -11,7 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer
 
-from covfree.alignment.gaussians import Gaussian, barycentre, between, check_basis, power_of_two, roots, scaled
+from covfree.alignment.gaussians import (
+    Gaussian,
+    barycentre,
+    between,
+    check_basis,
+    power_of_two,
+    roots,
+    scaled,
+)
 from covfree.checks import check, check_example_structure, check_share, check_type
 from covfree.doors import compiled
 from covfree.estimators import estimate_covariances, first_moments, ledoit_wolf

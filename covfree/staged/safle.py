@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from covfree.checks import check_above_zero, check_positive, check_seed
 from covfree.buckets import BucketFeatures, bucket_features, gaussian_thresholds
+from covfree.checks import check_above_zero, check_positive, check_seed
 from covfree.heads.mapped import MappedHead
 from covfree.staged.staged import Normal, Staged, least_squares, normal_terms
 from covfree.types import Scalar
