@@ -41,20 +41,20 @@ def fedran(
     """Make FedRAN: clients send a low-rank part of their Gram matrix, in random features; ridge regression.
 
     Let F_k hold a client's random ReLU features as columns, with singular values s_1 ≥ s_2 ≥ … and left
-    singular vectors v_j. It sends s_j v_j for j ≤ r, what they leave out, τ_k = Σ_{j > r} s_j², and its class
-    means. The server's Gram matrix is
+    singular vectors v_j. It sends s_j v_j for j ≤ r, the size of what they leave out,
+    c_k = Σ_{j > r} s_j⁴ / Σ_{j > r} s_j², and its class means. The server's Gram matrix is
 
-        Ĝ = Σ_k Σ_{j ≤ r} s_kj² v_kj v_kjᵀ + τ/D · I with τ = Σ_k τ_k,
+        Ĝ = Σ_k (Σ_{j ≤ r} s_kj² v_kj v_kjᵀ + c_k I),
 
     and the head is (Ĝ + λI)⁻¹ P with the class sums P, columns as they are. Where r reaches every client's
-    number of examples, τ is 0, and this is ridge regression on all examples, `fed3r` but for the columns'
+    number of examples, c_k is 0, and this is ridge regression on all examples, `fed3r` but for the columns'
     norms. Bytes up: 4·(M + K·r)·(D + 1) for K clients, M client-class pairs and D features. One number for
     each client would do; rows have a column for it.
 
-    The paper has no τ. Its Ĝ then has eigenvalues far too small, 0 for few clients, where features vary but
-    no client's r directions reach, while P does not vanish there: unless λ is large against what was left
-    out, the head follows these directions alone. Of all Ĝ + cI, that with c = τ/D is nearest to F Fᵀ in the
-    Frobenius norm, and it has the trace of F Fᵀ.
+    The paper has no c_k. Its Ĝ is far too small, 0 for few clients, where features vary but no client's r
+    directions reach, while P does not vanish there: unless λ is large against what was left out, the head
+    follows these directions alone. Of all cI, c_k I is nearest to what was left out as the client's own
+    examples see it: c_k minimises Σ_{j > r} s_j² (s_j² − c)².
 
     The paper's server merges the clients' subspaces by QR and SVD. Here nothing is cut off when they are
     added up, so a merge without a cut has the same Ĝ. `fedcof_residuals` sends directions about the class
@@ -71,7 +71,7 @@ def fedran(
         ValueError: if a number is out of its range.
 
     Source: FedRAN (2026), arXiv 2606.11480, "Accurate and Resource-Efficient Federated Continual Learning",
-    but for τ, which is covfree's, as are the defaults.
+    but for c_k, which is covfree's, as are the defaults.
     """
     return Method(
         check_strength("ridge", ridge),

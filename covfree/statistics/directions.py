@@ -83,8 +83,9 @@ def directed_rows(
     stands for: 1, or if q ≥ d directions are all there is of the scatter, its share of a_k.
 
     Not centred, they are the directions of the examples F themselves, with n_k in the place of a_k. Then
-    Σ_{j ≤ q} s_j² v_j v_jᵀ is the matrix of rank q that is nearest to F Fᵀ. The trace of what it leaves out,
-    over d, comes with the client's first direction, as its ``covariance``; that of all other rows is 0.
+    Σ_{j ≤ q} s_j² v_j v_jᵀ is the matrix of rank q that is nearest to F Fᵀ. The size of what it leaves out,
+    Σ_{j > q} s_j⁴ / Σ_{j > q} s_j², comes with the client's first direction, as its ``covariance``; that of
+    all other rows is 0.
 
     Clients are taken one after the other: each costs a product of size n·d·s and an ``eigh`` of size s, with
     n = ``client_size`` and s = min(n, d), whatever its own number of examples.
@@ -130,7 +131,7 @@ def directed_rows(
     rows = with_vectors(means, senders.client, directions, count, DIRECTION)
     if centred:
         return rows
-    first = jnp.where(place == 0, rest[:, None] / dim, 0).reshape(-1)
+    first = jnp.where(place == 0, rest[:, None], 0).reshape(-1)
     return replace(rows, covariance=jnp.concatenate([jnp.zeros(num_rows, first.dtype), first]))
 
 
@@ -166,7 +167,7 @@ def _of_clients(
 def _leading(
     residual: Float[Array, "examples dim"], number: int, degrees: Integer[Array, ""]
 ) -> tuple[Float[Array, "directions dim"], Float[Array, ""]]:
-    """Rows s_j v_j of the largest singular values, 0 past the degrees; and Σ s_j² over the others.
+    """Rows s_j v_j of the largest singular values, 0 past the degrees; and Σ s_j⁴ / Σ s_j² over the others.
 
     From the smaller of R Rᵀ and RᵀR.
     """
@@ -188,7 +189,9 @@ def _leading(
         rows = jnp.where(shown > 0, jnp.sqrt(jnp.where(shown > 0, shown, 1)), 0)[:, None] * leading
     # Past the degrees there is rounding alone.
     beyond = jnp.arange(len(values))
-    left_out = jnp.where((beyond >= number) & (beyond < degrees), jnp.maximum(values, 0), 0).sum()
+    others = jnp.where((beyond >= number) & (beyond < degrees), jnp.maximum(values, 0), 0)
+    trace = others.sum()
+    left_out = jnp.square(others).sum() / jnp.where(trace > 0, trace, 1)
     # One sign of the two, so that the order of examples does not show: the largest entry is positive.
     peak = jnp.take_along_axis(rows, jnp.abs(rows).argmax(1, keepdims=True), axis=1)
     rows = jnp.where(peak < 0, -rows, rows) * unit

@@ -69,12 +69,8 @@ def test_fedran_makes_up_for_what_the_directions_leave_out():
         head = covfree.solve_rows(method, rows, num_classes=10)
         return float(covfree.evaluate(head, 10 * data.test_features, data.test_labels))
 
-    # Ĝ has the trace of all examples.
-    squares = np.square(np.asarray(method.mapped(scaled[0]), float)).sum()
-    shown = np.square(np.asarray(rows.mean, float))[np.asarray(rows.sketch)].sum()
-    np.testing.assert_allclose(shown + 300 * np.asarray(rows.covariance, float).sum(), squares, rtol=1e-5)
     paper = dataclasses.replace(rows, covariance=np.zeros_like(rows.covariance))
-    assert accuracy(rows) > 0.75 > accuracy(paper) + 0.2
+    assert accuracy(rows) > 0.85 > accuracy(paper) + 0.3
 
 
 @pytest.mark.usefixtures("untyped")
