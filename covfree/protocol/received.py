@@ -154,7 +154,7 @@ def unlike(sound: Mapping[Hashable, Message], before: Message | None) -> dict[Ha
     # The same parts may be of another method. A message made by hand does not say.
     kinds = {client: sound[client].sends for client in parts if client not in reasons}
     frequent = Counter(kind for kind in kinds.values() if kind is not None)
-    usual = None if before is None else before.sends
+    usual = before.sends if before is not None and len(before.rows.count) else None
     usual = usual or max(sorted(frequent), key=frequent.__getitem__, default=None)
     for client, kind in kinds.items():
         if kind not in (None, usual):

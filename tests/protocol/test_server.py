@@ -713,5 +713,5 @@ def test_files_say_what_they_hold(tmp_path):
     assert covfree.load_message(tmp_path / "a.safetensors").sends == "ClassMeans"
     folder = covfree.MessageFolder(tmp_path)
     assert covfree.collect_files(folder, num_classes=2).message.sends == "ClassMeans"
-    with pytest.raises(ValueError, match="expected 'LocalHeads', as clients of 'ensemble' send"):
+    with pytest.raises(ValueError, match="expected 'LocalHeads', as clients of 'ensemble-scores' send"):
         covfree.solve_stream(covfree.ensemble("scores"), folder, num_classes=2)
