@@ -54,10 +54,10 @@ def fedran(
     The paper has no c_k. Its Ĝ is far too small, 0 for few clients, where features vary but no client's r
     directions reach, while P does not vanish there: unless λ is large against what was left out, the head
     follows these directions alone. Of all cI, c_k I is nearest to what was left out as the client's own
-    examples see it: c_k minimises Σ_{j > r} s_j² (s_j² − c)².
-    Digits over 5 clients, defaults: 95.5 %, the paper's form
-    73.3 %; at ten times the features' scale 95.3 % and 45.3 %. Over 30 clients it is 95.1 % against 97.5 %, and
-    at ten times the scale 95.5 % against 45.6 %: where little is left out, c_k may be more than is needed.
+    examples see it: c_k minimises Σ_{j > r} s_j² (s_j² − c)². Digits over 5 clients, defaults: 95.5 %, the
+    paper's form 73.3 %; at ten times the features' scale 95.3 % and 45.3 %. Over 30 clients it is 95.1 %
+    against 97.5 %, and at ten times the scale 95.5 % against 45.6 %: where little is left out, c_k may be
+    more than is needed.
 
     The paper's server merges the clients' subspaces by QR and SVD. Here nothing is cut off when they are
     added up, so a merge without a cut has the same Ĝ. `fedcof_residuals` sends directions about the class
