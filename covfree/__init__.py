@@ -11,6 +11,8 @@ from covfree import linalg as linalg
 from covfree import methods as methods
 from covfree import metrics as metrics
 from covfree.alignment import align as align
+from covfree.buckets import bucket_features as bucket_features
+from covfree.buckets import gaussian_thresholds as gaussian_thresholds
 from covfree.checks import check as check
 from covfree.costs import SentBytes as SentBytes
 from covfree.costs import alignment_bytes as alignment_bytes
@@ -57,9 +59,7 @@ from covfree.estimators import total_gram as total_gram
 from covfree.estimators import within_factor as within_factor
 from covfree.estimators import within_scatter as within_scatter
 from covfree.estimators.automatic import automatic as automatic
-from covfree.feature_maps import bucket_features as bucket_features
 from covfree.feature_maps import fourier_features as fourier_features
-from covfree.feature_maps import gaussian_thresholds as gaussian_thresholds
 from covfree.feature_maps import relu_features as relu_features
 from covfree.head_file import SavedHead as SavedHead
 from covfree.head_file import load_head as load_head

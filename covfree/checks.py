@@ -187,6 +187,25 @@ def check_above_zero(name: str, value: Any) -> Any:
     return value
 
 
+def check_share(name: str, value: Any) -> Any:
+    """Return a number, or raise unless it is one in [0, 1]; a traced one is taken as it is."""
+    check_strength(name, value)
+    if not is_traced(value) and value > 1:
+        raise ValueError(f"{name}: expected a number in [0, 1], got {value!r}")
+    return value
+
+
+def check_seed(name: str, value: Any) -> Any:
+    """Return a seed, or raise unless it is an integer; a traced one may be swept.
+
+    `jax.random.key` takes floats too, and cuts off what is behind the point: 0.5 would be the seed 0.
+    """
+    number = not isinstance(value, bool) and (hasattr(value, "dtype") or hasattr(value, "__index__"))
+    if not number or np.ndim(value) or not _integer(_dtype(value)):
+        raise TypeError(f"{name}: expected an integer, got {value!r}")
+    return value
+
+
 def _dtype(array: Any) -> np.dtype:
     return np.dtype(array.dtype) if hasattr(array, "dtype") else np.asarray(array).dtype
 

@@ -54,7 +54,8 @@ class Rows:
         client: number of the client that sent each row, from 0; −1 if it is unknown. A client has the same
             number in every part of a table. Most estimators do not need it.
         covariance: covariance of the examples behind each row, if clients send it: in full, its diagonal, or
-            one variance for all directions. 0 if the count is below 2.
+            one variance for all directions. 0 if the count is below 2. Of a residual direction: what the
+            client's directions leave out.
         sketch: True for rows that are no means but residual sketches (`residual_sketches`) or residual
             directions (`residual_directions`). Their labels, −1 and −2 (`DIRECTION`), are padding to
             functions that do not know them.
@@ -197,11 +198,13 @@ class Message:
             the counts.
         solved: whether the means in ``rows`` are columns of the client's own ridge solution, as in AFL's
             messages. False in what `collect` returns.
+        sends: what kind of message it is, ``method.sends``; None if it was made by hand.
     """
 
     rows: Rows
     matrix: Float[AnyArray, "dim dim"] | None = None
     solved: bool = field(default=False, metadata={"static": True})
+    sends: str | None = field(default=None, metadata={"static": True})
 
 
 def masked(

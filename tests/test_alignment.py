@@ -187,8 +187,12 @@ def test_bad_arguments_are_named():
     align = partial(covfree.align, features, clients)
     with pytest.raises(ValueError, match=r"basis: expected shape \[6, rank\]"):
         align(basis.T)
-    with pytest.raises(ValueError, match=r"strength: expected a number from 0 to 1, got 1\.5"):
-        align(basis, 1.5)
+    own = alignment.client_gaussian(features, basis)
+    for make in (align, partial(alignment.affine_map, own, own)):
+        with pytest.raises(ValueError, match=r"strength: expected a number in \[0, 1\], got 1\.5"):
+            make(basis, 1.5)
+    with pytest.raises(ValueError, match=r"own: expected a mean and a covariance of rank 4, .*\[6\]"):
+        alignment.affine_map(replace(own, mean=jnp.zeros(6)), own, basis)
     with pytest.raises(ValueError, match="clients: expected a client of 0 or above"):
         covfree.align(features, -1 - clients, basis)
     with pytest.raises(ValueError, match=r"gaussians: expected means \[clients, rank\]"):
@@ -221,3 +225,18 @@ def test_the_strength_may_be_swept():
     np.testing.assert_allclose(swept[0], features, rtol=1e-5)
     whole = covfree.align(features, clients, basis)(features, clients)
     np.testing.assert_allclose(swept[1], (features + whole) / 2, atol=1e-4)
+
+
+@pytest.mark.parametrize("exponent", [-50, 50])
+def test_aligned_features_are_the_same_in_any_unit(exponent):
+    """Fourth powers of what is beyond 1e±10 leave float32, products of covariances too."""
+    features, clients, basis = (np.asarray(x) for x in examples())
+    features, basis, unit = np.float32(features), np.float32(basis), np.float32(2.0**exponent)
+    found, other = (covfree.align(x, clients, basis) for x in (features, features * unit))
+    moved = np.asarray(other(features * unit, clients)) / unit
+    np.testing.assert_allclose(moved, found(features, clients), rtol=1e-5, atol=1e-5)
+    assert found.maps.basis.shape == basis.shape  # one for all
+    own, target = (alignment.client_gaussian(x * unit, basis) for x in (features[:40], features))
+    alone = alignment.affine_map(own, alignment.barycentre(jax.tree.map(lambda x: x[None], target)), basis)
+    own, target = (alignment.client_gaussian(x, basis) for x in (features[:40], features))
+    np.testing.assert_allclose(alone.matrix, alignment.affine_map(own, target, basis).matrix, atol=1e-4)

@@ -205,3 +205,16 @@ def test_a_choice():
         check_choice("head", "svm", ("lda", "ridge"))
     with pytest.raises(ValueError, match=r"head: expected one of \('lda', 'ridge'\), got 3"):
         check_choice("head", 3, ("lda", "ridge"))
+
+
+@pytest.mark.usefixtures("untyped")
+@pytest.mark.parametrize("seed", [0.5, 1.0, np.float32(2), True, "a", None, np.arange(2)])
+def test_seeds_are_integers(seed):
+    makers = (covfree.ccvr, covfree.fedpft, covfree.fishermix, covfree.proto_hyper, covfree.deepafl)
+    more = (covfree.safle, covfree.stsa_e, covfree.fedran, partial(covfree.relu_features, 3))
+    features = partial(covfree.fourier_features, 3), partial(covfree.bucket_features, np.zeros((2, 1)))
+    for make in (*makers, *more, *features):
+        make(seed=3)
+        make(seed=np.int64(3))
+        with pytest.raises(TypeError, match="seed: expected an integer, got "):
+            make(seed=seed)

@@ -89,8 +89,10 @@ def client_gaussian(
     """
     inside = product(jnp.asarray(features), jnp.asarray(basis))
     count = jnp.ones(len(features), jnp.int32)
-    covariance = estimate_covariance(inside, count, shrinkage=ledoit_wolf())
-    return Gaussian(inside.mean(0), covariance, count.sum())
+    # The rule has fourth powers.
+    unit = power_of_two(inside - inside[:1])
+    covariance = estimate_covariance(inside / unit, count, shrinkage=ledoit_wolf())
+    return Gaussian((inside / unit).mean(0) * unit, covariance * unit * unit, count.sum())
 
 
 def barycentre(gaussians: Gaussian) -> Gaussian:
@@ -118,7 +120,7 @@ def barycentre(gaussians: Gaussian) -> Gaussian:
 
 @jax.jit
 def _barycentre(gaussians: Gaussian) -> Gaussian:
-    covariances = jnp.asarray(gaussians.covariance)
+    unit, covariances = scaled(jnp.asarray(gaussians.covariance))
     dtype = covariances.dtype
     count = jnp.asarray(gaussians.count)
     share = count.astype(dtype) / jnp.maximum(count.sum(), 1).astype(dtype)
@@ -142,7 +144,9 @@ def _barycentre(gaussians: Gaussian) -> Gaussian:
 
     start = jnp.einsum("k,kij->ij", share, covariances, precision=jax.lax.Precision.HIGHEST)
     matrix = jax.lax.while_loop(unfinished, one_step, (start, jnp.ones((), dtype), jnp.int32(0)))[0]
-    return Gaussian(product(share[None, :], jnp.asarray(gaussians.mean))[0], matrix, count.sum())
+    return Gaussian(
+        product(share[None, :], jnp.asarray(gaussians.mean))[0], matrix * unit * unit, count.sum()
+    )
 
 
 def check_basis(features: AnyArray, basis: AnyArray) -> None:
@@ -170,6 +174,19 @@ def roots(matrix: Float[Array, "rank rank"]) -> tuple[Float[Array, "rank rank"],
     scaled = (vectors * jnp.where(kept, x, 0)[None, :] for x in (root, 1 / root))
     first, second = (product(each, vectors.T) for each in scaled)
     return first, second
+
+
+def scaled(covariance: Float[Array, "*clients rank rank"]) -> tuple[Float[Array, ""], jax.Array]:
+    """A power of two u, and Σ/u² with a largest entry near 1: products of Σ then stay in the data type."""
+    unit = power_of_two(jnp.sqrt(jnp.abs(covariance)))
+    return unit, covariance / unit / unit
+
+
+def power_of_two(values: jax.Array) -> Float[Array, ""]:
+    """The power of two nearest to the largest of these numbers: dividing by it rounds nothing."""
+    largest = jax.lax.stop_gradient(jnp.abs(values).max(initial=0))
+    exponent = jnp.round(jnp.log2(jnp.where(largest > 0, largest, 1))).astype(jnp.int32)
+    return jnp.ldexp(jnp.ones((), largest.dtype), exponent)
 
 
 def between(outer: jax.Array, inner: jax.Array) -> jax.Array:

@@ -11,11 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer
 
-from covfree.alignment.gaussians import Gaussian, barycentre, between, check_basis, roots
-from covfree.checks import check, check_example_structure, check_strength
+from covfree.alignment.gaussians import (
+    Gaussian,
+    barycentre,
+    between,
+    check_basis,
+    power_of_two,
+    roots,
+    scaled,
+)
+from covfree.checks import check, check_example_structure, check_share, check_type
+from covfree.doors import compiled
 from covfree.estimators import estimate_covariances, first_moments, ledoit_wolf
 from covfree.products import product
-from covfree.types import AnyArray, Rows, Scalar, is_traced
+from covfree.types import AnyArray, Rows, Scalar
 
 
 class AffineMap(NamedTuple):
@@ -41,8 +50,11 @@ class AffineMap(NamedTuple):
         """The features, moved."""
         features = jnp.asarray(features)
         inside = product(features, self.basis)
-        moved = self.target[None, :] + product(inside - self.mean[None, :], self.matrix)
-        return features + self.strength * product(moved - inside, self.basis.T)
+        return features + self.strength * product(self.inside(inside) - inside, self.basis.T)
+
+    def inside(self, features: Float[Array, "examples rank"]) -> Float[Array, "examples rank"]:
+        """T(z), of features in the subspace."""
+        return self.target[None, :] + product(features - self.mean[None, :], self.matrix)
 
 
 @dataclass(frozen=True)
@@ -51,7 +63,7 @@ class Alignment:
 
     Attributes:
         client: the clients' numbers, in order.
-        maps: their maps, each leaf with an axis for clients.
+        maps: their maps; ``mean`` and ``matrix`` have an axis for clients, the others are the same for all.
         target: the barycentre.
     """
 
@@ -81,15 +93,33 @@ class Alignment:
 
 @jax.jit
 def _moved(features: jax.Array, place: jax.Array, maps: AffineMap) -> jax.Array:
-    def one_client(moved: jax.Array, own: tuple[jax.Array, AffineMap]) -> tuple[jax.Array, None]:
-        number, its = own
-        return jnp.where((place == number)[:, None], its(features), moved), None
+    features = features.astype(jnp.result_type(features, maps.mean))
+    inside = product(features, maps.basis)
 
-    start = features.astype(jnp.result_type(features, maps.mean))
-    return jax.lax.scan(one_client, start, (jnp.arange(len(maps.mean)), maps))[0]
+    def one_client(moved: jax.Array, own: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
+        number, mean, matrix = own
+        its = maps._replace(mean=mean, matrix=matrix).inside(inside)
+        return jnp.where((place == number)[:, None], its, moved), None
+
+    clients = jnp.arange(len(maps.mean)), maps.mean, maps.matrix
+    moved = jax.lax.scan(one_client, inside, clients)[0]
+    return features + maps.strength * product(moved - inside, maps.basis.T)
 
 
-@jax.jit
+def _check_map(own: Gaussian, target: Gaussian, basis: AnyArray, strength: Scalar = 1.0) -> None:
+    check_share("strength", strength)
+    rank = jnp.shape(basis)[-1]
+    for name, gaussian in (("own", own), ("target", target)):
+        check_type(name, gaussian, Gaussian)
+        shapes = jnp.shape(gaussian.mean), jnp.shape(gaussian.covariance)
+        if shapes != ((rank,), (rank, rank)):
+            raise ValueError(
+                f"{name}: expected a mean and a covariance of rank {rank}, that of the basis, got "
+                f"{list(shapes[0])} and {list(shapes[1])}"
+            )
+
+
+@compiled(check=_check_map)
 def affine_map(
     own: Gaussian, target: Gaussian, basis: Float[AnyArray, "dim rank"], strength: Scalar = 1.0
 ) -> AffineMap:
@@ -104,9 +134,16 @@ def affine_map(
         target: the `barycentre`.
         basis: Q.
         strength: t, from 0 to 1.
+
+    Raises:
+        TypeError: if ``own`` or ``target`` is no `Gaussian`.
+        ValueError: if shapes do not fit, or a strength is outside [0, 1].
     """
-    root, inverse = roots(own.covariance)
-    matrix = between(inverse, roots(between(root, target.covariance))[0])
+    (own_unit, own_covariance), (unit, covariance) = (
+        scaled(jnp.asarray(each.covariance)) for each in (own, target)
+    )
+    root, inverse = roots(own_covariance)
+    matrix = between(inverse, roots(between(root, covariance))[0]) * (unit / own_unit)
     return AffineMap(jnp.asarray(basis), own.mean, matrix, target.mean, jnp.asarray(strength, matrix.dtype))
 
 
@@ -151,8 +188,7 @@ def align(
     clients = np.asarray(clients)
     check(features, np.zeros(np.shape(features)[:1], np.int32), clients)
     check_basis(features, basis)
-    if not is_traced(check_strength("strength", strength)) and strength > 1:
-        raise ValueError(f"strength: expected a number from 0 to 1, got {strength!r}")
+    check_share("strength", strength)
     names, place = np.unique(clients, return_inverse=True)
     place, names = place - (names < 0).sum(), names[names >= 0]
     if not len(names):
@@ -165,13 +201,17 @@ def align(
 def _maps(
     features: jax.Array, place: jax.Array, basis: jax.Array, strength: Scalar, num_clients: int
 ) -> tuple[AffineMap, Gaussian]:
-    rows = Rows.from_examples(product(features, basis), place)
+    inside = product(features, basis)
+    kept = (place >= 0)[:, None]
+    # Fourth powers, and products of covariances, stay in the data type.
+    unit = power_of_two(jnp.where(kept, inside - inside[jnp.argmax(place >= 0)][None, :], 0))
+    rows = Rows.from_examples(jnp.where(kept, inside, 0) / unit, place)
     moments = first_moments(rows, num_clients)
     covariances = estimate_covariances(rows, num_clients, shrinkage=ledoit_wolf())
     own = Gaussian(moments.mean, covariances, moments.count)
     target = barycentre(own)
 
-    def one_client(own: Gaussian) -> AffineMap:
-        return affine_map(own, target, basis, strength)
-
-    return jax.lax.map(one_client, own), target
+    matrix = jax.lax.map(lambda own: affine_map(own, target, basis, strength).matrix, own)
+    target = Gaussian(target.mean * unit, target.covariance * unit * unit, target.count)
+    strength = jnp.asarray(strength, matrix.dtype)
+    return AffineMap(basis, own.mean * unit, matrix, target.mean, strength), target

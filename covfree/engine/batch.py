@@ -82,9 +82,9 @@ def solve_message(method: Method, message: Message, *, num_classes: int) -> Any:
         The head, of the method's kind; equal, within rounding, to that of `fit` on the clients' examples.
 
     Raises:
-        ValueError: if the message lacks a part that the method's clients send, or does not come from
-            `collect`; if it has no rows, as nobody has sent any; if the head is not finite (unless it is
-            traced).
+        ValueError: if the message lacks a part that the method's clients send, is of a method whose clients
+            send something else, or does not come from `collect`; if it has no rows, as nobody has sent any;
+            if the head is not finite (unless it is traced).
 
     >>> import covfree, jax.numpy as jnp
     >>> method = covfree.fed3r()
@@ -102,6 +102,7 @@ def solve_message(method: Method, message: Message, *, num_classes: int) -> Any:
         raise ValueError(
             "message: expected one that was collected, as solutions are not means; got solved = True"
         )
+    method.check_sends(message.sends)
     count = message.rows.count
     if not len(count):
         raise ValueError(

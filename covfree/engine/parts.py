@@ -183,6 +183,7 @@ class FolderParts:
                 "source: expected messages of rows alone, got some with a matrix; "
                 "use collect_files and solve_message"
             )
+        self.sends = next((header.sends for header in headers if header.sends is not None), None)
         lengths = [len(header.rows.count) for header in headers]
         self._ends = np.cumsum(lengths)
         sent = np.array(lengths) > 0

@@ -199,7 +199,9 @@ def _cut(
             f"method: expected one whose clients send rows alone, got {method.name!r}, which sends "
             f"{method.message.name}; use collect_files and solve_message"
         )
-    return FolderParts(source, part_rows, num_classes, method.whole_clients, dim)
+    parts = FolderParts(source, part_rows, num_classes, method.whole_clients, dim)
+    method.check_sends(parts.sends)
+    return parts
 
 
 def _forms(method: Method, padding: Rows, num_classes: int) -> list[Form]:

@@ -96,8 +96,12 @@ def _fit(
     # About one of the examples first: the mean of equal values is rounded, and its rounding is no spread.
     first = values[jnp.argmax(kept)][None, :]
     values = jnp.where(kept[:, None], values - first, 0)
+    # Squares of huge numbers would overflow, and those of tiny ones vanish.
+    largest = jax.lax.stop_gradient(jnp.abs(values).max(initial=0))
+    unit = jnp.where(largest > 0, largest, 1)
+    values = values / unit
     mean = product(share[None, :], values)
-    values, mean = jnp.where(kept[:, None], values - mean, 0), first + mean
+    values, mean = jnp.where(kept[:, None], values - mean, 0), first + unit * mean
     spread = jnp.sqrt(jnp.mean(product(share[None, :], jnp.square(values))))
     spread = jnp.where(spread > 0, spread, 1)
     values = values / spread
@@ -114,6 +118,6 @@ def _fit(
 
     start = LinearHead(jnp.zeros((features.shape[1], num_classes), dtype), jnp.zeros(num_classes, dtype))
     head = minimise(loss, start, num_steps)
-    slopes = head.weight / spread
+    slopes = head.weight / spread / unit
     bias = head.bias - product(mean, slopes)[0]
     return head_for_present(slopes, bias, present)

@@ -22,7 +22,8 @@ class DirectedMeans(OfManyClients):
 
     Attributes:
         num_directions: most directions of a client.
-        centred: whether they are directions of its residuals, not of its examples.
+        centred: whether they are directions of its residuals, not of its examples. Of examples it sends the
+            trace of what the directions leave out too.
     """
 
     num_directions: int
@@ -67,11 +68,14 @@ class DirectedMeans(OfManyClients):
         )
 
     def floats(self, labels: np.ndarray, clients: np.ndarray, dim: int) -> tuple[int, int]:
-        """A mean a row, and of each client min(q, n_k − rows, d) directions; min(q, n_k, d) of examples."""
+        """A mean a row, and of each client min(q, n_k − rows, d) directions.
+
+        Of examples min(q, n_k, d) directions, and a number beside each row.
+        """
         rows, sizes = client_sizes(labels, clients)
         degrees = sizes - rows if self.centred else sizes
         lines = int(rows.sum() + np.minimum(np.minimum(degrees, self.num_directions), dim).sum())
-        return lines, lines * dim
+        return lines, lines * (dim if self.centred else dim + 1)
 
     def flops(self, labels: np.ndarray, clients: np.ndarray, dim: int) -> int:
         """A mean and a residual, n·d each; then with s = min(n, d) a product and an ``eigh`` of size s."""

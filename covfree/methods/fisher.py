@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from covfree.checks import check_above_zero, check_positive, check_strength
+from covfree.checks import check_above_zero, check_positive, check_seed, check_share, check_strength
 from covfree.estimators import Shrinkage, relative
 from covfree.estimators.moments import centred_means
 from covfree.heads.fisher import fisher_directions, residual_head, unprojected
@@ -21,7 +21,7 @@ from covfree.methods.message_form import class_covariance_matrices
 from covfree.methods.method import Method
 from covfree.methods.summaries import Examples
 from covfree.products import product
-from covfree.types import LinearHead, Moments, Rows, Scalar, is_traced
+from covfree.types import LinearHead, Moments, Rows, Scalar
 
 # (1 − a)Σ + a·t·I with the paper's a = 0.05 is this rule times 0.95, a factor that changes no direction.
 _PAPER = 0.05 / 0.95
@@ -79,7 +79,9 @@ class _DrawnHead:
     def __call__(
         self, numbers: _Numbers, system: Scatter, moments: Moments, scatters: jax.Array
     ) -> LinearHead:
-        directions = fisher_directions(system, moments)
+        # In the metric of the total covariance a class far from all others hides no directions from the
+        # penalty and the steps of training; LDA's scores are those of the common covariance.
+        directions = fisher_directions(system, moments, total=self.rank is None)
         features, labels = _drawn(numbers, directions, system, moments, scatters, self.num_samples)
         if self.rank is None or numbers.distilled is None or numbers.temperature is None:
             head = softmax_head(features, labels, moments.count.shape[0], l2=numbers.l2)
@@ -133,7 +135,12 @@ def fishermix(
     stay. Whether Σ_c or the common covariance is drawn from differs between their settings; this is Σ_c.
     """
     check_positive("num_samples", num_samples)
-    numbers = _Numbers(_rule(shrinkage), check_above_zero("spread", spread), seed, check_strength("l2", l2))
+    numbers = _Numbers(
+        _rule(shrinkage),
+        check_above_zero("spread", spread),
+        check_seed("seed", seed),
+        check_strength("l2", l2),
+    )
     return _method("fishermix", numbers, _DrawnHead(num_samples, None))
 
 
@@ -174,15 +181,12 @@ def proto_hyper(
     """
     check_positive("num_samples", num_samples)
     check_positive("rank", rank)
-    check_strength("distilled", distilled)
-    if not is_traced(distilled) and distilled > 1:
-        raise ValueError(f"distilled: expected a number in [0, 1], got {distilled!r}")
     numbers = _Numbers(
         _rule(shrinkage),
         check_above_zero("spread", spread),
-        seed,
+        check_seed("seed", seed),
         check_strength("l2", l2),
-        distilled,
+        check_share("distilled", distilled),
         check_above_zero("temperature", temperature),
     )
     return _method("proto-hyper", numbers, _DrawnHead(num_samples, rank))

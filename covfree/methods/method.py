@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from covfree.checks import check_row_structure
@@ -100,6 +102,28 @@ class Method:
             raise ValueError(
                 f"message: expected a MessageForm where the summary is Examples(), as these never leave a "
                 f"client, and None elsewhere; got {self.message!r} with {self.summary!r}"
+            )
+
+    @property
+    def sends(self) -> str:
+        """What clients send, in words: equal for methods whose servers can use each other's messages.
+
+        The form, and the map of features that is behind it with a checksum of its numbers.
+        """
+        form = type(self.summary).__name__ if self.message is None else self.message.name
+        if self.feature_map is None:
+            return form
+        leaves = map(np.asarray, jax.tree.leaves(self.feature_map))
+        # A map that is no pytree has no numbers to compare.
+        numbers = b"".join(x.astype(np.float32).tobytes() for x in leaves if x.dtype.kind in "iuf")
+        kind = f"{type(self.feature_map).__name__} of {self.feature_map.num_features}"
+        return f"{form} in {kind} ({zlib.crc32(numbers):08x})"
+
+    def check_sends(self, sends: str | None) -> None:
+        """Raise if a message says that it is of another kind than this method's."""
+        if sends is not None and sends != self.sends:
+            raise ValueError(
+                f"message: expected {self.sends!r}, as clients of {self.name!r} send, got {sends!r}"
             )
 
     def client_part(self) -> Method:

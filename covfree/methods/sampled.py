@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from covfree.checks import check_positive, check_strength
+from covfree.checks import check_positive, check_seed, check_strength
 from covfree.heads.softmax import softmax_head
 from covfree.heads.virtual import sample_rows
 from covfree.methods.fedncm import moments_phase
@@ -65,9 +65,8 @@ def ccvr(num_samples: int = 10_000, *, l2: Scalar = 1e-3, seed: Scalar = 0) -> M
     classifier of a model that was trained federatedly; here the backbone is frozen and the head starts at 0.
     """
     check_positive("num_samples", num_samples)
-    check_strength("l2", l2)
     return Method(
-        _Numbers(seed, l2),
+        _Numbers(check_seed("seed", seed), check_strength("l2", l2)),
         "ccvr",
         Examples(),
         (moments_phase, scatters_phase),
@@ -118,9 +117,8 @@ def fedpft(
     Source: Beitollahi, Bie, Hemati, Brunswic, Li, Chen and Zhang (2024), Alg. 1.
     """
     check_positive("num_samples", num_samples)
-    check_strength("l2", l2)
     return Method(
-        _Numbers(seed, l2),
+        _Numbers(check_seed("seed", seed), check_strength("l2", l2)),
         "fedpft",
         Mixtures(num_components, covariance),
         (moments_phase, keep_phase),

@@ -57,6 +57,8 @@ def save_message(message: Message, path: str | PathLike[str]) -> None:
         "identity": uuid.uuid4().hex,
         "solved": str(message.solved).lower(),
     }
+    if message.sends is not None:
+        metadata["sends"] = message.sends
     # As bytes: the library's own writing to files gives them a mode that shuts other users out.
     content = optional("safetensors.numpy", "safetensors").save(tensors, metadata=metadata)
     with replacing(Path(path)) as file:
@@ -92,7 +94,8 @@ def _opened(path: str | PathLike[str]) -> Iterator[Any]:
 
 def _as_message(opened: Any, tensors: Mapping[str, np.ndarray]) -> Message:
     rows = Rows(**{name: tensors.get(name) for name in _ROWS})  # pyright: ignore[reportArgumentType]
-    return Message(rows, tensors.get("matrix"), opened.metadata().get("solved") == "true")
+    metadata = opened.metadata()
+    return Message(rows, tensors.get("matrix"), metadata.get("solved") == "true", metadata.get("sends"))
 
 
 def load_message(path: str | PathLike[str]) -> Message:

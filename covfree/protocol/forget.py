@@ -42,8 +42,8 @@ def forget(
     Raises:
         ValueError: if the client or the class is not known; if the method sends a matrix and ``message`` is
             missing or has other rows than the client's; if one class is to be removed, but the client's
-            matrix or sketches mix its classes; if the matrix is larger than that of all clients together.
-            Nothing is removed then.
+            matrix or sketches mix its classes; if the matrix is larger than that of all clients together,
+            or, of the only client, another. Nothing is removed then.
 
     >>> import covfree, jax.numpy as jnp
     >>> from covfree.protocol.server import collect
@@ -82,8 +82,8 @@ def forget(
             )
         own = _matrix_of(message, select_rows(rows, mine), collected.solved)
         matrix = np.asarray(matrix) - own
-        if not mine.all():
-            _check_rest(matrix, own, count_sum(rows.count))
+        check = _check_nothing if mine.all() else _check_rest
+        check(matrix, own, count_sum(rows.count))
     rows, clients = select_rows(rows, ~mine), collected.clients
     if label is None:
         owner = np.asarray(rows.client)
@@ -92,7 +92,7 @@ def forget(
         repeated = {c: reason for c, reason in collected.repeated.items() if c != client}
         receipts = {c: receipt for c, receipt in collected.receipts.items() if c != client}
         collected = replace(collected, repeated=repeated, receipts=receipts)
-    return replace(collected, message=Message(rows, matrix), clients=clients)
+    return replace(collected, message=replace(collected.message, rows=rows, matrix=matrix), clients=clients)
 
 
 def _matrix_of(message: Message, stored: Rows, solved: bool) -> np.ndarray:
@@ -123,6 +123,18 @@ def _matrix_of(message: Message, stored: Rows, solved: bool) -> np.ndarray:
             f"{stored.mean[row, column]} at position {column}; got {rows.mean[row, column]}"
         )
     return matrix
+
+
+def _check_nothing(rest: np.ndarray, own: np.ndarray, num_examples: float) -> None:
+    """Raise unless the only client's matrix leaves nothing of the sum, but for rounding."""
+    size = np.sqrt(np.diagonal(own).astype(np.float64))
+    allowed = 4 * rounding(num_examples, jnp.dtype(jnp.bfloat16)) * size[:, None] * size
+    if (np.abs(rest) > allowed).any():
+        i, j = (int(place) for place in np.argwhere(np.abs(rest) > allowed)[0])
+        raise ValueError(
+            f"message: expected the matrix that the client sent, which holds {rest[i, j] + own[i, j]} at "
+            f"{(i, j)}; got {own[i, j]}"
+        )
 
 
 def _check_rest(rest: np.ndarray, own: np.ndarray, num_examples: float) -> None:

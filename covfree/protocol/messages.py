@@ -53,7 +53,8 @@ def client_message(
     message = method.made(features, labels, num_classes, key)
     rows = _present(message.rows)
     # A client without examples sends nothing, not d² zeros.
-    return replace(message, rows=rows) if len(rows.count) else Message(rows)
+    message = replace(message, rows=rows) if len(rows.count) else Message(rows)
+    return replace(message, sends=method.sends)
 
 
 def _present(rows: Rows) -> Rows:

@@ -96,7 +96,7 @@ def sound_message(message: Message, bounds: Bounds, num_examples: int | None = N
         check_rows(rows, num_classes=bounds.num_classes)
     if bounds.max_norm is not None:
         _check_norms(rows, None if message.solved else matrix, total, bounds.max_norm)
-    return Message(rows, matrix)
+    return Message(rows, matrix, sends=message.sends)
 
 
 def common_dim(messages: Iterable[Any]) -> int | None:
@@ -151,6 +151,14 @@ def unlike(sound: Mapping[Hashable, Message], before: Message | None) -> dict[Ha
                 wanted, got = _described(name, expected[name]), _described(name, own[name])
                 reasons[client] = f"{name}: expected {wanted} as others send, got {got}"
                 break
+    # The same parts may be of another method. A message made by hand does not say.
+    kinds = {client: sound[client].sends for client in parts if client not in reasons}
+    frequent = Counter(kind for kind in kinds.values() if kind is not None)
+    usual = before.sends if before is not None and len(before.rows.count) else None
+    usual = usual or max(sorted(frequent), key=frequent.__getitem__, default=None)
+    for client, kind in kinds.items():
+        if kind not in (None, usual):
+            reasons[client] = f"sends: expected {usual!r} as others send, got {kind!r}"
     return reasons
 
 

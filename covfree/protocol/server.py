@@ -193,10 +193,11 @@ def _merged(messages: Sequence[Message]) -> Message:
     rows = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
     # An integer beside floats would make wider floats of both.
     rows = replace(rows, count=rows.count.astype(jnp.result_type(*(part.count.dtype for part in parts))))
+    sends = next((message.sends for message in messages if message.sends is not None), None)
     matrix: np.ndarray | None = None
     # One at a time: K matrices at once would be K·d² numbers.
     for message in messages:
         if message.matrix is not None:
             matrix = np.zeros(np.shape(message.matrix)) if matrix is None else matrix
             matrix += message.matrix
-    return Message(rows, matrix)
+    return Message(rows, matrix, sends=sends)

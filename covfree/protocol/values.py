@@ -89,10 +89,15 @@ def largest_sum(dtype: np.dtype) -> float:
 def square_sums(rows: Rows) -> np.ndarray:
     """Σ‖f‖² over the examples behind each row, as far as it tells: n‖μ‖² + (n − 1) tr S; on the host.
 
-    A sketch is a sum over the examples already.
+    A sketch is a sum over the examples already. What a direction has beside it is at most the square of the
+    next one.
     """
     count, mean = np.asarray(rows.count).astype(np.float64), _at_least_float32(rows.mean)
-    terms = count if rows.sketch is None else np.where(np.asarray(rows.sketch), 1.0, count)
+    sketch = np.zeros(len(count), bool) if rows.sketch is None else np.asarray(rows.sketch)
+    terms, degrees = (
+        np.where(sketch, 1.0, count),
+        np.where(sketch, 1 / max(1, mean.shape[1]), np.maximum(count - 1, 0)),
+    )
     with np.errstate(over="ignore", invalid="ignore"):
         sums = terms * np.einsum("rd,rd->r", mean, mean)
         if rows.covariance is not None:
@@ -102,7 +107,7 @@ def square_sums(rows: Rows) -> np.ndarray:
                 2: lambda: values.sum(1),
                 3: lambda: np.einsum("rdd->r", values),
             }[values.ndim]()
-            sums += np.maximum(count - 1, 0) * trace
+            sums += degrees * trace
     return sums
 
 

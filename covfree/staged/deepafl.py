@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from covfree.checks import check_above_zero, check_positive, check_strength
+from covfree.checks import check_above_zero, check_positive, check_seed, check_strength
 from covfree.heads.mapped import MappedHead
 from covfree.keys import derive
 from covfree.lapack import eigh
@@ -222,5 +222,5 @@ def deepafl(
     check_positive("inner", inner)
     check_strength("ridge", ridge)
     check_above_zero("layer_ridge", layer_ridge)
-    numbers = _Numbers(ridge, layer_ridge, seed, width, inner, num_layers)
+    numbers = _Numbers(ridge, layer_ridge, check_seed("seed", seed), width, inner, num_layers)
     return Staged(numbers, "deepafl", 2 * num_layers + 1, _terms, _advance, _head, _flops)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from covfree.checks import check_above_zero, check_positive
-from covfree.feature_maps import BucketFeatures, bucket_features, gaussian_thresholds
+from covfree.buckets import BucketFeatures, bucket_features, gaussian_thresholds
+from covfree.checks import check_above_zero, check_positive, check_seed
 from covfree.heads.mapped import MappedHead
 from covfree.staged.staged import Normal, Staged, least_squares, normal_terms
 from covfree.types import Scalar
@@ -27,13 +27,25 @@ class _Numbers:
     group_size: int = field(metadata={"static": True})
 
 
+class _Mean(NamedTuple):
+    """What the centre c is made of.
+
+    Attributes:
+        number: n.
+        total: Σx.
+    """
+
+    number: Int[Array, ""]
+    total: Float[Array, " dim"]
+
+
 class _Scale(NamedTuple):
     """What thresholds are made of.
 
     Attributes:
         number: n.
-        total: Σx.
-        square: Σx².
+        total: Σ(x − c).
+        square: Σ(x − c)².
     """
 
     number: Int[Array, ""]
@@ -41,31 +53,39 @@ class _Scale(NamedTuple):
     square: Float[Array, " dim"]
 
 
+# The server's state after one round, two and three.
+_State: TypeAlias = Float[Array, " dim"] | BucketFeatures | MappedHead
+
+
 def _terms(
     numbers: _Numbers,
-    state: BucketFeatures | None,
+    state: _State | None,
     features: jax.Array,
     targets: jax.Array,
     kept: jax.Array,
-) -> _Scale | Normal:
+) -> _Mean | _Scale | Normal:
+    number = kept.sum(dtype=jnp.int32)
     if state is None:
-        return _Scale(kept.sum(dtype=jnp.int32), features.sum(0), jnp.square(features).sum(0))
-    return normal_terms(state(features), targets, kept)
+        return _Mean(number, features.sum(0))
+    if isinstance(state, BucketFeatures):
+        return normal_terms(state(features), targets, kept)
+    assert isinstance(state, jax.Array)
+    away = jnp.where(kept[:, None], features - state.astype(features.dtype)[None, :], 0)
+    return _Scale(number, away.sum(0), jnp.square(away).sum(0))
 
 
-def _advance(
-    numbers: _Numbers, state: BucketFeatures | None, totals: _Scale | Normal
-) -> BucketFeatures | MappedHead:
-    if state is None:
-        assert isinstance(totals, _Scale)
-        return bucket_features(
-            gaussian_thresholds(*totals, numbers.num_buckets), numbers.group_size, seed=numbers.seed
-        )
-    assert isinstance(totals, Normal)
+def _advance(numbers: _Numbers, state: _State | None, totals: _Mean | _Scale | Normal) -> _State:
+    if isinstance(totals, _Mean):
+        return totals.total / jnp.maximum(totals.number, 1)
+    if isinstance(totals, _Scale):
+        assert isinstance(state, jax.Array)
+        thresholds = gaussian_thresholds(*totals, numbers.num_buckets, centre=state)
+        return bucket_features(thresholds, numbers.group_size, seed=numbers.seed)
+    assert isinstance(state, BucketFeatures)
     return MappedHead(state, least_squares(totals, numbers.ridge))
 
 
-def _head(numbers: _Numbers, state: BucketFeatures | MappedHead | None) -> MappedHead | None:
+def _head(numbers: _Numbers, state: _State | None) -> MappedHead | None:
     return state if isinstance(state, MappedHead) else None
 
 
@@ -73,19 +93,21 @@ def _flops(numbers: _Numbers, num_examples: int, dim: int, num_classes: int) -> 
     """Sums, and the Gram matrix as for any features, though those of one-hot tables are mostly 0."""
     bits = dim * numbers.num_buckets
     mapped = -(-bits // numbers.group_size) * 2**numbers.group_size
-    return num_examples * (3 * dim + bits + 2 * mapped * (mapped + num_classes))
+    return num_examples * (5 * dim + bits + 2 * mapped * (mapped + num_classes))
 
 
 def safle(num_buckets: int = 3, group_size: int = 3, *, ridge: Scalar = 10.0, seed: Scalar = 0) -> Staged:
-    """Make SAFLe: features fall into buckets, groups of which are looked up in tables; two rounds of sums.
+    """Make SAFLe: features fall into buckets, groups of which are looked up in tables; three rounds of sums.
 
-    In the first round clients send n, Σx and Σx², of which the server makes the buckets' thresholds, Gaussian
-    quantiles of each feature (`gaussian_thresholds`): no example leaves a client. In the second they send
-    ΦᵀΦ and ΦᵀY of the mapped features Φ (`bucket_features`), of which the server solves W = (ΦᵀΦ + λI)⁻¹ΦᵀY.
-    As clients send sums alone, the head does not depend on how examples are spread over them.
+    In the first round clients send n and Σx, of which the server makes the mean c. In the second they send n,
+    Σ(x − c) and Σ(x − c)², of which it makes the buckets' thresholds, Gaussian quantiles of each feature
+    (`gaussian_thresholds`): no example leaves a client. Squares about c keep their digits wherever the
+    features lie. In the third they send ΦᵀΦ and ΦᵀY of the mapped features Φ (`bucket_features`), of which
+    the server solves W = (ΦᵀΦ + λI)⁻¹ΦᵀY. As clients send sums alone, the head does not depend on how
+    examples are spread over them.
 
-    Bytes up of each client: 4·(2·d + D² + D·C) with D = ⌈d·L/G⌉·2ᴳ, and 1 + C counts; the defaults give
-    D = 8·d. Bytes down: 4·d·L.
+    Bytes up of each client: 4·(3·d + D² + D·C) with D = ⌈d·L/G⌉·2ᴳ, and 2 + C counts; the defaults give
+    D = 8·d. Bytes down: 4·d·(1 + L).
 
     Args:
         num_buckets: L, thresholds of each feature.
@@ -113,5 +135,6 @@ def safle(num_buckets: int = 3, group_size: int = 3, *, ridge: Scalar = 10.0, se
     """
     check_positive("num_buckets", num_buckets)
     check_positive("group_size", group_size)
+    check_seed("seed", seed)
     numbers = _Numbers(check_above_zero("ridge", ridge), seed, num_buckets, group_size)
-    return Staged(numbers, "safle", 2, _terms, _advance, _head, _flops)
+    return Staged(numbers, "safle", 3, _terms, _advance, _head, _flops)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -61,7 +62,7 @@ def residual_directions(
     kept = (labels >= 0) & (labels < num_classes)
     degrees = jnp.maximum(counts - 1, 0).sum()
     residual = residuals(features, means, jnp.where(kept, labels, num_classes))
-    return _leading(residual, num_directions, degrees), degrees
+    return _leading(residual, num_directions, degrees)[0], degrees
 
 
 def directed_rows(
@@ -82,7 +83,9 @@ def directed_rows(
     stands for: 1, or if q ≥ d directions are all there is of the scatter, its share of a_k.
 
     Not centred, they are the directions of the examples F themselves, with n_k in the place of a_k. Then
-    Σ_{j ≤ q} s_j² v_j v_jᵀ is the matrix of rank q that is nearest to F Fᵀ.
+    Σ_{j ≤ q} s_j² v_j v_jᵀ is the matrix of rank q that is nearest to F Fᵀ. The size of what it leaves out,
+    Σ_{j > q} s_j⁴ / Σ_{j > q} s_j², comes with the client's first direction, as its ``covariance``; that of
+    all other rows is 0.
 
     Clients are taken one after the other: each costs a product of size n·d·s and an ``eigh`` of size s, with
     n = ``client_size`` and s = min(n, d), whatever its own number of examples.
@@ -120,12 +123,16 @@ def directed_rows(
         senders = senders._replace(hidden=senders.size)
     centres = jnp.asarray(means.mean) if centred else jnp.zeros_like(means.mean)
     residual = residuals(features, centres, jnp.where(row >= 0, row, num_rows))
-    directions = _of_clients(residual, senders, client_size, num_directions)
+    directions, rest = _of_clients(residual, senders, client_size, num_directions)
     place, dim, hidden = jnp.arange(num_directions)[None, :], features.shape[1], senders.hidden[:, None]
     # The shares of a_k differ by 1 at most.
     share = (hidden + dim - 1 - place) // dim if num_directions >= dim else jnp.minimum(hidden, 1)
     count = jnp.where(place < jnp.minimum(hidden, dim), share, 0)
-    return with_vectors(means, senders.client, directions, count, DIRECTION)
+    rows = with_vectors(means, senders.client, directions, count, DIRECTION)
+    if centred:
+        return rows
+    first = jnp.where(place == 0, rest[:, None], 0).reshape(-1)
+    return replace(rows, covariance=jnp.concatenate([jnp.zeros(num_rows, first.dtype), first]))
 
 
 @partial(jax.jit, static_argnames=("client_size", "num_directions"))
@@ -134,19 +141,23 @@ def _of_clients(
     senders: Senders,
     client_size: int,
     num_directions: int,
-) -> Float[Array, "clients directions dim"]:
+) -> tuple[Float[Array, "clients directions dim"], Float[Array, " clients"]]:
     if residual.shape[0] == 0:
-        return jnp.zeros((len(senders.size), num_directions, residual.shape[1]), residual.dtype)
+        shape = len(senders.size), num_directions, residual.shape[1]
+        return jnp.zeros(shape, residual.dtype), jnp.zeros(shape[0], residual.dtype)
     order, within = jnp.argsort(senders.slot), jnp.arange(client_size)
 
-    def one_client(operand: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+    def one_client(operand: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         start, size, degrees = operand
         mine = residual.at[order.at[start + within].get(mode="clip")].get(mode="clip")
         return _leading(jnp.where((within < size)[:, None], mine, 0), num_directions, degrees)
 
-    def or_nothing(operand: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+    def or_nothing(operand: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         # A bound on the clients may be far above their number: those that are none cost nothing.
-        nothing = jnp.zeros((num_directions, residual.shape[1]), residual.dtype)
+        nothing = (
+            jnp.zeros((num_directions, residual.shape[1]), residual.dtype),
+            jnp.zeros((), residual.dtype),
+        )
         return jax.lax.cond(operand[2] > 0, one_client, lambda _: nothing, operand)
 
     start = jnp.cumsum(senders.size) - senders.size
@@ -155,24 +166,34 @@ def _of_clients(
 
 def _leading(
     residual: Float[Array, "examples dim"], number: int, degrees: Integer[Array, ""]
-) -> Float[Array, "directions dim"]:
-    """Rows s_j v_j of the largest singular values, from the smaller of R Rᵀ and RᵀR; 0 past the degrees."""
+) -> tuple[Float[Array, "directions dim"], Float[Array, ""]]:
+    """Rows s_j v_j of the largest singular values, 0 past the degrees; and Σ s_j⁴ / Σ s_j² over the others.
+
+    From the smaller of R Rᵀ and RᵀR.
+    """
     examples, dim = residual.shape
     if examples == 0:
-        return jnp.zeros((number, dim), residual.dtype)
+        return jnp.zeros((number, dim), residual.dtype), jnp.zeros((), residual.dtype)
     # Squares of huge numbers would overflow, and those of tiny ones vanish.
     largest = jax.lax.stop_gradient(jnp.abs(residual).max(initial=0))
     unit = jnp.where(largest > 0, largest, 1)
     scaled = residual / unit
+    smaller = symmetric_product(scaled.T if examples <= dim else scaled)
+    values, vectors = (x[..., ::-1] for x in eigh(smaller))
+    leading = vectors[:, :number].T
     if examples <= dim:
         # Not √λ v: rounding of R Rᵀ is then that of the directions alone, not of their lengths too.
-        rows = product(eigh(symmetric_product(scaled.T))[1][:, ::-1][:, :number].T, scaled)
+        rows = product(leading, scaled)
     else:
-        values, vectors = (x[..., ::-1][..., :number] for x in eigh(symmetric_product(scaled)))
-        positive = values > 0
-        rows = jnp.where(positive, jnp.sqrt(jnp.where(positive, values, 1)), 0)[:, None] * vectors.T
+        shown = values[:number]
+        rows = jnp.where(shown > 0, jnp.sqrt(jnp.where(shown > 0, shown, 1)), 0)[:, None] * leading
+    # Past the degrees there is rounding alone.
+    beyond = jnp.arange(len(values))
+    others = jnp.where((beyond >= number) & (beyond < degrees), jnp.maximum(values, 0), 0)
+    trace = others.sum()
+    left_out = jnp.square(others).sum() / jnp.where(trace > 0, trace, 1)
     # One sign of the two, so that the order of examples does not show: the largest entry is positive.
     peak = jnp.take_along_axis(rows, jnp.abs(rows).argmax(1, keepdims=True), axis=1)
     rows = jnp.where(peak < 0, -rows, rows) * unit
     rows = jnp.where(jnp.arange(rows.shape[0])[:, None] < degrees, rows, 0)
-    return jnp.pad(rows, [(0, number - rows.shape[0]), (0, 0)])
+    return jnp.pad(rows, [(0, number - rows.shape[0]), (0, 0)]), left_out * unit * unit

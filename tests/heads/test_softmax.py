@@ -160,3 +160,13 @@ def test_errors():
         fit(CLASSES, l2=-1)
     with pytest.raises(ValueError, match="num_classes"):
         fit(0)
+
+
+@pytest.mark.parametrize("exponent", [-90, 90])
+def test_the_head_is_the_same_in_any_unit(exponent):
+    """Squares of what is beyond 1e±19 leave float32."""
+    rng = np.random.default_rng(0)
+    labels, unit = np.arange(30) % 3, np.float32(2.0**exponent)
+    features = np.float32(rng.normal(size=(30, 4)) + 2 * np.eye(3, 4)[labels])
+    head, other = (softmax_head(x, labels, 3) for x in (features, features * unit))
+    np.testing.assert_allclose(other(features * unit), head(features), atol=1e-3)

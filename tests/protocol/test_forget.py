@@ -175,3 +175,15 @@ def test_the_kind_of_messages_is_known_after_forgetting_some(first, then):
     again = collect(messages(then), left)
     assert again.rejected == {}
     assert again.solved == got
+
+
+def test_the_only_client_is_forgotten_by_its_own_matrix_alone():
+    x, labels = np.random.default_rng(0).normal(size=(9, 3)).astype(np.float32), np.arange(9) % 2
+    sent = covfree.client_message(covfree.fed3r(), x, labels, num_classes=2)
+    received = covfree.collect({"a": sent}, num_classes=2)
+    assert not np.asarray(covfree.forget(received, "a", message=sent).message.matrix).any()
+    other = dataclasses.replace(sent, matrix=sent.matrix + np.eye(3, dtype=np.float32))
+    with pytest.raises(
+        ValueError, match=r"expected the matrix that the client sent, which holds .* at \(0, 0\)"
+    ):
+        covfree.forget(received, "a", message=other)

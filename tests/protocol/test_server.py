@@ -670,3 +670,48 @@ def test_matrices_of_many_clients_add_up_without_rounding():
     np.testing.assert_allclose(total.message.matrix, exact, rtol=1e-12)
     left = covfree.forget(total, "large", message=large)
     np.testing.assert_allclose(left.message.matrix, 500 * small.matrix.astype(np.float64), rtol=1e-5)
+
+
+def test_messages_of_another_method_are_set_aside():
+    """They have the same shapes: class means, those of random features, and columns of heads."""
+    x = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
+    labels = np.arange(12) % 3
+    methods = {
+        "means": covfree.fedncm(),
+        "again": covfree.fedcof(),
+        "one more": covfree.fedncm(),
+        "mapped": covfree.stsa_e(num_features=4, num_subsets=1),
+        "reseeded": covfree.stsa_e(num_features=4, num_subsets=1, seed=1),
+        "columns": covfree.ensemble(),
+    }
+    key = jax.random.key(0)
+    sent = {
+        name: covfree.client_message(
+            method, x[:, :3] if name == "columns" else x, labels, num_classes=3, key=key
+        )
+        for name, method in methods.items()
+    }
+    sent["by hand"] = dataclasses.replace(sent["means"], sends=None)
+    received = covfree.collect(sent, num_classes=3)
+    assert set(received.clients) == {"means", "again", "one more", "by hand"}
+    assert received.rejected["columns"] == "sends: expected 'ClassMeans' as others send, got 'LocalHeads'"
+    assert received.rejected["mapped"] != received.rejected["reseeded"]
+    late = covfree.collect({"late": sent["mapped"]}, num_classes=3, before=received)
+    assert "sends: expected 'ClassMeans'" in late.rejected["late"]
+    covfree.solve_message(covfree.fedcof(), received.message, num_classes=3)
+    with pytest.raises(
+        ValueError, match="message: expected 'LocalHeads', as clients of 'ensemble' send, got 'Class"
+    ):
+        covfree.solve_message(covfree.ensemble(), received.message, num_classes=3)
+
+
+def test_files_say_what_they_hold(tmp_path):
+    x, labels = np.eye(4, 3, dtype=np.float32), np.arange(4) % 2
+    for name in ("a", "b"):
+        message = covfree.client_message(covfree.fedcof(), x, labels, num_classes=2)
+        covfree.save_message(message, tmp_path / f"{name}.safetensors")
+    assert covfree.load_message(tmp_path / "a.safetensors").sends == "ClassMeans"
+    folder = covfree.MessageFolder(tmp_path)
+    assert covfree.collect_files(folder, num_classes=2).message.sends == "ClassMeans"
+    with pytest.raises(ValueError, match="expected 'LocalHeads', as clients of 'ensemble-scores' send"):
+        covfree.solve_stream(covfree.ensemble("scores"), folder, num_classes=2)
