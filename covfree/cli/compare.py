@@ -46,7 +46,7 @@ def compare_command(
         str,
         typer.Option(
             help=f"'all', or comma-separated: {', '.join(entries())}. Each may have numbers of its own: "
-            "fedcof:shrinkage=0.1:head=ridge."
+            "fedcof:shrinkage=0.1:head=ridge. Such may stand beside 'all': all,stsa-e:ridge=1."
         ),
     ] = "fedncm,fed3r,fedcof",
     clients: Annotated[str, typer.Option(help="Number of clients, where the data names none.")] = "100",
