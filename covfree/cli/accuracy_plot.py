@@ -222,17 +222,11 @@ def _draw_labels(
     page: _Page, marks: _Marks, points: Sequence[Point], labelled: Sequence[int], obstacles: np.ndarray
 ) -> None:
     front, count = pareto_front(points), len(points)
-    strong, weak = {"fontweight": "bold"}, {"color": _QUIET}
+    strong: dict[str, Any] = {"fontweight": "bold"}
+    styles = [strong if i in front else {"color": _QUIET} for i in labelled]
     texts = [
-        page.axes.text(
-            0,
-            0,
-            _in_lines(points[i].title),
-            va="center",
-            parse_math=False,
-            **(strong if i in front else weak),
-        )
-        for i in labelled
+        page.axes.text(0, 0, _in_lines(points[i].title), va="center", parse_math=False, **style)
+        for i, style in zip(labelled, styles, strict=True)
     ]
     boxes = [text.get_window_extent() for text in texts]
     sizes = np.array([[box.width, box.height] for box in boxes]) * 72 / page.figure.dpi
