@@ -1,7 +1,8 @@
 """Accuracy against bytes of all methods on four federations, from what ``covfree compare`` kept.
 
-Run ``python experiments/choosing_plot.py --out docs/figures/choosing.png``, which writes PNG, PDF and SVG. Labels
-are those of the methods that no other beats at their bytes, and of three that serve as landmarks.
+Run ``python experiments/choosing_plot.py --out docs/figures/choosing.png`` for PNG, PDF and SVG. Labels are those
+of the methods that no other beats at their bytes, and of three that serve as landmarks.
+
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+
+import numpy as np
 
 from covfree import figures
 from covfree.cli.accuracy_plot import FRONT, add_legend, draw_points, set_limits
@@ -38,6 +41,14 @@ def points_of(file: Path) -> list[Point]:
     ]
 
 
+def apart(points: list[Point]) -> tuple[list[Point], list[Point]]:
+    """The points to show, and those so far below the others that they would press these together."""
+    accuracy = np.array([point.accuracy for point in points])
+    low, high = np.percentile(accuracy, [25, 75])
+    bound = low - max(10, 5 * (high - low))
+    return [p for p in points if p.accuracy >= bound], [p for p in points if p.accuracy < bound]
+
+
 def main() -> None:
     """Draw."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -45,17 +56,21 @@ def main() -> None:
     out: Path = parser.parse_args().out
     with figures.style():
         figure = figures.new_figure(figures.PAGE, 7.6)
-        panels = [points_of(HERE / folder / "results.json") for folder in PANELS]
         every = figure.subplots(2, 2)
-        for axes, title, points in zip(every.flat, PANELS.values(), panels, strict=True):
+        panels = []
+        for axes, (folder, title) in zip(every.flat, PANELS.items(), strict=True):
+            points, lost = apart(points_of(HERE / folder / "results.json"))
+            panels.append(points)
             set_limits(axes, points)
+            figures.byte_axis(axes.xaxis, most=5)
             axes.set_title(title, loc="left")
-        for axes in every[:, 0]:
             axes.set_ylabel("test accuracy, %")
-        for axes in every[1]:
-            axes.set_xlabel("bytes up and down, all clients together")
-        note = f"bars: one standard deviation over 5 seeds; {FRONT}"
-        figure.supxlabel(figures.wrapped(note, 72 * figures.PAGE - 20), fontsize=figures.TYPE)
+            label = "bytes up and down, all clients together"
+            if lost:
+                below = ", ".join(f"{point.method} {point.accuracy:.0f} %" for point in lost)
+                label += "\n" + figures.wrapped(f"below the picture: {below}", 210)
+            axes.set_xlabel(label)
+        figures.set_title(figure, f"Bars: one standard deviation over 5 seeds; {FRONT}")
         add_legend(figure, [point for points in panels for point in points])
         figure.draw_without_rendering()
         figure.set_layout_engine("none")

@@ -112,17 +112,24 @@ def draw_points(figure: Figure, axes: Axes, points: Sequence[Point], labelled: I
         figure: whose layout is settled, as places are chosen for the size that the axes have.
         axes: with limits by `set_limits`.
         points: at least one.
-        labelled: places of the points that get a label.
+        labelled: places of the points that get a label, those of the front among them; others are faint.
     """
     page = _Page(figure, axes)
-    marks = _marks(page, points)
+    chosen = [points[i] for i in labelled]
+    faint = [point for point in points if point not in chosen]
+    for point in faint:
+        style = {"marker": point.family.mark, "color": point.family.colour, "alpha": 0.5, **_EDGE}
+        axes.plot(point.size, point.accuracy, linestyle="", markersize=_half(point.family), **style)
+    marks = _marks(page, chosen)
     best = [points[i] for i in pareto_front(points)]
     # On to the right edge: with more bytes than the last one's, it is still the best.
     end = Point("", "", axes.get_xlim()[1], best[-1].accuracy, None)
     corners = np.array([[point.size, point.accuracy] for point in (*best, end)])
     axes.plot(*corners.T, drawstyle="steps-post", color=_QUIET, linewidth=1.0, zorder=1.5)
-    _draw_marks(page, marks, points)
-    _draw_labels(page, marks, points, list(labelled), _stairs(page.place(corners)))
+    _draw_marks(page, marks, chosen)
+    small = page.place(np.array([[point.size, point.accuracy] for point in faint]).reshape(-1, 2))
+    beside = np.concatenate([small - _MARK / 2, small + _MARK / 2], 1)
+    _draw_labels(page, marks, chosen, np.concatenate([_stairs(page.place(corners)), beside]))
 
 
 def _half(family: Family) -> float:
@@ -218,23 +225,19 @@ def _draw_marks(page: _Page, marks: _Marks, points: Sequence[Point]) -> None:
             page.axes.plot([point.size, x], [y, y], color=family.colour, linewidth=1.2, zorder=2)
 
 
-def _draw_labels(
-    page: _Page, marks: _Marks, points: Sequence[Point], labelled: Sequence[int], obstacles: np.ndarray
-) -> None:
-    front, count = pareto_front(points), len(points)
+def _draw_labels(page: _Page, marks: _Marks, points: Sequence[Point], obstacles: np.ndarray) -> None:
+    front = pareto_front(points)
     strong: dict[str, Any] = {"fontweight": "bold"}
-    styles = [strong if i in front else {"color": _QUIET} for i in labelled]
+    styles = [strong if i in front else {"color": _QUIET} for i in range(len(points))]
     texts = [
-        page.axes.text(0, 0, _in_lines(points[i].title), va="center", parse_math=False, **style)
-        for i, style in zip(labelled, styles, strict=True)
+        page.axes.text(0, 0, _in_lines(point.title), va="center", parse_math=False, **style)
+        for point, style in zip(points, styles, strict=True)
     ]
     boxes = [text.get_window_extent() for text in texts]
     sizes = np.array([[box.width, box.height] for box in boxes]) * 72 / page.figure.dpi
-    others = [i for i in range(2 * count) if i not in labelled]
-    own = marks.centres[labelled]
-    avoided = np.concatenate([marks.boxes[[*labelled, *others]], obstacles])
-    centres, ends = place_labels(own, sizes, avoided, marks.bounds)
-    for text, centre, size, end, mark in zip(texts, centres, sizes, ends, own, strict=True):
+    avoided = np.concatenate([marks.boxes, obstacles])
+    centres, ends = place_labels(marks.centres, sizes, avoided, marks.bounds)
+    for text, centre, size, end, mark in zip(texts, centres, sizes, ends, marks.centres, strict=True):
         # Lines of text begin, or end, on the side of the mark.
         aside = (centre - mark)[0] / size[0]
         align = "center" if abs(aside) < 0.5 else "left" if aside > 0 else "right"
