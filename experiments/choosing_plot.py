@@ -1,8 +1,7 @@
 """Accuracy against bytes of all methods on four federations, from what ``covfree compare`` kept.
 
-Run ``python experiments/choosing_plot.py --out docs/figures/choosing.png`` for PNG, PDF and SVG. Labels are those
-of the methods that no other beats at their bytes, and of three that serve as landmarks.
-
+Run ``python experiments/choosing_plot.py --out docs/figures/choosing.png`` for PNG, PDF and SVG. Labels are
+those of the methods that no other beats at their bytes, and of three that serve as landmarks.
 """
 
 from __future__ import annotations
