@@ -227,8 +227,8 @@ def _draw_marks(page: _Page, marks: _Marks, points: Sequence[Point]) -> None:
 
 def _draw_labels(page: _Page, marks: _Marks, points: Sequence[Point], obstacles: np.ndarray) -> None:
     front = pareto_front(points)
-    strong: dict[str, Any] = {"fontweight": "bold"}
-    styles = [strong if i in front else {"color": _QUIET} for i in range(len(points))]
+    strong, weak = {"fontweight": "bold"}, {"color": _QUIET}
+    styles: list[dict[str, Any]] = [strong if i in front else weak for i in range(len(points))]
     texts = [
         page.axes.text(0, 0, _in_lines(point.title), va="center", parse_math=False, **style)
         for point, style in zip(points, styles, strict=True)
