@@ -112,23 +112,23 @@ def palette(count: int) -> list[str]:
     return shades[:count]
 
 
-def byte_axis(axis: Axis, most: int = 6) -> None:
+def byte_axis(axis: Axis, most: int | None = None) -> None:
     """Write bytes on an axis with units: 10 kB, 100 kB, 1 MB.
 
     Args:
         axis: its limits and its scale, linear or logarithmic, are set already.
-        most: ticks of a linear axis, about.
+        most: ticks, about; None for 6 on a linear axis and for as many as fit on a logarithmic one.
     """
     from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
 
     if axis.get_scale() == "log":
         low, high = axis.get_view_interval()
         steps = (1.0,) if math.log10(high / low) > 2 else (1.0, 2.0, 5.0)
-        axis.set_major_locator(LogLocator(subs=steps))
+        axis.set_major_locator(LogLocator(subs=steps, numticks=most))
         axis.set_minor_locator(LogLocator(subs="auto") if len(steps) == 1 else NullLocator())
         axis.set_minor_formatter(lambda *_: "")
     else:
-        axis.set_major_locator(MaxNLocator(most))
+        axis.set_major_locator(MaxNLocator(most or 6))
     axis.set_major_formatter(EngFormatter("B"))
 
 

@@ -1,9 +1,9 @@
-"""The picture of ``covfree compare``: accuracy against bytes, with a label beside each point."""
+"""The picture of ``covfree compare``: accuracy against bytes, labels beside the points, the Pareto front."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,6 +12,8 @@ import numpy as np
 
 from covfree import figures
 from covfree.cli.placing import place_labels, side_by_side
+from covfree.cli.points import FAMILIES, OTHER, Family, Point, pareto_front, point_of
+from covfree.cli.report import receives
 from covfree.sweep import Result
 
 if TYPE_CHECKING:
@@ -19,40 +21,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class Family(NamedTuple):
-    """Methods whose clients send the same kind of statistics; they share a colour and a mark."""
-
-    title: str
-    colour: str
-    mark: str
-    methods: frozenset[str]
-
-
-def _family(title: str, colour: str, mark: str, methods: str) -> Family:
-    return Family(title, colour, mark, frozenset(methods.split()))
-
-
-FAMILIES = (
-    _family("class means", figures.BLUE, "o", "fedncm fedcof fedcof-paper fedcof-random qda-means"),
-    _family(
-        "several means, sketches or directions",
-        figures.SKY,
-        "v",
-        "fedcof-components fedcof-sketches fedcof-residuals stsa-e fedran",
-    ),
-    _family("means and variances", figures.GREEN, "^", "fedcof-spherical fedcof-diagonal naive-bayes"),
-    _family("Gram matrices", figures.ORANGE, "s", "fed3r fed3r-within fed3r-random afl fedcgs"),
-    _family("class covariances", figures.VERMILLION, "D", "fedcof-oracle qda"),
-    _family("virtual features", figures.PURPLE, "p", "ccvr fedpft fishermix proto-hyper"),
-    _family("heads of clients", figures.BROWN, "P", "ensemble"),
-    _family("several rounds of sums", figures.BLACK, "*", "fedcof-refined deepafl safle"),
-)
-_OTHER = _family("other", figures.GREY, "X", "")
 # Points: a mark's half size, half an error bar's cap, and characters of a label's line.
 _MARK, _CAP, _LINE = 3.5, 2.0, 24
 _STAR = 1.5  # how much larger a star is than other marks: between its tips it is empty
 _EDGE = {"markeredgecolor": "white", "markeredgewidth": 0.4}
 _FEW = 4  # methods that fit a column
+_QUIET = "#666666"  # of labels beside the front, and of its line: grey that can be read on white
+FRONT = "grey line and bold labels: the best accuracy at so many bytes or fewer"
 
 
 def plot(path: Path, title: str, results: Sequence[Result]) -> list[Path]:
@@ -74,57 +49,87 @@ def plot(path: Path, title: str, results: Sequence[Result]) -> list[Path]:
 
 def draw(title: str, results: Sequence[Result], width: float | None = None) -> Figure:
     """The figure; see `plot`. Its width in inches follows the number of methods if none is given."""
-    down = any(result.mean(lambda run: run.received) > 0 for result in results)
-    every = [(result, *_point(result, down)) for result in results]
-    shown = [each for each in every if isfinite(each[2]) and each[1] > 0]
-    points = np.array([each[1:3] for each in shown]).reshape(-1, 2)
-    bars = np.array([each[3] or 0.0 for each in shown])
-    families = [_family_of(result.method.partition(":")[0]) for result, *_ in shown]
-    halves = np.array([_half(family) for family in families])
+    down = receives(results)
+    every = [point_of(result, down) for result in results]
+    points = [point for point in every if isfinite(point.accuracy) and point.size > 0]
 
     if width is None:
         width = figures.COLUMN if len(results) <= _FEW else figures.PAGE
     figure = figures.new_figure(width, width)
     figures.set_title(figure, title)
     axes = figure.subplots()
-    _set_limits(axes, points, bars)
+    set_limits(axes, points)
     axes.set_ylabel("test accuracy, %")
-    axes.grid()
-    present = [family for family in (*FAMILIES, _OTHER) if family in families]
-    if len(present) > 1:
-        figures.legend_below(figure, [_handle(family) for family in present])
+    if len({point.family for point in points}) > 1:
+        add_legend(figure, points)
     notes = []
-    if any(each[3] is not None for each in shown):
+    if any(point.deviation is not None for point in points):
         notes.append("bars: one standard deviation")
-    if missing := [each[0].title for each in every if each not in shown]:
+    if len(points) > 1:
+        notes.append(FRONT)
+    if missing := [point.title for point in every if point not in points]:
         notes.append(f"not shown, as there is no accuracy: {', '.join(missing)}")
-    page = _Page(figure, axes)
-    titles = [_in_lines(each[0].title) for each in shown]
     # Inches: the more lines the labels have, the more room they need, and on a narrow page below each other.
     line = 0.055 if width >= figures.PAGE or len(results) <= _FEW else 0.055 * figures.PAGE / width
-    height = 1.8 + line * sum(title.count("\n") + 1 for title in titles)
-    _describe(page, down, notes, height)
-    if shown:
-        if _marks(page, points, bars, halves).shifts.any():
+    height = 1.8 + line * sum(_in_lines(point.title).count("\n") + 1 for point in points)
+    _describe(figure, axes, down, notes, height)
+    if points:
+        if _marks(_Page(figure, axes), points).shifts.any():
             notes.append("points moved apart sideways have a line to their bytes")
-            _describe(page, down, notes, height)
+            _describe(figure, axes, down, notes, height)
         # From here on the axes keep their size, for which places are chosen.
         figure.set_layout_engine("none")
-        marks = _marks(page, points, bars, halves)
-        _draw_points(page, marks, points, bars, families)
-        _draw_labels(page, marks, titles)
+        draw_points(figure, axes, points, range(len(points)))
     return figure
 
 
-def _point(result: Result, down: bool) -> tuple[float, float, float | None]:
-    """Bytes, accuracy and its deviation, in percent."""
-    mean, deviation = result.accuracy
-    size = result.mean(lambda run: run.sent.statistics + (run.received if down else 0))
-    return size, 100 * mean, None if deviation is None else 100 * deviation
+def set_limits(axes: Axes, points: Sequence[Point]) -> None:
+    """Room around the points for their labels, and at least a decade of bytes and two percent."""
+    exponent = np.log10([point.size for point in points] or [1e5])
+    low, high = exponent.min(), exponent.max()
+    room = max(0.2 * (high - low), (1 - (high - low)) / 2, 0.3)
+    axes.set_xscale("log")
+    axes.set_xlim(10 ** max(low - 1.5 * room, 0), 10 ** (high + room))
+    figures.byte_axis(axes.xaxis)
+    accuracy = np.array([point.accuracy for point in points] or [50.0])
+    bars = np.array([point.deviation or 0.0 for point in points] or [0.0])
+    low, high = (accuracy - bars).min(), (accuracy + bars).max()
+    room = max(0.1 * (high - low), (2 - (high - low)) / 2)
+    axes.set_ylim(low - room, high + room)
+    axes.grid()
 
 
-def _family_of(method: str) -> Family:
-    return next((family for family in FAMILIES if method in family.methods), _OTHER)
+def add_legend(figure: Figure, points: Sequence[Point]) -> None:
+    """The families of the points, below everything."""
+    present = {point.family for point in points}
+    figures.legend_below(figure, [_handle(family) for family in (*FAMILIES, OTHER) if family in present])
+
+
+def draw_points(figure: Figure, axes: Axes, points: Sequence[Point], labelled: Iterable[int]) -> None:
+    """Draw points, their Pareto front, and labels, bold where a point is on the front.
+
+    Args:
+        figure: whose layout is settled, as places are chosen for the size that the axes have.
+        axes: with limits by `set_limits`.
+        points: at least one.
+        labelled: places of the points that get a label, those of the front among them; others are faint.
+    """
+    page = _Page(figure, axes)
+    chosen = [points[i] for i in labelled]
+    faint = [point for point in points if point not in chosen]
+    for point in faint:
+        style = {"marker": point.family.mark, "color": point.family.colour, "alpha": 0.5, **_EDGE}
+        axes.plot(point.size, point.accuracy, linestyle="", markersize=_half(point.family), **style)
+    marks = _marks(page, chosen)
+    best = [points[i] for i in pareto_front(points)]
+    # On to the right edge: with more bytes than the last one's, it is still the best.
+    end = Point("", "", axes.get_xlim()[1], best[-1].accuracy, None)
+    corners = np.array([[point.size, point.accuracy] for point in (*best, end)])
+    axes.plot(*corners.T, drawstyle="steps-post", color=_QUIET, linewidth=1.0, zorder=1.5)
+    _draw_marks(page, marks, chosen)
+    small = page.place(np.array([[point.size, point.accuracy] for point in faint]).reshape(-1, 2))
+    beside = np.concatenate([small - _MARK / 2, small + _MARK / 2], 1)
+    _draw_labels(page, marks, chosen, np.concatenate([_stairs(page.place(corners)), beside]))
 
 
 def _half(family: Family) -> float:
@@ -137,21 +142,6 @@ def _handle(family: Family) -> Any:
 
     style = {"marker": family.mark, "markersize": 2 * _half(family), "color": family.colour, **_EDGE}
     return Line2D([], [], linestyle="", label=family.title, **style)
-
-
-def _set_limits(axes: Axes, points: np.ndarray, bars: np.ndarray) -> None:
-    """Room around the points for their labels, and at least a decade of bytes and two percent."""
-    exponent, accuracy = np.log10(points[:, 0]), points[:, 1]
-    if not len(points):
-        exponent, accuracy, bars = np.array([5.0]), np.array([50.0]), np.array([0.0])
-    low, high = exponent.min(), exponent.max()
-    room = max(0.2 * (high - low), (1 - (high - low)) / 2, 0.3)
-    axes.set_xscale("log")
-    axes.set_xlim(10 ** max(low - 1.5 * room, 0), 10 ** (high + room))
-    figures.byte_axis(axes.xaxis)
-    low, high = (accuracy - bars).min(), (accuracy + bars).max()
-    room = max(0.1 * (high - low), (2 - (high - low)) / 2)
-    axes.set_ylim(low - room, high + room)
 
 
 class _Page(NamedTuple):
@@ -185,49 +175,68 @@ class _Marks(NamedTuple):
     bounds: np.ndarray
 
 
-def _marks(page: _Page, points: np.ndarray, bars: np.ndarray, halves: np.ndarray) -> _Marks:
+def _marks(page: _Page, points: Sequence[Point]) -> _Marks:
     """The marks for axes of the size that they have now."""
-    centres = page.place(points)
-    reach = page.place(points + bars[:, None] * [0, 1]) - centres
+    data = np.array([[point.size, point.accuracy] for point in points])
+    bars = np.array([point.deviation or 0.0 for point in points])
+    halves = np.array([_half(point.family) for point in points])
+    centres = page.place(data)
+    reach = page.place(data + bars[:, None] * [0, 1]) - centres
     bounds = np.ravel(page.axes.bbox.get_points()) * 72 / page.figure.dpi
     half = np.stack([halves, reach[:, 1].clip(halves)], 1)
-    shifts = side_by_side(np.concatenate([centres - half, centres + half], 1), bounds)
+    # Those of the front come first, so that they stay on its line.
+    front = pareto_front(points)
+    order = front + [i for i in range(len(points)) if i not in front]
+    shifts = np.zeros(len(points))
+    shifts[order] = side_by_side(np.concatenate([centres - half, centres + half], 1)[order], bounds)
     centres[:, 0] += shifts
     stem = np.stack([np.full(len(points), _CAP), reach[:, 1]], 1)
     boxes = [np.concatenate([centres - size, centres + size], 1) for size in (halves[:, None], stem)]
     return _Marks(centres, shifts, np.concatenate(boxes), bounds)
 
 
-def _describe(page: _Page, down: bool, notes: Sequence[str], height: float) -> None:
+def _describe(figure: Figure, axes: Axes, down: bool, notes: Sequence[str], height: float) -> None:
     """Say under the axis what it shows, and make the figure so high that the axes have the height given."""
     lines = [f"bytes {'up and down' if down else 'up'}, all clients together"]
     if notes:
-        lines.append(figures.wrapped("; ".join(notes), 72 * page.figure.get_figwidth() - 50))
-    page.axes.set_xlabel("\n".join(lines), parse_math=False)
-    page.figure.draw_without_rendering()
-    page.figure.set_figheight(page.figure.get_figheight() + height - page.axes.bbox.height / page.figure.dpi)
-    page.figure.draw_without_rendering()
+        lines.append(figures.wrapped("; ".join(notes), 72 * figure.get_figwidth() - 50))
+    axes.set_xlabel("\n".join(lines), parse_math=False)
+    figure.draw_without_rendering()
+    figure.set_figheight(figure.get_figheight() + height - axes.bbox.height / figure.dpi)
+    figure.draw_without_rendering()
 
 
-def _draw_points(
-    page: _Page, marks: _Marks, points: np.ndarray, bars: np.ndarray, families: Sequence[Family]
-) -> None:
-    places = page.data(marks.centres)
-    for (true, y), (x, _), bar, shift, family in zip(
-        points, places, bars, marks.shifts, families, strict=True
-    ):
+def _stairs(corners: np.ndarray) -> np.ndarray:
+    """Boxes [2n - 2, 4] of the steps between corners [n, 2]: to the right, then up."""
+    left, bottom = corners[:-1].T
+    right, top = corners[1:].T
+    return np.concatenate(
+        [np.stack(sides, 1) for sides in ((left, bottom, right, bottom), (right, bottom, right, top))]
+    )
+
+
+def _draw_marks(page: _Page, marks: _Marks, points: Sequence[Point]) -> None:
+    for point, (x, _), shift in zip(points, page.data(marks.centres), marks.shifts, strict=True):
+        family, y = point.family, point.accuracy
         style = {"fmt": family.mark, "markersize": 2 * _half(family), "color": family.colour, **_EDGE}
         style |= {"capsize": _CAP, "capthick": 0.8, "elinewidth": 0.8}
-        page.axes.errorbar(x, y, yerr=bar or None, zorder=3, **style)
+        page.axes.errorbar(x, y, yerr=point.deviation or None, zorder=3, **style)
         if shift:
-            page.axes.plot([true, x], [y, y], color=family.colour, linewidth=1.2, zorder=2)
+            page.axes.plot([point.size, x], [y, y], color=family.colour, linewidth=1.2, zorder=2)
 
 
-def _draw_labels(page: _Page, marks: _Marks, titles: Sequence[str]) -> None:
-    texts = [page.axes.text(0, 0, title, va="center", parse_math=False) for title in titles]
+def _draw_labels(page: _Page, marks: _Marks, points: Sequence[Point], obstacles: np.ndarray) -> None:
+    front = pareto_front(points)
+    strong, weak = {"fontweight": "bold"}, {"color": _QUIET}
+    styles: list[dict[str, Any]] = [strong if i in front else weak for i in range(len(points))]
+    texts = [
+        page.axes.text(0, 0, _in_lines(point.title), va="center", parse_math=False, **style)
+        for point, style in zip(points, styles, strict=True)
+    ]
     boxes = [text.get_window_extent() for text in texts]
     sizes = np.array([[box.width, box.height] for box in boxes]) * 72 / page.figure.dpi
-    centres, ends = place_labels(marks.centres, sizes, marks.boxes, marks.bounds)
+    avoided = np.concatenate([marks.boxes, obstacles])
+    centres, ends = place_labels(marks.centres, sizes, avoided, marks.bounds)
     for text, centre, size, end, mark in zip(texts, centres, sizes, ends, marks.centres, strict=True):
         # Lines of text begin, or end, on the side of the mark.
         aside = (centre - mark)[0] / size[0]

@@ -54,7 +54,7 @@ def compare_command(
         str,
         typer.Option(
             help=f"'all', or comma-separated: {', '.join(entries())}. Each may have numbers of its own: "
-            "fedcof:shrinkage=0.1:head=ridge."
+            "fedcof:shrinkage=0.1:head=ridge. Such may stand beside 'all': all,stsa-e:ridge=1."
         ),
     ] = "fedncm,fed3r,fedcof",
     clients: Annotated[str | None, CLIENTS] = None,

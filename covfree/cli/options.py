@@ -79,11 +79,8 @@ WEIGHTS = typer.Option(
 
 
 def method_names(methods: str) -> list[str]:
-    """Names that are separated by commas; all of them for 'all'."""
-    names = split_names(methods)
-    if "all" in names and len(names) > 1:
-        raise ValueError(f"methods: expected 'all' alone, or names without it, got {methods!r}")
-    return list(entries()) if names == ["all"] else names
+    """Names that are separated by commas; 'all' stands for every named method."""
+    return [each for name in split_names(methods) for each in (entries() if name == "all" else [name])]
 
 
 def split_names(text: str) -> list[str]:

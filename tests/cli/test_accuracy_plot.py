@@ -8,8 +8,9 @@ import pytest
 
 import covfree
 from covfree import figures
-from covfree.cli.accuracy_plot import FAMILIES, draw, plot
+from covfree.cli.accuracy_plot import draw, plot
 from covfree.cli.placing import place_labels, side_by_side
+from covfree.cli.points import FAMILIES
 from covfree.sweep import Result, Run
 from covfree.sweep.variants import entries
 
@@ -107,7 +108,32 @@ def test_what_clients_receive_is_counted_if_any_receives():
             figure = draw("title", found)
         places, _ = marks(figure)
         np.testing.assert_allclose(places[:, 0], expected)
-        assert figure.axes[0].get_xlabel() == label
+        assert figure.axes[0].get_xlabel().splitlines()[0] == label
+
+
+def test_the_front_is_a_line_of_steps_and_its_labels_are_bold():
+    found = [
+        result(name, [accuracy], up)
+        for name, accuracy, up in (
+            ("fedncm", 0.8995, 1000),
+            ("fedcof", 0.90, 1000),
+            ("fed3r", 0.85, 9000),
+            ("qda", 0.95, 90_000),
+            ("ccvr", 0.94, 1e6),
+        )
+    ]
+    with figures.style():
+        figure = draw("title", found)
+    (axes,) = figure.axes
+    (steps,) = (line for line in axes.lines if line.get_drawstyle() == "steps-post")
+    np.testing.assert_allclose(steps.get_xydata(), [[1000, 90], [90_000, 95], [axes.get_xlim()[1], 95]])
+    bold = [text.get_text() for text in axes.texts if text.get_fontweight() == "bold"]
+    assert bold == ["FedCOF (LDA,\nautomatic γ)", "Quadratic\ndiscriminant analysis"]
+    # At equal bytes the better one stays at its place, on the line.
+    places, _ = marks(figure)
+    assert places[1, 0] == pytest.approx(1000)
+    assert places[0, 0] != pytest.approx(1000, rel=0.01)
+    assert "best accuracy at so many bytes" in " ".join(axes.get_xlabel().split())
 
 
 def test_bars_are_standard_deviations():

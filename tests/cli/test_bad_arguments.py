@@ -47,7 +47,10 @@ BAD = {
     "lambda": (["--lambda", "1"], r"--lambda\. Did you mean --ridge\?"),
     "epsilon": (["--epsilon", "1"], r"--epsilon\. Did you mean --noise\?"),
     "no method": (["--methods", " , "], "--methods: expected names of methods, got none"),
-    "all and another": (["--methods", "all,fedcof"], "--methods: expected 'all' alone.*got 'all,fedcof'"),
+    "all and one of them": (
+        ["--methods", "all,fedcof"],
+        "--methods: expected different names, got fedcof twice",
+    ),
     "one number by two names": (
         ["--methods", "fedcof:shrinkage=1,fedcof:shrinkage=1.0"],
         "--methods: expected different methods, got fedcof:shrinkage=1 and fedcof:shrinkage=1.0, the same",

@@ -246,6 +246,7 @@ def test_the_table_in_markdown(compare):
 def test_all_methods_by_one_word():
     assert method_names("all") == [*registry(), "fedcof-refined", "deepafl", "safle"]
     assert method_names(" fedncm, fed3r ,") == ["fedncm", "fed3r"]
+    assert method_names("all,stsa-e:ridge=1") == [*method_names("all"), "stsa-e:ridge=1"]
 
 
 def test_noise_on_the_counts(compare):

@@ -1,0 +1,29 @@
+"""docs/choosing.md says what the kept results say."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("methods-caltech101", "methods-digits", "methods-text", "methods-speech")
+UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
+
+
+def test_every_row_of_the_table_is_of_the_kept_results():
+    section = (ROOT / "docs/choosing.md").read_text(encoding="utf-8").split("## ")[1]
+    rows = {
+        match[1]: match[2].split(" | ") for match in re.finditer(r"^\| `(.+?)` \| (.+) \|$", section, re.M)
+    }
+    for column, folder in enumerate(FOLDERS):
+        file = ROOT / "experiments" / folder / "results.json"
+        results = {each["method"]: each for each in json.loads(file.read_text(encoding="utf-8"))["results"]}
+        assert rows.keys() == results.keys()
+        for method, found in results.items():
+            match = re.fullmatch(r"([\d.]+) ± ([\d.]+), ([\d.]+) (\wB)", rows[method][column])
+            assert match, rows[method][column]
+            assert float(match[1]) == pytest.approx(100 * found["accuracy_mean"], abs=0.0501)
+            assert float(match[2]) == pytest.approx(100 * found["accuracy_sd"], abs=0.0501)
+            size = found["bytes_up"] + found["bytes_down"]
+            assert float(match[3]) * UNITS[match[4]] == pytest.approx(size, rel=0.006)
