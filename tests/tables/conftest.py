@@ -1,6 +1,8 @@
-"""Miniatures of what the tables need: a data set of TFDS, a folder of domains, and weights."""
+"""Miniatures of what the tables need: a data set of TFDS, folders, networks and their weights."""
 
 import io
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,12 +13,28 @@ from backbones import seeded
 from PIL import Image
 from safetensors.numpy import save_file
 
-from covfree.backbones import backbone
+from covfree.backbones import BACKBONES, Preprocessing, backbone
 from covfree.backbones.weights import tensor_shapes
 from covfree.cli.app import run
 from experiments.__main__ import app
 
 NAME = "squeezenet1_1"
+# Networks of a few numbers, for what trains on images.
+SMALL = Preprocessing(16, 16, "bilinear", (127.0, 127.0, 127.0), (64.0, 64.0, 64.0))
+RESNET = replace(
+    BACKBONES["resnet18"],
+    name="resnet_tiny",
+    num_features=64,
+    preprocessing=SMALL,
+    settings={"blocks": (1,), "bottleneck": False},
+)
+VIT = replace(
+    BACKBONES["vit_b_16"],
+    name="vit_tiny",
+    num_features=16,
+    preprocessing=SMALL,
+    settings={"patch": 8, "size": 16, "dim": 16, "depth": 1, "heads": 2},
+)
 # Pixels of a side: as few as features of squeezenet can do with.
 PIXELS = 40
 CLASSES = 4
@@ -83,7 +101,7 @@ def fake_cifar100() -> type:
 
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory) -> Path:
-    """A folder with CIFAR-100 as TFDS keeps it, and PACS as a folder of pictures."""
+    """CIFAR-100 as TFDS keeps it, PACS as a folder of pictures, Landmarks as one with a table of clients."""
     folder = tmp_path_factory.mktemp("data")
     builder = fake_cifar100()(data_dir=folder, file_format="array_record")
     builder.download_and_prepare(download_config=library.download.DownloadConfig(try_download_gcs=False))
@@ -92,13 +110,42 @@ def data_dir(tmp_path_factory) -> Path:
             path = folder / "pacs" / domain / f"class{i % 3}" / f"{i}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             picture(i % 3, 100 * part + i).save(path)
+    lines = ["file,client"]
+    for part, count in (("train", TRAIN), ("test", TEST)):
+        for i in range(count):
+            name = f"{part}/class{i % CLASSES}/{i}.png"
+            path = folder / "landmarks-users-160k" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            picture(i % CLASSES, i + (part == "test") * TRAIN).save(path)
+            lines += [f"{name},user{i // 8}"] * (part == "train")
+    table = folder / "landmarks-users-160k" / "clients.csv"
+    table.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder
+
+
+def random_weights(network, folder: Path) -> Path:
+    """Random weights of a network in a file."""
+    path = folder / f"{network.name}.safetensors"
+    save_file(seeded.tensors(tensor_shapes(network.shapes), network.name), path)
+    return path
 
 
 @pytest.fixture(scope="session")
 def weights(tmp_path_factory) -> Path:
     """Random weights of SqueezeNet in a file."""
-    path = tmp_path_factory.mktemp("weights") / "squeezenet.safetensors"
-    network = backbone(NAME, num_classes=None)
-    save_file(seeded.tensors(tensor_shapes(network.shapes), network.name), path)
-    return path
+    return random_weights(backbone(NAME, num_classes=None), tmp_path_factory.mktemp("weights"))
+
+
+@pytest.fixture
+def small_networks(tmp_path_factory, monkeypatch) -> list[str]:
+    """Options of the command with the weights of small networks, which stand in the table of backbones."""
+    table = {**BACKBONES, RESNET.name: RESNET, VIT.name: VIT}
+    for name, module in list(sys.modules.items()):
+        if name.startswith(("covfree", "experiments")) and getattr(module, "BACKBONES", None) is BACKBONES:
+            monkeypatch.setattr(module, "BACKBONES", table)
+    folder = tmp_path_factory.mktemp("weights")
+    options = []
+    for spec in (RESNET, VIT):
+        file = random_weights(backbone(spec, num_classes=None), folder)
+        options += ["--weights", f"{spec.name}={file}"]
+    return options

@@ -1,0 +1,127 @@
+"""What trains on images, by ``python -m experiments run``: on miniatures of the data, with small networks."""
+
+import json
+
+import numpy as np
+import pytest
+
+from experiments.tables import one_shot
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    """Features in a cache of the tests' own, which they share."""
+    folder = tmp_path_factory.getbasetemp() / "cache"
+    monkeypatch.setenv("COVFREE_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def run(experiments, data_dir, small_networks, tmp_path):
+    """Runs a table with the data and weights at hand: settings in place of the paper's, cells that are meant."""
+
+    def call(table, only, weights=True, **settings):
+        settings = {"seeds": 1, "batch_size": 8, "epochs": 1, **settings}
+        given = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+        given += small_networks if weights else []
+        done = experiments(
+            "run", table, "--data-dir", data_dir, "--only", only, "--out", tmp_path / "out", *given
+        )
+        assert done.code == 0, done.err
+        assert "not run" not in done.err
+        return done
+
+    return call
+
+
+def records(tmp_path, kind):
+    return [json.loads(line) for line in (tmp_path / "out" / f"{kind}.jsonl").read_text().splitlines()]
+
+
+def shown(line: str) -> float:
+    """Our number in a line of the command."""
+    return float(line.partition("; ")[2].split()[0].partition("±")[0])
+
+
+def test_prompt_tuning(run, tmp_path):
+    settings = {"clients": 4, "alpha": 2, "participation": 2, "rounds": 2, "pool": 3, "top": 2}
+    done = run("fedcof-table4", "cifar100,accuracy", backbone="vit_tiny", **settings)
+    assert "4 runs made, 0 were there" in done.err
+    assert [line.split(" | ")[1] for line in done.out.splitlines()] == ["FedAvg-PT", "FedProx-PT", "PFPT", "FedCOF"]
+    made = records(tmp_path, "prompts")
+    assert [record["settings"]["algorithm"] for record in made] == ["fedavg", "fedprox", "pfpt"]
+    # Of 16 test images.
+    assert all(record["value"] % 6.25 == 0 and record["diverged"] is None for record in made)
+    assert list((tmp_path / "out" / "work").iterdir()) == []
+    again = run("fedcof-table4", "cifar100,accuracy", backbone="vit_tiny", **settings)
+    assert "0 runs made, 4 were there" in again.err
+    assert again.out == done.out
+
+
+def test_distillation_and_its_average(run, tmp_path):
+    settings = {"distillation_epochs": 1, "generator_steps": 2, "generator_width": 2}
+    done = run("fedcgs-table6", "pacs", backbone="resnet_tiny", **settings)
+    assert "8 runs made" in done.err
+    values = {}
+    for record in records(tmp_path, "one-shot"):
+        values.setdefault(record["settings"]["algorithm"], []).append(record["value"])
+    assert {name: len(each) for name, each in values.items()} == {"dense": 4, "co-boosting": 4}
+    averages = [shown(line) for line in done.out.splitlines() if " | Average: " in line]
+    assert averages == pytest.approx([np.mean(values[name]) for name in ("dense", "co-boosting")], abs=0.006)
+
+
+def test_one_shot_methods_share_the_clients_networks(run, tmp_path, monkeypatch):
+    calls = []
+    true = one_shot.train_clients
+    monkeypatch.setattr(one_shot, "train_clients", lambda *args, **more: calls.append(1) or true(*args, **more))
+    settings = {"backbone": "resnet_tiny", "pixels": 16, "clients": 3}
+    run("fedcgs-table1", "cifar100,alpha=0.5,fedavg", **settings)
+    run("fedcgs-table1", "cifar100,alpha=0.5,ensemble", **settings)
+    # Another command finds the data anew.
+    assert len(calls) == 2
+    values = [record["value"] for record in records(tmp_path, "one-shot")]
+    assert len(values) == 2
+    assert all(value % 6.25 == 0 for value in values)
+
+
+def test_personalisation(run, tmp_path):
+    settings = {"backbone": "vit_tiny", "pixels": 16, "clients": 3, "epochs": 2}
+    done = run("fedcgs-table3", "cifar100", **settings)
+    rows = [line.split(" | ")[1] for line in done.out.splitlines()]
+    assert rows == ["Local-only", "FedAvg", "FedAvg-FT", "FedProto", "FedCGS"]
+    values = {record["settings"]["algorithm"]: record["value"] for record in records(tmp_path, "personal")}
+    assert set(values) == {"local", "fedavg", "fedavg-ft", "fedproto", "fedcgs"}
+    assert all(0 <= value <= 100 for value in values.values())
+
+
+def test_training_from_scratch_needs_no_weights(run, tmp_path):
+    settings = {"backbone": "resnet_tiny", "clients": 4, "alpha": 2, "participation": 2, "rounds": 1}
+    run("fedcof-table12", "cifar100,accuracy,from scratch", weights=False, **settings)
+    made = records(tmp_path, "trained")
+    assert [record["settings"]["weights"] for record in made] == ["random", "random"]
+    assert [[number for number, _ in record["history"]] for record in made] == [[0, 1], [0, 1]]
+    (source,) = json.loads((tmp_path / "out" / "sources.json").read_text()).values()
+    assert source["weights"] == "random"
+
+
+def test_a_head_refitted_on_trained_features(run, tmp_path):
+    settings = {"backbone": "resnet_tiny", "rounds": 1, "participation": 2, "client_lr": 0.01}
+    done = run("fed3r-table3", "landmarks,fedavg,ft_feat", **settings)
+    # Two columns, of one run.
+    assert "1 runs made, 1 were there" in done.err
+    (record,) = records(tmp_path, "trained")
+    softmax, refitted = (shown(line) for line in done.out.splitlines())
+    assert softmax == pytest.approx(100 * record["history"][-1][1], abs=0.06)
+    assert refitted == pytest.approx(record["refitted"], abs=0.06)
+
+
+def test_accuracy_as_clients_arrive(run, tmp_path):
+    settings = {"backbone": "resnet_tiny", "participation": 2, "method": "fed3r", "reaches": 101, "rounds": 12}
+    run("fed3r-costs", "rf10k,rounds", **settings)
+    (record,) = records(tmp_path, "arrivals")
+    assert [number for number, _ in record["history"]] == list(range(1, 13))
+    whole = run("fed3r-table1", "landmarks,rf10k", backbone="resnet_tiny", method="fed3r")
+    # With a pair of six clients in each of twelve rounds all have come.
+    assert shown(whole.out) == pytest.approx(100 * record["history"][-1][1], abs=0.06)
+    reached = run("fed3r-costs", "rf10k,rounds", **{**settings, "reaches": 0})
+    assert shown(reached.out) == 1
