@@ -1,8 +1,9 @@
-"""Personalised training as in FedCGS's Table 3: what `personalisation.py` and the command of the tables share."""
+"""Personalised training as in FedCGS's Table 3, for `personalisation.py` and the command of the tables."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,8 @@ from covfree.types import PRNGKey
 METHODS = ("local", "fedavg", "fedavg-ft", "fedproto", "fedcgs", "oll")
 # FedAvg-FT takes this part of the epochs at home.
 _AT_HOME = 5
+# Rounds from one checkpoint to the next.
+_EVERY = 10
 
 
 class Part(NamedTuple):
@@ -56,6 +59,7 @@ def personalised(
     epochs: int,
     strength: float,
     key: PRNGKey,
+    checkpoint: Path | None = None,
     **options: Any,
 ) -> np.ndarray:
     """Train a model of each client's own, or FedAvg's one for all; all clients take part in each round.
@@ -70,6 +74,7 @@ def personalised(
             comes back.
         strength: λ of FedProto and FedCGS.
         key: of all draws.
+        checkpoint: a folder in which rounds are saved, and from which they go on.
         options: ``batch_size``, as algorithms of `covfree.finetune` have it.
 
     Returns:
@@ -79,7 +84,10 @@ def personalised(
     at_home = {"client": client, "epochs": epochs, **options}
 
     def run(algorithm: rounds.Algorithm, number: int) -> Any:
-        return rounds.run(algorithm, *train, key=key, rounds=number).result
+        # FedAvg-FT has two runs, of different names.
+        saved = {} if checkpoint is None else {"checkpoint": checkpoint / algorithm.name}
+        done = rounds.run(algorithm, *train, key=key, rounds=number, checkpoint_every=_EVERY, **saved)
+        return done.result
 
     known = None
     if method == "local":

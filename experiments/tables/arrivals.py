@@ -26,11 +26,13 @@ def run(own: Mapping[str, Any], data: Data, seed: int, folder: Path) -> dict[str
     number = int(owners.max()) + 1
     per_round = participation_of(str(own["participation"]), number)
     schedule = participation(number, per_round, own["rounds"], seed=seed)
-    method, came = method_of(own), np.zeros(number, bool)
+    method, came, accuracy = method_of(own), np.zeros(number, bool), 0.0
     history: list[list[float]] = []
     for place, drawn in enumerate(schedule, start=1):
-        if not came[drawn].all() or not history:
-            came[drawn] = True
+        new = ~came[drawn]
+        came[drawn] = True
+        # Who came before sends nothing more; some clients hold no examples.
+        if np.isin(owners, drawn[new]).any():
             here = np.flatnonzero((owners >= 0) & came[owners])
             head: Any = covfree.fit(
                 method,

@@ -59,8 +59,9 @@ def _inputs(train: str, number: int) -> np.ndarray:
 def sizes() -> Mapping[str, float]:
     """The numbers that letters stand for.
 
-    d features, C classes, K clients, n examples, D random features, b numbers of the extractor, E epochs, F and f
-    the multiplications, each with an addition, of extractor and head on one example; f1 of the first layer.
+    d features, C classes, K clients, n examples, D random features, b numbers of the extractor, E epochs; F
+    and f are the multiplications, each with an addition, of extractor and head on one example, f1 those of
+    the extractor's first layer.
     """
     network, image = _network(), jax.ShapeDtypeStruct((1, 16, 16, 3), jnp.float32)
     extractor = products_of(jax.make_jaxpr(network.apply)(network.shapes, image).jaxpr)
@@ -178,6 +179,8 @@ def compared(settings: Mapping[str, Any]) -> str:
     if "ours" in settings and found == value_of(settings["ours"]):
         return written(settings["ours"])
     expected = " or ".join(
-        f"{written(settings[name])} = {value_of(settings[name]):g}" for name in ("terms", "ours") if name in settings
+        f"{written(settings[name])} = {value_of(settings[name]):g}"
+        for name in ("terms", "ours")
+        if name in settings
     )
     raise ValueError(f"{counts}: expected {expected}, got {found:g}")

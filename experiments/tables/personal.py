@@ -25,7 +25,7 @@ def _descent(rate: Any, momentum: Any, decay: Any) -> optax.GradientTransformati
 def run(own: Mapping[str, Any], data: Data, seed: int, folder: Path) -> dict[str, Any]:
     """Mean accuracy of the clients, each on examples of its own that it holds back.
 
-    Training and test examples of the data are dealt to clients together.
+    A run of several rounds goes on from its last checkpoint if the folder has one. Training and test examples of the data are dealt to clients together.
     """
     pixels, features = data.pixels(seed), data.load(seed)
     images, means = (np.concatenate([each.train_features, each.test_features]) for each in (pixels, features))
@@ -57,6 +57,7 @@ def run(own: Mapping[str, Any], data: Data, seed: int, folder: Path) -> dict[str
         epochs=own["epochs"],
         strength=own["strength"],
         key=key,
+        checkpoint=folder,
         batch_size=own["batch_size"],
     )
     return {"value": 100 * float(np.nanmean(accuracy))}

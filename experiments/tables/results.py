@@ -23,6 +23,7 @@ from experiments.tables.spec import FROM_DATA, Cell
 
 _ABSENT = "data not at hand"
 
+
 @dataclass(frozen=True)
 class Ours:
     """What covfree gives for a cell.

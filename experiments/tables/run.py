@@ -22,7 +22,7 @@ from experiments.tables.spec import FROM_DATA, Cell
 
 Tell = Callable[[str], None]
 # How a run of a kind is made: from its own settings, the data, the seed, and a folder for what it needs to go
-# on from where it was stopped. The result is a record: a ``value``, or a ``history`` of rounds and accuracies.
+# on where it was stopped. The result is a record: a ``value``, or a ``history`` of rounds and accuracies.
 RUNNERS: Mapping[str, Callable[[Mapping[str, Any], Data, int, Path], dict[str, Any]]] = {
     "measured": measures.run,
     "arrivals": arrivals.run,
@@ -115,7 +115,8 @@ def _sweep(data: Data, cells: list[Cell], results: Results, done: Done, tell: Te
         for run in made:
             done.computed, done.kept = done.computed + len(begun), done.kept + 1 - len(begun)
             if begun:
-                tell(f"{data.name}, alpha {federation.alpha:g}, {run.method}, seed {run.seed}: {run.accuracy:.4f}")
+                about = f"{data.name}, alpha {federation.alpha:g}, {run.method}, seed {run.seed}"
+                tell(f"{about}: {run.accuracy:.4f}")
             begun.clear()
 
 
@@ -125,8 +126,8 @@ def _check_runs(file: Path, methods: Mapping[str, Any]) -> None:
     for run, made_by in RunFile(file).runs:
         if prints.get(run.method, made_by) != made_by:
             raise ValueError(
-                f"{file}: holds runs of {run.method} as it was in another version of covfree; delete the file, "
-                f"and all its runs are made anew, or give --out another folder"
+                f"{file}: holds runs of {run.method} as it was in another version of covfree; delete the "
+                "file, and all its runs are made anew, or give --out another folder"
             )
 
 

@@ -70,7 +70,9 @@ class Cell:
 
     def is_meant(self, words: list[str]) -> bool:
         """Whether each word is part of a label, the title or a setting, whatever the case and dashes."""
-        texts = [self.grid, self.row, self.column, *map(str, self.settings.values())]
+        # Not the values that a mean goes over: who asks for one domain asks for no average.
+        own = [str(value) for name, value in self.settings.items() if name != "over"]
+        texts = [self.grid, self.row, self.column, *own]
         plain = [_plain(text) for text in texts]
         # CIFAR-10 is not meant by what goes on with a further digit.
         wanted = [re.compile(re.escape(_plain(word)) + r"(?!\d)") for word in words]
@@ -141,9 +143,9 @@ def read_table(path: Path, overrides: Mapping[str, Any] | None = None) -> Table:
     row's. A label (and ``of``) is words with commas between: each is a key of ``[names]`` in one of the two
     files, of which the file's adds to the paper's, or a setting such as ``alpha=0.1``.
 
-    A cell with ``combine = "mean"`` is the mean of the cells that have each of the values in ``over``, a table
-    of one setting: ``over = { target = ["photo", "sketch"] }``. With ``combine = "difference"`` it is the last
-    of these less the first.
+    A cell with ``combine = "mean"`` is the mean of the cells that have each of the values in ``over``, which
+    has one setting: ``over = { target = ["photo", "sketch"] }``. With ``combine = "difference"`` it is the
+    last of these less the first.
 
     Args:
         path: the file.
@@ -250,8 +252,8 @@ def _parts(table: str, grid: str, row: str, column: str, settings: dict[str, Any
         return ()
     if combine not in ("mean", "difference") or len(over) != 1:
         raise ValueError(
-            f"{row}, {column}: combine: expected mean or difference, and one setting in over, got {combine!r} "
-            f"and {over!r}"
+            f"{row}, {column}: combine: expected mean or difference, and one setting in over, got "
+            f"{combine!r} and {over!r}"
         )
     ((name, values),) = over.items()
     return tuple(_cell(table, grid, row, column, "–", {**settings, name: value}) for value in values)

@@ -81,7 +81,9 @@ def _refitted(method: str, task: Task, folder: Path, seed: int) -> float:
     if task.network is not None:
         with np.load(folder / "backbone.npz") as file:
             network = task.network._replace(params=trees.unflatten_dict(dict(file), sep="/"))
-        train_features, test_features = (features_of(network, part) for part in (task.inputs, task.test_inputs))
+        train_features, test_features = (
+            features_of(network, part) for part in (task.inputs, task.test_inputs)
+        )
     head: Any = covfree.fit(
         variants([method])[method].method,
         train_features,

@@ -2,7 +2,6 @@
 
 import io
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,29 +11,14 @@ import tensorflow_datasets as library
 from backbones import seeded
 from PIL import Image
 from safetensors.numpy import save_file
+from tiny_networks import RESNET, VIT
 
-from covfree.backbones import BACKBONES, Preprocessing, backbone
+from covfree.backbones import BACKBONES, backbone
 from covfree.backbones.weights import tensor_shapes
 from covfree.cli.app import run
 from experiments.__main__ import app
 
 NAME = "squeezenet1_1"
-# Networks of a few numbers, for what trains on images.
-SMALL = Preprocessing(16, 16, "bilinear", (127.0, 127.0, 127.0), (64.0, 64.0, 64.0))
-RESNET = replace(
-    BACKBONES["resnet18"],
-    name="resnet_tiny",
-    num_features=64,
-    preprocessing=SMALL,
-    settings={"blocks": (1,), "bottleneck": False},
-)
-VIT = replace(
-    BACKBONES["vit_b_16"],
-    name="vit_tiny",
-    num_features=16,
-    preprocessing=SMALL,
-    settings={"patch": 8, "size": 16, "dim": 16, "depth": 1, "heads": 2},
-)
 # Pixels of a side: as few as features of squeezenet can do with.
 PIXELS = 40
 CLASSES = 4

@@ -2,10 +2,18 @@
 
 import json
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_networks import LEVELS, RESNET
 
-from experiments.tables import one_shot
+from covfree.backbones import backbone
+from covfree.rounds.simulation import Simulation
+from experiments.tables import one_shot, prompts
+
+from baselines import ensemble  # isort: skip, found by the import above
+from baselines.cnn import Pretrained, applied  # isort: skip
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +26,7 @@ def cache(tmp_path_factory, monkeypatch):
 
 @pytest.fixture
 def run(experiments, data_dir, small_networks, tmp_path):
-    """Runs a table with the data and weights at hand: settings in place of the paper's, cells that are meant."""
+    """Runs the cells that are meant with data and weights, and settings in place of the paper's."""
 
     def call(table, only, weights=True, **settings):
         settings = {"seeds": 1, "batch_size": 8, "epochs": 1, **settings}
@@ -47,7 +55,8 @@ def test_prompt_tuning(run, tmp_path):
     settings = {"clients": 4, "alpha": 2, "participation": 2, "rounds": 2, "pool": 3, "top": 2}
     done = run("fedcof-table4", "cifar100,accuracy", backbone="vit_tiny", **settings)
     assert "4 runs made, 0 were there" in done.err
-    assert [line.split(" | ")[1] for line in done.out.splitlines()] == ["FedAvg-PT", "FedProx-PT", "PFPT", "FedCOF"]
+    rows = [line.split(" | ")[1] for line in done.out.splitlines()]
+    assert rows == ["FedAvg-PT", "FedProx-PT", "PFPT", "FedCOF"]
     made = records(tmp_path, "prompts")
     assert [record["settings"]["algorithm"] for record in made] == ["fedavg", "fedprox", "pfpt"]
     # Of 16 test images.
@@ -58,9 +67,26 @@ def test_prompt_tuning(run, tmp_path):
     assert again.out == done.out
 
 
+def test_training_that_was_stopped_goes_on(run, experiments, tmp_path, monkeypatch):
+    settings = {"backbone": "vit_tiny", "clients": 4, "alpha": 2, "participation": 2, "pool": 3, "top": 2}
+    true, true_round, made = prompts.accuracy, Simulation.round, []
+    monkeypatch.setattr(Simulation, "round", lambda *args: made.append(1) or true_round(*args))
+    monkeypatch.setattr(prompts, "accuracy", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run("fedcof-table4", "cifar100,accuracy,fedavg-pt", rounds=2, **settings)
+    (folder,) = (tmp_path / "out" / "work").iterdir()
+    assert (folder / "checkpoint").is_dir()
+    monkeypatch.setattr(prompts, "accuracy", true)
+    assert len(made) == 2
+    done = run("fedcof-table4", "cifar100,accuracy,fedavg-pt", rounds=2, **settings)
+    assert "1 runs made" in done.err
+    # Both rounds were in the checkpoint.
+    assert len(made) == 2
+
+
 def test_distillation_and_its_average(run, tmp_path):
-    settings = {"distillation_epochs": 1, "generator_steps": 2, "generator_width": 2}
-    done = run("fedcgs-table6", "pacs", backbone="resnet_tiny", **settings)
+    settings = {"distillation_epochs": 1, "generator_steps": 1, "generator_width": 2, "clients_per_domain": 1}
+    done = run("fedcgs-table6", "pacs", backbone="vit_tiny", **settings)
     assert "8 runs made" in done.err
     values = {}
     for record in records(tmp_path, "one-shot"):
@@ -73,15 +99,59 @@ def test_distillation_and_its_average(run, tmp_path):
 def test_one_shot_methods_share_the_clients_networks(run, tmp_path, monkeypatch):
     calls = []
     true = one_shot.train_clients
-    monkeypatch.setattr(one_shot, "train_clients", lambda *args, **more: calls.append(1) or true(*args, **more))
-    settings = {"backbone": "resnet_tiny", "pixels": 16, "clients": 3}
-    run("fedcgs-table1", "cifar100,alpha=0.5,fedavg", **settings)
-    run("fedcgs-table1", "cifar100,alpha=0.5,ensemble", **settings)
-    # Another command finds the data anew.
-    assert len(calls) == 2
+    monkeypatch.setattr(
+        one_shot, "train_clients", lambda *args, **more: calls.append(1) or true(*args, **more)
+    )
+    table = tmp_path / "own.toml"
+    table.write_text(
+        'title = "T"\nsource = "S"\n[defaults]\nkind = "one-shot"\ndata = "PACS"\nbackbone = "resnet_tiny"\n'
+        'clients = 1\npartition = "iid"\nalpha = 1\nclient_lr = 0.01\ndistillation_epochs = 1\n'
+        'generator_steps = 1\ngenerator_width = 2\ntarget = "sketch"\nclients_per_domain = 1\n'
+        '[names]\nFedAvg = { algorithm = "fedavg" }\nEnsemble = { algorithm = "ensemble" }\nOurs = {}\n'
+        '[[grids]]\ntitle = "G"\ncolumns = ["Ours"]\nrows = { FedAvg = ["1"], Ensemble = ["–"] }\n'
+    )
+    run(table, "")
+    assert len(calls) == 1
     values = [record["value"] for record in records(tmp_path, "one-shot")]
-    assert len(values) == 2
-    assert all(value % 6.25 == 0 for value in values)
+    # Of 15 test images.
+    right = np.array(values) * 15 / 100
+    np.testing.assert_allclose(right, right.round(), atol=1e-9)
+    assert len(right) == 2
+
+
+def test_distances_from_a_backbones_norms():
+    """What DENSE compares, against the outputs of the convolutions that lead to the norms."""
+    network = backbone(RESNET, num_classes=None)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: rng.uniform(0.1, 0.6, leaf.shape).astype(np.float32), network.shapes)
+    whole = Pretrained(network, LEVELS, 4)
+    variables = whole.variables_of(params, jax.random.key(0))
+    images = rng.integers(0, 256, (5, 16, 16, 3), np.uint8)
+    members = jax.tree.map(lambda leaf: leaf[None], variables)
+    logits, distance = ensemble.outputs(whole, members, images / np.float32(255))
+    normalised = jnp.asarray((images.astype(np.float32) - 127) / 64)
+    features, kept = network.module.apply(
+        params, normalised, capture_intermediates=True, mutable="intermediates"
+    )
+    expected = 0.0
+    for norm, convolution in {
+        "bn1": "conv1",
+        "layer1.0.bn1": "layer1.0.conv1",
+        "layer1.0.bn2": "layer1.0.conv2",
+    }.items():
+        (entered,) = kept["intermediates"][convolution]["__call__"]
+        running = params["batch_stats"][norm]
+        expected += np.linalg.norm(entered.mean((0, 1, 2)) - running["mean"])
+        expected += np.linalg.norm(entered.var((0, 1, 2)) - running["var"])
+    assert set(params["batch_stats"]) == {"bn1", "layer1.0.bn1", "layer1.0.bn2"}
+    np.testing.assert_allclose(distance, [expected], rtol=1e-4)
+    head = variables["params"]["head"]
+    np.testing.assert_allclose(
+        logits[0], features @ head["kernel"] + head["bias"][None], rtol=1e-4, atol=1e-4
+    )
+    np.testing.assert_allclose(
+        applied(whole, variables, images, batch_size=4), logits[0], rtol=1e-4, atol=1e-4
+    )
 
 
 def test_personalisation(run, tmp_path):
@@ -116,7 +186,13 @@ def test_a_head_refitted_on_trained_features(run, tmp_path):
 
 
 def test_accuracy_as_clients_arrive(run, tmp_path):
-    settings = {"backbone": "resnet_tiny", "participation": 2, "method": "fed3r", "reaches": 101, "rounds": 12}
+    settings = {
+        "backbone": "resnet_tiny",
+        "participation": 2,
+        "method": "fed3r",
+        "reaches": 101,
+        "rounds": 12,
+    }
     run("fed3r-costs", "rf10k,rounds", **settings)
     (record,) = records(tmp_path, "arrivals")
     assert [number for number, _ in record["history"]] == list(range(1, 13))
