@@ -88,9 +88,7 @@ def status_command() -> None:
             for group, width in (("without data", 14), ("run", 6), ("not run", 9))
         )
         print(f"{read.name:<26}{counted.total():>6}{numbers}")
-    _say(
-        "`run TABLE --data-dir FOLDER` says what the cells that were not run need, and where it is looked for"
-    )
+    _say("`run TABLE --data-dir FOLDER` says what cells that were not run need, and where it is looked for")
 
 
 @app.command("page")

@@ -85,9 +85,9 @@ def personalised(
 
     def run(algorithm: rounds.Algorithm, number: int) -> Any:
         # FedAvg-FT has two runs, of different names.
-        saved = {} if checkpoint is None else {"checkpoint": checkpoint / algorithm.name}
-        done = rounds.run(algorithm, *train, key=key, rounds=number, checkpoint_every=_EVERY, **saved)
-        return done.result
+        saved = None if checkpoint is None else checkpoint / algorithm.name
+        given: Any = {"rounds": number, "checkpoint": saved, "checkpoint_every": _EVERY}
+        return rounds.run(algorithm, *train, key=key, **given).result
 
     known = None
     if method == "local":

@@ -25,7 +25,8 @@ def _descent(rate: Any, momentum: Any, decay: Any) -> optax.GradientTransformati
 def run(own: Mapping[str, Any], data: Data, seed: int, folder: Path) -> dict[str, Any]:
     """Mean accuracy of the clients, each on examples of its own that it holds back.
 
-    A run of several rounds goes on from its last checkpoint if the folder has one. Training and test examples of the data are dealt to clients together.
+    Training and test examples of the data are dealt to clients together. A run of several rounds goes on from
+    its last checkpoint if the folder has one.
     """
     pixels, features = data.pixels(seed), data.load(seed)
     images, means = (np.concatenate([each.train_features, each.test_features]) for each in (pixels, features))
