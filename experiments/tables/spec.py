@@ -238,9 +238,9 @@ def _cell(table: str, grid: str, row: str, column: str, printed: str, settings: 
     if kind not in ("formula", "missing") and not is_printed(printed):
         raise ValueError(f"{row}, {column}: expected a number, such as 41.5±0.1, got {printed!r}")
     parts = _parts(table, grid, row, column, {**settings, "kind": kind})
-    # A text may name other settings: "fedcof:shrinkage={shrinkage}".
+    # A text may name other settings: "fedcof:shrinkage={shrinkage}"; of combined cells those of the parts.
     for key, value in settings.items():
-        if isinstance(value, str) and "{" in value:
+        if isinstance(value, str) and "{" in value and not parts:
             settings[key] = value.format_map(settings)
     return Cell(table, grid, row, column, kind, printed, settings, parts)
 

@@ -171,7 +171,7 @@ def test_status(experiments):
     done = experiments("status")
     assert done.code == 0
     assert re.search(r"^fedcof-table3 +120 +60 +0 +60$", done.out, re.MULTILINE)
-    assert re.search(r"^digits +22 +0 +22 +0$", done.out, re.MULTILINE)
+    assert re.search(r"^digits +34 +0 +34 +0$", done.out, re.MULTILINE)
 
 
 @pytest.fixture
