@@ -24,7 +24,7 @@ def outputs(
     Returns: The logits, and for each network how far the images are from those that it was trained on: the
         sum over its batch norms of ‖μ − μ_BN‖ + ‖σ² − σ²_BN‖, where μ and σ² are the mean and the variance by
         channel of what enters the norm, over the batch and all positions, and those with BN the norm's
-        running statistics.
+        running statistics; 0 of a network without batch norms.
     """
 
     def one(variables: Any) -> tuple[jax.Array, jax.Array]:

@@ -10,7 +10,8 @@ from tiny_networks import LEVELS, RESNET
 
 from covfree.backbones import backbone
 from covfree.rounds.simulation import Simulation
-from experiments.tables import one_shot, prompts
+from experiments.tables import one_shot, prompts, trained
+from experiments.tables.data import Found
 
 from baselines import ensemble  # isort: skip, found by the import above
 from baselines.cnn import Pretrained, applied  # isort: skip
@@ -117,6 +118,23 @@ def test_one_shot_methods_share_the_clients_networks(run, tmp_path, monkeypatch)
     right = np.array(values) * 15 / 100
     np.testing.assert_allclose(right, right.round(), atol=1e-9)
     assert len(right) == 2
+
+
+@pytest.mark.parametrize("more", [{}, {"weights": "random"}])
+def test_images_are_those_of_the_features(data_dir, small_networks, more):
+    """Also where a domain is left out and who gets which image depends on the seed."""
+    weights = dict(pair.split("=", 1) for pair in small_networks[1::2])
+    settings = {"data": "PACS", "backbone": "vit_tiny", "target": "cartoon", "clients_per_domain": 2, **more}
+    data = Found(data_dir, weights).data(settings)
+    features, images = data.load(1), data.pixels(1)
+    network = data.network(1)
+    for part in ("train", "test"):
+        made = trained.features_of(network, getattr(images, f"{part}_features"))
+        np.testing.assert_allclose(made, getattr(features, f"{part}_features"), rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(getattr(images, f"{part}_labels"), getattr(features, f"{part}_labels"))
+    np.testing.assert_array_equal(images.clients, features.clients)
+    # Features of other images differ by more than that.
+    assert np.abs(np.diff(features.train_features, axis=0)).max(1).min() > 1e-3
 
 
 def test_distances_from_a_backbones_norms():
