@@ -67,8 +67,8 @@ def run_command(
         if not ours.reason:
             print(f"{cell.grid} | {cell.row} | {cell.column}: {cell.printed}; {ours.shown} {ours.difference}")
     _say(f"{done.computed} runs made, {done.kept} were there; results in {folder}")
-    for reason, number in done.missing.items():
-        _say(f"not run: {number} cell{'s' if number > 1 else ''}: {reason}")
+    for reason, missed in done.missing.items():
+        _say(f"not run: {len(missed)} cell{'s' if len(missed) > 1 else ''}: {reason}")
 
 
 @app.command("status")
@@ -88,6 +88,7 @@ def status_command() -> None:
             for group, width in (("without data", 14), ("run", 6), ("not run", 9))
         )
         print(f"{read.name:<26}{counted.total():>6}{numbers}")
+    _say("`run TABLE --data-dir FOLDER` says what cells that were not run need, and where it is looked for")
 
 
 @app.command("page")

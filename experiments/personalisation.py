@@ -22,9 +22,11 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from personalised import METHODS as TRAINED
+from personalised import Part, Start, personalised
 
 import covfree
-from covfree import finetune, rounds
+from covfree import finetune
 from covfree.cli.report import environment
 from covfree.data import load_npz
 from covfree.federation import dominant_classes
@@ -33,34 +35,8 @@ UNIFORM_SHARE = 0.2
 RATES = (0.01, 0.03, 0.1)
 STRENGTHS = (0.0001, 0.001, 0.01)
 TUNING_SEED = 100
-METHODS = (
-    "head, untrained",
-    "head, own classes",
-    "local",
-    "fedavg",
-    "fedavg-ft",
-    "fedproto",
-    "fedcgs",
-    "oll",
-)
-TRAINED, STRENGTHENED = METHODS[2:], ("fedproto", "fedcgs")
-
-
-class Part(NamedTuple):
-    """Examples and whose they are."""
-
-    features: np.ndarray
-    labels: np.ndarray
-    clients: np.ndarray
-
-    def split(self, share: float, rng: np.random.Generator) -> tuple[Part, Part]:
-        """Take a share of each client's examples out; the others come first."""
-        order = rng.permutation(len(self.labels))
-        order = order[np.argsort(self.clients[order], kind="stable")]
-        sizes = np.bincount(self.clients)
-        place = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        out = place < np.rint(share * sizes)[self.clients[order]]
-        return Part(*(x[order[~out]] for x in self)), Part(*(x[order[out]] for x in self))
+STRENGTHENED = ("fedproto", "fedcgs")
+METHODS = ("head, untrained", "head, own classes", *TRAINED)
 
 
 class Federation(NamedTuple):
@@ -92,30 +68,16 @@ def starts(train: Part, test: Part, num_classes: int, seed: int) -> dict[str, Fe
 
 def trained(federation: Federation, method: str, epochs: int, rate: float, strength: float) -> np.ndarray:
     """Accuracy of each client."""
-    model, train, test = federation.start, federation.train, federation.test
-    numbers = federation.num_classes, train.features.shape[1]
-    known = finetune.client_classes(train.labels, train.clients, num_classes=federation.num_classes)
-
-    def run(algorithm: rounds.Algorithm, number: int) -> Any:
-        key = jax.random.key(federation.seed)
-        return rounds.run(algorithm, *train, key=key, rounds=number).result
-
-    at_home = {"client": rate, "epochs": epochs}
-    if method == "local":
-        result = run(finetune.local_only(model, **at_home), 1)
-    elif method == "fedcgs":
-        result = run(finetune.fedcgs_personal(model, federation.prototypes, strength, **at_home), 1)
-    elif method == "fedproto":
-        result = run(finetune.fedproto(model, *numbers, strength, rate), epochs)
-    elif method == "oll":
-        result = run(finetune.oll(model, rate), epochs)
-    else:
-        last = epochs // 5 if method == "fedavg-ft" else 0
-        result = run(finetune.fedavg(model, rate), epochs - last)
-        if last:
-            model = finetune.adapter_model(result)
-            result = run(finetune.local_only(model, rate, epochs=last), 1)
-    return finetune.client_accuracy(result, *test, own_classes=known if method == "oll" else None)
+    return personalised(
+        method,
+        Start(federation.start, finetune.adapter_model, federation.prototypes),
+        federation.train,
+        federation.test,
+        client=rate,
+        epochs=epochs,
+        strength=strength,
+        key=jax.random.key(federation.seed),
+    )
 
 
 def untrained(federation: Federation, method: str) -> np.ndarray:

@@ -17,8 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +27,7 @@ import numpy as np
 import optax
 from baselines.idx import fashion_mnist
 from prompt_tuning_plot import plot, table
+from prompting import ALGORITHMS, Keys, Training, accuracy, in_batches, prompted
 
 import covfree
 from covfree import finetune, rounds
@@ -137,25 +136,10 @@ def published(name: str, source: str, weights: Path | None) -> tuple[Backbone, A
     return network, params, Data(images[~test], found.labels[~test], images[test], found.labels[test])
 
 
-def in_batches(function: Callable[[Any], Any], images: np.ndarray, size: int = 250) -> np.ndarray:
-    """What a compiled function gives, one batch after the other."""
-    return np.concatenate([np.asarray(function(images[i : i + size])) for i in range(0, len(images), size)])
-
-
 def features_of(network: Backbone, params: Any, images: np.ndarray) -> np.ndarray:
     """Features without prompts."""
     levels = network.spec.preprocessing
     return in_batches(jax.jit(lambda batch: network.apply(params, normalise(batch, levels))), images)
-
-
-@jax.jit
-def _predicted(model: finetune.Model, images: jax.Array) -> jax.Array:
-    return model(images).argmax(1)
-
-
-def accuracy(model: finetune.Model, images: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """In %."""
-    return {"accuracy": 100 * float((in_batches(partial(_predicted, model), images) == labels).mean())}
 
 
 def run_seed(
@@ -169,7 +153,7 @@ def run_seed(
     save: Any,
 ) -> None:
     """Every method on one federation; those that ``runs`` has already are left out."""
-    key, classes = jax.random.key(seed), int(data.labels.max()) + 1
+    classes = int(data.labels.max()) + 1
     clients = inner_dirichlet(data.labels, setting.clients, setting.alpha, seed=seed)
     train, test = features
     method = covfree.fedcof()
@@ -178,22 +162,27 @@ def run_seed(
     found = 100 * float(covfree.evaluate(head, test, data.test_labels))
     runs.setdefault("FedCOF", {})[str(seed)] = [{"accuracy": found, "bytes": sent}]
     soft = covfree.with_temperature(head, covfree.calibrate_temperature(head, train, data.labels))
-    keys = jax.random.split(key, 3)
-    prompts = finetune.random_prompts(network, setting.prompts, key=keys[0])
-    start = finetune.random_head(network.num_features, classes, key=keys[1])
+    keys = Keys.of(seed)
+    start = finetune.random_head(network.num_features, classes, key=keys.head)
+    training = Training(setting.rate, setting.epochs, setting.batch, setting.mu)
 
     def model(head: Any) -> finetune.Model:
-        levels = network.spec.preprocessing
-        return finetune.prompt_model(network, params, head, prompts, top=setting.top, preprocessing=levels)
+        return prompted(
+            network,
+            params,
+            head,
+            prompts=setting.prompts,
+            top=setting.top,
+            preprocessing=network.spec.preprocessing,
+            key=keys.prompts,
+        )
 
-    adam = optax.adam(setting.rate, b1=0.9, b2=0.98, eps=1e-6)
-    options: Any = {"epochs": setting.epochs, "batch_size": setting.batch}
     algorithms = {
-        "FedAvg, head alone": lambda: finetune.fedavg(finetune.linear_model(start), adam, **options),
-        "FedAvg-PT": lambda: finetune.fedavg(model(start), adam, **options),
-        "FedProx-PT": lambda: finetune.fedprox(model(start), adam, setting.mu, **options),
-        "PFPT": lambda: finetune.pfpt(model(start), adam, **options),
-        "FedAvg-PT from FedCOF": lambda: finetune.fedavg(model(soft), adam, **options),
+        "FedAvg, head alone": lambda: ALGORITHMS["fedavg"](finetune.linear_model(start), training),
+        "FedAvg-PT": lambda: ALGORITHMS["fedavg"](model(start), training),
+        "FedProx-PT": lambda: ALGORITHMS["fedprox"](model(start), training),
+        "PFPT": lambda: ALGORITHMS["pfpt"](model(start), training),
+        "FedAvg-PT from FedCOF": lambda: ALGORITHMS["fedavg"](model(soft), training),
     }
     for name, make in algorithms.items():
         if str(seed) in runs.setdefault(name, {}):
@@ -205,13 +194,14 @@ def run_seed(
             train if on_features else data.images,
             data.labels,
             clients,
-            key=keys[2],
+            key=keys.rounds,
             rounds=setting.rounds,
             participation=setting.drawn,
             every=setting.every,
-            evaluate=lambda found, held=held, on=on_features: accuracy(
-                finetune.linear_model(found) if on else found, held, data.test_labels
-            ),
+            evaluate=lambda found, held=held, on=on_features: {
+                "accuracy": 100
+                * accuracy(finetune.linear_model(found) if on else found, held, data.test_labels)
+            },
         )
         before = sent if name == "FedAvg-PT from FedCOF" else 0
         passed = before + np.cumsum([record["bytes_up"] + record["bytes_down"] for record in run.history])

@@ -1,10 +1,10 @@
-"""The network of all clients, of the student and of the frozen backbone."""
+"""The network of all clients, of the student and of the frozen backbone: a small one, or a backbone."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,8 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from covfree.backbones import convolve, max_pool
-from covfree.finetune import Model
+from covfree.backbones import Backbone, Preprocessing, convolve, max_pool
+from covfree.finetune import Model, random_head
 from covfree.types import AnyArray, PRNGKey
 
 # Flax's moving averages keep nine tenths at each step, as PyTorch's do.
@@ -45,9 +45,6 @@ class CNN(nn.Module):
     def features(self, images: AnyArray, train: bool = False) -> Float[Array, "batch dim"]:
         """What the linear layer is given.
 
-        Mean and variance, over the batch and its positions, of what enters each batch norm are sown as
-        ``intermediates``: DENSE compares them with the norm's running statistics.
-
         Args:
             images: [batch, height, width, channels], uint8 grey levels, or floats in [0, 1].
             train: whether batch norms use the batch's statistics and update the running ones.
@@ -56,7 +53,6 @@ class CNN(nn.Module):
         x = x.astype(jnp.float32) / 255 if x.dtype == jnp.uint8 else x
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
             x = convolution(x)
-            self.sow("intermediates", "moments", (x.mean((0, 1, 2)), x.var((0, 1, 2))))
             x = max_pool(nn.relu(norm(x, use_running_average=not train)), (2, 2), (2, 2))
         return x.reshape(x.shape[0], -1)
 
@@ -65,17 +61,59 @@ class CNN(nn.Module):
         return self.head(self.features(images, train))
 
 
-def new_variables(cnn: CNN, image_shape: tuple[int, ...], key: PRNGKey) -> Any:
+class Pretrained(nn.Module):
+    """A backbone of `covfree.backbones` with a linear layer, called as `CNN` is.
+
+    Attributes:
+        backbone: without a classifier.
+        preprocessing: normalises images, which come as `CNN` takes them.
+        num_classes: C.
+    """
+
+    backbone: Backbone
+    preprocessing: Preprocessing
+    num_classes: int
+
+    def setup(self) -> None:
+        """Make the layers."""
+        self.network = self.backbone.module
+        self.head = nn.Dense(self.num_classes)
+
+    def features(self, images: AnyArray, train: bool = False) -> Float[Array, "batch dim"]:
+        """What the linear layer is given; see `CNN.features`."""
+        x = jnp.asarray(images)
+        levels = x.astype(jnp.float32) if x.dtype == jnp.uint8 else 255 * x
+        own = self.preprocessing
+        mean, std = (jnp.asarray(each).reshape(1, 1, 1, 3) for each in (own.mean, own.std))
+        return self.network((levels - mean) / std, train=train)
+
+    def __call__(self, images: AnyArray, train: bool = False) -> Float[Array, "batch classes"]:
+        """Scores of each class."""
+        return self.head(self.features(images, train))
+
+    def variables_of(self, params: Any, key: PRNGKey) -> Any:
+        """Variables from the backbone's parameters and a random linear layer, as `new_variables` has them."""
+        head = random_head(self.backbone.num_features, self.num_classes, key=key)
+        own = {"network": params["params"], "head": {"kernel": head.weight, "bias": head.bias}}
+        # A backbone without batch norms has no running statistics.
+        statistics = {"network": params["batch_stats"]} if "batch_stats" in params else {}
+        return {"params": own, "batch_stats": statistics}
+
+
+Network: TypeAlias = CNN | Pretrained
+
+
+def new_variables(cnn: Network, image_shape: tuple[int, ...], key: PRNGKey) -> Any:
     """Draw parameters and fresh running statistics: ``{"params", "batch_stats"}``."""
     variables = jax.jit(cnn.init)(key, jnp.zeros((1, *image_shape)))
-    return {"params": variables["params"], "batch_stats": variables["batch_stats"]}
+    return {"params": variables["params"], "batch_stats": variables.get("batch_stats", {})}
 
 
 @dataclass(frozen=True)
 class _Features:
     """A function that is compared by value, so that another model of the network compiles nothing anew."""
 
-    cnn: CNN
+    cnn: Network
 
     def __call__(
         self, trained: Any, frozen: Any, statistics: Any, inputs: Any, train: bool, key: Any
@@ -85,7 +123,7 @@ class _Features:
             same: Any = self.cnn.apply(variables, inputs, method="features")
             return same, statistics
         features, new = self.cnn.apply(variables, inputs, True, method="features", mutable=["batch_stats"])
-        return features, new["batch_stats"]
+        return features, new.get("batch_stats", statistics)
 
 
 def _scores(trained: Any, frozen: Any, features: jax.Array) -> jax.Array:
@@ -96,7 +134,7 @@ def _variables(trained: Any, frozen: Any, statistics: Any) -> Any:
     return {"params": trained, "batch_stats": statistics}
 
 
-def cnn_model(cnn: CNN, variables: Any) -> Model:
+def cnn_model(cnn: Network, variables: Any) -> Model:
     """The network as `covfree.finetune` trains it; a run's result are variables like the ones given here.
 
     Batch norms use the batch's statistics in training; servers average the running ones over clients.
@@ -113,12 +151,12 @@ def cnn_model(cnn: CNN, variables: Any) -> Model:
 
 
 @partial(jax.jit, static_argnames=("cnn", "method"))
-def _applied(cnn: CNN, variables: Any, batches: jax.Array, method: str) -> jax.Array:
+def _applied(cnn: Network, variables: Any, batches: jax.Array, method: str) -> jax.Array:
     return jax.lax.map(lambda batch: cnn.apply(variables, batch, method=method), batches)
 
 
 def applied(
-    cnn: CNN, variables: Any, images: AnyArray, *, method: str = "__call__", batch_size: int = 500
+    cnn: Network, variables: Any, images: AnyArray, *, method: str = "__call__", batch_size: int = 500
 ) -> Float[np.ndarray, "examples outputs"]:
     """Apply the network, as in evaluation, to any number of images; ``method="features"`` for features."""
     count = len(images)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from baselines.cnn import CNN, new_variables
+from baselines.cnn import Network, new_variables
 from baselines.generator import Generator
 from jaxtyping import Array, Float
 
@@ -57,7 +57,7 @@ class Settings:
 class Networks:
     """What is static: the clients' and the student's network, and the generator."""
 
-    cnn: CNN
+    cnn: Network
     generator: Generator
 
 
@@ -93,11 +93,13 @@ def divergence(
     return temperature**2 * (jnp.exp(t) * (t - s)).sum(1)
 
 
-def start(networks: Networks, settings: Settings, num_members: int, key: PRNGKey) -> State:
-    """A student that knows nothing, an empty pool, equal weights."""
+def start(
+    networks: Networks, settings: Settings, num_members: int, key: PRNGKey, student: Any = None
+) -> State:
+    """A student that knows nothing unless it is given, an empty pool, equal weights."""
     generator = networks.generator
     shape = generator.size, generator.size, generator.channels
-    student = new_variables(networks.cnn, shape, key)
+    student = new_variables(networks.cnn, shape, key) if student is None else student
     places = settings.epochs * settings.batch_size
     return State(
         student,
@@ -161,7 +163,8 @@ def learnt(
         def loss(params: Any) -> tuple[jax.Array, Any]:
             variables = {**student, "params": params}
             logits, new = networks.cnn.apply(variables, shown, True, mutable=["batch_stats"])
-            return divergence(teacher, logits, settings.temperature).mean(), new["batch_stats"]
+            statistics = new.get("batch_stats", student["batch_stats"])
+            return divergence(teacher, logits, settings.temperature).mean(), statistics
 
         slope, statistics = jax.grad(loss, has_aux=True)(student["params"])
         updates, optimiser = descent.update(slope, optimiser, student["params"])
@@ -179,6 +182,7 @@ def distil(
     members: Any,
     *,
     key: PRNGKey,
+    student: Any = None,
     report: Callable[[State], None] = lambda state: None,
 ) -> State:
     """Distil an ensemble into one network, without data.
@@ -189,6 +193,7 @@ def distil(
         settings: of the distillation.
         members: variables of the clients' networks, with an axis of clients in front.
         key: of all draws.
+        student: variables that it starts from; None draws them.
         report: is given the state after each epoch.
 
     Returns:
@@ -196,7 +201,7 @@ def distil(
     """
     of_start, of_epochs = jax.random.split(key)
     count = jax.tree.leaves(members)[0].shape[0]
-    state = start(networks, settings, count, of_start)
+    state = start(networks, settings, count, of_start, student)
     for number in range(settings.epochs):
         state = epoch(networks, settings, members, state, jax.random.fold_in(of_epochs, number))
         report(state)

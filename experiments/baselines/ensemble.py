@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from baselines.cnn import CNN
+from baselines.cnn import Network
+from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from covfree.types import Scalar
 
 
 def outputs(
-    cnn: CNN, members: Any, images: Float[Array, "batch height width channels"]
+    cnn: Network, members: Any, images: Float[Array, "batch height width channels"]
 ) -> tuple[Float[Array, "members batch classes"], Float[Array, " members"]]:
     """What each network makes of images, one network after the other.
 
     Returns: The logits, and for each network how far the images are from those that it was trained on: the
         sum over its batch norms of ‖μ − μ_BN‖ + ‖σ² − σ²_BN‖, where μ and σ² are the mean and the variance by
         channel of what enters the norm, over the batch and all positions, and those with BN the norm's
-        running statistics.
+        running statistics; 0 of a network without batch norms.
     """
 
     def one(variables: Any) -> tuple[jax.Array, jax.Array]:
-        logits, sown = cnn.apply(variables, images, mutable=["intermediates"])
+        moments: dict[tuple[str, ...], tuple[jax.Array, jax.Array]] = {}
+
+        def noting(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+            if isinstance(context.module, nn.BatchNorm) and context.method_name == "__call__":
+                moments[context.module.path] = args[0].mean((0, 1, 2)), args[0].var((0, 1, 2))
+            return call(*args, **kwargs)
+
+        with nn.intercept_methods(noting):
+            logits: Any = cnn.apply(variables, images)
         distance = jnp.zeros(())
-        for place, (mean, variance) in enumerate(sown["intermediates"]["moments"]):
-            running = variables["batch_stats"][f"norms_{place}"]
+        for path, (mean, variance) in moments.items():
+            running = reduce(getitem, path, variables["batch_stats"])
             distance += jnp.linalg.norm(mean - running["mean"]) + jnp.linalg.norm(variance - running["var"])
         return logits, distance
 

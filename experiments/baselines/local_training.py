@@ -20,11 +20,18 @@ LEARNING_RATE, MOMENTUM, BATCH_SIZE = 0.01, 0.9, 128
 
 
 def train_clients(
-    model: finetune.Model, data: Images, clients: np.ndarray, *, epochs: int, key: PRNGKey
+    model: finetune.Model,
+    data: Images,
+    clients: np.ndarray,
+    *,
+    epochs: int,
+    key: PRNGKey,
+    learning_rate: float = LEARNING_RATE,
+    batch_size: int = BATCH_SIZE,
 ) -> Any:
     """Train a network for each client, all from the same start, in one compiled call.
 
-    Gradient descent at 0.01 with momentum 0.9 in batches of 128. One client is training in one place.
+    Gradient descent with momentum 0.9. One client is training in one place.
 
     Args:
         model: the start, from `cnn_model`.
@@ -32,12 +39,14 @@ def train_clients(
         clients: [examples] whose each is, from 0.
         epochs: passes over a client's images.
         key: of the order of the images.
+        learning_rate: of the descent.
+        batch_size: images of a step.
 
     Returns:
         Variables of the networks, with an axis of clients in front.
     """
-    optimiser = Partial(optax.sgd, LEARNING_RATE, momentum=MOMENTUM)
-    algorithm = finetune.local_only(model, optimiser, epochs=epochs, batch_size=BATCH_SIZE)
+    optimiser = Partial(optax.sgd, learning_rate, momentum=MOMENTUM)
+    algorithm = finetune.local_only(model, optimiser, epochs=epochs, batch_size=batch_size)
     own = rounds.run(algorithm, data.images, data.labels, clients, key=key, rounds=1).result.own
     return {"params": own.trained, "batch_stats": own.statistics}
 

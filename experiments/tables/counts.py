@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 from statistics import fmean
 from typing import Any
@@ -17,7 +17,6 @@ import covfree
 from covfree.backbones import BACKBONES, backbone
 from covfree.federation import PARTITIONERS, rounds_to_meet
 from covfree.statistics import count_rows
-from covfree.sweep import variants
 
 # A number, or a mean and its spread.
 Value = tuple[float, float | None]
@@ -143,10 +142,11 @@ def _products(name: str) -> int:
     made = backbone(name, num_classes=None)
     size = made.spec.input_size
     image = jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
-    return _products_of(jax.make_jaxpr(made.apply)(made.shapes, image).jaxpr)
+    return products_of(jax.make_jaxpr(made.apply)(made.shapes, image).jaxpr)
 
 
-def _products_of(jaxpr: Any) -> int:
+def products_of(jaxpr: Any) -> int:
+    """Multiplications of a program's convolutions and matrix products."""
     total = 0
     for equation in jaxpr.eqns:
         output = math.prod(equation.outvars[0].aval.shape)
@@ -159,7 +159,7 @@ def _products_of(jaxpr: Any) -> int:
             total += output * math.prod(equation.invars[0].aval.shape[axis] for axis in summed)
         for value in equation.params.values():
             for inner in value if isinstance(value, list | tuple) else (value,):
-                total += _products_of(inner.jaxpr) if hasattr(inner, "jaxpr") else 0
+                total += products_of(inner.jaxpr) if hasattr(inner, "jaxpr") else 0
     return total
 
 
@@ -205,24 +205,3 @@ def count(settings: Mapping[str, Any]) -> Value:
         raise ValueError(f"count {name}: expected {', '.join(lacking)}")
     value = COUNTS[name](**{key: settings[key] for key in asked if key in settings})
     return value if isinstance(value, tuple) else (float(value), None)
-
-
-# A federation of distinct sizes, in which every client holds every class.
-SIZES = {"d": 7, "C": 3, "K": 5, "D": 11}
-
-
-def formula_holds(terms: Sequence[Sequence[str]], method: str) -> bool:
-    """Whether all clients of a small federation send as many numbers as a formula says.
-
-    Args:
-        terms: products that are added, each a list of the letters in `SIZES`: dCK + d²K is
-            ``[["d", "C", "K"], ["d", "d", "K"]]``.
-        method: as `covfree.sweep.variants` takes it.
-    """
-    labels = np.tile(np.arange(SIZES["C"]), 2 * SIZES["K"])
-    clients = np.repeat(np.arange(SIZES["K"]), 2 * SIZES["C"])
-    (made,) = variants([method.format_map(SIZES)]).values()
-    sent = covfree.sent_bytes(made.method, labels, clients, dim=SIZES["d"])
-    return sent.statistics == _FLOAT_BYTES * sum(
-        math.prod(SIZES[letter] for letter in term) for term in terms
-    )

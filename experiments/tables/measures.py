@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,8 +12,14 @@ import numpy as np
 import covfree
 from covfree.data import FeatureSet
 from covfree.statistics import count_rows
-from covfree.sweep import Federation, variants
 from covfree.types import Message
+from experiments.tables.data import Data
+from experiments.tables.settings import federation_of, method_of
+
+
+def run(own: Mapping[str, Any], data: Data, seed: int, folder: Path) -> dict[str, Any]:
+    """Measure once; there is nothing to go on from."""
+    return {"value": measure(own, data.load(seed), seed)}
 
 
 def measure(settings: Mapping[str, Any], data: FeatureSet, seed: int) -> float:
@@ -24,23 +31,33 @@ def measure(settings: Mapping[str, Any], data: FeatureSet, seed: int) -> float:
     name = settings["measure"]
     if name not in MEASURES:
         raise ValueError(f"measure: expected one of {', '.join(MEASURES)}, got {name!r}")
-    federation = Federation(settings["clients"], settings["partition"], settings["alpha"])
-    owners = federation.assign(data, seed).astype(np.int32)
+    owners = federation_of(settings).assign(data, seed).astype(np.int32)
     return float(MEASURES[name](settings, data, owners, seed))
 
 
-def _train_accuracy(settings: Mapping[str, Any], data: FeatureSet, owners: np.ndarray, seed: int) -> float:
-    """Accuracy on the training examples, in percent."""
-    (made,) = variants([settings["method"]]).values()
-    head: Any = covfree.fit(
-        made.method,
+def _head(settings: Mapping[str, Any], data: FeatureSet, owners: np.ndarray, seed: int) -> Any:
+    """The head of the settings' method."""
+    return covfree.fit(
+        method_of(settings),
         data.train_features,
         data.train_labels,
         owners,
         num_classes=data.num_classes,
         key=jax.random.key(seed),
     )
+
+
+def _train_accuracy(settings: Mapping[str, Any], data: FeatureSet, owners: np.ndarray, seed: int) -> float:
+    """Accuracy on the training examples, in percent."""
+    head = _head(settings, data, owners, seed)
     return 100 * float(covfree.evaluate(head, data.train_features, data.train_labels))
+
+
+def _temperature(settings: Mapping[str, Any], data: FeatureSet, owners: np.ndarray, seed: int) -> float:
+    """The temperature at which the head's cross-entropy on the training examples is the lowest."""
+    head = _head(settings, data, owners, seed)
+    labels = np.where(owners >= 0, data.train_labels, -1)
+    return float(covfree.calibrate_temperature(head, data.train_features, labels))
 
 
 def _between(data: FeatureSet) -> tuple[np.ndarray, np.ndarray]:
@@ -143,6 +160,7 @@ def _test_examples(settings: Mapping[str, Any], data: FeatureSet, owners: np.nda
 
 MEASURES: Mapping[str, Callable[[Mapping[str, Any], FeatureSet, np.ndarray, int], float]] = {
     "train_accuracy": _train_accuracy,
+    "temperature": _temperature,
     "condition_between": _condition_between,
     "condition_within": _condition_within,
     "mean_distance": _mean_distance,

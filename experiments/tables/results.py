@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,30 +15,13 @@ import numpy as np
 
 from covfree.sweep import Federation, Run
 from covfree.sweep.file import RunFile
-from experiments.tables.counts import count, formula_holds
-from experiments.tables.data import OF_DATA, data_name
+from experiments.tables.counts import count
+from experiments.tables.formulas import compared
 from experiments.tables.printed import in_form_of, is_cut
+from experiments.tables.settings import data_name, federation_of, method_name, own_settings
 from experiments.tables.spec import FROM_DATA, Cell
 
-_PLACE = ("clients", "partition", "alpha")
-# What tells one run of training from another, and one measurement.
-OF_TRAINING = (
-    *OF_DATA,
-    *_PLACE,
-    *("init", "algorithm", "train", "rounds", "participation", "epochs", "batch_size"),
-    *("client_lr", "server_lr", "mu", "norms"),
-)
-OF_MEASURE = (*OF_DATA, *_PLACE, "measure", "method")
-
-
-def own_settings(settings: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """The settings that are among the names, and not None."""
-    return {name: settings[name] for name in names if settings.get(name) is not None}
-
-
-def federation_of(settings: Mapping[str, Any]) -> Federation:
-    """How examples are spread, unless the data says so."""
-    return Federation(*(settings[name] for name in _PLACE))
+_ABSENT = "data not at hand"
 
 
 @dataclass(frozen=True)
@@ -92,13 +75,18 @@ class Results:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.measured = Lines(folder / "measured.jsonl")
-        self.trained = Lines(folder / "trained.jsonl")
+        self._lines: dict[str, Lines] = {}
 
     @property
     def runs_file(self) -> Path:
         """The file of the sweep's runs."""
         return self.folder / "runs.jsonl"
+
+    def lines(self, kind: str) -> Lines:
+        """The records of the other kinds, each of which has a file."""
+        if kind not in self._lines:
+            self._lines[kind] = Lines(self.folder / f"{kind}.jsonl")
+        return self._lines[kind]
 
     @cached_property
     def _runs(self) -> dict[tuple[str, Federation | None, str, int], Run]:
@@ -109,38 +97,52 @@ class Results:
 
     def ours(self, cell: Cell) -> Ours:
         """What there is for a cell."""
-        settings = cell.settings
         if cell.kind == "missing":
-            return Ours(reason=settings["missing"])
+            return Ours(reason=cell.settings["missing"])
         if cell.kind == "formula":
-            holds = formula_holds(settings["terms"], settings["method"])
-            return Ours("", "=" if holds else "another number of values")
-        if cell.kind in FROM_DATA:
-            values = [self._value(cell, seed) for seed in range(settings["seeds"])]
-            if reasons := [value for value in values if isinstance(value, str)]:
-                return Ours(reason=reasons[0])
-            numbers = [value for value in values if not isinstance(value, str)]
-            spread = float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None
-            mean = fmean(numbers)
-        else:
-            mean, spread = count(settings)
+            return Ours("", compared(cell.settings))
+        found = self._combined(cell) if cell.parts else self._found(cell)
+        if isinstance(found, str):
+            return Ours(reason=found)
+        mean, spread = found
         shown, difference = in_form_of(cell.printed, mean, spread)
         return Ours(shown, f"{difference}, cut" if is_cut(cell.printed, mean) else difference)
+
+    def _found(self, cell: Cell) -> tuple[float, float | None] | str:
+        """Mean and spread over seeds, or why there are none."""
+        if cell.kind not in FROM_DATA:
+            return count(cell.settings)
+        values = [self._value(cell, seed) for seed in range(cell.settings["seeds"])]
+        if reasons := [value for value in values if isinstance(value, str)]:
+            return reasons[0]
+        numbers = [value for value in values if not isinstance(value, str)]
+        spread = float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None
+        return fmean(numbers), spread
+
+    def _combined(self, cell: Cell) -> tuple[float, float | None] | str:
+        """The parts' mean, with the mean of their spreads as the papers have it; or their difference."""
+        found = [self._found(part) for part in cell.parts]
+        if reasons := [each for each in found if isinstance(each, str)]:
+            return reasons[0]
+        pairs = [each for each in found if not isinstance(each, str)]
+        if cell.settings["combine"] == "difference":
+            return pairs[-1][0] - pairs[0][0], None
+        spreads = [spread for _, spread in pairs if spread is not None]
+        return fmean(mean for mean, _ in pairs), fmean(spreads) if len(spreads) == len(pairs) else None
 
     def _value(self, cell: Cell, seed: int) -> float | str:
         """A seed's number, or why there is none."""
         settings = cell.settings
         if cell.kind == "accuracy":
-            key = (data_name(settings), federation_of(settings), settings["method"], seed)
-            return 100 * self._runs[key].accuracy if key in self._runs else "data not at hand"
-        if cell.kind == "measured":
-            record = self.measured.find(own_settings(settings, OF_MEASURE), seed)
-            return "data not at hand" if record is None else record["value"]
-        record = self.trained.find(own_settings(settings, OF_TRAINING), seed)
+            key = (data_name(settings), federation_of(settings), method_name(settings), seed)
+            return 100 * self._runs[key].accuracy if key in self._runs else _ABSENT
+        record = self.lines(cell.kind).find(own_settings(cell.kind, settings), seed)
         if record is None:
-            return "data not at hand"
-        if record["diverged"] is not None:
+            return _ABSENT
+        if record.get("diverged") is not None:
             return f"diverged in round {record['diverged']}"
+        if "history" not in record or "result" in settings:
+            return record[settings.get("result", "value")]
         history = {number: 100 * accuracy for number, accuracy in record["history"]}
         if "reaches" in settings:
             reached = [number for number, accuracy in history.items() if accuracy >= settings["reaches"]]

@@ -12,18 +12,25 @@ from pathlib import Path
 from typing import Any
 
 from covfree import sweep
-from covfree.cli.finetune import participation_of
-from covfree.cli.jobs import Job, Plan, run_all
-from covfree.cli.run_folder import RunFolder
-from covfree.cli.source import Source
-from covfree.cli.training import Settings
-from covfree.finetune.registry import Rates
-from experiments.tables.data import Found, Identities, NotAtHand, data_name
-from experiments.tables.measures import measure
-from experiments.tables.results import OF_MEASURE, OF_TRAINING, Results, federation_of, own_settings
+from covfree.sweep.file import RunFile, fingerprint
+from experiments.tables import arrivals, measures, one_shot, personal, prompts, trained
+from experiments.tables.data import Data, Found, NotAtHand
+from experiments.tables.identities import Identities
+from experiments.tables.results import Results
+from experiments.tables.settings import data_name, federation_of, method_name, method_of, own_settings
 from experiments.tables.spec import FROM_DATA, Cell
 
 Tell = Callable[[str], None]
+# How a run of a kind is made: from its own settings, the data, the seed, and a folder for what it needs to go
+# on where it was stopped. The result is a record: a ``value``, or a ``history`` of rounds and accuracies.
+RUNNERS: Mapping[str, Callable[[Mapping[str, Any], Data, int, Path], dict[str, Any]]] = {
+    "measured": measures.run,
+    "arrivals": arrivals.run,
+    "trained": trained.run,
+    "prompts": prompts.run,
+    "one-shot": one_shot.run,
+    "personal": personal.run,
+}
 
 
 @dataclass
@@ -33,12 +40,16 @@ class Done:
     Attributes:
         computed: runs that were made.
         kept: runs that were there.
-        missing: cells that could not be run, by the reason.
+        missing: names of cells that could not be run, by the reason.
     """
 
     computed: int = 0
     kept: int = 0
-    missing: dict[str, int] = field(default_factory=dict)
+    missing: dict[str, set[str]] = field(default_factory=dict)
+
+    def miss(self, cell: Cell, reason: str) -> None:
+        """Note a cell that could not be run."""
+        self.missing.setdefault(reason, set()).add(cell.name)
 
 
 def run_cells(cells: Iterable[Cell], found: Found, folder: Path, tell: Tell) -> Done:
@@ -55,24 +66,27 @@ def run_cells(cells: Iterable[Cell], found: Found, folder: Path, tell: Tell) -> 
     """
     done, results = Done(), Results(folder)
     identities = Identities(folder / "sources.json")
-    chosen = list(cells)
-    for cell in chosen:
+    wanted: list[Cell] = []
+    for cell in cells:
         if cell.kind == "missing":
-            _miss(done, cell.settings["missing"])
-    wanted = sorted((cell for cell in chosen if cell.kind in FROM_DATA), key=_data)
-    for name, group in groupby(wanted, key=_data):
+            done.miss(cell, cell.settings["missing"])
+        elif cell.kind in FROM_DATA:
+            wanted += cell.parts or [cell]
+    for _, group in groupby(sorted(wanted, key=_data), key=_data):
         own = list(group)
         try:
-            source = found.source(own[0].settings)
+            data = found.data(own[0].settings)
         except NotAtHand as error:
-            for _ in own:
-                _miss(done, str(error))
+            for cell in own:
+                done.miss(cell, str(error))
             continue
-        identities.check(name, source)
-        for kind, run in (("accuracy", _sweep), ("measured", _measure), ("trained", _train)):
+        identities.check(data)
+        for kind in FROM_DATA:
             of_kind = [cell for cell in own if cell.kind == kind]
-            if of_kind:
-                run(name, of_kind, source, results, done, tell)
+            if kind == "accuracy" and of_kind:
+                _sweep(data, of_kind, results, done, tell)
+            elif of_kind:
+                _run(kind, data, of_kind, results, done, tell)
     return done
 
 
@@ -80,22 +94,20 @@ def _data(cell: Cell) -> str:
     return data_name(cell.settings)
 
 
-def _miss(done: Done, reason: str) -> None:
-    done.missing[reason] = done.missing.get(reason, 0) + 1
-
-
-def _sweep(name: str, cells: list[Cell], source: Source, results: Results, done: Done, tell: Tell) -> None:
+def _sweep(data: Data, cells: list[Cell], results: Results, done: Done, tell: Tell) -> None:
     """Test accuracies of methods in closed form."""
-    groups: dict[Any, list[str]] = {}
+    groups: dict[Any, dict[str, Any]] = {}
     for cell in cells:
         group = federation_of(cell.settings), cell.settings["seeds"]
-        groups.setdefault(group, []).append(cell.settings["method"])
+        name = method_name(cell.settings)
+        groups.setdefault(group, {})[name] = method_of(cell.settings)
     for (federation, seeds), methods in groups.items():
+        _check_runs(results.runs_file, methods)
         begun: list[sweep.Begun] = []
         made = sweep.run(
-            {name: source.load},
+            {data.name: data.load},
             [federation],
-            _methods(methods),
+            methods,
             range(seeds),
             file=results.runs_file,
             tell=begun.append,
@@ -103,64 +115,52 @@ def _sweep(name: str, cells: list[Cell], source: Source, results: Results, done:
         for run in made:
             done.computed, done.kept = done.computed + len(begun), done.kept + 1 - len(begun)
             if begun:
-                tell(f"{name}, alpha {federation.alpha:g}, {run.method}, seed {run.seed}: {run.accuracy:.4f}")
+                about = f"{data.name}, alpha {federation.alpha:g}, {run.method}, seed {run.seed}"
+                tell(f"{about}: {run.accuracy:.4f}")
             begun.clear()
 
 
-def _methods(texts: Iterable[str]) -> dict[str, sweep.Variant]:
-    """Methods by the texts that name them."""
-    made: dict[str, sweep.Variant] = {}
-    for text in dict.fromkeys(texts):
-        (made[text],) = sweep.variants([text]).values()
-    return made
-
-
-def _measure(name: str, cells: list[Cell], source: Source, results: Results, done: Done, tell: Tell) -> None:
-    """Other measurements."""
-    for cell in cells:
-        own = own_settings(cell.settings, OF_MEASURE)
-        for seed in range(cell.settings["seeds"]):
-            if results.measured.find(own, seed) is not None:
-                done.kept += 1
-                continue
-            value = measure(cell.settings, source.load(seed), seed)
-            results.measured.add({"settings": own, "seed": seed, "value": value})
-            done.computed += 1
-            tell(f"{name}, {own['measure']}, seed {seed}: {value:.6g}")
-
-
-def _train(name: str, cells: list[Cell], source: Source, results: Results, done: Done, tell: Tell) -> None:
-    """Training in rounds, as ``covfree finetune`` does it."""
-    for cell in cells:
-        own = own_settings(cell.settings, OF_TRAINING)
-        for seed in range(cell.settings["seeds"]):
-            if results.trained.find(own, seed) is not None:
-                done.kept += 1
-                continue
-            results.trained.add(
-                {"settings": own, "seed": seed, **_trained(own, source, results.folder, seed)}
+def _check_runs(file: Path, methods: Mapping[str, Any]) -> None:
+    """Raise if a file holds runs of these methods as they were in another version of covfree."""
+    prints = {name: fingerprint(method) for name, method in methods.items()}
+    for run, made_by in RunFile(file).runs:
+        if prints.get(run.method, made_by) != made_by:
+            raise ValueError(
+                f"{file}: holds runs of {run.method} as it was in another version of covfree; delete the "
+                "file, and all its runs are made anew, or give --out another folder"
             )
-            done.computed += 1
 
 
-def _trained(own: Mapping[str, Any], source: Source, folder: Path, seed: int) -> dict[str, Any]:
-    """The history of a run, which goes on from its last checkpoint if there is one."""
-    digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:12]
-    init, algorithm = own["init"], own["algorithm"]
-    run_folder = RunFolder(folder / "work" / f"{digest}-seed{seed}", dict(own))
-    run_folder.check(resume=True)
-    federation = federation_of(own)
-    owners = federation.assign(source.outline, seed)
-    settings = Settings(
-        rounds=own["rounds"],
-        participation=participation_of(str(own["participation"]), int(owners.max()) + 1),
-        train=own["train"],
-        norms=own["norms"],
-        options={key: own[key] for key in ("epochs", "batch_size", "mu") if key in own},
-    )
-    plan = Plan({algorithm: Rates(own["client_lr"], own["server_lr"])}, tune=False)
-    (run,) = run_all([Job(init, algorithm, seed, run_folder)], source, federation, settings, plan)
-    history = [[record["round"], record["accuracy"]] for record in run.evaluated]
-    # What it went on from is of no use any more.
-    shutil.rmtree(run_folder.path)
-    return {"history": history, "diverged": run.diverged}
+def _run(kind: str, data: Data, cells: list[Cell], results: Results, done: Done, tell: Tell) -> None:
+    """Runs of one of the other kinds: those of a federation and a seed together, which may share work."""
+    lines = results.lines(kind)
+    groups: dict[Any, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(federation_of(cell.settings), []).append(cell)
+    for group in groups.values():
+        for seed in range(max(cell.settings["seeds"] for cell in group)):
+            for cell in group:
+                own = own_settings(kind, cell.settings)
+                if seed >= cell.settings["seeds"]:
+                    continue
+                if lines.find(own, seed) is not None:
+                    done.kept += 1
+                    continue
+                folder = results.folder / "work" / f"{_digest(own)}-seed{seed}"
+                record = RUNNERS[kind](own, data, seed, folder)
+                lines.add({"settings": own, "seed": seed, **record})
+                # What it would have gone on from is of no use any more.
+                shutil.rmtree(folder, ignore_errors=True)
+                done.computed += 1
+                tell(f"{data.name}, {cell.row}, {cell.column}, seed {seed}: {_told(record)}")
+
+
+def _digest(own: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _told(record: Mapping[str, Any]) -> str:
+    if "value" in record:
+        return f"{record['value']:.6g}"
+    number, accuracy = record["history"][-1]
+    return f"{accuracy:.4f} after round {number}"

@@ -12,20 +12,31 @@ from typing import Any
 from experiments.tables.printed import is_printed
 
 PAPERS = Path(__file__).resolve().parents[1] / "papers"
-# What each kind of cell must know beside what has a default.
-NEEDED: dict[str, frozenset[str]] = {
-    "accuracy": frozenset({"data", "method", "seeds", "clients", "partition", "alpha"}),
-    "trained": frozenset(
-        {"data", "init", "algorithm", "rounds", "participation", "client_lr", "seeds", "clients"}
-    ),
-    "measured": frozenset({"data", "measure", "seeds", "clients", "partition", "alpha"}),
-    "counted": frozenset({"count"}),
-    "formula": frozenset({"terms", "method"}),
-    "missing": frozenset({"missing"}),
-}
 _ORDER = ("fedcof", "fedcgs", "fed3r", "digits")
-# Kinds that need data.
-FROM_DATA = ("accuracy", "trained", "measured")
+_FEDERATION = ("data", "seeds", "clients", "partition", "alpha")
+_TRAINING = (*_FEDERATION, "algorithm", "epochs", "batch_size", "client_lr")
+
+
+def _needed(*names: str) -> frozenset[str]:
+    return frozenset(names)
+
+
+# What each kind of cell must know beside what has a default. First those that need data.
+FROM_DATA: Mapping[str, frozenset[str]] = {
+    "accuracy": _needed(*_FEDERATION, "method"),
+    "measured": _needed(*_FEDERATION, "measure"),
+    "arrivals": _needed(*_FEDERATION, "method", "participation", "rounds"),
+    "trained": _needed(*_TRAINING, "init", "rounds", "participation", "server_lr", "train", "norms"),
+    "prompts": _needed(*_TRAINING, "rounds", "participation", "pool", "top"),
+    "one-shot": _needed(*_TRAINING, "distillation_epochs", "generator_steps", "generator_width"),
+    "personal": _needed(*_TRAINING, "momentum", "weight_decay", "norms", "strength", "test_share"),
+}
+NEEDED: Mapping[str, frozenset[str]] = {
+    **FROM_DATA,
+    "counted": _needed("count"),
+    "formula": _needed("terms"),
+    "missing": _needed("missing"),
+}
 
 
 @dataclass(frozen=True)
@@ -40,6 +51,7 @@ class Cell:
         kind: a key of `NEEDED`.
         printed: as the paper prints it.
         settings: of the computation, by name.
+        parts: the cells that it is the mean of, or whose last one exceeds the first by it.
     """
 
     table: str
@@ -49,6 +61,7 @@ class Cell:
     kind: str
     printed: str
     settings: Mapping[str, Any]
+    parts: tuple[Cell, ...] = ()
 
     @property
     def name(self) -> str:
@@ -57,7 +70,9 @@ class Cell:
 
     def is_meant(self, words: list[str]) -> bool:
         """Whether each word is part of a label, the title or a setting, whatever the case and dashes."""
-        texts = [self.grid, self.row, self.column, *map(str, self.settings.values())]
+        # Not the values that a mean goes over: who asks for one domain asks for no average.
+        own = [str(value) for name, value in self.settings.items() if name != "over"]
+        texts = [self.grid, self.row, self.column, *own]
         plain = [_plain(text) for text in texts]
         # CIFAR-10 is not meant by what goes on with a further digit.
         wanted = [re.compile(re.escape(_plain(word)) + r"(?!\d)") for word in words]
@@ -127,6 +142,10 @@ def read_table(path: Path, overrides: Mapping[str, Any] | None = None) -> Table:
     and of the file, those that the grid's ``of`` means, those of the grid, of the column's label and of the
     row's. A label (and ``of``) is words with commas between: each is a key of ``[names]`` in one of the two
     files, of which the file's adds to the paper's, or a setting such as ``alpha=0.1``.
+
+    A cell with ``combine = "mean"`` is the mean of the cells that have each of the values in ``over``, which
+    has one setting: ``over = { target = ["photo", "sketch"] }``. With ``combine = "difference"`` it is the
+    last of these less the first.
 
     Args:
         path: the file.
@@ -206,6 +225,7 @@ def as_value(text: str) -> Any:
 
 
 def _cell(table: str, grid: str, row: str, column: str, printed: str, settings: dict[str, Any]) -> Cell:
+    settings = dict(settings)
     kind = settings.pop("kind", None)
     if kind in FROM_DATA and printed == "none":
         settings["missing"] = "the paper has none"
@@ -217,11 +237,26 @@ def _cell(table: str, grid: str, row: str, column: str, printed: str, settings: 
         raise ValueError(f"{row}, {column}: kind {kind}: expected {', '.join(sorted(lacking))}")
     if kind not in ("formula", "missing") and not is_printed(printed):
         raise ValueError(f"{row}, {column}: expected a number, such as 41.5±0.1, got {printed!r}")
-    # A text may name other settings: "fedcof:shrinkage={shrinkage}".
+    parts = _parts(table, grid, row, column, {**settings, "kind": kind})
+    # A text may name other settings: "fedcof:shrinkage={shrinkage}"; of combined cells those of the parts.
     for key, value in settings.items():
-        if isinstance(value, str) and "{" in value:
+        if isinstance(value, str) and "{" in value and not parts:
             settings[key] = value.format_map(settings)
-    return Cell(table, grid, row, column, kind, printed, settings)
+    return Cell(table, grid, row, column, kind, printed, settings, parts)
+
+
+def _parts(table: str, grid: str, row: str, column: str, settings: dict[str, Any]) -> tuple[Cell, ...]:
+    """The cells that a cell combines."""
+    combine, over = settings.pop("combine", None), settings.pop("over", {})
+    if combine is None:
+        return ()
+    if combine not in ("mean", "difference") or len(over) != 1:
+        raise ValueError(
+            f"{row}, {column}: combine: expected mean or difference, and one setting in over, got "
+            f"{combine!r} and {over!r}"
+        )
+    ((name, values),) = over.items()
+    return tuple(_cell(table, grid, row, column, "–", {**settings, name: value}) for value in values)
 
 
 def _plain(text: str) -> str:

@@ -1,6 +1,7 @@
-"""Miniatures of what the tables need: a data set of TFDS, a folder of domains, and weights."""
+"""Miniatures of what the tables need: a data set of TFDS, folders, networks and their weights."""
 
 import io
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,8 +11,9 @@ import tensorflow_datasets as library
 from backbones import seeded
 from PIL import Image
 from safetensors.numpy import save_file
+from tiny_networks import RESNET, VIT
 
-from covfree.backbones import backbone
+from covfree.backbones import BACKBONES, backbone
 from covfree.backbones.weights import tensor_shapes
 from covfree.cli.app import run
 from experiments.__main__ import app
@@ -83,7 +85,7 @@ def fake_cifar100() -> type:
 
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory) -> Path:
-    """A folder with CIFAR-100 as TFDS keeps it, and PACS as a folder of pictures."""
+    """CIFAR-100 as TFDS keeps it, PACS as a folder of pictures, Landmarks as one with a table of clients."""
     folder = tmp_path_factory.mktemp("data")
     builder = fake_cifar100()(data_dir=folder, file_format="array_record")
     builder.download_and_prepare(download_config=library.download.DownloadConfig(try_download_gcs=False))
@@ -92,13 +94,42 @@ def data_dir(tmp_path_factory) -> Path:
             path = folder / "pacs" / domain / f"class{i % 3}" / f"{i}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             picture(i % 3, 100 * part + i).save(path)
+    lines = ["file,client"]
+    for part, count in (("train", TRAIN), ("test", TEST)):
+        for i in range(count):
+            name = f"{part}/class{i % CLASSES}/{i}.png"
+            path = folder / "landmarks-users-160k" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            picture(i % CLASSES, i + (part == "test") * TRAIN).save(path)
+            lines += [f"{name},user{i // 8}"] * (part == "train")
+    table = folder / "landmarks-users-160k" / "clients.csv"
+    table.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder
+
+
+def random_weights(network, folder: Path) -> Path:
+    """Random weights of a network in a file."""
+    path = folder / f"{network.name}.safetensors"
+    save_file(seeded.tensors(tensor_shapes(network.shapes), network.name), path)
+    return path
 
 
 @pytest.fixture(scope="session")
 def weights(tmp_path_factory) -> Path:
     """Random weights of SqueezeNet in a file."""
-    path = tmp_path_factory.mktemp("weights") / "squeezenet.safetensors"
-    network = backbone(NAME, num_classes=None)
-    save_file(seeded.tensors(tensor_shapes(network.shapes), network.name), path)
-    return path
+    return random_weights(backbone(NAME, num_classes=None), tmp_path_factory.mktemp("weights"))
+
+
+@pytest.fixture
+def small_networks(tmp_path_factory, monkeypatch) -> list[str]:
+    """Options of the command with the weights of small networks, which stand in the table of backbones."""
+    table = {**BACKBONES, RESNET.name: RESNET, VIT.name: VIT}
+    for name, module in list(sys.modules.items()):
+        if name.startswith(("covfree", "experiments")) and getattr(module, "BACKBONES", None) is BACKBONES:
+            monkeypatch.setattr(module, "BACKBONES", table)
+    folder = tmp_path_factory.mktemp("weights")
+    options = []
+    for spec in (RESNET, VIT):
+        file = random_weights(backbone(spec, num_classes=None), folder)
+        options += ["--weights", f"{spec.name}={file}"]
+    return options

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from experiments.tables import printed
-from experiments.tables.counts import COUNTS, count, formula_holds
+from experiments.tables import formulas, printed
+from experiments.tables.counts import COUNTS, count
 from experiments.tables.page import PAGE, page, state_of
 from experiments.tables.results import Results
 from experiments.tables.spec import FROM_DATA, find_table, read_table, table_files
@@ -80,9 +80,23 @@ def test_counts_by_hand():
     assert "pairs" in COUNTS
 
 
-def test_a_formula_of_another_method_does_not_hold():
-    assert formula_holds([["d", "C", "K"], ["d", "d", "K"]], "fed3r")
-    assert not formula_holds([["d", "C", "K"], ["d", "d", "K"]], "fedcof-oracle")
+def test_formulas():
+    assert doctest.testmod(formulas).failed == 0
+    sums = {"terms": [["d", "C", "K"], ["d", "d", "K"]]}
+    assert formulas.compared({**sums, "method": "fed3r"}) == "="
+    oracle = {**sums, "method": "fedcof-oracle"}
+    with pytest.raises(ValueError, match=r"^sent: expected dCK\+d²K = 1520, got 4080$"):
+        formulas.compared(oracle)
+    assert formulas.compared({**oracle, "ours": [["d", "C", "K"], ["d", "d", "C", "K"]]}) == "dCK+d²CK"
+    with pytest.raises(ValueError, match=r"^counts: expected one of sent, .*, got 'seconds'$"):
+        formulas.compared({**oracle, "counts": "seconds"})
+
+
+def test_only_plots_and_what_is_not_printed_has_no_command():
+    reasons = {
+        cell.settings["missing"] for each in TABLES.values() for cell in each.cells if cell.kind == "missing"
+    }
+    assert reasons == {"printed as a plot alone", "the paper has none"}
 
 
 def test_printed_numbers():
@@ -140,6 +154,9 @@ def test_bad_files(tmp_path):
         },
         "kind accuracy: expected seeds": {"defaults": good["defaults"].replace("seeds = 1\n", "")},
         "label 'FedNCM': 'FedNCM' is no name": {"names": ""},
+        "combine: expected mean or difference, .* got 'sum'": {
+            "names": good["names"].replace('"fedncm"', '"fedncm", combine = "sum", over = { alpha = [1, 2] }')
+        },
         "expected 1 cells, got 2": {"grids": good["grids"].replace('"90.5±0.8"', '"1", "2"')},
         "expected a number, such as 41.5±0.1, got 'ninety'": {
             "grids": good["grids"].replace("90.5±0.8", "ninety")

@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from scipy.special import logsumexp
 
 import covfree
 from covfree.data import FeatureSet, load_npz
@@ -84,6 +85,44 @@ def test_a_table_with_a_folder_of_domains(experiments, data_dir, weights, cache,
     }
 
 
+DIGITS = ("--set", "data=digits", "--set", "seeds=2", "--set", "clients=12", "--set", "alpha=1")
+
+
+def test_a_difference_and_noise_on_counts(experiments, tmp_path):
+    """Of data that are at hand, in place of the paper's."""
+    done = experiments("run", "fedcof-figures", "--only", "means 1 to 2", *DIGITS, "--out", tmp_path)
+    assert "4 runs made" in done.err
+    runs = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
+    one, two = (
+        np.mean([run["accuracy"] for run in runs if run["method"].endswith(f"num_subsets={n}")])
+        for n in (1, 2)
+    )
+    assert f"| Means 1 to 2 | CIFAR-100: 2.6; {100 * (two - one):.1f} " in done.out.replace("−", "-")
+    noisy = experiments("run", "fedcof-figures", "--only", "gaussian,epsilon=0.1", *DIGITS, "--out", tmp_path)
+    assert "2 runs made" in noisy.err
+    runs = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()][4:]
+    assert {run["method"].partition(", ")[2] for run in runs} == {"noise=gaussian:0.1"}
+    # Pairs whose noisy count is no longer above 0 are not sent.
+    assert noisy.out.startswith("Figure 6: noisy counts")
+    assert float(noisy.out.partition("plot; ")[2].partition("±")[0]) == pytest.approx(
+        100 * np.mean([run["accuracy"] for run in runs]), abs=0.006
+    )
+
+
+def test_runs_of_another_version_are_refused(experiments, tmp_path):
+    command = ("run", "digits", "--only", "fedncm,alpha=0.1", "--set", "seeds=1", "--out", tmp_path)
+    assert experiments(*command).code == 0
+    file = tmp_path / "runs.jsonl"
+    file.write_text(re.sub('"fingerprint": "[0-9a-f]+"', '"fingerprint": "0"', file.read_text()))
+    done = experiments(*command)
+    assert done.code == 2
+    assert (
+        f"{file}: holds runs of fedncm as it was in another version of covfree; delete the file" in done.err
+    )
+    file.unlink()
+    assert experiments(*command).code == 0
+
+
 def test_training_goes_on_and_is_kept(experiments, tmp_path):
     command = (
         *("run", "digits", "--only", "linear probing,fedcof,round=5", "--set", "seeds=1"),
@@ -105,10 +144,18 @@ def test_training_goes_on_and_is_kept(experiments, tmp_path):
 def test_what_is_not_at_hand_is_said(experiments, tmp_path):
     done = experiments("run", "fedcgs-table2", "--only", "pacs", "--out", tmp_path / "out")
     assert done.code == 0
-    assert "not run: 8 cells: no weights of resnet18 (--weights resnet18=FILE)" in done.err
+    # What lacks, and where it is looked for; averages are cells too.
+    assert (
+        "not run: 10 cells: no weights of resnet18 (expected --weights resnet18=FILE or "
+        "resnet18=timm/resnet18.tv_in1k@COMMIT of the Hugging Face hub); images of PACS are looked for as "
+        "pacs.npz or the folder pacs below --data-dir\n"
+    ) in done.err
     assert not (tmp_path / "out").exists()
-    done = experiments("run", "fedcgs-table6", "--data-dir", tmp_path)
-    assert "not run: 20 cells: the baseline is not run by this command" in done.err
+    done = experiments("run", "fedcof-table4", "--only", "cifar100,accuracy", "--data-dir", tmp_path)
+    assert "not run: 4 cells: no weights of vit_b_32" in done.err
+    assert f"{tmp_path}/cifar100.npz, or {tmp_path}/cifar100, or cifar100 of TensorFlow Datasets" in done.err
+    done = experiments("run", "fed3r-figures", "--only", "plots")
+    assert "not run: 10 cells: printed as a plot alone" in done.err
     for arguments, message in {
         ("run", "absent"): "absent: expected the path of a TOML file, or one of fedcof-table1",
         ("run", "digits", "--only", "mnist"): "--only: expected words that are of some cell of digits",
@@ -124,7 +171,7 @@ def test_status(experiments):
     done = experiments("status")
     assert done.code == 0
     assert re.search(r"^fedcof-table3 +120 +60 +0 +60$", done.out, re.MULTILINE)
-    assert re.search(r"^digits +22 +0 +22 +0$", done.out, re.MULTILINE)
+    assert re.search(r"^digits +34 +0 +34 +0$", done.out, re.MULTILINE)
 
 
 @pytest.fixture
@@ -178,6 +225,11 @@ def test_measures(drawn):
     assert measured("condition_between") == pytest.approx(values[-1] / values[0], rel=1e-6)
     own = data._replace(test_features=data.train_features, test_labels=labels)
     assert measured("train_accuracy") == pytest.approx(fedncm(own), abs=1e-4)
+    head = covfree.fit(covfree.fedncm(), data.train_features, data.train_labels, np.zeros(90, int))
+    scores, right = np.asarray(head(data.train_features), float), (np.arange(90), data.train_labels)
+    tried = np.geomspace(1e-3, 10, 400)
+    losses = [(logsumexp(scores / t, 1) - scores[right] / t).mean() for t in tried]
+    assert measured("temperature") == pytest.approx(tried[np.argmin(losses)], rel=0.03)
     assert measured("mean_distance", clients=1, partition="iid") == 0
     assert 0 < measured("mean_distance") < 1e-5
     assert 0 < measured("covariance_distance") < 1e-4

@@ -1,0 +1,21 @@
+"""Networks of a few numbers, for what trains on images."""
+
+from dataclasses import replace
+
+from covfree.backbones import BACKBONES, Preprocessing
+
+LEVELS = Preprocessing(16, 16, "bilinear", (127.0, 127.0, 127.0), (64.0, 64.0, 64.0))
+RESNET = replace(
+    BACKBONES["resnet18"],
+    name="resnet_tiny",
+    num_features=64,
+    preprocessing=LEVELS,
+    settings={"blocks": (1,), "bottleneck": False},
+)
+VIT = replace(
+    BACKBONES["vit_b_16"],
+    name="vit_tiny",
+    num_features=16,
+    preprocessing=LEVELS,
+    settings={"patch": 8, "size": 16, "dim": 16, "depth": 1, "heads": 2},
+)
