@@ -97,14 +97,7 @@ def epoch(networks: Networks, settings: Settings, members: Any, state: State, ke
         student: Any = networks.cnn.apply(state.student, images)
         return generator_loss(logits(state.weights, images), student, labels)
 
-    images = synthesise(
-        networks.generator,
-        loss,
-        key=of_images,
-        batch_size=settings.batch_size,
-        latent=settings.latent,
-        steps=settings.steps,
-    )
+    images = synthesise(networks.generator, loss, key=of_images, **settings.making)
     weights = _reweighted(networks, settings, members, state, of_weights)
     teacher = partial(logits, weights)
 

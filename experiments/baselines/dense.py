@@ -80,14 +80,7 @@ def epoch(networks: Networks, settings: Settings, members: Any, state: State, ke
         teacher = ensemble.combine(logits, state.weights)
         return generator_loss(teacher, student, labels, distance.mean())
 
-    images = synthesise(
-        networks.generator,
-        loss,
-        key=of_images,
-        batch_size=settings.batch_size,
-        latent=settings.latent,
-        steps=settings.steps,
-    )
+    images = synthesise(networks.generator, loss, key=of_images, **settings.making)
 
     def teach(images: jax.Array, key: PRNGKey) -> tuple[jax.Array, jax.Array]:
         shown = flipped(images, key)

@@ -43,6 +43,11 @@ class Settings:
     weight_decay: float = 0.0
     max_norm: float = math.inf
 
+    @property
+    def making(self) -> dict[str, int]:
+        """Arguments of `baselines.generator.synthesise`."""
+        return {"batch_size": self.batch_size, "latent": self.latent, "steps": self.steps}
+
     def optimiser(self, epoch: Any) -> optax.GradientTransformation:
         """Of the student: gradient descent with momentum 0.9 at an epoch's rate."""
         share = (1 + jnp.cos(jnp.pi * epoch / self.epochs)) / 2 if self.cosine else 1.0

@@ -19,7 +19,7 @@ SERVER_RATE, PROXIMAL = 0.01, 0.01
 
 # Clients descend alike in all of them.
 _DESCENT = Partial(optax.sgd, LEARNING_RATE, momentum=MOMENTUM)
-_ROUNDS: dict[str, tuple[str, Callable[..., Any]]] = {
+ROUNDS: dict[str, tuple[str, Callable[..., Any]]] = {
     "fedavg": ("FedAvg", partial(finetune.fedavg, client=_DESCENT)),
     "fedavg-uniform": (
         "FedAvg, equal weights",
@@ -73,12 +73,12 @@ WAYS: dict[str, Way] = {
         name: Way(
             title, SCRATCH, lambda on, make=make: on.in_rounds(make, on.shared.start, on.options.rounds)
         )
-        for name, (title, make) in _ROUNDS.items()
+        for name, (title, make) in ROUNDS.items()
     },
     **{
         f"tuned-{name}": Way(
             title, TUNED, lambda on, make=make: on.in_rounds(make, on.tuning_start, on.options.tuning_rounds)
         )
-        for name, (title, make) in _ROUNDS.items()
+        for name, (title, make) in ROUNDS.items()
     },
 }
