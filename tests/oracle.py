@@ -437,17 +437,19 @@ def stsa_e(rows, num_classes, ridge):
 
 
 def fedran(features, labels, clients, num_classes, ridge, num_directions):
-    """From the leading singular vectors of each client's examples, and c = Σs⁴/Σs² of the others."""
+    """From the leading singular vectors of each client's examples, and c_k = Σs⁴/Σs² of the others."""
     rows = client_rows(features, labels, clients)
     count, _, mean = moments(rows, num_classes)
-    matrix = np.zeros((mean.shape[1],) * 2)
+    matrix, left_out = np.zeros((mean.shape[1],) * 2), []
     for k in sorted(set(clients)):
         _, size, vectors = np.linalg.svd(f64(features[clients == k]), full_matrices=False)
         for s, v in list(zip(size, vectors, strict=True))[:num_directions]:
             matrix += s**2 * np.outer(v, v)
         others = [s for s in size[num_directions:] if s > 1e-9 * size[0]]
         if others:
-            matrix += sum(s**4 for s in others) / sum(s**2 for s in others) * np.eye(len(matrix))
+            left_out.append(sum(s**4 for s in others) / sum(s**2 for s in others))
+    if left_out:
+        matrix += np.average(left_out, weights=left_out) * np.eye(len(matrix))
     return ridge_head(matrix, count, mean, ridge, unit=False)
 
 

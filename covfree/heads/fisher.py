@@ -23,7 +23,7 @@ _ROUNDINGS = 16
 
 
 def fisher_directions(
-    covariance: Scatter, moments: Moments, *, total: bool = False
+    covariance: Scatter, moments: Moments, *, apart: float = float("inf")
 ) -> Float[Array, "dim classes"]:
     """Compute directions V in which the classes differ most against their common spread.
 
@@ -40,8 +40,8 @@ def fisher_directions(
     Args:
         covariance: S_W, usually shrunk.
         moments: `first_moments` of all rows.
-        total: whether V is orthonormal in the metric of the total covariance S_W + S_B instead. All
-            directions then vary as much, however far from the others a class may lie.
+        apart: a number a. Directions in which the deviation between classes is over a times the one within
+            are shortened to where it is a.
     """
     count = moments.count.astype(moments.total.dtype)
     share = count / jnp.maximum(count.sum(), 1)
@@ -56,12 +56,12 @@ def fisher_directions(
         values, vectors = eigh((inner + inner.T) / 2)
         kept = values > jnp.maximum(rounding * values.max(), floor)
         root = jnp.where(kept, 1 / jnp.sqrt(jnp.where(kept, values, 1)), 0)
-        if total:  # S_B adds the eigenvalue to the 1 of S_W
-            root = root / jnp.sqrt(1 + jnp.where(kept, values, 0))
+        # S_B has these eigenvalues where S_W has 1.
+        root = root / jnp.maximum(jnp.sqrt(jnp.where(kept, values, 0)) / apart, 1)
         found = found + product(solved, product(vectors * root[None, :], vectors.T))
         # What rounding leaves of C columns is longer by √C.
         floor = jnp.maximum(floor, len(values) * jnp.square(rounding) * values.max())
-        strong = vectors * kept[None, :]
+        strong = jnp.where(kept[None, :], vectors, 0)
         means, solved = (x - product(product(x, strong), strong.T) for x in (means, solved))
     return found
 

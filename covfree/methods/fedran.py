@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple, TypeAlias
+
 import jax
 import jax.numpy as jnp
 
@@ -17,21 +19,32 @@ from covfree.methods.method import Factor, Method, sent_matrix
 from covfree.types import LinearHead, Moments, Rows, Scalar
 
 
+class _LeftOut(NamedTuple):
+    """Sums over clients of what their directions leave out: Σ c_k and Σ c_k²."""
+
+    total: jax.Array
+    squares: jax.Array
+
+
+_Totals: TypeAlias = tuple[Moments, Scatter, _LeftOut]
+
+
 def _phase(
     ridge: Scalar, totals: tuple[()], rows: Rows, num_classes: int
-) -> tuple[Moments, Factor, jax.Array]:
+) -> tuple[Moments, Factor, _LeftOut]:
     directions = valid_sketches(rows)
-    left_out = jnp.asarray(sent_matrix(rows.covariance, "variance"))
-    factor = row_means(rows, directions)
-    return first_moments(rows, num_classes), Factor(factor), jnp.where(directions, left_out, 0).sum()
+    sent = jnp.where(directions, jnp.asarray(sent_matrix(rows.covariance, "variance")), 0)
+    left_out = _LeftOut(sent.sum(), jnp.square(sent).sum())
+    return first_moments(rows, num_classes), Factor(row_means(rows, directions)), left_out
 
 
-def _system(ridge: Scalar, totals: tuple[Moments, Scatter, jax.Array]) -> Scatter:
+def _system(ridge: Scalar, totals: _Totals) -> Scatter:
     _, scatter, left_out = totals
-    return scatter.shifted(left_out).shifted(ridge)
+    some = left_out.squares > 0
+    return scatter.shifted(jnp.where(some, left_out.squares / jnp.where(some, left_out.total, 1), 0) + ridge)
 
 
-def _head(ridge: Scalar, system: Scatter, totals: tuple[Moments, Scatter, jax.Array]) -> LinearHead:
+def _head(ridge: Scalar, system: Scatter, totals: _Totals) -> LinearHead:
     return ridge_head(system, totals[0], unit=False)
 
 
@@ -44,20 +57,20 @@ def fedran(
     singular vectors v_j. It sends s_j v_j for j ≤ r, the size of what they leave out,
     c_k = Σ_{j > r} s_j⁴ / Σ_{j > r} s_j², and its class means. The server's Gram matrix is
 
-        Ĝ = Σ_k (Σ_{j ≤ r} s_kj² v_kj v_kjᵀ + c_k I),
+        Ĝ = Σ_k Σ_{j ≤ r} s_kj² v_kj v_kjᵀ + cI,    c = Σ_k c_k² / Σ_k c_k,
 
     and the head is (Ĝ + λI)⁻¹ P with the class sums P, columns as they are. Where r reaches every client's
-    number of examples, c_k is 0, and this is ridge regression on all examples, `fed3r` but for the columns'
+    number of examples, c is 0, and this is ridge regression on all examples, `fed3r` but for the columns'
     norms. Bytes up: 4·(M + K·r)·(D + 1) for K clients, M client-class pairs and D features. One number for
     each client would do; rows have a column for it.
 
-    The paper has no c_k. Its Ĝ is far too small, 0 for few clients, where features vary but no client's r
+    The paper has no c. Its Ĝ is far too small, 0 for few clients, where features vary but no client's r
     directions reach, while P does not vanish there: unless λ is large against what was left out, the head
-    follows these directions alone. Of all cI, c_k I is nearest to what was left out as the client's own
-    examples see it: c_k minimises Σ_{j > r} s_j² (s_j² − c)². Digits over 5 clients, defaults: 95.5 %, the
-    paper's form 73.3 %; at ten times the features' scale 95.3 % and 45.3 %. Over 30 clients it is 95.1 %
-    against 97.5 %, and at ten times the scale 95.5 % against 45.6 %: where little is left out, c_k may be
-    more than is needed.
+    follows these directions alone. Let R_k be what client k leaves out, of trace τ_k = Σ_{j > r} s_kj², and
+    R their sum. Of all cI, the one nearest to R as the examples see it, where tr R (R − cI)² is least, has
+    c = tr R² / tr R. Its terms tr R_k R_l ≥ 0 between clients are not known. Without them it is a lower
+    bound, Σ τ_k c_k / Σ τ_k. The weights τ_k grow with a client's examples, as c_k does, which stands for
+    them.
 
     The paper's server merges the clients' subspaces by QR and SVD. Here nothing is cut off when they are
     added up, so a merge without a cut has the same Ĝ. `fedcof_residuals` sends directions about the class
@@ -74,7 +87,7 @@ def fedran(
         ValueError: if a number is out of its range.
 
     Source: FedRAN (2026), arXiv 2606.11480, "Accurate and Resource-Efficient Federated Continual Learning",
-    but for c_k, which is covfree's, as are the defaults.
+    but for c, which is covfree's, as are the defaults.
     """
     return Method(
         check_strength("ridge", ridge),

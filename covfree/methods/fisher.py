@@ -25,6 +25,8 @@ from covfree.types import LinearHead, Moments, Rows, Scalar
 
 # (1 − a)Σ + a·t·I with the paper's a = 0.05 is this rule times 0.95, a factor that changes no direction.
 _PAPER = 0.05 / 0.95
+# Deviations between classes, in those within, beyond which more distance tells no classes apart better.
+_APART = 30.0
 
 
 class _Numbers(NamedTuple):
@@ -79,9 +81,9 @@ class _DrawnHead:
     def __call__(
         self, numbers: _Numbers, system: Scatter, moments: Moments, scatters: jax.Array
     ) -> LinearHead:
-        # In the metric of the total covariance a class far from all others hides no directions from the
-        # penalty and the steps of training; LDA's scores are those of the common covariance.
-        directions = fisher_directions(system, moments, total=self.rank is None)
+        # A class far from all others would hide other directions from the penalty and the steps of training.
+        # LDA's scores are those of the common covariance, which nothing may shorten.
+        directions = fisher_directions(system, moments, apart=_APART if self.rank is None else float("inf"))
         features, labels = _drawn(numbers, directions, system, moments, scatters, self.num_samples)
         if self.rank is None or numbers.distilled is None or numbers.temperature is None:
             head = softmax_head(features, labels, moments.count.shape[0], l2=numbers.l2)

@@ -73,6 +73,14 @@ def test_fedran_makes_up_for_what_the_directions_leave_out():
     assert accuracy(rows) > 0.85 > accuracy(paper) + 0.3
 
 
+def test_fedran_does_not_add_up_what_many_clients_leave_out():
+    """A hundred clients leave out different directions: with the sum of all c_k the head is at 89 %."""
+    data = load_digits(seed=0)
+    clients = np.arange(len(data.train_labels)) % 100
+    head = covfree.fit(covfree.fedran(4, num_features=300), data.train_features, data.train_labels, clients)
+    assert float(covfree.evaluate(head, data.test_features, data.test_labels)) > 0.955
+
+
 @pytest.mark.usefixtures("untyped")
 def test_fedrans_server_bounds_all_squares_that_a_client_claims():
     method = covfree.fedran(2, num_features=8)
