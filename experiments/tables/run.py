@@ -147,12 +147,14 @@ def _run(kind: str, data: Data, cells: list[Cell], results: Results, done: Done,
                     done.kept += 1
                     continue
                 folder = results.folder / "work" / f"{_digest(own)}-seed{seed}"
+                about = f"{data.name}, {cell.row}, {cell.column}, seed {seed}"
+                tell(f"{about}: begins")
                 record = RUNNERS[kind](own, data, seed, folder)
                 lines.add({"settings": own, "seed": seed, **record})
                 # What it would have gone on from is of no use any more.
                 shutil.rmtree(folder, ignore_errors=True)
                 done.computed += 1
-                tell(f"{data.name}, {cell.row}, {cell.column}, seed {seed}: {_told(record)}")
+                tell(f"{about}: {_told(record)}")
 
 
 def _digest(own: Mapping[str, Any]) -> str:
