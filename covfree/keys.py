@@ -11,6 +11,7 @@ from __future__ import annotations
 import zlib
 
 import jax
+import jax.numpy as jnp
 
 from covfree.types import PRNGKey
 
@@ -31,3 +32,8 @@ def derive(key: PRNGKey, stream: str) -> jax.Array:
     False
     """
     return jax.random.fold_in(key, zlib.crc32(stream.encode()))
+
+
+def participation_seed(key: PRNGKey) -> int:
+    """Give the seed of `covfree.federation.schedule` with which `covfree.rounds.run` draws its clients."""
+    return int(jax.random.bits(derive(key, "participation"), dtype=jnp.uint32))

@@ -22,9 +22,9 @@ def main(command: Any = None) -> None:
         # A terminal that cannot show γ or ± shows a question mark instead.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    from covfree.cli.interrupts import Terminated, exit_code, raise_terminated, stopped_by
+    from covfree.cli.interrupts import Terminated, exit_code, handle_signals, stopped_by
 
-    raise_terminated()
+    handle_signals()
     _compile_quickly()
     try:
         from covfree.cli.app import run

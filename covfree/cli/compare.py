@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from covfree.cli.comparison import Comparison
 from covfree.cli.config_file import Config
-from covfree.cli.interrupts import Stopped, exit_code, stopped_by
+from covfree.cli.interrupts import stopped_after
 from covfree.cli.options import (
+    ALPHA,
+    CLIENTS,
     DATASET,
     IMAGES,
     NETWORK,
+    PARTITION,
+    USUAL,
     WEIGHTS,
     Format,
     Out,
@@ -21,19 +26,22 @@ from covfree.cli.options import (
     assigned,
     check_file,
     count_noise_of,
-    make_folder,
     names_of,
     numbers_of,
+    refuse_partition,
     seeds_of,
     values_of,
     variants_of,
 )
+from covfree.cli.run_folder import make_folder
 from covfree.cli.source import Source, sources_of
-from covfree.federation import PARTITIONERS
+from covfree.data import FeatureSet
 from covfree.metrics import CLIENT_NAMES, NAMES
 from covfree.sweep import Federation, federations
 from covfree.sweep.variants import entries
 from covfree.transforms import Transform
+
+T = TypeVar("T")
 
 
 def compare_command(
@@ -49,18 +57,9 @@ def compare_command(
             "fedcof:shrinkage=0.1:head=ridge."
         ),
     ] = "fedncm,fed3r,fedcof",
-    clients: Annotated[str, typer.Option(help="Number of clients, where the data names none.")] = "100",
-    alpha: Annotated[
-        str,
-        typer.Option(
-            help="The partition's number: concentration of the Dirichlet laws (small: few classes a client), "
-            "sigma of lognormal_sizes, classes or shards a client for pathological and shards, "
-            "uniform share of dominant_classes."
-        ),
-    ] = "0.1",
-    partition: Annotated[
-        str, typer.Option(help=f"How examples are spread: {', '.join(PARTITIONERS)}.")
-    ] = "inner_dirichlet",
+    clients: Annotated[str | None, CLIENTS] = None,
+    alpha: Annotated[str | None, ALPHA] = None,
+    partition: Annotated[str | None, PARTITION] = None,
     seeds: Annotated[
         str,
         typer.Option(help="Number of seeds (splits and partitions), counted from 0; or the seeds: 3,5,8."),
@@ -139,11 +138,15 @@ def compare_command(
         made = {name: _with_noise(name, method, transform) for name, method in made.items()}
     if resume and out is None:
         raise ValueError("--resume: expected --out beside it")
-    counts = values_of("clients", clients, int, "a number of clients")
-    laws = values_of("partition", partition, str.strip, "a partition")
-    alphas = values_of("alpha", alpha, float, "a number")
+    spread = {"clients": clients, "partition": partition, "alpha": alpha}
+    counts = _values("clients", clients, int, "a number of clients")
+    laws = _values("partition", partition, str.strip, "a partition")
+    alphas = _values("alpha", alpha, float, "a number")
     places = federations(counts, laws, alphas)
     sources = sources_of(dataset, test_file, images, backbone, weights)
+    outlines = [source.outline for source in sources.values()]
+    # Of several data sets some may have clients of their own: the options are for the others.
+    refuse_partition(outlines, spread)
     # Once before any work, so that a bad argument shows at once.
     for name, source in sources.items():
         _check_places(name, source, places)
@@ -156,16 +159,14 @@ def compare_command(
             )
     settings = {
         **_merged(sources),
-        "clients": _single(counts),
-        "partition": _single(laws),
-        "alpha": _single(alphas),
+        **_spread(outlines, counts, laws, alphas),
         "noise": noise,
         **{name: _single(values) for name, values in numbers.items()},
         **({"metrics": figures} if figures else {}),
     }
     if report is not None:
         check_file("report", report, ".html", (dataset, test_file, images, weights, config), out)
-    make_folder(out)
+    make_folder(out, "compare")
     titles = {name: variant.title for name, variant in chosen.items()}
     comparison = Comparison(sources, places, chosen_seeds, titles, settings, out, figures, report)
     comparison.check(resume)
@@ -176,17 +177,27 @@ def compare_command(
     # The results name the weights that were found, which need not be what the option takes.
     comparison.show(output_format, {**settings, **asked}, {**settings, **asked, "weights": weights})
     if stopped is not None:
-        how_far = f"{len(comparison.runs)} of {comparison.number} runs"
-        message = f"{stopped_by(stopped)} after {how_far}; {comparison.kept}"
-        raise Stopped(message, exit_code(stopped))
+        raise stopped_after(stopped, comparison.done, out)
+
+
+def _values(name: str, text: str | None, kind: Callable[[str], T], expected: str) -> list[T]:
+    """The values of an option of partitions; the usual one if it is not given."""
+    return [getattr(USUAL, name)] if text is None else values_of(name, text, kind, expected)
+
+
+def _spread(outlines: list[FeatureSet], *values: list[Any]) -> dict[str, Any]:
+    """What results say of partitions: nothing where all data has clients of its own."""
+    own = all(data.clients is not None for data in outlines)
+    names = ("clients", "partition", "alpha")
+    return {name: None if own else _single(each) for name, each in zip(names, values, strict=True)}
 
 
 def _check_places(name: str, source: Source, places: list[Federation]) -> None:
     """Raise if a partition cannot be made, or the data says already who holds what."""
     if source.outline.clients is not None and len(places) > 1:
         raise ValueError(
-            f"--dataset: {name} has clients of its own; expected one value of --clients, --partition and "
-            f"--alpha, got {len(places)} combinations"
+            f"--dataset: {name} has clients of its own; beside other data sets, whose clients are drawn, "
+            f"expected one value of --clients, --partition and --alpha, got {len(places)} combinations"
         )
     for place in places:
         assigned(place, source.outline, seed=0)

@@ -13,7 +13,7 @@ import numpy as np
 from covfree import sweep
 from covfree.atomic import replacing
 from covfree.cli import accuracy_plot, report
-from covfree.cli.interrupts import Terminated
+from covfree.cli.interrupts import Terminated, stop_here, stopping_between
 from covfree.cli.jobs import say
 from covfree.cli.options import Format
 from covfree.cli.page import compared_page, write_page
@@ -59,11 +59,9 @@ class Comparison:
         return len(self.sources) * len(self.places) * len(self.seeds) * len(self.titles)
 
     @property
-    def kept(self) -> str:
-        """What becomes of the runs of a command that was stopped."""
-        if self.out is None:
-            return "with --out DIR they would have been kept"
-        return f"{self.out} keeps them, and the same command with --resume goes on"
+    def done(self) -> str:
+        """How many runs are done."""
+        return f"{len(self.runs)} of {self.number} runs"
 
     def check(self, resume: bool) -> None:
         """Raise if the folder holds runs with other settings or data, or ones that shall not go on."""
@@ -87,11 +85,12 @@ class Comparison:
         loads = {name: source.load for name, source in self.sources.items()}
         file = None if self.out is None else self.out / _RUNS
         try:
-            with RunProgress(self._name) as progress:
+            with stopping_between("run"), RunProgress(self._name) as progress:
                 jobs = loads, self.places, methods, self.seeds
                 more = {"figures": self.figures, "predictions": self.page is not None}
                 for run in sweep.run(*jobs, **more, file=file, tell=progress):
                     self.runs.append(run)
+                    stop_here()
         except (KeyboardInterrupt, Terminated) as error:
             return error
         return None
@@ -110,11 +109,12 @@ class Comparison:
         several = len(self.sources) * len(self.places) > 1
         lost = self._left_out(results)
         title = self._several(lost) if several else self._one()
-        if missing:
-            title = f"{len(self.runs)} of {self.number} runs of {title}"
+        done = self.done if missing else None
+        if done is not None:
+            title = f"{done} of {title}"
         if several:
             table = sweep.accuracy_table(results)
-            columns = Columns(table.columns)
+            columns = Columns(table.columns, broken=table.columns[1:])
             show(form, title, columns, table.lines, report.as_records(results), content, table.best, lost)
         else:
             down = report.receives(results)
@@ -123,7 +123,7 @@ class Comparison:
             show(form, title, report.columns(results), lines, records, content, left_out=lost)
         if self.page is not None:
             given = {**given, "report": self.page.name}
-            write_page(compared_page(title, results, self.sources, config, given), self.page)
+            write_page(compared_page(title, results, self.sources, config, given, done), self.page)
             say(f"wrote {self.page}")
         if self.out is None:
             return
@@ -145,7 +145,12 @@ class Comparison:
         clients, partitions, alphas = (
             {getattr(place, name) for place in self.places} for name in ("clients", "partition", "alpha")
         )
+        own = [name for name, source in self.sources.items() if source.outline.clients is not None]
         words = [" and ".join(self.sources)]
+        if own:
+            words.append(f"clients of its own in {' and '.join(own)}")
+        if len(own) == len(self.sources):
+            clients = partitions = alphas = set[Any]()
         words += [f"{number} clients" for number in clients if len(clients) == 1]
         words += [partition for partition in partitions if len(partitions) == 1]
         words += [f"alpha {alpha:g}" for alpha in alphas if len(alphas) == 1 and partitions != {"iid"}]

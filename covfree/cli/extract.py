@@ -15,6 +15,7 @@ import typer
 from covfree import backbones
 from covfree.backbones import BACKBONES, SentenceEncoder, sentence_encoder
 from covfree.backbones.hub import Weights, find_weights
+from covfree.cli.interrupts import Terminated, stop_here, stopping_between
 from covfree.cli.options import IMAGES, NETWORK, WEIGHTS, at_least
 from covfree.cli.progress import progress_bar
 from covfree.data.encode import encode_texts
@@ -231,7 +232,7 @@ def _under_bar(
 ) -> Extracted:
     start, done = time.perf_counter(), 0
     try:
-        with progress_bar() as bar:
+        with stopping_between("batch"), progress_bar() as bar:
             task = bar.add_task(name, total=None)
 
             def show(now: int, total: int) -> None:
@@ -239,9 +240,10 @@ def _under_bar(
                 done, speed = now, bar.tasks[0].speed
                 text = f"{speed:,.0f} {noun}/s" if speed else name
                 bar.update(task, completed=now, total=total, description=text)
+                stop_here()
 
             found = compute(show)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Terminated):
         _say(f"{done:,} of {len(examples):,} {noun} are done and kept; the same command goes on from there")
         raise
     for example, reason in found.skipped.items():

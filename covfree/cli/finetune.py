@@ -3,43 +3,40 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from covfree.checks import check_strength
-from covfree.cli import curve_plot, curves
 from covfree.cli.config_file import Config
-from covfree.cli.interrupts import Terminated
-from covfree.cli.jobs import Job, Plan, folder_of, run_all, say
+from covfree.cli.finetuning import Finetuning
+from covfree.cli.interrupts import kept_in, stopped_after
+from covfree.cli.jobs import Job, Plan, folder_of, say
 from covfree.cli.options import (
     DATASET,
     IMAGES,
     NETWORK,
     WEIGHTS,
+    Alpha,
     Format,
-    GivenAlpha,
-    GivenClients,
-    GivenPartition,
+    NumClients,
     Out,
+    Partition,
     ReportFile,
     TestFile,
     assigned,
     at_least,
     check_file,
-    make_folder,
+    federation_of,
     names_of,
+    partition_settings,
 )
-from covfree.cli.page import finetuned_page, write_page
-from covfree.cli.report import environment
-from covfree.cli.source import Source, heading, on_no_client, source_of
-from covfree.cli.tables import show, texts
+from covfree.cli.run_folder import holds_runs, make_folder
+from covfree.cli.source import source_of
 from covfree.cli.training import RANDOM, TRAINABLE, Settings
 from covfree.federation import participation as draw
 from covfree.finetune import registry
 from covfree.finetune.registry import Rates
-from covfree.sweep import Federation
-from covfree.sweep.federation import left_out
 
 
 class Part(StrEnum):
@@ -93,9 +90,9 @@ def finetune_command(
         bool,
         typer.Option("--tune", help="Choose the learning rates on a fifth of the training clients."),
     ] = False,
-    clients: GivenClients = None,
-    alpha: GivenAlpha = None,
-    partition: GivenPartition = None,
+    clients: NumClients = None,
+    alpha: Alpha = None,
+    partition: Partition = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds (splits, partitions, runs), from 0.")] = 1,
     every: Annotated[int, typer.Option(help="Rounds from one evaluation to the next.")] = 1,
     width: Annotated[int, typer.Option(help="Clients computed at once; more pay on accelerators.")] = 1,
@@ -111,7 +108,7 @@ def finetune_command(
     """Train from closed-form heads in rounds: accuracy by round, and by bytes.
 
     Examples:
-      covfree finetune --init random,fedncm,fedcof --algorithm fedavg,fedadam --out results
+      covfree finetune --init random,fedncm,fedcof --algorithm fedavg,fedadam --out tuned
 
       covfree finetune --dataset features.npz --rounds 200 --tune --seeds 3
 
@@ -133,7 +130,7 @@ def finetune_command(
         )
     norms = NormMode.frozen if norms is None else norms
     source = source_of(dataset, test_file, images, backbone, weights)
-    federation = _federation(source, clients, partition, alpha)
+    federation = federation_of(source.outline, clients, partition, alpha)
     # Once before any work, so that a bad argument shows at once.
     owners = assigned(federation, source.outline, seed=0)
     drawn = participation_of(participation, int(owners.max()) + 1)
@@ -155,13 +152,11 @@ def finetune_command(
         "batch_size": batch_size,
         "norms": norms.value,
         "tune": tune_rates,
-        "clients": federation.clients,
-        "partition": federation.partition,
-        "alpha": federation.alpha,
+        **partition_settings(source.outline, federation),
         "every": every,
         "width": width,
     }
-    make_folder(out)
+    make_folder(out, "finetune")
     jobs = [
         Job(each, name, seed, folder_of(out, each, name, seed, given))
         for seed in range(seeds)
@@ -171,60 +166,22 @@ def finetune_command(
     for job in jobs:
         if job.folder is not None:
             job.folder.check(resume)
-
-    try:
-        runs = run_all(jobs, source, federation, settings, plan)
-    except (KeyboardInterrupt, Terminated):
+    if out is not None and not resume and holds_runs(out):
+        raise ValueError(f"--out: {out} holds runs; --resume goes on with them, or give another folder")
+    finetuning = Finetuning(source, federation, jobs, out, report)
+    stopped = finetuning.run(settings, plan)
+    if stopped is not None and not finetuning.runs:
         if out is not None:
-            say(f"{out} keeps what is done, and the same command with --resume goes on")
-        raise
-    every_curve = curves.curves(runs)
-    config_shown = {**given, "init": inits, "algorithm": algorithms, "rounds": rounds, "seeds": seeds}
-    content = curves.as_json(config_shown, environment(), every_curve)
-    data = source.load(0)
-    lost = []
-    for seed in range(seeds):
-        own = source.load(seed)
-        lost.append(left_out(own.train_labels, federation.assign(own, seed)))
-    title, left = heading(data, federation, seeds, lost), on_no_client(lost)
-    lines = texts([curves.cells(curve) for curve in every_curve])
-    show(output_format, title, curves.COLUMNS, lines, curves.as_records(every_curve), content, left_out=left)
-    if out is not None:
-        (out / "results.json").write_text(content + "\n", encoding="utf-8")
-        picture, *_ = curve_plot.plot(out / "accuracy.png", title, every_curve, data.num_classes)
-        say(f"wrote {out / 'results.json'} and {picture} (also as PDF and SVG)")
-    if report is not None:
-        # The results name the weights that were found, which need not be what the option takes.
-        repeat = {**_repeatable(config_shown, source, part), "weights": weights, "report": report.name}
-        page = finetuned_page(title, every_curve, source, federation, config_shown, repeat)
-        write_page(page, report)
-        say(f"wrote {report}")
-    if any(run.diverged for run in runs):
+            say(kept_in(out))
+        raise stopped
+    shown = {**given, "init": inits, "algorithm": algorithms, "rounds": rounds, "seeds": seeds}
+    # The results name the weights that were found, which need not be what the option takes.
+    repeat = {**shown, "weights": weights, "norms": None if part is Part.head else norms.value}
+    finetuning.show(output_format, shown, repeat)
+    if stopped is not None:
+        raise stopped_after(stopped, finetuning.done, out)
+    if any(run.diverged for run in finetuning.runs):
         raise typer.Exit(1)
-
-
-def _repeatable(config: dict[str, Any], source: Source, part: Part) -> dict[str, Any]:
-    """The settings that a command line with the same meaning has: none that would be refused."""
-    own = source.outline.clients is not None
-    refused = {"clients", "partition", "alpha"} if own else set()
-    refused |= {"norms"} if part is Part.head else set()
-    return {name: value for name, value in config.items() if name not in refused}
-
-
-def _federation(
-    source: Source, clients: int | None, partition: str | None, alpha: float | None
-) -> Federation:
-    """The partition that is asked for, or raise if the data has clients and one is asked for."""
-    given = {"clients": clients, "partition": partition, "alpha": alpha}
-    for name, value in given.items():
-        if value is not None and source.outline.clients is not None:
-            raise ValueError(f"--{name}: expected none, as {source.outline.name} has clients of its own")
-    usual = Federation(100, "inner_dirichlet", 0.1)
-    return Federation(
-        usual.clients if clients is None else clients,
-        usual.partition if partition is None else partition,
-        usual.alpha if alpha is None else alpha,
-    )
 
 
 def _plan(

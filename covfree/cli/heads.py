@@ -28,6 +28,7 @@ from covfree.cli.options import (
     assigned,
     at_least,
     check_file,
+    federation_of,
     numbers_of,
     variants_of,
 )
@@ -36,7 +37,6 @@ from covfree.cli.tables import Columns, show
 from covfree.data import FeatureSet
 from covfree.head_file import SavedHead
 from covfree.staged import registry as staged_methods
-from covfree.sweep import Federation
 from covfree.sweep.federation import left_out
 from covfree.sweep.predictions import scores_of
 from covfree.sweep.table import percent
@@ -63,13 +63,16 @@ def fit_command(
     backbone: Annotated[str | None, NETWORK] = None,
     weights: Annotated[str | None, WEIGHTS] = None,
     method: Annotated[str, typer.Option(help=f"One of {', '.join(SAVED)}.")] = "fedcof",
-    clients: NumClients = 100,
-    alpha: Alpha = 0.1,
-    partition: Partition = "inner_dirichlet",
+    clients: NumClients = None,
+    alpha: Alpha = None,
+    partition: Partition = None,
     shrinkage: Annotated[
         str | None, typer.Option(help="'auto' or the paper's γ, for the methods of FedCOF's kind and qda.")
     ] = None,
     ridge: Annotated[float | None, typer.Option(help="λ of fed3r and afl.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds of products, for fedcof-refined.", show_default="3")
+    ] = None,
     calibrate: Annotated[
         bool,
         typer.Option(
@@ -89,10 +92,11 @@ def fit_command(
     check_file("out", out, ".npz", (dataset, test_file, images, weights))
     if method not in SAVED:
         raise ValueError(f"--method: expected one of {', '.join(SAVED)}, got {method!r}")
-    texts = {"shrinkage": shrinkage, "ridge": None if ridge is None else str(ridge)}
+    numbers = {"ridge": ridge, "rounds": rounds}
+    texts = {"shrinkage": shrinkage, **{k: None if v is None else str(v) for k, v in numbers.items()}}
     chosen = variants_of(method, numbers_of(texts))[method].method
-    federation = Federation(clients, partition, alpha)
     source = source_of(dataset, test_file, images, backbone, weights)
+    federation = federation_of(source.outline, clients, partition, alpha)
     assigned(federation, source.outline, seed)
     data = source.load(seed)
     owners, classes = assigned(federation, data, seed), data.num_classes

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from covfree.cli import curves
+from covfree.cli.interrupts import stop_here
 from covfree.cli.progress import progress_bar
 from covfree.cli.run_folder import RunFolder
 from covfree.cli.source import Source
@@ -52,15 +54,17 @@ def folder_of(
 
 def run_all(
     jobs: list[Job], source: Source, federation: Federation, settings: Settings, plan: Plan
-) -> list[Run]:
-    """Make the runs, and say how far they are."""
-    runs: list[Run] = []
+) -> Iterator[Run]:
+    """Make the runs, each given as it is done, and say how far they are."""
     for seed in dict.fromkeys(job.seed for job in jobs):
         own = [job for job in jobs if job.seed == seed]
         task = make_task(source, federation, seed, settings.train)
         # All of them before any training, so that a head that cannot be trained shows at once.
         inits = dict.fromkeys(job.init for job in own)
-        starts = {init: make_start(init, task, seed) for init in inits}
+        starts = {}
+        for init in inits:
+            starts[init] = make_start(init, task, seed)
+            stop_here()
         tuning = _Tuning(task, seed, settings) if plan.tune else None
         for job in own:
             rates, tried = plan.rates[job.algorithm], None
@@ -83,8 +87,7 @@ def run_all(
                     f"{job.name}: diverged in round {run.diverged}; what came before is kept. A smaller "
                     f"--client-lr (now {rates.client:g}) or --server-lr ({rates.server:g}) may help"
                 )
-            runs.append(replace(run, tried=tried))
-    return runs
+            yield replace(run, tried=tried)
 
 
 class _Tuning:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
@@ -49,14 +49,14 @@ _ALPHA = (
     "uniform share of dominant_classes."
 )
 _PARTITION = f"How examples are spread: {', '.join(PARTITIONERS)}."
-NumClients = Annotated[int, typer.Option(help=_CLIENTS)]
-Alpha = Annotated[float, typer.Option(help=_ALPHA)]
-Partition = Annotated[str, typer.Option(help=_PARTITION)]
-# Those of a command that refuses them where they change nothing: None if they were not given.
-GivenClients = Annotated[int | None, typer.Option(help=_CLIENTS, show_default="100")]
-GivenAlpha = Annotated[float | None, typer.Option(help=_ALPHA, show_default="0.1")]
-GivenPartition = Annotated[str | None, typer.Option(help=_PARTITION, show_default="inner_dirichlet")]
-DEFAULT_ALPHA = 0.1
+# None if they were not given, as they are refused where they change nothing.
+CLIENTS = typer.Option(help=_CLIENTS, show_default="100")
+ALPHA = typer.Option(help=_ALPHA, show_default="0.1")
+PARTITION = typer.Option(help=_PARTITION, show_default="inner_dirichlet")
+NumClients = Annotated[int | None, CLIENTS]
+Alpha = Annotated[float | None, ALPHA]
+Partition = Annotated[str | None, PARTITION]
+USUAL = Federation(100, "inner_dirichlet", 0.1)
 Out = Annotated[Path | None, typer.Option(help="Folder for files; made if it is not there.")]
 ReportFile = Annotated[
     Path | None,
@@ -200,6 +200,38 @@ _ARGUMENTS = {
 }
 
 
+def federation_of(
+    data: FeatureSet, clients: int | None, partition: str | None, alpha: float | None
+) -> Federation:
+    """The federation that options ask for, with the usual values where they say nothing.
+
+    Raises:
+        ValueError: naming the option, if one is given where the data has clients of its own.
+    """
+    refuse_partition([data], {"clients": clients, "partition": partition, "alpha": alpha})
+    return Federation(
+        USUAL.clients if clients is None else clients,
+        USUAL.partition if partition is None else partition,
+        USUAL.alpha if alpha is None else alpha,
+    )
+
+
+def refuse_partition(every: Sequence[FeatureSet], given: Mapping[str, Any]) -> None:
+    """Raise if an option of partitions is given, by its name, where all data has clients of its own."""
+    for name, value in given.items():
+        if value is not None and all(data.clients is not None for data in every):
+            names = ", ".join(data.name for data in every)
+            have = "has clients of its own" if len(every) == 1 else "have clients of their own"
+            raise ValueError(f"--{name}: expected none, as {names} {have}")
+
+
+def partition_settings(data: FeatureSet, federation: Federation) -> dict[str, Any]:
+    """What results say of the partition, by the names of options: None where the data has its own."""
+    if data.clients is not None:
+        return dict.fromkeys(("clients", "partition", "alpha"))
+    return {"clients": federation.clients, "partition": federation.partition, "alpha": federation.alpha}
+
+
 def assigned(federation: Federation, data: FeatureSet, seed: int) -> np.ndarray:
     """The client of each training example.
 
@@ -218,8 +250,8 @@ def assigned(federation: Federation, data: FeatureSet, seed: int) -> np.ndarray:
             raise
         given = f"--partition {federation.partition} --clients {federation.clients}"
         text = re.sub(r"\w+", lambda word: _ARGUMENTS.get(word[0], word[0]), str(error))
-        if federation.partition in COUNTED and federation.alpha == DEFAULT_ALPHA:
-            text += f"; give --alpha, whose default of {DEFAULT_ALPHA} is for other partitions"
+        if federation.partition in COUNTED and federation.alpha == USUAL.alpha:
+            text += f"; give --alpha, whose default of {USUAL.alpha} is for other partitions"
         raise ValueError(f"{given} --alpha {federation.alpha:g}: {text}") from error
 
 
@@ -227,15 +259,6 @@ def at_least(name: str, value: int, least: int) -> None:
     """Raise unless an option is large enough."""
     if value < least:
         raise ValueError(f"--{name}: expected at least {least}, got {value}")
-
-
-def make_folder(out: Path | None) -> None:
-    """Make the folder for files, if there is to be one."""
-    if out is not None:
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ValueError(f"--out: cannot make the folder {out} ({error.strerror})") from error
 
 
 def check_file(

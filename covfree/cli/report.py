@@ -18,7 +18,7 @@ from covfree.sweep.table import percent
 
 COLUMNS = Columns(
     ("method", "accuracy, %", "bytes up", "per client", "client FLOPs", "client time", "server time"),
-    broken=("per client", "client FLOPs", "client time", "server time"),
+    broken=("bytes up", "bytes down", "per client", "client FLOPs", "client time", "server time"),
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
+import jax
 import typer
 
 from covfree import figures
@@ -18,19 +19,20 @@ from covfree.cli.options import (
     TestFile,
     assigned,
     at_least,
-    make_folder,
+    federation_of,
 )
+from covfree.cli.run_folder import make_folder
 from covfree.cli.source import law_of, load_named
 from covfree.federation import plot_schedule, schedule, schedule_statistics
-from covfree.sweep import Federation
+from covfree.keys import participation_seed
 
 
 def rounds_command(
     dataset: Dataset = "digits",
     test_file: TestFile = None,
-    clients: NumClients = 100,
-    alpha: Alpha = 0.1,
-    partition: Partition = "inner_dirichlet",
+    clients: NumClients = None,
+    alpha: Alpha = None,
+    partition: Partition = None,
     rounds: Annotated[int, typer.Option(help="Number of rounds.")] = 50,
     participation: Annotated[
         str, typer.Option(help="Clients of a round: a share such as 0.3 or 1.0, or a number such as 30.")
@@ -53,7 +55,7 @@ def rounds_command(
     "Times drawn" counts all draws, also those whose upload is lost.
 
     Example:
-      covfree rounds --clients 100 --participation 10 --rounds 60 --dropout 0.1 --out results
+      covfree rounds --clients 100 --participation 10 --rounds 60 --dropout 0.1 --out schedule
     """
     at_least("seed", seed, 0)
     at_least("rounds", rounds, 1)
@@ -61,14 +63,16 @@ def rounds_command(
         if not 0 <= chance <= 1:
             raise ValueError(f"--{name}: expected a probability in [0, 1], got {chance:g}")
     data = load_named(dataset, test_file, seed=seed)
-    federation = Federation(clients, partition, alpha)
+    federation = federation_of(data, clients, partition, alpha)
     owners = assigned(federation, data, seed)
-    number = clients if data.clients is None else int(owners.max()) + 1
+    number = int(owners.max()) + 1
     drawn = participation_of(participation, number)
-    plan = schedule(number, drawn, rounds, seed=seed, replacement=not once, dropout=dropout, late=late)
-    make_folder(out)
+    # The draw of covfree finetune, which also leaves out clients after the last with examples.
+    draw = participation_seed(jax.random.key(seed))
+    plan = schedule(number, drawn, rounds, seed=draw, replacement=not once, dropout=dropout, late=late)
+    make_folder(out, "rounds")
     statistics = schedule_statistics(plan, data.train_labels, owners, num_clients=number)
-    print(statistics.as_table())
+    print(statistics.as_table(data.client_names))
     if out is not None:
         words = [data.name, law_of(data, federation), f"participation {participation}"]
         words += ["each client once"] * once

@@ -18,6 +18,39 @@ from covfree.heads import MappedHead
 from covfree.types import LinearHead
 
 _NAME = "settings.json"
+# What only this command writes into its folder, as patterns.
+_WRITTEN = {
+    "compare": (_NAME, "runs.jsonl", "accuracy_vs_bytes.*"),
+    "finetune": (f"*-seed*/{_NAME}", "accuracy.*"),
+    "rounds": ("rounds.*",),
+    "partition": ("partition.*",),
+}
+
+
+def make_folder(out: Path | None, command: str) -> None:
+    """Make the folder for a command's files, if there is to be one.
+
+    Raises:
+        ValueError: if it cannot be made, or holds files of another command.
+    """
+    if out is None:
+        return
+    for other, patterns in _WRITTEN.items():
+        found = [path for pattern in patterns for path in sorted(out.glob(pattern)) if other != command]
+        if found:
+            raise ValueError(
+                f"--out: {out} holds files of covfree {other}, such as {found[0].relative_to(out)}; give "
+                f"covfree {command} a folder of its own"
+            )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--out: cannot make the folder {out} ({error.strerror})") from error
+
+
+def holds_runs(out: Path) -> bool:
+    """Whether a folder holds runs of fine-tuning, each in a folder of its own."""
+    return any(out.glob(_WRITTEN["finetune"][0]))
 
 
 def check_settings(folder: Path, settings: Mapping[str, Any], resume: bool) -> None:

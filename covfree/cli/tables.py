@@ -25,7 +25,7 @@ class Columns(NamedTuple):
 
     Attributes:
         names: of the columns; those of the first are words, of the others numbers.
-        broken: names that the terminal breaks in two, so that numbers need not be.
+        broken: names that the terminal breaks in several lines, so that numbers need not be.
     """
 
     names: tuple[str, ...]
@@ -83,33 +83,53 @@ def show(
     elif form is Format.latex:
         print("\n".join(f"% {line}" for line in title.splitlines()), as_latex(plain), sep="\n")
     else:
-        console, table = Console(), _for_terminal(columns, plain)
-        # Of a table without this width figures would be cut, in pipes and files too.
-        own = Measurement.get(console, console.options.update(max_width=_UNBOUNDED), table).maximum
-        console.size = ConsoleDimensions(max(own, console.width), console.height)
+        console = Console()
         # Not as the table's own title, which would be broken at the table's width.
         console.print(Text(title, "italic"), soft_wrap=True)
-        console.print(table)
+        for number, table in enumerate(_blocks(console, columns, plain)):
+            if number:
+                console.print()
+            # Of a table without this width figures would be cut, in pipes and files too.
+            console.size = ConsoleDimensions(max(_width(console, table), console.width), console.height)
+            console.print(table)
 
 
-def _for_terminal(columns: Columns, plain: Table) -> RichTable:
-    """A table for the terminal; what is marked has a star too, for terminals and files without bold.
+def _blocks(console: Console, columns: Columns, plain: Table) -> list[RichTable]:
+    """The table in blocks of columns that fit the terminal, each with the first column."""
+    tables, shown = list[RichTable](), [0]
+    for column in range(1, len(columns.names)):
+        wider = _for_terminal(columns, plain, [*shown, column])
+        if len(shown) > 1 and _width(console, wider) > console.width:
+            tables.append(_for_terminal(columns, plain, shown))
+            shown = [0]
+        shown.append(column)
+    return [*tables, _for_terminal(columns, plain, shown)]
+
+
+def _width(console: Console, table: RichTable) -> int:
+    """Characters of a table's lines."""
+    return Measurement.get(console, console.options.update(max_width=_UNBOUNDED), table).maximum
+
+
+def _for_terminal(columns: Columns, plain: Table, shown: Sequence[int]) -> RichTable:
+    """Some columns for the terminal; what is marked has a star too, for terminals and files without bold.
 
     Cells are `Text`, as rich reads a string such as a class's name "[red]" or ":cat:" as its own markup.
     """
     table = RichTable(header_style="bold", show_edge=False, pad_edge=False)
-    first, *others = columns.names
+    first, *others = (columns.names[column] for column in shown)
     table.add_column(Text(first), min_width=14)
-    for column in others:
-        header = column.replace(" ", "\n") if column in columns.broken else column
-        table.add_column(Text(header), justify="right")
+    for name in others:
+        table.add_column(Text(_broken(name) if name in columns.broken else name), justify="right")
     for row, line in enumerate(plain.lines):
-        cells = [
-            Text(f"{cell}*", "bold") if (row, column) in plain.best else Text(cell)
-            for column, cell in enumerate(line)
-        ]
-        table.add_row(*cells)
+        cells = [(line[column], (row, column) in plain.best) for column in shown]
+        table.add_row(*(Text(f"{cell}*", "bold") if best else Text(cell) for cell, best in cells))
     return table
+
+
+def _broken(name: str) -> str:
+    """A name in several lines: after commas if it has any, else at spaces."""
+    return name.replace(", ", ",\n") if ", " in name else name.replace(" ", "\n")
 
 
 def as_csv(records: Sequence[dict[str, Any]]) -> str:

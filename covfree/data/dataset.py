@@ -37,6 +37,7 @@ class FeatureSet(NamedTuple):
         test_clients: [test examples], the client of each test example, if the data says so; numbered as
             ``clients``, and on from there if they have no training examples. −1 for none.
         class_names: [C], if the data has names for its classes.
+        client_names: the names of the clients by their numbers, if the data has clients.
     """
 
     name: str
@@ -49,6 +50,7 @@ class FeatureSet(NamedTuple):
     fixed_split: bool = False
     test_clients: np.ndarray | None = None
     class_names: tuple[str, ...] | None = None
+    client_names: tuple[str, ...] | None = None
 
 
 def load(dataset: StrPath, *, test: StrPath | None = None, seed: int = 0) -> FeatureSet:
@@ -232,7 +234,7 @@ def _split(
         raise ValueError(
             f"{name}: expected examples in both parts, got {train.sum()} to train and {is_test.sum()} to test"
         )
-    owners = None if clients is None else _numbered(clients, train)
+    owners, client_names = (None, None) if clients is None else _numbered(clients, train)
     return FeatureSet(
         name=Path(name).stem,
         train_features=features[train],
@@ -243,11 +245,12 @@ def _split(
         clients=None if owners is None else owners[train],
         fixed_split=fixed_split,
         test_clients=None if owners is None or (owners[is_test] < 0).all() else owners[is_test],
+        client_names=client_names,
     )
 
 
-def _numbered(clients: np.ndarray, train: np.ndarray) -> np.ndarray:
-    """Number clients from 0 in the order of their names, those with training examples first.
+def _numbered(clients: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Number clients from 0 in the order of their names, those with training examples first; and the names.
 
     Below 0 and without a name there is none.
     """
@@ -257,7 +260,9 @@ def _numbered(clients: np.ndarray, train: np.ndarray) -> np.ndarray:
     known = np.concatenate([known, np.setdiff1d(clients[named], known)])
     order = np.argsort(known, kind="stable")
     numbers[named] = order[np.searchsorted(known, clients[named], sorter=order)]
-    return numbers
+    # Names are only shown: bytes of any encoding may be.
+    names = np.char.decode(known, "utf-8", "replace") if known.dtype.kind == "S" else known.astype(str)
+    return numbers, tuple(names.tolist())
 
 
 def _test_clients(clients: np.ndarray, other: dict[str, np.ndarray], path: Path) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Statistics of a participation schedule: how much of the federation a server has seen after each round."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,8 +53,12 @@ class ScheduleStatistics:
         """K, including clients without examples."""
         return self.times_drawn.size
 
-    def as_table(self) -> str:
-        """Write the statistics as a few lines of plain text: rounds 1, 2, 5, 10, 20, … and the last."""
+    def as_table(self, client_names: Sequence[str] | None = None) -> str:
+        """Write the statistics as a few lines of plain text: rounds 1, 2, 5, 10, 20, … and the last.
+
+        Args:
+            client_names: the clients' names by their numbers; without it numbers are shown.
+        """
         sizes = f"{self.num_examples:,} examples, {self.num_classes:,} classes, {self.num_clients:,} clients"
         lines = [
             f"{self.num_rounds:,} rounds; {sizes}",
@@ -68,7 +73,7 @@ class ScheduleStatistics:
                 (self.classes_seen[row], self.num_classes, 9),
             )
             shares = "".join(f"{count / max(total, 1):>{width}.1%}" for count, total, width in seen)
-            lines.append(f"{number:>7,}{self.uploads[row]:>9,}{shares}   {self._drawn(row)}")
+            lines.append(f"{number:>7,}{self.uploads[row]:>9,}{shares}   {self._drawn(row, client_names)}")
         times = self.times_drawn
         lines += [
             "clients, examples and classes: seen by the end of the round",
@@ -78,10 +83,11 @@ class ScheduleStatistics:
         ]
         return "\n".join(lines)
 
-    def _drawn(self, row: int) -> str:
+    def _drawn(self, row: int, names: Sequence[str] | None) -> str:
         clients = np.sort(self.schedule.clients[row])
         clients = clients[clients >= 0]
-        return " ".join(map(str, clients[:_NAMED])) + (" …" if clients.size > _NAMED else "")
+        shown = [str(client) if names is None else names[client] for client in map(int, clients[:_NAMED])]
+        return " ".join(shown) + (" …" if clients.size > _NAMED else "")
 
     def __str__(self) -> str:
         return self.as_table()

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from covfree.checks import check_choice, check_positive
 from covfree.federation.schedule import Schedule, as_schedule
-from covfree.keys import derive
+from covfree.keys import participation_seed
 from covfree.rounds import cohort
 from covfree.rounds.algorithm import Algorithm, check_algorithm
 from covfree.rounds.checkpoint import Checkpoints
@@ -239,7 +239,7 @@ def _number_of_rounds(algorithm: Algorithm, rounds: int | None) -> int:
 def _schedule(
     algorithm: Algorithm, participation: Any, num_clients: int, rounds: int, key: PRNGKey
 ) -> Schedule:
-    seed = int(jax.random.bits(derive(key, "participation"), dtype=jnp.uint32))
+    seed = participation_seed(key)
     if algorithm.rounds is None:
         return as_schedule(participation, num_clients, rounds, seed=seed)
     if not algorithm.same_clients:

@@ -1,6 +1,7 @@
 """Bad arguments: one line on stderr that names what is wrong, exit code 2, nothing on stdout."""
 
 import inspect
+import json
 import re
 
 import numpy as np
@@ -276,3 +277,38 @@ def test_classes_that_nobody_trains_on_are_told(cli, tmp_path):
     refused = cli("compare", "--dataset", single, *options)
     assert refused.code == 2
     assert "single: expected examples of two classes or more to train on, got 1" in refused.err
+
+
+@pytest.fixture
+def own(tmp_path):
+    """Data with clients of its own."""
+    rng, labels = np.random.default_rng(0), np.arange(40) % 2
+    content = {"features": rng.normal(size=(40, 3)), "labels": labels, "clients": np.arange(40) % 4}
+    np.savez(tmp_path / "own.npz", **content)
+    return tmp_path / "own.npz"
+
+
+@pytest.mark.parametrize("command", ["compare", "diagnose", "finetune", "fit", "partition", "rounds"])
+def test_a_partition_of_data_with_clients_is_refused(cli, own, tmp_path, command):
+    """As it would change nothing."""
+    out = ("--out", tmp_path / "head.npz") if command == "fit" else ()
+    for name, value in {"clients": 100, "alpha": 0.1, "partition": "iid"}.items():
+        outcome = cli(command, "--dataset", own, *out, f"--{name}", value)
+        assert outcome.is_one_line, outcome
+        assert outcome.err == f"covfree: --{name}: expected none, as own has clients of its own\n"
+
+
+def test_beside_other_data_it_is_of_those(cli, own):
+    """The title says of which data the clients are drawn, and settings of one data set name no partition."""
+    few = ("--methods", "fedncm", "--seeds", 1)
+    outcome = cli("compare", "--dataset", f"digits,{own}", "--clients", 6, "--alpha", 2, *few)
+    assert outcome.code == 0, outcome.err
+    title = outcome.out.splitlines()[0]
+    assert title.startswith("digits and own, clients of its own in own, 6 clients, inner_dirichlet, alpha 2")
+    outcome = cli("compare", "--dataset", own, *few, "--format", "json")
+    config = json.loads(outcome.out)["config"]
+    assert {name: config[name] for name in ("clients", "partition", "alpha")} == {
+        "clients": None,
+        "partition": None,
+        "alpha": None,
+    }

@@ -134,6 +134,16 @@ def test_a_random_map_and_a_quadratic_head(cli, tmp_path):
     assert "--calibrate: expected a method with a linear head, got qda-means" in refused.err
 
 
+def test_rounds_of_a_refined_head(cli, tmp_path):
+    path, data = tmp_path / "head.npz", load_digits(seed=0)
+    fitted = cli("fit", "--method", "fedcof-refined", "--rounds", 1, "--out", path, *FEW)
+    assert fitted.code == 0, fitted.err
+    owners = inner_dirichlet(data.train_labels, 6, 2.0, seed=0)
+    method = covfree.refined(covfree.fedcof(), 1)
+    head = covfree.fit(method, data.train_features, data.train_labels, owners)
+    np.testing.assert_allclose(covfree.load_head(path).head.weight, head.weight, rtol=1e-4, atol=1e-4)
+
+
 def test_files_that_are_read_are_not_written(cli, named, tmp_path):
     test, head, link = tmp_path / "test.npz", tmp_path / "head.npz", tmp_path / "link.npz"
     link.symlink_to(named)

@@ -65,5 +65,5 @@ def test_the_picture_says_what_it_is_of(cli, tmp_path, given, words):
 def test_own_clients(cli, tmp_path):
     clients = np.array(["b", "a", "c"])[np.arange(30) % 3]
     np.savez(tmp_path / "mine.npz", features=np.ones((30, 2)), labels=np.arange(30) // 15, clients=clients)
-    outcome = cli("partition", "--dataset", tmp_path / "mine.npz", "--clients", 9)
+    outcome = cli("partition", "--dataset", tmp_path / "mine.npz")
     assert "20 examples, 2 classes, 3 clients" in outcome.out

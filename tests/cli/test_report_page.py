@@ -5,17 +5,26 @@ import re
 import shlex
 
 import browser
+import jax
 import numpy as np
 import pytest
 
+import covfree
 from covfree.cli.app import run
 from covfree.cli.page.details import detail
 from covfree.cli.page.headline import Scored, behind, headline, over_places
+from covfree.data import load_npz
 from covfree.federation import partition_statistics
 from covfree.sweep.predictions import Predictions
 
 NAMES = ["<script>document.title = 'run'</script>", 'a "quoted" & <b>bold</b> name', "dog", "cat's", "$x$"]
 METHODS = "fedncm,fed3r,fedcof"
+# Of the bars of classes: their widths, those of what they lie in, the texts beside them.
+_WIDTHS = """return Array.from(document.querySelectorAll('details[open] .track'), track => [
+    track.firstElementChild.getBoundingClientRect().width, track.getBoundingClientRect().width,
+    track.nextElementSibling.innerText])"""
+_HEIGHTS = """return Array.from(document.querySelectorAll('details[open] .histogram div'), each => [
+    each.lastElementChild.getBoundingClientRect().height, Number(each.innerText)]).filter(each => each[1])"""
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +88,15 @@ def test_the_page_in_a_browser(folder):
         assert [float(line[-1]) for line in classes] == sorted(
             (float(line[-1]) for line in classes), reverse=True
         )
+        # Bars are in proportion, from 0: of one scale the classes, of another the histogram.
+        widths = driver.execute_script(_WIDTHS)
+        assert len({round(track) for _, track, _ in widths}) == 1
+        for bar, track, text in widths:
+            assert 100 * bar / track == pytest.approx(float(text.split(" ")[0]), abs=0.3)
+        heights = driver.execute_script(_HEIGHTS)
+        assert len(heights) > 1
+        for height, number in heights:
+            assert height / heights[0][0] == pytest.approx(number / heights[0][1], abs=0.02)
         bars = driver.find_elements("css selector", "details[open] dt")
         assert sorted(bar.text for bar in bars) == sorted(NAMES)
         matrix = browser.cells(driver, "details[open] table.matrix")
@@ -135,9 +153,36 @@ def _plain(text: str) -> str:
 
 def test_many_federations(cli, tmp_path):
     small = ("--methods", "fedncm,fedcof", "--clients", 6, "--seeds", 1)
-    outcome = cli("compare", *small, "--alpha", "1,4", "--report", tmp_path / "sweep.html")
+    page = tmp_path / "sweep.html"
+    outcome = cli("compare", *small, "--alpha", "1,4", "--report", page, "--format", "json")
     assert outcome.code == 0, outcome.err
-    text = (tmp_path / "sweep.html").read_text(encoding="utf-8")
+    shares = {
+        (record["title"], record["alpha"]): f"{100 * record['accuracy_mean']:.2f}"
+        for record in json.loads(outcome.out)["results"]
+    }
+    driver = browser.chromium()
+    try:
+        browser.show(driver, page, 390)
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= 390
+        browser.show(driver, page)
+        heads = driver.find_elements("css selector", "table.sortable th button")[:3]
+        assert [head.text for head in heads] == ["method", "alpha 1", "alpha 4"]
+        for head, alpha in zip(heads[1:], (1, 4), strict=True):
+            for downwards in (True, False):
+                head.click()
+                shown = browser.cells(driver)
+                assert {(m, a): s for m, *two in shown for a, s in zip((1, 4), two, strict=True)} == shares
+                column = [float(line[1 if alpha == 1 else 2]) for line in shown]
+                assert column == sorted(column, reverse=downwards)
+        # Each federation says which it is, and what came out there, before it is opened.
+        summaries = [each.text for each in driver.find_elements("css selector", ".place > summary")]
+        best = {a: max(share for (_, at), share in shares.items() if at == a) for a in (1, 4)}
+        for alpha, summary in zip((1, 4), summaries, strict=True):
+            assert summary.startswith(f"alpha {alpha} ")
+            assert best[alpha] in summary
+    finally:
+        driver.quit()
+    text = page.read_text(encoding="utf-8")
     assert text.count('<details class="place">') == 2
     assert "FedCOF (LDA, automatic γ) has the highest test accuracy on all 2 federations." in text
     assert "expected: each client&#39;s mean of the classes&#39; accuracies" in text
@@ -164,10 +209,62 @@ def test_fine_tuning(cli, folder, tmp_path):
     assert cli(*words[1:], "--format", "json").code == 0
 
 
+def test_a_diagnosis_in_a_browser(cli, folder, tmp_path):
+    """The verdict that the terminal has, and the figures of `covfree.diagnose`."""
+    data, page = load_npz(folder / "data <b>.npz"), tmp_path / "page.html"
+    outcome = cli("diagnose", "--dataset", folder / "data <b>.npz", "--report", page)
+    assert outcome.code == 0, outcome.err
+    rows = covfree.summarise(
+        covfree.fedcof(), data.train_features, data.train_labels, data.clients, key=jax.random.key(0)
+    )
+    found = covfree.diagnose(rows, num_classes=5)
+    driver = browser.chromium()
+    try:
+        browser.show(driver, page, 390)
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= 390
+        # The first columns are in sight on a phone too.
+        second = driver.find_element("css selector", "table.sortable th:nth-child(2)").rect
+        assert second["x"] + second["width"] <= 390
+        browser.show(driver, page)
+        assert driver.execute_script("return performance.getEntriesByType('resource').length") == 0
+        first = driver.find_element("css selector", ".headline strong").text.replace("\u00a0", " ")
+        assert first.startswith(f"The covariance rests on {found.degrees:.0f} degrees of freedom")
+        text = driver.find_element("css selector", ".headline").text.replace("\u00a0", " ")
+        assert sorted(text.split()) == sorted(outcome.out.split())
+        classes = np.argsort(-found.class_error, stable=True)
+        order = [(NAMES[c], str(found.num_rows[c]), str(found.class_degrees[c])) for c in classes]
+        shown = browser.cells(driver)
+        assert [(line[0], line[2], line[3]) for line in shown] == order
+        assert [line[1] for line in shown] == [f"{100 * found.class_error[c]:.0f}" for c in classes]
+        driver.find_element("css selector", "table.sortable th:last-child button").click()
+        counts = [float(line[-1].replace(",", "")) for line in browser.cells(driver)]
+        assert counts == sorted(np.asarray(found.count).tolist(), reverse=True)
+        facts = dict(browser.cells(driver, ".facts table"))
+        assert float(facts["degrees of freedom of the common covariance"]) == pytest.approx(
+            float(found.degrees), abs=0.05
+        )
+        after = facts["condition number of the system that is solved, after shrinkage"]
+        assert float(after.replace(",", "")) == pytest.approx(float(found.system.condition), rel=0.01)
+        assert facts["test whether clients differ"].startswith("z = ")
+        assert driver.find_elements("css selector", "figure svg")
+        settings = dict(browser.cells(driver, ".cards table"))
+        assert settings["method"] == "fedcof"
+        assert not set(settings) & {"clients", "alpha", "partition"}
+        command = driver.find_element("css selector", "pre").text
+    finally:
+        driver.quit()
+    words = shlex.split(command.replace("\\\n", " "))
+    words[words.index("page.html")] = str(tmp_path / "again.html")
+    assert cli(*words[1:]).code == 0
+    again = (tmp_path / "again.html").read_text(encoding="utf-8").replace("again.html", "page.html")
+    assert again == page.read_text(encoding="utf-8")
+
+
 def test_bad_files_are_told_at_once(cli, tmp_path):
-    for command in ("compare", "finetune"):
+    for command in ("compare", "finetune", "diagnose"):
+        out = () if command == "diagnose" else ("--out", tmp_path / "out")
         for file, text in (("page.pdf", "that ends in .html"), ("no/page.html", "in a folder that is there")):
-            outcome = cli(command, "--report", tmp_path / file, "--out", tmp_path / "out")
+            outcome = cli(command, "--report", tmp_path / file, *out)
             assert outcome.is_one_line
             assert f"--report: expected a file {text}" in outcome.err
     assert list(tmp_path.iterdir()) == []
@@ -201,6 +298,33 @@ def test_the_headline_says_how_sure_it_is():
     assert over_places([[ahead, second], [second], [ahead, close]]) == [
         "A has the highest test accuracy on 2 of 3 federations, B on 1."
     ]
+
+
+def test_ties_are_said():
+    """Of accuracies that are the same to the digits that are shown."""
+    first, second = Scored("A", {0: 0.925}, 1000), Scored("B", {0: 0.92500001}, 4000)
+    worse = Scored("A", {0: 0.9}, 1000)
+    assert over_places([[first, second], [first]]) == [
+        "A has the highest test accuracy on all 2 federations (a tie on 1), B on 1 (a tie on 1)."
+    ]
+    assert over_places([[first, second], [worse, second], [lost_of("C"), first]]) == [
+        "B has the highest test accuracy on 2 of 3 federations (a tie on 1), A on 2 (a tie on 1)."
+    ]
+
+
+def lost_of(title):
+    return Scored(title, {0: float("nan")}, 10)
+
+
+def test_a_part_of_the_runs_is_called_one():
+    """Wherever a method is said to be the best."""
+    ahead, second = Scored("A", {0: 0.9}, 1000), Scored("B", {0: 0.8}, 1000)
+    for scored in ([ahead, second], [ahead]):
+        first, *others = headline(scored, 100, "bytes up", "3 of 4 runs")
+        assert [first.removeprefix("After 3 of 4 runs: "), *others] == headline(scored, 100, "bytes up")
+        assert first.startswith("After 3 of 4 runs: A")
+    (over,) = over_places([[ahead], [second]], "3 of 4 runs")
+    assert over.startswith("After 3 of 4 runs: A has the highest")
 
 
 def test_details_of_few_and_of_many_classes():

@@ -56,7 +56,8 @@ def test_stopped_and_resumed_it_is_the_same(compare, monkeypatch, tmp_path, erro
         ("fed3r", 1),
     ]
     assert outcome.err.splitlines()[-1] == (
-        f"covfree: {word} after 3 of 4 runs; {cut} keeps them, and the same command with --resume goes on"
+        f"covfree: {word} after 3 of 4 runs; {cut} keeps what is done, and the same command with "
+        f"--resume goes on"
     )
     resumed = compare(*FEW, "--out", cut, "--resume")
     assert resumed.code == 0
@@ -185,14 +186,22 @@ def test_a_signal_to_compare(compare, tmp_path, sent, code):
     assert without_times(json.loads(resumed.out)) == without_times(json.loads(compare(*few).out))
 
 
-def test_a_signal_to_finetune(cli, tmp_path):
+@pytest.mark.parametrize(
+    ("sent", "code", "line", "word"),
+    [
+        (signal.SIGTERM, 143, "round 3/2000", "terminated"),
+        # While the first round is compiled.
+        (signal.SIGINT, 130, "round 0/2000", "interrupted"),
+    ],
+)
+def test_a_signal_to_finetune(cli, tmp_path, sent, code, line, word):
     many = ("finetune", "--clients", 6, "--alpha", 2, "--init", "fedncm", "--algorithm", "fedavg")
     many += ("--checkpoint-every", 1, "--out", tmp_path)
-    code, out, err = stopped((*many, "--rounds", 2000), signal.SIGTERM, "round 3/2000")
-    assert (code, out) == (143, "")
+    ended, out, err = stopped((*many, "--rounds", 2000), sent, line)
+    assert (ended, out) == (code, "")
     assert err.splitlines()[-2:] == [
         f"covfree: {tmp_path} keeps what is done, and the same command with --resume goes on",
-        "covfree: terminated",
+        f"covfree: {word}",
     ]
     history = (tmp_path / "fedncm-fedavg-seed0" / "history.jsonl").read_text().splitlines()
     rounds = len(history) + 1

@@ -2,12 +2,15 @@
 
 import csv
 import io
+import itertools
 import json
 
 import numpy as np
 import pytest
 
 import covfree
+from covfree.cli.options import Format
+from covfree.cli.tables import Columns, show
 from covfree.data import load_digits
 from covfree.federation import inner_dirichlet, pathological
 
@@ -87,6 +90,37 @@ def test_tables_in_every_format(compare, swept, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["results.json", "runs.jsonl", "settings.json"]
 
 
+def test_a_wide_table_comes_in_blocks_that_fit(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    places = itertools.product(("iid", "shards"), (50, 100), (1, 2))
+    names = tuple(f"{partition}, {clients} clients, alpha {alpha}" for partition, clients, alpha in places)
+    lines = [
+        (method, *(f"{row}{column}.25 ± 0.50" for column in range(8)))
+        for row, method in enumerate(("FedNCM", "FedCOF of sketches (LDA, automatic γ)"))
+    ]
+    columns = Columns(("method", *names), broken=names)
+    show(Format.table, "digits", columns, lines, [], "", best=frozenset({(0, 3), (1, 7)}))
+    title, *shown = capsys.readouterr().out.rstrip().splitlines()
+    assert title == "digits"
+    assert max(map(len, shown)) <= 80
+    found = {}
+    for block in "\n".join(shown).split("\n\n"):
+        head, body = block.split("━\n")
+        *above, rule = head.splitlines()
+        assert set(rule) == {"━", "╇"}
+        cells = [[cell.strip() for cell in line.split("┃")] for line in above]
+        heads = [" ".join(filter(None, parts)) for parts in zip(*cells, strict=True)]
+        for line in body.splitlines():
+            method, *values = (cell.strip() for cell in line.split("│"))
+            found |= {(method, name): value for name, value in zip(heads[1:], values, strict=True)}
+    # Every cell once, under its own name.
+    assert found == {
+        (line[0], name): f"{text}*" if (row, column) in {(0, 3), (1, 7)} else text
+        for row, line in enumerate(lines)
+        for column, (name, text) in enumerate(zip(names, line[1:], strict=True), start=1)
+    }
+
+
 def test_a_file_says_the_same(cli, compare, tmp_path):
     file = tmp_path / "sweep.toml"
     file.write_text(
@@ -116,9 +150,10 @@ def test_several_data_sets(compare, cli, tmp_path):
     assert [record["dataset"] for record in found["results"]] == ["digits", "mine"]
     header = compare(*both, "--format", "markdown").out.splitlines()[2]
     assert header == "| method | digits | mine |"
-    outcome = compare("--dataset", tmp_path / "own.npz", "--alpha", "1,2")
+    outcome = compare("--dataset", f"digits,{tmp_path / 'own.npz'}", "--alpha", "1,2")
     assert outcome.is_one_line
-    assert "--dataset: own has clients of its own; expected one value of --clients" in outcome.err
+    assert "--dataset: own has clients of its own; beside other data sets, whose clients" in outcome.err
+    assert "expected one value of --clients, --partition and --alpha, got 2 combinations" in outcome.err
 
 
 def test_what_is_on_no_client_is_said(compare, cli, tmp_path):

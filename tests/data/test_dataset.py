@@ -139,7 +139,7 @@ def test_a_separate_test_file(file):
     assert_same(data, load(path, test=test))
 
 
-@pytest.mark.parametrize("names", [[3, 10**9, 77], ["zoe", "abe", "mia"], [b"z", b"a", b"m"]])
+@pytest.mark.parametrize("names", [[3, 10**9, 77], ["zoe", "abe", "mia"], [b"z", b"a", b"\xff"]])
 def test_clients_are_numbered_in_the_order_of_their_names(file, names):
     """Integers with gaps, strings and bytes; order of the sorted names."""
     clients = np.array(names)[np.arange(EXAMPLES) // 4 % 3]
@@ -148,6 +148,10 @@ def test_clients_are_numbered_in_the_order_of_their_names(file, names):
     assert data.clients.dtype == np.int32
     expected = [sorted(names).index(name) for name in clients[~is_test].tolist()]
     np.testing.assert_array_equal(data.clients, expected)
+    shown = (
+        name.decode(errors="replace") if isinstance(name, bytes) else str(name) for name in sorted(names)
+    )
+    assert data.client_names == tuple(shown)
 
 
 @pytest.mark.parametrize("dtype", ["U", "S"])
@@ -155,6 +159,7 @@ def test_an_empty_name_is_no_client(file, dtype):
     clients = np.array(["b", "", "a"], dtype)[np.arange(EXAMPLES) % 3]
     data = load_npz(file(clients=clients, is_test=np.arange(EXAMPLES) < 3))
     np.testing.assert_array_equal(data.clients, np.array([1, -1, 0])[np.arange(3, EXAMPLES) % 3])
+    assert data.client_names == ("a", "b")
 
 
 def test_names_of_classes_count_those_without_an_example(file):

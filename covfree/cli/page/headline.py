@@ -59,14 +59,25 @@ def ranked(scored: Sequence[Scored]) -> list[Scored]:
     return sorted((one for one in scored if isfinite(one.mean)), key=lambda one: -one.mean)
 
 
-def headline(scored: Sequence[Scored], num_tests: int, bytes_name: str) -> list[str]:
+def headline(scored: Sequence[Scored], num_tests: int, bytes_name: str, done: str | None = None) -> list[str]:
     """Say what came out on one federation.
 
     Args:
         scored: the methods.
         num_tests: examples of the test part.
         bytes_name: what `Scored.bytes` counts, such as "bytes up".
+        done: how many runs this is of, if not of all, such as "3 of 4 runs".
     """
+    first, *others = _of_all(scored, num_tests, bytes_name)
+    return [_after(done, first), *others]
+
+
+def _after(done: str | None, sentence: str) -> str:
+    """A sentence about what was done."""
+    return sentence if done is None else f"After {done}: {sentence}"
+
+
+def _of_all(scored: Sequence[Scored], num_tests: int, bytes_name: str) -> list[str]:
     order = ranked(scored)
     if not order:
         return ["No method has a test accuracy."]
@@ -98,17 +109,34 @@ def behind(scored: Sequence[Scored]) -> list[Cell]:
     return cells
 
 
-def over_places(places: Sequence[Sequence[Scored]]) -> list[str]:
-    """Say which method is best on how many federations."""
-    firsts = Counter(order[0].title for each in places if (order := ranked(each)))
-    total = sum(firsts.values())
-    if not firsts:
+def over_places(places: Sequence[Sequence[Scored]], done: str | None = None) -> list[str]:
+    """Say which method is best on how many federations, and on how many of these others are as good.
+
+    Args:
+        places: the methods of each federation.
+        done: how many runs this is of, if not of all.
+    """
+    tops = [_at_the_top(order) for each in places if (order := ranked(each))]
+    if not tops:
         return ["No method has a test accuracy."]
+    firsts = Counter(title for titles in tops for title in titles)
+    ties = Counter(title for titles in tops for title in titles if len(titles) > 1)
     (title, number), *others = firsts.most_common()
-    if not others:
-        return [f"{title} has the highest test accuracy on all {total} federations."]
-    rest = ", ".join(f"{other} on {count}" for other, count in others)
-    return [f"{title} has the highest test accuracy on {number} of {total} federations, {rest}."]
+    total = len(tops)
+    of = f"all {total}" if number == total else f"{number} of {total}"
+    words = [f"{title} has the highest test accuracy on {of} federations{_tied(ties[title])}"]
+    words += [f"{other} on {count}{_tied(ties[other])}" for other, count in others]
+    return [_after(done, f"{', '.join(words)}.")]
+
+
+def _at_the_top(order: Sequence[Scored]) -> list[str]:
+    """The methods with the highest accuracy, to the digits that are shown."""
+    best = percent(order[0].mean, None)
+    return [one.title for one in order if percent(one.mean, None) == best]
+
+
+def _tied(number: int) -> str:
+    return f" (a tie on {number})" if number else ""
 
 
 def _ahead(best: Scored, second: Scored, share: str, over: str) -> list[str]:

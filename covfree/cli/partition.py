@@ -1,0 +1,51 @@
+"""``covfree partition``: how a partition spreads the training examples."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from covfree import figures
+from covfree.cli.options import (
+    Alpha,
+    Dataset,
+    NumClients,
+    Out,
+    Partition,
+    TestFile,
+    assigned,
+    at_least,
+    federation_of,
+)
+from covfree.cli.run_folder import make_folder
+from covfree.cli.source import law_of, load_named
+from covfree.federation import partition_statistics, plot_partition
+
+
+def partition_command(
+    dataset: Dataset = "digits",
+    test_file: TestFile = None,
+    clients: NumClients = None,
+    alpha: Alpha = None,
+    partition: Partition = None,
+    seed: Annotated[int, typer.Option(help="Seed of the split and the partition.")] = 0,
+    out: Out = None,
+) -> None:
+    """Show how a partition spreads the training examples: sizes, classes per client, means per class.
+
+    Example:
+      covfree partition --clients 30 --alpha 0.5 --out partition
+    """
+    at_least("seed", seed, 0)
+    data = load_named(dataset, test_file, seed=seed)
+    federation = federation_of(data, clients, partition, alpha)
+    owners = assigned(federation, data, seed)
+    make_folder(out, "partition")
+    statistics = partition_statistics(data.train_labels, owners, data.num_classes)
+    print(statistics.as_table())
+    if out is not None:
+        figure = plot_partition(statistics, title=f"{data.name}, {law_of(data, federation)}, seed {seed}")
+        picture, *_ = figures.save_all(figure, out / "partition.png")
+        print(f"wrote {picture} (also as PDF and SVG)", file=sys.stderr)
