@@ -8,8 +8,8 @@ network's form alone (Ulyanov et al. 2018, "Deep Image Prior"); nobody's images 
 
 How close a picture comes to the images behind the mean is told in PSNR: to the nearest image, and to the mean
 of the images. The nearest PSNR has a control beside it, that to the same number of *other* images, drawn
-alike from those that the feature is not of, the mean of ten draws: with more images to be near to, some are near
-to anything. PSNR compares pixel by pixel,
+alike from those that the feature is not of, the mean of ten draws: with more images to be near to, some are
+near to anything. PSNR compares pixel by pixel,
 which features do not keep. So another network, EfficientNet-Lite0 with its packaged weights, is asked as well
 of which category the most similar of all images is. Categories of faces are left out.
 
