@@ -184,6 +184,7 @@ def test_pfpt_of_small_types(params, data, dtype):
     assert done.history[0]["prompts"] >= 1
 
 
+@pytest.mark.usefixtures("untyped")
 def test_bytes_of_what_cannot_be_are_refused():
     sizes = {"rounds": 2, "clients": 3, "dim": 8, "num_classes": 3, "prompts": 10}
     for name in sizes:
