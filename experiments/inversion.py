@@ -7,8 +7,9 @@ fixed noise, is trained until the feature of its picture is the one that was sen
 network's form alone (Ulyanov et al. 2018, "Deep Image Prior"); nobody's images are used.
 
 How close a picture comes to the images behind the mean is told in PSNR: to the nearest image, and to the mean
-of the images. The nearest PSNR has a control beside it, that of the picture made from the same number of
-*other* images: with more images to be near to, some are near to anything. PSNR compares pixel by pixel,
+of the images. The nearest PSNR has a control beside it, that to the same number of *other* images, drawn
+alike from those that the feature is not of, the mean of ten draws: with more images to be near to, some are
+near to anything. PSNR compares pixel by pixel,
 which features do not keep. So another network, EfficientNet-Lite0 with its packaged weights, is asked as well
 of which category the most similar of all images is. Categories of faces are left out.
 
@@ -18,6 +19,7 @@ It writes ``results.json`` and the pictures as it goes and goes on where it was 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 from collections.abc import Callable
@@ -36,7 +38,7 @@ from covfree.backbones.preprocess import crop
 from covfree.data import load_images
 
 NUMBERS = (1, 10, 100)
-CATEGORIES = 10  # of a client with 100 images
+CONTROLS = 10  # draws of other images
 
 
 class Hourglass(nn.Module):
@@ -177,12 +179,26 @@ def judge(read: Callable[[np.ndarray], np.ndarray], places: np.ndarray) -> Calla
 
 
 def targets(labels: np.ndarray, number: int, rng: np.random.Generator) -> np.ndarray:
-    """Places of so many images: of one category, or of ten if one has too few."""
-    categories = rng.permutation(np.unique(labels))
+    """Places of so many images: of one category up to ten, else ten of each category.
+
+    Raises:
+        ValueError: if too few categories have as many images.
+    """
     each = min(number, 10)
-    chosen = categories[: max(1, number // each)]
-    assert number <= 10 or len(chosen) == CATEGORIES
+    names, counts = np.unique(labels, return_counts=True)
+    chosen = rng.permutation(names[counts >= each])[: number // each]
+    if len(chosen) < number // each:
+        raise ValueError(
+            f"images: expected {number // each} categories of at least {each} images for {number} images, "
+            f"got {len(chosen)}"
+        )
     return np.concatenate([rng.permutation(np.flatnonzero(labels == c))[:each] for c in chosen])
+
+
+def others(labels: np.ndarray, own: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Places of as many images, drawn as `targets` draws, none of which is among one's own."""
+    rest = np.setdiff1d(np.arange(len(labels)), own)
+    return rest[targets(labels[rest], len(own), rng)]
 
 
 def main() -> None:
@@ -207,16 +223,21 @@ def main() -> None:
     allowed = np.flatnonzero(labels >= 0)
 
     def drawn_places(number: int, seed: int) -> np.ndarray:
-        return allowed[targets(labels[allowed], number, np.random.default_rng([number, seed]))]
+        return targets(labels[allowed], number, np.random.default_rng([number, seed]))
 
     def read(places: np.ndarray) -> np.ndarray:
-        return np.stack([crop(found.read(int(i)), sized) for i in places]).astype(np.float32) / 255
+        return np.stack([crop(found.read(int(i)), sized) for i in allowed[places]]).astype(np.float32) / 255
 
     mean, std = (np.array(x, np.float32).reshape(1, 1, 1, 3) / 255 for x in (levels.mean, levels.std))
     features = jax.jit(lambda images: network.apply(params, (images - mean) / std))
     made = inverter(features, side, steps=arguments.steps)
     file = arguments.out / "results.json"
+    pixels = hashlib.sha256(labels[allowed].tobytes())
+    for place in range(len(allowed)):
+        pixels.update(read(np.array([place])).tobytes())
+    weights = hashlib.sha256(arguments.weights.read_bytes())
     about = {"side": side, "steps": arguments.steps}
+    about |= {"images": pixels.hexdigest()[:16], "weights": weights.hexdigest()[:16]}
     results = json.loads(file.read_text()) if file.exists() else {"setting": about, "runs": []}
     if results["setting"] != about:
         raise SystemExit(f"--out: {file} is of another setting: {results['setting']}")
@@ -241,17 +262,16 @@ def main() -> None:
             file.write_text(json.dumps(results) + "\n")
             print(run, file=sys.stderr, flush=True)
     kinds = {n: [run for run in results["runs"] if run["number"] == n] for n in NUMBERS}
-    similar = judge(read, allowed)
+    kind = labels[allowed]
+    similar = judge(read, np.arange(len(allowed)))
     for number, runs in kinds.items():
         for run in runs:
-            other = (run["seed"] + 1) % arguments.seeds
-            with np.load(arguments.out / f"{number}-{other}.npz") as stored:
-                strange = stored["made"].astype(np.float32)
-            own = drawn_places(number, run["seed"])
-            run["control"] = nearest(strange, read(own))
             with np.load(arguments.out / f"{number}-{run['seed']}.npz") as stored:
-                place = similar(stored["made"].astype(np.float32))
-            run["recognised"] = bool(labels[place] in labels[own])
+                image = stored["made"].astype(np.float32)
+            own, rng = drawn_places(number, run["seed"]), np.random.default_rng([number, run["seed"], 1])
+            near = [nearest(image, read(others(kind, own, rng))) for _ in range(CONTROLS)]
+            run["control"] = float(np.mean(near))
+            run["recognised"] = bool(kind[similar(image)] in kind[own])
     file.write_text(json.dumps(results) + "\n")
     print(table(kinds))
     picture(arguments.out, kinds)

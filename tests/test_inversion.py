@@ -41,6 +41,23 @@ def test_distances_between_pictures(script):
     assert script.nearest(black, np.stack([grey, np.ones_like(grey)])) == pytest.approx(20)
 
 
+def test_control_images_are_others_and_too_few_are_an_error(script):
+    labels = np.repeat(np.arange(12), [40] * 11 + [4])
+    for number in (1, 10, 100):
+        for seed in range(5):
+            rng = np.random.default_rng(seed)
+            own = script.targets(labels, number, rng)
+            other = script.others(labels, own, rng)
+            assert len(set(other)) == len(own) == number
+            assert not set(own) & set(other)
+    with pytest.raises(
+        ValueError, match="expected 10 categories of at least 10 images for 100 images, got 9"
+    ):
+        script.targets(labels[80:], 100, rng)
+    with pytest.raises(ValueError, match="expected 1 categories of at least 10 images for 10 images, got 0"):
+        script.targets(labels[-4:], 10, rng)
+
+
 def test_a_client_has_ten_of_each_of_ten_categories(script):
     labels = np.repeat(np.arange(30), 20)
     for number, categories in ((1, 1), (10, 1), (100, 10)):

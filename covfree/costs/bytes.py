@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Integer
 
+from covfree.checks import check_positive
 from covfree.methods import Method
 from covfree.methods.method import check_method
 from covfree.refine.refined import Refined
@@ -66,11 +67,18 @@ def prompt_bytes(*, rounds: int, clients: int, dim: int, num_classes: int, promp
         num_classes: C.
         prompts: Σ_t P_t, prompts of the pool over all rounds: T·P where it stays as large as it is.
 
+    Raises:
+        TypeError: if a number is no integer.
+        ValueError: if a number is below 1.
+
     Source: FedCOF (Goswami et al. 2024), App. H; 120 rounds of FedAvg-PT on CIFAR-100, Table 4:
 
     >>> prompt_bytes(rounds=120, clients=10, dim=768, num_classes=100, prompts=120 * 20) / 1e6
     884.736
     """
+    sizes = {"rounds": rounds, "clients": clients, "dim": dim, "num_classes": num_classes, "prompts": prompts}
+    for name, size in sizes.items():
+        check_positive(name, size)
     return 2 * FLOAT_BYTES * clients * dim * (num_classes * rounds + prompts)
 
 

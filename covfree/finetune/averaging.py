@@ -13,6 +13,7 @@ from covfree.checks import check_choice, check_strength
 from covfree.finetune.local import Optimiser, Training, as_optimiser
 from covfree.finetune.model import Model, check_model
 from covfree.finetune.optimisers import adaptive
+from covfree.finetune.prompts import without_padding
 from covfree.rounds.algorithm import Algorithm, ClientData
 from covfree.types import PRNGKey, Scalar
 
@@ -181,7 +182,7 @@ def federated(
     server: Callable[..., Any] = server,
 ) -> Algorithm:
     """An algorithm with FedAvg's state, and other functions in the place of some of FedAvg's."""
-    check_model(model)
+    model = without_padding(check_model(model))
     check_choice("weighting", weighting, ("examples", "uniform"))
     numbers = Numbers(
         model, training, as_optimiser("server", server_optimiser), jnp.asarray(weighting == "uniform")

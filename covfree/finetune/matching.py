@@ -114,22 +114,13 @@ def log_likelihood(
 
 
 def gains(model: Model, prompts: Float[Array, "prompts dim"]) -> Float[Array, "prompts centres"]:
-    """What each pair of a prompt and a centre adds to `log_likelihood`; but for what all pairs add alike.
-
-    The squares of the differences are multiplied out, w² − 2wθ + θ², and the rest is matrix products.
-    """
+    """What each pair of a prompt and a centre adds to `log_likelihood`; but for what all pairs add alike."""
     log_deviation = _log_deviation(model, model.centres)
-    precision = jnp.exp(-2 * log_deviation)
-
-    def product(x: Array, y: Array) -> Array:
-        return jnp.matmul(x, y.T, precision=jax.lax.Precision.HIGHEST)
-
-    # Large numbers would cancel: all are moved alike.
-    origin = model.centres.mean(0)[None, :]
-    prompts, centres = prompts - origin, model.centres - origin
-    square = product(jnp.square(prompts), precision) - 2 * product(prompts, centres * precision)
-    of_centre = _logit_chance(model) - log_deviation.sum(1) - 0.5 * (jnp.square(centres) * precision).sum(1)
-    return of_centre[None, :] - 0.5 * square
+    scale = jnp.exp(-log_deviation)
+    # Of differences: multiplied out, w² − 2wθ + θ², large numbers would cancel where σ is small.
+    apart = (prompts[:, None, :] - model.centres[None, :, :]) * scale[None, :, :]
+    of_centre = _logit_chance(model) - log_deviation.sum(1)
+    return of_centre[None, :] - 0.5 * jnp.square(apart).sum(2)
 
 
 def _assigned(matrix: Any, kept: Any, open_to: Any) -> np.ndarray:
@@ -137,7 +128,10 @@ def _assigned(matrix: Any, kept: Any, open_to: Any) -> np.ndarray:
     from scipy.optimize import linear_sum_assignment
 
     rows, columns = np.flatnonzero(kept), np.flatnonzero(open_to)
-    row, column = linear_sum_assignment(np.asarray(matrix)[np.ix_(rows, columns)], maximize=True)
+    inner = np.asarray(matrix)[np.ix_(rows, columns)]
+    # SciPy raises if a number is not finite, and an error in here would end the run with all that it holds.
+    inner = inner if np.isfinite(inner).all() else np.zeros_like(inner)
+    row, column = linear_sum_assignment(inner, maximize=True)
     found = np.full(len(kept), -1, np.int32)
     found[rows[row]] = columns[column]
     return found
@@ -148,7 +142,8 @@ def assign(
 ) -> Int[Array, " prompts"]:
     """Give each prompt a centre of its own, such that the sum over them is the largest.
 
-    The assignment problem is solved on the host, by SciPy's ``linear_sum_assignment``.
+    The assignment problem is solved on the host, by SciPy's ``linear_sum_assignment``. If a number of the
+    matrix is not finite, any assignment is given.
 
     Args:
         matrix: what each pair adds to the sum.
@@ -184,8 +179,12 @@ def summarise(
         learning_rate: of Adam.
 
     Returns:
-        The new pool, padded with zeros, and its size.
+        The new pool, padded with zeros, and its size. If a pair of a prompt and a centre had no finite
+        likelihood, the pool is nan.
     """
+    # In float32 at least, and all in one type.
+    given, dtype = table.dtype, jnp.promote_types(table.dtype, jnp.float32)
+    table, networks = jax.tree.map(lambda x: x.astype(dtype), (table, networks))
     most, rows = used.shape[0], table.shape[0]
     place = jnp.arange(most)
     kept = used & (place < size)
@@ -195,21 +194,24 @@ def summarise(
     start = Model(table, networks)
 
     def step(number: Array, carry: Any) -> Any:
-        model, state, count = carry
+        model, state, count, sound = carry
         client = number % clients
         prompts = table[jnp.minimum(client * size + place, rows - 1)]
-        mine = assign(gains(model, prompts), kept, open_to)
+        matrix = gains(model, prompts)
+        sound &= (jnp.isfinite(matrix) | ~(kept[:, None] & open_to[None, :])).all()
+        mine = assign(matrix, kept, open_to)
 
         def loss(model: Model) -> Array:
             return -log_likelihood(model, prompts, mine, open_to)
 
         updates, state = adam.update(jax.grad(loss)(model), state)
         count = jnp.where(client == 0, 0, count).at[jnp.where(mine >= 0, mine, rows)].add(1, mode="drop")
-        return optax.apply_updates(model, updates), state, count
+        return optax.apply_updates(model, updates), state, count, sound
 
-    carry = start, adam.init(start), jnp.zeros(rows, jnp.int32)
-    model, _, count = jax.lax.fori_loop(0, sweeps * clients, step, carry)
+    carry = start, adam.init(start), jnp.zeros(rows, jnp.int32), jnp.asarray(True)
+    model, _, count, sound = jax.lax.fori_loop(0, sweeps * clients, step, carry)
     order = jnp.argsort(-count, stable=True)[:most]
     found = jnp.minimum((count > 0).sum(dtype=jnp.int32), most)
     pool = jnp.zeros((most, table.shape[1]), table.dtype).at[: order.shape[0]].set(model.centres[order])
-    return jnp.where((place < found)[:, None], pool, 0), found
+    pool = jnp.where(sound, jnp.where((place < found)[:, None], pool, 0), jnp.nan)
+    return pool.astype(given), found

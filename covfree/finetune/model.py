@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -68,6 +68,18 @@ def check_model(model: Any) -> Model:
     if not isinstance(model, Model):
         raise TypeError(f"model: expected a covfree.finetune.Model, got {type(model).__name__}")
     return model
+
+
+def check_params(params: Any) -> Any:
+    """The network's parameters among a backbone's; an error if they are not there."""
+    if not isinstance(params, Mapping) or "params" not in params:
+        got = (
+            f"a dict of {', '.join(sorted(map(str, params)))[:80]}"
+            if isinstance(params, Mapping)
+            else (type(params).__name__)
+        )
+        raise ValueError(f'params: expected a dict with "params", as the backbone loads them, got {got}')
+    return params["params"]
 
 
 def linear_features(
@@ -221,7 +233,7 @@ def network_model(
     statistics = {name: leaf for name, leaf in params.items() if name != "params"}
     # Those that stay are not sent to and fro.
     fixed, moving = (statistics, {}) if norms == "frozen" or train == "head" else ({}, statistics)
-    parts = {"network": params["params"], "head": head._replace(present=None)}
+    parts = {"network": check_params(params), "head": head._replace(present=None)}
     kept = {"head": ("network",), "backbone": ("head",), "all": ()}[train]
     trained = {name: part for name, part in parts.items() if name not in kept}
     frozen = {name: parts[name] for name in kept} | {"present": head.present, "statistics": fixed}

@@ -13,6 +13,7 @@ from covfree.finetune import averaging
 from covfree.finetune.local import Training
 from covfree.finetune.matching import Networks, summarise
 from covfree.finetune.model import Model, check_model
+from covfree.finetune.prompts import without_padding
 from covfree.rounds.algorithm import Algorithm, ClientData
 from covfree.rounds.uploads import Table
 from covfree.types import LinearHead, PRNGKey, Scalar
@@ -144,8 +145,8 @@ def pfpt(
     Args:
         model: from `prompt_model`.
         client: see `fedavg`.
-        most: prompts that the pool may hold; three times as many as at the start if None. What fewest
-            clients have is left out above it.
+        most: prompts that the pool may hold; three times as many as at the start if None, padding of an
+            earlier run's result not counted. What fewest clients have is left out above it.
         sweeps: passes over the round's clients in matching.
         learning_rate: of Adam, in matching.
         options: ``epochs``, ``steps``, ``batch_size``, ``schedule`` of `fedavg`.
@@ -160,7 +161,7 @@ def pfpt(
     Source: Weng et al. (2024), "Probabilistic Federated Prompt-Tuning with Non-IID and Imbalanced Data",
     NeurIPS, section 3.2.
     """
-    check_model(model)
+    model = without_padding(check_model(model))
     if not (isinstance(model.trained, dict) and "prompts" in model.trained):
         raise TypeError("model: expected one with prompts, from covfree.finetune.prompt_model")
     check_positive("sweeps", sweeps)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from covfree.backbones.extractor import Backbone
 from covfree.backbones.preprocess import normalise
 from covfree.backbones.table import Preprocessing
 from covfree.checks import check_positive
-from covfree.finetune.model import Model
-from covfree.types import AnyArray, LinearHead, PRNGKey
+from covfree.finetune.model import Model, check_params
+from covfree.types import AnyArray, LinearHead, PRNGKey, is_traced
 
 
 def random_prompts(backbone: Backbone, number: int, *, key: PRNGKey) -> Float[Array, "prompts features"]:
@@ -96,6 +97,32 @@ def _model(about: _Prompted, trained: Any, frozen: Any) -> Model:
     return Model(trained, frozen, (), *functions, num_classes=trained["head"].weight.shape[1])
 
 
+def without_padding(model: Model) -> Model:
+    """The model, whose prompts are those alone that there are; as it is if it has none, or is traced.
+
+    PFPT's pool is padded, as its size differs from round to round; what trains on from its result would send
+    the padding too.
+    """
+    if not (isinstance(model.trained, dict) and "prompts" in model.trained):
+        return model
+    kept = model.frozen["kept"]
+    if is_traced(kept) or np.asarray(kept).all():
+        return model
+    places = np.flatnonzero(kept)
+    trained = {**model.trained, "prompts": model.trained["prompts"][places]}
+    return replace(model, trained=trained, frozen={**model.frozen, "kept": kept[places]})
+
+
+def _check_prompts(prompts: Any, size: int) -> None:
+    dtype, shape = jnp.result_type(prompts), jnp.shape(prompts)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"prompts: expected floats, got {dtype}")
+    if len(shape) != 2 or shape[0] < 1 or shape[1] != size:
+        raise ValueError(f"prompts: expected [prompts, {size}], at least one prompt, got {list(shape)}")
+    if not is_traced(prompts) and not np.isfinite(jnp.asarray(prompts)).all():
+        raise ValueError("prompts: expected finite numbers, got some that are not")
+
+
 def prompt_model(
     backbone: Backbone,
     params: Any,
@@ -127,7 +154,9 @@ def prompt_model(
         preprocessing: normalises images that come as grey levels, see `network_model`.
 
     Raises:
-        ValueError: if the backbone takes no prompts, or head or prompts have another size than its features.
+        TypeError: if prompts are no floats.
+        ValueError: if the backbone takes no prompts, head or prompts have another size than its features,
+            prompts are none or not finite, or parameters are not as the backbone has them.
 
     Source: Jia et al. (2022), "Visual Prompt Tuning", VPT-shallow; for the pool Wang et al. (2022), "Learning
     to Prompt for Continual Learning", equation 3.
@@ -137,11 +166,10 @@ def prompt_model(
     if not isinstance(head, LinearHead) or head.weight.shape[0] != size:
         got = list(head.weight.shape) if isinstance(head, LinearHead) else type(head).__name__
         raise ValueError(f"head: expected a linear head of {size} features, got {got}")
-    if len(jnp.shape(prompts)) != 2 or jnp.shape(prompts)[1] != size:
-        raise ValueError(f"prompts: expected [prompts, {size}], got {list(jnp.shape(prompts))}")
+    _check_prompts(prompts, size)
     if top is not None:
         check_positive("top", top)
     trained = {"prompts": jnp.asarray(prompts), "head": head._replace(present=None)}
     kept = jnp.ones(len(prompts), bool)
-    frozen = {"network": params["params"], "present": head.present, "kept": kept}
+    frozen = {"network": check_params(params), "present": head.present, "kept": kept}
     return _model(_Prompted(backbone, preprocessing, top), trained, frozen)

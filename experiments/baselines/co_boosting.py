@@ -85,7 +85,8 @@ def _reweighted(
 def epoch(networks: Networks, settings: Settings, members: Any, state: State, key: PRNGKey) -> State:
     """Make a batch, weight the ensemble by the pool without it, then let the student learn from all.
 
-    The student is shown perturbed images: its loss is T² KL(ensemble ‖ student) of these.
+    The student is shown perturbed images: its loss is T² KL(ensemble ‖ student) of these. The authors' code
+    also scales the generator's gradient down to norm 10, which is not done here; the student's is.
     """
     of_labels, of_images, of_weights, of_student = jax.random.split(key, 4)
     labels = jax.random.randint(of_labels, (settings.batch_size,), 0, networks.cnn.num_classes)

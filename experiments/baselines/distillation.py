@@ -203,11 +203,17 @@ def distil(
 
     Returns:
         The last state; its ``student`` are the variables of the result.
+
+    Raises:
+        FloatingPointError: if images could not be made, as the generator's loss was never finite.
     """
     of_start, of_epochs = jax.random.split(key)
     count = jax.tree.leaves(members)[0].shape[0]
     state = start(networks, settings, count, of_start, student)
     for number in range(settings.epochs):
         state = epoch(networks, settings, members, state, jax.random.fold_in(of_epochs, number))
+        size = settings.batch_size
+        if not jnp.isfinite(jax.lax.dynamic_slice_in_dim(state.images, number * size, size)).all():
+            raise FloatingPointError(f"epoch {number}: no step of the generator had a finite loss")
         report(state)
     return state

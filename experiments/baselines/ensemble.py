@@ -61,9 +61,10 @@ def reweighted(
 ) -> Float[Array, " members"]:
     """One step of Co-Boosting's ensemble: w ← clip(w − step · sign ∇_w CE(Σ w_i f_i / Σ w_i, y), 0, 1).
 
-    The ensemble does not change with the scale of w, so Σ w_i ∂CE/∂w_i = 0. The gradients of weights above 0
-    thus have both signs, or all are 0: no step makes all weights 0, unless ``step`` is as large as the
-    weights are.
+    The ensemble does not change with the scale of w, so Σ w_i ∂CE/∂w_i = 0: the gradients of weights above 0
+    have both signs, or all are 0. In float32 the sum is only about 0, a single weight above 0 may still go
+    down, and if ``step`` is as large as the weights are, all may reach 0. Weights of which none would be
+    above 0 stay as they are: there would be no ensemble.
 
     Args:
         weights: w, in [0, 1].
@@ -77,4 +78,5 @@ def reweighted(
     def loss(weights: jax.Array) -> jax.Array:
         return optax.softmax_cross_entropy_with_integer_labels(combine(logits, weights), labels).mean()
 
-    return jnp.clip(weights - step * jnp.sign(jax.grad(loss)(weights)), 0, 1)
+    new = jnp.clip(weights - step * jnp.sign(jax.grad(loss)(weights)), 0, 1)
+    return jnp.where((new > 0).any(), new, weights)

@@ -12,6 +12,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from covfree.backbones import convolve
+from covfree.checks import check_positive
 from covfree.types import PRNGKey
 
 _SPREAD = 0.02
@@ -35,6 +36,9 @@ class Generator(nn.Module):
         size: height and width, a multiple of 4.
         channels: of the image.
         width: w; 64 in both papers.
+
+    Raises:
+        ValueError: when it is used, if the size is no multiple of 4.
     """
 
     size: int = 28
@@ -44,6 +48,8 @@ class Generator(nn.Module):
     @nn.compact
     def __call__(self, latent: Float[Array, "batch latent"]) -> Float[Array, "batch size size channels"]:
         """Images in (0, 1)."""
+        if self.size < 4 or self.size % 4:
+            raise ValueError(f"size: expected a multiple of 4, at least 4, got {self.size}")
         drawn = nn.initializers.normal(_SPREAD)
 
         def norm(x: jax.Array) -> jax.Array:
@@ -78,11 +84,12 @@ def synthesise(
         key: of the draws.
         batch_size: how many images.
         latent: length of a latent vector.
-        steps: of Adam, at 1e-3 with β = (0.5, 0.999).
+        steps: of Adam, at 1e-3 with β = (0.5, 0.999); at least 1.
 
     Returns:
-        The images, of the step whose loss was the least.
+        The images, of the step whose loss was the least; nan if no loss was finite.
     """
+    check_positive("steps", steps)
     of_latent, of_generator, of_loss = jax.random.split(key, 3)
     start = jax.random.normal(of_latent, (batch_size, latent))
     params = generator.init(of_generator, start)["params"]
@@ -101,6 +108,7 @@ def synthesise(
         return (optax.apply_updates(parts, updates), state, jnp.minimum(value, least), best), None
 
     parts = params, start
-    blank = jnp.zeros((batch_size, generator.size, generator.size, generator.channels))
+    # What no loss is below is not taken for images.
+    blank = jnp.full((batch_size, generator.size, generator.size, generator.channels), jnp.nan)
     carry = parts, adam.init(parts), jnp.inf, blank
     return jax.lax.scan(step, carry, jax.random.split(of_loss, steps))[0][3]

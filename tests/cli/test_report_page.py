@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from xml.etree.ElementTree import fromstring
 
 import browser
 import jax
@@ -10,9 +11,11 @@ import numpy as np
 import pytest
 
 import covfree
+from covfree import figures
 from covfree.cli.app import run
 from covfree.cli.page.details import detail
 from covfree.cli.page.headline import Scored, behind, headline, over_places
+from covfree.cli.page.pictures import as_svg
 from covfree.data import load_npz
 from covfree.federation import partition_statistics
 from covfree.sweep.predictions import Predictions
@@ -280,6 +283,7 @@ def test_the_headline_says_how_sure_it_is():
         # 2, 1.8 and 1.9 points: mean 1.9 ± 4.303 · 0.1/√3.
         "It is 1.90 points above B (95 % interval 1.65 to 2.15, and it is higher with 3 of 3 seeds).",
         "A takes 1.0 kB (bytes up), 4 times less than B.",
+        "D is left out: with 1 of 1 seed it has no test accuracy.",
     ]
     level = headline([ahead, close], 100, "bytes up")
     assert level[0] == "A and C are level at the top: 92.50 ± 0.50 % and 92.33 % test accuracy over 3 seeds."
@@ -294,10 +298,27 @@ def test_the_headline_says_how_sure_it_is():
         "A takes 1.0 kB (bytes up), as much as B.",
     ]
     assert headline([lost], 100, "bytes up") == ["No method has a test accuracy."]
+    half = Scored("E", {0: 0.99, 1: float("nan")}, 10)
+    alone = headline([half, second], 100, "bytes up")
+    assert alone[0].startswith("B: 90.60 ± 0.60 % test accuracy")
+    assert alone[1:] == ["E is left out: with 1 of 2 seeds it has no test accuracy."]
     assert [cell.text for cell in behind([second, lost, ahead])] == ["−1.90 ± 0.10", "–", "best"]
     assert over_places([[ahead, second], [second], [ahead, close]]) == [
         "A has the highest test accuracy on 2 of 3 federations, B on 1."
     ]
+
+
+def test_what_is_written_in_a_picture_stays():
+    """Colours and names are rewritten where they are colours and names."""
+    text = 'fill: #000000 id="q" url(#z) 0.123456'
+    with figures.style():
+        figure = figures.new_figure(3, 1)
+        figure.text(0.1, 0.5, text)
+        figure.add_subplot().plot([0, 1])
+        drawn = as_svg(figure, "p")
+    element = fromstring(drawn)
+    assert text in [each.text for each in element.iter("{http://www.w3.org/2000/svg}text")]
+    assert "stroke: var(--text)" in drawn
 
 
 def test_ties_are_said():

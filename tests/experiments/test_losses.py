@@ -97,6 +97,22 @@ def test_the_ensembles_weights():
         assert loss(np.asarray(new)) < loss(weights)
 
 
+def test_some_member_keeps_a_weight():
+    """Steps as large as the weights, and a member that is alone: never are all weights 0."""
+    from baselines import ensemble
+
+    step = jax.jit(ensemble.reweighted)
+    logits = RNG.normal(size=(2, 32, CLASSES)).astype(np.float32)
+    labels = RNG.integers(0, CLASSES, 32)
+    logits[0, np.arange(32), labels] += 8
+    for weights in ([0.0, 0.005], [0.005, 0.005]):
+        for count in range(50):
+            logits = np.roll(logits, count, axis=1)
+            weights = step(jnp.asarray(weights), logits, labels, 0.01)
+            assert float(weights.max()) > 0
+            assert np.isfinite(ensemble.combine(logits, weights)).all()
+
+
 def test_perturbed_images_go_up_the_ensembles_answer():
     from baselines import co_boosting
 

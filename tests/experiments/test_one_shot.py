@@ -98,6 +98,31 @@ def test_images_are_made_to_a_loss():
     assert float(first.mean()) + 0.1 < float(last.mean()) < 0.95
 
 
+def test_images_that_cannot_be_made_are_not_black(digits):
+    from baselines import dense
+    from baselines.distillation import Networks, distil
+    from baselines.generator import Generator, synthesise
+
+    def synthesised(size, loss, steps):
+        generator = Generator(size=size, width=2)
+        return synthesise(generator, loss, key=jax.random.key(0), batch_size=2, latent=3, steps=steps)
+
+    assert np.isnan(synthesised(8, lambda images, key: jnp.nan * images.sum(), 1)).all()
+    for size in (3, 10):
+        with pytest.raises(ValueError, match=f"size: expected a multiple of 4, at least 4, got {size}"):
+            synthesised(size, lambda images, key: images.sum(), 1)
+    with pytest.raises(ValueError, match="steps: expected an integer of at least 1, got 0"):
+        synthesised(8, lambda images, key: images.sum(), 0)
+
+    def broken(networks, settings, members, state, key):
+        return state._replace(images=state.images.at[0].set(jnp.nan))
+
+    settings = replace(dense.PUBLISHED, epochs=1, batch_size=2)
+    networks = Networks(digits.cnn, Generator(size=8, width=2))
+    with pytest.raises(FloatingPointError, match="epoch 0: no step of the generator had a finite loss"):
+        distil(broken, networks, settings, digits.members, key=jax.random.key(0))
+
+
 def test_students_learn_from_the_ensemble_without_data(digits):
     from baselines import co_boosting, dense
     from baselines.distillation import Networks, distil

@@ -72,6 +72,31 @@ def test_the_assignment_has_the_largest_likelihood_of_all(case):
     )
 
 
+def test_gains_of_small_deviations_are_exact():
+    """σ = 0.003 and prompts about 1: what is squared is the difference, not the numbers."""
+    rng = np.random.default_rng(1)
+    dim, sigma = 64, 0.003
+    zero = matching.Layer(jnp.zeros((dim, dim)), jnp.zeros(dim))
+    deviation = zero, zero._replace(bias=jnp.full(dim, np.log(sigma / (1 - sigma)), jnp.float32))
+    chance = zero, matching.Layer(jnp.zeros((dim, 1)), jnp.zeros(1))
+    prompts = (rng.choice([-1.0, 1.0], (3, dim)) + 0.002 * rng.normal(size=(2, 3, dim))).astype(np.float32)
+    model = matching.Model(jnp.asarray(prompts[1]), matching.Networks(deviation, chance))
+    got = np.diag(np.asarray(matching.gains(model, jnp.asarray(prompts[0])), float))
+    apart = (prompts[0].astype(float) - prompts[1]) / sigma
+    np.testing.assert_allclose(got, -dim * np.log(sigma) - 0.5 * (apart**2).sum(1), rtol=1e-5)
+
+
+def test_what_is_not_finite_is_not_matched():
+    """An error on the host would end the run; a pool of nan is undone by it."""
+    table = np.random.default_rng(0).normal(size=(6, 4))
+    for bad in (np.nan, np.inf, 1e20):
+        given = table.copy()
+        given[1] = bad
+        pool, _ = summarised(given, 3, range(3), 5, sweeps=2)
+        assert np.isnan(pool).all(), bad
+    assert np.isfinite(summarised(table, 3, range(3), 5, sweeps=2)[0]).all()
+
+
 def test_the_assignment_by_hand():
     """Both want centre 0; the sum is largest if the second, which would lose more, gets it."""
     matrix = jnp.array([[9.0, 8.0, 0.0], [9.0, 1.0, 5.0]])

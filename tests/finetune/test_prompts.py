@@ -150,6 +150,12 @@ def test_pfpt_trains_and_counts_the_prompts_that_are_sent(params, data):
         head = 4 * (8 * 3 + 3)
         assert record["bytes_down"] == 3 * (4 * before * 8 + head + 4)
         assert record["bytes_up"] == 3 * (4 * before * 8 + head + 4 + 4 * 8)
+    # Training goes on without the padding: so many are sent, and the room is that of the prompts.
+    again = ft.pfpt(done.result)
+    assert again.params.model.trained["prompts"].shape == (3 * pools[-1], 8)
+    assert np.asarray(again.params.model.frozen["kept"]).sum() == pools[-1]
+    assert ft.pfpt(done.result, most=pools[-1]).params.model.trained["prompts"].shape == (pools[-1], 8)
+    assert ft.fedavg(done.result).params.model.trained["prompts"].shape == (pools[-1], 8)
     # What is left of the pool is zero, and changes no score.
     model = done.result
     size = pools[-1]
@@ -158,6 +164,34 @@ def test_pfpt_trains_and_counts_the_prompts_that_are_sent(params, data):
     head, prompts = model.trained["head"], model.trained["prompts"][:size]
     plain = ft.prompt_model(TINY, params, head, prompts, top=TOP)
     np.testing.assert_allclose(*(SCORES(each, data[0][:6]) for each in (plain, model)), rtol=1e-4, atol=1e-5)
+
+
+def test_pfpt_that_diverges_ends_with_what_it_had(params, data):
+    algorithm = ft.pfpt(prompted(params), 1e30, most=8, sweeps=5)
+    with pytest.warns(RuntimeWarning, match="pfpt: round 0: the state is not finite"):
+        done = run(algorithm, *data, np.arange(30) % 4, key=KEY, rounds=2)
+    assert done.history == []
+    assert np.isfinite(done.result.trained["prompts"]).all()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_pfpt_of_small_types(params, data, dtype):
+    """One example a client, all of one class; the prompts keep their type."""
+    small = ft.random_prompts(TINY, 2, key=KEY).astype(dtype)
+    model = ft.prompt_model(TINY, params, ft.random_head(8, 3, key=KEY), small)
+    done = run(ft.pfpt(model, 0.1, sweeps=2), data[0][:3], np.zeros(3, int), np.arange(3), key=KEY, rounds=1)
+    assert done.result.trained["prompts"].dtype == dtype
+    assert done.history[0]["prompts"] >= 1
+
+
+@pytest.mark.usefixtures("untyped")
+def test_bytes_of_what_cannot_be_are_refused():
+    sizes = {"rounds": 2, "clients": 3, "dim": 8, "num_classes": 3, "prompts": 10}
+    for name in sizes:
+        with pytest.raises(ValueError, match=f"{name}: expected an integer of at least 1, got -1"):
+            prompt_bytes(**{**sizes, name: -1})
+        with pytest.raises(TypeError, match=f"{name}: expected an integer of at least 1, got 2.5"):
+            prompt_bytes(**{**sizes, name: 2.5})
 
 
 def test_pfpt_keeps_the_laws_of_algorithms(params, data):
@@ -188,8 +222,19 @@ def test_what_does_not_fit_is_refused(params, data, untyped):
         ft.random_prompts(backbone("resnet18"), 2, key=KEY)
     with pytest.raises(ValueError, match=r"head: expected a linear head of 8 features, got \[7, 3\]"):
         ft.prompt_model(TINY, params, ft.random_head(7, 3, key=KEY), prompts)
-    with pytest.raises(ValueError, match=r"prompts: expected \[prompts, 8\], got \[2, 7\]"):
+    with pytest.raises(
+        ValueError, match=r"prompts: expected \[prompts, 8\], at least one prompt, got \[2, 7\]"
+    ):
         ft.prompt_model(TINY, params, head, prompts[:, :7])
+    with pytest.raises(ValueError, match=r"at least one prompt, got \[0, 8\]"):
+        ft.prompt_model(TINY, params, head, prompts[:0])
+    for dtype in (int, bool, complex):
+        with pytest.raises(TypeError, match=rf"prompts: expected floats, got {np.dtype(dtype).kind}?"):
+            ft.prompt_model(TINY, params, head, np.ones((2, 8), dtype))
+    with pytest.raises(ValueError, match="prompts: expected finite numbers"):
+        ft.prompt_model(TINY, params, head, prompts.at[0, 0].set(jnp.nan))
+    with pytest.raises(ValueError, match=r'params: expected a dict with "params"'):
+        ft.prompt_model(TINY, params["params"], head, prompts)
     with pytest.raises(ValueError, match="top: expected an integer of at least 1, got 0"):
         ft.prompt_model(TINY, params, head, prompts, top=0)
     with pytest.raises(TypeError, match=r"model: expected one with prompts, from .*prompt_model"):

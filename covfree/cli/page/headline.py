@@ -69,12 +69,24 @@ def headline(scored: Sequence[Scored], num_tests: int, bytes_name: str, done: st
         done: how many runs this is of, if not of all, such as "3 of 4 runs".
     """
     first, *others = _of_all(scored, num_tests, bytes_name)
-    return [_after(done, first), *others]
+    return [_after(done, first), *others, *_left_out(scored)]
 
 
 def _after(done: str | None, sentence: str) -> str:
     """A sentence about what was done."""
     return sentence if done is None else f"After {done}: {sentence}"
+
+
+def _left_out(scored: Sequence[Scored]) -> list[str]:
+    """Which methods the rest is not about, as they have no mean; nothing if that is all of them."""
+    lost = [one for one in scored if not isfinite(one.mean)]
+    if len(lost) == len(scored):
+        return []
+    return [
+        f"{one.title} is left out: with {sum(not isfinite(x) for x in one.accuracy.values())} of "
+        f"{len(one.accuracy)} {'seed' if len(one.accuracy) == 1 else 'seeds'} it has no test accuracy."
+        for one in lost
+    ]
 
 
 def _of_all(scored: Sequence[Scored], num_tests: int, bytes_name: str) -> list[str]:

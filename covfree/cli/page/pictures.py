@@ -34,20 +34,28 @@ def as_svg(figure: Figure, prefix: str) -> str:
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
-    # Names of groups are of no use here; those that something refers to stay.
     used = set(re.findall(r"(?:url\(|href=\")#([^\")]+)", text))
-    text = re.sub(
-        r' id="([^"]*)"', lambda found: f' id="{prefix}{found[1]}"' if found[1] in used else "", text
-    )
-    text = re.sub(r"(url\(|href=\")#", rf"\g<1>#{prefix}", text)
-    for colour, variable in _COLOURS.items():
-        text = re.sub(rf"((?:fill|stroke): ){colour}", rf"\g<1>{variable}", text)
-    # Hundredths of a point are more than enough; what is written as text is outside of tags.
-    text = re.sub(r"<[^>]*>", lambda tag: re.sub(r"\d+\.\d{3,}", _rounded, tag[0]), text)
+    # What is written as text is outside of tags, and stays.
+    text = re.sub(r"<[^>]*>", lambda tag: _rewritten(tag[0], prefix, used), text)
     text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
     width = 72 * figure.get_figwidth()
     text = re.sub(r'(<svg[^>]*?) width="[^"]*"', rf'\1 style="--width: {width:.0f}"', text, count=1)
     return re.sub(r">\s+<", "><", text).strip()
+
+
+def _rewritten(tag: str, prefix: str, used: set[str]) -> str:
+    """A tag with the page's names and colours."""
+
+    # Names of groups are of no use here; those that something refers to stay.
+    def name(found: re.Match[str]) -> str:
+        return f' id="{prefix}{found[1]}"' if found[1] in used else ""
+
+    tag = re.sub(r' id="([^"]*)"', name, tag)
+    tag = re.sub(r"(url\(|href=\")#", rf"\g<1>#{prefix}", tag)
+    for colour, variable in _COLOURS.items():
+        tag = re.sub(rf"((?:fill|stroke): ){colour}", rf"\g<1>{variable}", tag)
+    # Hundredths of a point are more than enough.
+    return re.sub(r"\d+\.\d{3,}", _rounded, tag)
 
 
 def _rounded(number: re.Match[str]) -> str:
