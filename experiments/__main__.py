@@ -56,7 +56,10 @@ def run_command(
     found = Found(data_dir, dict(_pair("weights", text) for text in weights or []))
     changed = {key: as_value(value) for key, value in (_pair("set", text) for text in override or [])}
     read = read_table(find_table(table), changed)
-    cells = [cell for cell in read.cells if cell.is_meant(split_names(only))]
+    try:
+        cells = [cell for cell in read.cells if cell.is_meant(split_names(only))]
+    except ValueError as error:
+        raise ValueError(f"--only: {error}") from error
     if not cells:
         raise ValueError(f"--only: expected words that are of some cell of {read.name}, got {only!r}")
     folder = read.results if out is None else out

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import re
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import covfree
+from covfree.json_lines import JsonLines
 from covfree.methods import Method
 from covfree.refine import Refined
 from covfree.staged import Staged
@@ -25,13 +23,10 @@ from covfree.sweep.predictions import Predictions
 
 
 class RunFile:
-    """Runs in a file of JSON lines.
-
-    A line is added in one piece and forced to the disk, so that whatever ends the process, the runs before
-    it stay. A last line that was cut short is taken away when the file is next added to.
+    """Runs in a file of JSON lines, each with its method's fingerprint; see `JsonLines`.
 
     Args:
-        path: the file; made, with its folder, when the first run is added.
+        path: the file.
 
     Raises:
         ValueError: if a line that is not the last cannot be read.
@@ -39,34 +34,21 @@ class RunFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.runs: list[tuple[Run, str]] = []
-        content = path.read_bytes() if path.exists() else b""
-        # What follows the last end of a line was cut short.
-        self._sound = content.rfind(b"\n") + 1
-        self.runs.extend(self._read(content[: self._sound]))
+        self._lines = JsonLines(path, _from_record, "a run")
 
-    def _read(self, content: bytes) -> Iterator[tuple[Run, str]]:
-        for number, line in enumerate(content.splitlines(), start=1):
-            try:
-                yield _from_record(json.loads(line))
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"{self.path}: line {number}: expected a run ({error!r})") from error
+    @property
+    def runs(self) -> list[tuple[Run, str]]:
+        """The runs, and the fingerprints of their methods."""
+        return self._lines.records
 
     def add(self, run: Run, method: str) -> None:
         """Add a run of a method with this fingerprint."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         record = {**asdict(run), "sent": run.sent._asdict(), "fingerprint": method}
         if run.predictions is None:
             del record["predictions"]
         else:
             record["predictions"] = run.predictions._asdict()
-        line = json.dumps(record) + "\n"
-        with self.path.open("ab") as file:
-            file.truncate(self._sound)
-            self._sound += file.write(line.encode())
-            file.flush()
-            os.fsync(file.fileno())
-        self.runs.append((run, method))
+        self._lines.add((run, method), record)
 
 
 def _from_record(record: dict[str, Any]) -> tuple[Run, str]:

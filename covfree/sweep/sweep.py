@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from os import PathLike
 from pathlib import Path
@@ -112,10 +113,12 @@ def run(
             raise TypeError(f"methods: {name}: expected a method, got a {type(method).__name__}")
     several("federations", federations, "federations")
     several("seeds", seeds, "seeds")
+    # Iterators end; and JSON has no integers but Python's.
+    federations, chosen_seeds = list(federations), [operator.index(seed) for seed in dict.fromkeys(seeds)]
     jobs = [
         Job(dataset, seed, federation, method)
         for dataset in datasets
-        for seed in dict.fromkeys(seeds)
+        for seed in chosen_seeds
         for federation in federations
         for method in methods
     ]
@@ -135,8 +138,8 @@ def _runs(
     """What `run` yields."""
     kept = None if file is None else RunFile(Path(file))
     prints = {name: fingerprint(method) for name, method in methods.items()}
-    done = _done(kept, prints, set(figures), predictions)
     numbers = {job: number for number, job in enumerate(jobs, start=1)}
+    done = _done(kept, prints, numbers, set(figures), predictions)
     compiled: set[tuple[str, tuple[int, ...]]] = set()
     for (dataset, seed), group in groupby(jobs, lambda job: (job.dataset, job.seed)):
         # Data are not loaded, nor partitions made, where nothing is left to do.
@@ -189,7 +192,11 @@ class _Loaded(NamedTuple):
 
 
 def _done(
-    kept: RunFile | None, prints: Mapping[str, str], figures: set[str], predictions: bool
+    kept: RunFile | None,
+    prints: Mapping[str, str],
+    jobs: Container[Job],
+    figures: set[str],
+    predictions: bool,
 ) -> dict[Job, Run]:
     """The runs that a file holds, with the predictions if they are asked for; the last of each."""
     done: dict[Job, Run] = {}
@@ -199,12 +206,13 @@ def _done(
                 f"{kept.path}: holds runs of another method named {run.method!r}, with other numbers or of "
                 f"another version; give this one another name, or the sweep another file"
             )
-        if kept is not None and run.method in prints and (lacking := figures - set(run.figures)):
+        assert run.federation is not None
+        job = Job(run.dataset, run.seed, run.federation, run.method)
+        if kept is not None and job in jobs and (lacking := figures - set(run.figures)):
             raise ValueError(
                 f"{kept.path}: holds runs without {', '.join(sorted(lacking))}; measure the same, or give "
                 f"the sweep another file"
             )
-        assert run.federation is not None
         if run.predictions is not None or not predictions:
-            done[Job(run.dataset, run.seed, run.federation, run.method)] = run
+            done[job] = run
     return done

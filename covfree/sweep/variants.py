@@ -103,7 +103,10 @@ def _parsed(text: str) -> tuple[str, dict[str, Any]]:
         number, equals, value = part.partition("=")
         if not equals:
             raise ValueError(f"methods: expected a number such as {name}:shrinkage=0.1, got {text!r}")
-        own[number.strip().replace("-", "_")] = as_number(value.strip())
+        number = number.strip().replace("-", "_")
+        if number in own:
+            raise ValueError(f"methods: expected {number} once, got {text!r}")
+        own[number] = as_number(value.strip())
     return name.strip(), own
 
 

@@ -220,7 +220,7 @@ def _adapted(settings: Mapping[str, Any], domains: list[str]) -> Callable[[Featu
         if count is not None:
             data = most_common(data, count)
         if target is not None:
-            data = leave_out(data, sorted(domains).index(target), settings["clients_per_domain"], seed)
+            data = leave_out(data, target, settings["clients_per_domain"], seed)
         return data
 
     return adapt

@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from experiments.tables.data import Data
 
 
@@ -27,8 +29,10 @@ class Identities:
         own: dict[str, Any] = {}
         if images is not None:
             own = {
-                "images": len(images.images),
-                "labels": hashlib.sha256(images.images.labels.tobytes()).hexdigest()[:16],
+                "images": images.images.fingerprint[:16],
+                "labels": _hash(images.images.labels),
+                "clients": _hash(images.images.clients),
+                "test part": _hash(images.images.is_test),
                 "weights": images.weights.sha256,
                 "preprocessing": str(images.preprocessing),
             }
@@ -41,3 +45,12 @@ class Identities:
                 )
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(json.dumps(self._known, indent=2) + "\n", encoding="utf-8")
+
+
+def _hash(values: np.ndarray | None) -> str | None:
+    """None, or tells equal arrays from others."""
+    return (
+        None
+        if values is None
+        else hashlib.sha256(f"{values.dtype}".encode() + values.tobytes()).hexdigest()[:16]
+    )

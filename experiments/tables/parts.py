@@ -58,21 +58,29 @@ def most_common(data: FeatureSet, count: int) -> FeatureSet:
     )
 
 
-def leave_out(data: FeatureSet, target: int, clients_per_domain: int, seed: int) -> FeatureSet:
+def leave_out(data: FeatureSet, target: str, clients_per_domain: int, seed: int) -> FeatureSet:
     """One domain to test on, all others to train on, each spread evenly over clients of its own.
 
     Args:
         data: whose clients are domains, in the test part too.
-        target: the domain's number.
+        target: the domain's name.
         clients_per_domain: clients that share one domain's examples.
         seed: of who gets which.
+
+    Raises:
+        ValueError: if examples have no domains, or none has this name.
     """
-    if data.clients is None or data.test_clients is None:
+    if data.clients is None or data.test_clients is None or data.client_names is None:
         raise ValueError(f"{data.name}: target: expected a domain for each example")
+    if target not in data.client_names:
+        raise ValueError(
+            f"{data.name}: target: expected one of {', '.join(data.client_names)}, got {target!r}"
+        )
+    held = data.client_names.index(target)
     features = np.concatenate([data.train_features, data.test_features])
     labels = np.concatenate([data.train_labels, data.test_labels])
     domains = np.concatenate([data.clients, data.test_clients])
-    train, rng = domains != target, np.random.default_rng(seed)
+    train, rng = domains != held, np.random.default_rng(seed)
     clients = np.zeros(len(labels), np.int32)
     for domain in np.unique(domains[train]):
         own = np.flatnonzero(domains == domain)
@@ -85,4 +93,5 @@ def leave_out(data: FeatureSet, target: int, clients_per_domain: int, seed: int)
         clients=clients[train],
         fixed_split=True,
         test_clients=None,
+        client_names=None,
     )

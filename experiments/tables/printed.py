@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 NUMBER = re.compile(r"(?P<number>[\d,]*\.?\d+(?:[eE][+-]?\d+)?)(?P<thousand>k)?(?:±(?P<spread>[\d.]+))?")
@@ -52,7 +53,7 @@ def is_cut(printed: str, value: float) -> bool:
     # What has a spread was measured: no digits of it were cut off.
     if match is None or match["spread"] is not None or "e" in match["number"].lower():
         return False
-    if in_form_of(printed, value)[1] == "=":
+    if not math.isfinite(value) or in_form_of(printed, value)[1] == "=":
         return False
     number = match["number"].replace(",", "")
     scale = 10 ** _digits(number) / (1e3 if match["thousand"] else 1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from covfree.json_lines import JsonLines
 from covfree.sweep import Federation, Run
 from covfree.sweep.file import RunFile
 from experiments.tables.counts import count
@@ -41,26 +40,19 @@ class Ours:
 
 
 class Lines:
-    """A file of JSON lines, each a record that is added when it is done."""
+    """Records of settings and a seed in a file of JSON lines, each added when it is done."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        content = path.read_text(encoding="utf-8") if path.exists() else ""
-        # What follows the last end of a line was cut short.
-        self._sound = content[: content.rfind("\n") + 1]
-        self.records: list[dict[str, Any]] = [json.loads(line) for line in self._sound.splitlines()]
+        self._lines: JsonLines[dict[str, Any]] = JsonLines(path, _with_settings, "settings and a seed")
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The records, in the order in which they were added."""
+        return self._lines.records
 
     def add(self, record: dict[str, Any]) -> None:
         """Add a record, and force it to the disk."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        line = json.dumps(record) + "\n"
-        with self.path.open("r+b" if self.path.exists() else "wb") as file:
-            file.truncate(file.seek(len(self._sound.encode())))
-            file.write(line.encode())
-            file.flush()
-            os.fsync(file.fileno())
-        self._sound += line
-        self.records.append(record)
+        self._lines.add(record, record)
 
     def find(self, settings: Mapping[str, Any], seed: int) -> dict[str, Any] | None:
         """The record of these settings and this seed."""
@@ -68,6 +60,12 @@ class Lines:
             if record["settings"] == settings and record["seed"] == seed:
                 return record
         return None
+
+
+def _with_settings(record: dict[str, Any]) -> dict[str, Any]:
+    if lacking := {"settings", "seed"} - record.keys():
+        raise KeyError(*sorted(lacking))
+    return record
 
 
 class Results:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from experiments.tables.printed import is_printed
 PAPERS = Path(__file__).resolve().parents[1] / "papers"
 _ORDER = ("fedcof", "fedcgs", "fed3r", "digits")
 _FEDERATION = ("data", "seeds", "clients", "partition", "alpha")
+# Settings whose values are names that one may look for.
+_NAMES = ("data", "target", "backbone")
 _TRAINING = (*_FEDERATION, "algorithm", "epochs", "batch_size", "client_lr")
 
 
@@ -69,14 +71,16 @@ class Cell:
         return f"{self.table}: {self.grid}: {self.row}, {self.column}"
 
     def is_meant(self, words: list[str]) -> bool:
-        """Whether each word is part of a label, the title or a setting, whatever the case and dashes."""
-        # Not the values that a mean goes over: who asks for one domain asks for no average.
-        own = [str(value) for name, value in self.settings.items() if name != "over"]
-        texts = [self.grid, self.row, self.column, *own]
-        plain = [_plain(text) for text in texts]
-        # CIFAR-10 is not meant by what goes on with a further digit.
-        wanted = [re.compile(re.escape(_plain(word)) + r"(?!\d)") for word in words]
-        return all(any(word.search(text) for text in plain) for word in wanted)
+        """Whether each word is part of a label, the title, or the name of data, domain or network.
+
+        Case, spaces and dashes do not count.
+
+        Raises:
+            ValueError: if nothing else is in a word.
+        """
+        own = [str(self.settings[name]) for name in _NAMES if name in self.settings]
+        plain = [_plain(text) for text in (self.grid, self.row, self.column, *own)]
+        return all(any(word.search(text) for text in plain) for word in map(_sought, words))
 
 
 @dataclass(frozen=True)
@@ -149,11 +153,14 @@ def read_table(path: Path, overrides: Mapping[str, Any] | None = None) -> Table:
 
     Args:
         path: the file.
-        overrides: settings that replace those of all cells.
+        overrides: settings that replace those of all cells that need data.
 
     Raises:
-        ValueError: naming the file and the place, if something is missing, unknown or out of shape.
+        ValueError: if no cell has a setting that is overridden, or naming the file and the place, if
+            something is missing, unknown or out of shape.
     """
+    if overrides:
+        _check_overrides(overrides, read_table(path).cells)
     content = _toml(path)
     paper = PAPERS / "names" / f"{path.stem.partition('-')[0]}.toml"
     common = _toml(paper) if paper.is_file() else {}
@@ -170,6 +177,20 @@ def read_table(path: Path, overrides: Mapping[str, Any] | None = None) -> Table:
     if missing := [key for key in ("title", "source") if key not in content] or ([] if grids else ["grids"]):
         raise ValueError(f"{path}: expected {', '.join(missing)}")
     return Table(path.stem, content["title"], content["source"], content.get("note", ""), tuple(grids), path)
+
+
+def _check_overrides(overrides: Mapping[str, Any], cells: Iterable[Cell]) -> None:
+    """Raise if an override is a setting of no cell that needs data, or no number of seeds."""
+    known = {name for cell in cells if cell.kind in FROM_DATA for name in cell.settings}
+    known |= {"pixels"} if "backbone" in known else set()
+    for name in overrides:
+        if name not in known:
+            raise ValueError(
+                f"{name}: expected a setting of cells that need data, {', '.join(sorted(known))}"
+            )
+    seeds = overrides.get("seeds", 1)
+    if type(seeds) is not int or seeds < 1:
+        raise ValueError(f"seeds: expected an integer of at least 1, got {seeds!r}")
 
 
 def _toml(path: Path) -> dict[str, Any]:
@@ -196,7 +217,10 @@ def _grid(
         line = []
         for column, text in zip(columns, printed, strict=True):
             labels = {**_meant(column, names), **_meant(row, names)}
-            settings = {**defaults, **own, **labels, **overrides}
+            settings = {**defaults, **own, **labels}
+            # What is counted is of the numbers that are printed.
+            if settings.get("kind") in FROM_DATA:
+                settings |= overrides
             line.append(_cell(table, grid["title"], row, column, str(text), settings))
         lines.append(tuple(line))
     return Grid(grid["title"], tuple(grid["rows"]), columns, tuple(lines))
@@ -260,4 +284,12 @@ def _parts(table: str, grid: str, row: str, column: str, settings: dict[str, Any
 
 
 def _plain(text: str) -> str:
-    return re.sub(r"[^a-z0-9.=]", "", text.lower())
+    return re.sub(r"[^\w.=]|_", "", text.lower())
+
+
+def _sought(word: str) -> re.Pattern[str]:
+    plain = _plain(word)
+    if not plain:
+        raise ValueError(f"expected words with a letter or a digit, got {word!r}")
+    # CIFAR-10 is not meant by what goes on with a further digit, but SqueezeNet by SqueezeNet 1.1.
+    return re.compile(re.escape(plain) + (r"(?!\d)" if plain[-1].isdigit() else ""))

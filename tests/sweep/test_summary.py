@@ -120,6 +120,7 @@ def test_methods_by_their_texts():
             "ridge: none of the methods takes it; expected one of",
         ),
         (["fed3r:ridge=much"], {}, "methods: fed3r:ridge=much: "),
+        (["fed3r:ridge=1:ridge=2"], {}, "methods: expected ridge once, got 'fed3r:ridge=1:ridge=2'"),
     ],
 )
 def test_bad_methods(untyped, names, numbers, text):

@@ -8,7 +8,7 @@ import pytest
 
 import covfree
 from covfree import sweep
-from covfree.data import FeatureSet
+from covfree.data import FeatureSet, load_digits
 from covfree.federation import PARTITIONERS
 from covfree.sweep import timing
 from covfree.sweep.federation import left_out
@@ -198,3 +198,23 @@ def test_methods_as_variants_gives_them():
     made = runs(methods=sweep.variants(["fedncm", "fedcof"], {"shrinkage": [0.1]}), **few)
     plain = runs(methods={"fedncm": METHODS["ncm"], "fedcof": METHODS["cof"]}, **few)
     assert without_times(made) == without_times(plain)
+
+
+def test_seeds_may_be_any_integers_of_an_iterator(tmp_path):
+    data = {name: lambda seed: load_digits(seed=seed) for name in ("a", "b")}
+    places = [sweep.Federation(5, "inner_dirichlet", 1.0)]
+    runs = sweep.run(data, places, {"x": covfree.fedncm()}, iter(np.arange(2)), file=tmp_path / "runs.jsonl")
+    assert [(run.dataset, run.seed) for run in runs] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+
+
+def test_runs_of_other_jobs_need_no_figures(tmp_path):
+    def run(name, **arguments):
+        place, file = [sweep.Federation(5, "inner_dirichlet", 1.0)], tmp_path / "runs.jsonl"
+        data = {name: lambda seed: load_digits(seed=seed)}
+        return list(sweep.run(data, place, {"x": covfree.fedncm()}, [0], file=file, **arguments))
+
+    run("a")
+    (made,) = run("b", figures=["balanced"])
+    assert set(made.figures) == {"balanced"}
+    with pytest.raises(ValueError, match="holds runs without balanced"):
+        run("a", figures=["balanced"])

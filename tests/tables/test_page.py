@@ -2,6 +2,7 @@
 
 import doctest
 import re
+import tomllib
 from collections import Counter
 
 import pytest
@@ -167,3 +168,28 @@ def test_bad_files(tmp_path):
             table(**changes)
     with pytest.raises(FileNotFoundError, match=r"^absent: expected .* one of fedcof-table1, "):
         find_table("absent")
+
+
+def test_no_label_hides_a_number_of_its_grid():
+    """A label's settings are stronger than the grid's: a rate that the grid gives would not be run."""
+    for path in table_files():
+        grids = tomllib.loads(path.read_text(encoding="utf-8"))["grids"]
+        for own, grid in zip(grids, read_table(path).grids, strict=True):
+            numbers = {key: value for key, value in own.items() if type(value) in (int, float)}
+            for cell in (cell for row in grid.cells for cell in row):
+                assert {key: cell.settings.get(key) for key in numbers} == numbers, cell.name
+
+
+def test_words_find_the_cells_that_they_name():
+    def found(table, *words):
+        return sum(cell.is_meant(list(words)) for cell in TABLES[table].cells)
+
+    assert found("fedcof-table14", "squeezenet") == 10
+    assert found("fedcof-table11", "MB") == 5
+    assert 0 < found("fedcgs-table4", "Δμ") < found("fedcgs-table4")
+    assert found("fedcof-table3", "head") == 0
+    assert found("fedcof-table12", "cifar10") * 2 == found("fedcof-table12", "cifar")
+
+
+def test_no_number_is_no_cut_one():
+    assert not printed.is_cut("109.6", float("nan"))

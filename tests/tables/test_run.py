@@ -161,6 +161,11 @@ def test_what_is_not_at_hand_is_said(experiments, tmp_path):
         ("run", "digits", "--only", "mnist"): "--only: expected words that are of some cell of digits",
         ("run", "digits", "--set", "seeds"): "--set: expected NAME=VALUE, got 'seeds'",
         ("run", "digits", "--set", "data=mnist"): "data: expected one of CIFAR-10, ",
+        ("run", "digits", "--set", "cleints=3"): "cleints: expected a setting of cells that need data, ",
+        ("run", "digits", "--set", "pixels=32"): "pixels: expected a setting of cells that need data, ",
+        ("run", "digits", "--set", "seeds=0"): "seeds: expected an integer of at least 1, got 0",
+        ("run", "digits", "--set", "seeds=1.5"): "seeds: expected an integer of at least 1, got 1.5",
+        ("run", "fedcgs-table4", "--only", "–"): "--only: expected words with a letter or a digit, got '–'",
     }.items():
         outcome = experiments(*arguments)
         assert (outcome.code, outcome.err.count("\n")) == (2, 1)
@@ -185,7 +190,7 @@ def drawn() -> FeatureSet:
     test = slice(None, None, 2)
     return FeatureSet(
         "drawn", features, labels, features[test] + 1, labels[test], 5, domains, True, domains[test], names
-    )
+    )._replace(client_names=("clip", "photo", "sketch"))
 
 
 def test_most_common_classes(drawn):
@@ -199,13 +204,18 @@ def test_most_common_classes(drawn):
 
 
 def test_leaving_a_domain_out(drawn):
-    data = leave_out(drawn, 1, 5, seed=0)
+    data = leave_out(drawn, "photo", 5, seed=0)
     # Its training and test examples are the test, and the others' train.
     assert len(data.test_labels) == 30 + 15
     assert len(data.train_labels) == 2 * (30 + 15)
     sizes = np.bincount(data.clients, minlength=15)
     assert sizes.tolist() == [9] * 5 + [0] * 5 + [9] * 5
-    assert not np.array_equal(leave_out(drawn, 1, 5, seed=1).clients, data.clients)
+    assert not np.array_equal(leave_out(drawn, "photo", 5, seed=1).clients, data.clients)
+    # By name, whatever other domains there are.
+    more = drawn._replace(client_names=("art", "clip", "photo"))
+    np.testing.assert_array_equal(leave_out(more, "clip", 5, seed=0).test_labels, data.test_labels)
+    with pytest.raises(ValueError, match="target: expected one of clip, photo, sketch, got 'Photo'"):
+        leave_out(drawn, "Photo", 5, seed=0)
 
 
 def test_measures(drawn):
