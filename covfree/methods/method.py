@@ -113,9 +113,8 @@ class Method:
         form = type(self.summary).__name__ if self.message is None else self.message.name
         if self.feature_map is None:
             return form
-        leaves = map(np.asarray, jax.tree.leaves(self.feature_map))
         # A map that is no pytree has no numbers to compare.
-        numbers = b"".join(x.astype(np.float32).tobytes() for x in leaves if x.dtype.kind in "iuf")
+        numbers = b"".join(_imprint(np.asarray(leaf)) for leaf in jax.tree.leaves(self.feature_map))
         kind = f"{type(self.feature_map).__name__} of {self.feature_map.num_features}"
         return f"{form} in {kind} ({zlib.crc32(numbers):08x})"
 
@@ -194,6 +193,17 @@ class Method:
             if not callable(transform):
                 raise TypeError(f"transforms: expected transforms of rows, got {transform!r}")
         return replace(self, transforms=(*self.transforms, *transforms))
+
+
+def _imprint(leaf: np.ndarray) -> bytes:
+    """What tells a map's numbers from another's, though not those that another device rounds otherwise."""
+    if leaf.dtype.kind in "biu":
+        return leaf.astype(np.int64).tobytes()
+    if leaf.dtype.kind != "f":  # a random key, say
+        return b""
+    if leaf.ndim == 0:
+        return f"{float(leaf):.5g}".encode()
+    return np.packbits(np.signbit(leaf)).tobytes() + f"{np.abs(leaf).mean(dtype=np.float64):.2g}".encode()
 
 
 def _no_head(params: Any, system: Any, *totals: Any) -> Head:

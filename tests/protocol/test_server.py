@@ -715,3 +715,18 @@ def test_files_say_what_they_hold(tmp_path):
     assert covfree.collect_files(folder, num_classes=2).message.sends == "ClassMeans"
     with pytest.raises(ValueError, match="expected 'LocalHeads', as clients of 'ensemble-scores' send"):
         covfree.solve_stream(covfree.ensemble("scores"), folder, num_classes=2)
+
+
+def test_a_map_that_differs_in_the_last_place_is_the_same():
+    """As on another device, whose logarithms are rounded otherwise."""
+    thresholds = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+
+    def sends(feature_map):
+        return covfree.fed3r(feature_map=feature_map).sends
+
+    own = sends(covfree.bucket_features(thresholds))
+    assert sends(covfree.bucket_features(np.nextafter(thresholds, np.float32(9)))) == own
+    assert sends(covfree.bucket_features(2 * thresholds)) != own
+    assert sends(covfree.bucket_features(-thresholds)) != own
+    assert len({sends(covfree.relu_features(64, seed=seed)) for seed in (1000, 1001)}) == 2
+    assert len({sends(covfree.fourier_features(64, sigma)) for sigma in (10.0, 10.1)}) == 2
