@@ -729,4 +729,4 @@ def test_a_map_that_differs_in_the_last_place_is_the_same():
     assert sends(covfree.bucket_features(2 * thresholds)) != own
     assert sends(covfree.bucket_features(-thresholds)) != own
     assert len({sends(covfree.relu_features(64, seed=seed)) for seed in (1000, 1001)}) == 2
-    assert len({sends(covfree.fourier_features(64, sigma)) for sigma in (10.0, 10.1)}) == 2
+    assert len({sends(covfree.fourier_features(64, sigma=sigma)) for sigma in (10.0, 10.1)}) == 2
