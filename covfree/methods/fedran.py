@@ -70,7 +70,7 @@ def fedran(
     R their sum. Of all cI, the one nearest to R as the examples see it, where tr R (R − cI)² is least, has
     c = tr R² / tr R. Its terms tr R_k R_l ≥ 0 between clients are not known. Without them it is a lower
     bound, Σ τ_k c_k / Σ τ_k. The weights τ_k grow with a client's examples, as c_k does, which stands for
-    them.
+    them. In float32 the squares c_k² hold for features between about 1e-9 and 1e8; beyond there is an error.
 
     The paper's server merges the clients' subspaces by QR and SVD. Here nothing is cut off when they are
     added up, so a merge without a cut has the same Ĝ. `fedcof_residuals` sends directions about the class
