@@ -1,9 +1,9 @@
 """Names of classes as a prior: what they are worth beside few examples (GDA-CLIP, on texts).
 
-Run ``python experiments/class_names.py clinc150.npz names.npz``: the sentences, and the names of their classes
-as texts of the same labels, both from ``covfree extract --texts``. Prints test accuracy in %, mean and standard
-deviation over 3 seeds (of examples and partition), with n examples of each class over 20 clients, Dirichlet
-0.1.
+Run ``python experiments/class_names.py clinc150.npz names.npz``: the sentences, and the names of their
+classes as texts of the same labels, both from ``covfree extract --texts``. Prints test accuracy in %, mean
+and standard deviation over 3 seeds (of examples and partition), with n examples of each class over 20
+clients, Dirichlet 0.1.
 """
 
 from __future__ import annotations
