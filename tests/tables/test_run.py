@@ -10,7 +10,8 @@ from scipy.special import logsumexp
 import covfree
 from covfree.data import FeatureSet, load_npz
 from covfree.sweep import variants
-from experiments.tables.data import leave_out, most_common
+from experiments.tables.data import Data, leave_out, most_common
+from experiments.tables.identities import Identities
 from experiments.tables.measures import measure
 from experiments.tables.results import Lines
 
@@ -59,14 +60,14 @@ def test_a_table_with_data_of_tfds(experiments, data_dir, weights, cache, tmp_pa
     assert "0 runs made, 4 were there" in again.err
     assert again.out == done.out
 
-    # Results of the same name but of other weights would be mixed up.
-    sources = json.loads((tmp_path / "out" / "sources.json").read_text(encoding="utf-8"))
-    (source,) = sources.values()
-    source["weights"] = "other"
-    (tmp_path / "out" / "sources.json").write_text(json.dumps(sources), encoding="utf-8")
-    mixed = experiments(*command)
-    assert mixed.code == 2
-    assert "with weights other, got" in mixed.err
+    # Results of the same name but of other weights, images, clients or split would be mixed up.
+    sources = tmp_path / "out" / "sources.jsonl"
+    source = json.loads(sources.read_text(encoding="utf-8"))
+    for key in ("weights", "images", "labels", "clients", "test part"):
+        sources.write_text(json.dumps({**source, key: "other"}) + "\n", encoding="utf-8")
+        mixed = experiments(*command)
+        assert mixed.code == 2
+        assert f"with {key} other, got" in mixed.err
 
 
 def test_a_table_with_a_folder_of_domains(experiments, data_dir, weights, cache, tmp_path):
@@ -262,6 +263,16 @@ def test_the_published_oracle(drawn):
     weight = np.linalg.solve(gram, features.T @ np.eye(5)[labels])
     head = covfree.fit(made.method, drawn.train_features, labels, drawn.clients)
     np.testing.assert_allclose(head.weight, weight / np.linalg.norm(weight, axis=0), rtol=1e-4, atol=1e-5)
+
+
+def test_two_commands_keep_each_others_sources(tmp_path):
+    """Each has read the file before the other adds its data."""
+    one, other = Identities(tmp_path / "sources.jsonl"), Identities(tmp_path / "sources.jsonl")
+    first, second, third = (Data(name, lambda seed: 1 / 0) for name in "abc")
+    for identities, data in ((one, first), (other, second), (one, third), (other, first)):
+        identities.check(data)
+    lines = [json.loads(line) for line in (tmp_path / "sources.jsonl").read_text().splitlines()]
+    assert [line["name"] for line in lines] == ["a", "b", "c"]
 
 
 def test_a_line_that_was_cut_short_is_written_anew(tmp_path):
