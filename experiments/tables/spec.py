@@ -144,8 +144,9 @@ def read_table(path: Path, overrides: Mapping[str, Any] | None = None) -> Table:
 
     A cell's settings are, from the weakest to the strongest, the defaults of the paper (``names/PAPER.toml``)
     and of the file, those that the grid's ``of`` means, those of the grid, of the column's label and of the
-    row's. A label (and ``of``) is words with commas between: each is a key of ``[names]`` in one of the two
-    files, of which the file's adds to the paper's, or a setting such as ``alpha=0.1``.
+    row's; a label may not change what its own grid says. A label (and ``of``) is words with commas between:
+    each is a key of ``[names]`` in one of the two files, of which the file's adds to the paper's, or a
+    setting such as ``alpha=0.1``.
 
     A cell with ``combine = "mean"`` is the mean of the cells that have each of the values in ``over``, which
     has one setting: ``over = { target = ["photo", "sketch"] }``. With ``combine = "difference"`` it is the
@@ -208,7 +209,8 @@ def _grid(
     overrides: Mapping[str, Any],
 ) -> Grid:
     own = _meant(grid["of"], names) if "of" in grid else {}
-    own |= {key: value for key, value in grid.items() if key not in ("title", "of", "columns", "rows")}
+    given = {key: value for key, value in grid.items() if key not in ("title", "of", "columns", "rows")}
+    own |= given
     columns = tuple(grid["columns"])
     lines = []
     for row, printed in grid["rows"].items():
@@ -217,6 +219,12 @@ def _grid(
         line = []
         for column, text in zip(columns, printed, strict=True):
             labels = {**_meant(column, names), **_meant(row, names)}
+            for key in given.keys() & labels.keys():
+                if labels[key] != given[key]:
+                    raise ValueError(
+                        f"{row}, {column}: {key}: {given[key]!r} of the grid is hidden by {labels[key]!r} of "
+                        "a label; expected it in one of the two"
+                    )
             settings = {**defaults, **own, **labels}
             # What is counted is of the numbers that are printed.
             if settings.get("kind") in FROM_DATA:

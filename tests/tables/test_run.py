@@ -10,7 +10,7 @@ from scipy.special import logsumexp
 import covfree
 from covfree.data import FeatureSet, load_npz
 from covfree.sweep import variants
-from experiments.tables.data import Data, leave_out, most_common
+from experiments.tables.data import Data, _adapted, leave_out, most_common
 from experiments.tables.identities import Identities
 from experiments.tables.measures import measure
 from experiments.tables.results import Lines
@@ -84,6 +84,15 @@ def test_a_table_with_a_folder_of_domains(experiments, data_dir, weights, cache,
     assert {run["dataset"] for run in runs} == {
         f"PACS, {NAME}, pixels=40, target=photo, clients_per_domain=5"
     }
+
+
+@pytest.mark.parametrize("names", [("art_painting", "cartoon", "sketch"), (*"ab", "photo")])
+def test_other_domains_than_the_papers_are_an_error(drawn, names):
+    """A folder more or fewer would be trained on, or not, without a word."""
+    settings = {"target": "photo", "clients_per_domain": 5}
+    adapt = _adapted(settings, ["art_painting", "cartoon", "photo", "sketch"])
+    with pytest.raises(ValueError, match=f"expected the domains .*, sketch, got {', '.join(names)}$"):
+        adapt(drawn._replace(client_names=names), 0)
 
 
 DIGITS = ("--set", "data=digits", "--set", "seeds=2", "--set", "clients=12", "--set", "alpha=1")
