@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from experiments.tables.printed import is_printed
+from experiments.tables.settings import settings_read
+from experiments.tables.words import are_named
 
 PAPERS = Path(__file__).resolve().parents[1] / "papers"
 _ORDER = ("fedcof", "fedcgs", "fed3r", "digits")
@@ -54,6 +56,7 @@ class Cell:
         printed: as the paper prints it.
         settings: of the computation, by name.
         parts: the cells that it is the mean of, or whose last one exceeds the first by it.
+        read: names of the settings that it may depend on, if it needs data.
     """
 
     table: str
@@ -64,6 +67,7 @@ class Cell:
     printed: str
     settings: Mapping[str, Any]
     parts: tuple[Cell, ...] = ()
+    read: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
@@ -71,16 +75,9 @@ class Cell:
         return f"{self.table}: {self.grid}: {self.row}, {self.column}"
 
     def is_meant(self, words: list[str]) -> bool:
-        """Whether each word is part of a label, the title, or the name of data, domain or network.
-
-        Case, spaces and dashes do not count.
-
-        Raises:
-            ValueError: if nothing else is in a word.
-        """
+        """Whether each word is of a label, the title, or the name of data, domain or network: `are_named`."""
         own = [str(self.settings[name]) for name in _NAMES if name in self.settings]
-        plain = [_plain(text) for text in (self.grid, self.row, self.column, *own)]
-        return all(any(word.search(text) for text in plain) for word in map(_sought, words))
+        return are_named((self.grid, self.row, self.column, *own), words)
 
 
 @dataclass(frozen=True)
@@ -157,11 +154,8 @@ def read_table(path: Path, overrides: Mapping[str, Any] | None = None) -> Table:
         overrides: settings that replace those of all cells that need data.
 
     Raises:
-        ValueError: if no cell has a setting that is overridden, or naming the file and the place, if
-            something is missing, unknown or out of shape.
+        ValueError: naming the file and the place, if something is missing, unknown or out of shape.
     """
-    if overrides:
-        _check_overrides(overrides, read_table(path).cells)
     content = _toml(path)
     paper = PAPERS / "names" / f"{path.stem.partition('-')[0]}.toml"
     common = _toml(paper) if paper.is_file() else {}
@@ -178,20 +172,6 @@ def read_table(path: Path, overrides: Mapping[str, Any] | None = None) -> Table:
     if missing := [key for key in ("title", "source") if key not in content] or ([] if grids else ["grids"]):
         raise ValueError(f"{path}: expected {', '.join(missing)}")
     return Table(path.stem, content["title"], content["source"], content.get("note", ""), tuple(grids), path)
-
-
-def _check_overrides(overrides: Mapping[str, Any], cells: Iterable[Cell]) -> None:
-    """Raise if an override is a setting of no cell that needs data, or no number of seeds."""
-    known = {name for cell in cells if cell.kind in FROM_DATA for name in cell.settings}
-    known |= {"pixels"} if "backbone" in known else set()
-    for name in overrides:
-        if name not in known:
-            raise ValueError(
-                f"{name}: expected a setting of cells that need data, {', '.join(sorted(known))}"
-            )
-    seeds = overrides.get("seeds", 1)
-    if type(seeds) is not int or seeds < 1:
-        raise ValueError(f"seeds: expected an integer of at least 1, got {seeds!r}")
 
 
 def _toml(path: Path) -> dict[str, Any]:
@@ -269,12 +249,18 @@ def _cell(table: str, grid: str, row: str, column: str, printed: str, settings: 
         raise ValueError(f"{row}, {column}: kind {kind}: expected {', '.join(sorted(lacking))}")
     if kind not in ("formula", "missing") and not is_printed(printed):
         raise ValueError(f"{row}, {column}: expected a number, such as 41.5±0.1, got {printed!r}")
+    seeds = settings.get("seeds")
+    if kind in FROM_DATA and (type(seeds) is not int or seeds < 1):
+        raise ValueError(f"{row}, {column}: seeds: expected an integer of at least 1, got {seeds!r}")
+    read = settings_read(kind, settings) if kind in FROM_DATA else frozenset[str]()
     parts = _parts(table, grid, row, column, {**settings, "kind": kind})
+    if parts:
+        read = frozenset().union(*(part.read for part in parts)) - set(settings["over"])
     # A text may name other settings: "fedcof:shrinkage={shrinkage}"; of combined cells those of the parts.
     for key, value in settings.items():
         if isinstance(value, str) and "{" in value and not parts:
             settings[key] = value.format_map(settings)
-    return Cell(table, grid, row, column, kind, printed, settings, parts)
+    return Cell(table, grid, row, column, kind, printed, settings, parts, read)
 
 
 def _parts(table: str, grid: str, row: str, column: str, settings: dict[str, Any]) -> tuple[Cell, ...]:
@@ -289,15 +275,3 @@ def _parts(table: str, grid: str, row: str, column: str, settings: dict[str, Any
         )
     ((name, values),) = over.items()
     return tuple(_cell(table, grid, row, column, "–", {**settings, name: value}) for value in values)
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"[^\w.=]|_", "", text.lower())
-
-
-def _sought(word: str) -> re.Pattern[str]:
-    plain = _plain(word)
-    if not plain:
-        raise ValueError(f"expected words with a letter or a digit, got {word!r}")
-    # CIFAR-10 is not meant by what goes on with a further digit, but SqueezeNet by SqueezeNet 1.1.
-    return re.compile(re.escape(plain) + (r"(?!\d)" if plain[-1].isdigit() else ""))

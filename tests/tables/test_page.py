@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from experiments.tables import formulas, printed
+from experiments.tables import formulas, printed, words
 from experiments.tables.counts import COUNTS, count
 from experiments.tables.page import PAGE, page, state_of
 from experiments.tables.results import Results
@@ -185,14 +185,20 @@ def test_the_rate_of_linear_probing_is_the_papers():
 
 
 def test_words_find_the_cells_that_they_name():
-    def found(table, *words):
-        return sum(cell.is_meant(list(words)) for cell in TABLES[table].cells)
+    def found(table, *wanted):
+        return sum(cell.is_meant(list(wanted)) for cell in TABLES[table].cells)
 
     assert found("fedcof-table14", "squeezenet") == 10
     assert found("fedcof-table11", "MB") == 5
     assert 0 < found("fedcgs-table4", "Δμ") < found("fedcgs-table4")
     assert found("fedcof-table3", "head") == 0
     assert found("fedcof-table12", "cifar10") * 2 == found("fedcof-table12", "cifar")
+    # Whole numbers, and no part of a word: "number" and "combined" are no MB.
+    assert found("fedcof-table15", "alpha=0") == 0
+    assert found("fedcof-table15", "alpha=0.05") == 8
+    assert found("fedcof-table16", "MB") == 0
+    assert found("fedcgs-table4", "clients=10,") == found("fedcgs-table4", "clients=50") > 0
+    assert doctest.testmod(words).failed == 0
 
 
 def test_no_number_is_no_cut_one():

@@ -171,8 +171,26 @@ def test_what_is_not_at_hand_is_said(experiments, tmp_path):
         ("run", "digits", "--only", "mnist"): "--only: expected words that are of some cell of digits",
         ("run", "digits", "--set", "seeds"): "--set: expected NAME=VALUE, got 'seeds'",
         ("run", "digits", "--set", "data=mnist"): "data: expected one of CIFAR-10, ",
-        ("run", "digits", "--set", "cleints=3"): "cleints: expected a setting of cells that need data, ",
-        ("run", "digits", "--set", "pixels=32"): "pixels: expected a setting of cells that need data, ",
+        (
+            "run",
+            "digits",
+            "--set",
+            "cleints=3",
+        ): "cleints: expected a setting that the chosen cells depend on: ",
+        # The digits are features, whatever else is said of images.
+        (
+            "run",
+            "digits",
+            "--set",
+            "pixels=32",
+        ): "pixels: expected a setting that the chosen cells depend on: ",
+        ("run", "fedcof-table5", "--set", "data=digits", "--set", "pixels=40"): "pixels: expected a setting ",
+        # A setting of counted cells, of other rows, of another kind; and cells that are counted alone.
+        ("run", "fedcof-table3", "--set", "pairs=5"): "pairs: expected a setting ",
+        ("run", "fedcof-table3", "--only", "Fed3R", "--set", "shrinkage=5"): "shrinkage: expected a setting ",
+        ("run", "fedcof-table3", "--set", "epochs=5"): "epochs: expected a setting ",
+        ("run", "fedcof-table3", "--only", "MB", "--set", "clients=10"): "what is counted is of the printed",
+        ("run", "fed3r-table7", "--set", "sampled=10"): "what is counted is of the printed numbers",
         ("run", "digits", "--set", "seeds=0"): "seeds: expected an integer of at least 1, got 0",
         ("run", "digits", "--set", "seeds=1.5"): "seeds: expected an integer of at least 1, got 1.5",
         ("run", "fedcgs-table4", "--only", "–"): "--only: expected words with a letter or a digit, got '–'",
