@@ -80,12 +80,12 @@ def write(file: Path, settings: dict[str, Any], records: Sequence[dict[str, Any]
 
 
 def cells(records: Sequence[dict[str, Any]], method: str, alpha: float | None) -> tuple[str, str]:
-    """A method's accuracy over the seeds, in percent, and its bytes up."""
+    """A method's mean accuracy over the seeds, the least and the greatest, in percent, and its bytes up."""
     found = [r for r in records if (r["method"], r["alpha"]) == (method, alpha)]
     if not found:
         return "", ""
     runs = 100 * np.array([np.mean(r["accuracy"]) for r in found])
-    spread = f" ± {runs.std(ddof=1):.2f}" if len(runs) > 1 else ""
+    spread = f" ({runs.min():.1f}–{runs.max():.1f})" if len(runs) > 1 else ""
     return f"{runs.mean():.2f}{spread}", as_bytes(float(np.mean([r["bytes_up"] for r in found])))
 
 

@@ -15,14 +15,16 @@ MARKS = ("o", "s", "^", "D", "v", "P")
 LEVELS = {"ensemble": "ensemble, one round", "fedcof": "FedCOF's head, one round"}
 
 
-def accuracy(records: Sequence[dict[str, Any]], method: str, alpha: float) -> float | None:
-    """In percent, over the seeds; None if nobody measured it."""
-    found = [np.mean(r["accuracy"]) for r in records if (r["method"], r["alpha"]) == (method, alpha)]
-    return 100 * float(np.mean(found)) if found else None
+def accuracy(
+    records: Sequence[dict[str, Any]], method: str, alpha: float
+) -> tuple[float, float, float] | None:
+    """Mean, least and greatest over the seeds, in percent; None if nobody measured it."""
+    found = [100 * np.mean(r["accuracy"]) for r in records if (r["method"], r["alpha"]) == (method, alpha)]
+    return (float(np.mean(found)), float(min(found)), float(max(found))) if found else None
 
 
 def one_round(records: Sequence[dict[str, Any]], alphas: Sequence[float], path: Path) -> None:
-    """A line of dots for each method of one round, a dot for each α."""
+    """A line for each method of one round: for each α a dot, the mean of the seeds, on their range."""
     from matplotlib.lines import Line2D
 
     names = [name for name, way in WAYS.items() if way.group in (ONE_SHOT, FROZEN)]
@@ -32,14 +34,10 @@ def one_round(records: Sequence[dict[str, Any]], alphas: Sequence[float], path: 
         figure = figures.new_figure(figures.COLUMN, 0.5 + 0.24 * len(names))
         axes = figure.subplots()
         for alpha, colour, mark in zip(alphas, colours, MARKS, strict=False):
-            found = [accuracy(records, name, alpha) for name in names]
-            axes.plot(
-                [np.nan if x is None else x for x in found],
-                range(len(names)),
-                mark,
-                color=colour,
-                markersize=4,
-            )
+            found = [accuracy(records, name, alpha) or (np.nan,) * 3 for name in names]
+            mean, least, greatest = np.transpose(found)
+            axes.plot(mean, range(len(names)), mark, color=colour, markersize=4)
+            axes.hlines(range(len(names)), least, greatest, color=colour, linewidth=1)
         axes.set_yticks(range(len(names)), [WAYS[name].title.replace("`", "") for name in names])
         axes.invert_yaxis()
         split = sum(WAYS[name].group == ONE_SHOT for name in names)
@@ -57,7 +55,10 @@ def one_round(records: Sequence[dict[str, Any]], alphas: Sequence[float], path: 
 
 
 def by_rounds(records: Sequence[dict[str, Any]], alphas: Sequence[float], path: Path) -> None:
-    """Accuracy after each round, from scratch above and from the backbone below, a column for each α."""
+    """Accuracy after each round, from scratch above and from the backbone below, a column for each α.
+
+    Lines are means of the seeds, bands their range.
+    """
     from matplotlib.lines import Line2D
     from matplotlib.ticker import MaxNLocator
 
@@ -77,6 +78,8 @@ def by_rounds(records: Sequence[dict[str, Any]], alphas: Sequence[float], path: 
                     ]
                     if runs:
                         places, values = np.mean(runs, axis=0).T
+                        range_of = 100 * np.min(runs, 0)[:, 1], 100 * np.max(runs, 0)[:, 1]
+                        axes.fill_between(places, *range_of, color=colours[name], alpha=0.12, linewidth=0)
                         style: dict[str, Any] = {
                             "color": colours[name],
                             "marker": marks[name],
@@ -86,7 +89,7 @@ def by_rounds(records: Sequence[dict[str, Any]], alphas: Sequence[float], path: 
                 for name, (colour, line) in level.items():
                     found = accuracy(records, name, alpha)
                     if found is not None and not (row == 1 and name == "ensemble"):
-                        axes.axhline(found, color=colour, linestyle=line, linewidth=1, zorder=1)
+                        axes.axhline(found[0], color=colour, linestyle=line, linewidth=1, zorder=1)
                 axes.grid()
                 axes.set_xlabel("rounds")
                 axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
