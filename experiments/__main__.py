@@ -12,6 +12,7 @@ import typer
 from covfree.cli import main
 from covfree.cli.options import split_names
 from experiments.tables.data import Found
+from experiments.tables.overrides import check_overrides
 from experiments.tables.page import PAGE, page, state_of
 from experiments.tables.results import Results
 from experiments.tables.run import run_cells
@@ -62,6 +63,7 @@ def run_command(
         raise ValueError(f"--only: {error}") from error
     if not cells:
         raise ValueError(f"--only: expected words that are of some cell of {read.name}, got {only!r}")
+    check_overrides(changed, cells)
     folder = read.results if out is None else out
     done = run_cells(cells, found, folder, _say)
     results = Results(folder)

@@ -1,7 +1,10 @@
 """Files of JSON lines that several processes add to."""
 
+import errno
+
 import pytest
 
+from covfree import json_lines
 from covfree.json_lines import JsonLines
 
 
@@ -17,6 +20,15 @@ def test_two_that_write_to_one_file_keep_each_others_lines(tmp_path):
     assert lines(path).records == [0, 1, 2, 3]
     # Each knows its own, and what was there when it was opened.
     assert one.records == [0, 2]
+
+
+def test_where_there_are_no_locks_lines_are_added_all_the_same(tmp_path, monkeypatch):
+    def refuse(*arguments):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(json_lines.fcntl, "flock", refuse)
+    lines(tmp_path / "lines.jsonl").add(1, 1)
+    assert lines(tmp_path / "lines.jsonl").records == [1]
 
 
 @pytest.mark.parametrize("torn", [b"12", b'"' + b"x" * 200_000])

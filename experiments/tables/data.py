@@ -220,6 +220,11 @@ def _adapted(settings: Mapping[str, Any], domains: list[str]) -> Callable[[Featu
         if count is not None:
             data = most_common(data, count)
         if target is not None:
+            if sorted(data.client_names or ()) != sorted(domains):
+                raise ValueError(
+                    f"{data.name}: expected the domains {', '.join(domains)}, got "
+                    f"{', '.join(data.client_names or ()) or 'none'}"
+                )
             data = leave_out(data, target, settings["clients_per_domain"], seed)
         return data
 

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from covfree.json_lines import JsonLines
 from experiments.tables.data import Data
 
 
 class Identities:
-    """What results are of, in a file beside them, so that they are not continued with other data."""
+    """What results are of, in a file beside them, a line for each data: other processes may add theirs."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-
-    @cached_property
-    def _known(self) -> dict[str, Any]:
-        return json.loads(self.path.read_text(encoding="utf-8")) if self.path.exists() else {}
 
     def check(self, data: Data) -> None:
         """Write down what data are, or raise if results of that name are of others."""
@@ -36,15 +31,19 @@ class Identities:
                 "weights": images.weights.sha256,
                 "preprocessing": str(images.preprocessing),
             }
-        before = self._known.setdefault(name, own)
-        for key in sorted({*own, *before}):
+        # Read anew for each data, as others may have added theirs meanwhile.
+        lines = JsonLines(self.path, dict, "a source of results")
+        before = next((line for line in lines.records if line.get("name") == name), None)
+        if before is None:
+            record = {"name": name, **own}
+            lines.add(record, record)
+            return
+        for key in sorted({*own, *before} - {"name"}):
             if own.get(key) != before.get(key):
                 raise ValueError(
                     f"{self.path}: holds results of {name} with {key} {before.get(key)}, got {own.get(key)}; "
                     "give --out another folder"
                 )
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps(self._known, indent=2) + "\n", encoding="utf-8")
 
 
 def _hash(values: np.ndarray | None) -> str | None:

@@ -65,7 +65,7 @@ def run_cells(cells: Iterable[Cell], found: Found, folder: Path, tell: Tell) -> 
         ValueError: if data, weights or settings are wrong, or the folder holds results of other data.
     """
     done, results = Done(), Results(folder)
-    identities = Identities(folder / "sources.json")
+    identities = Identities(folder / "sources.jsonl")
     wanted: list[Cell] = []
     for cell in cells:
         if cell.kind == "missing":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from string import Formatter
 from typing import Any
 
 from covfree.cli.options import count_noise_of
@@ -15,8 +16,11 @@ from covfree.sweep import Federation, variants
 OF_DATA = ("data", "backbone", "weights", "pixels", "top_classes", "target", "clients_per_domain")
 _PLACE = ("clients", "partition", "alpha")
 _CLIENTS = ("algorithm", "epochs", "batch_size", "client_lr")
+# Settings that say how often a cell is run, and what of its runs it shows.
+_OF_RESULTS = ("seeds", "round", "reaches", "result")
 # What tells one run from another, beside data and federation.
 _OF_RUN: Mapping[str, tuple[str, ...]] = {
+    "accuracy": ("method", "noise"),
     "measured": ("measure", "method"),
     "arrivals": ("method", "participation", "rounds", "reaches"),
     "trained": (*_CLIENTS, "init", "train", "rounds", "participation", "server_lr", "mu", "norms", "refit"),
@@ -30,6 +34,14 @@ def own_settings(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that tell a run of a kind from others of it, those left out that are not there."""
     names = (*OF_DATA, *_PLACE, *_OF_RUN[kind])
     return {name: settings[name] for name in names if settings.get(name) is not None}
+
+
+def settings_read(kind: str, settings: Mapping[str, Any]) -> frozenset[str]:
+    """The settings that a cell of a kind may depend on, with those that its texts name in braces."""
+    names = (*OF_DATA, *_PLACE, *_OF_RUN[kind], *_OF_RESULTS)
+    texts = [value for name in names if isinstance(value := settings.get(name), str)]
+    named = {field for text in texts for _, field, _, _ in Formatter().parse(text) if field}
+    return frozenset({*names, *named})
 
 
 def data_name(settings: Mapping[str, Any]) -> str:

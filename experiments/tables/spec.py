@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from experiments.tables.printed import is_printed
+from experiments.tables.settings import settings_read
+from experiments.tables.words import are_named
 
 PAPERS = Path(__file__).resolve().parents[1] / "papers"
 _ORDER = ("fedcof", "fedcgs", "fed3r", "digits")
@@ -54,6 +56,7 @@ class Cell:
         printed: as the paper prints it.
         settings: of the computation, by name.
         parts: the cells that it is the mean of, or whose last one exceeds the first by it.
+        read: names of the settings that it may depend on, if it needs data.
     """
 
     table: str
@@ -64,6 +67,7 @@ class Cell:
     printed: str
     settings: Mapping[str, Any]
     parts: tuple[Cell, ...] = ()
+    read: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
@@ -71,16 +75,9 @@ class Cell:
         return f"{self.table}: {self.grid}: {self.row}, {self.column}"
 
     def is_meant(self, words: list[str]) -> bool:
-        """Whether each word is part of a label, the title, or the name of data, domain or network.
-
-        Case, spaces and dashes do not count.
-
-        Raises:
-            ValueError: if nothing else is in a word.
-        """
+        """Whether each word is of a label, the title, or the name of data, domain or network: `are_named`."""
         own = [str(self.settings[name]) for name in _NAMES if name in self.settings]
-        plain = [_plain(text) for text in (self.grid, self.row, self.column, *own)]
-        return all(any(word.search(text) for text in plain) for word in map(_sought, words))
+        return are_named((self.grid, self.row, self.column, *own), words)
 
 
 @dataclass(frozen=True)
@@ -144,8 +141,9 @@ def read_table(path: Path, overrides: Mapping[str, Any] | None = None) -> Table:
 
     A cell's settings are, from the weakest to the strongest, the defaults of the paper (``names/PAPER.toml``)
     and of the file, those that the grid's ``of`` means, those of the grid, of the column's label and of the
-    row's. A label (and ``of``) is words with commas between: each is a key of ``[names]`` in one of the two
-    files, of which the file's adds to the paper's, or a setting such as ``alpha=0.1``.
+    row's; a label may not change what its own grid says. A label (and ``of``) is words with commas between:
+    each is a key of ``[names]`` in one of the two files, of which the file's adds to the paper's, or a
+    setting such as ``alpha=0.1``.
 
     A cell with ``combine = "mean"`` is the mean of the cells that have each of the values in ``over``, which
     has one setting: ``over = { target = ["photo", "sketch"] }``. With ``combine = "difference"`` it is the
@@ -156,11 +154,8 @@ def read_table(path: Path, overrides: Mapping[str, Any] | None = None) -> Table:
         overrides: settings that replace those of all cells that need data.
 
     Raises:
-        ValueError: if no cell has a setting that is overridden, or naming the file and the place, if
-            something is missing, unknown or out of shape.
+        ValueError: naming the file and the place, if something is missing, unknown or out of shape.
     """
-    if overrides:
-        _check_overrides(overrides, read_table(path).cells)
     content = _toml(path)
     paper = PAPERS / "names" / f"{path.stem.partition('-')[0]}.toml"
     common = _toml(paper) if paper.is_file() else {}
@@ -179,20 +174,6 @@ def read_table(path: Path, overrides: Mapping[str, Any] | None = None) -> Table:
     return Table(path.stem, content["title"], content["source"], content.get("note", ""), tuple(grids), path)
 
 
-def _check_overrides(overrides: Mapping[str, Any], cells: Iterable[Cell]) -> None:
-    """Raise if an override is a setting of no cell that needs data, or no number of seeds."""
-    known = {name for cell in cells if cell.kind in FROM_DATA for name in cell.settings}
-    known |= {"pixels"} if "backbone" in known else set()
-    for name in overrides:
-        if name not in known:
-            raise ValueError(
-                f"{name}: expected a setting of cells that need data, {', '.join(sorted(known))}"
-            )
-    seeds = overrides.get("seeds", 1)
-    if type(seeds) is not int or seeds < 1:
-        raise ValueError(f"seeds: expected an integer of at least 1, got {seeds!r}")
-
-
 def _toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -208,7 +189,8 @@ def _grid(
     overrides: Mapping[str, Any],
 ) -> Grid:
     own = _meant(grid["of"], names) if "of" in grid else {}
-    own |= {key: value for key, value in grid.items() if key not in ("title", "of", "columns", "rows")}
+    given = {key: value for key, value in grid.items() if key not in ("title", "of", "columns", "rows")}
+    own |= given
     columns = tuple(grid["columns"])
     lines = []
     for row, printed in grid["rows"].items():
@@ -217,6 +199,12 @@ def _grid(
         line = []
         for column, text in zip(columns, printed, strict=True):
             labels = {**_meant(column, names), **_meant(row, names)}
+            for key in given.keys() & labels.keys():
+                if labels[key] != given[key]:
+                    raise ValueError(
+                        f"{row}, {column}: {key}: {given[key]!r} of the grid is hidden by {labels[key]!r} of "
+                        "a label; expected it in one of the two"
+                    )
             settings = {**defaults, **own, **labels}
             # What is counted is of the numbers that are printed.
             if settings.get("kind") in FROM_DATA:
@@ -261,12 +249,18 @@ def _cell(table: str, grid: str, row: str, column: str, printed: str, settings: 
         raise ValueError(f"{row}, {column}: kind {kind}: expected {', '.join(sorted(lacking))}")
     if kind not in ("formula", "missing") and not is_printed(printed):
         raise ValueError(f"{row}, {column}: expected a number, such as 41.5±0.1, got {printed!r}")
+    seeds = settings.get("seeds")
+    if kind in FROM_DATA and (type(seeds) is not int or seeds < 1):
+        raise ValueError(f"{row}, {column}: seeds: expected an integer of at least 1, got {seeds!r}")
+    read = settings_read(kind, settings) if kind in FROM_DATA else frozenset[str]()
     parts = _parts(table, grid, row, column, {**settings, "kind": kind})
+    if parts:
+        read = frozenset().union(*(part.read for part in parts)) - set(settings["over"])
     # A text may name other settings: "fedcof:shrinkage={shrinkage}"; of combined cells those of the parts.
     for key, value in settings.items():
         if isinstance(value, str) and "{" in value and not parts:
             settings[key] = value.format_map(settings)
-    return Cell(table, grid, row, column, kind, printed, settings, parts)
+    return Cell(table, grid, row, column, kind, printed, settings, parts, read)
 
 
 def _parts(table: str, grid: str, row: str, column: str, settings: dict[str, Any]) -> tuple[Cell, ...]:
@@ -281,15 +275,3 @@ def _parts(table: str, grid: str, row: str, column: str, settings: dict[str, Any
         )
     ((name, values),) = over.items()
     return tuple(_cell(table, grid, row, column, "–", {**settings, name: value}) for value in values)
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"[^\w.=]|_", "", text.lower())
-
-
-def _sought(word: str) -> re.Pattern[str]:
-    plain = _plain(word)
-    if not plain:
-        raise ValueError(f"expected words with a letter or a digit, got {word!r}")
-    # CIFAR-10 is not meant by what goes on with a further digit, but SqueezeNet by SqueezeNet 1.1.
-    return re.compile(re.escape(plain) + (r"(?!\d)" if plain[-1].isdigit() else ""))

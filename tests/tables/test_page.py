@@ -2,12 +2,11 @@
 
 import doctest
 import re
-import tomllib
 from collections import Counter
 
 import pytest
 
-from experiments.tables import formulas, printed
+from experiments.tables import formulas, printed, words
 from experiments.tables.counts import COUNTS, count
 from experiments.tables.page import PAGE, page, state_of
 from experiments.tables.results import Results
@@ -158,6 +157,10 @@ def test_bad_files(tmp_path):
         "combine: expected mean or difference, .* got 'sum'": {
             "names": good["names"].replace('"fedncm"', '"fedncm", combine = "sum", over = { alpha = [1, 2] }')
         },
+        # A label's setting is the stronger one: what the grid says would not be run.
+        "FedNCM, alpha=0.1: alpha: 1 of the grid is hidden by 0.1 of a label": {
+            "grids": good["grids"].replace('"G"\n', '"G"\nalpha = 1\n')
+        },
         "expected 1 cells, got 2": {"grids": good["grids"].replace('"90.5±0.8"', '"1", "2"')},
         "expected a number, such as 41.5±0.1, got 'ninety'": {
             "grids": good["grids"].replace("90.5±0.8", "ninety")
@@ -170,25 +173,32 @@ def test_bad_files(tmp_path):
         find_table("absent")
 
 
-def test_no_label_hides_a_number_of_its_grid():
-    """A label's settings are stronger than the grid's: a rate that the grid gives would not be run."""
-    for path in table_files():
-        grids = tomllib.loads(path.read_text(encoding="utf-8"))["grids"]
-        for own, grid in zip(grids, read_table(path).grids, strict=True):
-            numbers = {key: value for key, value in own.items() if type(value) in (int, float)}
-            for cell in (cell for row in grid.cells for cell in row):
-                assert {key: cell.settings.get(key) for key in numbers} == numbers, cell.name
+def test_the_rate_of_linear_probing_is_the_papers():
+    """Fed-LP's 0.001 on iNaturalist, 0.01 elsewhere."""
+    rates = {
+        cell.settings["data"]: cell.settings["client_lr"]
+        for cell in TABLES["fedcof-table11"].cells
+        if cell.kind == "trained"
+    }
+    assert rates.pop("iNaturalist-Users-120K") == 0.001
+    assert set(rates.values()) == {0.01}
 
 
 def test_words_find_the_cells_that_they_name():
-    def found(table, *words):
-        return sum(cell.is_meant(list(words)) for cell in TABLES[table].cells)
+    def found(table, *wanted):
+        return sum(cell.is_meant(list(wanted)) for cell in TABLES[table].cells)
 
     assert found("fedcof-table14", "squeezenet") == 10
     assert found("fedcof-table11", "MB") == 5
     assert 0 < found("fedcgs-table4", "Δμ") < found("fedcgs-table4")
     assert found("fedcof-table3", "head") == 0
     assert found("fedcof-table12", "cifar10") * 2 == found("fedcof-table12", "cifar")
+    # Whole numbers, and no part of a word: "number" and "combined" are no MB.
+    assert found("fedcof-table15", "alpha=0") == 0
+    assert found("fedcof-table15", "alpha=0.05") == 8
+    assert found("fedcof-table16", "MB") == 0
+    assert found("fedcgs-table4", "clients=10,") == found("fedcgs-table4", "clients=50") > 0
+    assert doctest.testmod(words).failed == 0
 
 
 def test_no_number_is_no_cut_one():

@@ -10,7 +10,8 @@ from scipy.special import logsumexp
 import covfree
 from covfree.data import FeatureSet, load_npz
 from covfree.sweep import variants
-from experiments.tables.data import leave_out, most_common
+from experiments.tables.data import Data, _adapted, leave_out, most_common
+from experiments.tables.identities import Identities
 from experiments.tables.measures import measure
 from experiments.tables.results import Lines
 
@@ -59,14 +60,14 @@ def test_a_table_with_data_of_tfds(experiments, data_dir, weights, cache, tmp_pa
     assert "0 runs made, 4 were there" in again.err
     assert again.out == done.out
 
-    # Results of the same name but of other weights would be mixed up.
-    sources = json.loads((tmp_path / "out" / "sources.json").read_text(encoding="utf-8"))
-    (source,) = sources.values()
-    source["weights"] = "other"
-    (tmp_path / "out" / "sources.json").write_text(json.dumps(sources), encoding="utf-8")
-    mixed = experiments(*command)
-    assert mixed.code == 2
-    assert "with weights other, got" in mixed.err
+    # Results of the same name but of other weights, images, clients or split would be mixed up.
+    sources = tmp_path / "out" / "sources.jsonl"
+    source = json.loads(sources.read_text(encoding="utf-8"))
+    for key in ("weights", "images", "labels", "clients", "test part"):
+        sources.write_text(json.dumps({**source, key: "other"}) + "\n", encoding="utf-8")
+        mixed = experiments(*command)
+        assert mixed.code == 2
+        assert f"with {key} other, got" in mixed.err
 
 
 def test_a_table_with_a_folder_of_domains(experiments, data_dir, weights, cache, tmp_path):
@@ -83,6 +84,15 @@ def test_a_table_with_a_folder_of_domains(experiments, data_dir, weights, cache,
     assert {run["dataset"] for run in runs} == {
         f"PACS, {NAME}, pixels=40, target=photo, clients_per_domain=5"
     }
+
+
+@pytest.mark.parametrize("names", [("art_painting", "cartoon", "sketch"), (*"ab", "photo")])
+def test_other_domains_than_the_papers_are_an_error(drawn, names):
+    """A folder more or fewer would be trained on, or not, without a word."""
+    settings = {"target": "photo", "clients_per_domain": 5}
+    adapt = _adapted(settings, ["art_painting", "cartoon", "photo", "sketch"])
+    with pytest.raises(ValueError, match=f"expected the domains .*, sketch, got {', '.join(names)}$"):
+        adapt(drawn._replace(client_names=names), 0)
 
 
 DIGITS = ("--set", "data=digits", "--set", "seeds=2", "--set", "clients=12", "--set", "alpha=1")
@@ -161,8 +171,26 @@ def test_what_is_not_at_hand_is_said(experiments, tmp_path):
         ("run", "digits", "--only", "mnist"): "--only: expected words that are of some cell of digits",
         ("run", "digits", "--set", "seeds"): "--set: expected NAME=VALUE, got 'seeds'",
         ("run", "digits", "--set", "data=mnist"): "data: expected one of CIFAR-10, ",
-        ("run", "digits", "--set", "cleints=3"): "cleints: expected a setting of cells that need data, ",
-        ("run", "digits", "--set", "pixels=32"): "pixels: expected a setting of cells that need data, ",
+        (
+            "run",
+            "digits",
+            "--set",
+            "cleints=3",
+        ): "cleints: expected a setting that the chosen cells depend on: ",
+        # The digits are features, whatever else is said of images.
+        (
+            "run",
+            "digits",
+            "--set",
+            "pixels=32",
+        ): "pixels: expected a setting that the chosen cells depend on: ",
+        ("run", "fedcof-table5", "--set", "data=digits", "--set", "pixels=40"): "pixels: expected a setting ",
+        # A setting of counted cells, of other rows, of another kind; and cells that are counted alone.
+        ("run", "fedcof-table3", "--set", "pairs=5"): "pairs: expected a setting ",
+        ("run", "fedcof-table3", "--only", "Fed3R", "--set", "shrinkage=5"): "shrinkage: expected a setting ",
+        ("run", "fedcof-table3", "--set", "epochs=5"): "epochs: expected a setting ",
+        ("run", "fedcof-table3", "--only", "MB", "--set", "clients=10"): "what is counted is of the printed",
+        ("run", "fed3r-table7", "--set", "sampled=10"): "what is counted is of the printed numbers",
         ("run", "digits", "--set", "seeds=0"): "seeds: expected an integer of at least 1, got 0",
         ("run", "digits", "--set", "seeds=1.5"): "seeds: expected an integer of at least 1, got 1.5",
         ("run", "fedcgs-table4", "--only", "–"): "--only: expected words with a letter or a digit, got '–'",
@@ -262,6 +290,16 @@ def test_the_published_oracle(drawn):
     weight = np.linalg.solve(gram, features.T @ np.eye(5)[labels])
     head = covfree.fit(made.method, drawn.train_features, labels, drawn.clients)
     np.testing.assert_allclose(head.weight, weight / np.linalg.norm(weight, axis=0), rtol=1e-4, atol=1e-5)
+
+
+def test_two_commands_keep_each_others_sources(tmp_path):
+    """Each has read the file before the other adds its data."""
+    one, other = Identities(tmp_path / "sources.jsonl"), Identities(tmp_path / "sources.jsonl")
+    first, second, third = (Data(name, lambda seed: 1 / 0) for name in "abc")
+    for identities, data in ((one, first), (other, second), (one, third), (other, first)):
+        identities.check(data)
+    lines = [json.loads(line) for line in (tmp_path / "sources.jsonl").read_text().splitlines()]
+    assert [line["name"] for line in lines] == ["a", "b", "c"]
 
 
 def test_a_line_that_was_cut_short_is_written_anew(tmp_path):

@@ -188,7 +188,7 @@ def test_training_from_scratch_needs_no_weights(run, tmp_path):
     made = records(tmp_path, "trained")
     assert [record["settings"]["weights"] for record in made] == ["random", "random"]
     assert [[number for number, _ in record["history"]] for record in made] == [[0, 1], [0, 1]]
-    (source,) = json.loads((tmp_path / "out" / "sources.json").read_text()).values()
+    (source,) = records(tmp_path, "sources")
     assert source["weights"] == "random"
 
 
