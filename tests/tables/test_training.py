@@ -31,7 +31,9 @@ def run(experiments, data_dir, small_networks, tmp_path):
 
     def call(table, only, weights=True, **settings):
         settings = {"seeds": 1, "batch_size": 8, "epochs": 1, **settings}
-        given = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+        # None is a setting of other cells.
+        chosen = [f"{name}={value}" for name, value in settings.items() if value is not None]
+        given = [word for each in chosen for word in ("--set", each)]
         given += small_networks if weights else []
         done = experiments(
             "run", table, "--data-dir", data_dir, "--only", only, "--out", tmp_path / "out", *given
@@ -211,10 +213,12 @@ def test_accuracy_as_clients_arrive(run, tmp_path):
         "reaches": 101,
         "rounds": 12,
     }
+    closed_form = {"batch_size": None, "epochs": None}
+    settings |= closed_form
     run("fed3r-costs", "rf10k,rounds", **settings)
     (record,) = records(tmp_path, "arrivals")
     assert [number for number, _ in record["history"]] == list(range(1, 13))
-    whole = run("fed3r-table1", "landmarks,rf10k", backbone="resnet_tiny", method="fed3r")
+    whole = run("fed3r-table1", "landmarks,rf10k", backbone="resnet_tiny", method="fed3r", **closed_form)
     # With a pair of six clients in each of twelve rounds all have come.
     assert shown(whole.out) == pytest.approx(100 * record["history"][-1][1], abs=0.06)
     reached = run("fed3r-costs", "rf10k,rounds", **{**settings, "reaches": 0})
