@@ -40,8 +40,10 @@ def _phase(
 
 def _system(ridge: Scalar, totals: _Totals) -> Scatter:
     _, scatter, left_out = totals
+    # An infinite shift would be a head of zeros, which nobody would notice.
+    squares = jnp.where(jnp.isinf(left_out.squares), jnp.nan, left_out.squares)
     some = left_out.squares > 0
-    return scatter.shifted(jnp.where(some, left_out.squares / jnp.where(some, left_out.total, 1), 0) + ridge)
+    return scatter.shifted(jnp.where(some, squares / jnp.where(some, left_out.total, 1), 0) + ridge)
 
 
 def _head(ridge: Scalar, system: Scatter, totals: _Totals) -> LinearHead:

@@ -20,7 +20,7 @@ from covfree.linalg import Scatter
 from covfree.methods.message_form import MessageForm
 from covfree.methods.summaries import ClassMeans, Examples, Summary
 from covfree.transforms import Transform
-from covfree.types import AnyArray, Head, Message, Rows
+from covfree.types import AnyArray, Head, Message, Rows, is_traced
 
 # (params, totals of the earlier phases, some rows, num_classes) to terms that add up over rows.
 Phase: TypeAlias = Callable[[Any, tuple[Any, ...], Rows, int], Any]
@@ -108,19 +108,22 @@ class Method:
     def sends(self) -> str:
         """What clients send, in words: equal for methods whose servers can use each other's messages.
 
-        The form, and the map of features that is behind it with a checksum of its numbers.
+        The form, and the map of features that is behind it, with a checksum of its seeds and single numbers.
+        Of arrays the shape alone counts: clients on other devices may have rounded them otherwise.
         """
         form = type(self.summary).__name__ if self.message is None else self.message.name
         if self.feature_map is None:
             return form
         # A map that is no pytree has no numbers to compare.
-        numbers = b"".join(_imprint(np.asarray(leaf)) for leaf in jax.tree.leaves(self.feature_map))
+        numbers = b"".join(map(_imprint, jax.tree.leaves(self.feature_map)))
         kind = f"{type(self.feature_map).__name__} of {self.feature_map.num_features}"
         return f"{form} in {kind} ({zlib.crc32(numbers):08x})"
 
     def check_sends(self, sends: str | None) -> None:
-        """Raise if a message says that it is of another kind than this method's."""
-        if sends is not None and sends != self.sends:
+        """Raise if a message says that it is of another kind; a traced map is not compared."""
+        if sends is None or is_traced(*jax.tree.leaves(self.feature_map)):
+            return
+        if sends != self.sends:
             raise ValueError(
                 f"message: expected {self.sends!r}, as clients of {self.name!r} send, got {sends!r}"
             )
@@ -195,15 +198,14 @@ class Method:
         return replace(self, transforms=(*self.transforms, *transforms))
 
 
-def _imprint(leaf: np.ndarray) -> bytes:
-    """What tells a map's numbers from another's, though not those that another device rounds otherwise."""
-    if leaf.dtype.kind in "biu":
-        return leaf.astype(np.int64).tobytes()
-    if leaf.dtype.kind != "f":  # a random key, say
-        return b""
-    if leaf.ndim == 0:
-        return f"{float(leaf):.5g}".encode()
-    return np.packbits(np.signbit(leaf)).tobytes() + f"{np.abs(leaf).mean(dtype=np.float64):.2g}".encode()
+def _imprint(leaf: Any) -> bytes:
+    """What tells a map's numbers from another's, the same on every device."""
+    dtype, shape = jnp.result_type(leaf), jnp.shape(leaf)
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return np.asarray(jax.random.key_data(leaf)).tobytes()
+    if jnp.issubdtype(dtype, jnp.floating):
+        return f"{shape}".encode() if shape else np.float32(leaf).tobytes()
+    return np.asarray(leaf).astype(np.int64).tobytes()
 
 
 def _no_head(params: Any, system: Any, *totals: Any) -> Head:

@@ -81,6 +81,13 @@ def test_fedran_does_not_add_up_what_many_clients_leave_out():
     assert float(covfree.evaluate(head, data.test_features, data.test_labels)) > 0.955
 
 
+def test_fedran_beyond_float32_is_an_error():
+    """More directions than features: an infinite shift was a head of zeros."""
+    x = np.float32(1e10) * np.random.default_rng(0).normal(size=(200, 6)).astype(np.float32)
+    with pytest.raises(ValueError, match="holds nan"):
+        covfree.fit(covfree.fedran(4, num_features=12), x, np.arange(200) % 3, np.arange(200) % 8)
+
+
 @pytest.mark.usefixtures("untyped")
 def test_fedrans_server_bounds_all_squares_that_a_client_claims():
     method = covfree.fedran(2, num_features=8)

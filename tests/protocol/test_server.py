@@ -717,16 +717,28 @@ def test_files_say_what_they_hold(tmp_path):
         covfree.solve_stream(covfree.ensemble("scores"), folder, num_classes=2)
 
 
-def test_a_map_that_differs_in_the_last_place_is_the_same():
-    """As on another device, whose logarithms are rounded otherwise."""
+def test_a_map_that_was_rounded_otherwise_is_the_same():
+    """As on another device. Seeds and single numbers are the users' own, and tell maps apart."""
     thresholds = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
 
     def sends(feature_map):
         return covfree.fed3r(feature_map=feature_map).sends
 
     own = sends(covfree.bucket_features(thresholds))
-    assert sends(covfree.bucket_features(np.nextafter(thresholds, np.float32(9)))) == own
-    assert sends(covfree.bucket_features(2 * thresholds)) != own
-    assert sends(covfree.bucket_features(-thresholds)) != own
+    for other in (np.nextafter(thresholds, np.float32(9)), thresholds + np.float32(1e-7)):
+        assert sends(covfree.bucket_features(other)) == own
+    assert sends(covfree.bucket_features(thresholds[:, :3])) != own
     assert len({sends(covfree.relu_features(64, seed=seed)) for seed in (1000, 1001)}) == 2
     assert len({sends(covfree.fourier_features(64, sigma=sigma)) for sigma in (10.0, 10.1)}) == 2
+    # The same number, as Python has it and in float32.
+    sigmas = 0.123455, jax.numpy.float32(0.123455)
+    assert len({sends(covfree.fourier_features(64, sigma=sigma)) for sigma in sigmas}) == 1
+
+
+def test_messages_of_mapped_features_are_solved_under_jit():
+    x, labels = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32), np.arange(12) % 2
+    method = covfree.fed3r(feature_map=covfree.relu_features(5))
+    message = covfree.client_message(method, x, labels, num_classes=2)
+    expected = covfree.solve_message(method, message, num_classes=2)
+    found = jax.jit(lambda own: covfree.solve_message(own, message, num_classes=2))(method)
+    np.testing.assert_allclose(found.head.weight, expected.head.weight, atol=1e-5)
