@@ -34,7 +34,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     temporary = path.with_name(f"{_PREFIX}{uuid.uuid4().hex}{_SUFFIX}")
     try:
         with temporary.open("xb") as file:
-            _lock(file)
+            lock(file)
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -72,15 +72,18 @@ def _is_abandoned(path: Path) -> bool:
     if not stat.S_ISREG(status.st_mode) or time.time() - status.st_mtime < _AGE:
         return False
     with path.open("rb") as file:
-        return _lock(file)
+        return lock(file)
 
 
-def _lock(file: BinaryIO) -> bool:
-    """Take the lock of a file, which ends when the file is closed; False if another has it."""
+def lock(file: BinaryIO, *, wait: bool = False) -> bool:
+    """Take the lock of a file, which ends when the file is closed; False if another has it, unless we wait.
+
+    Where there are no locks, on Windows and some file systems, nothing keeps two processes apart.
+    """
     if fcntl is None:
         return True
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:

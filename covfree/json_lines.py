@@ -5,14 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
+from covfree.atomic import lock
 
 Record = TypeVar("Record")
 _BLOCK = 1 << 16
@@ -51,20 +47,12 @@ class JsonLines(Generic[Record]):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         line = json.dumps(content).encode() + b"\n"
         with self.path.open("a+b") as file:
-            _lock(file)
+            lock(file, wait=True)
             file.truncate(_sound_size(file))
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
         self.records.append(record)
-
-
-def _lock(file: BinaryIO) -> None:
-    """Wait for the lock of a file, which ends when the file is closed."""
-    if fcntl is not None:
-        # A file system without locks.
-        with suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def _sound_size(file: BinaryIO) -> int:

@@ -17,6 +17,15 @@ def product(left: Float[Array, "a b"], right: Float[Array, "b c"]) -> Float[Arra
     return jnp.matmul(left, right, precision=jax.lax.Precision.HIGHEST)
 
 
+def magnitude(values: Float[Array, "..."]) -> Float[Array, ""]:
+    """The largest of the numbers, without sign; 1 if all are 0. It has no derivative.
+
+    Divided by it, squares of huge numbers do not overflow, and those of tiny ones do not vanish.
+    """
+    largest = jax.lax.stop_gradient(jnp.abs(values).max(initial=0))
+    return jnp.where(largest > 0, largest, 1)
+
+
 def symmetric_product(factor: Float[Array, "rows dim"], halvings: int = _HALVINGS) -> Float[Array, "dim dim"]:
     """``factorᵀ factor``, of which the lower triangle is copied from the upper, block by block.
 

@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from covfree import json_lines
+from covfree import atomic
 from covfree.json_lines import JsonLines
 
 
@@ -26,7 +26,7 @@ def test_where_there_are_no_locks_lines_are_added_all_the_same(tmp_path, monkeyp
     def refuse(*arguments):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(json_lines.fcntl, "flock", refuse)
+    monkeypatch.setattr(atomic.fcntl, "flock", refuse)
     lines(tmp_path / "lines.jsonl").add(1, 1)
     assert lines(tmp_path / "lines.jsonl").records == [1]
 

@@ -20,10 +20,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-try:
-    import fcntl
-except ImportError:  # on Windows nothing keeps two processes apart
-    fcntl = None
+from covfree.atomic import lock
 
 # Bytes that are copied at a time.
 _BLOCK = 2**22
@@ -155,8 +152,8 @@ def locked(folder: Path) -> BinaryIO:
         # It has just finished, and removed them.
         raise busy from None
     try:
-        _lock(journal)
-        if not path.exists() or not os.path.samestat(os.fstat(journal.fileno()), path.stat()):
+        mine = lock(journal)
+        if not mine or not path.exists() or not os.path.samestat(os.fstat(journal.fileno()), path.stat()):
             raise BlockingIOError
     except BlockingIOError:
         journal.close()
@@ -202,18 +199,6 @@ def _entries(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from _entries(entry, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", entry
-
-
-def _lock(file: BinaryIO) -> None:
-    if fcntl is None:
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
-    except OSError:
-        # A file system without locks.
-        return
 
 
 def _line(crc: int, body: bytes) -> bytes:

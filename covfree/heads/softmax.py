@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Integer, Real
 from covfree.checks import check_positive, check_strength
 from covfree.heads.columns import head_for_present
 from covfree.heads.lbfgs import minimise
-from covfree.products import product
+from covfree.products import magnitude, product
 from covfree.statistics.groups import accumulation_dtype, as_examples
 from covfree.types import AnyArray, LinearHead, Scalar
 
@@ -96,9 +96,7 @@ def _fit(
     # About one of the examples first: the mean of equal values is rounded, and its rounding is no spread.
     first = values[jnp.argmax(kept)][None, :]
     values = jnp.where(kept[:, None], values - first, 0)
-    # Squares of huge numbers would overflow, and those of tiny ones vanish.
-    largest = jax.lax.stop_gradient(jnp.abs(values).max(initial=0))
-    unit = jnp.where(largest > 0, largest, 1)
+    unit = magnitude(values)
     values = values / unit
     mean = product(share[None, :], values)
     values, mean = jnp.where(kept[:, None], values - mean, 0), first + unit * mean

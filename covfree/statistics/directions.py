@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Integer
 
 from covfree.checks import check_positive
 from covfree.lapack import eigh
-from covfree.products import product, symmetric_product
+from covfree.products import magnitude, product, symmetric_product
 from covfree.statistics.groups import as_examples
 from covfree.statistics.means import class_means
 from covfree.statistics.residuals import Senders, residuals, senders_of, with_vectors
@@ -174,9 +174,7 @@ def _leading(
     examples, dim = residual.shape
     if examples == 0:
         return jnp.zeros((number, dim), residual.dtype), jnp.zeros((), residual.dtype)
-    # Squares of huge numbers would overflow, and those of tiny ones vanish.
-    largest = jax.lax.stop_gradient(jnp.abs(residual).max(initial=0))
-    unit = jnp.where(largest > 0, largest, 1)
+    unit = magnitude(residual)
     scaled = residual / unit
     smaller = symmetric_product(scaled.T if examples <= dim else scaled)
     values, vectors = (x[..., ::-1] for x in eigh(smaller))

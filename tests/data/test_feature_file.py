@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from covfree import atomic
 from covfree.data import dataset as dataset_module
 from covfree.data import load_npz
 from covfree.data import pieces as pieces_module
@@ -317,13 +318,13 @@ def test_one_writer_at_a_time(tmp_path, finished):
 
 def test_the_folder_is_removed_while_somebody_waits_for_it(tmp_path, monkeypatch):
     """A lock on a file that is no longer there is none."""
-    lock = pieces_module._lock
+    lock = pieces_module.lock
 
     def removed_before(file):
         shutil.rmtree(tmp_path / "a.npz.partial")
-        lock(file)
+        return lock(file)
 
-    monkeypatch.setattr(pieces_module, "_lock", removed_before)
+    monkeypatch.setattr(pieces_module, "lock", removed_before)
     with pytest.raises(BlockingIOError):
         FeatureWriter(tmp_path / "a.npz", KEY, **SIZES)
 
@@ -332,7 +333,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch, finished):
     def flock(*arguments):
         raise OSError("not supported")
 
-    monkeypatch.setattr(pieces_module.fcntl, "flock", flock)
+    monkeypatch.setattr(atomic.fcntl, "flock", flock)
     written(tmp_path / "a.npz")
     assert (tmp_path / "a.npz").read_bytes() == finished.read_bytes()
 
