@@ -1,7 +1,16 @@
 """Registries: what they hold is read-only, and an unknown name is an error that lists the known ones."""
 
+import copy
+import inspect
+import multiprocessing
+import pickle
+from concurrent.futures import ProcessPoolExecutor
+
+import jax
+import numpy as np
 import pytest
 
+import covfree
 from covfree import finetune, methods, refine, staged
 from covfree.registries import Entry, Registry
 
@@ -28,3 +37,43 @@ def test_a_registry_does_not_change(untyped):
     assert list(registry.items()) == [("a", Entry("A", dict, frozenset()))]
     with pytest.raises(TypeError, match="does not support item assignment"):
         registry["b"] = made["b"]
+
+
+def made():
+    """All that is known by name, with its defaults, and every shrinkage rule in a method."""
+    head = covfree.LinearHead(np.zeros((5, 3), np.float32), np.zeros(3, np.float32))
+    model = finetune.linear_model(head)
+    found = {
+        (which.__name__, name): entry.make()
+        for which in (methods, refine, staged)
+        for name, entry in which.registry().items()
+    }
+    for name, entry in finetune.registry().items():
+        found["finetune", name] = entry.make(model, *entry.head)
+    for name, function in vars(covfree.estimators).items():
+        if inspect.isfunction(function) and function.__annotations__.get("return") == "Shrinkage":
+            number = [0.1] * sum(
+                p.default is p.empty for p in inspect.signature(function).parameters.values()
+            )
+            found["shrinkage", name] = covfree.fedcof(shrinkage=function(*number))
+    return found
+
+
+def test_what_is_registered_can_be_pickled_copied_and_spawned(untyped):
+    """Each copy has an equal structure, of an equal hash: compiled functions are those of the original."""
+    found = made()
+    assert len({kind for kind, _ in found}) == 5
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        spawned = pool.submit(copy.copy, found).result()
+    for name, one in found.items():
+        leaves, structure = jax.tree.flatten(one)
+        for way, other in (
+            ("pickled", pickle.loads(pickle.dumps(one))),
+            ("copied", copy.deepcopy(one)),
+            ("spawned", spawned[name]),
+        ):
+            same = jax.tree.structure(other)
+            assert (same, hash(same)) == (structure, hash(structure)), (name, way)
+            jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(other), leaves)
+            if name[0] != "finetune":  # whose leaves are arrays
+                assert other == one, (name, way)

@@ -53,9 +53,19 @@ def _by_client(factor, rows, moments, class_weight):
     return client_sums(factor, rows, moments, class_weight)
 
 
-@jax.jit
 def _automatic(
     strength: jax.Array,
+    covariance: Scatter,
+    moments: Moments,
+    freedom: Freedom,
+    sums: ClientSums | None,
+) -> tuple[jax.Array, jax.Array]:
+    # Static data of methods: a compiled function there could be neither copied nor pickled as itself.
+    return _compiled(covariance, moments, freedom, sums)
+
+
+@jax.jit
+def _compiled(
     covariance: Scatter,
     moments: Moments,
     freedom: Freedom,
