@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from browser import chromium, show
 from pages import run_module
+from reference import page_name, place_of, sections
 from selenium.webdriver.support.wait import WebDriverWait
 
 from covfree.figures import FORMATS
@@ -54,21 +55,20 @@ def test_pages_load_nothing_from_elsewhere(site):
 
 
 def test_every_name_has_a_place_in_the_reference(site):
-    hooks = runpy.run_path(str(ROOT / "docs" / "site" / "hooks.py"))
-    sections = list(hooks["sections"]())
-    assert {"covfree", "covfree.linalg", "covfree.metrics"} <= {module for _, module, _ in sections}
+    found = list(sections())
+    assert {"covfree", "covfree.linalg", "covfree.metrics"} <= {module for _, module, _ in found}
     overview = (site / "api.html").read_text(encoding="utf-8")
-    for title, module, names in sections:
-        where = hooks["reference_name"](title).replace(".md", ".html")
+    for title, module, names in found:
+        where = page_name(title).replace(".md", ".html")
         page = (site / where).read_text(encoding="utf-8")
         for name in names:
-            place = hooks["place_of"](module, name)
+            place = place_of(module, name)
             assert f'id="{place}"' in page, f"{where} lacks {name}"
             assert re.search(rf">\s*{module}\.{name}\s*<", page), f"{where} has no heading {module}.{name}"
             assert re.search(rf'href="reference/[^"]*#{place}"', overview), f"api.html does not link {name}"
         assert "doc-symbol-module" not in page, f"{where}: a file is described in place of what is in it"
     # Examples stand in docstrings without a fence; they must not be taken for quotations.
-    assert "<blockquote>" not in (site / "reference" / "covfree-covariances.html").read_text(encoding="utf-8")
+    assert "<blockquote>" not in (site / "reference" / "covfree-estimators.html").read_text(encoding="utf-8")
 
 
 def test_formulas_and_sessions_are_marked_as_such(site):

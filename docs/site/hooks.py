@@ -6,12 +6,10 @@ repository has one name in each, and links are rewritten from one to the other.
 
 from __future__ import annotations
 
-import ast
 import posixpath
 import re
 from collections.abc import Iterator
 from importlib.metadata import files as files_of
-from pathlib import Path
 from typing import Any
 
 import nbformat
@@ -19,8 +17,9 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from nbconvert import MarkdownExporter
+from reference import ROOT, overview, page_name, sections
+from reference import page as reference_page
 
-ROOT = Path(__file__).resolve().parents[2]
 # Pages outside docs/ that the menu names.
 PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "experiments/README.md", "benchmarks/README.md")
 _LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
@@ -57,83 +56,11 @@ def for_the_site(text: str, path: str) -> str:
     return _DOCTEST.sub(r"\1```pycon\n", text)
 
 
-def sections() -> Iterator[tuple[str, str, list[str]]]:
-    """Title, module and names of each page of the reference: the sections of docs/api.md."""
-    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8").split("\n## The command line")[0]
-    for chapter in text.split("\n## ")[1:]:
-        module = chapter.partition("\n")[0]
-        for place, part in enumerate(chapter.split("\n### ")):
-            title = f"{module}: {part.partition(chr(10))[0]}" if place else module
-            names = re.findall(r"^\| `(\w+)", part, re.MULTILINE)
-            if names and not title.endswith(": Modules"):
-                yield title, module, names
-
-
-def place_of(module: str, name: str) -> str:
-    """Where mkdocstrings finds what a module exports.
-
-    It follows names as Python does, except where a file is named after a function in it: it takes the file.
-    So imports are followed here, up to such a file.
-
-    >>> place_of("covfree", "fit"), place_of("covfree", "fedncm")
-    ('covfree.fit', 'covfree.methods.fedncm.fedncm')
-    """
-    file = ROOT.joinpath(*module.split("."), "__init__.py")
-    if file.is_file():
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if (
-                isinstance(node, ast.ImportFrom)
-                and node.module
-                and name in {each.name for each in node.names}
-            ):
-                place = place_of(node.module, name)
-                return place if place.endswith(f".{name}.{name}") else f"{module}.{name}"
-    return f"{module}.{name}"
-
-
-def described(module: str, name: str) -> str:
-    """What mkdocstrings is to write of a name.
-
-    >>> print(described("covfree", "fit"))
-    ::: covfree.fit
-        options: {heading: covfree.fit, toc_label: fit}
-    """
-    options = f"{{heading: {module}.{name}, toc_label: {name}}}"
-    return f"::: {place_of(module, name)}\n    options: {options}"
-
-
-def reference(title: str, module: str, names: list[str]) -> str:
-    """A page of the reference."""
-    return "\n\n".join([f"# {title}", *(described(module, name) for name in names)]) + "\n"
-
-
-def reference_name(title: str) -> str:
-    """Where a page of the reference lies.
-
-    >>> reference_name("covfree: Rows and what they sum to"), reference_name("covfree.linalg")
-    ('reference/covfree-rows-and-what-they-sum-to.md', 'reference/covfree.linalg.md')
-    """
-    return f"reference/{title.lower().replace(':', '').replace(' ', '-').replace(',', '')}.md"
-
-
-def linked_names(text: str) -> str:
-    """docs/api.md with a link from each name to its place in the reference."""
-    places = {(module, name) for _, module, names in sections() for name in names}
-    module, lines = "", []
-    for line in text.splitlines():
-        module = line[3:] if line.startswith("## ") else module
-        name = re.match(r"\| (`(\w+)[^`]*`) \|", line)
-        if name and (module, name[2]) in places:
-            line = f"| [{name[1]}][{place_of(module, name[2])}] |{line[name.end() :]}"
-        lines.append(line)
-    return "\n".join(lines)
-
-
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """List the reference's pages in the menu, those of one module together."""
     menu = next(entry["API"] for entry in config.nav or [] if "API" in entry)
     for title, module, _ in sections():
-        page = reference_name(title)
+        page = page_name(title)
         if title == module:
             menu.append({module: page})
         else:
@@ -150,7 +77,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, name, **content))
 
     for section in sections():
-        add(reference_name(section[0]), content=reference(*section))
+        add(page_name(section[0]), content=reference_page(*section))
     for located in files_of("sphinx-mathjax-offline") or ():
         path = str(located).partition("/static/")[2]
         if path.endswith((".woff", "/tex-chtml.js")):
@@ -185,7 +112,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     """Rewrite what was written for GitHub."""
     name = page.file.src_uri
     if name == "api.md":
-        markdown = linked_names(markdown)
+        markdown += overview()
     if name.startswith("notebooks/"):
         return for_the_site(markdown, name.replace(".md", ".ipynb"))
     return for_the_site(markdown, f"docs/{name}" if (ROOT / "docs" / name).is_file() else name)
