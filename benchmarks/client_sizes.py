@@ -23,7 +23,7 @@ import numpy as np
 from common import machine, peak_memory, second_call, write
 
 import covfree
-from covfree.methods import ClassMeans, Mixtures, SketchedMeans, registry
+from covfree.methods import ClassMeans, DirectedMeans, Mixtures, registry
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "client_sizes"
 
@@ -111,8 +111,9 @@ def too_large(method: covfree.Method, labels: np.ndarray, owners: np.ndarray, cl
     if isinstance(method.summary, ClassMeans) and method.summary.covariance is not None:
         shape = (MOST_ROWS, dim) if method.summary.covariance == "diagonal" else (MOST_ROWS,)
         rows = replace(rows, covariance=np.zeros(shape, np.float32))
-    if isinstance(method.summary, SketchedMeans):
-        rows = replace(rows, sketch=np.zeros(MOST_ROWS, np.bool_))
+    if isinstance(method.summary, DirectedMeans):
+        rest = None if method.summary.centred else np.zeros(MOST_ROWS, np.float32)
+        rows = replace(rows, sketch=np.zeros(MOST_ROWS, np.bool_), covariance=rest)
     totals = jax.eval_shape(partial(covfree.accumulate, num_classes=classes), method, rows)
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(totals))
     return f"totals of {size / 1e9:.1f} GB" if size > MOST_BYTES else ""

@@ -26,9 +26,7 @@ from variance_theory import CLASSES, Estimator, Federation, Setting, make_federa
 
 import covfree
 from covfree.estimators.components import component_factor, component_moments
-from covfree.estimators.sketched import sketched_factor, sketched_moments
 from covfree.products import symmetric_product
-from covfree.statistics.sketches import sketched_rows
 
 BOUND = 5.0
 ESTIMATORS = (
@@ -37,15 +35,11 @@ ESTIMATORS = (
     Estimator("eq. 5", 4),
     Estimator("components", 2),
     Estimator("components", 4),
-    Estimator("sketches", 1),
-    Estimator("sketches", 4),
-    Estimator("sketches", 16),
     Estimator("exact"),
 )
 NUMBERS = (
     *(Estimator("eq. 5", number) for number in (1, 2, 4, 8)),
     *(Estimator("components", number) for number in (2, 4, 8)),
-    *(Estimator("sketches", number) for number in (1, 2, 4, 8, 16, 32)),
     Estimator("exact"),
 )
 
@@ -72,16 +66,6 @@ def estimate(
     pairs = MOST_CLIENTS * CLASSES
     if kind == "exact":
         rows = covfree.Rows.from_examples(features, labels)
-    elif kind == "sketches":
-        rows = sketched_rows(
-            features,
-            labels,
-            clients,
-            num_rows=min(pairs, len(labels)),
-            num_clients=MOST_CLIENTS,
-            num_sketches=number,
-            key=key,
-        )
     else:
         rows = covfree.client_rows(
             features,
@@ -94,8 +78,6 @@ def estimate(
     moments = covfree.first_moments(rows, CLASSES)
     if kind == "components":
         factor = component_factor(rows, component_moments(rows, CLASSES))
-    elif kind == "sketches":
-        factor = sketched_factor(rows, sketched_moments(rows, CLASSES).moments)
     else:
         weighting = "pooled" if kind == "pooled" else "per_class"
         factor = covfree.within_factor(rows, moments, weighting=weighting)

@@ -49,11 +49,9 @@ def _draw(
         "eq. 5": (figures.BLUE, figures.SKY),
         "pooled": (figures.PURPLE,),
         "components": (figures.VERMILLION, figures.ORANGE),
-        # Darker and lighter than Okabe and Ito's green.
-        "sketches": ("#00583F", figures.GREEN, "#80CEB9"),
         "exact": (figures.BLACK,),
     }
-    marks = {"eq. 5": "o", "pooled": "D", "components": "s", "sketches": "^", "exact": "*"}
+    marks = {"eq. 5": "o", "pooled": "D", "components": "s", "exact": "*"}
     figure = figures.new_figure(figures.PAGE, 5.6)
     axes = figure.subplots(2, 3).ravel()
     used: dict[Kind, int] = {}
@@ -70,16 +68,16 @@ def _draw(
             axis.plot(x, [r["theory"]["error"] for r in of], "--", color=colour, lw=1)
             if variable == "shift" and kind in ("eq. 5", "pooled"):
                 axis.plot(x[1:], [r["theory"]["squared_bias"] for r in of[1:]], ":", color=colour, lw=1.4)
-    for kind in ("eq. 5", "components", "sketches", "exact"):
+    for kind in ("eq. 5", "components", "exact"):
         own = [e for e in of_numbers if e.kind == kind]
         of = [numbers["results"][e.name] for e in own]
-        x = [e.number for e in own] if kind != "exact" else [1, 32]
+        x = [e.number for e in own] if kind != "exact" else [1, 8]
         of = of * 2 if kind == "exact" else of
         colour = colours[kind][0]
         axes[5].plot(x, [r["measured"]["error"] for r in of], marks[kind], color=colour, ms=3.5)
         axes[5].plot(x, [r["theory"]["error"] for r in of], "--", color=colour, lw=1)
-    ticks = [*([point[name] for point in points] for name, points in panels.items()), [1, 2, 4, 8, 16, 32]]
-    for axis, name, at in zip(axes, (*titles.values(), "subsets J, or sketches m"), ticks, strict=True):
+    ticks = [*([point[name] for point in points] for name, points in panels.items()), [1, 2, 4, 8]]
+    for axis, name, at in zip(axes, (*titles.values(), "subsets J"), ticks, strict=True):
         axis.set(xlabel=name, yscale="log")
         if at[0] > 0:
             axis.set_xscale("log")

@@ -2,7 +2,7 @@ r"""Theory of the covariance estimators that ``estimator_variance.py`` measures,
 
 *What is drawn.* A federation is fixed: K clients of n examples each, their classes by Dirichlet draws with α,
 and the mean m_kc of each client's class, about the class's with covariance τ²Σ (client shift). Features are
-Gaussian, m_kc + N(0, Σ), and drawn anew each time, as are the deals to subsets and the signs of sketches.
+Gaussian, m_kc + N(0, Σ), and drawn anew each time, as are the deals to subsets.
 
 *What is estimated.* The within-class covariance of all examples, client shift included, as a head needs it:
 with D_c = Σ_k n_kc (m_kc − m_c)(m_kc − m_c)ᵀ and A = Σ_c a_c = Σ_c (N_c − 1),
@@ -27,12 +27,6 @@ All estimators are Σ̂ = Σ_j w_j S_j of independent S_j, with mean Σ_j w_j (�
 - pooled: w = 1/Σ_c ν_c.
 - components, J subsets: between clients w = 1/A, ν = k_c − 1, D_c; inside them, where there is no shift,
   w = (1 + w_c)/A, ν = Σ_k (J_kc − 1), w_c = (N_c − K_c)/ν. The two are independent, as P's are orthogonal.
-- m sketches: between clients as above; of client k, FᵀPQPF/A with P the projection on residuals, of rank a_k,
-  and Q = Σ_j ε_j ε_jᵀ/m. Given the signs it has mean tr(PQ) Σ and variance ‖PQP‖² V, whatever the shift. The
-  signs' fourth moments are 1, not 3, so that Var εᵀPε = 2 (a_k − Σ_i P_ii²) = 2 b_k, b_k = Σ_c (1 − 1/n_kc),
-  while E(ε_jᵀPε_l)² = a_k for j ≠ l. The mean is a_k Σ/A, and the variance, the signs' own included,
-
-      [V (a_k² + (m − 1) a_k + 2 b_k) + 2 b_k ‖Σ‖²] / (m A²)
 
 A class that shows no spread (ν = 0) adds nothing hidden, which is the bias seen at small α.
 """
@@ -47,11 +41,11 @@ import numpy as np
 from covfree.federation import inner_dirichlet
 
 CLASSES = 3
-Kind = Literal["eq. 5", "pooled", "components", "sketches", "exact"]
+Kind = Literal["eq. 5", "pooled", "components", "exact"]
 
 
 class Estimator(NamedTuple):
-    """A kind, and its number of subsets J or of sketches m."""
+    """A kind, and its number of subsets J."""
 
     kind: Kind
     number: int = 1
@@ -59,7 +53,7 @@ class Estimator(NamedTuple):
     @property
     def name(self) -> str:
         """As in the legend."""
-        symbol = {"eq. 5": "J", "components": "J", "sketches": "m"}.get(self.kind)
+        symbol = {"eq. 5": "J", "components": "J"}.get(self.kind)
         kind = "eq. 5, pooled" if self.kind == "pooled" else self.kind
         return kind if symbol is None else f"{kind}, {symbol} = {self.number}"
 
@@ -127,10 +121,10 @@ class Part(NamedTuple):
 
 
 def parts(estimator: Estimator, federation: Federation) -> list[Part]:
-    """The independent scatters of which an estimate is made; but for those inside sketches."""
+    """The independent scatters of which an estimate is made."""
     kind, number = estimator
     counts, all_degrees = federation.counts, federation.degrees.sum()
-    rows = np.where(counts > 0, np.clip(counts // 2, 1, number if kind != "sketches" else 1), 0)
+    rows = np.where(counts > 0, np.clip(counts // 2, 1, number), 0)
     seen = np.maximum(rows.sum(0) - 1, 0)
     found: list[Part] = []
     for c, spread in enumerate(federation.spreads):
@@ -160,12 +154,4 @@ def theory(estimator: Estimator, federation: Federation) -> tuple[np.ndarray, fl
         mean += weight * (degrees * sigma + off)
         noise = degrees * (square + trace**2) + 2 * (np.trace(off) * trace + np.sum(off * sigma))
         variance += weight**2 * float(noise)
-    if estimator.kind == "sketches":
-        counts = federation.counts
-        hidden = np.maximum(counts - 1, 0).sum(1)
-        fourth = np.where(counts > 0, 1 - 1 / np.maximum(counts, 1), 0).sum(1)
-        degrees = hidden**2 + (estimator.number - 1) * hidden + 2 * fourth
-        noise = np.sum((square + trace**2) * degrees + 2 * fourth * square) / estimator.number
-        mean += hidden.sum() / federation.degrees.sum() * sigma
-        variance += float(noise) / federation.degrees.sum() ** 2
     return mean, variance

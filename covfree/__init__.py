@@ -86,7 +86,6 @@ from covfree.methods import fedcof as fedcof
 from covfree.methods import fedcof_components as fedcof_components
 from covfree.methods import fedcof_oracle as fedcof_oracle
 from covfree.methods import fedcof_residuals as fedcof_residuals
-from covfree.methods import fedcof_sketches as fedcof_sketches
 from covfree.methods import fedncm as fedncm
 from covfree.methods import fedpft as fedpft
 from covfree.methods import fedran as fedran

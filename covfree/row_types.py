@@ -53,7 +53,7 @@ class RowTypes:
         )
 
     def cast(self, rows: Rows) -> Rows:
-        """The rows in these types, as NumPy arrays; labels as int32, −1 for padding and sketches."""
+        """The rows in these types, as NumPy arrays; labels as int32, −1 for padding, −2 for directions."""
         label = np.asarray(rows.label)
         # What a narrower type cannot hold becomes infinite.
         with np.errstate(over="ignore"):

@@ -56,9 +56,8 @@ class Rows:
         covariance: covariance of the examples behind each row, if clients send it: in full, its diagonal, or
             one variance for all directions. 0 if the count is below 2. Of a residual direction: what the
             client's directions leave out.
-        sketch: True for rows that are no means but residual sketches (`residual_sketches`) or residual
-            directions (`residual_directions`). Their labels, −1 and −2 (`DIRECTION`), are padding to
-            functions that do not know them.
+        sketch: True for rows that are no means but residual directions. Their label, −2 (`DIRECTION`), is
+            padding to functions that do not know them.
     """
 
     mean: Float[AnyArray, "rows dim"]

@@ -1,8 +1,7 @@
-"""Subset means, variance components and residual sketches at equal bytes, with and without client shift.
+"""Subset means and variance components at equal bytes, with and without client shift.
 
 Run ``python experiments/equal_bytes.py [--features FILE.npz ...] [--seeds 5] [--out FILE.json]``.
-For each number J of subset means a class, the sketches of a client are as many as cost the same bytes, to the
-nearest vector. "error" is that of the within-class scatter, in the Frobenius norm, relative to the exact one
+"error" is that of the within-class scatter, in the Frobenius norm, relative to the exact one
 of all examples. With client shift, each client's features are moved by a vector of its own, of the given size
 in units of the average standard deviation within classes; test examples are moved by those of clients drawn
 at random.
@@ -67,15 +66,11 @@ def compared(data: FeatureSet, shift: float, seed: int) -> dict[str, dict[str, f
     examples = covfree.Rows.from_examples(data.train_features.astype(np.float32), data.train_labels)
     moments = covfree.first_moments(examples, data.num_classes)
     exact = np.asarray(covfree.within_scatter(examples, moments), np.float64)
-    pairs = covfree.count_rows(data.train_labels, clients)
     found = {}
     for subsets in SUBSETS:
-        vectors = covfree.count_rows(data.train_labels, clients, subsets)
         found[f"means, J = {subsets}"] = covfree.fedcof(num_subsets=subsets)
         if subsets > 1:
             found[f"components, J = {subsets}"] = covfree.fedcof_components(num_subsets=subsets)
-            sketches = max(1, round((vectors - pairs) / CLIENTS))
-            found[f"sketches as J = {subsets}"] = covfree.fedcof_sketches(sketches)
     found["oracle"] = covfree.fedcof_oracle()
     return {name: one(method, data, clients, exact, seed) for name, method in found.items()}
 

@@ -3,7 +3,7 @@
 Run ``python experiments/refinement.py [--features FILE] [--speech FOLDER] [--texts FOLDER] --out FOLDER``.
 It writes ``results.json`` as it goes and goes on where it was stopped. Federations are the
 digits, and the files given, over 10, 30 and 100 clients, with and without a shift of each client's
-features; of speech also the speakers. Ways are FedCOF and its refinement, residual directions, sketches,
+features; of speech also the speakers. Ways are FedCOF and its refinement, residual directions,
 variance components, Fed3R, the exact covariance, and FedAvg and FedAdam from FedCOF's head: all clients in
 each round, the best of three rates *on the test examples*, in their favour. Bytes are those of all clients,
 both ways.
@@ -110,7 +110,6 @@ def measured(data: Data, clients: np.ndarray, seed: int, training: int) -> dict[
     ]
     found["FedCOF"] = found["refined"][:1]
     found["components"] = [point(covfree.fedcof_components())]
-    found["sketches"] = [point(covfree.fedcof_sketches(number)) for number in (1, 8)]
     found["directions"] = [point(covfree.fedcof_residuals(number)) for number in (1, 8)]
     found["Fed3R"] = [point(covfree.fed3r())]
     found["exact covariance"] = [point(covfree.fedcof_oracle())]
@@ -155,7 +154,6 @@ def table(results: Results) -> str:
         ("exact", "exact covariance", 0),
         ("Fed3R", "Fed3R", 0),
         ("components", "components", 0),
-        ("8 sketches", "sketches", 1),
         ("8 directions", "directions", 1),
         ("FedAvg", "FedAvg", -1),
         ("FedAdam", "FedAdam", -1),

@@ -18,7 +18,6 @@ WAYS: dict[str, tuple[str, str, str]] = {
     "FedAdam": ("FedAdam from FedCOF's head", figures.PURPLE, ""),
     "FedAvg": ("FedAvg from FedCOF's head", figures.SKY, ""),
     "directions": ("residual directions, 1 and 8", figures.GREEN, "D"),
-    "sketches": ("residual sketches, 1 and 8", figures.GREY, "v"),
     "components": ("variance components", figures.BLACK, "^"),
     "Fed3R": ("Fed3R", figures.ORANGE, "s"),
     "exact covariance": ("exact covariance (d² numbers a class and client)", figures.BLUE, "*"),

@@ -46,7 +46,6 @@ ORACLES = {
 # library's rows without padding.
 ROW_ORACLES = {
     "fedcof-components": partial(oracle.fedcof_components, gamma=0.4),
-    "fedcof-sketches": partial(oracle.fedcof_sketches, gamma=0.4),
 }
 # Methods whose head is trained on draws, here few: it has no formula (see tests/methods/test_sampled.py).
 SAMPLED = {

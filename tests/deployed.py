@@ -16,7 +16,7 @@ SIZE = 24
 # A method for each kind of message: rows alone, rows with variances, Gram matrices, solutions, covariances.
 KINDS = ["fedncm", "naive-bayes", "fed3r", "afl", "fedcof-oracle"]
 # What clients draw at random, from their own keys: a simulation has other draws of the same law.
-DRAWN = ("fedcof-components", "fedcof-sketches", "fedpft")
+DRAWN = ("fedcof-components", "fedpft")
 # Fewer virtual features and fewer random ones than by default: as good for a comparison.
 _FEWER = {
     "ccvr": {"num_samples": 300},
@@ -29,7 +29,7 @@ _FEWER = {
     "stsa-e": {"num_features": 7, "num_subsets": 1},
 }
 # These compile anew for each client: two of them show what there is to see.
-_FEW_CLIENTS = dict.fromkeys(("fedpft", "fedcof-sketches", "ensemble"), (23, 83))
+_FEW_CLIENTS = dict.fromkeys(("fedpft", "ensemble"), (23, 83))
 
 
 def make(name: str) -> covfree.Method:

@@ -451,14 +451,3 @@ def fedran(features, labels, clients, num_classes, ridge, num_directions):
     if left_out:
         matrix += np.average(left_out, weights=left_out) * np.eye(len(matrix))
     return ridge_head(matrix, count, mean, ridge, unit=False)
-
-
-def fedcof_sketches(rows, num_classes, gamma):
-    """From the means and the sketches that the clients sent."""
-    means = [row for row, sketch in zip(_as_list(rows), rows.sketch, strict=True) if not sketch]
-    count, _, mean = moments(means, num_classes)
-    scatter = sum(spread(means, c, mean[c]) for c in range(num_classes))
-    for (y, _, _), sketch in zip(_as_list(rows), rows.sketch, strict=True):
-        if sketch:
-            scatter = scatter + np.outer(y, y)
-    return lda_head(diagonal_loading(scatter / within_degrees(means, num_classes), gamma), count, mean)

@@ -24,7 +24,7 @@ def script():
 @pytest.fixture(scope="module")
 def few(script):
     """One of each kind of estimator, on a federation of unequal counts with client shift."""
-    kinds = [("eq. 5", 1), ("components", 2), ("sketches", 2), ("exact", 1)]
+    kinds = [("eq. 5", 1), ("components", 2), ("exact", 1)]
     return tuple(script.Estimator(*kind) for kind in kinds), script.Setting(6, 20, 3, 0.5, 0.5)
 
 

@@ -62,7 +62,6 @@ def noised(method):
 
 METHODS = {
     # The method, and how often a client, or a simulation of all, draws.
-    "subsets, sketches, noise": (noised(covfree.fedcof_sketches(2, 0.1, num_subsets=2)), 4),
     "subsets, noise": (noised(covfree.fedcof(0.1, num_subsets=2)), 3),
 }
 

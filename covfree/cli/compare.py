@@ -77,13 +77,10 @@ def compare_command(
     ] = None,
     num_subsets: Annotated[
         str | None,
-        typer.Option(help="Means of a class that a client sends: fedcof, -components, -sketches, stsa-e."),
+        typer.Option(help="Means of a class that a client sends: fedcof, -components, stsa-e."),
     ] = None,
     subset_size: Annotated[
         str | None, typer.Option(help="Examples behind such a mean, at least, where the client has them.")
-    ] = None,
-    num_sketches: Annotated[
-        str | None, typer.Option(help="Sketches a client sends, for fedcof-sketches.")
     ] = None,
     num_directions: Annotated[
         str | None, typer.Option(help="Directions a client sends, for fedcof-residuals and fedran.")
@@ -127,7 +124,7 @@ def compare_command(
       covfree compare --images photos --backbone efficientnet-lite0
     """
     texts = {"shrinkage": shrinkage, "ridge": ridge, "sigma": sigma, "head": head, "scatter": scatter}
-    texts |= {"num_subsets": num_subsets, "subset_size": subset_size, "num_sketches": num_sketches}
+    texts |= {"num_subsets": num_subsets, "subset_size": subset_size}
     texts |= {"num_directions": num_directions, "num_features": num_features}
     texts |= {"num_components": num_components, "rounds": rounds, "directions": directions}
     numbers, chosen_seeds = numbers_of(texts), seeds_of(seeds)

@@ -35,7 +35,7 @@ def diagnose_command(
     alpha: Alpha = None,
     partition: Partition = None,
     method: Annotated[
-        str, typer.Option(help="A method whose clients send rows, such as fedcof or fedcof-sketches.")
+        str, typer.Option(help="A method whose clients send rows, such as fedcof or fedcof-components.")
     ] = "fedcof",
     seed: Annotated[int, typer.Option(help="Seed of the split and the partition.")] = 0,
     report: ReportFile = None,

@@ -25,10 +25,10 @@ def _family(title: str, colour: str, mark: str, methods: str) -> Family:
 FAMILIES = (
     _family("class means", figures.BLUE, "o", "fedncm fedcof fedcof-paper fedcof-random qda-means"),
     _family(
-        "several means, sketches or directions",
+        "several means or directions",
         figures.SKY,
         "v",
-        "fedcof-components fedcof-sketches fedcof-residuals stsa-e fedran",
+        "fedcof-components fedcof-residuals stsa-e fedran",
     ),
     _family("means and variances", figures.GREEN, "^", "fedcof-spherical fedcof-diagonal naive-bayes"),
     _family("Gram matrices", figures.ORANGE, "s", "fed3r fed3r-within fed3r-random afl fedcgs"),

@@ -176,14 +176,14 @@ def _of_covariance(found: Diagnosis) -> str:
     if not found.degrees > 0:
         return (
             "No covariance is seen: no class has two means. The head is a nearest-mean classifier. "
-            "Let clients send means of subsets, or sketches."
+            "Let clients send means of subsets, or residual directions."
         )
     more = math.ceil(3 * float(found.degrees))
     return (
         f"The covariance rests on {found.degrees:.0f} degrees of freedom, for an effective rank of "
         f"{found.effective_rank:.0f}: its expected relative error is {100 * found.error:.0f} %. To halve "
         f"that takes four times as many, about {more} more: from four times the clients, or as many more "
-        "means of subsets or sketches from each."
+        "means of subsets from each."
     )
 
 
@@ -216,13 +216,13 @@ def _of_offset(found: Diagnosis) -> str:
 def _of_shift(found: Diagnosis) -> str:
     if not found.shift.informative:
         return (
-            "Whether clients' features differ cannot be told from these means. Two subset means a class, or "
-            "sketches, would tell."
+            "Whether clients' features differ cannot be told from these means. Two subset means a class "
+            "would tell."
         )
     if not found.shift.p_value < _LEVEL:
         return f"No sign that clients' features differ (p = {found.shift.p_value:.2g})."
     return (
         f"Clients' features differ (p = {found.shift.p_value:.2g}): estimated from one mean a class, the "
-        f"variances are about {100 * found.shift.relative_shift:.0f} % too large. Those of fedcof_sketches "
+        f"variances are about {100 * found.shift.relative_shift:.0f} % too large. Those of fedcof_residuals "
         "and fedcof_components are not."
     )

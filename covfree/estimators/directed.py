@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
-from covfree.estimators.moments import first_moments, row_counts
-from covfree.estimators.scatter import Freedom
-from covfree.estimators.sketched import valid_sketches
+from covfree.estimators.moments import first_moments, row_counts, row_means
+from covfree.estimators.scatter import Freedom, centred_rows
 from covfree.types import Moments, Rows
 
 
@@ -28,6 +27,17 @@ class DirectedMoments:
     degrees: Float[Array, ""]
 
 
+def valid_directions(rows: Rows) -> Bool[Array, " rows"]:
+    """Rows that are directions: marked so, with a count above 0.
+
+    Raises:
+        ValueError: if the rows do not say which of them are directions.
+    """
+    if rows.sketch is None:
+        raise ValueError("rows: expected rows with directions among them, see directed_rows; got none")
+    return jnp.asarray(rows.sketch) & (jnp.asarray(rows.count) > 0)
+
+
 def directed_moments(rows: Rows, num_classes: int) -> DirectedMoments:
     """Phase one: the class moments, and the degrees of freedom behind the residual directions.
 
@@ -39,7 +49,29 @@ def directed_moments(rows: Rows, num_classes: int) -> DirectedMoments:
         ValueError: if no directions are marked, or shapes do not fit.
     """
     moments = first_moments(rows, num_classes)
-    return DirectedMoments(moments, row_counts(rows, valid_sketches(rows)).astype(moments.total.dtype).sum())
+    return DirectedMoments(
+        moments, row_counts(rows, valid_directions(rows)).astype(moments.total.dtype).sum()
+    )
+
+
+def directed_factor(rows: Rows, moments: Moments) -> Float[Array, "rows dim"]:
+    """Rows Y with YᵀY = Ŵ: √n_r (x_r − μ_c) of each mean, and the residual directions as they are.
+
+    The first part is the scatter of the examples that is seen between the rows. The directions are the
+    largest part of what is hidden inside them, or all of it if clients send enough.
+
+    Args:
+        rows: class means and directions, all of them or a part.
+        moments: class moments of *all* rows.
+
+    Returns:
+        The factor; 0 in padding rows.
+
+    Raises:
+        ValueError: if no directions are marked.
+    """
+    directions = row_means(rows, valid_directions(rows))
+    return centred_rows(rows, moments, jnp.ones_like(moments.total[:, 0])) + directions
 
 
 def directed_freedom(totals: DirectedMoments) -> Freedom:

@@ -16,13 +16,11 @@ from covfree.estimators.moments import (
     first_moments,
     row_counts,
     row_labels,
-    row_means,
     valid_rows,
 )
 from covfree.estimators.scatter import centred_rows
-from covfree.estimators.sketched import valid_sketches
 from covfree.products import symmetric_product
-from covfree.types import DIRECTION, AnyArray, Moments, Rows
+from covfree.types import AnyArray, Moments, Rows
 
 
 class ShiftTest(NamedTuple):
@@ -89,9 +87,8 @@ def shift_bias(
 def shift_test(rows: Rows, num_classes: int) -> ShiftTest:
     """Test whether clients' class means differ by more than the covariance within clients explains.
 
-    With sketches, or several rows of a client and class, the test is a ratio of variances: the spread of the
-    clients' means over what the scatter within clients predicts. A class is left out if no client sent
-    several rows of it. A sketch mixes all classes, so with sketches all are assumed to have the same tr Σ_c.
+    With several rows of a client and class, the test is a ratio of variances: the spread of the clients'
+    means over what the scatter within clients predicts. A class is left out if no client sent several rows.
 
     With one mean a client and class, the test is a regression slope: if clients differ, squared deviations of
     means, times the number of examples, grow with that number. Classes with fewer than three rows are left
@@ -106,7 +103,7 @@ def shift_test(rows: Rows, num_classes: int) -> ShiftTest:
     all rows, not a part of them.
 
     Args:
-        rows: class rows: with clients and several rows of a client and class, with sketches, or with neither.
+        rows: class rows: with clients and several rows of a client and class, or one row of each.
         num_classes: C, static.
 
     Returns:
@@ -127,10 +124,7 @@ def shift_test(rows: Rows, num_classes: int) -> ShiftTest:
         return _slope_test(rows, moments)
     ratio = _ratio_test(rows, moments)
     slope = _slope_test(rows, moments)
-    usable = ratio.informative
-    if rows.sketch is not None:
-        usable = ~(valid_sketches(rows) & (row_labels(rows) == DIRECTION)).any()
-    return ShiftTest(*(jnp.where(usable, *both) for both in zip(ratio, slope, strict=True)))
+    return ShiftTest(*(jnp.where(ratio.informative, *both) for both in zip(ratio, slope, strict=True)))
 
 
 def _test(z: jax.Array, relative: jax.Array, informative: jax.Array) -> ShiftTest:
@@ -165,22 +159,9 @@ def _ratio_test(rows: Rows, moments: Moments) -> ShiftTest:
     above = jnp.maximum(clients - 1, 0).astype(between.dtype)
     rest = jnp.maximum(moments.num_rows - 1, 0).astype(between.dtype)
     # Independent pieces of the scatter within clients: their degrees of freedom, and their traces over these.
-    if rows.sketch is None:
-        degrees = jnp.maximum(held - 1, 0).astype(between.dtype)
-        trace = jax.ops.segment_sum(jnp.square(parts.within).sum(1), slot, size)
-        piece, terms = _over(trace, degrees), (degrees > 0).astype(between.dtype)
-    else:
-        kept = valid_sketches(rows)
-        owner = jnp.where(kept, 0, 1)
-        # Client k's m rows of sketches hold s/√m and have the count a_k; so Σ count / Σ_k a_k is m.
-        count = row_counts(rows, kept).astype(between.dtype)
-        hidden = (moments.count - moments.num_rows).astype(between.dtype).sum()
-        number = _over(count.sum(), hidden)
-        piece = _over(jnp.square(row_means(rows, kept)).sum(1), count) * number
-        # Sketches of one client share its examples, so each is worth less than one degree of freedom.
-        degrees = terms = jnp.where(kept, _over(count, count + number - 1), 0)
-        between, above, rest = (x.sum(keepdims=True) for x in (between, above, rest))
-        num_classes = 1
+    degrees = jnp.maximum(held - 1, 0).astype(between.dtype)
+    trace = jax.ops.segment_sum(jnp.square(parts.within).sum(1), slot, size)
+    piece, terms = _over(trace, degrees), (degrees > 0).astype(between.dtype)
     inside = jax.ops.segment_sum(degrees, owner, num_classes)
     level = _over(jax.ops.segment_sum(degrees * piece, owner, num_classes), inside)
 

@@ -23,8 +23,6 @@ from covfree.methods.sampled import ccvr as ccvr
 from covfree.methods.sampled import fedpft as fedpft
 from covfree.methods.shifted import fedcof_components as fedcof_components
 from covfree.methods.shifted import fedcof_residuals as fedcof_residuals
-from covfree.methods.shifted import fedcof_sketches as fedcof_sketches
-from covfree.methods.sketched_means import SketchedMeans as SketchedMeans
 from covfree.methods.stsa import stsa_e as stsa_e
 from covfree.methods.summaries import ClassMeans as ClassMeans
 from covfree.methods.summaries import Examples as Examples

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from covfree.checks import check_strength
 from covfree.estimators import first_moments
+from covfree.estimators.directed import valid_directions
 from covfree.estimators.moments import row_means
-from covfree.estimators.sketched import valid_sketches
 from covfree.feature_maps import relu_features
 from covfree.heads import ridge_head
 from covfree.linalg import Scatter
@@ -32,7 +32,7 @@ _Totals: TypeAlias = tuple[Moments, Scatter, _LeftOut]
 def _phase(
     ridge: Scalar, totals: tuple[()], rows: Rows, num_classes: int
 ) -> tuple[Moments, Factor, _LeftOut]:
-    directions = valid_sketches(rows)
+    directions = valid_directions(rows)
     sent = jnp.where(directions, jnp.asarray(sent_matrix(rows.covariance, "variance")), 0)
     left_out = _LeftOut(sent.sum(), jnp.square(sent).sum())
     return first_moments(rows, num_classes), Factor(row_means(rows, directions)), left_out

@@ -14,7 +14,7 @@ from covfree.methods.fisher import fishermix, proto_hyper
 from covfree.methods.gaussian import fedcgs, naive_bayes, qda
 from covfree.methods.method import Method
 from covfree.methods.sampled import ccvr, fedpft
-from covfree.methods.shifted import fedcof_components, fedcof_residuals, fedcof_sketches
+from covfree.methods.shifted import fedcof_components, fedcof_residuals
 from covfree.methods.stsa import stsa_e
 from covfree.registries import Entry, Registry
 from covfree.types import Scalar
@@ -68,11 +68,6 @@ _REGISTRY: Registry[Entry[Method]] = Registry(
             "FedCOF, variance components",
             fedcof_components,
             frozenset({"shrinkage", "num_subsets", "subset_size"}),
-        ),
-        "fedcof-sketches": Entry(
-            "FedCOF, residual sketches",
-            fedcof_sketches,
-            frozenset({"shrinkage", "num_subsets", "subset_size", "num_sketches"}),
         ),
         "fedcof-residuals": Entry(
             "FedCOF, residual directions", fedcof_residuals, frozenset({"shrinkage", "num_directions"})

@@ -1,4 +1,4 @@
-"""FedCOF where clients' features differ: variance components, residual sketches and directions."""
+"""FedCOF where clients' features differ: variance components and residual directions."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from covfree.feature_maps import FeatureMap
 from covfree.methods.directed_means import DirectedMeans
 from covfree.methods.fedcof import HeadChoice, fedcof_like
 from covfree.methods.method import Method
-from covfree.methods.sketched_means import SketchedMeans
 from covfree.methods.summaries import ClassMeans
-from covfree.methods.within import FromComponents, FromDirections, FromSketches
+from covfree.methods.within import FromComponents, FromDirections
 from covfree.types import Scalar
 
 
@@ -55,39 +54,6 @@ def fedcof_components(
     within = FromComponents(weighting)
     method = fedcof_like("fedcof-components", summary, within, shrinkage, head, feature_map=feature_map)
     return replace(method, whole_clients=True)
-
-
-def fedcof_sketches(
-    num_sketches: int = 1,
-    shrinkage: Scalar | str | Shrinkage = "auto",
-    head: HeadChoice = "lda",
-    *,
-    num_subsets: int | None = 1,
-    subset_size: int = 2,
-    feature_map: FeatureMap | None = None,
-) -> Method:
-    """Make FedCOF with residual sketches: clients add a few vectors that hold their scatter within classes.
-
-    A residual is a feature minus the class mean that the client sends. A sketch y is the sum of a client's
-    residuals, each with a secret random sign. The expectation of yyᵀ over the signs is the client's scatter
-    within classes, for any data and any number of clients, however they differ. Bytes up: 4·(M + K·m)·d for m
-    sketches. Defaults are LDA and automatic shrinkage, as `fedcof`'s.
-
-    Args:
-        num_sketches: m, sketches of a client.
-        shrinkage: see `fedcof`.
-        head: see `fedcof`.
-        num_subsets: most random subsets of a client's class, each sending its mean.
-        subset_size: see `fedcof`.
-        feature_map: see `fedcof`.
-
-    Raises:
-        ValueError: if an argument is unknown or out of range.
-
-    Source: covfree; the derivation is in docs/shift.md.
-    """
-    summary = SketchedMeans(num_sketches, num_subsets, subset_size)
-    return fedcof_like("fedcof-sketches", summary, FromSketches(), shrinkage, head, feature_map=feature_map)
 
 
 def fedcof_residuals(

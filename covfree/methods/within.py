@@ -16,15 +16,9 @@ from covfree.estimators.components import (
     component_freedom,
     component_moments,
 )
-from covfree.estimators.directed import DirectedMoments, directed_freedom, directed_moments
+from covfree.estimators.directed import DirectedMoments, directed_factor, directed_freedom, directed_moments
 from covfree.estimators.moments import example_moments
 from covfree.estimators.scatter import centred_rows, class_weights
-from covfree.estimators.sketched import (
-    SketchMoments,
-    sketched_factor,
-    sketched_freedom,
-    sketched_moments,
-)
 from covfree.types import Moments, Rows
 
 
@@ -152,35 +146,6 @@ class FromComponents:
 
 
 @dataclass(frozen=True)
-class FromSketches:
-    """From the scatter between means, and residual sketches of that inside them."""
-
-    def first(self, rows: Rows, num_classes: int) -> SketchMoments:
-        """The moments, and how many examples stand behind each sketch."""
-        return sketched_moments(rows, num_classes)
-
-    def moments(self, first: SketchMoments) -> Moments:
-        """Of the rows that are means."""
-        return first.moments
-
-    def factor(self, rows: Rows, first: SketchMoments) -> jax.Array:
-        """As `sketched_factor`."""
-        return sketched_factor(rows, first.moments)
-
-    def inner(self, rows: Rows, first: SketchMoments) -> None:
-        """Estimated, not sent."""
-        return None
-
-    def freedom(self, first: SketchMoments) -> Freedom:
-        """As `sketched_freedom`."""
-        return sketched_freedom(first)
-
-    def class_weight(self, first: Any) -> None:
-        """None: the sketches come on top."""
-        return None
-
-
-@dataclass(frozen=True)
 class FromDirections:
     """From the scatter between means, and the leading directions of that inside them."""
 
@@ -193,8 +158,8 @@ class FromDirections:
         return first.moments
 
     def factor(self, rows: Rows, first: DirectedMoments) -> jax.Array:
-        """As `sketched_factor`: the means' deviations, and the directions as they are."""
-        return sketched_factor(rows, first.moments)
+        """As `directed_factor`."""
+        return directed_factor(rows, first.moments)
 
     def inner(self, rows: Rows, first: DirectedMoments) -> None:
         """All of it is in the directions."""

@@ -42,8 +42,8 @@ def forget(
     Raises:
         ValueError: if the client or the class is not known; if the method sends a matrix and ``message`` is
             missing or has other rows than the client's; if one class is to be removed, but the client's
-            matrix or sketches mix its classes; if the matrix is larger than that of all clients together,
-            or, of the only client, another. Nothing is removed then.
+            matrix or residual directions mix its classes; if the matrix is larger than that of all clients
+            together, or, of the only client, another. Nothing is removed then.
 
     >>> import covfree, jax.numpy as jnp
     >>> from covfree.protocol.server import collect

@@ -70,7 +70,9 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
         _check_covariances(np.asarray(rows.covariance), count, label, used)
     if rows.sketch is not None and (labelled := used & np.asarray(rows.sketch) & (label >= 0)).any():
         row = int(np.argmax(labelled))
-        raise ValueError(f"label: row {row} has label {label[row]}; expected -1, as it is a sketch")
+        raise ValueError(
+            f"label: row {row} has label {label[row]}; expected -2, as it is a residual direction"
+        )
     most = largest_sum(mean.dtype)
     squares = square_sums(rows)
     if (used & (squares > most)).any():
@@ -89,8 +91,8 @@ def largest_sum(dtype: np.dtype) -> float:
 def square_sums(rows: Rows) -> np.ndarray:
     """Σ‖f‖² over the examples behind each row, as far as it tells: n‖μ‖² + (n − 1) tr S; on the host.
 
-    A sketch is a sum over the examples already. What a direction has beside it is at most the square of the
-    next one.
+    A residual direction is a sum over the examples already. What it has beside it is at most the square of
+    the next one.
     """
     count, mean = np.asarray(rows.count).astype(np.float64), _at_least_float32(rows.mean)
     sketch = np.zeros(len(count), bool) if rows.sketch is None else np.asarray(rows.sketch)

@@ -13,56 +13,9 @@ from covfree.checks import check_positive
 from covfree.lapack import eigh
 from covfree.products import magnitude, product, symmetric_product
 from covfree.statistics.groups import as_examples
-from covfree.statistics.means import class_means
 from covfree.statistics.residuals import Senders, residuals, senders_of, with_vectors
 from covfree.statistics.rows import deal_rows, rows_of
 from covfree.types import DIRECTION, AnyArray, Rows
-
-
-def residual_directions(
-    features: Float[AnyArray, "examples dim"],
-    labels: Integer[AnyArray, " examples"],
-    num_classes: int,
-    num_directions: int,
-) -> tuple[Float[Array, "directions dim"], Integer[Array, ""]]:
-    """Compute the leading directions of one client's residuals about its class means, over all its classes.
-
-    Let R hold the residuals f_i − μ_{y_i} as rows, with singular values s_1 ≥ s_2 ≥ … and right singular
-    vectors v_j. Direction j is s_j v_j, its largest entry positive. Of all matrices of rank q, Σ_{j ≤ q} s_j²
-    v_j v_jᵀ is nearest to the scatter RᵀR, and never exceeds it. With a_k = Σ_c (n_c − 1) directions it is
-    RᵀR.
-
-    The directions show more of the examples than their number suggests: two examples of one class are known,
-    up to their order, from their mean and a direction.
-
-    Args:
-        features: features of the client's examples.
-        labels: their classes; a label outside [0, num_classes) is padding.
-        num_classes: C, static.
-        num_directions: q, static.
-
-    Returns:
-        The directions, 0 past the degrees of freedom; and the degrees of freedom a_k of the whole scatter.
-
-    Raises:
-        ValueError: if shapes do not fit or a size is below 1.
-        TypeError: if labels are no integers.
-
-    Source: covfree. Equivalent to ``numpy.linalg.svd`` of the residuals, truncated.
-
-    >>> import jax.numpy as jnp
-    >>> x, y = jnp.array([[1.0, 0.0], [3.0, 0.0], [9.0, 5.0]]), jnp.array([0, 0, 1])
-    >>> directions, degrees = residual_directions(x, y, 2, 1)
-    >>> directions.round(2).tolist() == [[jnp.float32(1.41), 0]], int(degrees)
-    (True, 1)
-    """
-    features, labels = as_examples(features, labels=labels)
-    check_positive("num_directions", num_directions)
-    means, counts = class_means(features, labels, num_classes)
-    kept = (labels >= 0) & (labels < num_classes)
-    degrees = jnp.maximum(counts - 1, 0).sum()
-    residual = residuals(features, means, jnp.where(kept, labels, num_classes))
-    return _leading(residual, num_directions, degrees)[0], degrees
 
 
 def directed_rows(
@@ -78,9 +31,15 @@ def directed_rows(
 ) -> Rows:
     """Class means of all clients, as `client_rows` gives them, and below them their residual directions.
 
-    A direction is a row with ``sketch`` set, label −2 and the mean s_j v_j of `residual_directions`. A client
-    sends min(q, a_k, d) of them; the rest is padding. The count is the degrees of freedom that a direction
-    stands for: 1, or if q ≥ d directions are all there is of the scatter, its share of a_k.
+    Let R hold a client's residuals f_i − μ_{y_i} as rows, with singular values s_1 ≥ s_2 ≥ … and right
+    singular vectors v_j. Direction j is s_j v_j, its largest entry positive. Of all matrices of rank q,
+    Σ_{j ≤ q} s_j² v_j v_jᵀ is nearest to the scatter RᵀR, and never exceeds it. With a_k = Σ_c (n_c − 1)
+    directions it is RᵀR. The directions show more of the examples than their number suggests: two examples of
+    one class are known, up to their order, from their mean and a direction.
+
+    A direction is a row with ``sketch`` set, label −2 and the mean s_j v_j. A client sends min(q, a_k, d) of
+    them; the rest is padding. The count is the degrees of freedom that a direction stands for: 1, or if
+    q ≥ d directions are all there is of the scatter, its share of a_k.
 
     Not centred, they are the directions of the examples F themselves, with n_k in the place of a_k. Then
     Σ_{j ≤ q} s_j² v_j v_jᵀ is the matrix of rank q that is nearest to F Fᵀ. The size of what it leaves out,
@@ -106,6 +65,8 @@ def directed_rows(
     Raises:
         ValueError: if shapes do not fit or a bound is too small (under ``jit``, what is beyond it is lost).
         TypeError: if labels or clients are no integers.
+
+    Source: covfree. Equivalent to ``numpy.linalg.svd`` of the residuals, truncated.
 
     >>> import jax.numpy as jnp
     >>> x, y, k = jnp.array([[1.0], [3.0], [9.0]]), jnp.array([0, 0, 1]), jnp.array([7, 7, 2])

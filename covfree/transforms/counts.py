@@ -37,7 +37,7 @@ def _noisy(epsilon: Scalar, rows: Rows, key: PRNGKey, kind: CountNoise) -> Rows:
     noise = scale(exact, jnp.asarray(epsilon, dtype)) * draw(derive(key, "count noise"), count.shape, dtype)
     noisy = jnp.where(used, jnp.maximum(exact + noise, 0), 0)
     if rows.sketch is not None:
-        # Sketches count degrees of freedom, which tell of no class.
+        # Residual directions count degrees of freedom, which tell of no class.
         noisy = jnp.where(rows.sketch, count.astype(dtype), noisy)
     return replace(rows, count=noisy)
 

@@ -11,7 +11,6 @@ from precision import FLOAT32
 
 import covfree
 from covfree.estimators.shift import shift_bias, shift_test
-from covfree.statistics.sketches import sketched_rows
 
 BOUND = 4.5
 
@@ -179,32 +178,6 @@ def test_too_little_to_tell():
         test = compiled(few, CLASSES)
         assert not test.informative
         assert np.isnan(np.asarray(test[:3])).all()
-
-
-@jax.jit
-def sketched(shift):
-    """Examples of 10 clients and 3 classes of one size; three sketches each."""
-    owners, labels = np.repeat(np.arange(10), 24), np.tile(np.arange(24) % 3, 10)
-
-    def one(key):
-        noise, move, sign = jax.random.split(key, 3)
-        moved = shift * jax.random.normal(move, (10, DIM))
-        features = (jax.random.normal(noise, (240, DIM)) + moved[owners]) * SCALES[1].astype(np.float32)[None]
-        rows = sketched_rows(features, labels, owners, num_rows=30, num_clients=10, num_sketches=3, key=sign)
-        return tuple(shift_test(rows, 3))
-
-    return jax.vmap(one)(jax.random.split(jax.random.key(9), DRAWS))
-
-
-def test_sketches_show_client_shift():
-    z, p, _, informative = (np.asarray(x) for x in sketched(0.0))
-    assert informative.all()
-    assert 0.02 < (p < 0.05).mean() < 0.08
-    assert 0.85 < z.std() < 1.15
-    _, p, relative, _ = (np.asarray(x) for x in sketched(0.5))
-    assert (p < 0.05).mean() > 0.95
-    # 8 examples a mean: Σ n ‖m_k − m‖² / (K_c − 1) is 8 · 0.25 in units of tr Σ.
-    assert 1.7 < np.median(relative) < 2.3
 
 
 def test_a_scale_changes_nothing():

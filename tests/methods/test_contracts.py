@@ -40,12 +40,12 @@ ABOUT_ORIGIN = {
 # Their λ or γ is in the features' unit.
 OF_A_UNIT = {"afl", "fed3r", "fed3r-within", "fedcof-paper", "fedran", "stsa-e"}
 # A method for each way in which clients make something of features, and for each system that a server solves.
-OF_SUMMARIES = ["fedncm", "fed3r", "naive-bayes", "fedcof-components", "fedcof-sketches", "fedcof-random"]
+OF_SUMMARIES = ["fedncm", "fed3r", "naive-bayes", "fedcof-components", "fedcof-random"]
 OF_SUMS = ["fed3r", "fed3r-within", "afl", "fedcgs", "fedcof", "fedcof-paper", *ROW_ORACLES]
 # A method for each kind of message; what the others send is solved in tests/test_messages.py.
 OF_MESSAGES = {"fedncm", "naive-bayes", "fed3r", "afl", "fedcof-oracle"}
 # A method for each estimate that the automatic rule looks at.
-OF_ESTIMATES = ["fedcof", "fedcof-components", "fedcof-sketches", "fedcof-oracle", "fedcof-diagonal", "qda"]
+OF_ESTIMATES = ["fedcof", "fedcof-components", "fedcof-oracle", "fedcof-diagonal", "qda"]
 # Laws that are none, and why.
 UNIT = {"scaling": "the tests' γ and λ are in the features' unit"}
 CLIENTS_DRAW = dict.fromkeys(

@@ -90,8 +90,8 @@ def test_a_class_that_the_client_lacks_cannot_be_forgotten():
             covfree.forget(collect(sent), 23, label=label)
 
 
-def test_sketches_are_forgotten_with_their_client():
-    sent = messages("fedcof-sketches")
+def test_directions_are_forgotten_with_their_client():
+    sent = messages("fedcof-residuals")
     everybody = collect(sent)
     assert np.asarray(everybody.message.rows.sketch).any()
     assert_same(covfree.forget(everybody, 23), collect(without(sent, 23)), sent)

@@ -569,33 +569,34 @@ def test_fractions_of_an_example_do_not_escape_the_bound_on_norms():
     )
 
 
-def test_sketches_do_not_escape_the_bounds():
-    """Nor are honest ones refused, whose squares sum to more than those of the features in one of a few."""
+def test_directions_do_not_escape_the_bounds():
     features, labels = np.tile([[1.0], [-1.0]], (20, 2)).astype(np.float32), np.arange(40) // 20
-    method, bounds = covfree.fedcof_sketches(1), {"max_count": 40, "max_norm": 2**0.5}
-    key = jax.random.key(0)
-    honest = covfree.client_message(method, features, labels, num_classes=2, key=key)
-    sketch = np.asarray(honest.rows.sketch)
-    for scale in (1.0, 2.5):
-        mean = np.where(sketch[:, None], scale * np.sqrt(38), 0).astype(np.float32)
-        lucky = with_rows(honest, mean=mean)
-        assert covfree.collect({"a": lucky}, num_classes=2, **bounds).rejected == {}
+    method, bounds = covfree.fedcof_residuals(1), {"max_count": 40, "max_norm": 2**0.5}
+    honest = covfree.client_message(method, features, labels, num_classes=2)
+    direction = np.asarray(honest.rows.sketch)
+    assert covfree.collect({"a": honest}, num_classes=2, **bounds).rejected == {}
     for part, text in (
-        ({"mean": np.where(sketch[:, None], np.float32(1e8), 0)}, "mean: sketches have squares that sum to "),
         (
-            {"count": np.where(sketch, 10**6, 20)},
-            "count: sketches show 1000000 degrees of freedom; expected at",
+            {"mean": np.where(direction[:, None], np.float32(1e8), 0)},
+            "mean: residual directions have squares that sum to ",
         ),
-        ({"label": np.zeros(3, np.int32)}, "label: row 2 has label 0; expected -1, as it is a sketch"),
+        (
+            {"count": np.where(direction, 10**6, 20)},
+            "count: residual directions show 1000000 degrees of freedom; expected at",
+        ),
+        (
+            {"label": np.zeros(3, np.int32)},
+            "label: row 2 has label 0; expected -2, as it is a residual direction",
+        ),
     ):
         assert re.search(text, reason(with_rows(honest, **part), num_classes=2, **bounds))
 
 
-def test_sketches_of_large_features_are_no_larger_sums_than_they_are():
-    """A sketch is a sum over all its examples, and not to be taken times their number."""
-    sketch = np.array([False, True])
-    sent = rows(mean=((1, 1), (1e14, 0)), count=(3000, 2999), label=(0, -1))
-    assert covfree.collect({"a": with_rows(sent, sketch=sketch)}, num_classes=3).rejected == {}
+def test_directions_of_large_features_are_no_larger_sums_than_they_are():
+    """A direction is a sum over all its examples, and not to be taken times their number."""
+    direction = np.array([False, True])
+    sent = rows(mean=((1, 1), (1e14, 0)), count=(3000, 2999), label=(0, -2))
+    assert covfree.collect({"a": with_rows(sent, sketch=direction)}, num_classes=3).rejected == {}
 
 
 def test_counts_that_are_weights_add_up_but_for_rounding():

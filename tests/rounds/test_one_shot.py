@@ -86,7 +86,7 @@ def deployed(method):
 
 def expected(method):
     """Scores of the examples by the simulation or by clients that send messages, and the bytes sent."""
-    if method.name in ("fedcof-components", "fedcof-sketches", "fedpft"):
+    if method.name in ("fedcof-components", "fedpft"):
         # Clients draw with keys of their own.
         head, sent = deployed(method)
     else:

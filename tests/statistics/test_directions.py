@@ -10,10 +10,9 @@ import pytest
 from precision import FLOAT32, assert_close, assert_heads_close, x64
 
 import covfree
-from covfree.estimators.directed import directed_freedom, directed_moments
-from covfree.estimators.sketched import sketched_factor
+from covfree.estimators.directed import directed_factor, directed_freedom, directed_moments
 from covfree.lapack import eigh
-from covfree.statistics.directions import directed_rows, residual_directions
+from covfree.statistics.directions import directed_rows
 from covfree.types import DIRECTION
 
 CLASSES, DIM = 4, 5
@@ -62,12 +61,6 @@ def test_directions_are_truncated_singular_vectors(precision):
         expected = (size[:, None] * right)[:3] * (count[place] > 0)[: len(size), None]
         peak = np.take_along_axis(expected, np.abs(expected).argmax(1)[:, None], 1)
         precision.assert_close(vectors[place][: len(expected)], np.where(peak < 0, -1, 1) * expected, 20)
-    # One client alone sends the same.
-    alone, degrees = residual_directions(
-        precision.array(features[OWNERS == 7]), LABELS[OWNERS == 7], CLASSES, 3
-    )
-    precision.assert_close(alone, vectors[2], 20)
-    assert degrees == 12 - 3
 
 
 @pytest.mark.parametrize(
@@ -76,7 +69,7 @@ def test_directions_are_truncated_singular_vectors(precision):
 def test_all_directions_together_are_the_scatter(offset, scale, tolerance):
     features = np.float32(examples(offset, scale))
     rows = table(features, DIM)
-    factor = np.asarray(sketched_factor(rows, directed_moments(rows, CLASSES).moments)) / scale
+    factor = np.asarray(directed_factor(rows, directed_moments(rows, CLASSES).moments)) / scale
     clean = np.float64(features[KEPT])
     exact = sum(
         (x := clean[LABELS[KEPT] == c] / scale - clean[LABELS[KEPT] == c].mean(0) / scale).T @ x
@@ -143,7 +136,7 @@ def test_honest_directions_pass_the_server_s_check_of_norms(number):
     message = covfree.client_message(method, features, np.arange(60) % 2, num_classes=2)
     collected = covfree.collect({"a": message}, num_classes=2, max_norm=1.0)
     assert not collected.rejected
-    # Labels tell directions from sketches after the server's conversion too.
+    # The label of directions is kept by the server's conversion.
     assert (np.asarray(collected.message.rows.label) == DIRECTION).sum() == number
     rows = message.rows
     strong = replace(rows, mean=jnp.where(rows.sketch[:, None], 3 * rows.mean, rows.mean))
@@ -201,7 +194,11 @@ def test_derivatives_are_those_of_the_scatter():
     with x64():
 
         def value(t):
-            vectors, _ = residual_directions(jnp.asarray(x) + t * jnp.asarray(way), np.arange(6) % 2, 2, 2)
+            rows = directed_rows(
+                jnp.asarray(x) + t * jnp.asarray(way), np.arange(6) % 2, np.zeros(6, int), num_rows=2,
+                num_clients=1, client_size=6, num_directions=2,
+            )  # fmt: skip
+            vectors = rows.mean[2:]
             return (weight * (vectors.T @ vectors)).sum()
 
         step = 1e-5
