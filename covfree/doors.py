@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +19,14 @@ from jaxtyping import Array, Integer
 from covfree.types import is_traced
 
 _P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 _INT32 = np.iinfo(np.int32)
 
 
 def compiled(
     static_argnames: tuple[str, ...] = (), *, check: Callable[..., None] | None = None
-) -> Callable[[Callable[_P, Any]], Callable[_P, Any]]:
+) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """``jax.jit`` of a public function, which looks at its arguments first: inside, values cannot raise.
 
     ``jit`` cuts the 64 bits of NumPy's integers to 32 (where x64 is not enabled) and takes 2³² for 0. Here
@@ -38,11 +39,11 @@ def compiled(
             the function expects.
     """
 
-    def decorate(function: Callable[_P, Any]) -> Callable[_P, Any]:
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
         run, signature = jax.jit(function, static_argnames=static_argnames), inspect.signature(function)
 
         @wraps(function)
-        def door(*args: _P.args, **kwargs: _P.kwargs) -> Any:
+        def door(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             if check is not None:
                 try:
                     check(*args, **kwargs)

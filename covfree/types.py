@@ -5,9 +5,8 @@ Axes, everywhere: ``examples`` (n), ``dim`` (d), ``classes`` (C), ``clients`` (K
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import jax
 import jax.core
@@ -30,8 +29,18 @@ RowCovariance: TypeAlias = (
 # Label of rows that are residual directions.
 DIRECTION = -2
 
-# A classifier: a callable pytree, features [*batch, dim] to a score for each class.
-Head: TypeAlias = Callable[[Any], jax.Array]
+
+@runtime_checkable
+class Head(Protocol):
+    """A classifier: a callable pytree, features ``[*batch, dim]`` to a score for each class."""
+
+    def __call__(self, features: Any, /) -> jax.Array:
+        """Scores of each class; −∞ for an absent one."""
+        ...
+
+
+# The kind of head that a method gives.
+H = TypeVar("H", bound=Head, covariant=True)
 
 
 def is_traced(*values: Any) -> bool:

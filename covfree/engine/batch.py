@@ -22,10 +22,10 @@ from covfree.row_types import count_sum, summable
 from covfree.staged import Staged, advanced, summed
 from covfree.statistics.products import scatter_products
 from covfree.statistics.rows import bucket
-from covfree.types import AnyArray, Head, Message, PRNGKey, Rows, is_traced
+from covfree.types import AnyArray, H, Head, Message, PRNGKey, Rows, is_traced
 
 
-def solve_totals(method: Method, *totals: Any) -> Any:
+def solve_totals(method: Method[H], *totals: Any) -> H:
     """Solve for the head from totals of the method's phases.
 
     Args:
@@ -43,11 +43,11 @@ def solve_totals(method: Method, *totals: Any) -> Any:
 
 
 @jax.jit
-def _solve_totals(method: Method, *totals: Any) -> Head:
+def _solve_totals(method: Method[H], *totals: Any) -> H:
     return method.solve(*totals)
 
 
-def solve_rows(method: Method, rows: Rows, *, num_classes: int) -> Any:
+def solve_rows(method: Method[H], rows: Rows, *, num_classes: int) -> H:
     """Solve for the head from the rows that a server holds.
 
     Args:
@@ -70,7 +70,7 @@ def solve_rows(method: Method, rows: Rows, *, num_classes: int) -> Any:
     return _solve_totals(method.server_part(), *accumulate(method, rows, num_classes=num_classes))
 
 
-def solve_message(method: Method, message: Message, *, num_classes: int) -> Any:
+def solve_message(method: Method[H], message: Message, *, num_classes: int) -> H:
     """Solve for the head from the clients' messages: the server's side of a real federation.
 
     Args:
@@ -118,7 +118,7 @@ def solve_message(method: Method, message: Message, *, num_classes: int) -> Any:
 
 
 @partial(jax.jit, static_argnames="num_classes")
-def _solve_merged(method: Method, message: Message, *, num_classes: int) -> Head:
+def _solve_merged(method: Method[H], message: Message, *, num_classes: int) -> H:
     return method.solve(*method.merged(message, num_classes))
 
 
@@ -173,14 +173,14 @@ def _summarise(
 
 
 def fit(
-    method: Method | Refined | Staged,
+    method: Method[H] | Refined[H] | Staged[H],
     features: Any,
     labels: Any,
     clients: Any,
     *,
     num_classes: int | None = None,
     key: PRNGKey | None = None,
-) -> Head:
+) -> H:
     """Simulate a federation in one call: from the examples of all clients to the server's head.
 
     Args:
@@ -192,7 +192,7 @@ def fit(
         key: PRNG key for methods that draw at random.
 
     Returns:
-        The head.
+        The head, of the method's kind.
 
     Raises:
         TypeError: if a data type is wrong.
@@ -235,7 +235,7 @@ def fit(
 
 
 @jax.jit
-def _refine(method: Refined, totals: tuple[Any, ...], features: jax.Array, labels: jax.Array) -> Head:
+def _refine(method: Refined[H], totals: tuple[Any, ...], features: jax.Array, labels: jax.Array) -> H:
     """The head of the totals of the first round, refined with the products of all examples."""
     features, progress = method.method.mapped(features), method.begin(*totals)
     for _ in method.asked(*progress.search.right.shape):
@@ -245,7 +245,7 @@ def _refine(method: Refined, totals: tuple[Any, ...], features: jax.Array, label
     return method.head(progress)
 
 
-def _fit_staged(method: Staged, features: jax.Array, labels: jax.Array, num_classes: int) -> Head:
+def _fit_staged(method: Staged[H], features: jax.Array, labels: jax.Array, num_classes: int) -> H:
     """The head after all rounds."""
     state = None
     for _ in range(method.rounds):

@@ -24,7 +24,7 @@ from covfree.methods.method import check_method
 from covfree.optional import optional
 from covfree.protocol.folder import MessageFolder
 from covfree.sums import Compensated, fold_parts
-from covfree.types import Head, Rows
+from covfree.types import H, Rows
 
 # Parts that are read ahead.
 _AHEAD = 2
@@ -83,7 +83,7 @@ def accumulate_stream(
 
 
 def solve_stream(
-    method: Method,
+    method: Method[H],
     source: Rows | MessageFolder,
     *,
     num_classes: int,
@@ -91,7 +91,7 @@ def solve_stream(
     part_rows: int = 8192,
     checkpoint: str | PathLike[str] | None = None,
     progress: bool = False,
-) -> Head:
+) -> H:
     """Solve for the head from rows that are larger than memory: `accumulate_stream`, then `solve_totals`.
 
     Args:

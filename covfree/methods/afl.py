@@ -49,7 +49,7 @@ def distinct(clients: AnyArray | None) -> jax.Array | int:
     return 1 + (ordered[1:] != ordered[:-1]).sum()
 
 
-def afl(gamma: Scalar = 1.0, *, ridge: Scalar = 0.0) -> Method:
+def afl(gamma: Scalar = 1.0, *, ridge: Scalar = 0.0) -> Method[LinearHead]:
     """Make AFL: clients send their own ridge solution and regularised Gram matrix; the server combines them.
 
     By the absolute aggregation law the result is ridge regression on the pooled features. It does not depend

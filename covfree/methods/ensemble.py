@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import jax.numpy as jnp
 
@@ -45,7 +45,15 @@ def _average_probabilities(params: Any, system: None, moments: Moments, rows: Ro
     )
 
 
-def ensemble(average: Literal["probabilities", "scores"] = "probabilities", *, l2: float = 1e-3) -> Method:
+@overload
+def ensemble(
+    average: Literal["probabilities"] = "probabilities", *, l2: float = 1e-3
+) -> Method[EnsembleHead]: ...
+@overload
+def ensemble(average: Literal["scores"], *, l2: float = 1e-3) -> Method[LinearHead]: ...
+def ensemble(
+    average: Literal["probabilities", "scores"] = "probabilities", *, l2: float = 1e-3
+) -> Method[Any]:
     """Make a one-shot ensemble: clients train a softmax head each and send it; the server averages them.
 
     A client's head knows the classes that the client holds, and is trained on its own examples alone

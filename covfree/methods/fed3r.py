@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, overload
 
 import jax.numpy as jnp
 
@@ -12,6 +12,7 @@ from covfree.estimators.class_scatter import scatter_about
 from covfree.estimators.moments import example_moments
 from covfree.feature_maps import FeatureMap
 from covfree.heads import ridge_head
+from covfree.heads.mapped import MappedHead
 from covfree.linalg import Scatter
 from covfree.methods.fedncm import moments_phase
 from covfree.methods.message_form import gram_matrices
@@ -61,12 +62,20 @@ def _within_merge(ridge: Scalar, message: Message, num_classes: int) -> tuple[Mo
     return moments, Scatter.from_matrix(scatter_about(moments.mean, moments.count, gram.value))
 
 
+@overload
+def fed3r(
+    ridge: Scalar = 1.0, scatter: Literal["both", "within"] = "both", *, feature_map: None = None
+) -> Method[LinearHead]: ...
+@overload
+def fed3r(
+    ridge: Scalar = 1.0, scatter: Literal["both", "within"] = "both", *, feature_map: FeatureMap
+) -> Method[MappedHead]: ...
 def fed3r(
     ridge: Scalar = 1.0,
     scatter: Literal["both", "within"] = "both",
     *,
     feature_map: FeatureMap | None = None,
-) -> Method:
+) -> Method[Any]:
     """Make Fed3R: clients send their Gram matrix F Fᵀ and class sums; the server solves ridge regression.
 
     Equal to ridge regression to one-hot labels on the pooled features, with columns scaled to norm 1.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args, overload
 
 import jax
 import jax.numpy as jnp
@@ -19,16 +19,20 @@ from covfree.estimators.shrinkage import as_shrinkage
 from covfree.estimators.shrinkage_rule import Shrinkage
 from covfree.feature_maps import FeatureMap
 from covfree.heads import lda_head, ridge_head
+from covfree.heads.mapped import MappedHead
 from covfree.linalg import Scatter
 from covfree.methods.local_heads import LocalHeads
 from covfree.methods.message_form import MessageForm, class_covariance_matrices
 from covfree.methods.method import Factor, Method, sent_matrix
 from covfree.methods.summaries import ClassMeans, Examples, Summary
 from covfree.methods.within import FromMeans, FromVariances, Within
-from covfree.types import Head, LinearHead, Message, Moments, Rows, Scalar
+from covfree.types import H, Head, LinearHead, Message, Moments, Rows, Scalar
 
 # A function takes the shrunk within-class covariance and the moments.
 HeadChoice: TypeAlias = Literal["lda", "ridge"] | Callable[[Scatter, Moments], Head]
+
+# What clients send of a class's covariance.
+RowForm: TypeAlias = Literal["full", "diagonal", "spherical"]
 
 _HEADS: dict[str, Callable[[Scatter, Moments], LinearHead]] = {
     "lda": lda_head,
@@ -112,6 +116,39 @@ class _Head:
         return self.function(system, self.within.moments(first))
 
 
+@overload
+def fedcof(
+    shrinkage: Scalar | str | Shrinkage = "auto",
+    num_subsets: int | None = 1,
+    weighting: Weighting = "per_class",
+    head: Literal["lda", "ridge"] = "lda",
+    *,
+    subset_size: int = 2,
+    scatter: ScatterChoice = "within",
+    feature_map: None = None,
+) -> Method[LinearHead]: ...
+@overload
+def fedcof(
+    shrinkage: Scalar | str | Shrinkage = "auto",
+    num_subsets: int | None = 1,
+    weighting: Weighting = "per_class",
+    head: Callable[[Scatter, Moments], H] = ...,  # pyright: ignore[reportInvalidTypeVarUse]
+    *,
+    subset_size: int = 2,
+    scatter: ScatterChoice = "within",
+    feature_map: None = None,
+) -> Method[H]: ...
+@overload
+def fedcof(
+    shrinkage: Scalar | str | Shrinkage = "auto",
+    num_subsets: int | None = 1,
+    weighting: Weighting = "per_class",
+    head: HeadChoice = "lda",
+    *,
+    subset_size: int = 2,
+    scatter: ScatterChoice = "within",
+    feature_map: FeatureMap,
+) -> Method[MappedHead]: ...
 def fedcof(
     shrinkage: Scalar | str | Shrinkage = "auto",
     num_subsets: int | None = 1,
@@ -121,7 +158,7 @@ def fedcof(
     subset_size: int = 2,
     scatter: ScatterChoice = "within",
     feature_map: FeatureMap | None = None,
-) -> Method:
+) -> Method[Any]:
     """Make FedCOF: clients send class means and counts, whose spread gives the covariance for a head.
 
     The defaults, LDA with automatic shrinkage, are covfree's. The paper's method is a ridge head with γ = 1:
@@ -156,12 +193,26 @@ def fedcof(
     return fedcof_like("fedcof", summary, FromMeans(weighting), shrinkage, head, scatter, feature_map)
 
 
+@overload
+def fedcof_oracle(
+    shrinkage: Scalar | str | Shrinkage = "auto",
+    head: Literal["lda", "ridge"] = "lda",
+    *,
+    covariance: RowForm = "full",
+) -> Method[LinearHead]: ...
+@overload
+def fedcof_oracle(
+    shrinkage: Scalar | str | Shrinkage = "auto",
+    head: Callable[[Scatter, Moments], H] = ...,  # pyright: ignore[reportInvalidTypeVarUse]
+    *,
+    covariance: RowForm = "full",
+) -> Method[H]: ...
 def fedcof_oracle(
     shrinkage: Scalar | str | Shrinkage = "auto",
     head: HeadChoice = "lda",
     *,
-    covariance: Literal["full", "diagonal", "spherical"] = "full",
-) -> Method:
+    covariance: RowForm = "full",
+) -> Method[Any]:
     """Make FedCOF's oracle: clients also send their class covariances, so that nothing need be estimated.
 
     The covariances aggregate (`aggregate_covariances`) to the within-class scatter of the pooled examples. A
@@ -205,7 +256,7 @@ def fedcof_like(
     scatter: ScatterChoice = "within",
     feature_map: FeatureMap | None = None,
     message: MessageForm | None = None,
-) -> Method:
+) -> Method[Any]:
     """A method that makes a head of a shrunk within-class covariance, wherever that is from."""
     function = _HEADS.get(head) if isinstance(head, str) else head
     if not callable(function):

@@ -18,7 +18,7 @@ def _head(params: object, system: None, moments: Moments) -> LinearHead:
     return ncm_head(moments)
 
 
-def fedncm() -> Method:
+def fedncm() -> Method[LinearHead]:
     """Make FedNCM: clients send class means and counts; the normalised global means are the classifier.
 
     Bytes up: 4·M·d for M client-class pairs.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from covfree.estimators.directed import valid_directions
 from covfree.estimators.moments import row_means
 from covfree.feature_maps import relu_features
 from covfree.heads import ridge_head
+from covfree.heads.mapped import MappedHead
 from covfree.linalg import Scatter
 from covfree.methods.directed_means import DirectedMeans
 from covfree.methods.method import Factor, Method, sent_matrix
@@ -52,7 +53,7 @@ def _head(ridge: Scalar, system: Scatter, totals: _Totals) -> LinearHead:
 
 def fedran(
     num_directions: int = 16, ridge: Scalar = 1.0, num_features: int = 1000, *, seed: int = 0
-) -> Method:
+) -> Method[MappedHead]:
     """Make FedRAN: clients send a low-rank part of their Gram matrix, in random features; ridge regression.
 
     Let F_k hold a client's random ReLU features as columns, with singular values s_1 ≥ s_2 ≥ … and left
@@ -91,7 +92,8 @@ def fedran(
     Source: FedRAN (2026), arXiv 2606.11480, "Accurate and Resource-Efficient Federated Continual Learning",
     but for c, which is covfree's, as are the defaults.
     """
-    return Method(
+    # The head that is given comes behind the map.
+    method: Any = Method(
         check_strength("ridge", ridge),
         "fedran",
         DirectedMeans(num_directions, centred=False),
@@ -100,3 +102,4 @@ def fedran(
         _head,
         feature_map=relu_features(num_features, seed=seed),
     )
+    return method

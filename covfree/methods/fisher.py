@@ -101,7 +101,7 @@ class _DrawnHead:
         return unprojected(head, directions, moments)
 
 
-def _method(name: str, numbers: _Numbers, head: _DrawnHead) -> Method:
+def _method(name: str, numbers: _Numbers, head: _DrawnHead) -> Method[LinearHead]:
     phases = (moments_phase, scatters_phase)
     return Method(numbers, name, Examples(), phases, _system, head, class_covariance_matrices(scatters_merge))
 
@@ -113,7 +113,7 @@ def fishermix(
     spread: Scalar = 0.75,
     l2: Scalar = 1e-3,
     seed: Scalar = 0,
-) -> Method:
+) -> Method[LinearHead]:
     """Make FisherMix: a softmax head, trained on draws from the classes' Gaussians in the Fisher subspace.
 
     Clients send class means and covariances. In the Fisher subspace, the span of S_W⁻¹(μ_c − μ_g), the server
@@ -156,7 +156,7 @@ def proto_hyper(
     temperature: Scalar = 4.0,
     l2: Scalar = 1e-3,
     seed: Scalar = 0,
-) -> Method:
+) -> Method[LinearHead]:
     """Make Proto-Hyper: linear discriminant analysis, and a residual of low rank that is trained on draws.
 
     The draws are those of `fishermix`. The head's scores are t(z) + z U R + b with z = Vᵀ(x − μ_g) and t the

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from covfree.estimators.shrinkage import Shrinkage, as_shrinkage
 from covfree.feature_maps import FeatureMap
 from covfree.heads import lda_head
 from covfree.heads.gaussian import GaussianHead, gaussian_head
+from covfree.heads.mapped import MappedHead
 from covfree.linalg import Scatter
 from covfree.methods.fed3r import gram_merge
 from covfree.methods.fedncm import moments_phase
@@ -49,7 +50,11 @@ def _total_merge(gamma: Scalar, message: Message, num_classes: int) -> tuple[Mom
     return moments, Scatter.from_matrix(scatter_about(mean, count, gram.value))
 
 
-def fedcgs(shrinkage: Scalar = 0.0, *, feature_map: FeatureMap | None = None) -> Method:
+@overload
+def fedcgs(shrinkage: Scalar = 0.0, *, feature_map: None = None) -> Method[LinearHead]: ...
+@overload
+def fedcgs(shrinkage: Scalar = 0.0, *, feature_map: FeatureMap) -> Method[MappedHead]: ...
+def fedcgs(shrinkage: Scalar = 0.0, *, feature_map: FeatureMap | None = None) -> Method[Any]:
     """Make FedCGS: a Gaussian head with the total covariance, that of all features whatever their class.
 
     Clients send class sums A, the Gram matrix B = F Fᵀ and counts N, as Fed3R. The server computes
@@ -145,7 +150,7 @@ def qda(
     prior: Scalar = 1.0,
     *,
     covariance: Literal["sent", "means"] = "sent",
-) -> Method:
+) -> Method[GaussianHead]:
     """Make quadratic discriminant analysis: a Gaussian head with a shrunk covariance for each class.
 
     Σ̃_c = (S_c + κ Σ̃)/(ν_c + κ), with S_c the class's scatter of ν_c degrees of freedom, Σ̃ the shrunk
@@ -186,7 +191,9 @@ def _naive_head(prior: Scalar, system: None, moments: Moments, squares: jax.Arra
     return gaussian_head(jnp.maximum(_drawn_together(squares, pooled, moments, prior), floor), moments)
 
 
-def naive_bayes(prior: Scalar = 1.0, *, covariance: Literal["sent", "means"] = "sent") -> Method:
+def naive_bayes(
+    prior: Scalar = 1.0, *, covariance: Literal["sent", "means"] = "sent"
+) -> Method[GaussianHead]:
     """Make Gaussian naive Bayes: every class has its own variance of each feature, and no correlations.
 
     v_c = (s_c + κ v)/(ν_c + κ), with s_c the class's sums of squares of ν_c degrees of freedom, v the

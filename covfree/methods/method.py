@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from covfree.linalg import Scatter
 from covfree.methods.message_form import MessageForm
 from covfree.methods.summaries import ClassMeans, Examples, Summary
 from covfree.transforms import Transform
-from covfree.types import AnyArray, Head, Message, Rows, is_traced
+from covfree.types import AnyArray, H, Head, Message, Rows, is_traced
 
 # (params, totals of the earlier phases, some rows, num_classes) to terms that add up over rows.
 Phase: TypeAlias = Callable[[Any, tuple[Any, ...], Rows, int], Any]
@@ -55,12 +55,12 @@ def sent_matrix(matrix: AnyArray | None, name: str) -> AnyArray:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Method:
+class Method(Generic[H]):
     """A federated method: how examples become rows, what is summed over rows, and how sums become a head.
 
-    A pytree whose leaves are the numbers in ``params``, ``feature_map`` and ``transforms``. A method is an
-    argument of compiled functions, so another shrinkage compiles nothing anew, and ``vmap`` and ``grad`` see
-    the number.
+    ``Method[LinearHead]`` is one whose head is a `LinearHead`. A pytree whose leaves are the numbers in
+    ``params``, ``feature_map`` and ``transforms``. A method is an argument of compiled functions, so another
+    shrinkage compiles nothing anew, and ``vmap`` and ``grad`` see the number.
 
     Attributes:
         params: the numbers (and shrinkage rules) that may be swept.
@@ -82,7 +82,7 @@ class Method:
     summary: Summary = field(metadata={"static": True})
     phases: tuple[Phase, ...] = field(metadata={"static": True})
     system: Callable[..., Scatter] | None = field(metadata={"static": True})
-    head: Callable[..., Head] = field(metadata={"static": True})
+    head: Callable[..., H] = field(metadata={"static": True})
     message: MessageForm | None = field(default=None, metadata={"static": True})
     feature_map: FeatureMap | None = None
     transforms: tuple[Transform, ...] = ()
@@ -128,23 +128,24 @@ class Method:
                 f"message: expected {self.sends!r}, as clients of {self.name!r} send, got {sends!r}"
             )
 
-    def client_part(self) -> Method:
+    def client_part(self) -> Method[Head]:
         """The same as far as clients summarise; equal for methods whose clients do the same.
 
         Compiled functions are kept by their static arguments, so that these methods share them.
         """
         return replace(self, params=None, name="clients", phases=(), system=None, head=_no_head)
 
-    def server_part(self) -> Method:
+    def server_part(self) -> Method[H]:
         """The same as far as the server solves; equal for methods whose servers do the same."""
         none: Any = {"message": None, "transforms": (), "phases": (), "whole_clients": False}
         return replace(self, name="server", summary=ClassMeans(), **none)
 
-    def solve(self, *totals: Any) -> Head:
+    def solve(self, *totals: Any) -> H:
         """The head from the totals of all phases."""
         system = None if self.system is None else self.system(self.params, *totals)
         head = self.head(self.params, system, *totals)
-        return head if self.feature_map is None else MappedHead(self.feature_map, head)
+        # H is MappedHead where there is a map.
+        return head if self.feature_map is None else cast(H, MappedHead(self.feature_map, head))
 
     def mapped(self, features: AnyArray) -> jax.Array:
         """What a client makes of its features before it summarises them."""
@@ -175,7 +176,7 @@ class Method:
             rows = transform(rows, key=jax.random.fold_in(derive(key, "transforms"), index))
         return rows
 
-    def with_transforms(self, *transforms: Transform) -> Method:
+    def with_transforms(self, *transforms: Transform) -> Method[H]:
         """The method with transforms of what its clients send, after those that it has.
 
         Args:

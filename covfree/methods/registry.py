@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from covfree.estimators import Shrinkage
 from covfree.feature_maps import fourier_features, relu_features
 from covfree.methods.afl import afl
@@ -48,7 +50,7 @@ def _qda_means(shrinkage: Scalar | str | Shrinkage = "auto") -> Method:
     return qda(shrinkage, covariance="means")
 
 
-_REGISTRY: Registry[Entry[Method]] = Registry(
+_REGISTRY: Registry[Entry[Method[Any]]] = Registry(
     {
         "fedncm": Entry("FedNCM", fedncm),
         "fed3r": Entry("Fed3R", fed3r, frozenset({"ridge"})),
@@ -100,7 +102,7 @@ _REGISTRY: Registry[Entry[Method]] = Registry(
 )
 
 
-def registry() -> Registry[Entry[Method]]:
+def registry() -> Registry[Entry[Method[Any]]]:
     """Every named method; a read-only mapping, in which an unknown name is an error that lists the known.
 
     >>> "fedcof" in registry()

@@ -46,7 +46,7 @@ class _ClassesHead:
         return _trained(numbers, rows, num_classes, self.num_samples)
 
 
-def ccvr(num_samples: int = 10_000, *, l2: Scalar = 1e-3, seed: Scalar = 0) -> Method:
+def ccvr(num_samples: int = 10_000, *, l2: Scalar = 1e-3, seed: Scalar = 0) -> Method[LinearHead]:
     """Make CCVR: the server trains a linear head on virtual features drawn from each class's Gaussian.
 
     Clients send class means and covariances, which aggregate exactly (`aggregate_covariances`). The server
@@ -98,7 +98,7 @@ def fedpft(
     *,
     l2: Scalar = 1e-3,
     seed: Scalar = 0,
-) -> Method:
+) -> Method[LinearHead]:
     """Make FedPFT: clients send a Gaussian mixture of each class; the server trains on draws from them.
 
     Bytes up, with k components (fewer for a class of few examples): 4·k·M·(2·d) diagonal, 4·k·M·(d + 1)

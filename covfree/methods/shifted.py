@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import get_args
+from typing import Any, Literal, get_args, overload
 
 from covfree.checks import check_choice
 from covfree.estimators import Weighting
@@ -14,9 +14,20 @@ from covfree.methods.fedcof import HeadChoice, fedcof_like
 from covfree.methods.method import Method
 from covfree.methods.summaries import ClassMeans
 from covfree.methods.within import FromComponents, FromDirections
-from covfree.types import Scalar
+from covfree.types import LinearHead, Scalar
 
 
+@overload
+def fedcof_components(
+    shrinkage: Scalar | str | Shrinkage = "auto",
+    num_subsets: int | None = 2,
+    weighting: Weighting = "per_class",
+    head: Literal["lda", "ridge"] = "lda",
+    *,
+    subset_size: int = 2,
+    feature_map: None = None,
+) -> Method[LinearHead]: ...
+@overload
 def fedcof_components(
     shrinkage: Scalar | str | Shrinkage = "auto",
     num_subsets: int | None = 2,
@@ -25,7 +36,16 @@ def fedcof_components(
     *,
     subset_size: int = 2,
     feature_map: FeatureMap | None = None,
-) -> Method:
+) -> Method[Any]: ...
+def fedcof_components(
+    shrinkage: Scalar | str | Shrinkage = "auto",
+    num_subsets: int | None = 2,
+    weighting: Weighting = "per_class",
+    head: HeadChoice = "lda",
+    *,
+    subset_size: int = 2,
+    feature_map: FeatureMap | None = None,
+) -> Method[Any]:
     """Make FedCOF by variance components: the covariance comes from the spread of each client's own means.
 
     Clients send the means of two or more random subsets of each class. The spread of one client's means does
@@ -56,13 +76,29 @@ def fedcof_components(
     return replace(method, whole_clients=True)
 
 
+@overload
+def fedcof_residuals(
+    num_directions: int = 8,
+    shrinkage: Scalar | str | Shrinkage = "auto",
+    head: Literal["lda", "ridge"] = "lda",
+    *,
+    feature_map: None = None,
+) -> Method[LinearHead]: ...
+@overload
 def fedcof_residuals(
     num_directions: int = 8,
     shrinkage: Scalar | str | Shrinkage = "auto",
     head: HeadChoice = "lda",
     *,
     feature_map: FeatureMap | None = None,
-) -> Method:
+) -> Method[Any]: ...
+def fedcof_residuals(
+    num_directions: int = 8,
+    shrinkage: Scalar | str | Shrinkage = "auto",
+    head: HeadChoice = "lda",
+    *,
+    feature_map: FeatureMap | None = None,
+) -> Method[Any]:
     """Make FedCOF with residual directions: clients add the leading directions of their own scatter.
 
     A residual is a feature minus the class mean that the client sends. A client adds the q leading right

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from covfree.checks import check_strength
 from covfree.estimators import total_gram
 from covfree.feature_maps import relu_features
 from covfree.heads import ridge_head
+from covfree.heads.mapped import MappedHead
 from covfree.linalg import Scatter
 from covfree.methods.fed3r import within_phase
 from covfree.methods.fedncm import moments_phase
@@ -24,7 +27,7 @@ def _head(ridge: Scalar, system: Scatter, moments: Moments, within: Scatter) -> 
 
 def stsa_e(
     ridge: Scalar = 1600.0, num_features: int = 1250, num_subsets: int = 5, *, seed: int = 0
-) -> Method:
+) -> Method[MappedHead]:
     """Make STSA-E: clients send class means of random subsets, in random ReLU features; ridge regression.
 
     With s_r = n_r x_r the sum of a subset, P_c = N_c μ_c the class sums, and K_c subsets of class c,
@@ -53,7 +56,8 @@ def stsa_e(
     Source: Guan, Zhu, Zhou, Liu, Wang, Luo and Gu (2025), arXiv 2506.01327, STSA-E. The paper's stages, which
     bring new classes, are those of `covfree.collect` over several rounds.
     """
-    return Method(
+    # The head that is given comes behind the map.
+    method: Any = Method(
         check_strength("ridge", ridge),
         "stsa-e",
         ClassMeans(num_subsets),
@@ -62,3 +66,4 @@ def stsa_e(
         _head,
         feature_map=relu_features(num_features, seed=seed),
     )
+    return method

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from covfree.methods.method import Method, check_method
 from covfree.methods.summaries import Examples
 from covfree.refine.search import Search, advance, begin
 from covfree.transforms import Transform
-from covfree.types import Head, LinearHead, Moments, Scalar
+from covfree.types import H, LinearHead, Moments, Scalar
 
 
 class Progress(NamedTuple):
@@ -39,7 +39,7 @@ class Progress(NamedTuple):
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Refined:
+class Refined(Generic[H]):
     """A method whose head is made exact over some rounds; see `refined`.
 
     Attributes:
@@ -49,7 +49,7 @@ class Refined:
         directions: q, asked for in a round at most; None for as many as the head has independent columns.
     """
 
-    method: Method
+    method: Method[H]
     shrinkage: Shrinkage
     rounds: int = field(metadata={"static": True})
     directions: int | None = field(default=None, metadata={"static": True})
@@ -59,7 +59,7 @@ class Refined:
         """Of the method, and what becomes of it."""
         return f"{self.method.name}-refined"
 
-    def with_transforms(self, *transforms: Transform) -> Refined:
+    def with_transforms(self, *transforms: Transform) -> Refined[H]:
         """With transforms of the rows that clients send in the first round; see `Method.with_transforms`."""
         return replace(self, method=self.method.with_transforms(*transforms))
 
@@ -101,13 +101,13 @@ class Refined:
             images = _gram_images(gram, moments, search.directions, product, gamma * degrees)
         return Progress(moments, advance(search, images, self._most(search.right)))
 
-    def head(self, progress: Progress) -> Head:
+    def head(self, progress: Progress) -> H:
         """The head as it stands."""
         gram = linear_system(self.method)[1]
         finish = lda_head_of if gram is None else ridge_head_of
         head: LinearHead = finish(progress.search.weight, progress.moments)
         mapping = self.method.feature_map
-        return head if mapping is None else MappedHead(mapping, head)
+        return cast(H, head if mapping is None else MappedHead(mapping, head))
 
     def _most(self, right: Float[Array, "dim classes"]) -> int:
         return self.asked(*right.shape)[0]
@@ -122,12 +122,12 @@ def _gram_images(
 
 
 def refined(
-    method: Method,
+    method: Method[H],
     rounds: int = 3,
     directions: int | None = None,
     *,
     shrinkage: Scalar | Shrinkage | None = None,
-) -> Refined:
+) -> Refined[H]:
     """Make the head of a method exact, or nearly so, over a few rounds of small messages.
 
     FedCOF estimates the covariance from class means. After its round the server sends q directions, and each

@@ -180,7 +180,7 @@ def deepafl(
     ridge: Scalar = 1.0,
     layer_ridge: Scalar = 0.05,
     seed: Scalar = 0,
-) -> Staged:
+) -> Staged[MappedHead]:
     """Make DeepAFL: a network of T residual layers, each solved in closed form, in 2·T + 1 rounds of sums.
 
     Φ₀ = tanh([x̂, 1] A) are random features (`DeepFeatures`). On Φ the server solves W = (ΦᵀΦ + λI)⁻¹ΦᵀY from

@@ -96,7 +96,9 @@ def _flops(numbers: _Numbers, num_examples: int, dim: int, num_classes: int) -> 
     return num_examples * (5 * dim + bits + 2 * mapped * (mapped + num_classes))
 
 
-def safle(num_buckets: int = 3, group_size: int = 3, *, ridge: Scalar = 10.0, seed: Scalar = 0) -> Staged:
+def safle(
+    num_buckets: int = 3, group_size: int = 3, *, ridge: Scalar = 10.0, seed: Scalar = 0
+) -> Staged[MappedHead]:
     """Make SAFLe: features fall into buckets, groups of which are looked up in tables; three rounds of sums.
 
     In the first round clients send n and Σx, of which the server makes the mean c. In the second they send n,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Generic, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from covfree.linalg import Scatter, factorise, solve
 from covfree.products import product, symmetric_product
 from covfree.statistics.groups import accumulation_dtype, as_examples
 from covfree.sums import fold_parts
-from covfree.types import AnyArray, Head, LinearHead, Scalar
+from covfree.types import AnyArray, H, LinearHead, Scalar
 
 # (params, state, features, classes one-hot, which are no padding) to sums over these examples.
 Terms: TypeAlias = Callable[[Any, Any, jax.Array, jax.Array, jax.Array], Any]
@@ -24,7 +24,7 @@ Terms: TypeAlias = Callable[[Any, Any, jax.Array, jax.Array, jax.Array], Any]
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Staged:
+class Staged(Generic[H]):
     """A method of several rounds. In each the server sends its state, and clients sums over their examples.
 
     The sums over all clients are those over all examples: the head does not depend on who holds which, and
@@ -47,7 +47,7 @@ class Staged:
     rounds: int = field(metadata={"static": True})
     terms: Terms = field(metadata={"static": True})
     advance: Callable[[Any, Any, Any], Any] = field(metadata={"static": True})
-    head: Callable[[Any, Any], Head | None] = field(metadata={"static": True})
+    head: Callable[[Any, Any], H | None] = field(metadata={"static": True})
     flops: Callable[[Any, int, int, int], int] = field(metadata={"static": True})
 
     def sums(self, state: Any, features: AnyArray, labels: AnyArray, num_classes: int) -> Any:
