@@ -90,9 +90,9 @@ class Backbone:
         Args:
             params: from `init` or `load`.
             images: as `preprocess` gives them. Any size but the spec's is taken where ``spec.any_size``.
-            train: normalise by the batch's statistics, and drop where there is a key. Otherwise an image's
-                features do not depend on the others.
-            key: of dropout and stochastic depth in training; None for neither.
+            train: normalise by the batch's statistics. Otherwise an image's features do not depend on the
+                others.
+            key: of dropout and stochastic depth, which training wants; None for neither.
             prompts: more tokens for a vision transformer's first layer, between class token and patches.
             kept: which prompts there are; nothing attends to the others, which are padding. None for all.
 

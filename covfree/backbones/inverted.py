@@ -73,7 +73,7 @@ class Inverted(nn.Module):
                 x = self._block(x, f"blocks.{number}.{index}", stage, stride, rate, train)
                 done += 1
         x = self._act(style.norm("bn2", train)(style.conv("conv_head", 1280, 1)(x)))
-        x = Dropout(self.dropout)(pooled(x), train)
+        x = Dropout(self.dropout)(pooled(x))
         if logits and self.num_classes is not None:
             x = style.dense("classifier", self.num_classes)(x)
         return x
@@ -101,7 +101,7 @@ class Inverted(nn.Module):
         last = "conv_pwl" if stage.expansion > 1 else "conv_pw"
         branch = norm(style.conv(f"{name}.{last}", stage.channels, 1)(branch))
         if stride == 1 and size == stage.channels:
-            branch = x + Dropout(rate, whole=True)(branch, train)
+            branch = x + Dropout(rate, whole=True)(branch)
         return branch
 
     def _act(self, x: jax.Array) -> jax.Array:

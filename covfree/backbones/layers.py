@@ -95,9 +95,9 @@ class Dropout(nn.Module):
     whole: bool = False
 
     @nn.compact
-    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """Drop in training, where a key is given; what is kept is scaled so that the mean stays."""
-        if not (train and self.rate > 0 and self.has_rng("dropout")):
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Drop where a key is given; what is kept is scaled so that the mean stays."""
+        if not (self.rate > 0 and self.has_rng("dropout")):
             return x
         shape = (x.shape[0],) + (1,) * (x.ndim - 1) if self.whole else x.shape
         kept = jax.random.bernoulli(self.make_rng("dropout"), 1 - self.rate, shape)

@@ -52,7 +52,7 @@ class SqueezeNet(nn.Module):
                 ],
                 axis=-1,
             )
-        x = Dropout(0.5)(x, train)
+        x = Dropout(0.5)(x)
         if logits and self.num_classes is not None:
             x = nn.relu(style.conv("classifier.1", self.num_classes, 1, bias=True)(x))
         return pooled(x)

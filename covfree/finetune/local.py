@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -91,6 +92,11 @@ def _called(make: Any) -> Any:
 def _draws(part: Any) -> bool:
     """Whether this is optax's state of what draws, such as `optax.add_noise`."""
     return hasattr(part, "rng_key")
+
+
+def _waits(part: Any) -> bool:
+    """Whether this is the state of `optax.MultiSteps`, which gathers gradients over several steps."""
+    return isinstance(part, optax.MultiStepsState)
 
 
 def class_counts(data: ClientData, num_classes: int) -> Int32[Array, " classes"]:
@@ -252,6 +258,12 @@ class Training:
             raise ValueError(
                 "client: expected an optimiser that does not draw, got one with a key of its own, which "
                 "would be the same for all clients and rounds"
+            )
+        if any(map(_waits, jax.tree.leaves(state, is_leaf=_waits))):
+            warnings.warn(
+                "client: optax.MultiSteps loses the gradients that it has gathered when a round ends, and "
+                "never moves if a client takes fewer steps than it waits for; a larger batch_size loses none",
+                stacklevel=2,
             )
         carry = (trained, statistics, state, jnp.zeros(()))
         trained, statistics, _, lost = jax.lax.fori_loop(0, epochs, epoch, carry)

@@ -156,6 +156,7 @@ class _Network:
     backbone: Backbone
     train: Trained
     norms: Norms
+    dropout: bool
     preprocessing: Preprocessing | None
 
     def parts(self, trained: Any, frozen: Any) -> tuple[Any, LinearHead]:
@@ -174,15 +175,12 @@ class _NetworkFeatures(_Network):
         params = {"params": network, **frozen["statistics"], **statistics}
         if self.preprocessing is not None:
             inputs = normalise(inputs, self.preprocessing)
-        if train and self.train != "head":
-            if self.norms == "batch":
-                features, params = self.backbone.apply_and_update(params, inputs, key=key)
-                statistics = {name: params[name] for name in statistics}
-            else:
-                features = self.backbone.apply(params, inputs)
-        else:
-            features = self.backbone.apply(params, inputs)
-        return features, statistics
+        trains = train and self.train != "head"
+        key = key if trains and self.dropout else None
+        if not trains or self.norms == "frozen":
+            return self.backbone.apply(params, inputs, key=key), statistics
+        features, params = self.backbone.apply_and_update(params, inputs, key=key)
+        return features, {name: params[name] for name in statistics}
 
 
 class _NetworkScores(_Network):
@@ -205,6 +203,7 @@ def network_model(
     *,
     train: Trained = "all",
     norms: Norms = "frozen",
+    dropout: bool = False,
     preprocessing: Preprocessing | None = None,
 ) -> Model:
     """Train a backbone with a linear head on images, or one of the two.
@@ -219,6 +218,8 @@ def network_model(
             head (Fed3R's FT-LP and FT-FEAT).
         norms: ``"batch"`` normalises by the batch's statistics in training and averages the running
             statistics over clients; ``"frozen"`` uses the running statistics as they are, always.
+        dropout: whether training drops, by dropout and stochastic depth at the network's own rates. A
+            network that is held fixed never drops.
         preprocessing: normalises images that come as grey levels, uint8, a quarter of the memory; None for
             images that are normalised already.
 
@@ -237,6 +238,6 @@ def network_model(
     kept = {"head": ("network",), "backbone": ("head",), "all": ()}[train]
     trained = {name: part for name, part in parts.items() if name not in kept}
     frozen = {name: parts[name] for name in kept} | {"present": head.present, "statistics": fixed}
-    about = backbone, train, norms, preprocessing
+    about = backbone, train, norms, dropout, preprocessing
     functions = _NetworkFeatures(*about), _NetworkScores(*about), _NetworkResult(*about)
     return Model(trained, frozen, moving, *functions, num_classes=head.weight.shape[1])

@@ -25,7 +25,7 @@ class State(NamedTuple):
     Attributes:
         inner: as FedAvg's.
         control: c.
-        num_clients: N, of all clients.
+        num_clients: N, of all clients that have examples.
     """
 
     inner: averaging.State

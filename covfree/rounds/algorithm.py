@@ -34,8 +34,18 @@ class ClientData:
 
     @classmethod
     def own(cls, features: AnyArray, labels: AnyArray, client: int = 0) -> ClientData:
-        """Of examples that all belong to the client."""
-        return cls(features, labels, jnp.arange(len(labels)), jnp.asarray(client, jnp.int32))
+        """Make the data of a client whose examples are all in these arrays.
+
+        Args:
+            features: [examples, …].
+            labels: [examples]; below 0 is padding.
+            client: its number.
+        """
+        padding = jnp.asarray(labels) < 0
+        # Padding comes last, as `index` promises.
+        order = jnp.argsort(padding, stable=True)
+        index = jnp.where(padding[order], -1, order).astype(jnp.int32)
+        return cls(features, labels, index, jnp.asarray(client, jnp.int32))
 
     @property
     def num_examples(self) -> jax.Array:
@@ -79,7 +89,8 @@ class Algorithm:
         params: the numbers that may be swept, and arrays to start from.
         name: the algorithm's name.
         init: ``(params, num_clients, key) -> (state, memory)``: the server's first state, and what each
-            client remembers before its first round; ``()`` where clients remember nothing.
+            client remembers before its first round; ``()`` where clients remember nothing. ``num_clients``
+            counts the clients that have examples.
         broadcast: ``(params, state) -> pytree`` that clients need.
         client: ``(params, broadcast, data, memory, key) -> (upload, memory, metrics)`` for one client, whose
             ``data`` is a `ClientData`. Metrics are a dict of numbers. For a client without examples the

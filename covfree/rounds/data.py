@@ -110,8 +110,13 @@ class Federation:
 
     @property
     def num_clients(self) -> int:
-        """K, the largest number of a client plus 1."""
+        """The largest number of a client plus 1."""
         return len(self.size)
+
+    @property
+    def num_holders(self) -> int:
+        """How many clients have examples."""
+        return int((self.size > 0).sum())
 
     def groups(self, drawn: np.ndarray, delay: np.ndarray, multiple: int, delays: int) -> list[Group]:
         """The members of a round, in groups of one padded size each; the larger clients first.

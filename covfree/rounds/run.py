@@ -37,6 +37,8 @@ class Run(NamedTuple):
         memory: what each client remembers, with an axis of clients in front.
         history: a dict for each round; the keys are those of ``history.jsonl``.
         stopped: why the run ended before its last round; None if it did not.
+        best: the result after ``best_round``, if ``best`` named a number; else None.
+        best_round: the round whose evaluation was best, the earliest of equals; None if there is none.
     """
 
     result: Any
@@ -44,6 +46,8 @@ class Run(NamedTuple):
     memory: Any
     history: list[dict[str, Any]]
     stopped: str | None
+    best: Any = None
+    best_round: int | None = None
 
 
 def run(
@@ -57,6 +61,7 @@ def run(
     participation: Schedule | np.ndarray | float | int = 1.0,
     evaluate: Callable[[Any], Mapping[str, Any]] | None = None,
     every: int = 1,
+    best: str | None = None,
     stop: Callable[[list[dict[str, Any]]], bool] | None = None,
     checkpoint: str | PathLike[str] | None = None,
     checkpoint_every: int = 1,
@@ -86,6 +91,9 @@ def run(
             Rounds after which there is no result yet are not evaluated.
         every: rounds from one evaluation to the next; the last round is always evaluated, and so is the one
             after which the run stops.
+        best: name of a number of ``evaluate``, such as ``"accuracy"``. `Run.best` is then the result with the
+            largest. Evaluate on validation data: a test accuracy by which a round was chosen is too high.
+            For algorithms of any number of rounds.
         stop: from the history so far to whether to stop; asked after each round, and before going on. A
             record has what ``evaluate`` measured only where it was asked (``every``), and metrics of clients
             only if one with examples took part.
@@ -129,6 +137,9 @@ def run(
     check_positive("width", width)
     check_choice("memory", memory, get_args(Place))
     key = _as_key(key)
+    if best is not None and (evaluate is None or algorithm.rounds is not None):
+        why = "evaluate, which measures it" if evaluate is None else "an algorithm of any number of rounds"
+        raise ValueError(f"best: expected {why}, beside best={best!r}; got none")
     federation = Federation.of(
         features, labels, clients, whole=algorithm.whole, num_classes=algorithm.num_classes
     )
@@ -139,15 +150,17 @@ def run(
     delays = int(drawn.delay.max(initial=0)) + 1
     simulation = Simulation(algorithm, federation, drawn, delays, key, width, mesh, each_client)
 
-    state, one = cohort.start(algorithm, key, num_clients=federation.num_clients)
+    state, one = cohort.start(algorithm, key, num_clients=federation.num_holders)
     if mesh is not None:
         # Where the next round finds them: else all would be compiled once more for it.
         state, one = jax.device_put((state, one), NamedSharding(mesh, PartitionSpec()))
     bank = Bank.of(one, federation.num_clients, memory)
     held = Held(state, bank.leaves, simulation.nothing_pending(state, bank))
+    if best is not None:
+        held = held._replace(best=_copied((held.state, held.memory)))
     done, records, saved = 0, [], None
     if checkpoint is not None:
-        saved = Checkpoints(Path(checkpoint), simulation.identity(state, one))
+        saved = Checkpoints(Path(checkpoint), simulation.identity(state, one, best))
         first = held
         earlier = saved.load(rounds, lambda done: simulation.structure_after(done, first, bank))
         if earlier is not None:
@@ -165,7 +178,7 @@ def run(
             break
         for who, memory_of in new.memories:
             bank.remember(who, memory_of)
-        held, record = Held(new.state, bank.leaves, new.pending), new.record
+        held, record = Held(new.state, bank.leaves, new.pending, held.best), new.record
         due = number % every == every - 1 or number == rounds - 1
         if due:
             record |= _measured(evaluate, algorithm, held, record)
@@ -175,6 +188,8 @@ def run(
         if stopped is not None and not due:
             records[-1] |= _measured(evaluate, algorithm, held, record)
         lines.add(records[-1])
+        if best is not None and _best_round(best, records) == number:
+            held = held._replace(best=_copied((held.state, held.memory)))
         if saved is not None and number % checkpoint_every == checkpoint_every - 1:
             saved.save(number + 1, held, records)
             kept = number + 1
@@ -185,7 +200,23 @@ def run(
             saved.save(len(records), held, records)
         saved.close()
     result = algorithm.result(algorithm.params, held.state, held.memory)
-    return Run(result, held.state, held.memory, records, stopped)
+    done = Run(result, held.state, held.memory, records, stopped)
+    chosen = None if best is None else _best_round(best, records)
+    if chosen is None:
+        return done
+    return done._replace(best=algorithm.result(algorithm.params, *held.best), best_round=chosen)
+
+
+def _best_round(name: str, records: list[dict[str, Any]]) -> int | None:
+    """The round of the largest of these numbers; of rounds without one and of NaN nothing is known."""
+    measured = [(record[name], -record["round"]) for record in records if name in record]
+    measured = [pair for pair in measured if pair[0] == pair[0]]
+    return -max(measured)[1] if measured else None
+
+
+def _copied(tree: Any) -> Any:
+    """A copy that later rounds do not write into."""
+    return jax.tree.map(lambda x: x.copy(), tree)
 
 
 def _as_key(key: Any) -> PRNGKey:
@@ -214,7 +245,8 @@ def _measured(
 ) -> dict[str, Any]:
     if evaluate is None:
         return {}
-    result = algorithm.result(algorithm.params, held.state, held.memory)
+    # Later rounds write into the clients' memory; what ``evaluate`` keeps must stay as it is.
+    result = algorithm.result(algorithm.params, held.state, _copied(held.memory))
     if result is None:
         return {}
     measured = evaluate(result)

@@ -32,11 +32,13 @@ class Held(NamedTuple):
         state: the server's.
         memory: the clients'.
         pending: sums of uploads that arrive in later rounds, with an axis of delays; None without delays.
+        best: state and memory after the round whose evaluation was best; None if nobody asks for it.
     """
 
     state: Any
     memory: Any
     pending: Any
+    best: Any = None
 
 
 class Round(NamedTuple):
@@ -173,12 +175,13 @@ class Simulation(NamedTuple):
             state = zeros_of(cohort.serve, self.algorithm, state, total)[0]
         return jax.tree.structure(held._replace(state=state))
 
-    def identity(self, state: Any, memory: Any) -> Callable[[int], dict[str, Mark]]:
+    def identity(self, state: Any, memory: Any, best: str | None) -> Callable[[int], dict[str, Mark]]:
         """What must be the same for a run to go on, by what to call it: a function of the rounds so far.
 
         Args:
             state: the server's first.
             memory: a client's first.
+            best: by which number the best round is chosen.
         """
         numbers, _ = jax.tree_util.tree_flatten_with_path(self.algorithm.params)
         about = {
@@ -188,6 +191,7 @@ class Simulation(NamedTuple):
             **self.federation.identity(),
             "key": Mark.of(jax.random.key_data(self.key)),
             "longest delay": Mark(str(self.delays - 1)),
+            **({} if best is None else {"best": Mark(best)}),
         }
 
         def after(done: int) -> dict[str, Mark]:

@@ -133,12 +133,13 @@ def test_gradients(request, images, name):
     assert not any(np.any(x) for x in jax.tree.leaves(gradients["batch_stats"]))
 
 
-def test_dropout_needs_training_and_a_key(lite, images):
+def test_dropout_needs_a_key_whatever_the_norms_do(lite, images):
     chosen, params = lite
     apply = applied(chosen)
     keys = jax.random.split(jax.random.key(1))
     inference = apply(params, images)
-    np.testing.assert_array_equal(apply(params, images, key=keys[0]), inference)
+    frozen = np.asarray(apply(params, images, key=keys[0]))
+    assert abs((frozen == 0).mean() - (inference == 0).mean() - 0.2 * (inference != 0).mean()) < 0.05
     first, second = (np.asarray(apply(params, images, train=True, key=key)) for key in keys)
     plain = np.asarray(apply(params, images, train=True))
     assert relative_error(first, second) > 0.1
@@ -149,7 +150,7 @@ def test_dropout_needs_training_and_a_key(lite, images):
 @pytest.mark.parametrize("whole", [False, True])
 def test_dropout_keeps_the_mean(whole):
     x = jnp.ones((4000, 2, 3))
-    dropped = Dropout(0.3, whole=whole).apply({}, x, True, rngs={"dropout": jax.random.key(2)})
+    dropped = Dropout(0.3, whole=whole).apply({}, x, rngs={"dropout": jax.random.key(2)})
     kept = np.asarray(dropped) > 0
     np.testing.assert_allclose(dropped[kept], 1 / 0.7, rtol=1e-6)
     # 6 standard deviations of the share of 4,000 that is kept.

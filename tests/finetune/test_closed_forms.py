@@ -1,5 +1,7 @@
 """Federated optimisation against closed forms on quadratics, and against loops in NumPy."""
 
+from contextlib import nullcontext
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -158,8 +160,10 @@ def test_what_optax_asks_for_beside_gradients():
     for _ in range(int(STEPS[3]) // 2):
         y -= RATE * CURVE[3] * (y - CENTRE[3])
     alone = FEATURES[CLIENTS == 3], LABELS[CLIENTS == 3], np.zeros(SIZE[3], int)
-    for optimiser, expected in ((by_value, x), (every_other, y)):
-        done = run(ft.fedavg(quadratic(), optimiser, batch_size=BATCH), *alone, key=KEY, rounds=1)
+    told = pytest.warns(UserWarning, match="MultiSteps loses the gradients that it has gathered")
+    for optimiser, expected, context in ((by_value, x, nullcontext()), (every_other, y, told)):
+        with context:
+            done = run(ft.fedavg(quadratic(), optimiser, batch_size=BATCH), *alone, key=KEY, rounds=1)
         np.testing.assert_allclose(done.result, expected, **TOLERANCE)
 
 

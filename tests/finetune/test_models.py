@@ -246,3 +246,16 @@ def test_dropout_and_orders_are_drawn_anew_each_round():
         seen.append(run(algorithm, features, labels, clients, key=KEY, rounds=rounds).history[-1]["loss"])
     again = run(algorithm, features, labels, clients, key=KEY, rounds=2).history[-1]["loss"]
     assert again == seen[1] != seen[0]
+
+
+def test_dropout_is_a_choice_of_its_own():
+    net = backbone("squeezenet1_1", num_classes=None)
+    images = np.random.default_rng(0).normal(size=(2, 32, 32, 3)).astype(np.float32)
+    params, head = net.init(KEY), ft.random_head(512, 2, key=KEY)
+    kept, dropped = (ft.network_model(net, params, head, dropout=dropout) for dropout in (False, True))
+    features = jax.jit(lambda model, key: model.features(
+        model.trained, model.frozen, model.statistics, images, True, key)[0])  # fmt: skip
+    first, second = jax.random.split(KEY)
+    np.testing.assert_array_equal(features(kept, first), features(kept, second))
+    assert np.abs(features(dropped, first) - features(dropped, second)).max() > 0.01
+    assert features(dropped, first).mean() == pytest.approx(features(kept, first).mean(), rel=0.1)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from covfree.federation import Schedule, schedule
-from covfree.rounds import Algorithm, run
+from covfree.rounds import Algorithm, ClientData, run
 
 KEY = jax.random.key(3)
 
@@ -351,3 +351,64 @@ def test_raw_keys_are_keys():
     typed = run(adding(), *DATA, key=jax.random.key(7), rounds=1, participation=0.3)
     raw = run(adding(), *DATA, key=jax.random.PRNGKey(7), rounds=1, participation=0.3)
     assert {**typed.history[0], "seconds": 0} == {**raw.history[0], "seconds": 0}
+
+
+def _own_init(params, num_clients, key):
+    return jnp.asarray(num_clients), jnp.zeros(())
+
+
+def _own_client(params, sent, data, memory, key):
+    return data.num_examples, memory + 1, {}
+
+
+def _own_server(params, state, total):
+    return state
+
+
+def _own_result(params, state, memory):
+    return memory
+
+
+def remembering():
+    """Counts for each client the rounds in which it took part; the result is their counts."""
+    functions = _own_init, lambda params, state: state, _own_client, _own_server, _own_result
+    return Algorithm((), "remembering", *functions)
+
+
+@pytest.mark.parametrize("place", ["device", "host"])
+def test_results_that_an_evaluation_keeps_stay_as_they_were(place):
+    kept = []
+    run(remembering(), *DATA, key=KEY, rounds=3, memory=place, evaluate=lambda x: kept.append(x) or {})
+    assert [np.asarray(memory).max().item() for memory in kept] == [1, 2, 3]
+
+
+def test_the_best_round_is_kept_also_where_a_run_goes_on(tmp_path):
+    scores = [0.1, 0.9, float("nan"), 0.4, 0.9]
+    measured = iter(scores)
+    settings = {"key": KEY, "best": "score", "checkpoint": tmp_path, "memory": "host"}
+    first = run(remembering(), *DATA, **settings, rounds=3, evaluate=lambda x: {"score": next(measured)})
+    assert first.best_round == 1
+    np.testing.assert_array_equal(np.unique(first.best), [2])
+    done = run(remembering(), *DATA, **settings, rounds=5, evaluate=lambda x: {"score": next(measured)})
+    assert done.best_round == 1  # the earliest of equals
+    np.testing.assert_array_equal(np.unique(done.best), [2])
+    np.testing.assert_array_equal(np.unique(done.result), [5])
+    with pytest.raises(ValueError, match="best: expected evaluate"):
+        run(remembering(), *DATA, key=KEY, rounds=1, best="score")
+    with pytest.raises(ValueError, match=r"differs in best \(score there, none here\)"):
+        run(remembering(), *DATA, **settings | {"best": None}, rounds=5)
+
+
+def test_clients_without_examples_do_not_count():
+    features, labels, clients = DATA
+    state = run(remembering(), features, labels, 100 * clients, key=KEY, rounds=1).state
+    assert state == len(np.unique(clients[(clients >= 0) & (labels >= 0)]))
+
+
+def test_a_client_of_its_own_has_no_padding():
+    features, labels = np.arange(10.0).reshape(5, 2), np.array([1, -1, 0, -1, 2])
+    data = ClientData.own(features, labels, client=3)
+    assert data.num_examples == 3
+    own, kept = data.all()
+    np.testing.assert_array_equal(own[:3], features[[0, 2, 4]])
+    np.testing.assert_array_equal(kept, [1, 0, 2, -1, -1])
