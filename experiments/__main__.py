@@ -98,7 +98,7 @@ def status_command() -> None:
 
 @app.command("page")
 def page_command() -> None:
-    """Write docs/reproduction.md anew."""
+    """Write experiments/papers/README.md anew."""
     PAGE.write_text(page(), encoding="utf-8")
     _say(f"wrote {PAGE}")
 

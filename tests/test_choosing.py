@@ -1,4 +1,4 @@
-"""docs/choosing.md says what the kept results say."""
+"""docs/choosing.md and the pages of the four federations say what the kept results say."""
 
 import json
 import re
@@ -27,3 +27,22 @@ def test_every_row_of_the_table_is_of_the_kept_results():
             assert float(match[2]) == pytest.approx(100 * found["accuracy_sd"], abs=0.0501)
             size = found["bytes_up"] + found["bytes_down"]
             assert float(match[3]) * UNITS[match[4]] == pytest.approx(size, rel=0.006)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_page_of_a_federation_has_its_kept_results(folder):
+    place = ROOT / "experiments" / folder
+    kept = json.loads((place / "results.json").read_text(encoding="utf-8"))["results"]
+    results = {each["title"]: each for each in kept}
+    rows = re.findall(
+        r"^\| (.+?) \| ([\d.]+) ± ([\d.]+) \| ([\d.]+) (\w?B) ",
+        (place / "README.md").read_text("utf-8"),
+        re.M,
+    )
+    assert len(rows) > 25
+    for title, mean, deviation, size, unit in rows:
+        found = results[title]
+        assert float(mean) == pytest.approx(100 * found["accuracy_mean"], abs=0.0051)
+        assert float(deviation) == pytest.approx(100 * found["accuracy_sd"], abs=0.0051)
+        step = 0.1 if "." in size else 1.0
+        assert float(size) == pytest.approx(found["bytes_up"] / UNITS[unit], abs=0.51 * step)

@@ -10,6 +10,7 @@ from reference import MODULES, exports, sections
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
+STUDIES = [*(ROOT / "experiments").rglob("*.md"), ROOT / "benchmarks" / "README.md"]
 EXPORTS = [(module, name) for module in MODULES for name in exports(module)]
 
 
@@ -54,7 +55,9 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES], ids=lambda page: page.name
+    "page",
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES, *STUDIES],
+    ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_every_relative_link_resolves(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
@@ -71,3 +74,10 @@ def test_every_relative_link_resolves(page):
 def test_the_index_links_every_page():
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     assert [page.name for page in PAGES if page.name != "index.md" and f"({page.name})" not in index] == []
+
+
+def test_the_index_of_experiments_links_every_study():
+    folder = ROOT / "experiments"
+    index = (folder / "README.md").read_text(encoding="utf-8")
+    pages = [*folder.glob("*/README.md"), *(page for page in folder.glob("*.md") if page.name != "README.md")]
+    assert [page.name for page in pages if f"({page.relative_to(folder)})" not in index] == []

@@ -90,7 +90,18 @@ def driver():
     driver.quit()
 
 
-@pytest.mark.parametrize("page", ["index", "derivation", "methods", "refinement", "shift", "results"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "index",
+        "derivation",
+        "methods",
+        "refinement",
+        "shift",
+        "experiments/index",
+        "experiments/speech/index",
+    ],
+)
 def test_no_page_is_wider_than_a_telephone(page, site, driver):
     """Wide tables and formulas scroll in boxes of their own."""
     show(driver, site / f"{page}.html", 390)

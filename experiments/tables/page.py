@@ -1,18 +1,17 @@
-"""``docs/reproduction.md``: every printed cell, beside what covfree gives."""
+"""``experiments/papers/README.md``: every printed cell, beside what covfree gives."""
 
 from __future__ import annotations
 
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 from covfree.sweep import Table as Words
 from covfree.sweep import as_markdown
 from experiments.tables.results import Ours, Results
 from experiments.tables.spec import PAPERS, Grid, Table, read_table, table_files
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reproduction.md"
+PAGE = PAPERS / "README.md"
 _INTRODUCTION = PAPERS / "introduction.md"
 
 
