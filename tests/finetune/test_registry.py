@@ -44,7 +44,7 @@ def test_what_an_algorithm_accepts_it_takes():
 class Pixels(Backbone):
     """A backbone whose features are the pixels of the corner."""
 
-    def apply(self, params, images):
+    def apply(self, params, images, **options):
         return jnp.asarray(images)[:, 0, 0, :]
 
 
