@@ -30,8 +30,12 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+# The package, and what its users write: the pages' examples, by both checkers.
 types: $(READY)
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/python tests/snippets.py out/snippets
+	$(BIN)/pyright --pythonpath $(BIN)/python out/snippets tests/typed.py
+	$(BIN)/mypy out/snippets tests/typed.py
 
 # The documentation as a site, out/site; strict: a broken link or name fails.
 site: $(READY)

@@ -4,7 +4,11 @@ Clients share a few statistics of features from a frozen pre-trained backbone, o
 into a linear classifier in closed form. Start with `fit`, `fedcof` and `estimate_covariance`.
 """
 
+import importlib as _importlib
+import typing as _typing
+
 from covfree import alignment as alignment
+from covfree import backbones as backbones
 from covfree import data as data
 from covfree import federation as federation
 from covfree import linalg as linalg
@@ -122,5 +126,23 @@ from covfree.types import LinearHead as LinearHead
 from covfree.types import Message as Message
 from covfree.types import Moments as Moments
 from covfree.types import Rows as Rows
+
+if _typing.TYPE_CHECKING:
+    # These need Flax, optax or an extra: they are imported when they are first used.
+    from covfree import finetune as finetune
+    from covfree import rounds as rounds
+    from covfree import sweep as sweep
+    from covfree import testing as testing
+else:
+    _LATE = ("finetune", "rounds", "sweep", "testing")
+
+    def __getattr__(name: str) -> _typing.Any:
+        if name in _LATE:
+            return _importlib.import_module(f"covfree.{name}")
+        raise AttributeError(f"module 'covfree' has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_LATE})
+
 
 __version__ = "0.1.0"

@@ -75,6 +75,16 @@ def test_import_pulls_in_nothing_heavy():
     assert run(code) == "[]"
 
 
+def test_late_modules_are_there_when_they_are_used_and_not_before():
+    code = (
+        "import sys, covfree; before = [n for n in covfree._LATE if f'covfree.{n}' in sys.modules]; "
+        "print(before, covfree.rounds.run.__name__, covfree.finetune.fedavg.__name__, "
+        "covfree.testing.check_head.__name__, covfree.sweep.Job.__name__, "
+        "set(covfree._LATE) <= set(dir(covfree)), hasattr(covfree, 'nothing'))"
+    )
+    assert run(code) == "[] run fedavg check_head Job True False"
+
+
 def test_import_starts_no_device_and_sets_no_option():
     code = (
         "import jax; before = dict(jax.config.values); import covfree; from jax._src import xla_bridge; "

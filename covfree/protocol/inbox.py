@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from covfree.checks import check_type
 from covfree.protocol.files import shown
@@ -21,7 +22,7 @@ def collect_files(
     *,
     num_classes: int,
     dim: int | None = None,
-    num_examples: Mapping[Hashable, int] | None = None,
+    num_examples: Mapping[Any, int] | None = None,
     max_count: int | float | None = None,
     max_norm: int | float | None = None,
     before: Collected | None = None,

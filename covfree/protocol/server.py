@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -66,11 +66,11 @@ class Collected:
 
 
 def collect(
-    messages: Mapping[Hashable, Message],
+    messages: Mapping[Any, Message],
     *,
     num_classes: int,
     dim: int | None = None,
-    num_examples: Mapping[Hashable, int] | None = None,
+    num_examples: Mapping[Any, int] | None = None,
     max_count: int | float | None = None,
     max_norm: int | float | None = None,
     before: Collected | None = None,
