@@ -95,10 +95,11 @@ def message_bytes(message: Message) -> SentBytes:
     rows = message.rows
     sketch = False if rows.sketch is None else np.asarray(rows.sketch)
     kept = (np.asarray(rows.count) > 0) & ((np.asarray(rows.label) >= 0) | sketch)
-    sent = [rows.mean[kept]] if rows.covariance is None else [rows.mean[kept], rows.covariance[kept]]
-    if message.matrix is not None:
-        sent.append(message.matrix)
-    return SentBytes(sum(array.nbytes for array in sent), 8 * int(kept.sum()))
+    number = int(kept.sum())
+    # By shape: taking the rows out would compile a function for each number of them.
+    tables = [rows.mean] if rows.covariance is None else [rows.mean, rows.covariance]
+    size = number * sum(math.prod(table.shape[1:]) * table.dtype.itemsize for table in tables)
+    return SentBytes(size + (0 if message.matrix is None else message.matrix.nbytes), 8 * number)
 
 
 def sent_bytes(

@@ -21,18 +21,23 @@ CovarianceType: TypeAlias = Literal["diagonal", "spherical"]
 
 
 # Tables longer than this are padded by less than an eighth.
-_LONG = 4096
+_LONG = 3584
 
 
 def bucket(rows: int) -> int:
     """Round up to a size that federations of about one size share, and with it compiled functions.
 
-    Another seed changes the number of client-class pairs by a few percent if there are few hundred, and by
-    less if there are more. So there are two sizes an octave (256, 384, 512, …) up to 4096, eight above.
+    Another seed changes the number of client-class pairs by up to a tenth if there are few hundred, and by
+    less if there are more. So there are two sizes an octave (224, 320, 448, …) up to 3584, eight above. None
+    of the few is round, so that what is about a round number shares a size.
     """
-    octave = 1 << max(rows - 1, 0).bit_length() >> 1
-    step = max(1, octave // (2 if rows <= _LONG else 8))
-    return max(1, -(-rows // step) * step)
+    if rows > _LONG:
+        step = 1 << (rows - 1).bit_length() >> 4
+        return -(-rows // step) * step
+    if rows <= 5:
+        return max(1, rows)
+    unit = 1 << (rows - 1).bit_length() >> 3
+    return next(size * unit for size in (5, 7, 10) if rows <= size * unit)
 
 
 def check_subsets(num_subsets: int | None, subset_size: int) -> None:

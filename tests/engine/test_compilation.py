@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 
 import covfree
+from covfree import sweep
+from covfree.data import load_digits
 
 COMPILED: list[str] = []
 
@@ -63,3 +65,16 @@ def test_federations_of_about_one_size_share_the_server():
 def test_the_default_job_compiles_few_functions():
     """Counting rows is NumPy's; what is left: the key-free summary, the sums and the solve."""
     assert compilations(lambda: covfree.fit(covfree.fedcof(), *federation(93), num_classes=3)) <= 6
+
+
+def test_another_seed_of_a_sweep_compiles_nothing():
+    """Of the federations of `make demo`, which have 242 to 289 client-class pairs: rows, sums, solve, counts."""
+    runs = sweep.run(
+        {"digits": lambda seed: load_digits(seed=seed)},
+        sweep.federations([100], ["inner_dirichlet"], [0.1]),
+        {"means": covfree.fedcof(0.1), "examples": covfree.fed3r()},
+        seeds=range(4),
+        predictions=True,
+    )
+    assert compilations(lambda: [next(runs).accuracy, next(runs).accuracy]) > 0
+    assert compilations(lambda: [run.accuracy for run in runs]) == 0
