@@ -36,6 +36,39 @@ def test_who_is_cited_has_a_name(work):
         assert all(isinstance(part, str) and part for part in author.values())
 
 
+def name_in_bibtex(author: dict[str, str]) -> str:
+    if "name" in author:
+        return f"{{{author['name']}}}"
+    family = f"{author.get('name-particle', '')} {author['family-names']}".strip()
+    return f"{family}, {author['given-names']}"
+
+
+def fields_in_bibtex(work: dict) -> dict[str, str]:
+    """What a converter makes of an entry of CITATION.cff; the address may be an identifier's."""
+    addresses = [each["value"] for each in work.get("identifiers", ()) if each["type"] == "url"]
+    fields = {
+        "author": " and ".join(name_in_bibtex(author) for author in work["authors"]),
+        "title": work["title"],
+        "booktitle": work.get("collection-title"),
+        "version": work.get("version"),
+        "year": str(work["year"] if "year" in work else work["date-released"].year),
+        "url": work["url"] if "url" in work else addresses[0],
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def test_the_readme_shows_the_citation_as_bibtex():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```bibtex\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    entries = re.findall(r"^@(\w+)\{\w+,\n(.*?)\n\}$", shown, re.MULTILINE | re.DOTALL)
+    kinds = {"software": "software", "conference-paper": "inproceedings"}
+    works = [CITATION, *CITATION["references"]]
+    assert [kind for kind, _ in entries] == [kinds[work["type"]] for work in works]
+    for (_, body), work in zip(entries, works, strict=True):
+        found = dict(re.findall(r"^  (\w+) = \{(.*?)\},?$", body, re.MULTILINE | re.DOTALL))
+        assert {name: " ".join(value.split()) for name, value in found.items()} == fields_in_bibtex(work)
+
+
 def test_the_changelog_begins_with_this_version():
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     first = re.search(r"^## \[(.+?)\] - (unreleased|\d{4}-\d{2}-\d{2})$", text, re.MULTILINE)

@@ -16,7 +16,7 @@ from covfree import figures
 
 CLIENTS = 100
 COVARIANCE = np.array([[1.6, 0.9], [0.9, 0.8]])
-WIDTH, HEIGHT = 4.8, 4.2  # of the panels, from the centre
+WIDTH, HEIGHT = 4.2, 3.3  # of the panels, from the centre
 
 
 def one_class(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -44,20 +44,20 @@ def draw(path: Path, seed: int = 0) -> np.ndarray:
     # A small, a middling and a large client in colours, the others in grey.
     shown = np.argsort(counts)[[CLIENTS // 10, CLIENTS // 2, CLIENTS - CLIENTS // 10]]
     with figures.style():
-        figure = figures.new_figure(figures.PAGE, 2.9)
+        figure = figures.new_figure(figures.PHONE, 1.85)
         hold, send, see = figure.subplots(1, 3, sharex=True, sharey=True)
-        for axes, points, size in ((hold, examples, 4), (send, means, 12), (see, scaled, 12)):
+        for axes, points, size in ((hold, examples, 2), (send, means, 6), (see, scaled, 6)):
             owner = clients if axes is hold else np.arange(CLIENTS)
             axes.scatter(*points.T, s=size, color="0.75", edgecolor="none")
             for client, colour in zip(shown, (figures.GREEN, figures.PURPLE, figures.BLUE), strict=True):
-                axes.scatter(*points[owner == client].T, s=size + 6, color=colour, edgecolor="none")
+                axes.scatter(*points[owner == client].T, s=size + 4, color=colour, edgecolor="none")
             (true,) = axes.plot(*ellipse(COVARIANCE), color=figures.BLACK, linestyle=(0, (4, 2)))
             axes.set(xlim=(-WIDTH, WIDTH), ylim=(-HEIGHT, HEIGHT), xticks=[], yticks=[], aspect="equal")
-        hold.set_title(f"What {CLIENTS} clients hold:\n{len(examples):,} examples of a class")
-        send.set_title(f"What they send:\n{CLIENTS} means, and their counts")
-        see.set_title("What the server sees:\n√count × (mean − common mean)")
+        hold.set_title(f"{CLIENTS} clients hold\n{len(examples):,} examples")
+        send.set_title(f"they send\n{CLIENTS} class means")
+        see.set_title("the server sees\nmeans × √count")
         (estimate,) = see.plot(*ellipse(estimated), color=figures.VERMILLION)
-        true.set_label("true covariance, 2 standard deviations")
+        true.set_label("true covariance")
         estimate.set_label("estimated from the means")
         figures.legend_below(figure, [true, estimate])
         figures.save_all(figure, path)

@@ -1,8 +1,11 @@
 """A researcher, with photographs and with features, who types the pages' commands."""
 
 import json
+import re
 
-from pages import commands, type_in
+import numpy as np
+import pytest
+from pages import ROOT, commands, type_in
 
 
 def test_photographs(photos, folder, capsys):
@@ -21,8 +24,27 @@ def test_features_of_their_own(features, folder, capsys):
     assert json.loads((folder / "results" / "results.json").read_text())["results"]
 
 
-def test_commands_of_the_readme(features, folder, capsys):
-    for command in commands("README.md", but=("all", "photos", "backbones", "finetune", "--help")):
-        type_in(command, capsys)
-    assert (folder / "confusion.csv").read_text().count("\n") == 4
-    assert (folder / "sweep" / "runs.jsonl").exists()
+def test_the_readme_shows_what_its_commands_print(folder, capsys):
+    """The first table: accuracies and bytes; its seconds are those of one machine."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| .*?, (\S+) \| \**([\d.]+) ± ([\d.]+)\** \| (\d+) \| ([\d.]+) (\w)B \|", text, re.M)
+    shown = {name.strip("`").lower(): numbers for name, *numbers in rows}
+    once, trained, publish = commands("README.md")
+    found = json.loads(type_in([*once, "--format", "json"], capsys))["results"]
+    printed = {
+        each["method"]: (each["accuracy_mean"], each["accuracy_sd"], 1, each["bytes_up"]) for each in found
+    }
+    for each in json.loads(type_in([*trained, "--format", "json"], capsys))["results"]:
+        rounds = each["runs"][0]["rounds"]
+        accuracy = each["last_accuracy_mean"], each["last_accuracy_sd"]
+        printed[each["algorithm"]] = (*accuracy, rounds, each["bytes_up"])
+    assert shown.keys() == printed.keys()
+    for name, (mean, deviation, rounds, size, unit) in shown.items():
+        expected = printed[name]
+        # One image of the test part is 0.17 points of one seed, and 0.03 of the mean.
+        np.testing.assert_allclose([float(mean), float(deviation)], 100 * np.array(expected[:2]), atol=0.08)
+        assert int(rounds) == expected[2]
+        assert float(size) * {"k": 1e3, "M": 1e6}[unit] == pytest.approx(expected[3], rel=0.03)
+    assert "\\begin{tabular}" in type_in([*publish, "--seeds", "1"], capsys)
+    assert (folder / "results" / "accuracy_vs_bytes.pdf").exists()
+    assert (folder / "page.html").exists()
