@@ -44,7 +44,7 @@ def draw(path: Path, seed: int = 0) -> np.ndarray:
     # A small, a middling and a large client in colours, the others in grey.
     shown = np.argsort(counts)[[CLIENTS // 10, CLIENTS // 2, CLIENTS - CLIENTS // 10]]
     with figures.style():
-        figure = figures.new_figure(figures.PHONE, 1.85)
+        figure = figures.new_figure(figures.PHONE, 1.65)
         hold, send, see = figure.subplots(1, 3, sharex=True, sharey=True)
         for axes, points, size in ((hold, examples, 2), (send, means, 6), (see, scaled, 6)):
             owner = clients if axes is hold else np.arange(CLIENTS)
@@ -52,7 +52,7 @@ def draw(path: Path, seed: int = 0) -> np.ndarray:
             for client, colour in zip(shown, (figures.GREEN, figures.PURPLE, figures.BLUE), strict=True):
                 axes.scatter(*points[owner == client].T, s=size + 4, color=colour, edgecolor="none")
             (true,) = axes.plot(*ellipse(COVARIANCE), color=figures.BLACK, linestyle=(0, (4, 2)))
-            axes.set(xlim=(-WIDTH, WIDTH), ylim=(-HEIGHT, HEIGHT), xticks=[], yticks=[], aspect="equal")
+            axes.set(xlim=(-WIDTH, WIDTH), ylim=(-HEIGHT, HEIGHT), xticks=[], yticks=[], aspect="equal", anchor="S")
         hold.set_title(f"{CLIENTS} clients hold\n{len(examples):,} examples")
         send.set_title(f"they send\n{CLIENTS} class means")
         see.set_title("the server sees\nmeans × √count")

@@ -22,7 +22,7 @@ from reference import page as reference_page
 
 # Pages outside docs/ that the menu names.
 PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "experiments/README.md", "benchmarks/README.md")
-_LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
+_LINK = re.compile(r"""(\]\(|src=")([^)\s#"]+)(#[^)\s]*)?(?=[)"])""")
 _DOCTEST = re.compile(r"^( *)```python\n(?= *>>> )", re.MULTILINE)
 
 
@@ -42,8 +42,8 @@ def site_name(path: str) -> str:
 def links(text: str, path: str) -> Iterator[tuple[re.Match[str], str]]:
     """Links of a page of the repository to its files: each match, and the file's path in the repository."""
     for match in _LINK.finditer(text):
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(path), match[1]))
-        if ":" not in match[1] and (ROOT / target).is_file():
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(path), match[2]))
+        if ":" not in match[2] and (ROOT / target).is_file():
             yield match, target
 
 
@@ -51,8 +51,8 @@ def for_the_site(text: str, path: str) -> str:
     """A page of the repository, with links as the site needs them, and sessions of Python marked as such."""
     here = posixpath.dirname(site_name(path)) or "."
     for match, target in reversed(list(links(text, path))):
-        link = posixpath.relpath(site_name(target), here) + (match[2] or "")
-        text = f"{text[: match.start()]}]({link}){text[match.end() :]}"
+        link = posixpath.relpath(site_name(target), here) + (match[3] or "")
+        text = f"{text[: match.start()]}{match[1]}{link}{text[match.end() :]}"
     return _DOCTEST.sub(r"\1```pycon\n", text)
 
 
@@ -83,7 +83,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
         if path.endswith((".woff", "/tex-chtml.js")):
             add(path, abs_src_path=str(located.locate()))
     waiting = [f"docs/{file.src_uri}" for file in files.documentation_pages() if file.abs_src_path]
-    waiting += PAGES
+    waiting += ("README.md", *PAGES)
     for notebook in sorted((ROOT / "notebooks").glob("*.ipynb")):
         text, outputs = MarkdownExporter().from_notebook_node(nbformat.read(notebook, as_version=4))
         for name, data in outputs["outputs"].items():
@@ -111,6 +111,9 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Rewrite what was written for GitHub."""
     name = page.file.src_uri
+    if name == "index.md":  # the README, and below it the list of pages
+        front, pages = (ROOT / "README.md").read_text(encoding="utf-8"), markdown[markdown.index("\n## ") :]
+        return for_the_site(front, "README.md") + for_the_site(pages, "docs/index.md")
     if name == "api.md":
         markdown += overview()
     if name.startswith("notebooks/"):
