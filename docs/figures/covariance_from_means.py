@@ -52,7 +52,9 @@ def draw(path: Path, seed: int = 0) -> np.ndarray:
             for client, colour in zip(shown, (figures.GREEN, figures.PURPLE, figures.BLUE), strict=True):
                 axes.scatter(*points[owner == client].T, s=size + 4, color=colour, edgecolor="none")
             (true,) = axes.plot(*ellipse(COVARIANCE), color=figures.BLACK, linestyle=(0, (4, 2)))
-            axes.set(xlim=(-WIDTH, WIDTH), ylim=(-HEIGHT, HEIGHT), xticks=[], yticks=[], aspect="equal", anchor="S")
+            axes.set(
+                xlim=(-WIDTH, WIDTH), ylim=(-HEIGHT, HEIGHT), xticks=[], yticks=[], aspect="equal", anchor="S"
+            )
         hold.set_title(f"{CLIENTS} clients hold\n{len(examples):,} examples")
         send.set_title(f"they send\n{CLIENTS} class means")
         see.set_title("the server sees\nmeans × √count")

@@ -27,7 +27,9 @@ def test_features_of_their_own(features, folder, capsys):
 def test_the_readme_shows_what_its_commands_print(folder, capsys):
     """The first table: accuracies and bytes; its seconds are those of one machine."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| .*?, (\S+) \| \**([\d.]+) ± ([\d.]+)\** \| (\d+) \| ([\d.]+) (\w)B \|", text, re.M)
+    rows = re.findall(
+        r"^\| .*?, (\S+) \| \**([\d.]+) ± ([\d.]+)\** \| (\d+) \| ([\d.]+) (\w)B \|", text, re.M
+    )
     shown = {name.strip("`").lower(): numbers for name, *numbers in rows}
     once, trained, publish = commands("README.md")
     found = json.loads(type_in([*once, "--format", "json"], capsys))["results"]
