@@ -19,11 +19,8 @@ from covfree.buckets import bucket_features as bucket_features
 from covfree.buckets import gaussian_thresholds as gaussian_thresholds
 from covfree.checks import check as check
 from covfree.costs import SentBytes as SentBytes
-from covfree.costs import alignment_bytes as alignment_bytes
 from covfree.costs import client_flops as client_flops
-from covfree.costs import formula_bytes as formula_bytes
 from covfree.costs import message_bytes as message_bytes
-from covfree.costs import prompt_bytes as prompt_bytes
 from covfree.costs import received_bytes as received_bytes
 from covfree.costs import sent_bytes as sent_bytes
 from covfree.engine import Diagnosis as Diagnosis
@@ -31,11 +28,9 @@ from covfree.engine import accumulate as accumulate
 from covfree.engine import accumulate_parts as accumulate_parts
 from covfree.engine import accumulate_sharded as accumulate_sharded
 from covfree.engine import accumulate_stream as accumulate_stream
-from covfree.engine import accuracy_by_round as accuracy_by_round
 from covfree.engine import arrived as arrived
 from covfree.engine import diagnose as diagnose
 from covfree.engine import evaluate as evaluate
-from covfree.engine import feature_quality as feature_quality
 from covfree.engine import fit as fit
 from covfree.engine import shard_rows as shard_rows
 from covfree.engine import solve_message as solve_message

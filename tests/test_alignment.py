@@ -171,16 +171,6 @@ def test_principal_basis_is_that_of_the_rows():
         alignment.principal_basis(rows, 7)
 
 
-def test_bytes():
-    sent, received = covfree.alignment_bytes(np.array([0, 0, 5, -1, 7]), dim=DIM, num_components=RANK)
-    features, clients, basis = examples()
-    found = covfree.align(np.float32(features), clients, np.float32(basis))
-    own = alignment.client_gaussian(np.float32(features[clients == 3]), np.float32(basis))
-    assert sent.statistics == 3 * (own.mean.nbytes + own.covariance.nbytes)
-    down = found.target.mean.nbytes + found.target.covariance.nbytes + np.float32(basis).nbytes
-    assert (sent.counts, received) == (3 * 4, 3 * down)
-
-
 @pytest.mark.usefixtures("untyped")
 def test_bad_arguments_are_named():
     features, clients, basis = examples()

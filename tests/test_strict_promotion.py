@@ -34,9 +34,6 @@ def test_no_data_types_are_mixed():
         return recursive.head(recursive.downdate(state, x[:3], y[:3]))
 
     calls = [
-        lambda: covfree.accuracy_by_round(
-            covfree.fedncm(), rows, first, x, y, num_rounds=3, num_classes=CLASSES
-        ),
         lambda: covfree.aggregate_covariances(means, counts, covariances),
         lambda: covfree.arrived(rows, first, 3),
         lambda: covfree.between_scatter(moments),
@@ -48,7 +45,6 @@ def test_no_data_types_are_mixed():
         lambda: covfree.estimate_covariance(rows.mean, rows.count),
         lambda: covfree.estimate_covariances(rows, CLASSES),
         lambda: covfree.evaluate(head, x, y),
-        lambda: covfree.feature_quality(x, y, x, y, num_classes=CLASSES),
         lambda: covfree.first_moments(rows, CLASSES),
         lambda: covfree.gaussian_head(covariances, moments)(x),
         lambda: covfree.gram(x, y, CLASSES),

@@ -156,7 +156,8 @@ def align(
     """Make the maps of all clients of a simulation, from their training features.
 
     The result moves features of these clients, those of training and of test, ``alignment(features,
-    clients)``, before any method. It takes a message up and one down before the method's: `alignment_bytes`.
+    clients)``, before any method. Before the method's bytes, each client sends a
+    mean and a covariance (r + r² numbers) and receives as many, and the subspace (d·r).
 
     What is aligned are clients as a whole, without labels. That helps if clients' features differ because of
     where they are from, and harms if they differ because the clients' classes do: then it removes what tells

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Integer
 
-from covfree.checks import check_positive
 from covfree.methods import Method
 from covfree.methods.method import check_method
 from covfree.refine.refined import Refined
@@ -36,50 +35,6 @@ class SentBytes(NamedTuple):
     def total(self) -> int:
         """All of it."""
         return self.statistics + self.counts
-
-
-def formula_bytes(*, num_rows: int, dim: int, num_matrices: int = 0) -> int:
-    """Compute the bytes of statistics by the papers' formulas: 4·(M·d + matrices·d²).
-
-    Args:
-        num_rows: M, client-class pairs (times subsets) over all clients.
-        dim: d.
-        num_matrices: d × d matrices that are sent: none for FedNCM and FedCOF, K for Fed3R, FedCGS and AFL, M
-            for FedCOF's oracle and CCVR.
-
-    Source: FedCOF (Goswami et al. 2024), section 3.2 and Table 3.
-
-    >>> formula_bytes(num_rows=2870, dim=1280) / 1e6
-    14.6944
-    """
-    return FLOAT_BYTES * (num_rows * dim + num_matrices * dim * dim)
-
-
-def prompt_bytes(*, rounds: int, clients: int, dim: int, num_classes: int, prompts: int) -> int:
-    """Compute the bytes of prompt tuning by the formula of FedCOF's App. H: 2·4·s·(d·C·T + d·Σ_t P_t).
-
-    Both ways: in each round each client receives and sends the head's weights and the pool of prompts.
-
-    Args:
-        rounds: T.
-        clients: s, that take part in a round.
-        dim: d.
-        num_classes: C.
-        prompts: Σ_t P_t, prompts of the pool over all rounds: T·P where it stays as large as it is.
-
-    Raises:
-        TypeError: if a number is no integer.
-        ValueError: if a number is below 1.
-
-    Source: FedCOF (Goswami et al. 2024), App. H; 120 rounds of FedAvg-PT on CIFAR-100, Table 4:
-
-    >>> prompt_bytes(rounds=120, clients=10, dim=768, num_classes=100, prompts=120 * 20) / 1e6
-    884.736
-    """
-    sizes = {"rounds": rounds, "clients": clients, "dim": dim, "num_classes": num_classes, "prompts": prompts}
-    for name, size in sizes.items():
-        check_positive(name, size)
-    return 2 * FLOAT_BYTES * clients * dim * (num_classes * rounds + prompts)
 
 
 def message_bytes(message: Message) -> SentBytes:
@@ -140,7 +95,7 @@ def sent_bytes(
         return SentBytes(FLOAT_BYTES * floats, 8 * rows)
     rows, senders = count_rows(labels, clients), count_clients(labels, clients)
     matrices = method.message.num_matrices(num_rows=rows, num_clients=senders)
-    return SentBytes(formula_bytes(num_rows=rows, dim=dim, num_matrices=matrices), 8 * rows)
+    return SentBytes(FLOAT_BYTES * (rows * dim + matrices * dim * dim), 8 * rows)
 
 
 def received_bytes(
@@ -175,30 +130,6 @@ def received_bytes(
         return FLOAT_BYTES * count_clients(np.asarray(labels), np.asarray(clients)) * numbers
     check_method(method)
     return 0
-
-
-def alignment_bytes(
-    clients: Integer[AnyArray, " examples"], *, dim: int, num_components: int
-) -> tuple[SentBytes, int]:
-    """Compute the bytes of `align`, which come before those of the method: up of all clients, and down.
-
-    Each client sends a mean and a covariance, r + r² numbers, and the number of its examples. It receives the
-    subspace, d·r numbers, and the barycentre, r + r².
-
-    Args:
-        clients: the client of each example; below 0 is padding.
-        dim: d.
-        num_components: r.
-
-    >>> import numpy as np
-    >>> alignment_bytes(np.arange(60) % 6, dim=512, num_components=64)
-    (SentBytes(statistics=99840, counts=24), 886272)
-    """
-    clients = np.asarray(clients)
-    senders = len(np.unique(clients[clients >= 0]))
-    sent = num_components + num_components**2
-    received = dim * num_components + sent
-    return SentBytes(FLOAT_BYTES * senders * sent, 4 * senders), FLOAT_BYTES * senders * received
 
 
 def _num_classes(labels: AnyArray) -> int:

@@ -1,6 +1,5 @@
 """Running a method: its phases over rows, then its solve."""
 
-from covfree.engine.arrivals import accuracy_by_round as accuracy_by_round
 from covfree.engine.arrivals import arrived as arrived
 from covfree.engine.batch import evaluate as evaluate
 from covfree.engine.batch import fit as fit
@@ -10,7 +9,6 @@ from covfree.engine.batch import solve_totals as solve_totals
 from covfree.engine.batch import summarise as summarise
 from covfree.engine.diagnosis import Diagnosis as Diagnosis
 from covfree.engine.diagnosis import diagnose as diagnose
-from covfree.engine.quality import feature_quality as feature_quality
 from covfree.engine.sharded import accumulate_sharded as accumulate_sharded
 from covfree.engine.sharded import shard_rows as shard_rows
 from covfree.engine.stream import accumulate_stream as accumulate_stream

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Integer
+from jaxtyping import Array, Integer
 
-from covfree.doors import compiled
-from covfree.engine.batch import evaluate, solve_rows
-from covfree.methods import Method
-from covfree.methods.method import check_method_and_rows
 from covfree.types import AnyArray, Rows
 
 
@@ -45,36 +39,3 @@ def arrived(rows: Rows, first_round: Integer[AnyArray, " clients"], after: int |
     first = jnp.asarray(first_round).at[client].get(mode="fill", fill_value=-1)
     here = (client >= 0) & (first >= 0) & (first <= after)
     return replace(rows, count=jnp.where(here, rows.count, 0))
-
-
-@compiled(("num_rounds", "num_classes"), check=check_method_and_rows)
-def accuracy_by_round(
-    method: Method,
-    rows: Rows,
-    first_round: Integer[AnyArray, " clients"],
-    test_features: Float[AnyArray, "examples dim"],
-    test_labels: Integer[AnyArray, " examples"],
-    *,
-    num_rounds: int,
-    num_classes: int,
-) -> Float[Array, " rounds"]:
-    """Compute the accuracy of the head that the server has after each round.
-
-    Args:
-        method: the method.
-        rows: of all clients, from `summarise`.
-        first_round: see `arrived`.
-        test_features: test features.
-        test_labels: their classes; below 0 is padding.
-        num_rounds: number of rounds, static.
-        num_classes: C, static.
-
-    Returns:
-        Shares in [0, 1], one for each round; 0 before the first client came.
-    """
-
-    def one_round(number: Any) -> jax.Array:
-        head = solve_rows(method, arrived(rows, first_round, number), num_classes=num_classes)
-        return evaluate(head, test_features, test_labels)
-
-    return jax.lax.map(one_round, jnp.arange(num_rounds))

@@ -11,6 +11,5 @@ from covfree.heads.prior import with_prior_means as with_prior_means
 from covfree.heads.ridge import ridge_head as ridge_head
 from covfree.heads.softmax import softmax_head as softmax_head
 from covfree.heads.temperature import calibrate_temperature as calibrate_temperature
-from covfree.heads.temperature import temperature_terms as temperature_terms
 from covfree.heads.temperature import with_temperature as with_temperature
 from covfree.heads.virtual import sample_rows as sample_rows

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -22,63 +21,12 @@ _RANGE = 1e3
 _STEPS = 100
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class TemperatureTerms:
-    """Sums over examples of the cross-entropy of softmax(β s) and its derivatives in β = 1/T.
+class _Terms(NamedTuple):
+    """Sums over examples: the loss Σ_i log Σ_c exp(β (s_ic − s_iy)), convex in β, by its derivatives."""
 
-    Those of several clients add up. With an axis before where ``vmap`` made several of them.
-
-    Attributes:
-        loss: Σ_i log Σ_c exp(β (s_ic − s_iy)).
-        slope: its first derivative, Σ_i E_p[s_i] − s_iy with p = softmax(β s_i).
-        curvature: its second derivative, Σ_i Var_p[s_i], at least 0: the loss is convex in β.
-        count: examples.
-    """
-
-    loss: Float[Array, "*batch"]
-    slope: Float[Array, "*batch"]
-    curvature: Float[Array, "*batch"]
-    count: Integer[Array, "*batch"]
-
-
-def temperature_terms(
-    head: Head,
-    features: Float[AnyArray, "examples dim"],
-    labels: Integer[AnyArray, " examples"],
-    beta: Scalar,
-) -> TemperatureTerms:
-    """A client's part of the calibration loss at one β.
-
-    A server that adds the terms of its clients takes β ← β − slope/curvature, from β = 0, and sends β round
-    again: five to ten rounds, more where the scores nearly separate the classes. The sign of the slope tells,
-    as in `calibrate_temperature`, between which of the β seen so far the minimum lies, and so which step is
-    too long.
-
-    Args:
-        head: any function from features to scores; −∞ is the score of a class that cannot be.
-        features: features of the examples.
-        labels: their classes; a label outside [0, classes) is padding. So is one whose score is −∞: its loss
-            is infinite at every temperature, and says nothing about it.
-        beta: β = 1/T, at least 0.
-
-    Returns:
-        The sums.
-
-    Raises:
-        ValueError: if shapes do not fit.
-        TypeError: if labels are no integers.
-
-    Source: Guo et al. (2017), temperature scaling, here in β = 1/T.
-
-    >>> import jax.numpy as jnp
-    >>> head = LinearHead(jnp.array([[1.0, -1.0]]), jnp.zeros(2))
-    >>> terms = temperature_terms(head, jnp.array([[0.5], [2.0]]), jnp.array([0, 1]), 0.0)
-    >>> float(terms.slope), float(terms.curvature), int(terms.count)
-    (1.5, 4.25, 2)
-    """
-    gap, kept = _gaps(head, features, labels)
-    return _terms(gap, kept, jnp.asarray(beta, gap.dtype))
+    slope: Float[Array, ""]
+    curvature: Float[Array, ""]
+    count: Integer[Array, ""]
 
 
 def calibrate_temperature(
@@ -99,7 +47,8 @@ def calibrate_temperature(
     Args:
         head: any function from features to scores, e.g. a `LinearHead`.
         features: features of the examples; Fed3R takes the training examples.
-        labels: their classes; padding as in `temperature_terms`.
+        labels: their classes; a label outside [0, classes) is padding. So is one whose score is −∞: its loss
+            is infinite at every temperature, and says nothing about it.
 
     Returns:
         T. Differentiable in what the head and the features depend on, by the implicit function theorem.
@@ -178,7 +127,7 @@ def _gaps(
 
 def _terms(
     gap: Float[Array, "examples classes"], kept: Bool[Array, " examples"], beta: Float[Array, ""]
-) -> TemperatureTerms:
+) -> _Terms:
     possible = gap != -jnp.inf
     # Not β·(−∞), which is NaN at β = 0.
     finite = jnp.where(possible, gap, 0)
@@ -187,8 +136,8 @@ def _terms(
     probability = jnp.exp(exponent - loss[:, None])
     slope = jnp.sum(probability * finite, axis=1)
     curvature = jnp.sum(probability * jnp.square(finite - slope[:, None]), axis=1)
-    loss, slope, curvature = (jnp.where(kept, x, 0).sum() for x in (loss, slope, curvature))
-    return TemperatureTerms(loss, slope, curvature, kept.sum())
+    slope, curvature = (jnp.where(kept, x, 0).sum() for x in (slope, curvature))
+    return _Terms(slope, curvature, kept.sum())
 
 
 def _search(

@@ -54,7 +54,7 @@ def afl(gamma: Scalar = 1.0, *, ridge: Scalar = 0.0) -> Method[LinearHead]:
 
     By the absolute aggregation law the result is ridge regression on the pooled features. It does not depend
     on the γ that the clients used, as the server subtracts it; with λ = 0 it is least squares of minimum
-    norm. A simulation computes the law's sums directly; the law itself is in `covfree.estimators.analytic`.
+    norm. A simulation computes the law's sums directly.
 
     Bytes up: 4·(K·d² + M·d). Columns of the solution for classes that a client lacks are 0 and not sent.
 

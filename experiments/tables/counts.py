@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import covfree
 from covfree.backbones import BACKBONES, backbone
 from covfree.federation import PARTITIONERS, rounds_to_meet
 from covfree.statistics import count_rows
@@ -24,19 +23,24 @@ _MEGA = 1e6
 _FLOAT_BYTES = 4
 
 
+def _values(means: int, dim: int, matrices: int = 0) -> int:
+    """Numbers in so many means of dimension d, and d × d matrices: FedCOF, section 3.2."""
+    return means * dim + matrices * dim * dim
+
+
 def means(pairs: int, dim: int, senders: int = 1) -> float:
     """MB of a mean for each client-class pair; of the average of so many senders."""
-    return covfree.formula_bytes(num_rows=pairs, dim=dim) / _MEGA / senders
+    return _FLOAT_BYTES * _values(pairs, dim) / _MEGA / senders
 
 
 def grams(pairs: int, dim: int, matrices: int, senders: int = 1) -> float:
     """MB of a class sum for each pair and so many d × d matrices; of the average sender."""
-    return covfree.formula_bytes(num_rows=pairs, dim=dim, num_matrices=matrices) / _MEGA / senders
+    return _FLOAT_BYTES * _values(pairs, dim, matrices) / _MEGA / senders
 
 
 def covariances(pairs: int, dim: int, senders: int = 1) -> float:
     """MB of a mean and a d × d matrix for each pair; of the average sender."""
-    return covfree.formula_bytes(num_rows=pairs, dim=dim, num_matrices=pairs) / _MEGA / senders
+    return _FLOAT_BYTES * _values(pairs, dim, pairs) / _MEGA / senders
 
 
 def gram_ratio(pairs: int, dim: int, matrices: int) -> float:
@@ -76,7 +80,7 @@ def mixture_values(dim: int, classes: int, components: int) -> float:
 
 def statistics_values(dim: int, classes: int) -> float:
     """Values of a Gram matrix, class sums and counts: (C + d)d + C."""
-    return covfree.formula_bytes(num_rows=classes, dim=dim, num_matrices=1) / _FLOAT_BYTES + classes
+    return _values(classes, dim, 1) + classes
 
 
 def pairs(classes: int, per_class: int, clients: int, partition: str, alpha: float, seeds: int) -> Value:

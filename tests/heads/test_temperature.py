@@ -12,7 +12,6 @@ import covfree
 from covfree.heads import MappedHead
 from covfree.heads.temperature import (
     calibrate_temperature,
-    temperature_terms,
     with_temperature,
 )
 
@@ -63,7 +62,6 @@ def best_temperature(*arguments):
 
 
 # Compiled once, where each operation by itself would be.
-terms_of = jax.jit(temperature_terms)
 
 
 @jax.jit
@@ -91,48 +89,6 @@ def test_a_minimum_that_plain_newton_misses(precision, seed):
     found = calibrate(*(precision.array(x) for x in (weight, bias, features, labels)))
     expected = best_temperature(weight, bias, features, labels)
     np.testing.assert_allclose(found, expected, rtol=1e-3 if precision.name == "float32" else 1e-5)
-
-
-def test_the_slope_vanishes_at_the_minimum(precision):
-    weight, bias, features, labels = (precision.array(x) for x in problem(1))
-    head = covfree.LinearHead(weight, bias)
-    found = calibrate(weight, bias, features, labels)
-    terms = terms_of(head, features, labels, 1 / found)
-    # In units of the step that is left to the minimum, relative to β.
-    assert abs(terms.slope / terms.curvature * found) < 20 * np.finfo(precision.dtype).eps
-
-
-def test_terms_are_the_sums_and_their_derivatives(precision):
-    weight, bias, features, labels = problem(2)
-    features, labels = padded(features, labels)
-    head = covfree.LinearHead(precision.array(weight), precision.array(bias))
-    where = precision.array(features), precision.array(labels)
-    for beta in (0.0, 0.7, 3.0):
-        terms = terms_of(head, *where, beta)
-        step = 1e-4
-        below, at, above = (
-            loss_sum(weight, bias, features, labels, beta + shift) for shift in (-step, 0, step)
-        )
-        assert_close(terms.loss, at, precision.tolerance)
-        np.testing.assert_allclose(terms.slope, (above - below) / (2 * step), rtol=1e-4)
-        np.testing.assert_allclose(terms.curvature, (above - 2 * at + below) / step**2, rtol=1e-4)
-        assert terms.count == EXAMPLES - EXAMPLES // 4 - 1
-
-
-def test_a_federation_adds_terms_and_steps(precision):
-    weight, bias, features, labels = problem(3)
-    head = covfree.LinearHead(precision.array(weight), precision.array(bias))
-    features, labels = precision.array(features), precision.array(labels)
-    clients = [(features[k::3], labels[k::3]) for k in range(3)]
-    beta = jnp.zeros((), precision.dtype)
-    for _ in range(8):
-        parts = [terms_of(head, *client, beta) for client in clients]
-        total = jax.tree.map(lambda *x: sum(x), *parts)
-        beta = beta - total.slope / total.curvature
-    assert total.count == EXAMPLES
-    whole = terms_of(head, features, labels, beta)
-    assert_close(total.loss, whole.loss, precision.tolerance)
-    np.testing.assert_allclose(1 / beta, calibrate(head.weight, head.bias, features, labels), rtol=1e-5)
 
 
 def test_with_temperature_divides_scores(precision):
@@ -222,7 +178,7 @@ def test_bad_arguments():
     with pytest.raises(TypeError, match="labels: expected integers, got float32"):
         calibrate_temperature(head, jnp.ones((4, 2)), jnp.zeros(4))
     with pytest.raises(ValueError, match=r"labels: expected shape \[4\]"):
-        temperature_terms(head, jnp.ones((4, 2)), jnp.zeros(5, jnp.int32), 1.0)
+        calibrate_temperature(head, jnp.ones((4, 2)), jnp.zeros(5, jnp.int32))
 
 
 def test_a_head_behind_a_map_is_divided_too():
