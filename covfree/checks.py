@@ -146,12 +146,31 @@ def check_row_structure(rows: Rows, *, dim: int | None = None) -> None:
         )
 
 
-def check_positive(name: str, value: int) -> None:
-    """Raise unless a static size is an integer of at least 1."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name}: expected an integer of at least 1, got {value!r}")
-    if value.__index__() < 1:
-        raise ValueError(f"{name}: expected an integer of at least 1, got {value!r}")
+def check_integer(name: str, value: Any, minimum: int) -> int:
+    """Return a static size as an `int`, or raise unless it is an integer of at least ``minimum``."""
+    if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__") or np.ndim(value):
+        raise TypeError(f"{name}: expected an integer of at least {minimum}, got {value!r}")
+    if value.__index__() < minimum:
+        raise ValueError(f"{name}: expected an integer of at least {minimum}, got {value!r}")
+    return value.__index__()
+
+
+def check_positive(name: str, value: Any) -> int:
+    """Return a static size as an `int`, or raise unless it is an integer of at least 1."""
+    return check_integer(name, value, 1)
+
+
+def check_integers(name: str, values: Any, minimum: int) -> np.ndarray:
+    """Return values as a 1-D NumPy array, or raise unless they are integers of at least ``minimum``."""
+    array = np.asarray(values)
+    if array.ndim != 1 or array.size == 0:
+        raise ValueError(f"{name}: expected one for each example, got shape {list(array.shape)}")
+    if not _integer(array.dtype):
+        raise TypeError(f"{name}: expected integers, got {array.dtype}")
+    row = int(array.argmin())
+    if array[row] < minimum:
+        raise ValueError(f"{name}: expected integers of at least {minimum}, got {array[row]} at row {row}")
+    return array
 
 
 def check_type(name: str, value: Any, expected: type) -> None:

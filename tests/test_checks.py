@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import covfree
-from covfree.checks import check_choice
+from covfree.checks import check_choice, check_integer, check_integers
 
 FEATURES = np.arange(8.0, dtype=np.float32).reshape(4, 2)
 LABELS = np.array([0, 1, 2, 1])
@@ -218,3 +218,13 @@ def test_seeds_are_integers(seed):
         make(seed=np.int64(3))
         with pytest.raises(TypeError, match="seed: expected an integer, got "):
             make(seed=seed)
+
+
+@pytest.mark.usefixtures("untyped")
+def test_integers_are_told_from_other_types():
+    assert check_integer("k", np.int64(3), 1) == 3
+    for value in (True, np.True_, 2.0, "2", None, np.array([2])):
+        with pytest.raises(TypeError, match="k: expected an integer of at least 1, got"):
+            check_integer("k", value, 1)
+    with pytest.raises(TypeError, match="labels: expected integers, got object"):
+        check_integers("labels", np.array([1, None]), 0)

@@ -17,7 +17,6 @@ from covfree.cli.heads import evaluate_command, fit_command
 from covfree.cli.interrupts import Stopped, Terminated, exit_code, stopped_by
 from covfree.cli.other_names import parser_message
 from covfree.cli.partition import partition_command
-from covfree.cli.rounds import rounds_command
 
 app = typer.Typer(
     name="covfree",
@@ -47,7 +46,6 @@ def covfree_command(
 app.command("partition")(partition_command)
 app.command("diagnose")(diagnose_command)
 app.command("compare")(compare_command)
-app.command("rounds")(rounds_command)
 app.command("fit")(fit_command)
 app.command("evaluate")(evaluate_command)
 app.command("finetune")(finetune_command)

@@ -6,16 +6,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from covfree.federation._arguments import (
-    Clients,
-    by_class,
-    check_integer,
-    check_integers,
-    check_num_partitions,
-    check_real,
-    equal_sizes,
-    generator,
-)
+from covfree.checks import check_above_zero, check_choice, check_integer, check_integers
+from covfree.federation.partition import Clients, by_class, check_num_partitions, equal_sizes, generator
 
 
 def inner_dirichlet(
@@ -76,28 +68,27 @@ def inner_dirichlet(
     >>> [np.unique(labels[clients == k]).size for k in range(5)]  # of 10 classes
     [6, 6, 3, 4, 3]
     """
-    labels = check_integers("labels", labels, minimum=0)
+    labels = check_integers("labels", labels, 0)
     num_partitions = check_num_partitions(num_partitions, labels.size)
-    alpha = check_real("alpha", alpha, above=0.0)
+    alpha = check_above_zero("alpha", alpha)
+    check_choice("filling", filling, ("sequential", "interleaved"))
     sizes = equal_sizes(labels.size, num_partitions)
     if partition_sizes is not None:
-        sizes = check_integers("partition_sizes", partition_sizes, minimum=0)
+        sizes = check_integers("partition_sizes", partition_sizes, 0)
         if sizes.size != num_partitions:
             raise ValueError(
-                f"partition_sizes must be [num_partitions] = [{num_partitions}], got [{sizes.size}]"
+                f"partition_sizes: expected shape [num_partitions] = [{num_partitions}], got [{sizes.size}]"
             )
         if (total := sum(sizes.tolist())) > labels.size:
             raise ValueError(
-                f"partition_sizes must sum to at most the number of examples, {labels.size}, got {total}"
+                f"partition_sizes: expected at most the {labels.size} examples in all, got {total}"
             )
     rng = generator(seed)
     examples, counts, _ = by_class(labels, rng)
     if filling == "sequential":
         slot_client = np.repeat(np.arange(num_partitions), sizes)
-    elif filling == "interleaved":
-        slot_client = _random_turns(sizes.tolist(), rng)
     else:
-        raise ValueError(f"filling must be 'sequential' or 'interleaved', got {filling!r}")
+        slot_client = _random_turns(sizes.tolist(), rng)
     slot_class = _urn_draws(slot_client.tolist(), num_partitions, counts.tolist(), alpha, rng)
 
     # The j-th slot that drew class c gets the j-th example of c.
@@ -226,15 +217,15 @@ def dirichlet(
     >>> np.bincount(clients, minlength=5)
     array([240, 306, 166, 172, 116])
     """
-    labels = check_integers("labels", labels, minimum=0)
+    labels = check_integers("labels", labels, 0)
     num_partitions = check_num_partitions(num_partitions, labels.size)
     # Above this bound the proportions have long been uniform to the last bit, and NumPy's draw overflows.
-    alpha = min(check_real("alpha", alpha, above=0.0), 1e100)
-    min_partition_size = check_integer("min_partition_size", min_partition_size, minimum=0)
-    max_attempts = check_integer("max_attempts", max_attempts, minimum=1)
+    alpha = min(check_above_zero("alpha", alpha), 1e100)
+    min_partition_size = check_integer("min_partition_size", min_partition_size, 0)
+    max_attempts = check_integer("max_attempts", max_attempts, 1)
     if min_partition_size * num_partitions > labels.size:
         raise ValueError(
-            f"min_partition_size must be at most n / num_partitions = {labels.size / num_partitions:g}, "
+            f"min_partition_size: expected at most n / num_partitions = {labels.size / num_partitions:g}, "
             f"got {min_partition_size}"
         )
     rng = generator(seed)

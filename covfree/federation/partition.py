@@ -1,21 +1,13 @@
-"""Partitions that do not look at the labels, and the table of all partitioners by name."""
-
-from collections.abc import Callable, Iterable
-from typing import cast
+"""Partitions that do not look at the labels, and what all partitioners share."""
 
 import numpy as np
+from jaxtyping import Int32, Int64
 from numpy.typing import ArrayLike
 
-from covfree.federation._arguments import (
-    Clients,
-    check_num_examples,
-    check_num_partitions,
-    check_real,
-    equal_sizes,
-    generator,
-)
-from covfree.federation.dirichlet_partition import dirichlet, inner_dirichlet
-from covfree.federation.shard_partition import dominant_classes, pathological, shards
+from covfree.checks import check_integer, check_integers, check_strength
+
+Clients = Int32[np.ndarray, "n"]
+"""The client of each example; -1 marks an example that no client holds."""
 
 
 def iid(labels: ArrayLike | int, num_partitions: int, *, seed: int) -> Clients:
@@ -74,7 +66,7 @@ def lognormal_sizes(
     """
     num_examples = check_num_examples(labels)
     num_partitions = check_num_partitions(num_partitions, num_examples)
-    sigma = check_real("sigma", sigma, minimum=0.0)
+    sigma = check_strength("sigma", sigma)
     rng = generator(seed)
     # Relative to the largest z, so that no weight overflows at any σ.
     z = rng.standard_normal(num_partitions)
@@ -106,42 +98,20 @@ def natural_id(ids: ArrayLike) -> Clients:
     >>> natural_id(["ward 7", "ward 12", "ward 7", "home"])
     array([2, 1, 2, 0], dtype=int32)
     """
-    masked = np.ma.getmaskarray(ids) if isinstance(ids, np.ma.MaskedArray) else None
-    # Items of a list stay objects: NumPy would turn a NaN among strings into the id "nan".
-    array = np.asarray(ids) if hasattr(ids, "dtype") else np.fromiter(cast(Iterable, ids), dtype=object)
-    nested = array.dtype == object and array.size and isinstance(array.flat[0], list | np.ndarray)
-    if array.ndim != 1 or nested:
-        raise ValueError(f"ids must be one-dimensional, got shape {np.shape(ids)}")
-    if array.size == 0:
-        raise ValueError("ids must not be empty")
-    if array.dtype.kind in "iub":
-        missing = np.zeros(array.size, bool)
-    elif array.dtype.kind in "fcmM":
-        missing = np.isnan(array) if array.dtype.kind in "fc" else np.isnat(array)
-    else:
-        array = array.astype(object)
-        missing = np.fromiter(map(_is_missing, array), bool, array.size)
-    if masked is not None:
-        missing |= masked
-    if missing.any():
-        row = int(missing.argmax())
-        what = "a masked value" if masked is not None and masked[row] else repr(array[row])
-        raise ValueError(
-            f"ids must name a client for every example, got {what} at row {row} "
-            f"({int(missing.sum())} of {array.size} rows lack an id); drop these rows or give them an id"
-        )
+    # As Python's objects: NumPy would turn a NaN among strings into the id "nan".
+    values = ids.tolist() if hasattr(ids, "tolist") else list(ids)  # pyright: ignore
+    if not values or isinstance(values[0], list):
+        raise ValueError(f"ids: expected one for each example, got shape {list(np.shape(ids))}")
+    for row, value in enumerate(values):
+        if value is None or value == "" or value != value:
+            raise ValueError(
+                f"ids: expected an id for each example, got {value!r} at row {row}; drop such rows or give "
+                "them an id"
+            )
     try:
-        _, clients = np.unique(array, return_inverse=True)
+        return np.unique(np.fromiter(values, object), return_inverse=True)[1].astype(np.int32)
     except TypeError as error:
-        raise TypeError(f"ids must be of one type that can be sorted, got {error}") from None
-    return clients.astype(np.int32)
-
-
-def _is_missing(value: object) -> bool:
-    try:
-        return value is None or value == "" or bool(value != value)
-    except TypeError:  # pandas.NA is neither equal nor unequal to itself
-        return True
+        raise TypeError(f"ids: expected ids of one type that can be sorted, got {error}") from None
 
 
 def _random_of_sizes(sizes: np.ndarray, rng: np.random.Generator) -> Clients:
@@ -149,16 +119,46 @@ def _random_of_sizes(sizes: np.ndarray, rng: np.random.Generator) -> Clients:
     return rng.permutation(np.repeat(np.arange(sizes.size, dtype=np.int32), sizes))
 
 
-PARTITIONERS: dict[str, Callable[..., Clients]] = {
-    "inner_dirichlet": inner_dirichlet,
-    "dirichlet": dirichlet,
-    "iid": iid,
-    "shards": shards,
-    "pathological": pathological,
-    "lognormal_sizes": lognormal_sizes,
-    "dominant_classes": dominant_classes,
-}
-"""The partitioners that draw at random, by name: `f(labels, num_partitions, <its parameters>, seed=seed)`.
+def check_num_examples(labels: ArrayLike | int) -> int:
+    """Return n for a partitioner that does not use the labels, and so accepts n in their place."""
+    if np.ndim(labels) == 0:
+        return check_integer("labels", labels, 1)
+    return check_integers("labels", labels, 0).size
 
-`natural_id` is not one of them: it reads a column of the data.
-"""
+
+def check_num_partitions(num_partitions: object, num_examples: int) -> int:
+    """Return K after checking 1 ≤ K ≤ n: with more clients than examples, some would have to be empty."""
+    count = check_integer("num_partitions", num_partitions, 1)
+    if count > num_examples:
+        raise ValueError(
+            f"num_partitions: expected at most the number of examples, {num_examples}, got {count}"
+        )
+    return count
+
+
+def generator(seed: object) -> np.random.Generator:
+    """Return a fresh generator for an integer seed of at least 0."""
+    return np.random.default_rng(check_integer("seed", seed, 0))
+
+
+def equal_sizes(num_examples: int, num_partitions: int) -> Int64[np.ndarray, "clients"]:
+    """Return sizes that sum to n and differ by at most one, the larger ones first."""
+    sizes = np.full(num_partitions, num_examples // num_partitions, np.int64)
+    sizes[: num_examples % num_partitions] += 1
+    return sizes
+
+
+def by_class(
+    labels: np.ndarray, rng: np.random.Generator
+) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "classes"], np.ndarray]:
+    """List the examples class by class, in random order within a class.
+
+    Returns:
+        `(examples, counts, values)`: `examples [n]` holds first the `counts[0]` examples of label
+        `values[0]`, then those of `values[1]`, and so on. Only labels that occur are listed, in ascending
+        order.
+    """
+    shuffled = rng.permutation(labels.size)
+    values, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    examples = shuffled[np.argsort(codes[shuffled], kind="stable")]
+    return examples, counts, values

@@ -65,7 +65,7 @@ def plot_partition(
             ("clients per class", "classes", statistics.clients_per_class),
         )
         for column, (quantity, of, values) in enumerate(histograms):
-            draw_histogram(figure, figure.add_subplot(grid[1, column]), values, quantity, of)
+            _draw_histogram(figure, figure.add_subplot(grid[1, column]), values, quantity, of)
         if isinstance(target, str | PathLike):
             figures.save(figure, target)
     return figure
@@ -109,7 +109,7 @@ def _draw_map(figure: "Figure", axes: "Axes", statistics: PartitionStatistics) -
     heading = _heading(statistics, f"the first {shown} shown; " * (shown < statistics.num_clients) + scale)
     width = 72 * figure.get_figwidth() - 60
     axes.set_title("\n".join(figures.wrapped(line, width) for line in heading), loc="left")
-    integer_ticks(axes)
+    _integer_ticks(axes)
     axes.grid()
 
 
@@ -130,7 +130,7 @@ def _plural(name: str, count: int) -> str:
     return name if count == 1 else f"{name}es" if name.endswith("s") else f"{name}s"
 
 
-def draw_histogram(figure: "Figure", axes: "Axes", values: np.ndarray, quantity: str, of: str) -> None:
+def _draw_histogram(figure: "Figure", axes: "Axes", values: np.ndarray, quantity: str, of: str) -> None:
     """Draw how often each value occurs, on a logarithmic axis if they spread far, with the median."""
     low, high, median = int(values.min()), int(values.max()), float(np.median(values))
     logarithmic = low >= 1 and high > 30 * median
@@ -141,7 +141,7 @@ def draw_histogram(figure: "Figure", axes: "Axes", values: np.ndarray, quantity:
         # Bin widths are whole numbers; at a width of 1, bins are centred on whole numbers.
         width = max(1, -(-(high - low + 1) // 25))
         edges = np.arange(low, high + width + 1, width) - 0.5
-        integer_ticks(axes)
+        _integer_ticks(axes)
     heights, _ = np.histogram(values, edges)
     axes.stairs(heights, edges, fill=True, color=figures.BLUE)
     axes.axvline(median, color="black", linewidth=1, linestyle="--")
@@ -155,7 +155,7 @@ def draw_histogram(figure: "Figure", axes: "Axes", values: np.ndarray, quantity:
         axes.set_xlim(left=max(axes.get_xlim()[0], -0.5))
 
 
-def integer_ticks(axes: "Axes") -> None:
+def _integer_ticks(axes: "Axes") -> None:
     """Put ticks at whole numbers alone."""
     from matplotlib.ticker import MaxNLocator
 

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from numpy.typing import ArrayLike
 
-from covfree.federation._arguments import check_integer, check_integers
+from covfree.checks import check_integer, check_integers
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,17 +127,21 @@ def partition_statistics(
     empty clients: 1; unassigned examples: 1
     classes on one client: 2; on none: 0
     """
-    labels = check_integers("labels", labels, minimum=0)
-    clients = check_integers("clients", clients, minimum=-1)
+    labels = check_integers("labels", labels, 0)
+    clients = check_integers("clients", clients, -1)
     if labels.size != clients.size:
-        raise ValueError(f"labels and clients must have equal lengths, got {labels.size} and {clients.size}")
+        raise ValueError(f"clients: expected {labels.size}, one for each label, got {clients.size}")
     classes_needed, clients_needed = int(labels.max()) + 1, max(int(clients.max()) + 1, 1)
     num_classes = classes_needed if num_classes is None else check_integer("num_classes", num_classes, 1)
     num_clients = clients_needed if num_clients is None else check_integer("num_clients", num_clients, 1)
     if num_classes < classes_needed:
-        raise ValueError(f"num_classes must be above the largest label, {labels.max()}, got {num_classes}")
+        raise ValueError(
+            f"num_classes: expected more than the largest label, {labels.max()}, got {num_classes}"
+        )
     if num_clients < clients_needed:
-        raise ValueError(f"num_clients must be above the largest client, {clients.max()}, got {num_clients}")
+        raise ValueError(
+            f"num_clients: expected more than the largest client, {clients.max()}, got {num_clients}"
+        )
 
     held = clients >= 0
     pairs, pair_counts = np.unique(

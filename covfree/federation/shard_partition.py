@@ -6,16 +6,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from covfree.federation._arguments import (
-    Clients,
-    by_class,
-    check_integer,
-    check_integers,
-    check_num_partitions,
-    check_real,
-    equal_sizes,
-    generator,
-)
+from covfree.checks import check_choice, check_integer, check_integers, check_share
+from covfree.federation.partition import Clients, by_class, check_num_partitions, equal_sizes, generator
 
 
 def shards(
@@ -24,7 +16,6 @@ def shards(
     num_shards_per_partition: int | None = None,
     *,
     shard_size: int | None = None,
-    keep_incomplete_shard: bool = False,
     seed: int,
 ) -> Clients:
     """Sort the examples by label, cut them into shards, and give these to the clients at random.
@@ -38,14 +29,13 @@ def shards(
     - both: each client gets `num_shards_per_partition` shards of exactly `shard_size` examples; the other
       examples stay unassigned.
     - `shard_size` alone: all whole shards are given out, and the clients' numbers of shards differ by at most
-      one. The remaining examples stay unassigned, or form a smaller shard with `keep_incomplete_shard`.
+      one. The remaining examples stay unassigned.
 
     Args:
         labels: [n] class of each example, integers ≥ 0. Ties are sorted at random.
         num_partitions: the number of clients K, at most n.
         num_shards_per_partition: shards for each client, ≥ 1.
         shard_size: examples in a shard, ≥ 1.
-        keep_incomplete_shard: whether the last, smaller shard is used too; only for `shard_size` alone.
         seed: seed of the draw, ≥ 0.
 
     Returns:
@@ -53,7 +43,7 @@ def shards(
 
     Raises:
         ValueError: neither number is given, one is out of its range, there are too few examples for the
-            shards asked for or too few shards for the clients, or `keep_incomplete_shard` does not apply.
+            shards asked for or too few shards for the clients.
         TypeError: `labels` are not integers, or a scalar is of the wrong type.
 
     >>> labels = np.repeat(np.arange(4), 6)
@@ -63,21 +53,16 @@ def shards(
            [3, 3, 2, 2, 3, 2],
            [1, 3, 3, 1, 1, 3]], dtype=int32)
     """
-    labels = check_integers("labels", labels, minimum=0)
+    labels = check_integers("labels", labels, 0)
     num_partitions = check_num_partitions(num_partitions, labels.size)
     if shard_size is not None:
-        shard_size = check_integer("shard_size", shard_size, minimum=1)
-    if keep_incomplete_shard and (shard_size is None or num_shards_per_partition is not None):
-        raise ValueError(
-            "keep_incomplete_shard=True applies to shard_size without num_shards_per_partition only"
-        )
-
+        shard_size = check_integer("shard_size", shard_size, 1)
     if num_shards_per_partition is not None:
-        per_client = check_integer("num_shards_per_partition", num_shards_per_partition, minimum=1)
+        per_client = check_integer("num_shards_per_partition", num_shards_per_partition, 1)
         dealt = num_partitions * per_client
         if dealt * (shard_size or 1) > labels.size:
             raise ValueError(
-                "num_partitions × num_shards_per_partition × shard_size must be at most the number of "
+                "num_partitions × num_shards_per_partition × shard_size: expected at most the number of "
                 f"examples, {labels.size}, got {num_partitions} × {per_client} × {shard_size or 1}"
             )
         if shard_size is None:
@@ -86,18 +71,15 @@ def shards(
             lengths = np.full(labels.size // shard_size, shard_size)
         shards_of_client = np.full(num_partitions, per_client)
     elif shard_size is not None:
-        whole, rest = divmod(labels.size, shard_size)
-        lengths = np.full(whole, shard_size)
-        if keep_incomplete_shard and rest:
-            lengths = np.append(lengths, rest)
+        lengths = np.full(labels.size // shard_size, shard_size)
         if lengths.size < num_partitions:
             raise ValueError(
-                f"shard_size must make at least one shard for each of the {num_partitions} partitions, "
+                f"shard_size: expected at least one shard for each of the {num_partitions} partitions, "
                 f"got {shard_size}, which makes {lengths.size} of {labels.size} examples"
             )
         shards_of_client = equal_sizes(lengths.size, num_partitions)
     else:
-        raise ValueError("num_shards_per_partition or shard_size must be given, got None for both")
+        raise ValueError("num_shards_per_partition: expected a number, or a shard_size, got None for both")
 
     rng = generator(seed)
     examples, _, _ = by_class(labels, rng)
@@ -148,14 +130,14 @@ def pathological(
     >>> [np.unique(labels[clients == k]).tolist() for k in range(4)]
     [[0, 1], [1, 2], [2, 3], [0, 3]]
     """
-    labels = check_integers("labels", labels, minimum=0)
+    labels = check_integers("labels", labels, 0)
     num_partitions = check_num_partitions(num_partitions, labels.size)
-    per_client = check_integer("num_classes_per_partition", num_classes_per_partition, minimum=1)
+    per_client = check_integer("num_classes_per_partition", num_classes_per_partition, 1)
     rng = generator(seed)
     examples, counts, values = by_class(labels, rng)
     if per_client > counts.size:
         raise ValueError(
-            f"num_classes_per_partition must be at most the number of classes in labels, {counts.size}, "
+            f"num_classes_per_partition: expected at most the number of classes in labels, {counts.size}, "
             f"got {per_client}"
         )
     chosen = np.concatenate(
@@ -185,10 +167,7 @@ def _class_choices(
     mode: str, num_partitions: int, per_client: int, num_classes: int, rng: np.random.Generator
 ) -> Iterator[np.ndarray]:
     """Yield the classes of each client in turn, as indices below `num_classes`."""
-    if mode not in ("random", "deterministic", "first-deterministic"):
-        raise ValueError(
-            f"class_assignment_mode must be 'random', 'deterministic' or 'first-deterministic', got {mode!r}"
-        )
+    check_choice("class_assignment_mode", mode, ("random", "deterministic", "first-deterministic"))
     for k in range(num_partitions):
         first = k % num_classes
         if mode == "random":
@@ -239,12 +218,10 @@ def dominant_classes(
            [ 6,  2, 10, 82],
            [ 4, 10, 80,  6]])
     """
-    labels = check_integers("labels", labels, minimum=0)
+    labels = check_integers("labels", labels, 0)
     num_partitions = check_num_partitions(num_partitions, labels.size)
-    share = check_real("uniform_share", uniform_share, minimum=0.0)
-    if share > 1:
-        raise ValueError(f"uniform_share must be at most 1, got {share:g}")
-    per_client = check_integer("num_shards_per_partition", num_shards_per_partition, minimum=1)
+    share = check_share("uniform_share", uniform_share)
+    per_client = check_integer("num_shards_per_partition", num_shards_per_partition, 1)
     rng = generator(seed)
     sizes = equal_sizes(labels.size, num_partitions)
     # Cumulated before rounding, so that the share of all examples is as given.

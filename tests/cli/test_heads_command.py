@@ -174,7 +174,7 @@ def test_names_of_classes_are_text(cli, tmp_path):
         assert f"worst class ({name}), %" in outcome.out
 
 
-@pytest.mark.parametrize("command", ["fit", "compare", "rounds"])
+@pytest.mark.parametrize("command", ["fit", "compare", "partition"])
 def test_clients_without_examples(cli, tmp_path, command):
     path = tmp_path / "nobody.npz"
     np.savez(path, features=np.eye(30, 2), labels=np.arange(30) % 2, clients=np.full(30, -1))

@@ -131,15 +131,15 @@ def test_partition_sizes():
     none = inner_dirichlet(labels, 2, 1.0, partition_sizes=[0, 0], filling="interleaved", seed=0)
     assert (none == -1).all()
     for sizes, error, message in [
-        ([10, 10], ValueError, r"partition_sizes must be \[num_partitions\] = \[4\], got \[2\]"),
+        ([10, 10], ValueError, r"partition_sizes: expected shape \[num_partitions\] = \[4\], got \[2\]"),
         (
             [10, 10, 10, 1],
             ValueError,
-            "partition_sizes must sum to at most the number of examples, 30, got 31",
+            "partition_sizes: expected at most the 30 examples in all, got 31",
         ),
         ([2**62] * 4, ValueError, f"got {2**64}"),
-        ([1, 1, 1, -1], ValueError, "partition_sizes must be at least 0, got -1 at row 3"),
-        ([1.0, 1.0, 1.0, 1.0], TypeError, "partition_sizes must be integers"),
+        ([1, 1, 1, -1], ValueError, "partition_sizes: expected integers of at least 0, got -1 at row 3"),
+        ([1.0, 1.0, 1.0, 1.0], TypeError, "partition_sizes: expected integers"),
     ]:
         with pytest.raises(error, match=message):
             inner_dirichlet(labels, 4, 1.0, partition_sizes=sizes, seed=0)
@@ -204,8 +204,8 @@ def test_min_partition_size():
     with pytest.raises(ValueError, match=r"min_partition_size = 45 was not met in max_attempts = 3 draws"):
         dirichlet(labels, 10, 0.1, min_partition_size=45, max_attempts=3, seed=0)
     with pytest.raises(
-        ValueError, match=r"min_partition_size must be at most n / num_partitions = 50, got 51"
+        ValueError, match=r"min_partition_size: expected at most n / num_partitions = 50, got 51"
     ):
         dirichlet(labels, 10, 1.0, min_partition_size=51, seed=0)
-    with pytest.raises(ValueError, match="max_attempts must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="max_attempts: expected an integer of at least 1, got 0"):
         dirichlet(labels, 10, 1.0, max_attempts=0, seed=0)

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from covfree.federation.participation import first_rounds, participation, rounds_to_meet
+from covfree.federation import first_rounds, participation, rounds_to_meet
 
 
 def met_by_enumeration(num_clients, drawn, wanted):
@@ -150,7 +150,7 @@ def test_first_rounds_are_those_of_the_schedule(replacement):
 @pytest.mark.parametrize("client", [7, -2])
 def test_first_rounds_of_a_bad_schedule(client):
     with pytest.raises(
-        ValueError, match=rf"schedule must hold clients from 0 to 6, .* got numbers from .*{client}"
+        ValueError, match=rf"schedule: expected clients from 0 to 6, .* got numbers from .*{client}"
     ):
         first_rounds(np.array([[0, client]]), 7)
 
@@ -159,12 +159,12 @@ def test_first_rounds_of_a_bad_schedule(client):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((0, 1, 1), ValueError, "num_clients must be at least 1, got 0"),
-        ((5, 6, 1), ValueError, "per_round must be at most num_clients, 5, got 6"),
-        ((5, 1.5, 1), ValueError, r"per_round, as a share .* at most 1, got 1\.5"),
-        ((5, 0.0, 1), ValueError, "per_round must be greater than 0, got 0"),
-        ((5, "2", 1), TypeError, "per_round must be an integer, got '2'"),
-        ((5, 1, 0), ValueError, "num_rounds must be at least 1, got 0"),
+        ((0, 1, 1), ValueError, "num_clients: expected an integer of at least 1, got 0"),
+        ((5, 6, 1), ValueError, "per_round: expected at most num_clients, 5, got 6"),
+        ((5, 1.5, 1), ValueError, r"per_round: expected a number in \[0, 1\], got 1\.5"),
+        ((5, 0.0, 1), ValueError, "per_round: expected a finite number above 0, got 0"),
+        ((5, "2", 1), TypeError, "per_round: expected an integer of at least 1, got '2'"),
+        ((5, 1, 0), ValueError, "num_rounds: expected an integer of at least 1, got 0"),
     ],
 )
 def test_bad_arguments(arguments, error, message):
@@ -174,11 +174,11 @@ def test_bad_arguments(arguments, error, message):
 
 @pytest.mark.usefixtures("untyped")
 def test_bad_shares_and_seeds():
-    with pytest.raises(ValueError, match=r"share must be at most 1, got 1\.5"):
+    with pytest.raises(ValueError, match=r"share: expected a number in \[0, 1\], got 1\.5"):
         rounds_to_meet(5, 1, share=1.5)
-    with pytest.raises(ValueError, match="share must be greater than 0, got 0"):
+    with pytest.raises(ValueError, match="share: expected a finite number above 0, got 0"):
         rounds_to_meet(5, 1, share=0.0)
-    with pytest.raises(ValueError, match="seed must be at least 0, got -1"):
+    with pytest.raises(ValueError, match="seed: expected an integer of at least 0, got -1"):
         participation(5, 1, 1, seed=-1)
 
 

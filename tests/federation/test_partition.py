@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covfree.federation import PARTITIONERS, iid, lognormal_sizes, natural_id
-from covfree.federation._arguments import check_integer, check_integers, check_real
 
 # One setting of each that assigns every example, whatever the labels.
 PARAMETERS = {
@@ -88,15 +87,15 @@ def test_labels_are_names_only(name):
 @pytest.mark.parametrize(
     ("labels", "num_partitions", "seed", "error", "message"),
     [
-        ([], 1, 0, ValueError, "labels must not be empty"),
-        ([[0, 1]], 1, 0, ValueError, r"labels must be one-dimensional, got shape \(1, 2\)"),
-        ([0.0, 1.0], 1, 0, TypeError, "labels must be integers, got dtype float64"),
-        ([True, False], 1, 0, TypeError, "labels must be integers, got dtype bool"),
-        ([0, 1, -1], 1, 0, ValueError, "labels must be at least 0, got -1 at row 2"),
-        ([0, 1], 0, 0, ValueError, "num_partitions must be at least 1, got 0"),
-        ([0, 1], 3, 0, ValueError, "num_partitions must be at most the number of examples, 2, got 3"),
+        ([], 1, 0, ValueError, r"labels: expected one for each example, got shape \[0\]"),
+        ([[0, 1]], 1, 0, ValueError, r"labels: expected one for each example, got shape \[1, 2\]"),
+        ([0.0, 1.0], 1, 0, TypeError, "labels: expected integers, got float64"),
+        ([True, False], 1, 0, TypeError, "labels: expected integers, got bool"),
+        ([0, 1, -1], 1, 0, ValueError, "labels: expected integers of at least 0, got -1 at row 2"),
+        ([0, 1], 0, 0, ValueError, "num_partitions: expected an integer of at least 1, got 0"),
+        ([0, 1], 3, 0, ValueError, "num_partitions: expected at most the number of examples, 2, got 3"),
         ([0, 1], 1.5, 0, TypeError, "num_partitions"),
-        ([0, 1], 1, -1, ValueError, "seed must be at least 0, got -1"),
+        ([0, 1], 1, -1, ValueError, "seed: expected an integer of at least 0, got -1"),
         ([0, 1], 1, None, TypeError, "seed"),
     ],
 )
@@ -110,23 +109,8 @@ def test_errors_name_the_argument(name, labels, num_partitions, seed, error, mes
 )
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
 def test_bad_reals(name, argument, value):
-    with pytest.raises(ValueError, match=f"{argument} must be .*, got {value:g}"):
+    with pytest.raises(ValueError, match=f"{argument}: expected a finite number .*, got {value}"):
         PARTITIONERS[name]([0, 1], 1, value, seed=0)
-
-
-def test_checks_tell_types_apart():
-    assert check_integer("k", np.int64(3), 1) == 3
-    for value in (True, 2.0, "2", None):
-        with pytest.raises(TypeError, match="k must be an integer, got"):
-            check_integer("k", value, 1)
-    assert check_real("a", 1, above=0.0) == 1.0
-    for value in ("0.1", True, None, [0.1, 0.2]):
-        with pytest.raises(TypeError, match="a must be one real number, got"):
-            check_real("a", value, above=0.0)
-    with pytest.raises(ValueError, match="a must be greater than 0, got 0"):
-        check_real("a", 0.0, above=0.0)
-    with pytest.raises(TypeError, match="labels must be integers, got dtype object"):
-        check_integers("labels", np.array([1, None]), 0)
 
 
 def test_iid_and_sizes_take_a_number_of_examples():
@@ -135,7 +119,7 @@ def test_iid_and_sizes_take_a_number_of_examples():
     np.testing.assert_array_equal(
         lognormal_sizes(100, 7, 1.0, seed=1), lognormal_sizes(labels, 7, 1.0, seed=1)
     )
-    with pytest.raises(ValueError, match=r"labels, as a number of examples, must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="labels: expected an integer of at least 1, got 0"):
         iid(0, 1, seed=0)
 
 
@@ -196,13 +180,13 @@ def test_natural_ids_in_sorted_order(ids):
         (["a", "b", None, "a"], "got None at row 2"),
         (["a", float("nan")], "got nan at row 1"),
         ([1, None, 2], "got None at row 1"),
-        (np.array([1.0, 2.0, np.nan, np.nan]), r"at row 2 \(2 of 4 rows lack an id\)"),
+        (np.array([1.0, 2.0, np.nan, np.nan]), "got nan at row 2"),
         (np.array(["2024-01-01", "NaT"], "datetime64[D]"), "at row 1"),
         (["a", ""], "got '' at row 1"),
-        (np.ma.masked_array([1, 2, 3], mask=[0, 1, 0]), "got a masked value at row 1"),
-        ([], "ids must not be empty"),
-        ([["a"], ["b"]], "ids must be one-dimensional"),
-        (np.zeros((2, 2)), r"ids must be one-dimensional, got shape \(2, 2\)"),
+        (np.ma.masked_array([1, 2, 3], mask=[0, 1, 0]), "got None at row 1"),
+        ([], "ids: expected one for each example"),
+        ([["a"], ["b"]], "ids: expected one for each example"),
+        (np.zeros((2, 2)), r"ids: expected one for each example, got shape \[2, 2\]"),
     ],
 )
 def test_missing_ids(ids, message):
@@ -211,5 +195,5 @@ def test_missing_ids(ids, message):
 
 
 def test_ids_of_mixed_types():
-    with pytest.raises(TypeError, match="ids must be of one type that can be sorted"):
+    with pytest.raises(TypeError, match="ids: expected ids of one type that can be sorted"):
         natural_id([1, "a"])

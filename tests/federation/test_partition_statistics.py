@@ -53,17 +53,17 @@ def test_numbers_by_default():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (([0, 1], [0]), ValueError, "labels and clients must have equal lengths, got 2 and 1"),
-        (([0, 1], [0, -2]), ValueError, "clients must be at least -1, got -2 at row 1"),
-        (([0, -1], [0, 0]), ValueError, "labels must be at least 0, got -1 at row 1"),
-        (([0, 1], [0.0, 1.0]), TypeError, "clients must be integers"),
-        (([0, 4], [0, 0], 4), ValueError, "num_classes must be above the largest label, 4, got 4"),
+        (([0, 1], [0]), ValueError, "clients: expected 2, one for each label, got 1"),
+        (([0, 1], [0, -2]), ValueError, "clients: expected integers of at least -1, got -2 at row 1"),
+        (([0, -1], [0, 0]), ValueError, "labels: expected integers of at least 0, got -1 at row 1"),
+        (([0, 1], [0.0, 1.0]), TypeError, "clients: expected integers, got float64"),
+        (([0, 4], [0, 0], 4), ValueError, "num_classes: expected more than the largest label, 4, got 4"),
     ],
 )
 def test_errors(arguments, error, message):
     with pytest.raises(error, match=message):
         partition_statistics(*arguments)
-    with pytest.raises(ValueError, match="num_clients must be above the largest client, 3, got 2"):
+    with pytest.raises(ValueError, match="num_clients: expected more than the largest client, 3, got 2"):
         partition_statistics([0], [3], num_clients=2)
 
 

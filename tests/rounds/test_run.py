@@ -326,7 +326,7 @@ class TestBadInput:
             ({"memory": "disk"}, "memory: expected one of .* got 'disk'"),
             ({"participation": np.array([[0, 0]])}, "round 0 has one twice"),
             ({"participation": np.array([[10]])}, "clients from 0 to 9"),
-            ({"participation": np.zeros((0, 1), int)}, "must have 1 rounds, got 0"),
+            ({"participation": np.zeros((0, 1), int)}, "expected 1 rounds, got 0"),
             ({"participation": 1.5}, r"a share of them in \(0, 1\], got 1.5"),
             ({"participation": True}, "participation: expected clients of a round, .*got True"),
             ({"participation": "all"}, "participation: expected clients of a round, .*got 'all'"),
