@@ -7,7 +7,7 @@ from collections.abc import Callable
 from covfree.backbones.sentence import SentenceEncoder
 from covfree.checks import check_choice, check_positive
 from covfree.data.dataset import StrPath
-from covfree.data.feature_file import FeatureWriter
+from covfree.data.feature_writer import FeatureWriter
 from covfree.data.kept import Extracted, Progress, keep
 from covfree.data.texts import TextSet
 

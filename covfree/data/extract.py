@@ -22,7 +22,7 @@ from covfree.backbones.weights import Params
 from covfree.checks import check_choice, check_positive
 from covfree.data.dataset import StrPath
 from covfree.data.decode import ON_DAMAGED, DecodedBatch, decoded_batches
-from covfree.data.feature_file import FeatureWriter
+from covfree.data.feature_writer import FeatureWriter
 from covfree.data.image_set import ImageSet
 from covfree.data.kept import Extracted, Progress, keep
 

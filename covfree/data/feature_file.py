@@ -1,27 +1,21 @@
-"""Features on disk: written by a job that may be killed at any moment, and read where they lie.
-
-A file is an ``.npz`` file without compression, so that the features in it can be memory-mapped. Until all of
-them are there they are in a folder beside it, see `Pieces`.
-"""
+"""Files of features: ``.npz`` without compression, so that the features in them can be memory-mapped."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 from zipfile import ZipFile, ZipInfo
 
 import numpy as np
 
-from covfree.atomic import remove_abandoned, replacing
-from covfree.checks import check_choice, check_positive
+from covfree.atomic import lock, remove_abandoned, replacing
 from covfree.data.dataset import StrPath, read_npz
-from covfree.data.pieces import Pieces, as_stored, locked, remove
 
-_DTYPES = ("float16", "float32")
+DTYPES = ("float16", "float32")
 _OWN = ("features", "key")
 
 
@@ -51,7 +45,7 @@ def read_feature_file(path: StrPath) -> FeatureFile:
     if not set(_OWN) <= set(arrays):
         raise ValueError(f"{expected}, got arrays {sorted(arrays)}")
     features, key = arrays.pop("features"), arrays.pop("key")
-    if features.ndim != 2 or features.dtype not in _DTYPES or key.ndim or key.dtype.kind != "U":
+    if features.ndim != 2 or features.dtype not in DTYPES or key.ndim or key.dtype.kind != "U":
         raise ValueError(
             f"{expected}, got {features.dtype}{list(features.shape)} and {key.dtype}{list(key.shape)}"
         )
@@ -79,161 +73,73 @@ def rewrite(path: StrPath, arrays: Mapping[str, np.ndarray]) -> None:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
-    folder = _folder(path)
-    with locked(folder) as journal:
+    folder = partial_folder(path)
+    with locked(folder):
         try:
             key = read_feature_file(path).key
             with ZipFile(path) as before, before.open("features.npy") as features:
-                _write(path, key, arrays, lambda member: shutil.copyfileobj(features, member))
+                write_file(path, key, arrays, lambda member: shutil.copyfileobj(features, member))
         finally:
-            # There is one if somebody has begun to write the file anew.
-            if not journal.read(1):
-                remove(folder)
+            # There is a state if somebody has begun to write the file anew.
+            if not (folder / "state.json").exists():
+                remove_folder(folder)
 
 
-class FeatureWriter:
-    """Writes a feature file piece by piece, and goes on where an earlier writer stopped, however it ended.
+def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
+    """What differs between two descriptions; nothing if they agree.
 
-    Attributes:
-        done: examples whose features, or the reason why they have none, are on disk.
-        skipped: of those, the examples without features, and why.
-
-    >>> import numpy as np, tempfile
-    >>> key, sizes = {"weights": "ab12"}, dict(num_examples=3, num_features=2, dtype="float16")
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with FeatureWriter(f"{folder}/a.npz", key, **sizes) as writer:
-    ...         writer.append(np.ones((1, 2)), {1: "cut short"})
-    ...     with FeatureWriter(f"{folder}/a.npz", key, **sizes) as writer:
-    ...         print(writer.done, writer.skipped)
-    ...         writer.append(np.zeros((1, 2)), {})
-    ...         path = writer.finish({"labels": np.array([0, 4])})
-    ...     read_feature_file(path).features.tolist()
-    2 {1: 'cut short'}
-    [[1.0, 1.0], [0.0, 0.0]]
+    >>> differences({"crop": {"size": 224}, "seed": 0}, {"crop": {"size": 256}, "seed": 0})
+    ['crop.size: 224 there, 256 here']
     """
-
-    done: int
-    skipped: dict[int, str]
-
-    def __init__(
-        self, path: StrPath, key: Mapping[str, Any], *, num_examples: int, num_features: int, dtype: str
-    ) -> None:
-        """Open what an earlier writer left in the folder ``<path>.partial``, or start anew.
-
-        Args:
-            path: the file, ``.npz``; if it is there it stays until the new one is complete.
-            key: what the features are computed from, in what JSON can hold. Nothing is added to pieces of
-                another key.
-            num_examples: examples in all.
-            num_features: d.
-            dtype: ``"float16"`` or ``"float32"``, of the file.
-
-        Raises:
-            ValueError: if an argument is wrong, or the folder is of another key.
-            BlockingIOError: if another process is writing the file.
-        """
-        self._path = Path(path)
-        if self._path.suffix != ".npz":
-            raise ValueError(f"path: expected the path of an .npz file, got {str(path)!r}")
-        check_positive("num_examples", num_examples)
-        check_positive("num_features", num_features)
-        check_choice("dtype", dtype, _DTYPES)
-        self._num_examples, self._num_features, self._dtype = num_examples, num_features, np.dtype(dtype)
-        self._key = as_stored(key)
-        about = dict(key=self._key, num_examples=num_examples, num_features=num_features, dtype=dtype)
-        self._pieces = Pieces(_folder(self._path), about)
-        self.done, self.skipped = 0, {}
-        for note in self._pieces.notes:
-            self._count(note)
-
-    def append(self, features: np.ndarray, skipped: Mapping[int, str]) -> None:
-        """Write what comes next; then a kill does not lose it.
-
-        Args:
-            features: [rows, d], of those of the next ``rows + len(skipped)`` examples that are not in
-                ``skipped``.
-            skipped: why an example has no features, by its index.
-
-        Raises:
-            ValueError: if the shape or an index is wrong, or a number is not finite or above what the dtype
-                holds; it names the example. Nothing is written then.
-        """
-        if features.ndim != 2 or features.shape[1] != self._num_features:
-            raise ValueError(
-                f"features: expected shape [rows, {self._num_features}], got {list(features.shape)}"
-            )
-        stop = self.done + len(features) + len(skipped)
-        if stop > self._num_examples:
-            raise ValueError(f"features: expected {self._num_examples} examples in all, got {stop}")
-        if not all(self.done <= example < stop for example in skipped):
-            raise ValueError(
-                f"skipped: expected examples from {self.done} to {stop - 1}, got {sorted(skipped)}"
-            )
-        with np.errstate(over="ignore"):
-            rows = np.asarray(features, self._dtype)
-        bad = ~np.isfinite(rows)
-        if bad.any():
-            row, place = np.argwhere(bad)[0].tolist()
-            example = [example for example in range(self.done, stop) if example not in skipped][row]
-            raise ValueError(
-                f"features: example {example} has {features[row, place]} at position {place}; "
-                f"expected finite numbers that {self._dtype} can hold"
-            )
-        # Names of numbers are strings in JSON.
-        reasons = {str(example): skipped[example] for example in sorted(skipped)}
-        note = {"examples": stop - self.done, "skipped": reasons}
-        self._pieces.append(rows.tobytes(), note)
-        self._count(note)
-
-    def finish(self, arrays: Mapping[str, np.ndarray]) -> Path:
-        """Write the file, as a whole or not at all, and remove the folder.
-
-        Args:
-            arrays: what else the file holds, by name: numbers, booleans or strings.
-
-        Returns:
-            The file.
-
-        Raises:
-            ValueError: if examples are missing, or an array holds objects or is called ``features`` or
-                ``key``.
-            OSError: if the disk does not give back what was written to it.
-        """
-        if self.done != self._num_examples:
-            raise ValueError(f"examples: expected all {self._num_examples} to be done, got {self.done}")
-        shape = (self.done - len(self.skipped), self._num_features)
-        header = {"descr": self._dtype.str, "fortran_order": False, "shape": shape}
-
-        def write_features(member: Any) -> None:
-            np.lib.format.write_array_header_1_0(member, header)  # pyright: ignore[reportArgumentType]
-            self._pieces.copy_to(member)
-
-        _write(self._path, self._key, arrays, write_features)
-        self._pieces.remove()
-        return self._path
-
-    def close(self) -> None:
-        """Let others write the file; what was appended stays."""
-        self._pieces.close()
-
-    def __enter__(self) -> FeatureWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _count(self, note: dict[str, Any]) -> None:
-        self.done += note["examples"]
-        self.skipped.update({int(example): reason for example, reason in note["skipped"].items()})
+    # As they are in a file: tuples are lists.
+    there, here = (dict(_entries(json.loads(json.dumps(value)))) for value in (theirs, ours))
+    shown = {
+        name: [repr(each[name]) if name in each else "nothing" for each in (there, here)]
+        for name in {**here, **there}
+    }
+    return [f"{name}: {a} there, {b} here" for name, (a, b) in shown.items() if a != b]
 
 
-def _folder(path: Path) -> Path:
+def _entries(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, entry in value.items():
+        if isinstance(entry, dict) and entry:
+            yield from _entries(entry, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", entry
+
+
+def locked(folder: Path) -> BinaryIO:
+    """Make the folder, and take its lock until the file that is returned is closed, or the process ends.
+
+    Raises:
+        BlockingIOError: if another process has it.
+    """
+    busy = BlockingIOError(f"{folder}: another process is writing there; wait until it has ended")
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        file = (folder / "lock").open("a+b")
+    except FileNotFoundError:
+        # It has just finished, and removed the folder.
+        raise busy from None
+    # A lock on a file that was removed in the meantime is none.
+    if not lock(file) or os.fstat(file.fileno()).st_nlink == 0:
+        file.close()
+        raise busy
+    return file
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove the folder, first of all what says that its data counts."""
+    (folder / "state.json").unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def partial_folder(path: Path) -> Path:
+    """Where the parts of a file are until it is complete."""
     return path.with_name(f"{path.name}.partial")
 
 
-def _write(
+def write_file(
     path: Path,
     key: Mapping[str, Any],
     arrays: Mapping[str, np.ndarray],

@@ -284,7 +284,7 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
     [
         (["--partition", "random"], "--partition: expected one of"),
         (["--clients", "1000"], "clients.*at most .*got 1000"),
-        (["--alpha", "0"], "alpha.*greater than 0, got 0"),
+        (["--alpha", "0"], "alpha: expected a finite number above 0, got 0"),
         (["--dataset", "digits"], "--dataset: expected none beside --images"),
         (["--test-file", "test.npz"], "--test-file: expected none beside --images"),
         (["--backbone", "alexnet"], "--backbone: expected one of squeezenet1_1, .*, got 'alexnet'"),

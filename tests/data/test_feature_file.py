@@ -14,10 +14,9 @@ import pytest
 
 from covfree import atomic
 from covfree.data import dataset as dataset_module
-from covfree.data import load_npz
-from covfree.data import pieces as pieces_module
-from covfree.data.feature_file import FeatureFile, FeatureWriter, read_feature_file, rewrite
-from covfree.data.pieces import differences
+from covfree.data import feature_file, feature_writer, load_npz
+from covfree.data.feature_file import FeatureFile, differences, read_feature_file, rewrite
+from covfree.data.feature_writer import FeatureWriter
 
 IMAGES, DIM = 7, 3
 KEY = {"backbone": "tiny", "weights": "ab12", "crop": {"size": (4, 4), "mean": 0.5}}
@@ -59,40 +58,6 @@ def written(path: Path, arrays=ARRAYS, key=KEY, **sizes) -> Path:
 def finished(tmp_path_factory) -> Path:
     """A file that nothing interrupted."""
     return written(tmp_path_factory.mktemp("whole") / "a.npz")
-
-
-class Partial:
-    """Files of a writer that has appended all, and where its pieces end in them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.data, self.journal = [], []
-        with FeatureWriter(folder / "a.npz", KEY, **SIZES) as writer:
-            self._look(folder)
-            for stop in ENDS:
-                writer.append(*piece(writer.done, stop))
-                self._look(folder)
-
-    def _look(self, folder: Path) -> None:
-        self.data.append((folder / "a.npz.partial" / "data").read_bytes())
-        self.journal.append((folder / "a.npz.partial" / "journal").read_bytes())
-
-    def resumed(self, folder: Path, data: bytes, journal: bytes) -> int:
-        """How many pieces count where the disk holds this; asserts that the rest was cut off."""
-        path = folder / "a.npz.partial"
-        path.mkdir(exist_ok=True)
-        (path / "data").write_bytes(data)
-        (path / "journal").write_bytes(journal)
-        with FeatureWriter(folder / "a.npz", KEY, **SIZES) as writer:
-            count = (0, *ENDS).index(writer.done)
-            assert writer.skipped == piece(0, writer.done)[1]
-        assert (path / "data").read_bytes() == self.data[count]
-        assert (path / "journal").read_bytes() == self.journal[count]
-        return count
-
-
-@pytest.fixture(scope="module")
-def partial(tmp_path_factory) -> Partial:
-    return Partial(tmp_path_factory.mktemp("partial"))
 
 
 def names(folder: Path) -> list[str]:
@@ -149,7 +114,7 @@ def test_the_same_features_make_the_same_file(finished, tmp_path):
 
 
 def test_data_is_copied_block_by_block(tmp_path, monkeypatch, finished):
-    monkeypatch.setattr(pieces_module, "_BLOCK", 5)
+    monkeypatch.setattr(feature_writer, "_BLOCK", 5)
     monkeypatch.setattr(dataset_module, "_BLOCK", 5)
     written(tmp_path / "a.npz")
     assert (tmp_path / "a.npz").read_bytes() == finished.read_bytes()
@@ -188,83 +153,47 @@ def test_a_file_that_is_there_stays_until_the_new_one_is_complete(finished, tmp_
 # Whatever ends the writing
 
 
-def test_cut_at_any_byte(partial, tmp_path):
-    """A kill cuts what is written at the moment: first a piece's data, then its line in the journal."""
-    for count in range(len(ENDS)):
-        data, journal = partial.data[count + 1], partial.journal[count + 1]
-        for length in range(len(partial.data[count]), len(data)):
-            assert partial.resumed(tmp_path, data[:length], partial.journal[count]) == count
-        for length in range(len(partial.journal[count]), len(journal)):
-            assert partial.resumed(tmp_path, data, journal[:length]) == count
-        assert partial.resumed(tmp_path, data, journal) == count + 1
-    for length in range(len(partial.journal[0])):
-        assert partial.resumed(tmp_path, b"", partial.journal[0][:length]) == 0
-
-
-def test_a_power_cut_keeps_any_part_of_either_file(partial, tmp_path):
-    for data in partial.data:
-        for last, journal in enumerate(partial.journal):
-            expected = max(i for i in range(last + 1) if len(partial.data[i]) <= len(data))
-            assert partial.resumed(tmp_path, data, journal) == expected
-            # Blocks that were promised to the file but never written are zeros.
-            zeros = bytes(len(partial.data[-1]) - len(data))
-            assert partial.resumed(tmp_path, data + zeros, journal + bytes(9)) == expected
-
-
-def test_any_byte_that_is_altered(partial, tmp_path):
-    """What was done before it counts, and nothing after it."""
-    for index in range(len(partial.data[-1])):
-        altered = bytearray(partial.data[-1])
-        altered[index] ^= 1 << index % 8
-        before = max(i for i, data in enumerate(partial.data) if len(data) <= index)
-        assert partial.resumed(tmp_path, bytes(altered), partial.journal[-1]) == before
-    for index in range(len(partial.journal[-1])):
-        altered = bytearray(partial.journal[-1])
-        altered[index] ^= 1 << index % 8
-        before = max((i for i, journal in enumerate(partial.journal) if len(journal) <= index), default=0)
-        assert partial.resumed(tmp_path, partial.data[-1], bytes(altered)) == before
-
-
-def test_a_line_that_is_missing_ends_what_counts(partial, tmp_path):
-    """Also that of a piece without data, whose loss the data's checksum does not tell."""
-    lines = partial.journal[-1].splitlines(keepends=True)
-    for missing in range(len(lines)):
-        journal = b"".join(lines[:missing] + lines[missing + 1 :])
-        assert partial.resumed(tmp_path, partial.data[-1], journal) == max(missing - 1, 0)
+def left(folder: Path, count: int) -> Path:
+    """A file of which so many pieces were written, and then half a one more."""
+    path = folder / "a.npz"
+    with FeatureWriter(path, KEY, **SIZES) as writer:
+        write_on(writer, ENDS[:count])
+    with (folder / "a.npz.partial" / "features").open("ab") as data:
+        data.write(b"torn")
+    return path
 
 
 @pytest.mark.parametrize("count", range(len(ENDS) + 1))
-def test_what_goes_on_makes_the_same_file(partial, finished, tmp_path, count):
-    partial.resumed(tmp_path, partial.data[count] + b"torn", partial.journal[count] + b"torn")
-    left = tmp_path / ".covfree-0.tmp"
-    left.write_bytes(b"left by a kill while the file was finished" * 99)
-    os.utime(left, (0, 0))
-    written(tmp_path / "a.npz")
-    assert (tmp_path / "a.npz").read_bytes() == finished.read_bytes()
+def test_what_goes_on_makes_the_same_file(finished, tmp_path, count):
+    path = left(tmp_path, count)
+    abandoned = tmp_path / ".covfree-0.tmp"
+    abandoned.write_bytes(b"left by a kill while the file was finished" * 99)
+    os.utime(abandoned, (0, 0))
+    with FeatureWriter(path, KEY, **SIZES) as writer:
+        assert writer.done == (0, *ENDS)[count]
+        assert writer.skipped == piece(0, writer.done)[1]
+    written(path)
+    assert path.read_bytes() == finished.read_bytes()
     assert names(tmp_path) == ["a.npz"]
 
 
-def test_a_kill_before_the_folder_is_removed(tmp_path, finished, monkeypatch):
+def test_a_kill_while_the_folder_is_removed(tmp_path, finished, monkeypatch):
     path = tmp_path / "a.npz"
     with monkeypatch.context() as patched:
-        patched.setattr(pieces_module, "remove", lambda folder: None)
+        patched.setattr(shutil, "rmtree", lambda *arguments, **options: None)
         written(path)
     assert names(tmp_path) == ["a.npz", "a.npz.partial"]
-    with FeatureWriter(path, KEY, **SIZES) as writer:
-        assert writer.done == IMAGES
+    with FeatureWriter(path, {"weights": "new"}, **SIZES) as writer:
+        assert writer.done == 0
+        write_on(writer)
         writer.finish(ARRAYS)
-    assert names(tmp_path) == ["a.npz"]
-    # And half-way through the removal, which starts with the journal: nobody's data.
-    (tmp_path / "a.npz.partial").mkdir()
-    (tmp_path / "a.npz.partial" / "data").write_bytes(b"left over")
-    written(path, key={"weights": "new"})
     assert names(tmp_path) == ["a.npz"]
 
 
 VICTIM = """
 import sys
 import numpy as np
-from covfree.data.feature_file import FeatureWriter
+from covfree.data.feature_writer import FeatureWriter
 
 sizes = dict(num_examples=10**6, num_features=50, dtype="float32")
 with FeatureWriter(sys.argv[1], {"weights": "ab12"}, **sizes) as writer:
@@ -285,7 +214,7 @@ def test_a_writer_that_is_killed(tmp_path):
             assert process.stdout.readline() == b"open\n"
             with pytest.raises(BlockingIOError, match=r"a\.npz\.partial: another process is writing there"):
                 FeatureWriter(path, key, **sizes)
-            data = tmp_path / "a.npz.partial" / "data"
+            data = tmp_path / "a.npz.partial" / "features"
             while data.stat().st_size < 10**5:
                 time.sleep(0.005)
         finally:
@@ -295,7 +224,7 @@ def test_a_writer_that_is_killed(tmp_path):
         assert done % 4 == 0
         assert done >= 4 * (10**5 // 600)
         assert writer.skipped == dict.fromkeys(range(1, done, 4), "damaged")
-    rows = np.fromfile(data, np.float32).reshape(-1, 50)
+    rows = np.fromfile(data, np.float32)[: 50 * (done - len(range(1, done, 4)))].reshape(-1, 50)
     starts = np.arange(0, done, 4, dtype=np.float32)
     expected = starts[:, None, None] + np.arange(150, dtype=np.float32).reshape(1, 3, 50)
     np.testing.assert_array_equal(rows, expected.reshape(-1, 50))
@@ -318,13 +247,13 @@ def test_one_writer_at_a_time(tmp_path, finished):
 
 def test_the_folder_is_removed_while_somebody_waits_for_it(tmp_path, monkeypatch):
     """A lock on a file that is no longer there is none."""
-    lock = pieces_module.lock
+    lock = feature_file.lock
 
     def removed_before(file):
         shutil.rmtree(tmp_path / "a.npz.partial")
         return lock(file)
 
-    monkeypatch.setattr(pieces_module, "lock", removed_before)
+    monkeypatch.setattr(feature_file, "lock", removed_before)
     with pytest.raises(BlockingIOError):
         FeatureWriter(tmp_path / "a.npz", KEY, **SIZES)
 
@@ -347,10 +276,11 @@ def test_a_disk_that_is_full_for_a_while(tmp_path, finished):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     with FeatureWriter(path, KEY, **SIZES) as writer:
-        for stop in ENDS:
-            size = (tmp_path / "a.npz.partial" / "journal").stat().st_size
+        writer.append(*piece(0, 1))
+        for stop in (4, 5, 7):
+            size = (tmp_path / "a.npz.partial" / "features").stat().st_size
             try:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (size + 9, before[1]))
+                resource.setrlimit(resource.RLIMIT_FSIZE, (max(size, 9), before[1]))
                 with pytest.raises(OSError, match="too large"):
                     writer.append(*piece(writer.done, stop))
             finally:
@@ -368,20 +298,15 @@ def test_a_disk_that_is_full_for_a_while(tmp_path, finished):
     assert path.read_bytes() == finished.read_bytes()
 
 
-def test_a_disk_that_forgets(tmp_path, finished):
+def test_data_that_was_lost(tmp_path, finished):
     path = tmp_path / "a.npz"
     shutil.copy(finished, path)
     with FeatureWriter(path, KEY, **SIZES) as writer:
         write_on(writer)
-        data = tmp_path / "a.npz.partial" / "data"
-        data.write_bytes(data.read_bytes()[:-1] + b"?")
-        with pytest.raises(OSError, match=r"a\.npz\.partial: what was written is damaged; run again"):
+        data = tmp_path / "a.npz.partial" / "features"
+        data.write_bytes(data.read_bytes()[:-1])
+        with pytest.raises(OSError, match=r"a\.npz\.partial: is damaged; remove it to start anew"):
             writer.finish({})
-    assert path.read_bytes() == finished.read_bytes()
-    with FeatureWriter(path, KEY, **SIZES) as writer:
-        assert writer.done == 5
-        write_on(writer)
-        writer.finish(ARRAYS)
     assert path.read_bytes() == finished.read_bytes()
 
 
