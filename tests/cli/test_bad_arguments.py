@@ -90,9 +90,9 @@ BAD = {
     "negative clients": (["--clients=-2"], "clients.*at least 1, got -2"),
     "more clients than examples": (["--clients", "1202"], "clients.*at most .*1201, got 1202"),
     "alpha 0": (["--alpha", "0"], "alpha.*expected a finite number above 0, got 0"),
-    "negative alpha": (["--alpha=-0.5"], r"alpha.*expected a finite number above 0, got -0\.5"),
-    "alpha nan": (["--alpha", "nan"], "alpha.*finite, got nan"),
-    "infinite alpha": (["--alpha", "inf"], "alpha.*finite, got inf"),
+    "negative alpha": (["--alpha=-0.5"], r"--alpha: expected a finite number .*, got -0\.5"),
+    "alpha nan": (["--alpha", "nan"], "alpha: expected a finite number .*got nan"),
+    "infinite alpha": (["--alpha", "inf"], "alpha: expected a finite number .*got inf"),
     "alpha that is a word": (["--alpha", "low"], "--alpha"),
     "less than a shard": (
         ["--partition", "shards", "--alpha", "0.1"],
