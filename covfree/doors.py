@@ -30,8 +30,8 @@ def compiled(
     """``jax.jit`` of a public function, which looks at its arguments first: inside, values cannot raise.
 
     ``jit`` cuts the 64 bits of NumPy's integers to 32 (where x64 is not enabled) and takes 2³² for 0. Here
-    what is above int32 is a ``ValueError`` that names the argument, and what is below is padding as any
-    number below 0.
+    counts that are above int32 become floats. Of labels and clients, what is above int32 is a ``ValueError``
+    that names the argument, and what is below is padding as any number below 0.
 
     Args:
         static_argnames: as of ``jax.jit``.
@@ -76,7 +76,10 @@ def _is_cut(leaf: Any) -> bool:
 def _uncut(path: tuple[Any, ...], leaf: Any) -> Any:
     if not _is_cut(leaf):
         return leaf
-    check_int32(f"{path[0].key}{jax.tree_util.keystr(path[1:])}", leaf)
+    name = f"{path[0].key}{jax.tree_util.keystr(path[1:])}"
+    if name.endswith(("count", "counts")):
+        return as_counts(leaf)
+    check_int32(name, leaf)
     return leaf.clip(_INT32.min)
 
 
@@ -95,6 +98,11 @@ def as_int32(name: str, integers: Any) -> Integer[Array, "..."]:
         check_int32(name, array)
         array = array.clip(max(limits.min, _INT32.min), _INT32.max)
     return as_array(array.astype(np.int32))
+
+
+def as_counts(counts: Any) -> Any:
+    """Counts of any type as jax takes them: integers of the host that int32 does not hold, as floats."""
+    return counts.astype(jnp.result_type(float)) if _is_cut(counts) else jnp.asarray(counts)
 
 
 def as_array(values: Any) -> jax.Array:

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 
 from covfree.checks import check_above_zero, check_positive, check_seed
 from covfree.keys import derive
-from covfree.types import AnyArray, Scalar
+from covfree.types import AnyArray, Scalar, accumulation_dtype
 
 
 @runtime_checkable
@@ -180,7 +180,7 @@ def relu_features(num_features: int, *, seed: int = 0) -> ReluFeatures:
 
 def accurate(features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch dim"]:
     """Features in at least float32, in which maps are computed."""
-    return jnp.asarray(features, jnp.promote_types(jnp.result_type(features), jnp.float32))
+    return jnp.asarray(features, accumulation_dtype(features))
 
 
 def _directions(key: jax.Array, dim: int, num_features: int) -> Float[Array, "dim num_features"]:

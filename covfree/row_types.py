@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.types import DIRECTION, Rows
+from covfree.types import DIRECTION, Rows, accumulation_dtype
 
 _INT32 = np.iinfo(np.int32).max
 
@@ -36,10 +36,8 @@ class RowTypes:
             rows: what came.
             total: the sum of the counts of all rows that these will be added to, from `count_sum`.
         """
-        covariance = None if rows.covariance is None else held(np.asarray(rows.covariance).dtype)
-        return cls(
-            held(np.asarray(rows.mean).dtype), _summed(np.asarray(rows.count).dtype, total), covariance
-        )
+        covariance = None if rows.covariance is None else accumulation_dtype(rows.covariance)
+        return cls(accumulation_dtype(rows.mean), _summed(np.asarray(rows.count).dtype, total), covariance)
 
     @classmethod
     def common(cls, types: Sequence[RowTypes]) -> RowTypes:
@@ -68,15 +66,9 @@ class RowTypes:
             )
 
 
-def held(dtype: np.dtype) -> np.dtype:
-    """The data type in which floats are added up: float32 at least, float64 only where x64 is enabled."""
-    wide, widest = np.dtype(jnp.promote_types(dtype, jnp.float32)), np.dtype(jnp.result_type(float))
-    return wide if wide.itemsize <= widest.itemsize else widest
-
-
 def _summed(dtype: np.dtype, total: float) -> np.dtype:
     if dtype.kind not in "iu":
-        return held(dtype)
+        return accumulation_dtype(dtype)
     return np.dtype(np.int32 if total <= _INT32 else jnp.result_type(float))
 
 

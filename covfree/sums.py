@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer, Num
 
-from covfree.types import AnyArray
+from covfree.types import AnyArray, accumulation_dtype
 
 # Adding m equal numbers one after the other can lose m/10 eps. Up to the first length that is nothing; up
 # to the second, one more pass is enough.
@@ -18,15 +18,15 @@ _LONG = (256, 2**16)
 # Items that are worked on at once. What is made of a part stays in the processor's cache, where a whole table
 # would be written to memory and read again; products of so many rows run at full speed.
 PART = 2048
-# The mean of equal numbers is off by less than this many eps of it. `group_means` gives it exactly. By way of
-# a total it is rounded thrice, by half an eps each: times the count, added up over parts, divided again.
+# The mean of equal numbers is off by less than this many eps of it. `weighted_means` gives it exactly. By way
+# of a total it is rounded thrice, by half an eps each: times the count, added up over parts, divided again.
 _ROUNDING = 2
 
 
 def deviations(
     values: Float[Array, "items dim"], mean: Float[Array, "items dim"]
 ) -> Float[Array, "items dim"]:
-    """Values less their mean, from `group_means` or `Moments`; exactly 0 where they are within its rounding.
+    """Values less their mean, from `weighted_means` or `Moments`; exactly 0 if they are within its rounding.
 
     Equal values have no spread, and no rule without a scale must take their rounding for one.
     """
@@ -49,6 +49,9 @@ def fold_parts(step: Callable[[Carry, Any], Carry], carry: Carry, items: Any) ->
             than twice as many.
     """
     length = jax.tree.leaves(items)[0].shape[0]
+    if not isinstance(length, int):
+        # The symbol of `jax.export`, which does not tell how many parts there are.
+        return step(carry, items)
     size = max(1, -(-length // max(1, length // PART)))
     # What is over comes first: the carry of the loop then depends on the items, as its type under shard_map
     # asks.
@@ -94,13 +97,32 @@ class Compensated(NamedTuple):
         return jax.tree.map(jnp.add, self.total, self.lost)
 
 
-@partial(jax.jit, static_argnames="num_groups")
-def group_means(
+def sum_integers(
+    values: Integer[Array, " items"], group: Integer[Array, " items"], num_groups: int
+) -> Float[Array, " groups"]:
+    """Sum integers by group as floats, rounded about once, also if the sum is beyond int32.
+
+    A running sum of integers is exact but for a multiple of 2³². A running sum of floats, which may be off by
+    more than one, tells which multiple.
+
+    Args:
+        values: integers.
+        group: in [0, num_groups]; ``num_groups`` is no group.
+        num_groups: static.
+    """
+    floats = values.astype(jnp.result_type(float))
+    near = jax.ops.segment_sum(floats, group, num_groups)
+    low = jax.ops.segment_sum(values.astype(jnp.uint32), group, num_groups).astype(near.dtype)
+    return low + jnp.round((near - low) / 2.0**32) * 2.0**32
+
+
+@jax.jit
+def weighted_means(
     values: Float[AnyArray, "items dim"],
     weight: Num[Array, " items"],
     group: Integer[Array, " items"],
-    num_groups: int,
-) -> tuple[Float[Array, "groups dim"], Num[Array, " groups"]]:
+    total_weight: Float[Array, " groups"],
+) -> Float[Array, "groups dim"]:
     """Weighted means of values by group.
 
     A running sum in float32 is off by up to (terms/10)·eps relative to its size: 10⁻³ for 10⁵ terms, and for
@@ -111,19 +133,16 @@ def group_means(
 
     Args:
         values: finite numbers, or anything at all where there is no group.
-        weight: of each item, at least 0; integers are summed as integers, exactly. 0 for padding.
-        group: in [0, num_groups]; ``num_groups`` is no group.
-        num_groups: static.
+        weight: of each item, at least 0; 0 for padding.
+        group: the item's group, from 0; the number of groups is no group.
+        total_weight: Σ w of each group.
 
     Returns:
-        Means, 0 of an empty group, of the data type of ``values`` but float32 at least; and Σ w in that of
-        ``weight``.
+        Means, 0 of an empty group, of the data type of ``values`` but float32 at least.
     """
     values = jnp.asarray(values)
-    dtype = jnp.promote_types(values.dtype, jnp.float32)
-    total_weight = jax.ops.segment_sum(weight, group, num_groups)
-    whole = total_weight.astype(dtype)[:, None]
-    whole = jnp.where(whole > 0, whole, 1)
+    dtype, length, num_groups = accumulation_dtype(values), values.shape[0], total_weight.shape[0]
+    whole = jnp.where(total_weight > 0, total_weight, 1).astype(dtype)[:, None]
 
     def add(centre: jax.Array, sums: jax.Array, part: tuple[jax.Array, ...]) -> jax.Array:
         values, weight, group = part
@@ -131,21 +150,46 @@ def group_means(
         values = values - centre.at[group].get(mode="fill", fill_value=0)
         return sums.at[group].add(values * weight.astype(dtype)[:, None], mode="drop")
 
-    def mean_about(centre: jax.Array) -> jax.Array:
-        # The mean does not depend on the centre.
-        centre = jax.lax.stop_gradient(centre)
-        # The zeros are made here, as jax cannot batch a condition under shard_map that is handed constants.
-        sums = fold_parts(partial(add, centre), jnp.zeros_like(centre), (values, weight, group))
+    def mean_about(centre: jax.Array, items: tuple[jax.Array, ...], whole: jax.Array) -> jax.Array:
+        sums = fold_parts(partial(add, centre), jnp.zeros_like(centre), items)
         # Divided before it is added: XLA would turn a plain sum plus ``centre`` into one that starts there,
         # and each small difference would be rounded away.
         return centre + sums / whole
 
-    if not values.shape[0]:
-        return jnp.zeros((num_groups, values.shape[1]), dtype), total_weight
+    items = values, weight, group
+    if length == 0:
+        return jnp.zeros((num_groups, values.shape[1]), dtype)
     # Past the last item where a group has none.
-    first = jax.ops.segment_min(jnp.arange(values.shape[0]), group, num_groups)
-    mean = mean_about(values.at[first].get(mode="fill", fill_value=0).astype(dtype))
-    longest = jax.ops.segment_sum(jnp.ones_like(group), group, num_groups).max(initial=0)
-    for length in _LONG:
-        mean = jax.lax.cond(longest > length, mean_about, lambda mean: mean, mean)
-    return mean, total_weight
+    first = jax.ops.segment_min(jnp.arange(length, dtype=jnp.int32), group, num_groups)
+    # The mean does not depend on the centre: nothing that leads to it has a derivative.
+    still = jax.lax.stop_gradient((items, whole))
+    centre = still[0][0].at[first].get(mode="fill", fill_value=0).astype(dtype)
+    if not isinstance(length, int) or length > _LONG[0]:
+        longest = jax.ops.segment_sum(jnp.ones_like(group), group, num_groups).max(initial=0)
+        more = sum((longest > long).astype(jnp.int32) for long in _LONG)
+        # A loop that runs 0 to 2 times: one pass to compile, where a condition for each would be two.
+        centre = jax.lax.fori_loop(0, more, lambda _, centre: mean_about(centre, *still), centre)
+    return mean_about(centre, items, whole)
+
+
+def mean_groups(
+    features: Float[Array, "examples dim"], group: Integer[Array, " examples"], num_groups: int
+) -> tuple[Float[Array, "groups dim"], Integer[Array, " groups"]]:
+    """Average features and count examples by group; a group below 0 is padding.
+
+    Returns:
+        Means in `accumulation_dtype`, 0 of an empty group, and counts.
+    """
+    kept = (group >= 0) & (group < num_groups)
+    group = jnp.where(kept, group, num_groups)
+    counts = jax.ops.segment_sum(kept.astype(jnp.int32), group, num_groups)
+    dtype = accumulation_dtype(features)
+    return weighted_means(features, kept.astype(dtype), group, counts.astype(dtype)), counts
+
+
+def sum_groups(
+    features: Float[Array, "examples dim"], group: Integer[Array, " examples"], num_groups: int
+) -> tuple[Float[Array, "groups dim"], Integer[Array, " groups"]]:
+    """Sum features and count examples by group, as `mean_groups` averages them."""
+    means, counts = mean_groups(features, group, num_groups)
+    return means * counts.astype(means.dtype)[:, None], counts

@@ -43,6 +43,16 @@ class Head(Protocol):
 H = TypeVar("H", bound=Head, covariant=True)
 
 
+def accumulation_dtype(values: Any) -> np.dtype:
+    """Data type in which floats are summed: float32 for the half precisions, else their own.
+
+    Args:
+        values: an array or a data type.
+    """
+    dtype = jnp.result_type(values)
+    return np.dtype(np.float32) if dtype.itemsize < 4 else dtype
+
+
 def is_traced(*values: Any) -> bool:
     """Whether any of the values is an abstract one, under ``jit``, ``vmap`` or ``grad``."""
     return any(isinstance(value, jax.core.Tracer) for value in values)
@@ -151,7 +161,7 @@ class Moments:
     """Sums for each class over all rows; enough for class means and priors.
 
     Attributes:
-        count: N_c, examples of each class.
+        count: N_c, examples of each class; as floats, which hold any number of them.
         num_rows: K_c, rows of each class with a count above 0. If each client sends one mean for each class,
             this is the number of clients that hold the class.
         total: sum of the class's features, Σ_r n_r x_r.
@@ -187,6 +197,11 @@ class Moments:
     def within_degrees(self) -> Float[Array, ""]:
         """Σ_c (N_c − 1) over the present classes, N − C: the weight of the within-class scatter in Ĝ."""
         return jnp.maximum(self.count.astype(self.total.dtype) - 1, 0).sum()
+
+    @property
+    def hidden_degrees(self) -> Float[Array, ""]:
+        """Σ_c (N_c − K_c): degrees of freedom inside the rows, of which their means show nothing."""
+        return (self.count - self.num_rows.astype(self.count.dtype)).sum()
 
     @property
     def spread_degrees(self) -> Float[Array, ""]:

@@ -61,7 +61,7 @@ def test_integers_of_every_type_are_int32(name):
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("column", "lkn")
+@pytest.mark.parametrize("column", "lk")
 def test_what_int32_cannot_hold(name, column):
     """2³² is 0 where it is cut. It is refused, but `fit` numbers clients anew."""
     looked_at, function = FUNCTIONS[name]
@@ -191,7 +191,7 @@ def test_the_door_looks_at_nothing_else():
     with x64():
         table = covfree.Rows(FEATURES, np.full(EXAMPLES, 2**31 - 1, np.int64), LABELS)
         totals = covfree.accumulate(NCM, table, num_classes=3)
-    assert int(totals[0].count[0]) == 8 * (2**31 - 1)
+    assert totals[0].count[0] == np.float32(8 * (2**31 - 1))
     assert "func" in covfree.evaluate.lower(HEAD, FEATURES, LABELS).as_text()
 
 

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 import covfree
 from covfree import sums
-from covfree.sums import fold_parts, group_means
+from covfree.sums import fold_parts, mean_groups
 
 if hasattr(jax, "shard_map"):
     shard_map = jax.shard_map
@@ -44,7 +44,7 @@ def test_groups_under_vmap_and_shard_map():
     group = rng.integers(0, 5, (16, 10)).astype(np.int32)  # 4 is no group
 
     def one(values, group):
-        return group_means(values, (group < 4).astype(jnp.int32), group, 4)[0]
+        return mean_groups(values, group, 4)[0]
 
     spec = PartitionSpec("rows")
     run = jax.jit(shard_map(jax.vmap(one), mesh=mesh, in_specs=(spec, spec), out_specs=spec))

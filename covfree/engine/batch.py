@@ -283,5 +283,6 @@ def evaluate(
     """
     scores = head(features)
     # A head that saw no class at all predicts none, though the largest of equal scores is the first.
-    right = (scores.argmax(-1) == labels) & (scores.max(-1) > -jnp.inf) & (labels >= 0)
+    labels = as_int32("labels", labels)
+    right = (scores.argmax(-1).astype(jnp.int32) == labels) & (scores.max(-1) > -jnp.inf) & (labels >= 0)
     return right.sum() / (labels >= 0).sum()

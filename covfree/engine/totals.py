@@ -18,7 +18,7 @@ from covfree.methods import Factor, Kept, Method
 from covfree.methods.method import check_method, check_method_and_rows
 from covfree.products import symmetric_product
 from covfree.sums import PART, Compensated, fold_parts
-from covfree.types import Rows
+from covfree.types import Rows, is_traced
 
 # Names of mesh axes.
 AxisName: TypeAlias = str | tuple[str, ...]
@@ -160,7 +160,8 @@ def accumulate_parts(
             ``function(key, index)``, and another key compiles nothing anew. If rows name their clients,
             number these through all parts, from 0 and in random order: automatic shrinkage takes the clients
             below 256 as its sample. (All other functions number clients anew to draw a fair sample.)
-        num_parts: how many; indices are 0 … num_parts − 1.
+        num_parts: how many; indices are 0 … num_parts − 1. Derivatives in reverse (``grad``, ``vjp``) need a
+            number that is not traced; each part is then made anew in every phase on the way back.
         num_classes: C, static.
         axis_name: see `accumulate`; each device then goes over parts of its own, which ``part`` can tell by
             ``jax.lax.axis_index``.
@@ -178,20 +179,24 @@ def accumulate_parts(
     >>> draw = jax.tree_util.Partial(cohort, jax.random.key(0))
     >>> moments, scatter = accumulate_parts(covfree.fedcof(), draw, 1000, num_classes=2)
     >>> moments.count.tolist()
-    [3000, 3000]
+    [3000.0, 3000.0]
     """
     check_method(method)
     part = part if isinstance(part, Partial) else Partial(part)
-    return _accumulate_parts(method, part, num_parts, num_classes=num_classes, axis_name=axis_name)
+    # A loop has derivatives in reverse only if its length is known when it is traced.
+    traced = isinstance(num_parts, int) and is_traced(*jax.tree.leaves((method, part)))
+    run = _parts_totals if traced else _compiled_parts_totals
+    return run(method, part, num_parts, num_classes=num_classes, axis_name=axis_name)
 
 
-@partial(jax.jit, static_argnames=("num_classes", "axis_name"))
-def _accumulate_parts(
+def _parts_totals(
     method: Method, part: Any, num_parts: Any, *, num_classes: int, axis_name: AxisName | None
 ) -> tuple[Any, ...]:
     totals: tuple[Any, ...] = ()
     for phase in range(len(method.phases)):
 
+        # In reverse, what a part is made of is not kept.
+        @jax.checkpoint
         def terms(index: Any, phase: int = phase, totals: tuple[Any, ...] = totals) -> Any:
             return dense_terms(method, phase, totals, part(index), num_classes)
 
@@ -206,3 +211,6 @@ def _accumulate_parts(
         running = jax.lax.fori_loop(0, num_parts, add, Compensated(zeros, zeros))
         totals += (running.value if axis_name is None else jax.lax.psum(running.value, axis_name),)
     return totals
+
+
+_compiled_parts_totals = jax.jit(_parts_totals, static_argnames=("num_classes", "axis_name"))

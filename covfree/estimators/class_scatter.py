@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Num
 from covfree.estimators.moments import row_counts, row_labels, valid_rows
 from covfree.estimators.scatter import centred_rows
 from covfree.products import product
-from covfree.types import AnyArray, Moments, Rows
+from covfree.types import AnyArray, Moments, Rows, accumulation_dtype
 
 # Rows of one class that are multiplied at once: few enough that a class's last block wastes little, enough
 # for a product at speed.
@@ -88,9 +88,7 @@ def row_scatter(rows: Rows, num_classes: int) -> AnyArray:
         num_classes: C; rows with another label are padding.
     """
     valid = valid_rows(rows, num_classes)
-    weight = jnp.maximum(row_counts(rows, valid) - 1, 0).astype(
-        jnp.promote_types(rows.mean.dtype, jnp.float32)
-    )
+    weight = jnp.maximum(row_counts(rows, valid) - 1, 0).astype(accumulation_dtype(rows.mean))
     spread = jnp.asarray(rows.covariance)
     kept = (weight > 0).reshape(-1, *(1 for _ in spread.shape[1:]))
     spread = jnp.where(kept, spread, 0).astype(weight.dtype)

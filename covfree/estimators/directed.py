@@ -85,7 +85,7 @@ def directed_freedom(totals: DirectedMoments) -> Freedom:
     """
     moments = totals.moments
     scale = 1 / jnp.maximum(moments.within_degrees, 1)
-    hidden = (moments.count - moments.num_rows).astype(scale.dtype).sum()
+    hidden = moments.hidden_degrees
     seen = (totals.degrees > 0) & (hidden > 0)
     weight = jnp.where(seen, hidden * scale / jnp.where(seen, totals.degrees, 1), 0)
     between = Freedom.of_classes(moments, jnp.full_like(moments.total[:, 0], 1) * scale)

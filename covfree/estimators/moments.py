@@ -7,13 +7,13 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Integer, Num
+from jaxtyping import Array, Bool, Float, Integer
 
 from covfree.checks import check_positive, check_row_structure
-from covfree.doors import as_int32, check_int32
+from covfree.doors import as_counts, as_int32, check_int32
 from covfree.products import product
-from covfree.sums import deviations, group_means
-from covfree.types import Moments, Rows
+from covfree.sums import deviations, sum_integers, weighted_means
+from covfree.types import Moments, Rows, accumulation_dtype
 
 
 def valid_rows(rows: Rows, num_classes: int) -> Bool[Array, " rows"]:
@@ -24,7 +24,7 @@ def valid_rows(rows: Rows, num_classes: int) -> Bool[Array, " rows"]:
         TypeError: if means are no floats or labels no integers.
     """
     check_row_structure(rows)
-    counts, labels = jnp.asarray(rows.count), row_labels(rows)
+    counts, labels = as_counts(rows.count), row_labels(rows)
     return (counts > 0) & (labels >= 0) & (labels < num_classes)
 
 
@@ -43,19 +43,17 @@ def row_clients(rows: Rows) -> Integer[Array, " rows"]:
         raise ValueError("rows: expected rows with a client each, to tell whose they are; got none")
     check_int32("client", rows.client)
     client = jnp.asarray(rows.client)
-    return client.astype(jnp.promote_types(client.dtype, jnp.int32))
+    return client if client.dtype.itemsize >= 4 else client.astype(jnp.int32)
 
 
-def row_counts(rows: Rows, valid: Bool[Array, " rows"]) -> Num[Array, " rows"]:
-    """Counts in a type that holds their sums, int32 or at least float32; 0 in padding rows."""
-    dtype = jnp.result_type(rows.count)
-    wide = jnp.int32 if jnp.issubdtype(dtype, jnp.integer) else jnp.float32
-    return jnp.where(valid, rows.count, 0).astype(jnp.promote_types(dtype, wide))
+def row_counts(rows: Rows, valid: Bool[Array, " rows"]) -> Float[Array, " rows"]:
+    """Counts as floats of the means' type, whose sums and products do not overflow; 0 in padding rows."""
+    return jnp.where(valid, as_counts(rows.count), 0).astype(accumulation_dtype(rows.mean))
 
 
 def row_means(rows: Rows, valid: Bool[Array, " rows"]) -> Float[Array, "rows dim"]:
     """Means in at least float32, 0 in padding rows, which may hold NaN."""
-    dtype = jnp.promote_types(jnp.result_type(rows.mean), jnp.float32)
+    dtype = accumulation_dtype(rows.mean)
     return jnp.where(valid[:, None], rows.mean, 0).astype(dtype)
 
 
@@ -67,7 +65,7 @@ def first_moments(rows: Rows, num_classes: int) -> Moments:
         num_classes: C, static.
 
     Returns:
-        N_c, K_c and Σ_r n_r x_r. Integer counts are summed as integers, exactly.
+        N_c, K_c and Σ_r n_r x_r. Sums of counts are floats, rounded once where counts are integers.
 
     Raises:
         ValueError: if shapes do not fit, or ``num_classes`` is below 1.
@@ -77,11 +75,11 @@ def first_moments(rows: Rows, num_classes: int) -> Moments:
     >>> rows = Rows(jnp.array([[1.0], [4.0]]), jnp.array([2, 1]), jnp.array([0, 0]))
     >>> moments = first_moments(rows, num_classes=2)
     >>> moments.mean.ravel().tolist(), moments.count.tolist(), moments.num_rows.tolist()
-    ([2.0, 0.0], [3, 0], [2, 0])
+    ([2.0, 0.0], [3.0, 0.0], [2, 0])
     """
     check_positive("num_classes", num_classes)
     check_row_structure(rows)
-    return _first_moments(replace(rows, label=row_labels(rows)), num_classes)
+    return _first_moments(replace(rows, label=row_labels(rows), count=as_counts(rows.count)), num_classes)
 
 
 @partial(jax.jit, static_argnums=1)
@@ -89,8 +87,13 @@ def _first_moments(rows: Rows, num_classes: int) -> Moments:
     """`first_moments` of rows whose labels are int32."""
     valid = valid_rows(rows, num_classes)
     label = jnp.where(valid, rows.label, num_classes)
-    mean, count = group_means(rows.mean, row_counts(rows, valid), label, num_classes)
-    total = mean * count.astype(mean.dtype)[:, None]
+    weight = row_counts(rows, valid)
+    count = jnp.asarray(rows.count)
+    if jnp.issubdtype(count.dtype, jnp.integer):
+        count = sum_integers(jnp.where(valid, count, 0), label, num_classes).astype(weight.dtype)
+    else:
+        count = jax.ops.segment_sum(weight, label, num_classes)
+    total = weighted_means(rows.mean, weight, label, count) * count[:, None]
     present_rows = jax.ops.segment_sum(valid.astype(jnp.int32), label, num_classes)
     return Moments(count=count, num_rows=present_rows, total=total)
 
@@ -101,9 +104,8 @@ def example_moments(rows: Rows, num_classes: int) -> Moments:
     For sums that clients evaluated over their examples: each example, not each mean, was an observation.
     """
     moments = first_moments(rows, num_classes)
-    count = jnp.asarray(moments.count)
-    # Counts that are floats may be larger than an integer can be.
-    return replace(moments, num_rows=count if jnp.issubdtype(count.dtype, jnp.integer) else jnp.round(count))
+    # Floats, as they may be larger than an integer can be.
+    return replace(moments, num_rows=jnp.round(moments.count))
 
 
 def centred_means(moments: Moments) -> Float[Array, "classes dim"]:
@@ -116,6 +118,5 @@ def centred_means(moments: Moments) -> Float[Array, "classes dim"]:
     mean = jnp.where(present, moments.mean, 0)
     first = mean[jnp.argmax(moments.present)]
     away = jnp.where(present, deviations(mean, jnp.broadcast_to(first[None, :], mean.shape)), 0)
-    count = moments.count.astype(mean.dtype)
-    share = count / jnp.maximum(moments.num_examples, jnp.finfo(mean.dtype).tiny)
+    share = moments.count / jnp.maximum(moments.num_examples, jnp.finfo(mean.dtype).tiny)
     return jnp.where(present, away - product(share[None, :], away), 0)

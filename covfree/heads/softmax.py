@@ -12,8 +12,8 @@ from covfree.checks import check_positive, check_strength
 from covfree.heads.columns import head_for_present
 from covfree.heads.lbfgs import minimise
 from covfree.products import magnitude, product
-from covfree.statistics.groups import accumulation_dtype, as_examples
-from covfree.types import AnyArray, LinearHead, Scalar
+from covfree.statistics.groups import as_examples
+from covfree.types import AnyArray, LinearHead, Scalar, accumulation_dtype
 
 
 def softmax_head(

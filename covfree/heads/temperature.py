@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Integer
 
 from covfree.heads.mapped import MappedHead
 from covfree.statistics.groups import as_examples
-from covfree.types import AnyArray, Head, LinearHead, Scalar
+from covfree.types import AnyArray, Head, LinearHead, Scalar, accumulation_dtype
 
 # Features [examples, dim] to scores [examples, classes].
 
@@ -116,7 +116,7 @@ def _gaps(
     inside = (labels >= 0) & (labels < classes)
     # The features of padding may be NaN, and so would the derivative of their scores be.
     scores = head(jnp.where(inside[:, None], features, 0))
-    scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
+    scores = scores.astype(accumulation_dtype(scores))
     own = jnp.take_along_axis(scores, jnp.where(inside, labels, 0)[:, None], axis=1)
     kept = inside & (own[:, 0] != -jnp.inf)
     # Not `isfinite`: a NaN score of an example that counts must be seen in the result.

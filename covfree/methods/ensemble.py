@@ -14,7 +14,8 @@ from covfree.methods.fedncm import moments_phase
 from covfree.methods.local_heads import LocalHeads
 from covfree.methods.method import Method
 from covfree.methods.sampled import keep_phase
-from covfree.statistics.groups import subset_groups, sum_groups
+from covfree.statistics.groups import subset_groups
+from covfree.sums import sum_groups
 from covfree.types import LinearHead, Moments, Rows
 
 

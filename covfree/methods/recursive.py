@@ -16,7 +16,8 @@ from covfree.doors import compiled
 from covfree.heads.columns import head_for_present, unit_columns
 from covfree.lapack import cholesky, stacked_root, triangular_solve
 from covfree.products import product
-from covfree.statistics.groups import as_examples, sum_groups
+from covfree.statistics.groups import as_examples
+from covfree.sums import sum_groups
 from covfree.types import AnyArray, LinearHead, Moments, Scalar, is_traced
 
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from covfree.checks import check_choice, check_positive
 from covfree.statistics import client_rows, count_rows
-from covfree.statistics.groups import accumulation_dtype, as_examples
+from covfree.statistics.groups import as_examples
 from covfree.statistics.mixtures import Structure, client_mixtures, mixture_sizes
 from covfree.statistics.rows import CovarianceType, bucket, check_subsets, pair_sizes
-from covfree.types import Rows, is_traced
+from covfree.types import Rows, accumulation_dtype, is_traced
 
 
 @runtime_checkable

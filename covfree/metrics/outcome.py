@@ -11,8 +11,8 @@ from jaxtyping import Array, Bool, Float, Integer
 
 from covfree.checks import check_positive
 from covfree.doors import as_int32
-from covfree.sums import group_means
-from covfree.types import is_traced
+from covfree.sums import mean_groups
+from covfree.types import accumulation_dtype, is_traced
 
 
 def check_scores(scores: Any, labels: Any, clients: Any = None, **sizes: Any) -> None:
@@ -76,7 +76,7 @@ class Outcome(NamedTuple):
 def outcome_of(scores: Any, labels: Any) -> Outcome:
     """What scores come to, example by example."""
     scores, labels = jnp.asarray(scores), as_int32("labels", labels)
-    scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
+    scores = scores.astype(accumulation_dtype(scores))
     classes = scores.shape[1]
     kept = (labels >= 0) & (labels < classes)
     # Padding may hold NaN, which would reach gradients.
@@ -111,7 +111,7 @@ def mean_over(values: Any, kept: Any) -> Float[Array, ""]:
     # A plain sum of a million float32 loses digits, and an accurate one makes NaN of an infinite term.
     infinite = kept & (values == jnp.inf)
     used = kept & ~infinite
-    mean, _ = group_means(values[:, None], used.astype(jnp.int32), jnp.where(used, 0, 1), 1)
+    mean, _ = mean_groups(values[:, None], jnp.where(used, 0, -1), 1)
     return jnp.where(kept.any(), mean[0, 0] + jnp.where(infinite.any(), jnp.inf, 0), jnp.nan)
 
 
@@ -129,9 +129,9 @@ def recall_of(outcome: Outcome, classes: int) -> Float[Array, " classes"]:
 def ece_of(outcome: Outcome, bins: int) -> Float[Array, ""]:
     """Expected calibration error."""
     place = jnp.clip(jnp.ceil(outcome.confidence * bins) - 1, 0, bins - 1).astype(jnp.int32)
-    place = jnp.where(outcome.kept, place, bins)
+    place = jnp.where(outcome.kept, place, -1)
     excess = outcome.right.astype(outcome.confidence.dtype) - outcome.confidence
-    gap, count = group_means(excess[:, None], outcome.kept.astype(jnp.int32), place, bins)
+    gap, count = mean_groups(excess[:, None], place, bins)
     share = count.astype(gap.dtype) / count.sum().astype(gap.dtype)
     return (jnp.abs(gap[:, 0]) * share).sum()
 

@@ -13,8 +13,8 @@ import numpy as np
 from covfree.checks import check_positive, check_row_structure, check_strength
 from covfree.protocol.squares import bordered, is_positive, rounding, unit_diagonal
 from covfree.protocol.values import check_rows, largest_sum, sound_rows, square_sums
-from covfree.row_types import RowTypes, count_sum, held
-from covfree.types import Message, Rows
+from covfree.row_types import RowTypes, count_sum
+from covfree.types import Message, Rows, accumulation_dtype
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ def _sound_matrix(message: Message, total: float) -> np.ndarray | None:
     if came.shape != (dim, dim):
         raise ValueError(f"matrix: expected shape {[dim, dim]}, got {list(came.shape)}")
     with np.errstate(over="ignore"):
-        matrix = came.astype(held(came.dtype), copy=False)
+        matrix = came.astype(accumulation_dtype(came.dtype), copy=False)
     if not np.isfinite(matrix).all():
         place = tuple(int(i) for i in np.argwhere(~np.isfinite(matrix))[0])
         raise ValueError(f"matrix: holds {came[place]} at {place}; expected finite numbers")

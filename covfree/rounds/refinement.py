@@ -139,10 +139,7 @@ def _advanced(numbers: Refinement, state: _Refining, answer: _Answer) -> _Refini
     """
     (rows, moments), progress = state
     search = progress.search
-    if rows is None:
-        expected = moments.num_examples
-    else:
-        expected = (moments.count - moments.num_rows).astype(answer.degrees.dtype).sum()
+    expected = moments.num_examples if rows is None else moments.hidden_degrees
     came = answer.degrees > 0
     scale = jnp.where(came, expected / jnp.where(came, answer.degrees, 1), 0)
     image, trace = scale * answer.product, scale * answer.trace

@@ -14,9 +14,9 @@ from jaxtyping import Array, Bool, Float, Int
 from covfree.heads.columns import head_for_present
 from covfree.linalg import Scatter, factorise, solve
 from covfree.products import product, symmetric_product
-from covfree.statistics.groups import accumulation_dtype, as_examples
+from covfree.statistics.groups import as_examples
 from covfree.sums import fold_parts
-from covfree.types import AnyArray, H, LinearHead, Scalar
+from covfree.types import AnyArray, H, LinearHead, Scalar, accumulation_dtype
 
 # (params, state, features, classes one-hot, which are no padding) to sums over these examples.
 Terms: TypeAlias = Callable[[Any, Any, jax.Array, jax.Array, jax.Array], Any]

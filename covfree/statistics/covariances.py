@@ -8,9 +8,9 @@ from jaxtyping import Array, Float, Integer
 
 from covfree.doors import compiled
 from covfree.products import symmetric_product
-from covfree.statistics.groups import accumulation_dtype, as_examples
+from covfree.statistics.groups import as_examples
 from covfree.statistics.means import class_means
-from covfree.types import AnyArray
+from covfree.types import AnyArray, accumulation_dtype
 
 
 @compiled(("num_classes",))
@@ -47,4 +47,4 @@ def class_covariances(
         centred = jnp.where((labels == label)[:, None], values - mean[None, :], 0)
         return symmetric_product(centred) / jnp.maximum(count - 1, 1).astype(values.dtype)
 
-    return jax.lax.map(one_class, (jnp.arange(num_classes), means, counts))
+    return jax.lax.map(one_class, (jnp.arange(num_classes, dtype=jnp.int32), means, counts))

@@ -10,9 +10,9 @@ from jaxtyping import Array, Float, Integer
 
 from covfree.checks import check_positive
 from covfree.products import symmetric_product
-from covfree.statistics.groups import accumulation_dtype, as_examples, sum_groups
-from covfree.sums import fold_parts
-from covfree.types import AnyArray
+from covfree.statistics.groups import as_examples
+from covfree.sums import fold_parts, sum_groups
+from covfree.types import AnyArray, accumulation_dtype
 
 
 @jax.tree_util.register_dataclass

@@ -6,36 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Integer
+from jaxtyping import Array, Bool, Integer
 
 from covfree.doors import as_array, as_int32
-from covfree.sums import group_means
 from covfree.types import AnyArray, PRNGKey
-
-
-def accumulation_dtype(features: AnyArray) -> jnp.dtype:
-    """Data type in which features are summed: float32 for the half precisions, else their own."""
-    return jnp.promote_types(jnp.result_type(features), jnp.float32)
-
-
-def mean_groups(
-    features: Float[Array, "examples dim"], group: Integer[Array, " examples"], num_groups: int
-) -> tuple[Float[Array, "groups dim"], Integer[Array, " groups"]]:
-    """Average features and count examples by group; a group below 0 is padding.
-
-    Returns:
-        Means in `accumulation_dtype`, 0 of an empty group, and counts.
-    """
-    kept = (group >= 0) & (group < num_groups)
-    return group_means(features, kept.astype(jnp.int32), jnp.where(kept, group, num_groups), num_groups)
-
-
-def sum_groups(
-    features: Float[Array, "examples dim"], group: Integer[Array, " examples"], num_groups: int
-) -> tuple[Float[Array, "groups dim"], Integer[Array, " groups"]]:
-    """Sum features and count examples by group, as `mean_groups` averages them."""
-    means, counts = mean_groups(features, group, num_groups)
-    return means * counts.astype(means.dtype)[:, None], counts
 
 
 def subset_groups(

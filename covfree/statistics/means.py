@@ -7,7 +7,8 @@ from jaxtyping import Array, Float, Integer
 
 from covfree.checks import check_positive
 from covfree.keys import derive
-from covfree.statistics.groups import as_examples, mean_groups, subset_groups
+from covfree.statistics.groups import as_examples, subset_groups
+from covfree.sums import mean_groups
 from covfree.types import AnyArray, PRNGKey
 
 

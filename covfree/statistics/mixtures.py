@@ -13,11 +13,11 @@ from jaxtyping import Array, Bool, Float, Integer
 from covfree.checks import check_choice, check_positive
 from covfree.keys import derive
 from covfree.products import product
-from covfree.statistics.groups import accumulation_dtype, as_examples, subset_groups
+from covfree.statistics.groups import as_examples, subset_groups
 from covfree.statistics.mixture_steps import Mixture as Mixture
 from covfree.statistics.mixture_steps import Structure, log_densities, maximise, nearest_seeds
 from covfree.statistics.rows import pair_sizes
-from covfree.types import AnyArray, PRNGKey, Rows, is_traced
+from covfree.types import AnyArray, PRNGKey, Rows, accumulation_dtype, is_traced
 
 # EM ends when a step gains less log-likelihood than this for each example and feature. It is a few times
 # the rounding of float32.

@@ -13,8 +13,9 @@ from jaxtyping import Array, Float, Integer
 from covfree.checks import check_choice, check_positive
 from covfree.doors import check_int32, consecutive, fits_int32
 from covfree.keys import derive
-from covfree.statistics.groups import accumulation_dtype, as_examples, mean_groups, subset_groups
-from covfree.types import AnyArray, PRNGKey, Rows, is_traced
+from covfree.statistics.groups import as_examples, subset_groups
+from covfree.sums import mean_groups
+from covfree.types import AnyArray, PRNGKey, Rows, accumulation_dtype, is_traced
 
 # What a client may send of the spread about a mean: the variance of each feature, or their average.
 CovarianceType: TypeAlias = Literal["diagonal", "spherical"]

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from covfree.checks import check_choice, check_strength
 from covfree.keys import derive
 from covfree.transforms.transform import Transform
-from covfree.types import PRNGKey, Rows, Scalar, is_traced
+from covfree.types import PRNGKey, Rows, Scalar, accumulation_dtype, is_traced
 
 CountNoise: TypeAlias = Literal["uniform", "gaussian", "laplace"]
 
@@ -29,7 +29,7 @@ _LAWS: dict[str, tuple[Callable[..., jax.Array], Callable[..., Any]]] = {
 
 def _noisy(epsilon: Scalar, rows: Rows, key: PRNGKey, kind: CountNoise) -> Rows:
     draw, scale = _LAWS[kind]
-    dtype = jnp.promote_types(jnp.result_type(rows.mean), jnp.float32)
+    dtype = accumulation_dtype(rows.mean)
     count = jnp.asarray(rows.count)
     # Padding stays what it is; it may hold NaN.
     used = (count > 0) & (jnp.asarray(rows.label) >= 0)

@@ -221,3 +221,24 @@ def test_parts_over_devices(mesh):
 def test_parts_cannot_be_kept():
     with pytest.raises(ValueError, match=r"method: expected one with totals of fixed size, got 'fedpft'"):
         covfree.accumulate_parts(make("fedpft"), one_class, 3, num_classes=1)
+
+
+def test_parts_have_derivatives_in_reverse():
+    """As those of all rows at once."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 4, 2)).astype(np.float32))
+    labels = jnp.array([0, 0, 1, 1])
+
+    def part(x, index):
+        return covfree.Rows.from_examples(x[index], labels)
+
+    def loss(totals):
+        return sum(jnp.sin(leaf).sum() for leaf in jax.tree.leaves(totals[1]))
+
+    def in_parts(x):
+        return loss(covfree.accumulate_parts(FEDCOF, Partial(part, x), 3, num_classes=2))
+
+    def at_once(x):
+        rows = covfree.Rows.from_examples(x.reshape(12, 2), jnp.tile(labels, 3))
+        return loss(covfree.accumulate(FEDCOF, rows, num_classes=2))
+
+    np.testing.assert_allclose(jax.grad(in_parts)(x), jax.grad(at_once)(x), atol=1e-6)

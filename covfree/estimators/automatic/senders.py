@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from covfree.estimators.moments import row_clients
 from covfree.types import Rows
 
 # Clients whose sums are kept: those of the numbers below this.
@@ -52,8 +53,7 @@ def numbered(rows: Rows, axis_name: Any = None) -> Rows:
     """
     if rows.client is None:
         return rows
-    client = jnp.asarray(rows.client)
-    client = client.astype(jnp.promote_types(client.dtype, jnp.int32))
+    client = row_clients(rows)
     none = jnp.iinfo(client.dtype).max
     sent = (client >= 0) & (jnp.asarray(rows.count) > 0) & (jnp.asarray(rows.label) >= 0)
     senders = jnp.where(sent, client, none)
