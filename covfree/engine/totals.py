@@ -194,7 +194,6 @@ def _parts_totals(
 ) -> tuple[Any, ...]:
     totals: tuple[Any, ...] = ()
     for phase in range(len(method.phases)):
-
         # In reverse, what a part is made of is not kept.
         @jax.checkpoint
         def terms(index: Any, phase: int = phase, totals: tuple[Any, ...] = totals) -> Any:
