@@ -72,6 +72,31 @@ def test_no_data_types_are_mixed():
             jax.eval_shape(lambda call=call: jax.tree.leaves(call()))
 
 
+def test_no_data_types_are_mixed_under_x64():
+    """Features and integers of either width."""
+    clean = federations.make(0).clean
+    with x64(), jax.numpy_dtype_promotion("strict"):
+        for floats, integers in ((jnp.float64, jnp.int32), (jnp.float32, jnp.int64)):
+            x, y, k = (
+                jnp.asarray(clean.features, floats),
+                *(jnp.asarray(column, integers) for column in (clean.labels, clean.clients)),
+            )
+            rows = covfree.Rows(x, y + 1, y, k)
+            head = covfree.LinearHead(jnp.ones((DIM, CLASSES), floats), jnp.zeros(CLASSES, floats))
+            calls = [
+                lambda x=x, y=y: covfree.class_covariances(x, y, CLASSES),
+                lambda x=x, y=y: covfree.class_means(x, y, CLASSES),
+                lambda x=x, y=y: covfree.estimate_covariance(x, y),
+                lambda x=x, y=y: covfree.estimate_covariance(x, y, shrinkage=covfree.ledoit_wolf()),
+                lambda x=x, y=y, head=head: covfree.evaluate(head, x, y),
+                lambda x=x, y=y: covfree.gram(x, y, CLASSES),
+                lambda rows=rows: covfree.shift_test(rows, CLASSES),
+                lambda rows=rows: covfree.solve_rows(covfree.fedcof(), rows, num_classes=CLASSES),
+            ]
+            for call in calls:
+                jax.eval_shape(lambda call=call: jax.tree.leaves(call()))
+
+
 def test_float64_after_float32():
     """What one precision left behind in compiled functions does not disturb the other."""
     clean = federations.make(0).clean

@@ -43,7 +43,7 @@ def row_clients(rows: Rows) -> Integer[Array, " rows"]:
         raise ValueError("rows: expected rows with a client each, to tell whose they are; got none")
     check_int32("client", rows.client)
     client = jnp.asarray(rows.client)
-    return client if client.dtype.itemsize >= 4 else client.astype(jnp.int32)
+    return client.astype(jnp.int64 if client.dtype.itemsize > 4 else jnp.int32)
 
 
 def row_counts(rows: Rows, valid: Bool[Array, " rows"]) -> Float[Array, " rows"]:
