@@ -12,7 +12,7 @@ UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
 
 
 def test_every_row_of_the_table_is_of_the_kept_results():
-    section = (ROOT / "docs/choosing.md").read_text(encoding="utf-8").split("## ")[1]
+    section = (ROOT / "docs/choosing.md").read_text(encoding="utf-8").split("## All methods")[1]
     rows = {
         match[1]: match[2].split(" | ") for match in re.finditer(r"^\| `(.+?)` \| (.+) \|$", section, re.M)
     }
@@ -27,6 +27,18 @@ def test_every_row_of_the_table_is_of_the_kept_results():
             assert float(match[2]) == pytest.approx(100 * found["accuracy_sd"], abs=0.0501)
             size = found["bytes_up"] + found["bytes_down"]
             assert float(match[3]) * UNITS[match[4]] == pytest.approx(size, rel=0.006)
+
+
+def test_the_advice_has_figures_of_the_kept_results():
+    text = (ROOT / "docs/choosing.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(fedcof|qda|fedncm)\(.*?\)`.*?((?: \| [\d.]+)+) \|$", text, re.M))
+    assert set(rows) == {"fedcof", "qda", "fedncm"}
+    for name, method in (("fedcof", "fedcof"), ("qda", "qda-means"), ("fedncm", "fedncm")):
+        for shown, folder in zip(re.findall(r"[\d.]+", rows[name]), FOLDERS, strict=True):
+            file = ROOT / "experiments" / folder / "results.json"
+            kept = json.loads(file.read_text(encoding="utf-8"))["results"]
+            (accuracy,) = (each["accuracy_mean"] for each in kept if each["method"] == method)
+            assert float(shown) == pytest.approx(100 * accuracy, abs=0.0501)
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
