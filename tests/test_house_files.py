@@ -69,6 +69,10 @@ def test_the_readme_shows_the_citation_as_bibtex():
         assert {name: " ".join(value.split()) for name, value in found.items()} == fields_in_bibtex(work)
 
 
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
+
+
 def test_the_changelog_begins_with_this_version():
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     first = re.search(r"^## \[(.+?)\] - (unreleased|\d{4}-\d{2}-\d{2})$", text, re.MULTILINE)
