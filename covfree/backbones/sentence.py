@@ -75,6 +75,7 @@ class SentenceEncoder:
     def module(self) -> Any:
         """The Linen module."""
         # Flax takes half a second to import, which only who computes pays.
+        optional("flax", "texts")
         return importlib.import_module("covfree.backbones.bert").Bert(self.sizes)
 
     @functools.cached_property

@@ -9,7 +9,7 @@ import sys
 from importlib.metadata import version
 from typing import Any
 
-_NEEDED = ("typer", "rich", "sklearn", "matplotlib", "jinja2")
+_NEEDED = ("typer", "rich", "sklearn", "matplotlib", "jinja2", "optax")
 _QUICK = {"xla_cpu_use_fusion_emitters": "false", "xla_cpu_parallel_codegen_split_count": "1"}
 
 

@@ -130,11 +130,11 @@ class RunFolder:
 
 def save_result(folder: Path, result: Any, data: FeatureSet) -> None:
     """The trained head, and a network's parameters, in files that need nothing but NumPy to be read."""
-    from flax.traverse_util import flatten_dict
-
     remove_abandoned(folder)
     head = result
     if not isinstance(result, LinearHead | MappedHead):
+        from flax.traverse_util import flatten_dict
+
         params, head = result
         arrays: Any = {name: np.asarray(leaf) for name, leaf in flatten_dict(params, sep="/").items()}
         with replacing(folder / "backbone.npz") as file:

@@ -1,5 +1,9 @@
 """Federated optimisation: fine-tuning in rounds, with any optax transformation, from any model."""
 
+from covfree.optional import optional as _optional
+
+_optional("optax", "finetune")
+
 from covfree.finetune.adapter import Adapter as Adapter
 from covfree.finetune.adapter import adapter_model as adapter_model
 from covfree.finetune.averaging import fedadagrad as fedadagrad

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
+from covfree.optional import optional
+
 Start = TypeVar("Start")
 
 
@@ -21,11 +23,9 @@ def minimise(loss: Callable[[Start], jax.Array], start: Start, num_steps: int) -
         start: a pytree of arrays of one floating-point type.
         num_steps: most steps of L-BFGS.
     """
-    # Not at the top: ``import covfree`` should not wait for it.
-    import optax
-
+    optax = optional("optax", "finetune")
     optimiser = optax.lbfgs()
-    value_and_grad: Any = optax.value_and_grad_from_state(loss)  # pyright: ignore[reportArgumentType]
+    value_and_grad = optax.value_and_grad_from_state(loss)
     tolerance = jnp.sqrt(jnp.finfo(jax.tree.leaves(start)[0].dtype).eps)
 
     def unfinished(carry: tuple[Any, ...]) -> jax.Array:
@@ -42,6 +42,6 @@ def minimise(loss: Callable[[Start], jax.Array], start: Start, num_steps: int) -
         # The line search has been there: this takes what it saw.
         return moved, after, *value_and_grad(moved, state=after), step + 1
 
-    state = optimiser.init(start)  # pyright: ignore[reportArgumentType]
+    state = optimiser.init(start)
     carry = (start, state, *value_and_grad(start, state=state), jnp.int32(0))
     return jax.lax.while_loop(unfinished, one_step, carry)[0]
