@@ -2,8 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Python makes byte code of what it imports, which is a small part of what is installed.
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install --no-compile
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install
 
 # Tests that reach every part that depends on jax, once.
 NUMERICS := $(addprefix tests/,methods/test_contracts.py estimators/test_sharded.py estimators/test_components.py \
@@ -24,8 +23,8 @@ demo: $(VENV)/.cli
 define WHERE_NEXT
 
 Look at
-  out/demo/report.html            the page: which method won, how surely, and why
-  out/demo/accuracy_vs_bytes.png  the picture: accuracy by the bytes clients send
+  out/demo/report.html            a page: which method won, how surely, and why
+  out/demo/accuracy_vs_bytes.png  its picture: accuracy by the bytes sent
 
 Next, with photographs of your own, in a folder photos/ with one for each class
 (the first line brings a network that was trained on ImageNet):

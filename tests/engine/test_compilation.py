@@ -68,7 +68,7 @@ def test_the_default_job_compiles_few_functions():
 
 
 def test_another_seed_of_a_sweep_compiles_nothing():
-    """Of the federations of `make demo`, which have 242 to 289 client-class pairs: rows, sums, solve, counts."""
+    """Of the federations of `make demo`, with 242 to 289 client-class pairs: rows, sums, solve, counts."""
     runs = sweep.run(
         {"digits": lambda seed: load_digits(seed=seed)},
         sweep.federations([100], ["inner_dirichlet"], [0.1]),
