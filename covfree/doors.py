@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Integer
 
+from covfree.sharding import whole
 from covfree.types import is_traced
 
 _P = ParamSpec("_P")
@@ -92,7 +93,7 @@ def as_int32(name: str, integers: Any) -> Integer[Array, "..."]:
     Raises:
         ValueError: if a number is above those of int32.
     """
-    array = integers if isinstance(integers, jax.Array) else np.asarray(integers)
+    array = whole(integers) if isinstance(integers, jax.Array) else np.asarray(integers)
     limits = np.iinfo(array.dtype)
     if limits.max > _INT32.max:
         check_int32(name, array)
@@ -102,12 +103,12 @@ def as_int32(name: str, integers: Any) -> Integer[Array, "..."]:
 
 def as_counts(counts: Any) -> Any:
     """Counts of any type as jax takes them: integers of the host that int32 does not hold, as floats."""
-    return counts.astype(jnp.result_type(float)) if _is_cut(counts) else jnp.asarray(counts)
+    return counts.astype(jnp.result_type(float)) if _is_cut(counts) else whole(jnp.asarray(counts))
 
 
 def as_array(values: Any) -> jax.Array:
     """An array or a list as a jax array; ``jnp.asarray`` of NumPy's compiles a copy anew for each shape."""
-    return values if isinstance(values, jax.Array) else jax.device_put(np.asarray(values))
+    return whole(values) if isinstance(values, jax.Array) else jax.device_put(np.asarray(values))
 
 
 def check_int32(name: str, integers: Any) -> None:

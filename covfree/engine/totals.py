@@ -17,6 +17,7 @@ from covfree.linalg import Scatter
 from covfree.methods import Factor, Kept, Method
 from covfree.methods.method import check_method, check_method_and_rows
 from covfree.products import symmetric_product
+from covfree.sharding import whole
 from covfree.sums import PART, Compensated, fold_parts
 from covfree.types import Rows, is_traced
 
@@ -118,7 +119,7 @@ def accumulate(
         `Rows`.
     """
     # Parts of the rows must agree on whose they are.
-    rows = numbered(rows, axis_name)
+    rows = numbered(jax.tree.map(whole, rows), axis_name)
     totals: tuple[Any, ...] = ()
     for phase, function in enumerate(method.phases):
 

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
 from covfree.checks import check_positive, check_row_structure
-from covfree.doors import as_counts, as_int32, check_int32
+from covfree.doors import as_array, as_counts, as_int32, check_int32
 from covfree.products import product
+from covfree.sharding import whole
 from covfree.sums import deviations, sum_integers, weighted_means
 from covfree.types import Moments, Rows, accumulation_dtype
 
@@ -42,7 +43,7 @@ def row_clients(rows: Rows) -> Integer[Array, " rows"]:
     if rows.client is None:
         raise ValueError("rows: expected rows with a client each, to tell whose they are; got none")
     check_int32("client", rows.client)
-    client = jnp.asarray(rows.client)
+    client = as_array(rows.client)
     return client.astype(jnp.int64 if client.dtype.itemsize > 4 else jnp.int32)
 
 
@@ -54,7 +55,7 @@ def row_counts(rows: Rows, valid: Bool[Array, " rows"]) -> Float[Array, " rows"]
 def row_means(rows: Rows, valid: Bool[Array, " rows"]) -> Float[Array, "rows dim"]:
     """Means in at least float32, 0 in padding rows, which may hold NaN."""
     dtype = accumulation_dtype(rows.mean)
-    return jnp.where(valid[:, None], rows.mean, 0).astype(dtype)
+    return jnp.where(valid[:, None], whole(rows.mean), 0).astype(dtype)
 
 
 def first_moments(rows: Rows, num_classes: int) -> Moments:
@@ -79,7 +80,8 @@ def first_moments(rows: Rows, num_classes: int) -> Moments:
     """
     check_positive("num_classes", num_classes)
     check_row_structure(rows)
-    return _first_moments(replace(rows, label=row_labels(rows), count=as_counts(rows.count)), num_classes)
+    own = replace(rows, mean=whole(rows.mean), label=row_labels(rows), count=as_counts(rows.count))
+    return _first_moments(own, num_classes)
 
 
 @partial(jax.jit, static_argnums=1)

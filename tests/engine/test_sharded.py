@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from classifiers import make
 from federations import CLASSES
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import Partial
 from precision import FLOAT32, relative_error
 
@@ -68,6 +68,34 @@ def test_eight_devices_are_one(mesh, name):
     sharded = covfree.shard_rows(rows, mesh, whole_clients=method.whole_clients)
     totals = covfree.accumulate_sharded(method, sharded, num_classes=CLASSES, mesh=mesh)
     assert_totals_close(totals, covfree.accumulate(method, rows, num_classes=CLASSES))
+
+
+@pytest.mark.skipif(not hasattr(jax.sharding, "reshard"), reason="axes of this jax are automatic")
+def test_a_mesh_with_explicit_axes(mesh):
+    """What such a mesh splits is worked on as a whole where nobody says how the result is split."""
+    explicit = jax.make_mesh((8,), ("rows",), axis_types=(jax.sharding.AxisType.Explicit,))
+    features, labels, clients = federations.make(0).clean
+    some = len(labels) // 8 * 8
+    features, labels, clients = features[:some].astype(np.float32), labels[:some], clients[:some]
+    rows = rows_of(FEDCOF, federations.Federation(features, labels, clients))
+    dense = jax.vmap(partial(covfree.class_means, num_classes=3))
+    means, counts = dense(features[: 8 * 9].reshape(8, 9, -1), labels[: 8 * 9].reshape(8, 9))
+    estimates = jax.vmap(covfree.estimate_covariance, in_axes=1)
+
+    def split(array):
+        return jax.device_put(array, NamedSharding(explicit, PartitionSpec("rows")))
+
+    FLOAT32.assert_close(estimates(split(means), split(counts)), estimates(means, counts), 0.02)
+    expected = covfree.fit(FEDCOF, features, labels, clients, num_classes=CLASSES)
+    examples = map(split, (features, labels.astype(np.int32), clients.astype(np.int32)))
+    table = covfree.shard_rows(rows, explicit)
+    totals = covfree.accumulate_sharded(FEDCOF, table, num_classes=CLASSES, mesh=explicit)
+    for head in (
+        covfree.fit(FEDCOF, *examples, num_classes=CLASSES),
+        covfree.solve_rows(FEDCOF, table, num_classes=CLASSES),
+        covfree.solve_totals(FEDCOF, *totals),
+    ):
+        FLOAT32.assert_close(head.weight, expected.weight, 0.1)
 
 
 def test_a_method_that_keeps_rows_gets_all_of_them(mesh):
