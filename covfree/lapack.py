@@ -1,4 +1,4 @@
-"""LAPACK's routines on one matrix, which ``vmap`` applies to many matrices one after the other.
+"""LAPACK's routines on one matrix, which ``vmap`` applies to many: at once, or one after the other on CPUs.
 
 No other module calls them in another way, and the reason is a deadlock. On CPUs jaxlib deals the matrices of
 a *batched* call to XLA's threads, and waits for them on one of these threads (``ParallelBatchMap`` in its
@@ -13,42 +13,135 @@ Derivatives are implicit, in terms of the same routines.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
-from jax.custom_batching import sequential_vmap
+from jax.custom_batching import custom_vmap
 from jax.lax import linalg as lax_linalg
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from covfree.products import product
 
 
-@sequential_vmap
+def _lanes(one: Callable[..., Any], many: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """A function of arrays that ``vmap`` calls for one lane after the other on CPUs, and elsewhere for all.
+
+    Args:
+        one: the function for one lane.
+        many: ``(in_axes, *arrays)`` to what ``one`` gives, with the lanes in front: the function for all of
+            them; by default ``vmap`` of ``one``. ``in_axes`` has 0 for an array with lanes and else None.
+    """
+    each = custom_vmap(one)
+
+    @each.def_vmap
+    def _(size: int, batched: list[bool], *arrays: Any) -> tuple[Any, Any]:
+        out = _many_lanes(one, many, tuple(0 if mine else None for mine in batched))(*arrays)
+        return out, jax.tree.map(lambda _: True, out)
+
+    return each
+
+
+def _many_lanes(one: Callable[..., Any], many: Any, axes: tuple[int | None, ...]) -> Callable[..., Any]:
+    """The function of all lanes, which lie along the first axis of the arrays that ``axes`` has a 0 for."""
+
+    def loop(*arrays: Any) -> Any:
+        def lane(own: list[Any]) -> Any:
+            mine = iter(own)
+            return one(
+                *(array if axis is None else next(mine) for array, axis in zip(arrays, axes, strict=True))
+            )
+
+        return jax.lax.map(lane, [x for x, axis in zip(arrays, axes, strict=True) if axis == 0])
+
+    def at_once(*arrays: Any) -> Any:
+        return jax.vmap(one, axes)(*arrays) if many is None else many(axes, *arrays)
+
+    @custom_vmap
+    def every(*arrays: Any) -> Any:
+        return jax.lax.platform_dependent(*arrays, cpu=loop, default=at_once)
+
+    @every.def_vmap
+    def _(size: int, batched: list[bool], *arrays: Any) -> tuple[Any, Any]:
+        # Lanes of lanes are lanes.
+        lanes = next(
+            x.shape[int(mine)] for x, mine, axis in zip(arrays, batched, axes, strict=True) if axis == 0
+        )
+
+        def flat(array: jax.Array, mine: bool, axis: int | None) -> jax.Array:
+            if not mine and axis is None:
+                return array
+            array = array if mine else array[None]
+            array = array if axis == 0 else array[:, None]
+            array = jnp.broadcast_to(array, (size, lanes, *array.shape[2:]))
+            return array.reshape(size * lanes, *array.shape[2:])
+
+        both = tuple(0 if mine or axis == 0 else None for mine, axis in zip(batched, axes, strict=True))
+        out = _many_lanes(one, many, both)(*map(flat, arrays, batched, axes))
+        out = jax.tree.map(lambda x: x.reshape(size, lanes, *x.shape[1:]), out)
+        return out, jax.tree.map(lambda _: True, out)
+
+    return every
+
+
+def cond_of_lanes(
+    rare: Bool[Array, ""], unusual: Callable[..., Any], usual: Callable[..., Any], *arrays: Any
+) -> Any:
+    """``lax.cond``, of which ``vmap`` runs the unusual branch only if a lane needs it.
+
+    ``vmap`` of ``lax.cond`` itself runs both branches for each lane.
+
+    Args:
+        rare: whether the unusual branch is to be taken.
+        unusual: a function of the arrays.
+        usual: another.
+        arrays: all that the branches use and that may have lanes.
+    """
+
+    def many(axes: tuple[int | None, ...], rare: jax.Array, *arrays: Any) -> Any:
+        at_once = [jax.vmap(branch, axes[1:]) for branch in (unusual, usual)]
+        if axes[0] is None:
+            return jax.lax.cond(rare, *at_once, *arrays)
+
+        def chosen(*arrays: Any) -> Any:
+            def choose(one: jax.Array, other: jax.Array) -> jax.Array:
+                return jnp.where(rare.reshape(-1, *[1] * (one.ndim - 1)), one, other)
+
+            return jax.tree.map(choose, *(branch(*arrays) for branch in at_once))
+
+        return jax.lax.cond(rare.any(), chosen, at_once[1], *arrays)
+
+    return _lanes(lambda rare, *arrays: jax.lax.cond(rare, unusual, usual, *arrays), many)(rare, *arrays)
+
+
+@_lanes
 def _cholesky(matrix: jax.Array) -> jax.Array:
     return lax_linalg.cholesky(matrix, symmetrize_input=False)
 
 
-@sequential_vmap
+@_lanes
 def _eigh(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
     values, vectors = jnp.linalg.eigh(matrix)
     return values, vectors
 
 
-@sequential_vmap
+@_lanes
 def _triangle(stack: jax.Array) -> jax.Array:
     return jnp.linalg.qr(stack, mode="r")
 
 
-@sequential_vmap
+@_lanes
 def _orthonormal(stack: jax.Array) -> jax.Array:
     return jnp.linalg.qr(stack)[0]
 
 
-@sequential_vmap
+@_lanes
 def _lower(root: jax.Array, right: jax.Array) -> jax.Array:
     return lax_linalg.triangular_solve(root, right, left_side=True, lower=True)
 
 
-@sequential_vmap
+@_lanes
 def _lower_transposed(root: jax.Array, right: jax.Array) -> jax.Array:
     return lax_linalg.triangular_solve(root, right, left_side=True, lower=True, transpose_a=True)
 

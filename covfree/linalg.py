@@ -16,10 +16,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Bool, Float, Integer
 
-from covfree.lapack import cholesky, eigh, triangular_solve
+from covfree.lapack import cholesky, cond_of_lanes, eigh, triangular_solve
 from covfree.products import product
 from covfree.scatter import Scatter as Scatter
 from covfree.scatter import as_scatter as as_scatter
@@ -97,8 +96,6 @@ def factorise(matrix: Float[AnyArray, "dim dim"] | Scatter) -> Factorisation:
     return Factorisation(scatter, *_factors(core, shift, allowed))
 
 
-# One after the other under `vmap`: a condition over lanes would be both of its branches for each of them.
-@sequential_vmap
 def _factors(
     core: Float[Array, "size size"], shift: Float[Array, ""], allowed: Bool[Array, ""]
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
@@ -112,12 +109,12 @@ def _factors(
     # NaN pivots compare False, so they count as a breakdown too.
     sound = allowed & (smallest > _PIVOT_NOISE * jnp.finfo(core.dtype).eps)
 
-    def eigen() -> tuple[jax.Array, jax.Array]:
+    def eigen(core: jax.Array, root: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
         values, vectors = eigh(core)
         kept = values > rank_cut(values)
         return vectors, jnp.where(kept, 1 / jnp.where(kept, values, 1), 0)
 
-    basis, diagonal = jax.lax.cond(sound, lambda: (root, scale), eigen)
+    basis, diagonal = cond_of_lanes(~sound, eigen, lambda core, *found: found, core, root, scale)
     return basis, diagonal, ~sound, smallest
 
 
@@ -187,28 +184,27 @@ def rank_cut(values: Float[Array, " size"]) -> Float[Array, ""]:
     return jnp.finfo(values.dtype).eps * values.shape[0] * jnp.abs(values).max(initial=0)
 
 
-def _apply(
+def _by_cholesky(root: jax.Array, scale: jax.Array, right: jax.Array) -> jax.Array:
+    """Apply the inverse of the factorised core."""
+    half = triangular_solve(root, scale[:, None] * right)
+    return scale[:, None] * triangular_solve(root, half, transposed=True)
+
+
+def _by_eigenvectors(vectors: jax.Array, inverse: jax.Array, right: jax.Array) -> jax.Array:
+    """Apply the pseudo-inverse of the factorised core."""
+    return product(vectors, inverse[:, None] * product(vectors.T, right))
+
+
+def _apply_primal(
     basis: Float[Array, "size size"],
     diagonal: Float[Array, " size"],
     deficient: Bool[Array, ""],
     right: Float[Array, "size columns"],
 ) -> Float[Array, "size columns"]:
-    """Apply the factorised core's (pseudo-)inverse."""
-
-    def by_cholesky() -> jax.Array:
-        half = triangular_solve(basis, diagonal[:, None] * right)
-        return diagonal[:, None] * triangular_solve(basis, half, transposed=True)
-
-    def by_eigenvectors() -> jax.Array:
-        return product(basis, diagonal[:, None] * product(basis.T, right))
-
-    return jax.lax.cond(deficient, by_eigenvectors, by_cholesky)
+    """Apply the factorised matrix's (pseudo-)inverse."""
+    return cond_of_lanes(deficient, _by_eigenvectors, _by_cholesky, basis, diagonal, right)
 
 
-_apply_primal = sequential_vmap(_apply)
-
-
-@sequential_vmap
 def _apply_dual(
     basis: Float[Array, "size size"],
     diagonal: Float[Array, " size"],
@@ -223,18 +219,21 @@ def _apply_dual(
     step of iterative refinement repairs. If s = 0, or YYᵀ + s I is singular to working precision, s counts
     for nothing and the minimum-norm solution is Yᵀ (YYᵀ)⁺ (YYᵀ)⁺ Y B.
     """
+    return cond_of_lanes(deficient, _minimum_norm, _woodbury, basis, diagonal, right, factor, shift)
 
-    def inner(b: jax.Array) -> jax.Array:
-        return _apply(basis, diagonal, deficient, b)
 
-    def woodbury(b: jax.Array) -> jax.Array:
-        return (b - product(factor.T, inner(product(factor, b)))) / shift
+def _woodbury(
+    root: jax.Array, scale: jax.Array, right: jax.Array, factor: jax.Array, shift: jax.Array
+) -> jax.Array:
+    def once(b: jax.Array) -> jax.Array:
+        return (b - product(factor.T, _by_cholesky(root, scale, product(factor, b)))) / shift
 
-    def refined() -> jax.Array:
-        first = woodbury(right)
-        return first + woodbury(right - Scatter(factor, shift, factored=True).times(first))
+    first = once(right)
+    return first + once(right - Scatter(factor, shift, factored=True).times(first))
 
-    def minimum_norm() -> jax.Array:
-        return product(factor.T, inner(inner(product(factor, right))))
 
-    return jax.lax.cond(deficient, minimum_norm, refined)
+def _minimum_norm(
+    vectors: jax.Array, inverse: jax.Array, right: jax.Array, factor: jax.Array, shift: jax.Array
+) -> jax.Array:
+    inner = _by_eigenvectors(vectors, inverse, product(factor, right))
+    return product(factor.T, _by_eigenvectors(vectors, inverse, inner))

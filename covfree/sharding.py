@@ -23,6 +23,7 @@ def whole(array: Any) -> Any:
     Rows are sorted and added up by class, for which jax wants to be told how the result is split. Whoever has
     more rows than a device holds takes `covfree.accumulate_sharded`.
     """
+    # An older jax does not add up by class over explicit axes, however the rows lie.
     if not isinstance(array, jax.Array) or not hasattr(jax.sharding, "reshard"):
         return array
     # Of axes that are automatic or manual the type says nothing.

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import stress
 
 import covfree
-from covfree import lapack, recursive
+from covfree import lapack, linalg, recursive
 from covfree.engine.totals import zeros_of
 from covfree.methods import registry
 
@@ -85,6 +86,40 @@ def test_what_stands_beside_the_methods_makes_none_either():
         calls, wrong = lapack_calls(jax.jit(function).lower(*arguments))
         assert calls
         assert not wrong
+
+
+def solved(shift, matrix, right):
+    """Of a matrix in full, and of a factor of fewer rows."""
+    systems = (
+        linalg.Scatter(matrix, shift, factored=False),
+        linalg.Scatter(matrix[:3], shift, factored=True),
+    )
+    return [linalg.solve(linalg.factorise(system), right) for system in systems]
+
+
+def over_lanes(function):
+    """Lanes of lanes: of matrices, and of shifts and right sides."""
+    return jax.vmap(jax.vmap(function, (0, None, 0)), (None, 0, None))
+
+
+def test_elsewhere_than_on_cpus_all_lanes_are_one_call(monkeypatch):
+    rng = np.random.default_rng(0)
+    stacks = rng.normal(size=(2, 5, 5)).astype(np.float32)
+    matrices = jnp.asarray(stacks @ stacks.swapaxes(1, 2)).at[1, 0].set(0).at[1, :, 0].set(0)
+    shifts, rights = jnp.array([0.5, 0.0, 1.0]), jnp.asarray(rng.normal(size=(3, 5, 2)), jnp.float32)
+    looped = jax.jit(over_lanes(solved)).trace(shifts, matrices, rights)
+    text = looped.lower(lowering_platforms=("cuda",)).as_text()
+    calls = [re.findall(r"tensor<(\w+)x\w\d\d>", line)[0] for line in text.splitlines() if "potrf" in line]
+    assert calls == ["6x5x5", "6x3x3"]
+    assert "while" not in text
+    # That call gives what the loop gives; singular lanes, which have no Cholesky factor, are among them.
+    expected = looped.lower().compile()(shifts, matrices, rights)
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *arrays, cpu, default: default(*arrays))
+    # Another number of lanes, of which no trace is kept.
+    found = over_lanes(solved)(shifts, matrices[jnp.array([0, 1, 0])], rights)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one[:2], other, rtol=1e-3, atol=1e-4)
+        np.testing.assert_array_equal(one[2], one[0])
 
 
 def test_no_other_module_calls_lapack():

@@ -70,7 +70,7 @@ def test_eight_devices_are_one(mesh, name):
     assert_totals_close(totals, covfree.accumulate(method, rows, num_classes=CLASSES))
 
 
-@pytest.mark.skipif(not hasattr(jax.sharding, "reshard"), reason="axes of this jax are automatic")
+@pytest.mark.skipif(not hasattr(jax.sharding, "reshard"), reason="this jax cannot scatter over explicit axes")
 def test_a_mesh_with_explicit_axes(mesh):
     """What such a mesh splits is worked on as a whole where nobody says how the result is split."""
     explicit = jax.make_mesh((8,), ("rows",), axis_types=(jax.sharding.AxisType.Explicit,))
