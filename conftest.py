@@ -15,15 +15,15 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # matter where rounding is the subject, as they put operations together: see `optimised`.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # XLA's newer emitters of fused loops take twice as long to compile as the older, for code as fast; and many
-# small modules for LLVM take longer than one. A jaxlib aborts on a flag that it does not know, so each is for the
-# versions that are known to have it: those before the last column.
+# small modules for LLVM take longer than one. A jaxlib aborts on a flag that it does not know, so each is
+# for the versions that are known to have it: those before the last column.
 _JAXLIB = tuple(map(int, version("jaxlib").split(".")[:2]))
 _FLAGS = (
     ("xla_cpu_use_fusion_emitters", "false", (0, 11)),
     ("xla_cpu_parallel_codegen_split_count", "1", (0, 13)),
 )
 for _flag, _value, _end in _FLAGS:
-    if _JAXLIB < _end and _flag not in os.environ.get("XLA_FLAGS", ""):
+    if _end > _JAXLIB and _flag not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --{_flag}={_value}".strip()
 # Tracing makes many small objects that live on: Python would look through them all the time.
 gc.set_threshold(50_000, 20, 50)
