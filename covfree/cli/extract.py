@@ -64,25 +64,17 @@ def extract_command(
             "any, client and split; or a .json file of lists of [text, label] by split."
         ),
     ] = None,
-    layout: Annotated[
+    pattern: Annotated[
         str | None,
         typer.Option(
-            help="What a folder's levels are, from the outermost in: class, split, client or *, separated by "
-            "slashes. Without it split/class where there is a folder train, else class."
+            help="A regular expression with groups (?P<class>...) and, if there are any, (?P<client>...) and "
+            "(?P<split>...), for the beginning of each image's path below the folder. Without it the first "
+            "folder is the class, below a folder for the split where one is called train."
         ),
-    ] = None,
-    client_pattern: Annotated[
-        str | None,
-        typer.Option(
-            help="A regular expression with one group: the client, found in the path of each image."
-        ),
-    ] = None,
-    client_table: Annotated[
-        Path | None, typer.Option(help="A CSV file that says in columns file and client whose an image is.")
     ] = None,
     client_column: Annotated[
         str | None,
-        typer.Option(help="Column of clients: of --client-table, or of a TensorFlow data set's examples."),
+        typer.Option(help="Feature of a TensorFlow data set's examples that names their client."),
     ] = None,
     train_split: Annotated[
         str | None, typer.Option(help="Training split of a TensorFlow data set. Without it train.")
@@ -107,7 +99,7 @@ def extract_command(
     Examples:
       covfree extract --images photos --backbone efficientnet-lite0 --out photos.npz
 
-      covfree extract --images photos --layout client/class --backbone resnet18
+      covfree extract --images photos --pattern "(?P<client>[^/]+)/(?P<class>[^/]+)/" --backbone resnet18
       --weights resnet18.safetensors --out photos.npz
 
       covfree extract --texts mails.csv --out mails.npz
@@ -116,9 +108,13 @@ def extract_command(
     if out.suffix != ".npz":
         raise ValueError(f"--out: expected a file that ends in .npz, got {str(out)!r}")
     splits = {"train": train_split, "test": test_split}
-    folder = {"layout": layout, "client_pattern": client_pattern, "client_table": client_table}
     if texts is not None:
-        of_images = {"images": images, "backbone": backbone, **folder, "client_column": client_column}
+        of_images = {
+            "images": images,
+            "backbone": backbone,
+            "pattern": pattern,
+            "client_column": client_column,
+        }
         of_images |= {f"{name}_split": value for name, value in splits.items()}
         of_images["on_damaged"] = None if on_damaged is Damaged.stop else on_damaged
         if given := {name: value for name, value in of_images.items() if value is not None}:
@@ -131,7 +127,7 @@ def extract_command(
     name = backbone_of(backbone)
     # Of the two the data may be far larger to download.
     found = find_weights(weights, BACKBONES[name])
-    data = read_images(images, folder=folder, splits=splits, client_column=client_column)
+    data = read_images(images, pattern=pattern, splits=splits, client_column=client_column)
     extract(
         data,
         name,
@@ -154,34 +150,33 @@ def backbone_of(text: str) -> str:
 def read_images(
     source: str,
     *,
-    folder: dict[str, Any],
+    pattern: str | None,
     splits: dict[str, Any],
     client_column: str | None,
 ) -> ImageSet:
     """The image set that ``--images`` and the options about it mean."""
-    of_folder = {name: value for name, value in folder.items() if value is not None}
     of_tfds = {name: value for name, value in splits.items() if value is not None}
-    column = {} if client_column is None else {"client_column": client_column}
+    if client_column is not None:
+        of_tfds["client_column"] = client_column
     kind, _, name = source.partition(":")
     if kind == "tfds":
-        if of_folder:
-            raise ValueError(f"{_option(of_folder)}: expected a folder of images, got {source}")
+        if pattern is not None:
+            raise ValueError(f"--pattern: expected a folder of images, got {source}")
         from covfree.data.from_tfds import tfds
 
         if of_tfds.get("test") == "none":
             of_tfds["test"] = None
-        return tfds(name, **of_tfds, **column)
+        return tfds(name, **of_tfds)
     if of_tfds:
-        raise ValueError(f"{_option(of_tfds)}-split: expected a TensorFlow data set, tfds:NAME, got {source}")
-    if column and "client_table" not in of_folder:
-        raise ValueError("--client-column: expected --client-table beside it, or a TensorFlow data set")
-    if not of_folder:
+        option = _option(of_tfds) + "-split" * bool(set(of_tfds) & {"train", "test"})
+        raise ValueError(f"{option}: expected a TensorFlow data set, tfds:NAME, got {source}")
+    if pattern is None:
         return load_images(source)
     if not Path(source).is_dir():
-        raise ValueError(f"{_option(of_folder)}: expected a folder of images, got {source}")
+        raise ValueError(f"--pattern: expected a folder of images, got {source}")
     from covfree.data.folders import image_folder
 
-    return image_folder(source, **of_folder, **column)
+    return image_folder(source, pattern=pattern)
 
 
 def _option(given: dict[str, Any]) -> str:

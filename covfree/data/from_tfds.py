@@ -45,10 +45,9 @@ def tfds(
         The image set, in TFDS's order. An image is called by its split and its place there (``"train/17"``),
         whichever part of the split was asked for. Examples without a label (below 0) are left aside.
 
-    What is not there yet is downloaded and prepared, as ``tfds.data_source`` does. Data that was prepared
-    earlier is read in the formats array_record and tfrecord, the latter also without TensorFlow, but without
-    a look at its checksums. All examples are read once for their labels; no image is decoded before it is
-    asked for. Images are decoded as those of a folder are, see `image_folder`.
+    What is not there yet is downloaded and prepared in the format array_record, as ``tfds.data_source`` does;
+    data that was prepared in another is an error. All examples are read once for their labels; no image is
+    decoded before it is asked for. Images are decoded as those of a folder are, see `image_folder`.
 
     The fingerprint hashes the data set's name and version, and the names, sizes and times of change of its
     files; see `image_folder` for what this does not see.
@@ -140,7 +139,7 @@ def _prepared(library: Any, name: str, data_dir: StrPath | None) -> Any:
             'file_format="array_record"), and copy the folder that it writes'
         ) from error
     stored = builder.info.file_format.value
-    if stored not in ("array_record", "tfrecord"):
+    if stored != "array_record":
         raise ValueError(
             f"tfds:{name}: was prepared as {stored}; prepare it again, in another data_dir, with "
             'download_and_prepare(file_format="array_record")'
@@ -219,8 +218,6 @@ def _records(library: Any, builder: Any, expression: str, instructions: Sequence
     """The examples as they are stored, in random access."""
     if not instructions:
         return ()
-    if builder.info.file_format.value == "tfrecord":
-        return _TFRecords(instructions)
     raw = library.decode.DeserializeMethod.RAW_BYTES
     return builder.as_data_source(expression, deserialize_method=raw)
 
@@ -241,39 +238,3 @@ def _parse(features: Any, records: Sequence[Any], place: int, name: str, **optio
 
 def _text(value: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else value
-
-
-class _TFRecords(Sequence[bytes]):
-    """Random access to TFRecord files, by a table of where each record starts.
-
-    A record is its length (8 bytes, little-endian), a checksum (4), the message, a checksum (4). The
-    checksums are not looked at: Python would need longer for that than for all else.
-    """
-
-    def __init__(self, instructions: Sequence[Any]) -> None:
-        self._places: list[tuple[str, int, int]] = []
-        for instruction in instructions:
-            self._places += _places(os.fspath(instruction.filename))[instruction.skip :][: instruction.take]
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __getitem__(self, i: Any) -> Any:
-        path, start, length = self._places[i]
-        # A stream of one's own, so that threads do not move each other's place.
-        with open(path, "rb", buffering=0) as stream:
-            stream.seek(start)
-            return stream.read(length)
-
-
-def _places(path: str) -> list[tuple[str, int, int]]:
-    places, start, size = [], 0, os.path.getsize(path)
-    with open(path, "rb", buffering=0) as stream:
-        while start < size:
-            stream.seek(start)
-            length = int.from_bytes(stream.read(8), "little")
-            if start + length + 16 > size:
-                raise ValueError(f"{path}: is damaged or cut off after {len(places)} examples")
-            places.append((path, start + 12, length))
-            start += length + 16
-    return places

@@ -70,7 +70,7 @@ def inner_dirichlet(
     """
     labels = check_integers("labels", labels, 0)
     num_partitions = check_num_partitions(num_partitions, labels.size)
-    alpha = check_above_zero("alpha", alpha)
+    alpha = float(check_above_zero("alpha", alpha))
     check_choice("filling", filling, ("sequential", "interleaved"))
     sizes = equal_sizes(labels.size, num_partitions)
     if partition_sizes is not None:
@@ -220,7 +220,7 @@ def dirichlet(
     labels = check_integers("labels", labels, 0)
     num_partitions = check_num_partitions(num_partitions, labels.size)
     # Above this bound the proportions have long been uniform to the last bit, and NumPy's draw overflows.
-    alpha = min(check_above_zero("alpha", alpha), 1e100)
+    alpha = min(float(check_above_zero("alpha", alpha)), 1e100)
     min_partition_size = check_integer("min_partition_size", min_partition_size, 0)
     max_attempts = check_integer("max_attempts", max_attempts, 1)
     if min_partition_size * num_partitions > labels.size:

@@ -66,7 +66,7 @@ def lognormal_sizes(
     """
     num_examples = check_num_examples(labels)
     num_partitions = check_num_partitions(num_partitions, num_examples)
-    sigma = check_strength("sigma", sigma)
+    sigma = float(check_strength("sigma", sigma))
     rng = generator(seed)
     # Relative to the largest z, so that no weight overflows at any σ.
     z = rng.standard_normal(num_partitions)

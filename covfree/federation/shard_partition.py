@@ -220,7 +220,7 @@ def dominant_classes(
     """
     labels = check_integers("labels", labels, 0)
     num_partitions = check_num_partitions(num_partitions, labels.size)
-    share = check_share("uniform_share", uniform_share)
+    share = float(check_share("uniform_share", uniform_share))
     per_client = check_integer("num_shards_per_partition", num_shards_per_partition, 1)
     rng = generator(seed)
     sizes = equal_sizes(labels.size, num_partitions)

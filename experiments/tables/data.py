@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from covfree.backbones import BACKBONES, backbone
 from covfree.backbones.hub import Weights, find_weights
@@ -157,8 +159,8 @@ class Found:
             if path.suffix == ".npz" and path.is_file():
                 return load_images(path)
             if path.is_dir():
-                table = path / entry["clients"] if "clients" in entry else None
-                return image_folder(path, layout=entry.get("layout"), client_table=table)
+                images = image_folder(path, pattern=entry.get("pattern"))
+                return _with_clients(images, path / entry["clients"]) if "clients" in entry else images
         if "tfds" not in entry:
             raise NotAtHand(f"no images of {name} (expected {self._wanted(entry)})")
         train, test = entry.get("splits", ["train", "auto"])
@@ -229,3 +231,10 @@ def _adapted(settings: Mapping[str, Any], domains: list[str]) -> Callable[[Featu
         return data
 
     return adapt
+
+
+def _with_clients(images: ImageSet, table: Path) -> ImageSet:
+    """Give images the clients that a CSV file names (columns file and client); test images may have none."""
+    with table.open(encoding="utf-8", newline="") as stream:
+        owners = {row["file"]: row["client"] for row in csv.DictReader(stream)}
+    return replace(images, clients=np.array([owners.get(name, "") for name in images.ids]))

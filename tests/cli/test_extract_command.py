@@ -122,29 +122,25 @@ def test_a_finished_file_is_used_again(features, no_computing, tmp_path):
 
 
 def test_clients(features, no_computing, tmp_path):
-    """By a pattern or a table; of the same images no features are computed again."""
-    names = sorted(pictures())
-    owners = [name[8] for name in names]
-    assert features("--client-pattern", r"user(\d)_").code == 0
-    assert read_feature_file(tmp_path / "out.npz").arrays["clients"].tolist() == owners
-    no_computing()
-    lines = [f"{name},number {owner}" for name, owner in zip(names, owners, strict=True)]
-    (tmp_path / "table.csv").write_text("\n".join(["file,owner", *lines]))
-    outcome = features("--client-table", tmp_path / "table.csv", "--client-column", "owner")
-    assert outcome.code == 0, outcome.err
-    assert read_feature_file(tmp_path / "out.npz").arrays["clients"].tolist() == [
-        f"number {owner}" for owner in owners
-    ]
+    """By a pattern; of the same images no features are computed again."""
+    owners = [name[8] for name in sorted(pictures())]
+    for pattern in (r"(?P<class>[^/]+)/user(?P<client>\d)_", r"(?P<class>[^/]+)/(?P<client>user\d)_"):
+        assert features("--pattern", pattern).code == 0
+        no_computing()
+    kept = read_feature_file(tmp_path / "out.npz").arrays["clients"].tolist()
+    assert kept == [f"user{owner}" for owner in owners]
 
 
-def test_a_layout_with_splits(features, photos, tmp_path):
+def test_a_pattern_with_splits(features, photos, tmp_path):
     for part in ("train", "val"):
         (tmp_path / "split" / part).mkdir(parents=True)
     for name in CLASSES:
         (photos / name).rename(tmp_path / "split" / "train" / name)
         (tmp_path / "split" / "val" / name).mkdir()
         Image.fromarray(seeded.picture((50, 60))).save(tmp_path / "split" / "val" / name / "a.png")
-    assert features("--images", tmp_path / "split", "--layout", "split/class").code == 0
+    assert (
+        features("--images", tmp_path / "split", "--pattern", "(?P<split>[^/]+)/(?P<class>[^/]+)/").code == 0
+    )
     assert read_feature_file(tmp_path / "out.npz").arrays["is_test"].sum() == 2
 
 
@@ -311,13 +307,13 @@ def test_bad_arguments_of_compare_show_before_anything_is_computed(
         (["--dtype", "float64"], "--dtype.*'float64'"),
         (["--on-damaged", "hide"], "--on-damaged.*'hide'"),
         (["--images", "absent"], "absent: no such file or folder"),
-        (["--images", "absent", "--layout", "class"], "--layout: expected a folder of images, got absent"),
+        (["--images", "absent", "--pattern", "x"], "--pattern: expected a folder of images, got absent"),
         (["--weights", "absent.safetensors"], r"no such file: absent\.safetensors"),
-        (["--layout", "class/colour"], "layout.*colour"),
-        (["--client-pattern", "("], "client_pattern"),
-        (["--client-column", "user"], "--client-column: expected --client-table beside it"),
+        (["--pattern", "colour"], "pattern.*colour"),
+        (["--pattern", "("], "pattern: expected a regular expression"),
+        (["--client-column", "user"], "--client-column: expected a TensorFlow data set"),
         (["--test-split", "none"], "--test-split: expected a TensorFlow data set, tfds:NAME, got .*photos"),
-        (["--images", "tfds:x", "--layout", "class"], "--layout: expected a folder of images, got tfds:x"),
+        (["--images", "tfds:x", "--pattern", "x"], "--pattern: expected a folder of images, got tfds:x"),
     ],
 )
 def test_bad_arguments(untyped, features, no_computing, tmp_path, arguments, text):
@@ -415,7 +411,7 @@ def test_texts_become_a_file_of_features(of_texts, cli, tmp_path):
     [
         (["--images", "photos"], "--images: expected none beside --texts"),
         (["--backbone", "resnet18"], "--backbone: expected none beside --texts"),
-        (["--layout", "class"], "--layout: expected none beside --texts"),
+        (["--pattern", "x"], "--pattern: expected none beside --texts"),
         (["--test-split", "test"], "--test-split: expected none beside --texts"),
         (["--on-damaged", "skip"], "--on-damaged: expected none beside --texts"),
         (["--texts", "absent.csv"], r"absent\.csv: no such file"),

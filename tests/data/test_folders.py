@@ -64,8 +64,9 @@ def test_classes_that_others_have_too(folder):
         image_folder(path, class_names=["dog", "cat", "ant", "dog"])
 
 
-# The layout (None: found), the files, and for each image in order: class, client, whether it is a test.
-LAYOUTS = {
+CLASS, SPLIT, CLIENT = (f"(?P<{name}>[^/]+)/" for name in ("class", "split", "client"))
+# The pattern (None: found), the files, and for each image in order: class, client, whether it is a test.
+PATTERNS = {
     "split/class, found": (
         None,
         ("test/cat/1.png", "train/cat/2.png", "train/dog/3.png"),
@@ -77,7 +78,7 @@ LAYOUTS = {
         [("cat", None, False), ("cat", None, True)],
     ),
     "two parts are one": (
-        "split/class",
+        SPLIT + CLASS,
         ("testing/cat/1.png", "test/cat/1.png", "train/cat/1.png"),
         [("cat", None, True), ("cat", None, True), ("cat", None, False)],
     ),
@@ -86,43 +87,38 @@ LAYOUTS = {
         ("train/1.png", "bus/1.png"),
         [("bus", None, None), ("train", None, None)],
     ),
-    "train alone is a part": ("split/class", ("train/cat/1.png",), [("cat", None, None)]),
+    "train alone is a part": (SPLIT + CLASS, ("train/cat/1.png",), [("cat", None, None)]),
     "classes called as parts": (
-        "class",
+        CLASS,
         ("train/1.png", "test/1.png"),
         [("test", None, None), ("train", None, None)],
     ),
     "client/class": (
-        "client/class",
+        CLIENT + CLASS,
         ("u1/cat/1.png", "u1/dog/1.png", "u2/dog/1.png"),
         [("cat", "u1", None), ("dog", "u1", None), ("dog", "u2", None)],
     ),
-    "class/client": (
-        "class/client",
-        ("cat/u1/1.png", "dog/u1/1.png"),
-        [("cat", "u1", None), ("dog", "u1", None)],
-    ),
     "split/class/client": (
-        "split/class/client",
+        SPLIT + CLASS + CLIENT,
         ("test/cat/u9/1.png", "train/cat/u1/1.png"),
         [("cat", "u9", True), ("cat", "u1", False)],
     ),
-    "class/split": (
-        "class/split",
-        ("cat/test/1.png", "cat/train/1.png"),
-        [("cat", None, True), ("cat", None, False)],
-    ),
-    "a level of no meaning": (
-        "*/client/*/class",
+    "folders of no meaning": (
+        "[^/]+/" + CLIENT + "[^/]+/" + CLASS,
         ("x/u1/y/cat/1.png", "z/u2/y/cat/1.png"),
         [("cat", "u1", None), ("cat", "u2", None)],
+    ),
+    "a client in the name, which a test may lack": (
+        SPLIT + CLASS + r"(u(?P<client>\d+)_)?",
+        ("train/cat/u07_1.png", "train/dog/u3_1.png", "test/dog/1.png", "test/cat/u3_9.png"),
+        [("cat", "3", True), ("dog", "", True), ("cat", "07", False), ("dog", "3", False)],
     ),
 }
 
 
-@pytest.mark.parametrize(("layout", "files", "expected"), LAYOUTS.values(), ids=LAYOUTS)
-def test_layouts(folder, layout, files, expected):
-    images = image_folder(folder(*files), layout=layout)
+@pytest.mark.parametrize(("pattern", "files", "expected"), PATTERNS.values(), ids=PATTERNS)
+def test_patterns(folder, pattern, files, expected):
+    images = image_folder(folder(*files), pattern=pattern)
     assert images.ids == tuple(sorted(files))
     none = [None] * len(files)
     clients = none if images.clients is None else images.clients.tolist()
@@ -151,9 +147,10 @@ def test_what_is_no_image_is_left_aside(folder):
     )
 
 
-def test_folders_without_images_beside_the_parts(folder):
-    images = image_folder(folder("train/cat/1.png", "test/cat/1.png", "meta/lists/train.txt"))
-    assert images.ignored == ("meta/lists/train.txt",)
+def test_folders_without_images(folder):
+    root = folder("train/cat/1.png", "test/cat/1.png", "meta/lists/train.txt")
+    (root / "train" / "dog").mkdir()
+    assert image_folder(root).ignored == ("meta/lists/train.txt", "train/dog/")
 
 
 def test_the_order_is_not_the_file_systems(folder, monkeypatch):
@@ -203,68 +200,39 @@ WRONG = {
     "nothing": (
         dict(),
         ("readme.txt", "cat/notes.txt"),
-        r"expected images at CLASS/IMAGE \(layout 'class'\), found none; the folder holds cat/, "
-        r"cat/notes\.txt, readme\.txt",
+        r"expected images that match .*, found none; the folder holds cat/, cat/notes\.txt, readme\.txt",
     ),
     "no classes": (
         dict(),
         ("1.png", "2.png", "3.png", "4.png", "5.png", "6.png"),
         r"found none; the folder holds 1\.png, .*5\.png, \.\.\. \(6 in all\)",
     ),
-    "another layout": (
-        dict(layout="split/class/client"),
+    "another pattern": (
+        dict(pattern=SPLIT + CLASS + CLIENT),
         ("train/cat/1.png",),
-        r"expected images at SPLIT/CLASS/CLIENT/IMAGE \(layout 'split/class/client'\), found none",
+        r"expected images that match .*client.*, found none",
     ),
     "another split": (
         dict(),
         ("train/cat/1.png", "test/cat/1.png", "extra/cat/1.png"),
         r"splits named train, test or val, got 'extra' in extra/cat/1\.png",
     ),
-    "an empty class": (
-        dict(),
-        ("cat/1.png", "dog/notes.txt"),
-        r"the class folder dog holds no image at CLASS/IMAGE",
-    ),
-    "an empty class in a part": (
-        dict(),
-        ("train/cat/1.png", "train/dog/1.png", "test/cat/1.png", "test/dog/1.txt"),
-        "the class folder test/dog holds no image",
-    ),
-    "images above the client": (
-        dict(layout="class/client"),
-        ("cat/u1/1.png", "dog/1.png"),
-        "the class folder dog holds no image at CLASS/CLIENT/IMAGE",
-    ),
-    "an empty part": (
-        dict(),
-        ("train/cat/1.png", "test/notes.txt"),
-        "the split folder test holds no image",
-    ),
     "nothing to train on": (
         dict(),
         ("train/cat/1.png", "test/cat/1.png", "test/dog/1.png", "test/dog/2.png"),
         "class 'dog' has 2 test images, none to train on",
     ),
-    "an unknown level": (dict(layout="class/user"), ("cat/1/1.png",), "layout: .* got 'class/user'"),
-    "no class": (dict(layout="split"), ("train/1.png",), "layout: expected class once, .* got 'split'"),
-    "a level twice": (dict(layout="split/class/split"), ("train/1.png",), "layout: expected class once"),
-    "an empty level": (dict(layout="class/"), ("cat/1.png",), "layout: expected class once, .* got 'class/'"),
-    "two sources of clients": (
-        dict(layout="client/class", client_pattern="(.)"),
-        ("u/cat/1.png",),
-        "expected clients from one source, got client_pattern and layout",
+    "an unknown group": (
+        dict(pattern=CLASS + "(?P<user>.)"),
+        ("cat/1/1.png",),
+        r"pattern: expected a group \(\?P<class>\.\.\.\)",
     ),
-    "no group": (
-        dict(client_pattern="u1"),
-        ("cat/u1.png",),
-        "client_pattern: expected one group, got 0 in 'u1'",
-    ),
-    "no pattern": (dict(client_pattern="(u"), ("cat/u1.png",), r"client_pattern: '\(u' is no regular expr"),
-    "no match": (
-        dict(client_pattern=r"_u(\d+)"),
+    "no class": (dict(pattern=SPLIT), ("train/1.png",), r"pattern: expected a group .* got '\(\?P<split>"),
+    "no pattern": (dict(pattern="(u"), ("cat/u1.png",), r"pattern: expected a regular expr.*got '\(u'"),
+    "no client": (
+        dict(pattern=CLASS + r"\d_u(?P<client>\d*)"),
         ("cat/1_u1.png", "cat/2_u.png"),
-        r"pictures: no client for cat/2_u\.png in client_pattern",
+        r"pictures: expected a client of cat/2_u\.png by pattern, got none",
     ),
 }
 
@@ -307,68 +275,6 @@ def test_file_names_that_are_no_text_are_named(folder):
         pytest.skip("this file system takes no such name")
     with pytest.raises(ValueError, match=r"\.png': expected a file name in UTF-8"):
         image_folder(root)
-
-
-# Clients
-
-
-def test_clients_by_pattern(folder):
-    root = folder("train/cat/u07_1.png", "train/dog/u3_1.png", "test/dog/1.png", "test/cat/u3_9.png")
-    images = image_folder(root, client_pattern=r"/u(\d+)_")
-    assert images.ids == ("test/cat/u3_9.png", "test/dog/1.png", "train/cat/u07_1.png", "train/dog/u3_1.png")
-    # An image to test on may be without.
-    assert images.clients.tolist() == ["3", "", "07", "3"]
-
-
-@pytest.fixture
-def table(tmp_path):
-    def write(text: str, encoding: str = "utf-8") -> Path:
-        (tmp_path / "clients.csv").write_bytes(text.encode(encoding))
-        return tmp_path / "clients.csv"
-
-    return write
-
-
-FILES = ("train/cat/1.png", "train/dog/ä, 2.png", "test/cat/1.png", "val/cat/1.png", "val.txt")
-
-
-def test_clients_by_table(folder, table):
-    text = 'user,file\r\nzoë,train/cat/1.png\r\nu2,"train/dog/ä, 2.png"\r\nu3,val/cat/1.png\r\nu4,val.txt\r\n'
-    options = dict(client_table=table(text, "utf-8-sig"), client_column="user")
-    images = image_folder(folder(*FILES), **options)
-    assert images.ids == ("test/cat/1.png", "train/cat/1.png", "train/dog/ä, 2.png")
-    assert images.clients.tolist() == ["", "zoë", "u2"]
-
-
-FIRST = "file,client\ntrain/cat/1.png,u1\n"
-TABLES = {
-    "a row too few": (FIRST, "pictures: no client for train/dog/ä, 2.png in client_table"),
-    "no client": (FIRST + '"train/dog/ä, 2.png",\n', "no client for train/dog/ä, 2.png in client_table"),
-    "a short row": (FIRST + '"train/dog/ä, 2.png"\n', "no client for train/dog/ä, 2.png in client_table"),
-    "a row too many": (
-        FIRST + "train/cat/3.png,u\n",
-        "line 3: 'train/cat/3.png' is no image in the folder",
-    ),
-    "a row twice": (FIRST + "train/cat/1.png,u1\n", "line 3: 'train/cat/1.png' is there twice"),
-    "no column of files": ("path,client\n", "expected a column 'file', got ['path', 'client']"),
-    "no column of clients": ("file,user\n", "expected a column 'client', got ['file', 'user']"),
-    "nothing": ("", "expected a column 'file', got []"),
-    "an open quote": (FIRST + '"train', "unexpected end of data"),
-}
-
-
-@pytest.mark.parametrize(("text", "error"), TABLES.values(), ids=TABLES)
-def test_wrong_tables_are_named(folder, table, text, error):
-    with pytest.raises(ValueError, match=re.escape(error)) as raised:
-        image_folder(folder(*FILES), client_table=table(text))
-    assert "clients.csv: " in str(raised.value) or "no client for" in error
-
-
-def test_tables_in_another_encoding_and_missing_ones(folder, table, tmp_path):
-    with pytest.raises(ValueError, match=r"clients\.csv: 'utf-8' codec can't decode"):
-        image_folder(folder(*FILES), client_table=table("file,client\nä,1\n", "latin-1"))
-    with pytest.raises(FileNotFoundError, match=r"absent\.csv: no such file"):
-        image_folder(folder(*FILES), client_table=tmp_path / "absent.csv")
 
 
 # Reading: what is read of an image is tested with `decode_image`

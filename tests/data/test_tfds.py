@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import struct
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -188,75 +187,12 @@ def test_fingerprint(copy):
     assert len(prints) == 5
 
 
-# TFRecord, the format that TFDS prepares by default
-
-
-def to_tfrecord(data_dir: Path, files: Path) -> None:
-    """Rewrites the data set as TensorFlow would have written it, each split in two files.
-
-    The checksums are left 0, as nothing here looks at them.
-    """
-    info = json.loads((files / "dataset_info.json").read_text())
-    raw = library.decode.DeserializeMethod.RAW_BYTES
-    sources = library.builder("animals", data_dir=data_dir).as_data_source(deserialize_method=raw)
-    records = {part: [bytes(record) for record in source] for part, source in sources.items()}
-    for part, messages in records.items():
-        for shard, messages_of_shard in enumerate((messages[:2], messages[2:])):
-            with (files / f"animals-{part}.tfrecord-0000{shard}-of-00002").open("wb") as stream:
-                for message in messages_of_shard:
-                    stream.write(struct.pack("<QI", len(message), 0) + message + bytes(4))
-    for file in files.glob("*array_record*"):
-        file.unlink()
-    info["fileFormat"] = "tfrecord"
-    for split in info["splits"]:
-        split["shardLengths"] = ["2", str(PARTS[split["name"]] - 2)]
-        split["filepathTemplate"] = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
-    (files / "dataset_info.json").write_text(json.dumps(info))
-
-
-def test_tfrecord(data_dir, copy):
-    where, files = copy
-    to_tfrecord(*copy)
-    for options in (
-        dict(client_column="client"),
-        dict(train="train[1:4]+test[:1]", test="train[:1]+train[4:]"),
-    ):
-        expected = tfds("animals", data_dir=data_dir, **options)
-        images = tfds("animals", data_dir=where, **options)
-        assert images.ids == expected.ids
-        assert images.ignored == expected.ignored
-        np.testing.assert_array_equal(images.labels, expected.labels)
-        assert images.fingerprint != expected.fingerprint
-        if expected.clients is not None:
-            assert images.clients.tolist() == expected.clients.tolist()
-        broken = f"train/{numbers(data_dir, 'train').index(8)}"
-        for i in range(len(images)):
-            if images.ids[i] != broken:
-                np.testing.assert_array_equal(np.asarray(images.read(i)), np.asarray(expected.read(i)))
-    for content, text in ((-7, "after 6 examples"), (5, "after 0 examples"), (0, "train/2: the example is")):
-        path = files / "animals-train.tfrecord-00001-of-00002"
-        before = path.read_bytes()
-        path.write_bytes(before[:content])
-        with pytest.raises(ValueError, match=text):
-            tfds("animals", data_dir=where)
-        path.write_bytes(before)
-
-
-def test_a_lost_disk_is_no_damage(copy):
-    """A damaged example may be skipped; where nothing can be read, there is nothing to skip."""
-    to_tfrecord(*copy)
-    images = tfds("animals", data_dir=copy[0])
-    shutil.rmtree(copy[1])
-    with pytest.raises(FileNotFoundError):
-        images.read(0)
-
-
 def test_other_formats_are_named(copy):
     where, files = copy
     info = files / "dataset_info.json"
-    info.write_text(info.read_text().replace('"array_record"', '"riegeli"'))
+    info.write_text(info.read_text().replace('"array_record"', '"tfrecord"'))
     with pytest.raises(
-        ValueError, match=r"tfds:animals: was prepared as riegeli; prepare it again, in another data_dir"
+        ValueError, match=r"tfds:animals: was prepared as tfrecord; prepare it again, in another data_dir"
     ):
         tfds("animals", data_dir=where)
 
