@@ -12,12 +12,12 @@ NUMERICS := $(addprefix tests/,methods/test_contracts.py estimators/test_sharded
 
 .PHONY: demo test test-oldest lint types site notebooks clean
 
-# The main job: seven methods on the digits, 100 clients, 5 seeds; writes out/demo.
+# The main job: six methods on the digits, 100 clients, 5 seeds; writes out/demo.
 demo: $(VENV)/.cli
 	rm -rf out/demo
 	$(BIN)/covfree compare --dataset digits --clients 100 --alpha 0.1 --seeds 5 --out out/demo \
 	  --report out/demo/report.html \
-	  --methods fedncm,fed3r,fed3r-within,fedcof,fedcof-paper,qda-means,fedcof-oracle
+	  --methods fedncm,fed3r,fed3r-within,fedcof,qda-means,fedcof-oracle
 	@echo "$$WHERE_NEXT"
 
 define WHERE_NEXT
