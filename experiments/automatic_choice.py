@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
@@ -247,8 +248,30 @@ def line(record: dict) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
+def summary(records: list[dict]) -> Iterator[str]:
+    """Mean and greatest loss of each rule over groups of federations: the table of ``automatic_choice.md``."""
+    rules = [rule for rule in ("lda auto", *(f"lda {name}" for name in RULES)) if rule in records[0]["loss"]]
+    made = [record for record in records if not record["held_out"]]
+    groups: dict[str, list[dict]] = {}
+    for record in made:
+        groups.setdefault(re.sub(r", \d+ classes", "", record["name"]), []).append(record)
+    groups["all"] = made
+    groups["all, no shift"] = [record for record in made if not record["shift"]]
+    groups["all, shift to 0.5"] = [record for record in made if 0 < record["shift"] <= 0.5]
+    groups["all, shift above 0.5"] = [record for record in made if record["shift"] > 0.5]
+    groups["held out"] = [record for record in records if record["held_out"]]
+    yield "| " + " | ".join(["federations", "number", *(rule.removeprefix("lda ") for rule in rules)]) + " |"
+    yield "|---" * (2 + len(rules)) + "|"
+    for name, group in groups.items():
+        if not group:
+            continue
+        losses = [[record["loss"][rule] for record in group] for rule in rules]
+        cells = [f"{np.mean(loss):.2f}, {max(loss):.2f}" for loss in losses]
+        yield "| " + " | ".join([name, str(len(group)), *cells]) + " |"
+
+
 def main() -> None:
-    """Print a line a federation, and write all figures as JSON."""
+    """Print a line a federation and a summary, and write all figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--features", type=Path, nargs="*", default=[], help=".npz files as covfree compare")
     parser.add_argument("--seeds", type=int, default=10)
@@ -266,6 +289,7 @@ def main() -> None:
         if arguments.only in federation.name:
             records.append(measure(federation, arguments.seeds))
             print(line(records[-1]), flush=True)
+    print(*summary(records), sep="\n")
     if arguments.out is not None:
         content = {"seeds": arguments.seeds, "environment": environment(), "results": records}
         arguments.out.write_text(json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,14 @@
+"""Pages of experiments whose tables the experiments themselves make of kept results."""
+
+import json
+from pathlib import Path
+
+from experiments.automatic_choice import summary
+
+FOLDER = Path(__file__).resolve().parents[2] / "experiments"
+
+
+def test_the_summary_of_automatic_shrinkage_is_of_the_kept_results():
+    records = json.loads((FOLDER / "automatic_choice.json").read_text(encoding="utf-8"))["results"]
+    page = (FOLDER / "automatic_choice.md").read_text(encoding="utf-8")
+    assert "\n".join(summary(records)) in page
