@@ -249,7 +249,7 @@ def line(record: dict) -> str:
 
 
 def summary(records: list[dict]) -> Iterator[str]:
-    """Mean and greatest loss of each rule over groups of federations: the table of ``automatic_choice.md``."""
+    """Mean and greatest loss of each rule over groups of federations, as its page shows them."""
     rules = [rule for rule in ("lda auto", *(f"lda {name}" for name in RULES)) if rule in records[0]["loss"]]
     made = [record for record in records if not record["held_out"]]
     groups: dict[str, list[dict]] = {}
