@@ -32,7 +32,7 @@ NUMBERS = {
 
 
 def federation(number):
-    """Examples in float64, of which some are padding: spread evenly; far from 0; each client with few classes."""
+    """Examples in float64, some of them padding: spread evenly; far from 0; each client with few classes."""
     rng = np.random.default_rng(number)
     labels = rng.integers(0, CLASSES - (number == 2), EXAMPLES)
     mixing = rng.normal(size=(DIM, DIM)) / np.sqrt(DIM)
