@@ -10,7 +10,7 @@ NUMERICS := $(addprefix tests/,methods/test_contracts.py estimators/test_sharded
   engine/test_sharded.py test_sums.py backbones/test_convolution.py data/test_extract.py \
   statistics/test_mixtures.py test_linalg.py test_types.py test_golden.py methods/test_recursive.py test_feature_maps.py)
 
-.PHONY: demo test test-oldest lint types site notebooks clean
+.PHONY: demo test test-oldest test-newest lint types site notebooks clean
 
 # The main job: six methods on the digits, 100 clients, 5 seeds; writes out/demo.
 demo: $(VENV)/.cli
@@ -45,6 +45,13 @@ test: $(VENV)/.test $(VENV)/.encoder
 # What depends on jax, with the oldest jax that pyproject.toml promises.
 test-oldest:
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS="jax==0.6.0 jaxlib==0.6.0" TESTS="-k 'not float64' $(NUMERICS)"
+
+# The same with the newest Python and the newest jax that it has. Looks for python3.14 to 3.12 on PATH and among
+# pyenv's, and for one above that of $(PYTHON).
+test-newest:
+	@newest="$$($(PYTHON) tests/newest_python.py)"; \
+	if [ -z "$$newest" ]; then echo "*** NOT TESTED: there is no Python above that of $(PYTHON) here ***"; \
+	else $(MAKE) test PYTHON="$$newest" VENV=.venv-newest TESTS="-k 'not float64' $(NUMERICS)"; fi
 
 lint: $(BIN)/ruff
 	$(BIN)/ruff check .
@@ -86,4 +93,4 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 clean:
-	rm -rf .venv .venv-oldest out
+	rm -rf .venv .venv-oldest .venv-newest out

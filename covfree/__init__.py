@@ -73,6 +73,7 @@ from covfree.heads import ncm_head as ncm_head
 from covfree.heads import ridge_head as ridge_head
 from covfree.heads import sample_rows as sample_rows
 from covfree.heads import softmax_head as softmax_head
+from covfree.heads import with_finite_scores as with_finite_scores
 from covfree.heads import with_prior_means as with_prior_means
 from covfree.heads import with_temperature as with_temperature
 from covfree.methods import Method as Method

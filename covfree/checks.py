@@ -191,6 +191,11 @@ def check_strength(name: str, value: Any) -> Any:
     A traced number is taken as it is: it may be swept.
     """
     number = isinstance(value, (int, float)) or (hasattr(value, "dtype") and np.ndim(value) == 0)
+    if not number and np.ndim(value):
+        raise TypeError(
+            f"{name}: expected a number, got an array of shape {list(np.shape(value))}; to sweep it, make "
+            "what takes it inside a function, for jax.vmap"
+        )
     if not number or isinstance(value, bool) or not np.issubdtype(_dtype(value), np.number):
         raise TypeError(f"{name}: expected a number, got {value!r}")
     if not is_traced(value) and not (math.isfinite(value) and value >= 0):

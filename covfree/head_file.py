@@ -1,4 +1,4 @@
-"""Heads in files: ``.npz``, for covfree to load and for NumPy alone to use."""
+"""Heads in files: ``.npz``, for covfree to load and for NumPy alone to use, or ``.safetensors``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from covfree.array_file import read_safetensors, write_safetensors
 from covfree.atomic import replacing
 from covfree.checks import check_positive
 from covfree.data.dataset import names_in, read_npz
@@ -19,6 +20,7 @@ from covfree.heads import GaussianHead, MappedHead
 from covfree.types import Head, LinearHead
 
 _FORMAT, _VERSION = "covfree.Head", 1
+_SAFETENSORS = ".safetensors"
 _ABOUT = ("format", "version", "kind", "class_names", "map")
 _HEADS: dict[str, Any] = {"linear": LinearHead, "gaussian": GaussianHead}
 # The numbers of each map. What random ones draw from their seed is written beside them, for NumPy.
@@ -52,16 +54,18 @@ def save_head(
     class_names: Sequence[str] | None = None,
     dim: int | None = None,
 ) -> None:
-    """Write a head to an ``.npz`` file of plain arrays, which NumPy alone can use.
+    """Write a head to an ``.npz`` file of plain arrays, which NumPy alone can use, or to ``.safetensors``.
 
     The file holds ``format``, ``version`` and ``kind``; the arrays of the head by their names, such as
     ``weight [d, C]``, ``bias [C]`` and ``present [C]``; ``class_names [C]`` if there are any; and of a map of
     features ``map`` and its arrays as ``map_…``. docs/how-to.md shows its use. An interrupted call leaves no
-    file, or the earlier one. bfloat16 becomes float32, which holds the same numbers.
+    file, or the earlier one. bfloat16 becomes float32, which holds the same numbers. A ``.safetensors``
+    file has the texts as metadata, in JSON.
 
     Args:
         head: a `LinearHead` or `GaussianHead`, or what `fit` and fine-tuning make of these behind a map.
-        path: the file, which is replaced if it is there.
+        path: the file, which is replaced if it is there; an ``.npz`` file unless its name ends in
+            ``.safetensors`` (needs the ``safetensors`` extra).
         class_names: a name for each class.
         dim: size of the features that come in. Needed for a head behind a random map, which does not know it:
             the directions that it draws for them are in the file.
@@ -108,6 +112,11 @@ def save_head(
         about["class_names"] = np.array(list(class_names), str)
         _check_names(about["class_names"], arrays)
     every: Any = {**about, **own, **arrays}
+    if Path(path).suffix == _SAFETENSORS:
+        content = write_safetensors({name: np.asarray(array) for name, array in every.items()})
+        with replacing(Path(path)) as file:
+            file.write(content)
+        return
     with replacing(Path(path)) as file:
         np.savez(file, **every)
 
@@ -126,7 +135,7 @@ def load_head(path: str | PathLike[str]) -> SavedHead:
             names the file and what is wrong with it.
         FileNotFoundError: if there is no such file.
     """
-    arrays = read_npz(Path(path))
+    arrays = (read_safetensors if Path(path).suffix == _SAFETENSORS else read_npz)(Path(path))
     try:
         return _read(arrays)
     except ValueError as error:

@@ -245,8 +245,9 @@ class LinearHead(NamedTuple):
     A class without rows has a weight column of 0, a bias of 0 and ``present`` 0. Its score is −∞: it is never
     predicted and has probability 0 under a softmax. All leaves are finite floats, so that heads can be
     subtracted, averaged and differentiated leaf by leaf. ``present`` cancels in the difference of two heads;
-    in the mean of several, a class is present if it is present in any. Exclude it from weight decay and
-    noise, which would change it.
+    in the mean of several, a class is present if it is present in any. Weight decay and noise would change
+    it: before you train a head with an optimiser of your own, or pass its scores to code that refuses −∞,
+    take `with_finite_scores` of it, which has no ``present``.
 
     Attributes:
         weight: one column a class.

@@ -97,6 +97,27 @@ def test_every_head_bit_for_bit_and_with_numpy_alone(tmp_path, kind):
     assert [file.name for file in tmp_path.iterdir()] == ["head.npz"]
 
 
+@pytest.mark.parametrize("kind", ["linear", "gaussian", "fourier"])
+def test_safetensors(tmp_path, kind):
+    """The ending decides: a real safetensors file, of the same arrays; class names are in its metadata."""
+    safetensors = pytest.importorskip("safetensors.numpy")
+    head, path = HEADS[kind], tmp_path / "head.safetensors"
+    covfree.save_head(head, path, class_names=NAMES, dim=DIM)
+    loaded, *about = covfree.load_head(path)
+    assert about == [NAMES, DIM, CLASSES]
+    assert jax.tree.structure(loaded) == jax.tree.structure(head)
+    for one, other in zip(jax.tree.leaves(loaded), jax.tree.leaves(head), strict=True):
+        np.testing.assert_array_equal(one, other)
+    name = "mean" if kind == "gaussian" else "weight"
+    expected = getattr(head.head if kind == "fourier" else head, name)
+    np.testing.assert_array_equal(safetensors.load(path.read_bytes())[name], expected)
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(ValueError, match=f"{path}: expected a safetensors file of arrays"):
+        covfree.load_head(path)
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        covfree.load_head(tmp_path / "other.safetensors")
+
+
 def test_float64_stays_and_bfloat16_becomes_float32(tmp_path):
     path = str(tmp_path / "head.npz")
     with X64():

@@ -277,7 +277,7 @@ def backbone(name: str | Spec, *, num_classes: int | None = 1000, dtype: Any = "
     """Choose a network that turns images into features.
 
     Args:
-        name: a name in `BACKBONES`, or a `Spec` of your own.
+        name: a name in `BACKBONES`, with - or _ between its words, or a `Spec` of your own.
         num_classes: of the classifier that the parameters include; 1000 is what published weights have. None
             leaves the classifier out of the parameters, as when every client trains its own copy of them.
         dtype: in which it computes: float32 or bfloat16.
@@ -291,8 +291,8 @@ def backbone(name: str | Spec, *, num_classes: int | None = 1000, dtype: Any = "
     """
     if isinstance(name, Spec):
         spec = name
-    elif name in BACKBONES:
-        spec = BACKBONES[name]
+    elif isinstance(name, str) and name.replace("-", "_") in BACKBONES:
+        spec = BACKBONES[name.replace("-", "_")]
     else:
         raise ValueError(f"name: expected one of {', '.join(BACKBONES)}, or a Spec, got {name!r}")
     if num_classes is not None:

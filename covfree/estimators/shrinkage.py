@@ -34,7 +34,7 @@ def as_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
         if shrinkage != "auto":
             raise ValueError(f"shrinkage: expected a number, 'auto' or a rule, got {shrinkage!r}")
         return automatic()
-    return diagonal_loading(shrinkage)
+    return diagonal_loading(check_strength("shrinkage", shrinkage))
 
 
 def trace_and_square(covariance: Scatter) -> tuple[Float[Array, ""], Float[Array, ""]]:

@@ -1,6 +1,7 @@
 """Classifiers from moments and a scatter matrix, in closed form, or trained on virtual features."""
 
 from covfree.heads.ensemble import EnsembleHead as EnsembleHead
+from covfree.heads.finite import with_finite_scores as with_finite_scores
 from covfree.heads.gaussian import GaussianHead as GaussianHead
 from covfree.heads.gaussian import gaussian_head as gaussian_head
 from covfree.heads.lda import lda_head as lda_head

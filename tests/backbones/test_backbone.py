@@ -241,3 +241,7 @@ def test_importing_them_does_not_import_flax():
     code = "import sys, covfree.backbones; print(sorted({'flax', 'PIL', 'safetensors'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_words_of_a_name_are_joined_by_either_dash():
+    assert backbone("efficientnet-lite0") == backbone("efficientnet_lite0")

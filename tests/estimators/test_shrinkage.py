@@ -245,15 +245,19 @@ def test_gradients_of_data_driven_rules_against_finite_differences(name):
 @pytest.mark.parametrize(
     ("value", "error", "message"),
     [
-        (-0.1, ValueError, r"gamma: expected a finite number of at least 0, got -0\.1"),
-        (float("nan"), ValueError, "gamma: expected a finite number of at least 0, got nan"),
-        (float("inf"), ValueError, "gamma: expected a finite number of at least 0, got inf"),
-        (np.float32(-0.5), ValueError, "gamma: expected a finite number of at least 0, got .*-0.5"),
+        (-0.1, ValueError, r"shrinkage: expected a finite number of at least 0, got -0\.1"),
+        (float("nan"), ValueError, "shrinkage: expected a finite number of at least 0, got nan"),
+        (float("inf"), ValueError, "shrinkage: expected a finite number of at least 0, got inf"),
+        (np.float32(-0.5), ValueError, "shrinkage: expected a finite number of at least 0, got .*-0.5"),
         ("best", ValueError, "shrinkage: expected a number, 'auto' or a rule, got 'best'"),
-        (True, TypeError, "gamma: expected a number, got True"),
-        (None, TypeError, "gamma: expected a number, got None"),
-        ([0.1], TypeError, r"gamma: expected a number, got \[0\.1\]"),
-        (np.array([0.1, 0.2]), (TypeError, ValueError), "gamma: expected a number"),
+        (True, TypeError, "shrinkage: expected a number, got True"),
+        (None, TypeError, "shrinkage: expected a number, got None"),
+        ([0.1], TypeError, r"shrinkage: expected a number, got an array of shape \[1\]"),
+        (
+            np.array([0.1, 0.2]),
+            TypeError,
+            r"shrinkage: expected a number, got an array of shape \[2\].*jax\.vmap",
+        ),
     ],
     ids=["negative", "nan", "infinite", "numpy", "string", "bool", "none", "list", "array"],
 )
@@ -264,7 +268,7 @@ def test_wrong_strengths(value, error, message):
         covfree.estimate_covariance(jnp.ones((2, 2)), jnp.ones(2), shrinkage=value)
     if not isinstance(value, str):
         for rule in (covfree.diagonal_loading, covfree.relative):
-            with pytest.raises(error, match=message):
+            with pytest.raises(error, match=message.replace("shrinkage", "gamma")):
                 rule(value)
 
 

@@ -14,6 +14,7 @@ from precision import FLOAT32, PRECISIONS, assert_close, assert_heads_close, x64
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 import covfree
+from covfree.heads import MappedHead
 from covfree.linalg import Scatter
 
 FLOAT64 = PRECISIONS["float64"]
@@ -237,3 +238,25 @@ def test_equal_features_tell_classes_apart_by_their_number_alone(value):
         np.testing.assert_allclose(jax.nn.softmax(head(features[:1]))[0], np.array([1, 2, 3]) / 6, rtol=1e-5)
     trained = covfree.softmax_head(features, labels, 3)
     np.testing.assert_array_equal(trained.weight, 0)
+
+
+def test_finite_scores_in_place_of_absent_classes():
+    """Predictions and the softmax stay, in half precision too; no mark is left for weight decay."""
+    features = jnp.asarray(np.random.default_rng(0).normal(size=(6, 3)))
+    for dtype in (jnp.float16, jnp.float32):
+        present, bias = jnp.array([1, 0, 1], dtype), jnp.zeros(3, dtype)
+        linear = covfree.LinearHead(2 * jnp.eye(3, dtype=dtype), bias, present)
+        gaussian = covfree.GaussianHead(jnp.eye(3, dtype=dtype), jnp.ones((3, 3), dtype), bias, present)
+        for head in (linear, gaussian, MappedHead(jnp.tanh, linear)):
+            finite = covfree.with_finite_scores(head)
+            x = features.astype(dtype)
+            assert jnp.isfinite(finite(x)).all()
+            np.testing.assert_array_equal(jax.nn.softmax(finite(x)), jax.nn.softmax(head(x)))
+            assert len(jax.tree.leaves(finite)) == len(jax.tree.leaves(head)) - 1
+    assert covfree.with_finite_scores(finite) == finite
+    with pytest.raises(TypeError, match="head: expected a linear or Gaussian head, got function"):
+        covfree.with_finite_scores(make_nothing)
+
+
+def make_nothing(features):
+    return features

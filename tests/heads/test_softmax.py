@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from federations import ABSENT, CLASSES, DIM
+from jax.test_util import check_grads
 from precision import FLOAT32, PRECISIONS, assert_close, assert_heads_close, x64
 from sklearn.linear_model import LogisticRegression
 
@@ -85,6 +86,20 @@ def test_gradient_vanishes(precision):
 
 def fitted(features, labels, l2, **kwargs):
     return softmax_head(features, labels, CLASSES, l2=l2, **kwargs)
+
+
+def test_derivatives_are_those_of_the_minimum():
+    """In reverse too, though training is a loop: by the penalty, the features and the weights."""
+    rng = np.random.default_rng(3)
+    probes, labels = rng.normal(size=(4, 3)), np.array([0, 0, 1, 1, 3, 3, 3, -1])
+
+    def score(l2, features, weight):
+        head = softmax_head(features, labels, 4, l2=l2, weight=weight)
+        return jnp.square(jax.nn.softmax(head(probes))).sum()
+
+    with x64():
+        point = jnp.array(0.05), jnp.asarray(rng.normal(size=(8, 3))), jnp.asarray(rng.uniform(1, 2, 8))
+        check_grads(jax.jit(score), point, order=1, modes=["fwd", "rev"], eps=1e-4, rtol=1e-5, atol=1e-6)
 
 
 def test_scale_padding_and_order_do_not_matter():

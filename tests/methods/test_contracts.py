@@ -52,7 +52,7 @@ CLIENTS_DRAW = dict.fromkeys(
     ("order", "messages"), "what a client draws depends on its key and on its examples' order"
 )
 SERVER_DRAWS = {
-    "gradients": "training ends where it has converged, a loop without a reverse derivative",
+    "gradients": "the heads' are checked: tests/heads/test_softmax.py; what is drawn has none in reverse",
     "classes": "the server draws for one class after the other",
 }
 # Whose totals are those of another method of the same phases, over rows that are summed up in one way. They

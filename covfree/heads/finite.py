@@ -1,0 +1,42 @@
+"""Heads whose scores are all finite, for code that refuses −∞."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import jax.numpy as jnp
+
+from covfree.heads.gaussian import GaussianHead
+from covfree.heads.mapped import MappedHead
+from covfree.types import LinearHead
+
+AnyHead = TypeVar("AnyHead")
+
+
+def with_finite_scores(head: AnyHead, absent: float = -1e9) -> AnyHead:
+    """Give absent classes a low bias in place of a score of −∞: for libraries that refuse infinite logits.
+
+    Predictions and the softmax stay the same. The head has no ``present``, so that all its leaves are what
+    one trains: an optimiser with weight decay changes no mark.
+
+    Args:
+        head: a linear or Gaussian head, or one behind a map of features.
+        absent: the bias of a class that is marked absent; in half precisions at least half the lowest number.
+
+    Raises:
+        TypeError: if the head is of another kind.
+
+    >>> import jax.numpy as jnp
+    >>> head = LinearHead(jnp.eye(2), jnp.zeros(2), present=jnp.array([1.0, 0.0]))
+    >>> head(jnp.ones(2)).tolist(), with_finite_scores(head)(jnp.ones(2)).tolist()
+    ([1.0, -inf], [1.0, -1000000000.0])
+    """
+    inner: Any = head
+    if isinstance(inner, MappedHead):
+        return inner._replace(head=with_finite_scores(inner.head, absent))
+    if not isinstance(inner, (LinearHead, GaussianHead)):
+        raise TypeError(f"head: expected a linear or Gaussian head, got {type(head).__name__}")
+    if inner.present is None:
+        return head
+    lowest = max(absent, float(jnp.finfo(inner.bias.dtype).min) / 2)
+    return inner._replace(bias=jnp.where(inner.present > 0, inner.bias, lowest), present=None)
