@@ -54,6 +54,7 @@ from covfree.estimators import relative as relative
 from covfree.estimators import scatter_spectra as scatter_spectra
 from covfree.estimators import shift_bias as shift_bias
 from covfree.estimators import shift_test as shift_test
+from covfree.estimators import streaming as streaming
 from covfree.estimators import total_gram as total_gram
 from covfree.estimators import within_factor as within_factor
 from covfree.estimators import within_scatter as within_scatter

@@ -67,7 +67,7 @@ def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int |
         )
 
 
-def check_example_structure(features: Any, labels: Any, clients: Any = None) -> None:
+def check_example_structure(features: Any, labels: Any = None, clients: Any = None) -> None:
     """Raise unless examples have the shapes and data types of examples; values may be traced."""
     shape, dtype = np.shape(features), _dtype(features)
     if not _floating(dtype):
@@ -153,6 +153,19 @@ def check_integer(name: str, value: Any, minimum: int) -> int:
     if value.__index__() < minimum:
         raise ValueError(f"{name}: expected an integer of at least {minimum}, got {value!r}")
     return value.__index__()
+
+
+def check_means(means: Any, counts: Any, *_: Any, **__: Any) -> None:
+    """Raise unless the first arguments, of those of any function, are one class's means and counts."""
+    if not _floating(_dtype(means)):
+        raise TypeError(f"means: expected floats, got {_dtype(means)}")
+    if not _numeric(_dtype(counts)):
+        raise TypeError(f"counts: expected numbers, got {_dtype(counts)}")
+    if np.ndim(means) != 2 or np.shape(counts) != np.shape(means)[:1]:
+        raise ValueError(
+            f"means: expected [rows, dim] with counts [rows], got {list(np.shape(means))} with "
+            f"{list(np.shape(counts))}; the function describes one class, vmap batches it"
+        )
 
 
 def check_positive(name: str, value: Any) -> int:

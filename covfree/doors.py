@@ -7,7 +7,7 @@ is compared with, a large one holds numbers that int32 does not.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Integer
 
+from covfree.padding import pad_rows
 from covfree.sharding import whole
 from covfree.types import is_traced
 
@@ -26,7 +27,10 @@ _INT32 = np.iinfo(np.int32)
 
 
 def compiled(
-    static_argnames: tuple[str, ...] = (), *, check: Callable[..., None] | None = None
+    static_argnames: tuple[str, ...] = (),
+    *,
+    check: Callable[..., None] | None = None,
+    padded: Mapping[str, Any] | None = None,
 ) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """``jax.jit`` of a public function, which looks at its arguments first: inside, values cannot raise.
 
@@ -38,6 +42,8 @@ def compiled(
         static_argnames: as of ``jax.jit``.
         check: called with the function's arguments before it is compiled; raises where they are not what
             the function expects.
+        padded: arguments that share a number of rows, and what they may be padded with without a change of
+            the result; so the function is compiled for few numbers of rows (`pad_rows`).
     """
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -52,10 +58,13 @@ def compiled(
                     # If arguments are missing, this says so of the function, not of its check.
                     signature.bind(*args, **kwargs)
                     raise
-            if any(map(_is_cut, jax.tree.leaves((args, kwargs)))):
-                arguments = signature.bind(*args, **kwargs).arguments
-                return run(**jax.tree_util.tree_map_with_path(_uncut, arguments))
-            return run(*args, **kwargs)
+            cut = any(map(_is_cut, jax.tree.leaves((args, kwargs))))
+            if not (cut or padded):
+                return run(*args, **kwargs)
+            arguments = signature.bind(*args, **kwargs).arguments
+            if cut:
+                arguments = jax.tree_util.tree_map_with_path(_uncut, arguments)
+            return run(**(pad_rows(arguments, padded) if padded else arguments))
 
         # What else there is of a jitted function: `solve_rows.lower(...)`.
         for name in ("lower", "trace", "eval_shape", "clear_cache"):

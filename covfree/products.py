@@ -39,7 +39,8 @@ def symmetric_product(factor: Float[Array, "rows dim"], halvings: int = _HALVING
     # A multiple of 64 keeps the blocks aligned for the kernels below.
     half = factor.shape[1] // 128 * 64
     # A few rows cost less to multiply than the blocks to put together.
-    if halvings == 0 or half < _SMALLEST or factor.shape[0] < _FEWEST:
+    few = isinstance(factor.shape[0], int) and factor.shape[0] < _FEWEST
+    if halvings == 0 or half < _SMALLEST or few:
         return product(factor.T, factor)
     left, right = factor[:, :half], factor[:, half:]
     cross = product(left.T, right)

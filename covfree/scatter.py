@@ -37,7 +37,8 @@ class Scatter:
     def from_factor(cls, factor: Float[Array, "rows dim"]) -> Scatter:
         """Represent ``factorᵀ factor``: by the factor if rows + 1 < dim, else by the product."""
         zero = jnp.zeros((), factor.dtype)
-        if factor.shape[0] + 1 < factor.shape[1]:
+        # A symbolic number of rows, of `jax.export`, may be any.
+        if isinstance(factor.shape[0], int) and factor.shape[0] + 1 < factor.shape[1]:
             return cls(factor, zero, factored=True)
         return cls(symmetric_product(factor), zero)
 

@@ -24,8 +24,8 @@ _ROUNDING = 2
 
 
 def deviations(
-    values: Float[Array, "items dim"], mean: Float[Array, "items dim"]
-) -> Float[Array, "items dim"]:
+    values: Float[Array, "*items dim"], mean: Float[Array, "*items dim"]
+) -> Float[Array, "*items dim"]:
     """Values less their mean, from `weighted_means` or `Moments`; exactly 0 if they are within its rounding.
 
     Equal values have no spread, and no rule without a scale must take their rounding for one.

@@ -1,5 +1,6 @@
 """The server's side: rows in, scatter and covariance out."""
 
+from covfree.estimators import streaming as streaming
 from covfree.estimators.class_scatter import class_scatters as class_scatters
 from covfree.estimators.covariance import aggregate_covariances as aggregate_covariances
 from covfree.estimators.covariance import estimate_covariance as estimate_covariance

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 
-from covfree.checks import check_positive, check_row_structure
+from covfree.checks import check_means, check_positive, check_row_structure
+from covfree.doors import as_counts, compiled
 from covfree.estimators.moments import first_moments, row_counts, row_labels, valid_rows
 from covfree.estimators.scatter import Freedom, centred_rows
 from covfree.estimators.shrinkage import Shrinkage, as_shrinkage
 from covfree.linalg import Scatter
+from covfree.products import symmetric_product
 from covfree.types import AnyArray, Moments, Rows, Scalar
 
 
@@ -19,6 +24,7 @@ def estimate_covariance(
     counts: Num[AnyArray, " rows"],
     *,
     shrinkage: Scalar | str | Shrinkage = 0.0,
+    axis_name: Hashable | None = None,
 ) -> Float[Array, "dim dim"]:
     """Estimate the covariance of one class from the spread of its rows' means: FedCOF's estimator.
 
@@ -31,11 +37,15 @@ def estimate_covariance(
         means: the class's mean at each client.
         counts: examples behind each mean; rows with count 0 are ignored, whatever they hold.
         shrinkage: a number γ adds γI (FedCOF eq. 6); or a rule such as ``relative(0.1)`` or ``oas()``.
+        axis_name: a mapped axis, or several, over which the rows are spread: of ``vmap`` or ``shard_map``. Σ̂
+            is then that of all rows, the same at each place. For rows that come one part after the other see
+            `covfree.streaming`.
 
     Returns:
         Σ̂, unbiased for γ = 0. With fewer than two rows there is no spread, and Σ̂ is the shrinkage alone.
 
     Raises:
+        TypeError: if means are no floats, counts no numbers, or the shrinkage is none.
         ValueError: if shapes do not fit, or the shrinkage is unknown.
 
     Source: FedCOF (Goswami et al. 2024), eq. 5 and 6. The paper's divisor K − 1 counts clients; for a class
@@ -46,22 +56,37 @@ def estimate_covariance(
     Array([[6., 0.],
            [0., 0.]], dtype=float32)
     """
-    if jnp.ndim(means) != 2 or jnp.shape(counts) != jnp.shape(means)[:1]:
-        raise ValueError(
-            f"means: expected [rows, dim] with counts [rows], got {jnp.shape(means)} with "
-            f"{jnp.shape(counts)}; the function describes one class, vmap batches it"
-        )
-    rule = as_shrinkage(shrinkage)
-    rows = Rows(means, counts, jnp.zeros(counts.shape, jnp.int32))
-    moments = first_moments(rows, 1)
-    degrees = moments.spread_degrees
-    weight = jnp.where(degrees > 0, 1 / jnp.where(degrees > 0, degrees, 1), 0)
-    weight = jnp.broadcast_to(weight, (1,))
+    return _estimate_covariance(means, counts, as_shrinkage(shrinkage), axis_name)
+
+
+@compiled(("axis_name",), check=check_means, padded={"means": 0, "counts": 0})
+def _estimate_covariance(means: Array, counts: Array, rule: Shrinkage, axis_name: Hashable | None) -> Array:
+    rows = one_class(means, counts)
+    moments = across(first_moments(rows, 1), axis_name)
+    weight = spread_weight(moments)
     factor = centred_rows(rows, moments, weight)
-    covariance = Scatter.from_factor(factor)
-    freedom = Freedom.of_classes(moments, weight)
-    statistics = rule.statistics(factor, rows, moments, weight)
-    return rule.apply(covariance, moments, freedom, statistics).dense()
+    statistics = across(rule.statistics(factor, rows, moments, weight), axis_name)
+    if axis_name is None:
+        covariance = Scatter.from_factor(factor)
+    else:
+        covariance = Scatter.from_matrix(across(symmetric_product(factor), axis_name))
+    return rule.apply(covariance, moments, Freedom.of_classes(moments, weight), statistics).dense()
+
+
+def one_class(means: Array, counts: Array) -> Rows:
+    """Rows of class 0."""
+    return Rows(means, counts, jnp.zeros(means.shape[0], jnp.int32))
+
+
+def across(terms: Any, axis_name: Hashable | None) -> Any:
+    """The sum of terms over a mapped axis, or the terms if there is none."""
+    return terms if axis_name is None else jax.lax.psum(terms, axis_name)
+
+
+def spread_weight(moments: Moments) -> Float[Array, " classes"]:
+    """1/(K_c − 1) of the one class; 0 with fewer than two rows."""
+    degrees = moments.spread_degrees[None]
+    return jnp.where(degrees > 0, 1 / jnp.where(degrees > 0, degrees, 1), 0)
 
 
 def estimate_covariances(
@@ -85,13 +110,15 @@ def estimate_covariances(
     check_row_structure(rows)
     check_positive("num_classes", num_classes)
 
-    def one_class(label: jax.Array) -> jax.Array:
-        counts = jnp.where(row_labels(rows) == label, rows.count, 0)
-        return estimate_covariance(rows.mean, counts, shrinkage=shrinkage)
+    rule, counts, labels = as_shrinkage(shrinkage), as_counts(rows.count), row_labels(rows)
 
-    return jax.lax.map(one_class, jnp.arange(num_classes))
+    def of_class(label: jax.Array) -> jax.Array:
+        return estimate_covariance(rows.mean, jnp.where(labels == label, counts, 0), shrinkage=rule)
+
+    return jax.lax.map(of_class, jnp.arange(num_classes, dtype=jnp.int32))
 
 
+@compiled(check=check_means, padded={"means": 0, "counts": 0, "covariances": 0})
 def aggregate_covariances(
     means: Float[AnyArray, "clients dim"],
     counts: Num[AnyArray, " clients"],
@@ -112,7 +139,7 @@ def aggregate_covariances(
 
     Source: FedCOF (Goswami et al. 2024), eq. 24; CCVR (Luo et al. 2021), eq. 3.
     """
-    rows = Rows(means, counts, jnp.zeros(counts.shape, jnp.int32))
+    rows = one_class(means, counts)
     moments = first_moments(rows, 1)
     weight = 1 / jnp.maximum(moments.count.astype(moments.total.dtype) - 1, 1)
     return covariance_scatter(rows, covariances, moments, weight).dense()

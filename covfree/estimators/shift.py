@@ -9,15 +9,11 @@ import jax.numpy as jnp
 from jax.scipy.special import ndtr
 from jaxtyping import Array, Bool, Float, Num
 
-from covfree.checks import check_positive
+from covfree.checks import check_means, check_positive
 from covfree.doors import compiled
 from covfree.estimators.components import client_parts
-from covfree.estimators.moments import (
-    first_moments,
-    row_counts,
-    row_labels,
-    valid_rows,
-)
+from covfree.estimators.covariance import one_class
+from covfree.estimators.moments import first_moments, row_counts, row_labels, valid_rows
 from covfree.estimators.scatter import centred_rows
 from covfree.products import symmetric_product
 from covfree.types import AnyArray, Moments, Rows
@@ -41,6 +37,7 @@ class ShiftTest(NamedTuple):
     informative: Bool[Array, ""]
 
 
+@compiled(("num_subsets", "subset_size"), check=check_means, padded={"means": 0, "counts": 0})
 def shift_bias(
     means: Float[AnyArray, "clients dim"],
     counts: Num[AnyArray, " clients"],
@@ -74,7 +71,7 @@ def shift_bias(
     """
     check_positive("num_subsets", num_subsets)
     check_positive("subset_size", subset_size)
-    rows = Rows(means, counts, jnp.zeros(counts.shape, jnp.int32))
+    rows = one_class(means, counts)
     moments = first_moments(rows, 1)
     factor = centred_rows(rows, moments, jnp.ones(1, moments.total.dtype))
     held = row_counts(rows, valid_rows(rows, 1))

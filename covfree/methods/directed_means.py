@@ -41,10 +41,10 @@ class DirectedMeans(OfManyClients):
         """A row and a client for each example, or all examples at one client."""
         return (max(1, num_examples),) * 3
 
-    def own_sizes(self, labels: jax.Array) -> tuple[int, ...]:
-        """A row for each example, at most, and one client with all of them."""
+    def own_sizes(self, labels: jax.Array, num_classes: int) -> tuple[int, ...]:
+        """A row for each class or example, at most, and one client with all examples."""
         size = max(1, labels.shape[0])
-        return size, 1, size
+        return min(size, num_classes), 1, size
 
     def all_clients(
         self,

@@ -47,10 +47,10 @@ class LocalHeads(OfManyClients):
         """A row and a client for each example; or all examples, each of a class, at one client."""
         return (max(1, num_examples),) * 4
 
-    def own_sizes(self, labels: jax.Array) -> tuple[int, ...]:
-        """One client, with a class for each example at most."""
+    def own_sizes(self, labels: jax.Array, num_classes: int) -> tuple[int, ...]:
+        """One client with all examples, and a row for each class or example at most."""
         size = max(1, labels.shape[0])
-        return size, 1, size, size
+        return min(size, num_classes), 1, size, min(size, num_classes)
 
     def all_clients(
         self,

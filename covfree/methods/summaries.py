@@ -13,7 +13,7 @@ from covfree.checks import check_choice, check_positive
 from covfree.statistics import client_rows, count_rows
 from covfree.statistics.groups import as_examples
 from covfree.statistics.mixtures import Structure, client_mixtures, mixture_sizes
-from covfree.statistics.rows import CovarianceType, bucket, check_subsets, pair_sizes
+from covfree.statistics.rows import CovarianceType, bucket, check_subsets, pair_sizes, rows_of
 from covfree.types import Rows, accumulation_dtype, is_traced
 
 
@@ -63,10 +63,12 @@ class OfManyClients(Summary, Protocol):
     ) -> Rows:
         """Rows of one client, padded to what `own_sizes` say."""
         labels = jnp.where(labels < num_classes, labels, -1)
-        rows = self.all_clients(features, labels, jnp.zeros_like(labels), self.own_sizes(labels), key)
+        rows = self.all_clients(
+            features, labels, jnp.zeros_like(labels), self.own_sizes(labels, num_classes), key
+        )
         return replace(rows, client=None)
 
-    def own_sizes(self, labels: jax.Array) -> tuple[int, ...]:
+    def own_sizes(self, labels: jax.Array, num_classes: int) -> tuple[int, ...]:
         """Sizes of a federation of this client alone."""
         return self.bounds(labels.shape[0])
 
@@ -88,6 +90,22 @@ class ClassMeans(OfManyClients):
     def __post_init__(self) -> None:
         check_subsets(self.num_subsets, self.subset_size)
         check_choice("covariance", self.covariance, (None, *get_args(CovarianceType)))
+
+    def one_client(
+        self, features: jax.Array, labels: jax.Array, num_classes: int, key: jax.Array | None
+    ) -> Rows:
+        """Rows of one client: one a class, unless it has fewer examples."""
+        if self.num_subsets != 1 or labels.shape[0] < num_classes:
+            return super().one_client(features, labels, num_classes, key)
+        features, labels = as_examples(features, labels=labels)
+        # The class is the row: there is nothing to sort.
+        row = jnp.where(labels < num_classes, labels, -1)
+        return replace(rows_of(features, row, row, row, num_classes, self.covariance), client=None)
+
+    def own_sizes(self, labels: jax.Array, num_classes: int) -> tuple[int, ...]:
+        """A row for each example, or each subset of a class."""
+        most = labels.shape[0] if self.num_subsets is None else self.num_subsets * num_classes
+        return (max(1, min(labels.shape[0], most)),)
 
     def sizes(self, labels: np.ndarray, clients: np.ndarray) -> tuple[int, ...]:
         """Number of rows."""
@@ -202,7 +220,7 @@ class Mixtures(OfManyClients):
             features, labels = jnp.zeros((1, features.shape[1]), features.dtype), jnp.full(1, -1, jnp.int32)
         return super().one_client(features, labels, num_classes, key)
 
-    def own_sizes(self, labels: jax.Array) -> tuple[int, ...]:
+    def own_sizes(self, labels: jax.Array, num_classes: int) -> tuple[int, ...]:
         """Counted where the labels are known, as a mixture's cost grows with the bounds."""
         if is_traced(labels):
             return self.bounds(labels.shape[0])

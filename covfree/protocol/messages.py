@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import numpy as np
 from jaxtyping import Float, Integer
 
-from covfree.checks import check, check_positive
-from covfree.methods import Method
+from covfree.checks import check, check_example_structure, check_positive
+from covfree.methods import Method, Mixtures
 from covfree.methods.method import check_method
+from covfree.padding import pad_rows
 from covfree.statistics.groups import as_examples
-from covfree.types import AnyArray, Message, PRNGKey, Rows
+from covfree.types import AnyArray, Message, PRNGKey, Rows, is_traced
 
 
 def client_message(
@@ -25,7 +27,8 @@ def client_message(
 ) -> Message:
     """Make the message that one client sends to the server; classes that it lacks are left out.
 
-    Runs on the client and not under ``jit``, as the size of the result depends on the data.
+    Clients of about one size share what is compiled. Under ``jit`` and ``vmap``, where the number of rows is
+    fixed, nothing is left out: a class (or subset, or direction) that the client lacks is a row of count 0.
 
     Args:
         method: the method.
@@ -48,13 +51,32 @@ def client_message(
     """
     check_method(method)
     check_positive("num_classes", num_classes)
+    check_example_structure(features, labels)
+    padded = pad_rows({"features": features, "labels": labels}, {"features": 0, "labels": -1})
+    features, labels = padded["features"], padded["labels"]
     check(features, labels, num_classes=num_classes)
     features, labels = as_examples(features, labels=labels)
-    message = method.made(features, labels, num_classes, key)
-    rows = _present(message.rows)
+    # Mixtures are compiled for sizes that they count themselves.
+    make = Method.made if isinstance(method.summary, Mixtures) else _made
+    part = method.client_part()
+    if method.message is not None:
+        part = replace(part, params=method.params)
+    message = make(part, features, labels, num_classes, key)
+    sends = None if is_traced(*jax.tree.leaves(method.feature_map)) else method.sends
+    rows = message.rows
+    if is_traced(rows.count):
+        return replace(message, rows=replace(rows, client=None), sends=sends)
+    rows = _present(rows)
     # A client without examples sends nothing, not d² zeros.
     message = replace(message, rows=rows) if len(rows.count) else Message(rows)
-    return replace(message, sends=method.sends)
+    return replace(message, sends=sends)
+
+
+@partial(jax.jit, static_argnames="num_classes")
+def _made(
+    method: Method, features: jax.Array, labels: jax.Array, num_classes: int, key: PRNGKey | None
+) -> Message:
+    return method.made(features, labels, num_classes, key)
 
 
 def _present(rows: Rows) -> Rows:

@@ -8,12 +8,12 @@ from jaxtyping import Array, Float, Integer
 
 from covfree.doors import compiled
 from covfree.products import symmetric_product
-from covfree.statistics.groups import as_examples
+from covfree.statistics.groups import as_examples, check_one_client
 from covfree.statistics.means import class_means
 from covfree.types import AnyArray, accumulation_dtype
 
 
-@compiled(("num_classes",))
+@compiled(("num_classes",), check=check_one_client, padded={"features": 0, "labels": -1})
 def class_covariances(
     features: Float[AnyArray, "examples dim"], labels: Integer[AnyArray, " examples"], num_classes: int
 ) -> Float[Array, "classes dim dim"]:

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
-from covfree.checks import check_positive
+from covfree.doors import compiled
 from covfree.products import symmetric_product
-from covfree.statistics.groups import as_examples
+from covfree.statistics.groups import as_examples, check_one_client
 from covfree.sums import fold_parts, sum_groups
 from covfree.types import AnyArray, accumulation_dtype
 
@@ -31,6 +31,7 @@ class GramStatistics:
     count: Integer[Array, " classes"]
 
 
+@compiled(("num_classes",), check=check_one_client, padded={"features": 0, "labels": -1})
 def gram(
     features: Float[AnyArray, "examples dim"], labels: Integer[AnyArray, " examples"], num_classes: int
 ) -> GramStatistics:
@@ -55,7 +56,6 @@ def gram(
     [[1.0, 2.0], [2.0, 4.0]]
     """
     features, labels = as_examples(features, labels=labels)
-    check_positive("num_classes", num_classes)
     dtype = accumulation_dtype(features)
 
     def add(total: jax.Array, part: tuple[jax.Array, jax.Array]) -> jax.Array:

@@ -6,8 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Integer
 
+from covfree.checks import check_example_structure, check_positive
 from covfree.doors import as_array, as_int32
 from covfree.types import AnyArray, PRNGKey
 
@@ -72,32 +74,30 @@ def _subset_groups(
     )
 
 
+def check_one_client(features: Any, labels: Any, num_classes: int, *_: Any, **__: Any) -> None:
+    """Raise unless the first arguments, of those of any function, are one client's examples and C."""
+    if np.ndim(features) == 3:
+        raise ValueError(
+            f"features: expected shape [examples, dim] of one client, got {list(np.shape(features))}; "
+            "vmap batches clients"
+        )
+    check_example_structure(features, labels)
+    check_positive("num_classes", num_classes)
+
+
 def as_examples(features: AnyArray, **integers: AnyArray) -> tuple[jax.Array, ...]:
-    """Take one client's arrays, or raise unless their structure is that of examples.
+    """Take the arrays of examples, or raise unless their structure is that of examples.
 
     Args:
         features: [examples, dim], floating point.
-        integers: [examples] each, by the argument's name.
+        integers: ``labels`` and ``clients``, or one of them; [examples] each.
 
     Returns:
         All of them as jax arrays, in order; integers as int32, whatever type they came in.
 
     Raises:
         ValueError: if shapes do not fit, or an integer is beyond int32.
-        TypeError: if one of the others holds no integers.
+        TypeError: if a data type is wrong.
     """
-    shape, dtype = jnp.shape(features), jnp.result_type(features)
-    if len(shape) != 2 or not jnp.issubdtype(dtype, jnp.floating):
-        raise ValueError(
-            f"features: expected floats of shape [examples, dim], got {dtype} of shape {list(shape)}; "
-            "functions describe one client, vmap batches them"
-        )
-    for name, array in integers.items():
-        if not jnp.issubdtype(jnp.result_type(array), jnp.integer):
-            raise TypeError(f"{name}: expected integers, got {jnp.result_type(array)}")
-        if jnp.shape(array) != shape[:1]:
-            raise ValueError(
-                f"{name}: expected shape [{shape[0]}] as features has {shape[0]} examples, "
-                f"got {list(jnp.shape(array))}"
-            )
+    check_example_structure(features, **integers)
     return (as_array(features), *(as_int32(name, array) for name, array in integers.items()))

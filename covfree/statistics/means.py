@@ -6,12 +6,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
 from covfree.checks import check_positive
+from covfree.doors import compiled
 from covfree.keys import derive
-from covfree.statistics.groups import as_examples, subset_groups
+from covfree.statistics.groups import as_examples, check_one_client, subset_groups
 from covfree.sums import mean_groups
 from covfree.types import AnyArray, PRNGKey
 
 
+@compiled(("num_classes",), check=check_one_client, padded={"features": 0, "labels": -1})
 def class_means(
     features: Float[AnyArray, "examples dim"], labels: Integer[AnyArray, " examples"], num_classes: int
 ) -> tuple[Float[Array, "classes dim"], Integer[Array, " classes"]]:
@@ -37,10 +39,10 @@ def class_means(
     ([2.0, 0.0, 9.0], [2, 0, 1])
     """
     features, labels = as_examples(features, labels=labels)
-    check_positive("num_classes", num_classes)
     return mean_groups(features, labels, num_classes)
 
 
+@compiled(("num_classes", "num_subsets"), check=check_one_client, padded={"features": 0, "labels": -1})
 def subset_class_means(
     features: Float[AnyArray, "examples dim"],
     labels: Integer[AnyArray, " examples"],
@@ -77,7 +79,6 @@ def subset_class_means(
     [[3, 2, 2]]
     """
     features, labels = as_examples(features, labels=labels)
-    check_positive("num_classes", num_classes)
     check_positive("num_subsets", num_subsets)
     kept = (labels >= 0) & (labels < num_classes)
     _, subset = subset_groups((labels,), kept, num_subsets, derive(key, "subsets"))

@@ -1,29 +1,12 @@
 """What is compiled: once for a shape, not again for another number or for a federation of about one size."""
 
-import jax
 import numpy as np
 import pytest
+from compiling import compilations
 
 import covfree
 from covfree import sweep
 from covfree.data import load_digits
-
-COMPILED: list[str] = []
-
-
-def _listen(event, duration, **_):
-    if event == "/jax/core/compile/backend_compile_duration":
-        COMPILED.append(event)
-
-
-jax.monitoring.register_event_duration_secs_listener(_listen)
-
-
-def compilations(function):
-    """How many functions a call compiles."""
-    before = len(COMPILED)
-    jax.block_until_ready(function())
-    return len(COMPILED) - before
 
 
 def federation(examples, seed=0):

@@ -1,0 +1,169 @@
+"""FedCOF's covariance of one class from rows that come in parts: `init`, `update`, `finalize`.
+
+The state has a fixed size, so that `update` runs under ``jit`` and as the step of ``lax.scan``; ``vmap``
+batches it over classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Integer, Num
+
+from covfree.checks import check_means, check_positive
+from covfree.doors import compiled
+from covfree.estimators.covariance import across, one_class, spread_weight
+from covfree.estimators.moments import first_moments
+from covfree.estimators.scatter import Freedom, centred_rows
+from covfree.estimators.shrinkage import as_shrinkage
+from covfree.estimators.shrinkage_rule import Shrinkage
+from covfree.linalg import Scatter
+from covfree.products import product, symmetric_product
+from covfree.sums import deviations
+from covfree.types import AnyArray, Moments, Scalar
+
+
+class CovarianceState(NamedTuple):
+    """What is known of the rows so far.
+
+    Attributes:
+        count: N, the sum of their counts.
+        num_rows: K, rows with a count above 0.
+        centre: a point near the rows, the mean of the first of them.
+        offset: μ − centre with μ their weighted mean: of digits of their spread, however far they are from 0.
+        scatter: Σ_k n_k (μ_k − μ)(μ_k − μ)ᵀ.
+    """
+
+    count: Float[Array, ""]
+    num_rows: Integer[Array, ""]
+    centre: Float[Array, " dim"]
+    offset: Float[Array, " dim"]
+    scatter: Float[Array, "dim dim"]
+
+
+def init(dim: int, dtype: Any = float) -> CovarianceState:
+    """Make the state of no rows.
+
+    Args:
+        dim: d.
+        dtype: of the floats; float32, or float64 where x64 is enabled.
+    """
+    check_positive("dim", dim)
+    point, matrix = jnp.zeros(dim, dtype), jnp.zeros((dim, dim), dtype)
+    return CovarianceState(jnp.zeros((), dtype), jnp.zeros((), jnp.int32), point, point, matrix)
+
+
+def _check_update(state: Any, means: Any, counts: Any) -> None:
+    if not isinstance(state, CovarianceState):
+        raise TypeError(f"state: expected one of init or update, got {type(state).__name__}")
+    check_means(means, counts)
+    if jnp.shape(means)[1] != state.offset.shape[0]:
+        raise ValueError(
+            f"means: expected [rows, {state.offset.shape[0]}] as the state has, got {list(jnp.shape(means))}"
+        )
+
+
+@compiled(check=_check_update, padded={"means": 0, "counts": 0})
+def update(
+    state: CovarianceState, means: Float[AnyArray, "rows dim"], counts: Num[AnyArray, " rows"]
+) -> CovarianceState:
+    """Add rows to the state.
+
+    Args:
+        state: of the rows before.
+        means: the class's mean at each of some clients.
+        counts: examples behind each mean; rows with count 0 are ignored, whatever they hold.
+
+    Returns:
+        The state of all rows, about their common mean: squares do not cancel where means are far from zero.
+
+    Raises:
+        TypeError: if the state is none, means are no floats, or counts no numbers.
+        ValueError: if shapes do not fit.
+
+    Source: the update of Chan, Golub and LeVeque (1983).
+
+    >>> import jax.numpy as jnp
+    >>> state = update(init(1), jnp.array([[0.0], [2.0]]), jnp.array([3, 3]))
+    >>> state = update(state, jnp.array([[4.0]]), jnp.array([3]))
+    >>> finalize(state).tolist()
+    [[12.0]]
+    """
+    dtype = state.offset.dtype
+    first = first_moments(one_class(means, counts), 1).mean[0].astype(dtype)
+    centre = jnp.where(state.count > 0, state.centre, first)
+    rows = one_class(means.astype(dtype) - centre[None, :], counts)
+    moments = first_moments(rows, 1)
+    factor = centred_rows(rows, moments, jnp.ones(1, dtype))
+    part = CovarianceState(
+        moments.count[0], moments.num_rows[0], centre, moments.mean[0], symmetric_product(factor)
+    )
+    return merge(state, part)
+
+
+@jax.jit
+def merge(first: CovarianceState, second: CovarianceState) -> CovarianceState:
+    """The state of the rows of both."""
+    count = first.count + second.count
+    share = second.count / jnp.where(count > 0, count, 1)
+    centre = jnp.where(first.count > 0, first.centre, second.centre)
+    # Equal means stay so: their rounding is no spread.
+    away = deviations(second.offset + (second.centre - centre), first.offset)
+    between = first.count * share * product(away[:, None], away[None, :])
+    return CovarianceState(
+        count=count,
+        num_rows=first.num_rows + second.num_rows,
+        centre=centre,
+        offset=first.offset + share * away,
+        scatter=first.scatter + second.scatter + between,
+    )
+
+
+def finalize(
+    state: CovarianceState,
+    shrinkage: Scalar | str | Shrinkage = 0.0,
+    *,
+    axis_name: Hashable | None = None,
+) -> Float[Array, "dim dim"]:
+    """Estimate the covariance from the state, as `estimate_covariance` does of all rows at once.
+
+    Args:
+        state: of all rows.
+        shrinkage: see `estimate_covariance`; not a rule that looks at single rows, as `ledoit_wolf` does.
+        axis_name: a mapped axis, or several, over which there is a state at each place; Σ̂ is then that of the
+            rows of all.
+
+    Returns:
+        Σ̂.
+
+    Raises:
+        ValueError: if the shrinkage is unknown or looks at single rows.
+        TypeError: if it is none.
+    """
+    rule = as_shrinkage(shrinkage)
+    if rule.needs_rows:
+        raise ValueError(
+            f"shrinkage: expected a number or a rule of Σ̂ alone, got {rule.rule.__name__.strip('_')}, which "
+            "looks at single rows; a state has none"
+        )
+    return _finalize(state, rule, axis_name)
+
+
+@compiled(("axis_name",))
+def _finalize(state: CovarianceState, rule: Shrinkage, axis_name: Hashable | None) -> Array:
+    count, num_rows, centre, offset, scatter = state
+    if axis_name is not None:
+        count, num_rows, total = across((count, num_rows, count * centre), axis_name)
+        whole = jnp.where(count > 0, count, 1)
+        centre = total / whole
+        own = state.offset + (state.centre - centre)
+        offset = across(state.count * own, axis_name) / whole
+        away = deviations(own, offset)
+        scatter = across(scatter + state.count * product(away[:, None], away[None, :]), axis_name)
+    moments = Moments(count[None], num_rows[None], count * (centre + offset)[None, :])
+    weight = spread_weight(moments)
+    covariance = Scatter.from_matrix(scatter * weight[0])
+    return rule.apply(covariance, moments, Freedom.of_classes(moments, weight), None).dense()
