@@ -10,6 +10,7 @@ import typing as _typing
 from covfree import alignment as alignment
 from covfree import backbones as backbones
 from covfree import data as data
+from covfree import exporting as _exporting  # noqa: F401
 from covfree import federation as federation
 from covfree import linalg as linalg
 from covfree import methods as methods

@@ -57,7 +57,8 @@ def _in_parts(method: Method, terms: Callable[[Rows], Any], rows: Rows) -> bool:
             kept |= isinstance(term, Kept)
             widest = max(widest, term.value.shape[1] if isinstance(term, Factor) else 0)
 
-    if length < 2 * PART or method.whole_clients:
+    # The symbol of `jax.export` does not tell how many parts there are.
+    if not isinstance(length, int) or length < 2 * PART or method.whole_clients:
         return False
     jax.eval_shape(look, rows)
     # Fewer rows than features stay a factor (see Scatter).

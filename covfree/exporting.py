@@ -1,0 +1,34 @@
+"""Heads, maps of features and tables in functions that `jax.export` writes to bytes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from jax import export
+
+from covfree.buckets import BucketFeatures
+from covfree.estimators.streaming import CovarianceState
+from covfree.feature_maps import Adapter, FourierFeatures, ReluFeatures
+from covfree.heads import EnsembleHead, GaussianHead, MappedHead
+from covfree.scatter import Scatter
+from covfree.types import LinearHead, Message, Moments, Rows
+
+
+def _to_bytes(static: Any) -> bytes:
+    return json.dumps(static).encode()
+
+
+def _from_bytes(static: bytes) -> Any:
+    return tuple(json.loads(static))
+
+
+for _kind in (Adapter, CovarianceState, EnsembleHead, GaussianHead, LinearHead, MappedHead):
+    export.register_namedtuple_serialization(_kind, serialized_name=f"covfree.{_kind.__name__}")
+for _kind in (BucketFeatures, FourierFeatures, Message, Moments, ReluFeatures, Rows, Scatter):
+    export.register_pytree_node_serialization(
+        _kind,
+        serialized_name=f"covfree.{_kind.__name__}",
+        serialize_auxdata=_to_bytes,
+        deserialize_auxdata=_from_bytes,
+    )
