@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Integer
 
-from covfree.padding import pad_rows
+from covfree.padding import as_arrays, pad_rows
 from covfree.sharding import whole
 from covfree.types import is_traced
 
@@ -50,7 +50,9 @@ def compiled(
         run, signature = jax.jit(function, static_argnames=static_argnames), inspect.signature(function)
 
         @wraps(function)
-        def door(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        def door(*args: Any, **kwargs: Any) -> _R:
+            if padded:
+                args, kwargs = (), as_arrays(signature.bind(*args, **kwargs).arguments, padded)
             if check is not None:
                 try:
                     check(*args, **kwargs)
@@ -61,7 +63,7 @@ def compiled(
             cut = any(map(_is_cut, jax.tree.leaves((args, kwargs))))
             if not (cut or padded):
                 return run(*args, **kwargs)
-            arguments = signature.bind(*args, **kwargs).arguments
+            arguments: Any = signature.bind(*args, **kwargs).arguments
             if cut:
                 arguments = jax.tree_util.tree_map_with_path(_uncut, arguments)
             return run(**(pad_rows(arguments, padded) if padded else arguments))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -29,34 +29,48 @@ def few_sizes(rows: int) -> int:
     return max(_FEWEST, -(-rows // step) * step)
 
 
+def as_arrays(arguments: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Arguments of a function, some of which may be lists, with arrays in the place of these."""
+    arrays = dict(arguments)
+    for name in names:
+        if not hasattr(arrays[name], "shape"):
+            try:
+                arrays[name] = np.asarray(arrays[name])
+            except ValueError:
+                raise ValueError(
+                    f"{name}: expected an array, got a list of lists of unequal lengths"
+                ) from None
+    return arrays
+
+
 def pad_rows(arguments: dict[str, Any], fills: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of a function with some of them padded at the end of their first axis.
 
     Args:
-        arguments: of a function, by name. Those that are padded may be lists.
-        fills: what to pad with, by the names of the arguments that share a number of rows.
+        arguments: of a function, by name.
+        fills: what to pad with, by the names of the arrays that share a number of rows.
 
     Returns:
         The arguments. Traced arrays and those that lie on several devices stay as they are.
     """
-    given = {name: arguments[name] for name in fills}
-    if is_traced(*given.values()):
+    arrays = {name: arguments[name] for name in fills}
+    if is_traced(*arrays.values()) or any(map(_on_several_devices, arrays.values())):
         return arguments
-    arrays = {name: x if isinstance(x, jax.Array) else np.asarray(x) for name, x in given.items()}
-    if all(map(_on_one_device, arrays.values())):
-        size = few_sizes(next(iter(arrays.values())).shape[0])
-        arrays = {name: _padded(array, size, fills[name]) for name, array in arrays.items()}
-    return arguments | arrays
+    size = few_sizes(next(iter(arrays.values())).shape[0])
+    return arguments | {name: _padded(array, size, fills[name]) for name, array in arrays.items()}
 
 
-def _on_one_device(array: Any) -> bool:
-    return isinstance(array, np.ndarray) or len(array.sharding.device_set) == 1
+def _on_several_devices(array: Any) -> bool:
+    return isinstance(array, jax.Array) and len(array.sharding.device_set) > 1
 
 
 def _padded(array: Any, size: int, fill: Any) -> Any:
     length = array.shape[0]
     if length == size:
         return array
+    if fill < 0 and array.dtype.kind == "u":
+        # What int32 does not hold stays above all else.
+        array = array.clip(0, np.iinfo(np.int32).max).astype(np.int32)
     if isinstance(array, jax.Array):
         if array.platform() != "cpu":
             return jnp.pad(array, [(0, size - length)] + [(0, 0)] * (array.ndim - 1), constant_values=fill)

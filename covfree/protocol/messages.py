@@ -12,7 +12,7 @@ from jaxtyping import Float, Integer
 from covfree.checks import check, check_example_structure, check_positive
 from covfree.methods import Method, Mixtures
 from covfree.methods.method import check_method
-from covfree.padding import pad_rows
+from covfree.padding import as_arrays, pad_rows
 from covfree.statistics.groups import as_examples
 from covfree.types import AnyArray, Message, PRNGKey, Rows, is_traced
 
@@ -51,9 +51,10 @@ def client_message(
     """
     check_method(method)
     check_positive("num_classes", num_classes)
-    check_example_structure(features, labels)
-    padded = pad_rows({"features": features, "labels": labels}, {"features": 0, "labels": -1})
-    features, labels = padded["features"], padded["labels"]
+    padding = {"features": 0, "labels": -1}
+    given = as_arrays({"features": features, "labels": labels}, padding)
+    check_example_structure(**given)
+    features, labels = pad_rows(given, padding).values()
     check(features, labels, num_classes=num_classes)
     features, labels = as_examples(features, labels=labels)
     # Mixtures are compiled for sizes that they count themselves.

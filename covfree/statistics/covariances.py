@@ -32,7 +32,7 @@ def class_covariances(
 
     Raises:
         ValueError: if shapes do not fit.
-        TypeError: if labels are no integers.
+        TypeError: if features are no floats or labels no integers.
 
     >>> import jax.numpy as jnp
     >>> class_covariances(jnp.array([[1.0], [3.0], [9.0]]), jnp.array([0, 0, 1]), 2).ravel().tolist()

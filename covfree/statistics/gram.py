@@ -47,7 +47,7 @@ def gram(
 
     Raises:
         ValueError: if shapes do not fit.
-        TypeError: if labels are no integers.
+        TypeError: if features are no floats or labels no integers.
 
     Source: Fed3R (Fanì et al. 2024), eq. 5 and 6.
 

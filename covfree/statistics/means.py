@@ -29,7 +29,7 @@ def class_means(
 
     Raises:
         ValueError: if shapes do not fit.
-        TypeError: if labels are no integers.
+        TypeError: if features are no floats or labels no integers.
 
     Source: FedNCM (Legate et al. 2023); FedCOF (Goswami et al. 2024), section 3.
 
@@ -69,7 +69,7 @@ def subset_class_means(
 
     Raises:
         ValueError: if shapes do not fit or ``num_subsets`` is below 1.
-        TypeError: if labels are no integers.
+        TypeError: if features are no floats or labels no integers.
 
     Source: FedCOF (Goswami et al. 2024), App. E.
 

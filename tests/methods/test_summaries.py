@@ -100,13 +100,13 @@ def test_bounds_are_at_least_the_sizes(summary, number):
 
 @pytest.mark.parametrize("summary", MEANS[:3], ids=str)
 def test_one_client_is_as_among_all(summary):
-    """Where nothing is drawn; padded to the number of its examples, and nobody's by name."""
+    """Where nothing is drawn; a row for each class (and subset), and nobody's by name."""
     everybody = rows_of(summary, made=ragged())
     for client in (3, 83):
         x, y = deployed.examples(client)
         rows = summary.one_client(jnp.asarray(x), jnp.asarray(y), CLASSES, None)
         assert rows.client is None
-        assert rows.count.shape == (deployed.SIZE,)
+        assert rows.count.shape == (min(deployed.SIZE, (summary.num_subsets or deployed.SIZE) * CLASSES),)
         own = np.asarray(everybody.client) == client
         for field in ("mean", "count", "label", "covariance"):
             expected, actual = getattr(everybody, field), getattr(rows, field)

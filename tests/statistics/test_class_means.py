@@ -208,7 +208,7 @@ class TestStructure:
             self.call(function, compiled, jnp.ones((2, 4, 3)), jnp.zeros((2, 4), jnp.int32))
 
     def test_integer_features(self, function, compiled):
-        with pytest.raises(ValueError, match=r"features: expected floats.*got int32"):
+        with pytest.raises(TypeError, match=r"features: expected floats.*got int32"):
             self.call(function, compiled, jnp.ones((4, 3), jnp.int32), jnp.zeros(4, jnp.int32))
 
     def test_float_labels(self, function, compiled):
