@@ -49,7 +49,7 @@ def accumulation_dtype(values: Any) -> np.dtype:
     Args:
         values: an array or a data type.
     """
-    dtype = jnp.result_type(values)
+    dtype = jax.dtypes.canonicalize_dtype(values.dtype if hasattr(values, "dtype") else values)
     return np.dtype(np.float32) if dtype.itemsize < 4 else dtype
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float, Integer
 
 from covfree.checks import check, check_example_structure, check_positive
+from covfree.doors import check_int32
 from covfree.methods import Method, Mixtures
 from covfree.methods.method import check_method
 from covfree.padding import as_arrays, pad_rows
@@ -54,6 +55,7 @@ def client_message(
     padding = {"features": 0, "labels": -1}
     given = as_arrays({"features": features, "labels": labels}, padding)
     check_example_structure(**given)
+    check_int32("labels", given["labels"])
     features, labels = pad_rows(given, padding).values()
     check(features, labels, num_classes=num_classes)
     features, labels = as_examples(features, labels=labels)
