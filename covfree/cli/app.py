@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Annotated
 
@@ -15,7 +16,6 @@ from covfree.cli.extract import extract_command
 from covfree.cli.finetune import finetune_command
 from covfree.cli.heads import evaluate_command, fit_command
 from covfree.cli.interrupts import Stopped, Terminated, exit_code, stopped_by
-from covfree.cli.other_names import parser_message
 from covfree.cli.partition import partition_command
 
 app = typer.Typer(
@@ -74,7 +74,7 @@ def run(arguments: list[str], command: typer.Typer = app) -> int:
         # print (nothing, where they have shown the help) and which code to exit with.
         if not hasattr(error, "format_message"):
             raise
-        message, code = parser_message(error), getattr(error, "exit_code", 2)
+        message, code = _parser_message(error), getattr(error, "exit_code", 2)
         return _error(message, code) if message else code
     except Terminated as error:
         return _error(stopped_by(error), exit_code(error))
@@ -85,3 +85,15 @@ def run(arguments: list[str], command: typer.Typer = app) -> int:
 def _error(message: str, code: int) -> int:
     print("covfree: " + " ".join(message.split()), file=sys.stderr)
     return code
+
+
+def _parser_message(error: Exception) -> str:
+    """What the argument parser says; of a value that is none of the choices, in covfree's words."""
+    message = error.format_message()  # pyright: ignore[reportAttributeAccessIssue]
+    choice = re.fullmatch(
+        r"Invalid value for '(--[\w-]+)': (?:Value error, )?('.*') is not one of (.*?)\.?", message
+    )
+    if choice is None:
+        return message
+    option, came, choices = choice[1], choice[2], choice[3].replace("'", "")
+    return f"{option}: expected one of {choices}, got {came}"

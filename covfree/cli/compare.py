@@ -107,7 +107,7 @@ def compare_command(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the runs that --out holds.")] = False,
     report: ReportFile = None,
     config: Config = None,
-    output_format: Annotated[Format, typer.Option("--format", help="What to print.")] = Format.table,
+    output_format: Annotated[Format, typer.Option("--format", help="What to print.")] = "table",
 ) -> None:
     """Compare methods on federations: accuracy, bytes up and time.
 

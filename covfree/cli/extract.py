@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -18,30 +17,14 @@ from covfree.backbones.hub import Weights, find_weights
 from covfree.cli.interrupts import Terminated, stop_here, stopping_between
 from covfree.cli.options import IMAGES, NETWORK, WEIGHTS, at_least
 from covfree.cli.progress import progress_bar
-from covfree.data.encode import encode_texts
-from covfree.data.extract import extract_features
-from covfree.data.image_set import ImageSet
+from covfree.data.extract import encode_texts, extract_features
+from covfree.data.image_set import ImageSet, LabelledSet
 from covfree.data.images import load_images
 from covfree.data.kept import Extracted, Progress
-from covfree.data.labelled import LabelledSet
 from covfree.data.texts import TextSet, load_texts
 
 # Of what was left aside, as much is named.
 _SHOWN = 3
-
-
-class FloatType(StrEnum):
-    """How features are kept."""
-
-    float32 = "float32"
-    float16 = "float16"
-
-
-class Damaged(StrEnum):
-    """What is done about an image that cannot be read."""
-
-    stop = "stop"
-    skip = "skip"
 
 
 def extract_command(
@@ -85,11 +68,13 @@ def extract_command(
             help="Its test split, or none, for a third of each class. Without it test, else validation."
         ),
     ] = None,
-    dtype: Annotated[FloatType, typer.Option(help="Of the features in the file.")] = FloatType.float32,
+    dtype: Annotated[
+        Literal["float32", "float16"], typer.Option(help="Of the features in the file.")
+    ] = "float32",
     batch_size: Annotated[int, typer.Option(help="Images or texts that are computed together.")] = 64,
     on_damaged: Annotated[
-        Damaged, typer.Option(help="What to do about an image that cannot be read.")
-    ] = Damaged.stop,
+        Literal["stop", "skip"], typer.Option(help="What to do about an image that cannot be read.")
+    ] = "stop",
 ) -> None:
     """Compute features of images or texts with a pre-trained network, once, into a file.
 
@@ -116,11 +101,11 @@ def extract_command(
             "client_column": client_column,
         }
         of_images |= {f"{name}_split": value for name, value in splits.items()}
-        of_images["on_damaged"] = None if on_damaged is Damaged.stop else on_damaged
+        of_images["on_damaged"] = None if on_damaged == "stop" else on_damaged
         if given := {name: value for name, value in of_images.items() if value is not None}:
             raise ValueError(f"{_option(given)}: expected none beside --texts")
         found = load_texts(texts)
-        encode(found, sentence_encoder(weights), out, dtype=dtype.value, batch_size=batch_size)
+        encode(found, sentence_encoder(weights), out, dtype=dtype, batch_size=batch_size)
         return
     if images is None or backbone is None:
         raise ValueError("expected --images and --backbone, or --texts")
@@ -133,9 +118,9 @@ def extract_command(
         name,
         found,
         out,
-        dtype=dtype.value,
+        dtype=dtype,
         batch_size=batch_size,
-        on_damaged=on_damaged.value,
+        on_damaged=on_damaged,
     )
 
 

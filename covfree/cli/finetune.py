@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -38,20 +37,8 @@ from covfree.federation import participation as draw
 from covfree.finetune import registry
 from covfree.finetune.registry import Rates
 
-
-class Part(StrEnum):
-    """What is trained."""
-
-    head = "head"
-    backbone = "backbone"
-    all = "all"
-
-
-class NormMode(StrEnum):
-    """How batch norms train."""
-
-    frozen = "frozen"
-    batch = "batch"
+Part = Literal["head", "backbone", "all"]
+NormMode = Literal["frozen", "batch"]
 
 
 def finetune_command(
@@ -68,7 +55,7 @@ def finetune_command(
     ] = "fedadam",
     part: Annotated[
         Part, typer.Option("--train", help="What is trained; backbone and all need --images.")
-    ] = Part.head,
+    ] = "head",
     rounds: Annotated[int, typer.Option(help="Rounds of training.")] = 50,
     participation: Annotated[
         str, typer.Option(help="Clients of a round: a share such as 0.3 or 1.0, or a number such as 30.")
@@ -103,7 +90,7 @@ def finetune_command(
     ] = 10,
     report: ReportFile = None,
     config: Config = None,
-    output_format: Annotated[Format, typer.Option("--format", help="What to print.")] = Format.table,
+    output_format: Annotated[Format, typer.Option("--format", help="What to print.")] = "table",
 ) -> None:
     """Train from closed-form heads in rounds: accuracy by round, and by bytes.
 
@@ -120,15 +107,13 @@ def finetune_command(
     inits = names_of("init", init, (RANDOM, *TRAINABLE))
     algorithms = names_of("algorithm", algorithm, registry())
     plan = _plan(algorithms, part, client_lr, server_lr, mu, tune_rates)
-    if part is not Part.head and images is None:
+    if part != "head" and images is None:
         raise ValueError(f"--train {part}: expected --images, as features have no backbone left to train")
     if resume and out is None:
         raise ValueError("--resume: expected --out beside it")
-    if norms is not None and part is Part.head:
-        raise ValueError(
-            f"--norms: expected --train {Part.backbone} or {Part.all} beside it, as a head has no batch norms"
-        )
-    norms = NormMode.frozen if norms is None else norms
+    if norms is not None and part == "head":
+        raise ValueError("--norms: expected --train backbone or all beside it, as a head has no batch norms")
+    norms = norms or "frozen"
     source = source_of(dataset, test_file, images, backbone, weights)
     federation = federation_of(source.outline, clients, partition, alpha)
     # Once before any work, so that a bad argument shows at once.
@@ -138,19 +123,19 @@ def finetune_command(
     if report is not None:
         check_file("report", report, ".html", (dataset, test_file, images, weights, config), out)
     settings = Settings(
-        *(rounds, drawn, part.value, norms.value, options, every, checkpoint_every, width),
+        *(rounds, drawn, part, norms, options, every, checkpoint_every, width),
         predictions=report is not None,
     )
     given = {
         **source.config,
-        "train": part.value,
+        "train": part,
         "participation": drawn,
         "client_lr": client_lr,
         "server_lr": server_lr,
         "mu": mu,
         "epochs": epochs,
         "batch_size": batch_size,
-        "norms": norms.value,
+        "norms": norms,
         "tune": tune_rates,
         **partition_settings(source.outline, federation),
         "every": every,
@@ -176,7 +161,7 @@ def finetune_command(
         raise stopped
     shown = {**given, "init": inits, "algorithm": algorithms, "rounds": rounds, "seeds": seeds}
     # The results name the weights that were found, which need not be what the option takes.
-    repeat = {**shown, "weights": weights, "norms": None if part is Part.head else norms.value}
+    repeat = {**shown, "weights": weights, "norms": None if part == "head" else norms}
     finetuning.show(output_format, shown, repeat)
     if stopped is not None:
         raise stopped_after(stopped, finetuning.done, out)
@@ -208,7 +193,7 @@ def _plan(
             raise ValueError(f"--mu: expected {', '.join(takers)} among --algorithm, got {algorithms[0]}")
     rates = {}
     for name in algorithms:
-        own = registry()[name].head if part is Part.head else registry()[name].network
+        own = registry()[name].head if part == "head" else registry()[name].network
         rates[name] = Rates(
             own.client if client_lr is None else client_lr, own.server if server_lr is None else server_lr
         )

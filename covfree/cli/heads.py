@@ -137,7 +137,7 @@ def evaluate_command(
         Path | None, typer.Option(help="A CSV file to write: examples by class (line) and prediction.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the split, as of covfree fit.")] = 0,
-    output_format: Annotated[Format, typer.Option("--format", help="What to print.")] = Format.table,
+    output_format: Annotated[Format, typer.Option("--format", help="What to print.")] = "table",
 ) -> None:
     """Measure a head on the test part: accuracy, also by class and client, likelihood, calibration.
 

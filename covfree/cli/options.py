@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import numpy as np
 import typer
@@ -25,16 +24,7 @@ from covfree.transforms import Transform
 T = TypeVar("T")
 
 
-class Format(StrEnum):
-    """What is printed."""
-
-    table = "table"
-    markdown = "markdown"
-    json = "json"
-    csv = "csv"
-    latex = "latex"
-
-
+Format = Literal["table", "markdown", "json", "csv", "latex"]
 DATASET = typer.Option(
     help="'digits' (1,797 real images that ship with scikit-learn), or an .npz file with "
     "features (n × d), labels (n) and, if there are any, clients (n) and is_test (n).",

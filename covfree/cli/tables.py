@@ -72,15 +72,15 @@ def show(
         left_out: what the title says of examples on no client: said on stderr where CSV has no title.
     """
     plain = Table(columns.names, tuple(lines), best)
-    if form is Format.json:
+    if form == "json":
         print(content)
-    elif form is Format.csv:
+    elif form == "csv":
         print(as_csv(records))
         for text in left_out:
             print(f"covfree: {text}", file=sys.stderr)
-    elif form is Format.markdown:
+    elif form == "markdown":
         print(title.replace("\n", "\n\n"), as_markdown(plain), sep="\n\n")
-    elif form is Format.latex:
+    elif form == "latex":
         print("\n".join(f"% {line}" for line in title.splitlines()), as_latex(plain), sep="\n")
     else:
         console = Console()

@@ -4,7 +4,7 @@ from covfree.data.dataset import FeatureSet as FeatureSet
 from covfree.data.dataset import load as load
 from covfree.data.dataset import load_digits as load_digits
 from covfree.data.dataset import load_npz as load_npz
-from covfree.data.encode import encode_texts as encode_texts
+from covfree.data.extract import encode_texts as encode_texts
 from covfree.data.extract import extract_features as extract_features
 from covfree.data.feature_file import FeatureFile as FeatureFile
 from covfree.data.feature_file import read_feature_file as read_feature_file

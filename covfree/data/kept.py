@@ -11,7 +11,7 @@ import numpy as np
 from covfree.data.dataset import StrPath
 from covfree.data.feature_file import differences, read_feature_file, rewrite
 from covfree.data.feature_writer import FeatureWriter
-from covfree.data.labelled import LabelledSet
+from covfree.data.image_set import LabelledSet
 
 # Is told how many examples are done, and how many there are.
 Progress = Callable[[int, int], None]

@@ -14,7 +14,7 @@ import numpy as np
 
 from covfree.data.dataset import StrPath
 from covfree.data.folders import PARTS
-from covfree.data.labelled import LabelledSet
+from covfree.data.image_set import LabelledSet
 
 _TABLES = {".csv": ",", ".tsv": "\t"}
 _COLUMNS = ("text", "label", "client", "split")

@@ -43,9 +43,7 @@ BAD = {
     "negative seed": (["--seeds", "3,-1"], "--seeds: expected at least 0, got -1"),
     "data twice": (["--dataset", "digits,digits"], "--dataset: expected different data sets, got digits"),
     "resume without out": (["--resume"], "--resume: expected --out beside it"),
-    "gamma": (["--gamma", "1"], r"--gamma\. Did you mean --shrinkage\?"),
-    "lambda": (["--lambda", "1"], r"--lambda\. Did you mean --ridge\?"),
-    "epsilon": (["--epsilon", "1"], r"--epsilon\. Did you mean --noise\?"),
+    "a near name": (["--shrinkag", "1"], r"--shrinkag.*--shrinkage"),
     "no method": (["--methods", " , "], "--methods: expected names of methods, got none"),
     "all and one of them": (
         ["--methods", "all,fedcof"],

@@ -268,7 +268,7 @@ def test_figures_are_never_cut(capsys, monkeypatch, terminal):
     line += tuple(f"9{n}.00 ± 0.1{n}" for n in range(6))
     for width in (40, 80, 200):
         monkeypatch.setenv("COLUMNS", str(width))
-        tables.show(tables.Format.table, "title " * 20, tables.Columns(names), [line], [], "")
+        tables.show("table", "title " * 20, tables.Columns(names), [line], [], "")
         text = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
         assert "title " * 20 in text
         assert all(cell in text for cell in (*names, *line))

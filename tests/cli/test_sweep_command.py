@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import covfree
-from covfree.cli.options import Format
 from covfree.cli.report import COLUMNS
 from covfree.cli.tables import Columns, show
 from covfree.data import load_digits
@@ -100,7 +99,7 @@ def test_a_wide_table_comes_in_blocks_that_fit(capsys, monkeypatch):
         for row, method in enumerate(("FedNCM", "FedCOF (LDA)"))
     ]
     columns = Columns(("method", *names), broken=names)
-    show(Format.table, "digits", columns, lines, [], "", best=frozenset({(0, 3), (1, 7)}))
+    show("table", "digits", columns, lines, [], "", best=frozenset({(0, 3), (1, 7)}))
     title, *shown = capsys.readouterr().out.rstrip().splitlines()
     assert title == "digits"
     assert max(map(len, shown)) <= 80
@@ -126,7 +125,7 @@ def test_a_table_of_one_federation_fits_in_one_block(capsys, monkeypatch):
     """The names of methods are broken, figures are not."""
     monkeypatch.setenv("COLUMNS", "80")
     line = ("FedCOF (LDA, automatic γ)", "94.46 ± 0.77", "48.8 kB", "18.0 kB", "76.9 k", "16.8 ms", "83.7 ms")
-    show(Format.table, "digits", COLUMNS, [line], [], "")
+    show("table", "digits", COLUMNS, [line], [], "")
     _, *shown = capsys.readouterr().out.rstrip().splitlines()
     assert max(map(len, shown)) <= 80
     first, second = ([cell.strip() for cell in each.split("│")] for each in shown[-2:])

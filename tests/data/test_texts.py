@@ -185,7 +185,7 @@ def made(count=11, **changes):
 
 def test_a_file_of_features(encoder, monkeypatch, tmp_path):
     """Written as it goes on; computed once; of today's labels."""
-    monkeypatch.setattr("covfree.data.encode._BATCHES", 2)
+    monkeypatch.setattr("covfree.data.extract._BATCHES", 2)
     out, told = tmp_path / "out.npz", []
     done = encode_texts(
         made(), encoder, out=out, batch_size=2, progress=lambda *numbers: told.append(numbers)
@@ -212,7 +212,7 @@ def test_a_file_of_features(encoder, monkeypatch, tmp_path):
 
 
 def test_what_was_done_is_not_done_again(encoder, monkeypatch, tmp_path):
-    monkeypatch.setattr("covfree.data.encode._BATCHES", 2)
+    monkeypatch.setattr("covfree.data.extract._BATCHES", 2)
 
     def stop(done, total):
         if done == 8:
