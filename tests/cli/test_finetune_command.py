@@ -203,7 +203,6 @@ def test_options_in_a_file(finetune, tmp_path):
         "[finetune]\nrounds = 3": "unknown finetune; expected some of algorithm",
         "rounds = 2.5": "Invalid value for '--rounds'",
         "rounds = true": "Invalid value for '--rounds'",
-        "rounds = [2]": "--rounds",
         'client-lr = "fast"': "Invalid value for '--client-lr'",
         'norms = "some"': "--norms: expected one of frozen, batch, got 'some'",
         "init = true": "--init: expected some of random",
