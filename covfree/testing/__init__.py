@@ -1,8 +1,7 @@
 """Contracts for methods, heads, estimators, transforms and algorithms: covfree's keep them, and yours may.
 
-A check is called in a test and raises an AssertionError that names the law that is broken. Needs the
-``testing`` extra. There is one file for each check; the laws are its functions, and their docstrings say
-what must hold.
+A check is called in a test and raises an AssertionError that names the law that is broken, what it says and
+the leaf that differs. There is one file for each check, with a table of its laws.
 """
 
 from covfree.testing.algorithm import check_algorithm as check_algorithm

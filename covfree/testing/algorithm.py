@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.rounds import Algorithm, ClientData, cohort, run
+from covfree.rounds import Algorithm, ClientData, add, cohort, run
 from covfree.rounds.uploads import Parts, packed
-from covfree.testing.laws import SINGLE, assert_close, assert_numbers, assert_same, hold
+from covfree.testing.case import assert_copied
+from covfree.testing.federations import CLASSES
+from covfree.testing.laws import SINGLE, Law, assert_close, assert_numbers, assert_same, centred, hold
+
+# (features, labels, clients) to the result of all rounds, in float64 NumPy: a pytree, or a function from
+# features to scores where the result is a classifier.
+Reference: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray], Any]
 
 _SIZES = (5, 0, 8, 3, 8, 6)
+_EMPTY, _FEW = 1, 3
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,7 @@ class _Subject:
     algorithm: Any
     features: Any
     labels: Any
+    reference: Reference | None
     traced: list[int] = field(default_factory=list)  # a number for each time that a client was traced
 
     @cached_property
@@ -33,20 +41,12 @@ class _Subject:
         """The client of each example; one of them has none."""
         return np.repeat(np.arange(len(_SIZES)), _SIZES)
 
-    @cached_property
-    def rounds(self) -> int:
-        return self.algorithm.rounds or 3
-
-    def run(self, algorithm: Any = None, **options: Any) -> Any:
+    def run(self, **options: Any) -> Any:
         """All rounds with all clients."""
-        options = {"rounds": self.rounds, **options}
+        rounds = self.algorithm.rounds or 3
+        key = jax.random.key(0)
         return run(
-            self.algorithm if algorithm is None else algorithm,
-            self.features,
-            self.labels,
-            self.clients,
-            key=jax.random.key(0),
-            **options,
+            self.algorithm, self.features, self.labels, self.clients, key=key, rounds=rounds, **options
         )
 
     @cached_property
@@ -59,13 +59,23 @@ class _Subject:
         """The server's first state, and what a client remembers."""
         return cohort.start(self.algorithm, jax.random.key(1), num_clients=len(_SIZES))
 
-    def answer(self, data: ClientData, algorithm: Any = None) -> tuple[Parts, Any]:
-        """A client's upload in its parts, and what it remembers, in the first round."""
+    def result(self, state: Any) -> Any:
+        """What comes out of a state, where clients remember what they did at first."""
+        memory = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(_SIZES), *x.shape)), self.start[1])
+        return self.algorithm.result(self.algorithm.params, state, memory)
+
+    def scores(self, result: Any) -> np.ndarray | None:
+        """Of all examples, if the result is a classifier, or one for each client."""
+        model = result.of(_FEW) if hasattr(result, "of") else result
+        return np.asarray(model(jnp.asarray(self.features))) if callable(model) else None
+
+    def answer(self, data: ClientData, algorithm: Any = None, seed: int = 2) -> tuple[Any, Any]:
+        """A client's upload, and what it remembers, in the first round."""
         algorithm = self.algorithm if algorithm is None else algorithm
         state, memory = self.start
         sent = cohort.broadcast(algorithm, state)
-        upload, memory, _ = self._client(algorithm, sent, data, memory, jax.random.key(2))
-        return Parts.of(upload), memory
+        upload, memory, _ = self._client(algorithm, sent, data, memory, jax.random.key(seed))
+        return upload, memory
 
     @cached_property
     def _client(self) -> Any:
@@ -74,6 +84,10 @@ class _Subject:
             return algorithm.client(algorithm.params, *arguments)
 
         return jax.jit(client)
+
+    def serve(self, total: Any) -> Any:
+        """The server's state after the first round."""
+        return self.algorithm.server(self.algorithm.params, self.start[0], total)
 
     def data(self, client: int, padding: int = 0) -> ClientData:
         """The examples of a client, padded."""
@@ -86,9 +100,7 @@ class _Subject:
 
 def pytree(subject: _Subject) -> None:
     """The algorithm, its states and its broadcasts are pytrees of finite numbers."""
-    assert_numbers(subject.algorithm, "the algorithm")
-    structure = jax.tree.structure(subject.algorithm)
-    assert jax.tree.structure(copy.deepcopy(subject.algorithm)) == structure, "a copy has another structure"
+    assert_copied(subject.algorithm, "the algorithm")
     state, memory = subject.start
     assert_numbers((state, memory), "the first state, and what clients remember")
     assert_numbers(cohort.broadcast(subject.algorithm, state), "the broadcast")
@@ -104,18 +116,17 @@ def pure(subject: _Subject) -> None:
 
 def empty(subject: _Subject) -> None:
     """The upload of a client without examples is zero, and it remembers what it did."""
-    parts, memory = subject.answer(subject.data(1))
-    for leaf in parts.sums:
-        assert not np.asarray(leaf).any(), f"expected sums of zeros, got {np.asarray(leaf)}"
+    upload, memory = subject.answer(subject.data(_EMPTY))
+    parts = Parts.of(upload)
+    assert_same(parts.sums, [np.zeros_like(leaf) for leaf in parts.sums], "sums of the upload")
     for table in parts.tables:
         assert not len(packed(table)[-1]), "expected empty tables"
-    structure = jax.tree.structure(subject.start[1])
-    assert jax.tree.structure(memory) == structure, "what the client remembers has another structure"
+    assert_same(memory, subject.start[1], "what the client remembers")
 
 
 def padding(subject: _Subject) -> None:
     """Padding behind a client's examples changes nothing in its upload."""
-    few, more = (subject.answer(subject.data(2, padding))[0] for padding in (0, 5))
+    few, more = (Parts.of(subject.answer(subject.data(2, padding))[0]) for padding in (0, 5))
     assert_close(more.sums, few.sums, SINGLE, "sums of the upload")
     for one, other in zip(more.tables, few.tables, strict=True):
         assert_close(packed(one), packed(other), SINGLE, "tables of the upload")
@@ -131,13 +142,10 @@ def cutting(subject: _Subject) -> None:
 
 
 def absence(subject: _Subject) -> None:
-    """Without a single upload the state stays finite."""
-    if subject.algorithm.rounds is not None:
-        return
-    nobody = np.full((2, 1), -1)
-    assert_numbers(
-        subject.run(rounds=2, participation=nobody).state, "the state after rounds without clients"
-    )
+    """Without a single upload the server's next state is finite."""
+    if subject.algorithm.rounds is None:
+        nothing = jax.tree.map(jnp.zeros_like, subject.answer(subject.data(_EMPTY))[0])
+        assert_numbers(subject.serve(nothing), "the state after a round without clients")
 
 
 def trace(subject: _Subject) -> None:
@@ -148,7 +156,61 @@ def trace(subject: _Subject) -> None:
     assert len(subject.traced) == before, "a copy was traced anew"
 
 
-ALGORITHM_LAWS = (pytree, pure, empty, padding, cutting, absence, trace)
+def learns(subject: _Subject) -> None:
+    """A classifier that is trained gets a lower loss; one that is solved beats one class for all."""
+    after, labels = subject.scores(subject.done.result), np.asarray(subject.labels)
+    before = None if after is None else subject.scores(subject.result(subject.start[0]))
+    if after is None:
+        return
+    own = subject.clients == _FEW if hasattr(subject.done.result, "of") else labels >= 0
+    if before is None:
+        right, most = (after.argmax(-1) == labels).mean(), np.bincount(labels).max() / len(labels)
+        assert right >= most, f"{right:.3g} of the examples are right, of one class there are {most:.3g}"
+        return
+    losses = [float(_losses(scores, labels)[own].mean()) for scores in (before, after)]
+    assert losses[1] < losses[0], f"the cross-entropy goes from {losses[0]:.6g} to {losses[1]:.6g}"
+
+
+def _losses(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    return -np.asarray(jax.nn.log_softmax(scores))[np.arange(len(labels)), labels]
+
+
+def copies(subject: _Subject) -> None:
+    """Two clients of the same few examples bring a classifier that is trained as far as one of them does."""
+    if subject.scores(subject.result(subject.start[0])) is None:
+        return
+    one = subject.data(_FEW)
+    uploads = [subject.answer(one)[0]]
+    uploads.append(subject.answer(ClientData(one.features, one.labels, one.index, one.client - 1), seed=3)[0])
+    found = [subject.scores(subject.result(subject.serve(total))) for total in (uploads[0], add(*uploads))]
+    assert_close(centred(found[1]), centred(found[0]), 10 * SINGLE, "scores after a round of both")
+
+
+def reference(subject: _Subject) -> None:
+    """The result is that of the reference formula, scores up to a constant a row, where one is given."""
+    if subject.reference is None:
+        return
+    features = np.asarray(subject.features)
+    expected = subject.reference(features.astype(np.float64), np.asarray(subject.labels), subject.clients)
+    if callable(expected):
+        scores = np.asarray(expected(features.astype(np.float64)))
+        assert_close(centred(subject.scores(subject.done.result)), centred(scores), 10 * SINGLE, "scores")
+    else:
+        assert_close(subject.done.result, expected, 10 * SINGLE, "the result")
+
+
+ALGORITHM_LAWS: tuple[Law, ...] = (
+    pytree,
+    pure,
+    empty,
+    padding,
+    cutting,
+    absence,
+    trace,
+    learns,
+    copies,
+    reference,
+)
 
 
 def check_algorithm(
@@ -156,27 +218,36 @@ def check_algorithm(
     features: Any = None,
     labels: Any = None,
     *,
+    reference: Reference | None = None,
     exclude: Mapping[str, str] | None = None,
 ) -> None:
     """Hold a federated algorithm to the laws that let anybody run it in any way.
 
+    The laws: ``pytree``, ``pure``, ``empty``, ``padding``, ``cutting``, ``absence``, ``trace``, ``learns``,
+    ``copies``, ``reference``. ``learns`` is of results that classify, ``copies`` of those that do so before
+    the first round.
+
     Args:
         algorithm: e.g. ``covfree.finetune.fedavg(…)``.
         features: 30 examples that it can work on, of any rank; by default vectors of 5 numbers.
-        labels: their classes; by default of three.
-        exclude: laws that are none for this algorithm, each with the reason.
+        labels: their classes; by default of three, which lie apart.
+        reference: the formula in float64 NumPy: takes features, labels and clients, and gives the result
+            after all rounds, three if the algorithm does not say; of a classifier a function from features
+            to scores.
+        exclude: laws that are none for this algorithm, each with the reason: e.g. ``learns`` where another
+            loss than cross-entropy is made small.
 
     Raises:
         AssertionError: if a law is broken: its name, what it says, and the numbers.
-        ImportError: if the ``testing`` extra is not installed.
         ValueError: if ``exclude`` names no law, or a reason is missing.
 
-    >>> import covfree, covfree.rounds
+    >>> import covfree
     >>> check_algorithm(covfree.rounds.as_algorithm(covfree.fedncm(), num_classes=3))
     """
     rng = np.random.default_rng(0)
     number = sum(_SIZES)
-    features = rng.normal(size=(number, 5)).astype(np.float32) if features is None else features
-    labels = rng.integers(0, 3, number) if labels is None else labels
-    subject = _Subject(algorithm, features, labels)
+    labels = rng.integers(0, CLASSES // 2, number) if labels is None else labels
+    if features is None:
+        features = (rng.normal(size=(number, 5)) + 3 * np.eye(CLASSES // 2, 5)[labels]).astype(np.float32)
+    subject = _Subject(algorithm, features, labels, reference)
     hold(ALGORITHM_LAWS, f"algorithm {getattr(algorithm, 'name', algorithm)!r}", subject, exclude)

@@ -2,210 +2,172 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from functools import partial
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.optional import optional
-from covfree.testing.federations import CLASSES, table
-from covfree.testing.laws import (
-    SINGLE,
-    STEP,
-    Batched,
-    assert_close,
-    assert_derivative,
-    assert_numbers,
-    assert_same,
-    double,
-    hold,
-    on_examples,
-)
+from covfree.testing.case import Case, gradients, jit, padding, pure, reference, relation, trace
+from covfree.testing.federations import CLASSES, paired, table
+from covfree.testing.laws import Law, assert_close, assert_numbers, double, hold, turn
 from covfree.types import Rows
 
-_BATCH = 2
+# (means, counts, labels, num_classes) of the rows that are no padding, to the estimate, in float64 NumPy.
+Reference: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray, int], Any]
+# What the estimate is on average: of the covariance that all classes share, and of the rows.
+Expectation: TypeAlias = Literal["covariance", "scatter"] | Callable[[np.ndarray, Rows], Any]
 
 
 @dataclass(frozen=True)
-class _Subject:
-    """An estimator under check."""
-
+class _About:
     estimate: Callable[[Rows, int], Any]
     dim: int
-
-    @cached_property
-    def example(self) -> Rows:
-        return table(self.dim)
-
-    @cached_property
-    def drawn(self) -> dict[str, Any]:
-        """Hypothesis's strategies of tables of rows."""
-        strategies = optional("hypothesis.strategies", "testing")
-        seeds, classes = strategies.integers(0, 2**16), strategies.integers(0, CLASSES - 1)
-        return {"rows": strategies.builds(table, strategies.just(self.dim), seeds, classes)}
-
-    def direct(self, rows: Rows) -> Any:
-        """Of a call outside of ``jit``, in float32."""
-        return self.estimate(_single(rows), CLASSES)
-
-    @cached_property
-    def _compiled(self) -> Batched:
-        def of_one(_: None, rows: Any) -> Any:
-            def value(mean: Any) -> Any:
-                matrix = self.estimate(replace(rows, mean=mean), CLASSES)
-                return jnp.sin(matrix).sum(), matrix
-
-            (loss, matrix), slope = jax.value_and_grad(value, has_aux=True)(rows.mean)
-            return matrix, loss, slope
-
-        return Batched(of_one, _BATCH)
-
-    def compiled(self, *rows: Rows) -> list[Any]:
-        """The estimate, a value and its derivative: in float64, under ``jit`` and ``vmap``."""
-        with double():
-            return self._compiled(None, *rows)
+    unbiased_for: Expectation | None
 
 
-def _single(rows: Rows) -> Rows:
-    return replace(rows, mean=jnp.asarray(rows.mean, jnp.float32))
+def _used(rows: Rows) -> np.ndarray:
+    return (np.asarray(rows.count) > 0) & (np.asarray(rows.label) >= 0)
 
 
-def _mapped(rows: Rows, function: Callable[[np.ndarray], np.ndarray]) -> Rows:
-    return replace(rows, mean=function(np.asarray(rows.mean)))
+def _clean(rows: Rows) -> Rows:
+    used = _used(rows)
+    return jax.tree.map(lambda column: column[used], rows)
 
 
-def pytree(subject: _Subject) -> None:
+def _mapped(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[Rows], Rows]:
+    return lambda rows: replace(rows, mean=function(np.asarray(rows.mean)))
+
+
+def _way(rows: Rows) -> dict[str, Any]:
+    way = np.random.default_rng(0).normal(size=np.shape(rows.mean))
+    return {"means": np.where(_used(rows)[:, None], way, 0)}
+
+
+def _shape(matrix: Any) -> tuple[np.ndarray, np.ndarray]:
+    """A matrix less its multiple of the identity, in a length of 1, and that length."""
+    matrix = np.asarray(matrix)
+    mean = np.trace(matrix, axis1=-2, axis2=-1)[..., None, None] / matrix.shape[-1]
+    rest = matrix - mean * np.eye(matrix.shape[-1])
+    length = np.sqrt(np.square(rest).sum((-2, -1), keepdims=True))
+    known = length > 1e-9 * np.abs(matrix).max(initial=1e-300)
+    return np.where(known, rest / np.where(known, length, 1), 0), np.where(known, length, 0)
+
+
+def pytree(case: Case) -> None:
     """The estimate is an array of finite numbers, [dim, dim] or one such matrix for each class."""
-    matrix = subject.direct(subject.example)
+    matrix, dim = case.direct(_clean(case.example)), case.about.dim
     assert_numbers(matrix, "the estimate")
-    size = (subject.dim, subject.dim)
-    assert jnp.shape(matrix) in (size, (CLASSES, *size)), f"the estimate has shape {jnp.shape(matrix)}"
+    assert jnp.shape(matrix) in ((dim, dim), (CLASSES, dim, dim)), (
+        f"the estimate has shape {jnp.shape(matrix)}"
+    )
 
 
-def pure(subject: _Subject) -> None:
-    """The same rows give the same estimate, to the bit, and are not changed."""
-    rows = _single(subject.example)
-    before = copy.deepcopy(rows)
-    first = subject.estimate(rows, CLASSES)
-    assert_same(subject.estimate(rows, CLASSES), first, "the second estimate, and the first")
-    assert_same(rows, before, "the rows after the call, and before")
-
-
-def jit(subject: _Subject) -> None:
-    """Called directly in float32 it gives what it gives compiled and batched (jit of vmap) in float64."""
-    ((matrix, *_),) = subject.compiled(subject.example)
-    assert_close(np.asarray(subject.direct(subject.example)), matrix, SINGLE, "the estimate")
-
-
-def trace(subject: _Subject) -> None:
-    """Other rows of the same shape trace nothing anew."""
-    subject.compiled(table(subject.dim, 1))
-
-
-def order(subject: _Subject) -> None:
-    """The order of the rows does not matter."""
-
-    def check(rows: Rows) -> None:
-        places = np.random.default_rng(0).permutation(len(rows.label))
-        other = jax.tree.map(lambda column: column[places], rows)
-        (first, *_), (second, *_) = subject.compiled(rows, other)
-        assert_close(second, first, 1e-6, "the estimate from rows in another order")
-
-    on_examples(check, **subject.drawn)
-
-
-def padding(subject: _Subject) -> None:
-    """Rows with count 0 or a label below 0 change nothing, whatever their means hold."""
-
-    def check(rows: Rows) -> None:
-        junk = _mapped(rows, lambda mean: np.where(np.isnan(mean), 1e30, mean))
-        ((matrix, *_),), ((other, *_),) = subject.compiled(rows), subject.compiled(junk)
-        assert_same(other, matrix, "the estimate with 1e30 in padding, and with NaN")
-
-    on_examples(check, **subject.drawn)
-    rows = subject.example
-    kept = (np.asarray(rows.count) > 0) & (np.asarray(rows.label) >= 0)
-    clean = jax.tree.map(lambda column: column[kept], rows)
-    ((matrix, *_),) = subject.compiled(rows)
-    assert_close(np.asarray(subject.direct(clean)), matrix, SINGLE, "the estimate without padding")
-
-
-def positive(subject: _Subject) -> None:
+def positive(case: Case) -> None:
     """The estimate is symmetric, and no eigenvalue is below 0."""
-
-    def check(rows: Rows) -> None:
-        ((matrix, *_),) = subject.compiled(rows)
-        assert_close(np.swapaxes(matrix, -1, -2), matrix, 1e-9, "the transposed estimate, and the estimate")
-        values = np.linalg.eigvalsh(matrix)
+    for rows in case.drawn:
+        (found,) = case.compiled(rows)
+        assert_close(np.swapaxes(found.seen, -1, -2), found.seen, 1e-9, "the estimate, transposed")
+        values = np.linalg.eigvalsh(found.seen)
         least, most = values.min(), np.abs(values).max()
         assert least >= -1e-9 * most, f"the least eigenvalue is {least}, the largest {most}"
 
-    on_examples(check, **subject.drawn)
+
+def doubling(case: Case) -> None:
+    """Twice all counts give twice the estimate or more, up to a multiple of I."""
+    rows = paired(case.about.dim)
+    once, twice = (found.seen for found in case.compiled(rows, replace(rows, count=2 * rows.count)))
+    (shape, length), (other, doubled) = _shape(once), _shape(twice)
+    assert_close(other, shape, case.tolerance, "the estimate with all counts doubled, in its scale")
+    ratio = (doubled / np.where(length > 0, length, np.inf)).max()
+    assert (doubled >= 2 * (1 - case.tolerance) * length).all(), f"the estimate grows {ratio:.6g} times"
 
 
-def scaling(subject: _Subject) -> None:
-    """Features times s have an estimate times s²."""
-
-    def check(rows: Rows) -> None:
-        (first, *_), (second, *_) = subject.compiled(rows, _mapped(rows, lambda mean: 8 * mean))
-        assert_close(second, 64 * first, 1e-6, "the estimate from 8 times the features")
-
-    on_examples(check, **subject.drawn)
-
-
-def translation(subject: _Subject) -> None:
-    """Features that are all moved alike have the same estimate."""
-
-    def check(rows: Rows) -> None:
-        (first, *_), (second, *_) = subject.compiled(rows, _mapped(rows, lambda mean: mean + 5))
-        assert_close(second, first, 1e-6, "the estimate from features plus 5")
-
-    on_examples(check, **subject.drawn)
+def merging(case: Case) -> None:
+    """Two rows of one class and mean weigh as one of both counts, up to scale and a multiple of I."""
+    rows = paired(case.about.dim)
+    first = np.flatnonzero((rows.label >= 0) & (np.arange(len(rows.label)) % 5 == 0))
+    count, label = rows.count.copy(), rows.label.copy()
+    count[first] += count[first + 1]
+    count[first + 1], label[first + 1] = 0, -1
+    apart, merged = case.compiled(rows, replace(rows, count=count, label=label))
+    assert_close(_shape(merged.seen)[0], _shape(apart.seen)[0], case.tolerance, "rows merged")
 
 
-def rotation(subject: _Subject) -> None:
-    """Features X R have the estimate Rᵀ Σ̂ R, for a rotation R."""
-    turn = np.linalg.qr(np.random.default_rng(0).normal(size=(subject.dim, subject.dim)))[0]
+def unbiased(case: Case) -> None:
+    """On average over rows of one covariance, means of so many examples each, it is what it estimates."""
+    expected = case.about.unbiased_for
+    if expected is None:
+        return
+    rows, dim = _clean(paired(case.about.dim)), case.about.dim
+    rng = np.random.default_rng(0)
+    root = rng.normal(size=(dim, dim))
+    covariance, centres = root @ root.T, 3 * rng.normal(size=(CLASSES, dim))
+    # Quadratic in the means, it has the same average over all distributions with their mean and covariance.
+    # In this one all rows but one are at the centre.
+    number = len(rows.label)
+    away = np.sqrt(number * dim) * np.einsum("rs,ij->risj", np.eye(number), root.T).reshape(-1, number, dim)
+    means = np.concatenate([away, -away]) / np.sqrt(rows.count)[None, :, None]
+    with double():
 
-    def check(rows: Rows) -> None:
-        (first, *_), (second, *_) = subject.compiled(rows, _mapped(rows, lambda mean: mean @ turn))
-        assert_close(second, turn.T @ first @ turn, 1e-6, "the estimate from rotated features")
+        def average(centre: Any, label: Any) -> Any:
+            def one(mean: Any) -> Any:
+                return case.about.estimate(Rows(mean + centre, rows.count, label, rows.client), CLASSES)
 
-    on_examples(check, **subject.drawn)
+            return jax.vmap(one)(jnp.asarray(means)).mean(0)
 
-
-def gradients(subject: _Subject) -> None:
-    """Derivatives by the means are finite, those of differences, and 0 for padding."""
-
-    def check(rows: Rows) -> None:
-        kept = ((np.asarray(rows.count) > 0) & (np.asarray(rows.label) >= 0))[:, None]
-        zero = np.zeros(np.shape(rows.mean))
-        way = np.where(kept, np.random.default_rng(0).normal(size=zero.shape), zero)
-        moved = _mapped(rows, lambda mean: mean + STEP * way)
-        (_, value, slope), (_, other, after) = subject.compiled(rows, moved)
-        assert_numbers(slope, "derivatives")
-        assert_same(np.where(kept, zero, slope), zero, "derivatives by the means of padding")
-        assert_derivative("means", (slope * way).sum(), (after * way).sum(), value, other)
-
-    on_examples(check, **subject.drawn)
+        run = jax.jit(average)
+        together = np.asarray(run(0 * centres[rows.label], rows.label))
+        # Where all rows are one class to it, their centres are one.
+        labels_count = not np.allclose(run(0 * centres[rows.label], 0 * rows.label), together)
+        found = np.asarray(run(centres[rows.label], rows.label)) if labels_count else together
+    if expected == "covariance":
+        goal = covariance
+    elif expected == "scatter":
+        each = found.ndim == 3
+        goal = covariance * (rows.count.sum() / (CLASSES if each else 1) - (1 if each else CLASSES))
+    else:
+        goal = np.asarray(expected(covariance, rows))
+    assert_close(found, np.broadcast_to(goal, found.shape), case.tolerance, "the average")
 
 
-ESTIMATOR_LAWS = (
+def _ordered(rows: Rows) -> Rows:
+    order = np.random.default_rng(0).permutation(len(rows.label))
+    return jax.tree.map(lambda column: column[order], rows)
+
+
+ESTIMATOR_LAWS: tuple[Law, ...] = (
     pytree,
     pure,
     jit,
     trace,
-    order,
+    relation("order", "The order of the rows does not matter.", _ordered),
     padding,
     positive,
-    scaling,
-    translation,
-    rotation,
+    relation(
+        "scaling",
+        "Features times s have an estimate times s².",
+        _mapped(lambda mean: 8 * mean),
+        lambda matrix: 64 * matrix,
+    ),
+    relation(
+        "translation",
+        "Features that are all moved alike have the same estimate.",
+        _mapped(lambda mean: mean + 5),
+    ),
+    relation(
+        "rotation",
+        "Features X R have the estimate Rᵀ Σ̂ R, for a rotation R.",
+        _mapped(lambda mean: mean @ turn(mean.shape[1])),
+        lambda matrix: turn(matrix.shape[-1]).T @ matrix @ turn(matrix.shape[-1]),
+    ),
+    doubling,
+    merging,
+    unbiased,
+    reference,
     gradients,
 )
 
@@ -214,27 +176,59 @@ def check_estimator(
     estimate: Callable[[Rows, int], Any],
     *,
     dim: int = 5,
+    unbiased_for: Expectation | None = None,
+    reference: Reference | None = None,
     exclude: Mapping[str, str] | None = None,
 ) -> None:
     """Hold an estimator to the laws of a covariance that is estimated from rows.
+
+    The laws: ``pytree``, ``pure``, ``jit``, ``trace``, ``order``, ``padding``, ``positive``, ``scaling``,
+    ``translation``, ``rotation``, ``doubling``, ``merging``, ``unbiased``, ``reference``, ``gradients``. Only
+    ``unbiased`` and ``reference`` know the estimate's scale, such as 1/(K − 1): give at least one of them.
 
     A shrinkage rule is held to them as what it makes of an estimate, see docs/your-own.md.
 
     Args:
         estimate: takes `Rows` and the number of classes, gives a matrix [dim, dim], or one for each class.
         dim: size of the features.
+        unbiased_for: what the estimate is on average if all classes share a covariance Σ and each row is the
+            mean of so many examples: ``"covariance"``, Σ; ``"scatter"``, (N − C) Σ; or a function of Σ and
+            the rows. The average is exact for estimates that are quadratic in the means.
+        reference: the formula in float64 NumPy: takes means, counts, labels (without padding) and the number
+            of classes.
         exclude: laws that are none for this estimator, each with the reason: e.g. ``scaling`` where a number
-            is in the features' unit, ``translation`` where it is about the origin.
+            is in the features' unit, ``translation`` where it is about the origin, ``doubling`` and
+            ``merging`` where it is a sum of parts that grow differently.
 
     Raises:
         AssertionError: if a law is broken: its name, what it says, and the numbers.
-        ImportError: if the ``testing`` extra is not installed.
         ValueError: if ``exclude`` names no law, or a reason is missing.
 
     >>> import covfree
     >>> def within(rows, num_classes):
     ...     return covfree.within_scatter(rows, covfree.first_moments(rows, num_classes))
-    >>> check_estimator(within)
+    >>> check_estimator(within, unbiased_for="scatter")
     """
-    name = getattr(estimate, "__name__", repr(estimate))
-    hold(ESTIMATOR_LAWS, f"estimator {name!r}", _Subject(estimate, dim), exclude)
+
+    def make(_: None, rows: Rows) -> Any:
+        return estimate(replace(rows, mean=jnp.asarray(rows.mean)), CLASSES)
+
+    def formula(rows: Rows) -> Any:
+        rows = _clean(rows)
+        assert reference is not None
+        return reference(*map(np.asarray, (rows.mean, rows.count, rows.label)), CLASSES)
+
+    case = Case(
+        shared=None,
+        make=make,
+        see=lambda matrix, _: matrix,
+        draw=partial(table, dim),
+        moving=lambda rows: {"means": rows.mean},
+        put=lambda rows, numbers: replace(rows, mean=numbers["means"]),
+        way=_way,
+        clean=_clean,
+        junk=_mapped(lambda mean: np.where(np.isnan(mean), 1e30, mean)),
+        formula=None if reference is None else formula,
+        about=_About(estimate, dim, unbiased_for),
+    )
+    hold(ESTIMATOR_LAWS, f"estimator {getattr(estimate, '__name__', repr(estimate))!r}", case, exclude)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from covfree.optional import optional
 from covfree.types import Rows
 
 EXAMPLES, ROWS, CLASSES, CLIENTS, PADDING = 80, 40, 6, 9, 7
+# Of the rows of each class in `paired`.
+_COUNTS = (1, 3, 2, 5, 8)
 
 
 class Federation(NamedTuple):
@@ -44,7 +45,9 @@ class Federation(NamedTuple):
         return Federation(*(column[order] for column in self))
 
 
-def federation(dim: int, seed: int = 0, absent: int = 3, offset: float = 0.0) -> Federation:
+def federation(
+    dim: int, seed: int = 0, absent: int = 3, offset: float = 0.0, apart: float = 1.0
+) -> Federation:
     """Gaussian classes of one covariance, dealt to clients.
 
     Nobody holds the class ``absent``, one client alone the next one, and one client has a single example.
@@ -54,31 +57,20 @@ def federation(dim: int, seed: int = 0, absent: int = 3, offset: float = 0.0) ->
         seed: of all that is drawn.
         absent: a class.
         offset: how far the features lie from 0, in about their spreads.
+        apart: how far the classes lie from each other.
     """
     rng = np.random.default_rng(seed)
     labels = rng.choice([c for c in range(CLASSES) if c != absent], EXAMPLES)
     clients = rng.integers(0, CLIENTS - 1, EXAMPLES)
     clients[labels == (absent + 1) % CLASSES] = 2
     labels[0], clients[0] = (absent + 2) % CLASSES, CLIENTS - 1
-    centres = rng.normal(size=(CLASSES, dim)) + offset
+    centres = apart * rng.normal(size=(CLASSES, dim)) + offset
     mixing = rng.normal(size=(dim, dim)) / np.sqrt(dim)
     noise = rng.normal(size=(2, EXAMPLES, dim))
     features = centres[labels] + noise[0] @ mixing + 0.3 * noise[1]
     padding = 1 + rng.choice(EXAMPLES - 1, PADDING, replace=False)
     labels[padding[::2]], clients[padding[1::2]], features[padding] = -1, -1, np.nan
     return Federation(features, labels.astype(np.int32), clients.astype(np.int32))
-
-
-def generated(dim: int) -> Any:
-    """Hypothesis's strategy of such federations."""
-    strategies = optional("hypothesis.strategies", "testing")
-    return strategies.builds(
-        federation,
-        strategies.just(dim),
-        strategies.integers(0, 2**16),
-        strategies.integers(0, CLASSES - 1),
-        strategies.sampled_from([0.0, 1.0, -3.0]),
-    )
 
 
 def degenerate(dim: int) -> dict[str, Federation]:
@@ -100,6 +92,12 @@ def degenerate(dim: int) -> dict[str, Federation]:
     }
 
 
+def corners(dim: int) -> np.ndarray:
+    """Centres for classes that lie far apart, at different distances from 0."""
+    axes = np.vstack([np.eye(dim), -np.eye(dim)])
+    return 2.0 * (2 + np.arange(CLASSES))[:, None] * axes[np.arange(CLASSES) % len(axes)]
+
+
 def table(dim: int, seed: int = 0, absent: int = 3) -> Rows:
     """Means of small groups of Gaussian examples as rows; the last ones are padding, with NaN as means."""
     rng = np.random.default_rng(seed)
@@ -111,3 +109,21 @@ def table(dim: int, seed: int = 0, absent: int = 3) -> Rows:
     mean[-PADDING:] = np.nan
     count[-3:], label[-PADDING:-3] = 0, -1
     return Rows(mean, count, label, (np.arange(ROWS) % CLIENTS).astype(np.int32))
+
+
+def paired(dim: int, seed: int = 0) -> Rows:
+    """Five rows of each class, of the same counts in every class; the first two have one mean and client."""
+    rng = np.random.default_rng(seed)
+    label = np.repeat(np.arange(CLASSES), len(_COUNTS)).astype(np.int32)
+    place = np.tile(np.arange(len(_COUNTS)), CLASSES)
+    spread = rng.normal(size=(len(label), dim)) @ (rng.normal(size=(dim, dim)) / np.sqrt(dim))
+    mean = rng.normal(size=(CLASSES, dim))[label] + spread
+    mean[place == 1] = mean[place == 0]
+    client = (label + np.maximum(place - 1, 0)) % CLIENTS
+    fill = ROWS - len(label)
+    return Rows(
+        np.pad(mean, [(0, fill), (0, 0)]),
+        np.pad(np.tile(_COUNTS, CLASSES), (0, fill)).astype(np.int32),
+        np.pad(label, (0, fill), constant_values=-1),
+        np.pad(client, (0, fill)).astype(np.int32),
+    )

@@ -8,16 +8,17 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 import jax
+import jax.experimental
 import jax.numpy as jnp
 import numpy as np
-
-from covfree.optional import optional
 
 # A function of what is to be checked; its name is the law's, its docstring says what must hold.
 Law: TypeAlias = Callable[[Any], None]
 
 # Rounding in float32, of sums over some tens of rows and of systems of conditions below 1000.
 SINGLE = 1e-4
+# Rounding in float64.
+DOUBLE = 1e-6
 # By how much numbers are moved to see that derivatives are right; in float64.
 STEP = 1e-6
 
@@ -33,7 +34,6 @@ def hold(laws: Sequence[Law], name: str, subject: Any, exclude: Mapping[str, str
 
     Raises:
         AssertionError: with the first law that is broken, what it says, and the numbers.
-        ImportError: if the ``testing`` extra is not installed.
         ValueError: if ``exclude`` names no law, or a reason is missing.
     """
     exclude = {} if exclude is None else exclude
@@ -43,8 +43,6 @@ def hold(laws: Sequence[Law], name: str, subject: Any, exclude: Mapping[str, str
             raise ValueError(f"exclude: expected laws among {names}, got {law!r}")
         if not isinstance(reason, str) or not reason:
             raise ValueError(f"exclude: expected the reason why {law!r} is no law here, got {reason!r}")
-    for module in ("chex", "hypothesis"):
-        optional(module, "testing")  # says what is missing before any law is tried
     for law in laws:
         if law.__name__ in exclude:
             continue
@@ -56,66 +54,79 @@ def hold(laws: Sequence[Law], name: str, subject: Any, exclude: Mapping[str, str
             raise AssertionError(f"{name} breaks the law {law.__name__!r}. {says}\n{what}{error}") from error
 
 
-def assert_close(actual: Any, expected: Any, tolerance: float, what: str) -> None:
-    """Raise unless two pytrees are near: leaf by leaf, relative to the leaf's largest finite number."""
-    chex = optional("chex", "testing")
-    chex.assert_trees_all_equal_structs(actual, expected)
-    for (path, one), other in zip(
-        jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True
-    ):
-        other = np.asarray(other).astype(np.float64)
-        largest = np.abs(other[np.isfinite(other)]).max(initial=0)
-        chex.assert_trees_all_close(
-            np.asarray(one).astype(np.float64),
-            other,
-            rtol=tolerance,
-            atol=tolerance * largest,
-            custom_message=f"{what}{jax.tree_util.keystr(path)}: first, and what was expected, second",
-        )
+def law(name: str, says: str, check: Law) -> Law:
+    """A law that is no function of its own."""
+
+    def one(subject: Any) -> None:
+        check(subject)
+
+    one.__name__, one.__doc__ = name, says
+    return one
+
+
+def _pairs(one: Any, other: Any, what: str) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    """The leaves of two pytrees, each with its name."""
+    structures = jax.tree.structure(one), jax.tree.structure(other)
+    assert structures[0] == structures[1], f"{what}: expected {structures[1]}, got {structures[0]}"
+    named = jax.tree_util.tree_leaves_with_path(one)
+    return [
+        (f"{what}{jax.tree_util.keystr(path)}", _numbers(leaf), _numbers(expected))
+        for (path, leaf), expected in zip(named, jax.tree.leaves(other), strict=True)
+    ]
+
+
+def _numbers(leaf: Any) -> np.ndarray:
+    if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    array = np.asarray(leaf)
+    return array if array.dtype.kind in "biu" else array.astype(np.float64)
+
+
+def _raise(where: str, one: np.ndarray, other: np.ndarray, wrong: np.ndarray) -> None:
+    place = tuple(int(i) for i in np.argwhere(wrong)[0])
+    raise AssertionError(
+        f"{where}: expected {other[place]:.9g}, got {one[place]:.9g} at {list(place)}, one of "
+        f"{wrong.sum()} of {wrong.size} that differ"
+    )
+
+
+def assert_close(actual: Any, expected: Any, tolerance: float, what: str, floor: float = 0) -> None:
+    """Raise unless two pytrees are near: leaf by leaf, relative to its largest number or the floor."""
+    for where, one, other in _pairs(actual, expected, what):
+        assert one.shape == other.shape, f"{where}: expected shape {other.shape}, got {one.shape}"
+        largest = np.abs(other[np.isfinite(other)]).max(initial=floor)
+        wrong = ~np.isclose(one, other, tolerance, tolerance * largest, equal_nan=True)
+        if wrong.any():
+            _raise(where, one, other, wrong)
 
 
 def assert_same(actual: Any, expected: Any, what: str) -> None:
     """Raise unless two pytrees are equal, to the bit."""
-    optional("chex", "testing").assert_trees_all_equal(actual, expected, custom_message=what)
+    for where, one, other in _pairs(actual, expected, what):
+        assert one.shape == other.shape, f"{where}: expected shape {other.shape}, got {one.shape}"
+        wrong = ~((one == other) | ((one != one) & (other != other)))
+        if wrong.any():
+            _raise(where, one, other, wrong)
 
 
 def assert_numbers(tree: Any, what: str) -> None:
     """Raise unless all leaves are finite numbers."""
-    leaves = jax.tree.leaves(tree)
-    for leaf in leaves:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        where = f"{what}{jax.tree_util.keystr(path)}"
         known = isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float))
-        assert known, f"{what}: expected a pytree of numbers, got a leaf of {type(leaf).__name__}: {leaf!r}"
-    optional("chex", "testing").assert_tree_all_finite(leaves, custom_message=what)
+        assert known, f"{where}: expected numbers, got a leaf of {type(leaf).__name__}: {leaf!r}"
+        wrong = ~np.isfinite(_numbers(leaf))
+        assert not wrong.any(), (
+            f"{where}: expected finite numbers, got {wrong.sum()} of {wrong.size} that are not"
+        )
 
 
-class Batched:
-    """A function compiled for several arguments at once, by ``jit`` of ``vmap``; traced once, or an error."""
-
-    def __init__(self, function: Callable[[Any, Any], Any], size: int) -> None:
-        """Take a function of what all share and of what each has of its own, and how many there are."""
-        self._size = size
-        self._own: Any = None
-        self._found: Any = None
-
-        # Leaves alone go through `vmap`: records of stacked arrays would not be what their types say.
-        def of_one(shared: Any, leaves: list[jax.Array]) -> list[jax.Array]:
-            found, self._found = jax.tree.flatten(function(shared, jax.tree.unflatten(self._own, leaves)))
-            return found
-
-        def of_all(shared: Any, leaves: list[jax.Array]) -> list[jax.Array]:
-            return jax.vmap(of_one, in_axes=(None, 0))(shared, leaves)
-
-        chex = optional("chex", "testing")
-        chex.clear_trace_counter()
-        self._run = jax.jit(chex.assert_max_traces(of_all, n=1))
-
-    def __call__(self, shared: Any, *own: Any) -> list[Any]:
-        """What the function gives for each, in NumPy; the last one fills up what is missing."""
-        padded = [*own, *[own[-1]] * (self._size - len(own))]
-        self._own = jax.tree.structure(own[0])
-        columns = zip(*map(jax.tree.leaves, padded), strict=True)
-        found = [np.asarray(leaf) for leaf in self._run(shared, [jnp.stack(column) for column in columns])]
-        return [jax.tree.unflatten(self._found, [leaf[i] for leaf in found]) for i in range(len(own))]
+def centred(scores: Any) -> np.ndarray:
+    """Scores up to a constant a row, as a softmax takes them: less the mean of those that are finite."""
+    scores = np.asarray(scores, np.float64)
+    finite = np.isfinite(scores)
+    mean = np.where(finite, scores, 0).sum(-1, keepdims=True) / np.maximum(finite.sum(-1, keepdims=True), 1)
+    return scores - mean
 
 
 def assert_derivative(name: str, slope: Any, after: Any, value: Any, moved: Any) -> None:
@@ -129,26 +140,11 @@ def assert_derivative(name: str, slope: Any, after: Any, value: Any, moved: Any)
     )
 
 
+def turn(dim: int) -> np.ndarray:
+    """A rotation."""
+    return np.linalg.qr(np.random.default_rng(0).normal(size=(dim, dim)))[0]
+
+
 def double() -> AbstractContextManager[Any]:
     """Enable float64 within a ``with`` block, under the name that the installed jax has for it."""
-    if hasattr(jax, "enable_x64"):
-        return jax.enable_x64(True)
-    return optional("jax.experimental", "testing").enable_x64()
-
-
-def on_examples(check: Callable[..., None], **strategies: Any) -> None:
-    """Call a function with a few values of Hypothesis's strategies, every time the same."""
-    hypothesis = optional("hypothesis", "testing")
-    settings = hypothesis.settings(
-        max_examples=3,
-        derandomize=True,
-        database=None,
-        deadline=None,
-        phases=[hypothesis.Phase.generate],
-        suppress_health_check=list(hypothesis.HealthCheck),
-    )
-
-    def run(**drawn: Any) -> None:
-        check(**drawn)
-
-    settings(hypothesis.given(**strategies)(run))()
+    return jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64()

@@ -2,185 +2,216 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.optional import optional
+from covfree.testing.case import Case, assert_copied, jit, pure, single, trace
 from covfree.testing.federations import table
-from covfree.testing.laws import SINGLE, Batched, assert_close, assert_numbers, assert_same, hold, on_examples
-from covfree.types import Rows
+from covfree.testing.laws import Law, assert_close, assert_numbers, assert_same, hold
+from covfree.types import Rows, is_traced
 
-_KEYS = 2
+# Rows without padding, in float64 NumPy, to the rows that are sent.
+Reference: TypeAlias = Callable[[Rows], Rows]
+
+# Draws of which an average is taken, and how many standard errors it may be away.
+_DRAWS, _ERRORS = 4096, 6
+
+
+class Given(NamedTuple):
+    """Rows, the seed of a key, and by how much the transform's numbers move."""
+
+    rows: Rows
+    seed: Any = np.int32(0)
+    step: Any = np.float32(0)
 
 
 @dataclass(frozen=True)
-class _Subject:
-    """A transform under check."""
-
-    transform: Any
-    dim: int
-
-    @cached_property
-    def keys(self) -> Any:
-        return jax.random.split(jax.random.key(0), _KEYS)
-
-    @cached_property
-    def example(self) -> Rows:
-        return table(self.dim)
-
-    @cached_property
-    def drawn(self) -> dict[str, Any]:
-        """Hypothesis's strategies of tables of rows."""
-        strategies = optional("hypothesis.strategies", "testing")
-        return {"rows": strategies.builds(table, strategies.just(self.dim), strategies.integers(0, 2**16))}
-
-    def direct(self, rows: Rows) -> Rows:
-        """Of a call outside of ``jit``, with the first key."""
-        return self.transform(_arrays(rows), key=self.keys[0])
-
-    @cached_property
-    def _compiled(self) -> Batched:
-        def of_one(given: Any, key: Any) -> Any:
-            transform, rows = given
-
-            def value(transform: Any) -> Any:
-                sent = transform(rows, key=key)
-                used = _used(jnp, sent)
-                mean = jnp.where(used[:, None], sent.mean, 0)
-                return jnp.sin(mean).sum() + jnp.where(used, sent.count, 0).sum().astype(mean.dtype), sent
-
-            slope, sent = jax.grad(value, has_aux=True, allow_int=True)(transform)
-            return sent, jax.tree.leaves(slope)
-
-        return Batched(of_one, _KEYS)
-
-    def compiled(self, rows: Rows, transform: Any = None) -> list[Any]:
-        """What is sent with each key, and derivatives by the numbers: under ``jit`` and ``vmap``."""
-        transform = self.transform if transform is None else transform
-        return self._compiled((transform, _arrays(rows)), *self.keys)
+class _About:
+    unbiased_for: Reference | None
+    reference: Reference | None
 
 
-def _arrays(rows: Rows) -> Rows:
-    """In float32 as jax holds it."""
-    return replace(jax.tree.map(jnp.asarray, rows), mean=jnp.asarray(rows.mean, jnp.float32))
+def _make(transform: Any, given: Given) -> Rows:
+    def moved(leaf: Any) -> Any:
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+            return leaf
+        return leaf + given.step
+
+    if is_traced(given.step):
+        transform = jax.tree.map(moved, transform)
+    rows = jax.tree.map(jnp.asarray, single(given.rows))
+    return transform(rows, key=jax.random.key(given.seed))
 
 
-def _used(numpy: Any, rows: Any) -> Any:
+def _used(rows: Any) -> np.ndarray:
     """Which rows are no padding."""
-    return (numpy.asarray(rows.count) > 0) & (numpy.asarray(rows.label) >= 0)
+    return (np.asarray(rows.count) > 0) & (np.asarray(rows.label) >= 0)
 
 
-def pytree(subject: _Subject) -> None:
+def _kept(rows: Rows, which: np.ndarray) -> Rows:
+    return jax.tree.map(lambda column: np.asarray(column)[which], rows)
+
+
+def pytree(case: Case) -> None:
     """The transform is a pytree of finite numbers; a copy of it has the same structure."""
-    assert_numbers(subject.transform, "the transform")
-    structure = jax.tree.structure(subject.transform)
-    assert jax.tree.structure(copy.deepcopy(subject.transform)) == structure, "a copy has another structure"
+    assert_copied(case.shared, "the transform")
 
 
-def pure(subject: _Subject) -> None:
-    """The same rows and the same key give the same, to the bit, and are not changed."""
-    rows = _arrays(subject.example)
-    before = copy.deepcopy(rows)
-    first = subject.transform(rows, key=subject.keys[0])
-    assert_same(subject.transform(rows, key=subject.keys[0]), first, "the second call, and the first")
-    assert_same(rows, before, "the rows after the call, and before")
-
-
-def rows(subject: _Subject) -> None:
+def rows(case: Case) -> None:
     """Rows come out, as many, of the same classes and clients, with finite means and counts of at least 0."""
-
-    def check(rows: Rows) -> None:
-        sent = subject.direct(rows)
+    for given in case.drawn:
+        before, sent = given.rows, case.direct(given)
         assert isinstance(sent, Rows), f"expected Rows, got {type(sent).__name__}"
-        assert jnp.shape(sent.mean) == jnp.shape(rows.mean), f"means have shape {jnp.shape(sent.mean)}"
-        assert jnp.shape(sent.count) == jnp.shape(rows.count), f"counts have shape {jnp.shape(sent.count)}"
-        used, count = _used(np, rows), np.asarray(sent.count)
-        for name in ("label", "client"):
-            assert_same(np.asarray(getattr(sent, name))[used], getattr(rows, name)[used], name)
-        assert_numbers((np.asarray(sent.mean)[used], count[used]), "what is sent")
-        assert (count[used] >= 0).all(), f"the least count is {count[used].min()}"
-
-    on_examples(check, **subject.drawn)
+        assert jnp.shape(sent.mean) == jnp.shape(before.mean), f"means have shape {jnp.shape(sent.mean)}"
+        assert jnp.shape(sent.count) == jnp.shape(before.count), f"counts have shape {jnp.shape(sent.count)}"
+        old, new = (_kept(each, _used(before)) for each in (before, sent))
+        assert_same((new.label, new.client), (old.label, old.client), "labels and clients")
+        assert_numbers((new.mean, new.count), "means and counts that are sent")
+        assert (new.count >= 0).all(), f"the least count is {new.count.min()}"
 
 
-def padding(subject: _Subject) -> None:
+def padding(case: Case) -> None:
     """Padding stays padding, and changes nothing in other rows, whatever it holds."""
-
-    def check(rows: Rows) -> None:
-        used = _used(np, rows)
-        junk = replace(rows, mean=np.where(np.isnan(rows.mean), 1e30, rows.mean))
-        sent, other = subject.direct(rows), subject.direct(junk)
-        revived = _used(np, sent) & ~used
+    for given in case.drawn:
+        before, used = given.rows, _used(given.rows)
+        junk = replace(before, mean=np.where(np.isnan(before.mean), 1e30, before.mean))
+        sent, other = case.direct(given), case.direct(given._replace(rows=junk))
+        revived = _used(sent) & ~used
         assert not revived.any(), f"padding that is none any more: rows {np.flatnonzero(revived).tolist()}"
-        for one, two in zip(jax.tree.leaves(sent), jax.tree.leaves(other), strict=True):
-            assert_same(
-                np.asarray(two)[used], np.asarray(one)[used], "rows beside padding of 1e30, and of NaN"
-            )
-
-    on_examples(check, **subject.drawn)
+        assert_same(_kept(other, used), _kept(sent, used), "rows beside padding of 1e30, and of NaN")
 
 
-def splitting(subject: _Subject) -> None:
+def splitting(case: Case) -> None:
     """Each row is transformed by itself: other rows in its company change nothing in it."""
-
-    def check(rows: Rows) -> None:
-        mine = np.arange(len(rows.label)) % 2 == 0
-        others = replace(
-            rows,
-            mean=np.where(mine[:, None], rows.mean, 3 * rows.mean - 1),
-            count=np.where(mine, rows.count, 2 * rows.count).astype(np.int32),
-        )
-        sent, beside = subject.direct(rows), subject.direct(others)
-        for one, two in zip(jax.tree.leaves(sent), jax.tree.leaves(beside), strict=True):
-            assert_same(np.asarray(two)[mine], np.asarray(one)[mine], "the same rows among other rows")
-
-    on_examples(check, **subject.drawn)
+    for given in case.drawn:
+        before = given.rows
+        mine = np.arange(len(before.label)) % 2 == 0
+        mean = np.where(mine[:, None], before.mean, 3 * before.mean - 1)
+        count = np.where(mine, before.count, 2 * before.count).astype(np.int32)
+        others = given._replace(rows=replace(before, mean=mean, count=count))
+        sent, beside = case.direct(given), case.direct(others)
+        assert_same(_kept(beside, mine), _kept(sent, mine), "the same rows among other rows")
 
 
-def jit(subject: _Subject) -> None:
-    """Called directly it gives what it gives compiled and batched over keys (jit of vmap)."""
-    sent, _ = subject.compiled(subject.example)[0]
-    assert_close(jax.tree.map(np.asarray, subject.direct(subject.example)), sent, SINGLE, "rows")
+def independent(case: Case) -> None:
+    """What is drawn for one row is not drawn for another."""
+    before = _kept(case.example.rows, np.zeros(len(case.example.rows.label), int))
+    sent = [case.direct(Given(before, np.int32(seed))) for seed in (1, 2)]
+    for name in ("mean", "count"):
+        one, other = (np.asarray(getattr(each, name)) for each in sent)
+        drawn = (one != other).any()
+        assert not drawn or (one != one[:1]).any(), f"{name}: the draw of one row is that of all rows"
 
 
-def trace(subject: _Subject) -> None:
-    """Other rows of the same shape and a copy of the transform trace nothing anew."""
-    subject.compiled(subject.example)
-    subject.compiled(table(subject.dim, 1), copy.deepcopy(subject.transform))
+def unbiased(case: Case) -> None:
+    """On average over keys, it sends what it is unbiased for, where that is given."""
+    if case.about.unbiased_for is None:
+        return
+    before = _kept(case.example.rows, _used(case.example.rows))
+
+    def one(seed: Any) -> Any:
+        sent = _make(case.shared, Given(before, seed))
+        return jnp.concatenate([sent.mean, sent.count[:, None].astype(sent.mean.dtype)], axis=1)
+
+    found = np.asarray(jax.jit(jax.vmap(one))(jnp.arange(_DRAWS)), np.float64)
+    goal = case.about.unbiased_for(before)
+    expected = np.concatenate([goal.mean, np.asarray(goal.count)[:, None]], axis=1)
+    error = found.std(0) / np.sqrt(_DRAWS) + 1e-6 * np.abs(expected)
+    away = np.abs(found.mean(0) - expected) / error
+    row, column = np.unravel_index(away.argmax(), away.shape)
+    name = "count" if column == expected.shape[1] - 1 else f"mean[{column}]"
+    assert away.max() <= _ERRORS, (
+        f"{name} of row {row}: expected {expected[row, column]:.6g} on average, got "
+        f"{found.mean(0)[row, column]:.6g}, {away.max():.3g} standard errors away"
+    )
 
 
-def gradients(subject: _Subject) -> None:
+def reference(case: Case) -> None:
+    """Rows are those of the reference formula, where one is given."""
+    if case.about.reference is None:
+        return
+    for given in case.drawn:
+        before = _kept(given.rows, _used(given.rows))
+        expected, sent = case.about.reference(before), _kept(case.direct(given), _used(given.rows))
+        assert_close(sent.mean, np.asarray(expected.mean), case.single, "means")
+        assert_close(sent.count, np.asarray(expected.count), case.single, "counts")
+
+
+def gradients(case: Case) -> None:
     """Derivatives by the transform's numbers are finite."""
-    _, slopes = subject.compiled(subject.example)[0]
-    floats = [leaf for leaf in slopes if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    assert_numbers(floats, "derivatives")
+    assert_numbers(case.compiled(case.example)[0].slopes, "derivatives by the ")
 
 
-TRANSFORM_LAWS = (pytree, pure, rows, padding, splitting, jit, trace, gradients)
+TRANSFORM_LAWS: tuple[Law, ...] = (
+    pytree,
+    pure,
+    rows,
+    padding,
+    splitting,
+    independent,
+    jit,
+    trace,
+    unbiased,
+    reference,
+    gradients,
+)
 
 
-def check_transform(transform: Any, *, dim: int = 5, exclude: Mapping[str, str] | None = None) -> None:
+def check_transform(
+    transform: Any,
+    *,
+    dim: int = 5,
+    unbiased_for: Reference | None = None,
+    reference: Reference | None = None,
+    exclude: Mapping[str, str] | None = None,
+) -> None:
     """Hold a transform of rows to the laws that let it run on one client's rows and on all clients' alike.
+
+    The laws: ``pytree``, ``pure``, ``rows``, ``padding``, ``splitting``, ``independent``, ``jit``, ``trace``,
+    ``unbiased``, ``reference``, ``gradients``.
 
     Args:
         transform: e.g. ``covfree.count_noise("laplace", 0.5)``.
         dim: size of the features.
+        unbiased_for: what is sent on average over keys: takes rows, without padding, and gives rows; ``lambda
+            rows: rows`` for noise without bias. 4,096 draws, within six standard errors.
+        reference: the formula in float64 NumPy, of a transform that draws nothing: takes rows, without
+            padding, and gives rows.
         exclude: laws that are none for this transform, each with the reason.
 
     Raises:
         AssertionError: if a law is broken: its name, what it says, and the numbers.
-        ImportError: if the ``testing`` extra is not installed.
         ValueError: if ``exclude`` names no law, or a reason is missing.
 
     >>> import covfree
     >>> check_transform(covfree.count_noise("laplace", 0.5))
     """
+
+    def draw(seed: int = 0, absent: int = 3) -> Given:
+        return Given(table(dim, seed, absent), np.int32(seed))
+
+    def see(sent: Rows, given: Given) -> Any:
+        used = (given.rows.count > 0) & (given.rows.label >= 0)
+        # What padding holds is nobody's concern.
+        return replace(
+            sent, mean=jnp.where(used[:, None], sent.mean, 0), count=jnp.where(used, sent.count, 0)
+        )
+
+    case = Case(
+        shared=transform,
+        make=_make,
+        see=see,
+        draw=draw,
+        moving=lambda given: {"numbers": given.step},
+        put=lambda given, numbers: given._replace(step=numbers["numbers"]),
+        way=lambda given: {},
+        exact=False,  # what is drawn at random differs in float64
+        about=_About(unbiased_for, reference),
+    )
     name = getattr(getattr(transform, "apply", transform), "__name__", repr(transform))
-    hold(TRANSFORM_LAWS, f"transform {name!r}", _Subject(transform, dim), exclude)
+    hold(TRANSFORM_LAWS, f"transform {name!r}", case, exclude)

@@ -40,7 +40,8 @@ OPTIONS = {"batch_size": 4}
     ids=lambda algorithm: algorithm.name,
 )
 def test_covfrees_algorithms_keep_all_laws(algorithm):
-    check_algorithm(algorithm)
+    keyed = {"empty": "what a client remembers is the key of its first round"}
+    check_algorithm(algorithm, exclude=keyed if algorithm.name == "fedcof, sums" else None)
 
 
 def init(params, num_clients, key):
@@ -105,16 +106,61 @@ BROKEN = {
     "pure": replace(SOUND, init=drifting),
     "cutting": replace(SOUND, client=impure),
     "trace": Fresh(*(getattr(SOUND, part.name) for part in fields(SOUND))),
+    "reference": replace(SOUND, server=lambda params, state, total: state - total),
     "absence": replace(SOUND, server=lambda params, state, total: state + total / jnp.abs(total).sum()),
 }
 
 
+def three_sums(features, labels, clients):
+    return 3 * features.sum(0)
+
+
 def test_the_sound_one_is_sound():
-    check_algorithm(SOUND)
+    check_algorithm(SOUND, reference=three_sums)
+
+
+FEDAVG = ft.fedavg(MODEL, **OPTIONS)
+NEAREST = as_algorithm(covfree.fedncm(), num_classes=3)
+
+
+def backwards(params, state, total):
+    """The sum as if it were weighed with −1: the server goes away from its clients."""
+    total = jax.tree.map(lambda x: -x if x.ndim else x, total)
+    return FEDAVG.server(params, state, total)
+
+
+def summing(params, state, total):
+    """The sum over clients in place of their mean."""
+    return FEDAVG.server(params, state, jax.tree.map(lambda x: x if x.ndim else jnp.ones_like(x), total))
+
+
+def negative(params, state, memory):
+    head = NEAREST.result(params, state, memory)
+    return None if head is None else head._replace(weight=-head.weight)
+
+
+def remembering(params, sent, data, memory, key):
+    upload, memory, metrics = client(params, sent, data, memory, key)
+    return upload, memory + 1, metrics
+
+
+@pytest.mark.parametrize(
+    ("law", "algorithm"),
+    [
+        ("learns", replace(FEDAVG, server=backwards)),
+        ("learns", replace(NEAREST, result=negative)),
+        ("copies", replace(FEDAVG, server=summing)),
+        ("empty", replace(SOUND, init=lambda *_: (jnp.zeros(5), jnp.zeros(())), client=remembering)),
+    ],
+)
+def test_what_trains_or_remembers_wrongly_is_caught(law, algorithm):
+    others = {other.__name__: "another test's" for other in ALGORITHM_LAWS if other.__name__ != law}
+    with pytest.raises(AssertionError, match=re.escape(f"breaks the law {law!r}")):
+        check_algorithm(algorithm, exclude=others)
 
 
 @pytest.mark.parametrize("law", list(BROKEN))
 def test_what_breaks_a_law_is_caught(law):
     others = {other.__name__: "not the law in question" for other in ALGORITHM_LAWS if other.__name__ != law}
     with pytest.raises(AssertionError, match=re.escape(f"'sums of features' breaks the law {law!r}")):
-        check_algorithm(BROKEN[law], exclude=others)
+        check_algorithm(BROKEN[law], exclude=others, reference=three_sums)

@@ -1,9 +1,11 @@
 """Every law of `check_estimator` can be broken, and says so; covfree's estimators and rules keep them."""
 
 import re
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import covfree
@@ -13,6 +15,7 @@ from covfree.testing.estimator import ESTIMATOR_LAWS
 
 
 def within(rows, num_classes):
+    """FedCOF's scatter within classes."""
     return covfree.within_scatter(rows, covfree.first_moments(rows, num_classes))
 
 
@@ -39,6 +42,27 @@ def weighed(rows, weight):
     )
 
 
+def divided_by_rows(rows, num_classes):
+    """By K_c in place of K_c − 1."""
+    moments = covfree.first_moments(rows, num_classes)
+    scatters = class_scatters(rows, moments)
+    weight = (moments.count - 1) / jnp.maximum(moments.num_rows, 1)
+    return (weight.astype(scatters.dtype)[:, None, None] * scatters).sum(0)
+
+
+def about_plain_means(rows, num_classes):
+    """Class means as if each row were one example."""
+    counts = jnp.where(jnp.asarray(rows.count) > 0, 1, 0)
+    plain = covfree.first_moments(replace(rows, count=counts), num_classes)
+    moments = covfree.first_moments(rows, num_classes)
+    total = plain.mean * moments.count.astype(plain.total.dtype)[:, None]
+    return covfree.within_scatter(rows, replace(moments, total=total))
+
+
+def without_counts(rows, num_classes):
+    return within(replace(rows, count=jnp.where(jnp.asarray(rows.count) > 0, 1, 0)), num_classes)
+
+
 calls = 0
 
 
@@ -59,6 +83,17 @@ def by_place(rows, num_classes):
     )
 
 
+def formula(means, counts, labels, num_classes):
+    """FedCOF's eq. 5, and the weights of its Alg. 1."""
+    total = np.zeros((means.shape[1], means.shape[1]))
+    for c in np.unique(labels):
+        x, n = means[labels == c], counts[labels == c]
+        away = x - (n @ x) / n.sum()
+        total += (n.sum() - 1) * (away.T * n) @ away / max(len(n) - 1, 1)
+    return total
+
+
+KNOWN = {"unbiased": {"unbiased_for": "scatter"}, "reference": {"reference": formula}}
 BROKEN = {
     "pytree": lambda rows, _: within(rows, 6)[0],
     "pure": counting,
@@ -68,6 +103,10 @@ BROKEN = {
     "positive": lambda rows, _: within(rows, 6) - 10 * jnp.eye(5),
     "scaling": lambda rows, _: within(rows, 6) + jnp.eye(5),
     "translation": both,
+    "doubling": without_counts,
+    "merging": about_plain_means,
+    "unbiased": divided_by_rows,
+    "reference": divided_by_rows,
     "rotation": lambda rows, _: jnp.diag(jnp.diag(within(rows, 6))),
     "gradients": lambda rows, _: jax.lax.stop_gradient(within(rows, 6)),
 }
@@ -78,7 +117,7 @@ def test_what_breaks_a_law_is_caught(law):
     others = {one.__name__: "another test's" for one in ESTIMATOR_LAWS if one.__name__ != law}
     says = next(one.__doc__ for one in ESTIMATOR_LAWS if one.__name__ == law)
     with pytest.raises(AssertionError, match=re.escape(f"breaks the law '{law}'. {says}")):
-        check_estimator(BROKEN[law], exclude=others)
+        check_estimator(BROKEN[law], exclude=others, **KNOWN.get(law, {}))
 
 
 def test_every_law_has_something_that_breaks_it():
@@ -86,13 +125,41 @@ def test_every_law_has_something_that_breaks_it():
     assert {law.__name__ for law in ESTIMATOR_LAWS} == {*BROKEN, "trace"}
 
 
-@pytest.mark.parametrize("estimate", [within, pooled, between, of_classes], ids=lambda f: f.__name__)
-def test_estimators_keep_the_laws(estimate):
-    check_estimator(estimate)
+def as_one_class(rows, num_classes):
+    return covfree.estimate_covariance(rows.mean, jnp.where(jnp.asarray(rows.label) >= 0, rows.count, 0))
 
 
-def test_the_gram_matrix_keeps_the_laws():
-    check_estimator(both, exclude={"translation": "it is about the origin"})
+def spreads(covariance, rows):
+    """Of the scatters of each class, K_c − 1 degrees of freedom of five rows."""
+    return np.broadcast_to(4 * covariance, (6, *covariance.shape))
+
+
+TWO_PARTS = dict.fromkeys(("doubling", "merging"), "its parts grow differently")
+
+
+@pytest.mark.parametrize(
+    ("estimate", "known", "exclude"),
+    [
+        (within, {"unbiased_for": "scatter", "reference": formula}, {}),
+        (pooled, {"unbiased_for": "scatter"}, {}),
+        (between, {}, {}),
+        (of_classes, {"unbiased_for": spreads}, {}),
+        (as_one_class, {"unbiased_for": "covariance"}, {}),
+        (both, {}, {"translation": "it is about the origin", **TWO_PARTS}),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_estimators_keep_the_laws(estimate, known, exclude):
+    check_estimator(estimate, exclude=exclude, **known)
+
+
+def test_padding_is_blamed_for_forgotten_padding():
+    def forgetful(rows, num_classes):
+        away = rows.mean - rows.mean.mean(0)[None, :]
+        return away.T @ away
+
+    with pytest.raises(AssertionError, match="breaks the law 'padding'"):
+        check_estimator(forgetful, exclude=dict.fromkeys(("jit", "order"), "another test's"))
 
 
 RULES = {

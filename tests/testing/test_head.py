@@ -4,6 +4,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import covfree
@@ -50,6 +51,18 @@ def of_value(head, covariance, moments):
     return head._replace(bias=head.bias * covariance.value[0, 0])
 
 
+def flipped_priors(covariance, moments):
+    head = covfree.lda_head(covariance, moments)
+    log_priors = jnp.log(jnp.maximum(moments.count, 1).astype(head.bias.dtype))
+    return head._replace(bias=jnp.where(moments.present, head.bias - 2 * log_priors, 0))
+
+
+def formula(covariance, counts, means):
+    weight = np.linalg.solve(covariance, means.T)
+    bias = np.log(np.maximum(counts, 1)) - 0.5 * (means.T * weight).sum(0)
+    return lambda features: features @ weight + bias
+
+
 BROKEN = {
     "pytree": changed(lambda head, *_: head._replace(bias=head.bias + jnp.nan)),
     "scores": changed(lambda head, *_: Transposed(*head)),
@@ -59,6 +72,10 @@ BROKEN = {
     "classes": changed(lambda head, *_: head._replace(bias=head.bias + jnp.arange(6.0))),
     "scaling": changed(lambda head, *_: head._replace(bias=head.bias + 5.0 * jnp.arange(6.0))),
     "rotation": changed(lambda head, *_: head._replace(weight=jnp.abs(head.weight))),
+    "translation": changed(lambda head, *_: head._replace(bias=2 * head.bias)),
+    "priors": flipped_priors,
+    "means": changed(lambda head, *_: head._replace(bias=-head.bias)),
+    "reference": flipped_priors,
     "factor": changed(of_value),
     "gradients": changed(lambda head, *_: jax.tree.map(jax.lax.stop_gradient, head)),
 }
@@ -69,7 +86,7 @@ def test_what_breaks_a_law_is_caught(law):
     others = {one.__name__: "another test's" for one in HEAD_LAWS if one.__name__ != law}
     says = next(one.__doc__ for one in HEAD_LAWS if one.__name__ == law)
     with pytest.raises(AssertionError, match=re.escape(f"breaks the law '{law}'. {says}")):
-        check_head(BROKEN[law], exclude=others)
+        check_head(BROKEN[law], exclude=others, reference=formula if law == "reference" else None)
 
 
 def test_every_law_has_something_that_breaks_it():
@@ -89,13 +106,21 @@ def of_diagonals(covariance, moments):
     return covfree.gaussian_head(jnp.broadcast_to(jnp.diag(covariance.dense()), (6, 5)), moments)
 
 
+def test_a_reference_is_kept_up_to_a_constant_a_row():
+    others = {one.__name__: "another test's" for one in HEAD_LAWS if one.__name__ != "reference"}
+    check_head(covfree.lda_head, reference=formula, exclude=others)
+
+
+ORIGIN = {"translation": "it is about the origin"}
+
+
 @pytest.mark.parametrize(
     ("head", "exclude"),
     [
         (means_head, {}),
-        (ncm, {}),
+        (ncm, ORIGIN),
         (covfree.lda_head, {}),
-        (covfree.ridge_head, {}),
+        (covfree.ridge_head, ORIGIN),
         (of_classes, {}),
         (of_diagonals, {"rotation": "a diagonal is one of the axes"}),
     ],
