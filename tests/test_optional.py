@@ -10,7 +10,6 @@ import covfree
 from covfree import backbones, finetune
 from covfree.data import load_digits
 from covfree.heads.lbfgs import minimise
-from covfree.testing import check_estimator, check_transform
 
 MESSAGE = covfree.Message(covfree.Rows(jnp.ones((1, 2)), jnp.ones(1), jnp.zeros(1, int)))
 
@@ -43,18 +42,8 @@ MESSAGE = covfree.Message(covfree.Rows(jnp.ones((1, 2)), jnp.ones(1), jnp.zeros(
             lambda folder: backbones.backbone("squeezenet1_1").module,
             r"flax is needed for this: pip install 'covfree\[backbones\]'",
         ),
-        (
-            "chex",
-            lambda folder: check_transform(covfree.count_noise("laplace", 1.0)),
-            r"chex is needed for this: pip install 'covfree\[testing\]'",
-        ),
-        (
-            "hypothesis",
-            lambda folder: check_estimator(lambda rows, num_classes: jnp.eye(5)),
-            r"hypothesis is needed for this: pip install 'covfree\[testing\]'",
-        ),
     ],
-    ids=["safetensors", "scikit-learn", "optax", "L-BFGS", "Flax", "chex", "hypothesis"],
+    ids=["safetensors", "scikit-learn", "optax", "L-BFGS", "Flax"],
 )
 def test_the_error_names_the_extra(monkeypatch, tmp_path, module, call, text):
     # None in sys.modules is how Python marks a module that cannot be imported.

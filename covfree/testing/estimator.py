@@ -59,7 +59,7 @@ def _shape(matrix: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def pytree(case: Case) -> None:
     """The estimate is an array of finite numbers, [dim, dim] or one such matrix for each class."""
-    matrix, dim = case.direct(_clean(case.example)), case.about.dim
+    matrix, dim = case.made, case.about.dim
     assert_numbers(matrix, "the estimate")
     assert jnp.shape(matrix) in ((dim, dim), (CLASSES, dim, dim)), (
         f"the estimate has shape {jnp.shape(matrix)}"

@@ -102,7 +102,7 @@ def _clean(task: Task) -> Task:
 def pytree(case: Case) -> None:
     """The method and its head are pytrees of finite numbers; a copy of the method has the same structure."""
     assert_copied(case.shared, "the method")
-    assert_numbers(case.direct(_clean(case.example)), "the head")
+    assert_numbers(case.made, "the head")
 
 
 def learns(case: Case) -> None:
@@ -121,7 +121,7 @@ def learns(case: Case) -> None:
 
 def splitting(case: Case) -> None:
     """Phases are sums over rows: totals over several devices, or else over parts, are those of all rows."""
-    method, clean = case.shared, single(_clean(case.example))
+    method, clean = case.shared, single(case.plain)
     rows = covfree.summarise(method, *clean[:3], key=case.about.key)
     whole = covfree.accumulate(method, rows, num_classes=CLASSES)
     if jax.device_count() > 1:
@@ -141,8 +141,7 @@ def splitting(case: Case) -> None:
 
 def messages(case: Case) -> None:
     """What clients send, collected, solves to the head of the simulation."""
-    clean = single(_clean(case.example))
-    features, labels, clients = clean[:3]
+    features, labels, clients, probes, _ = single(case.plain)
     sent = {}
     for client in np.unique(clients):
         mine = clients == client
@@ -157,7 +156,7 @@ def messages(case: Case) -> None:
     collected = covfree.collect(sent, num_classes=CLASSES)
     assert not collected.rejected, f"messages that were set aside: {collected.rejected}"
     head = covfree.solve_message(case.shared, collected.message, num_classes=CLASSES)
-    assert_close(np.asarray(head(clean.probes)), case.seen(clean), case.single, "scores from messages")
+    assert_close(np.asarray(head(probes)), case.seen(case.plain), case.single, "scores from messages")
 
 
 def _part(rows: Rows, owner: Any, index: Any) -> Rows:
