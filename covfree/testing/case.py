@@ -225,7 +225,9 @@ def padding(case: Case) -> None:
 
 def reference(case: Case) -> None:
     """What the reference formula gives is found, scores up to a constant a row, where there is one."""
-    for given in () if case.formula is None else case.drawn:
+    if case.formula is None:
+        return
+    for given in case.drawn:
         (found,) = case.compiled(given)
         with double():
             expected = np.asarray(case.formula(given))
@@ -242,8 +244,8 @@ def gradients(case: Case) -> None:
         for other, (name, way) in zip(others, ways.items(), strict=True):
             padding = np.where(np.asarray(way) == 0, first.slopes[name], 0)
             assert_same(padding, np.zeros_like(padding), f"derivatives by the {name} of padding")
-            slopes = [(found.slopes[name] * way).sum() for found in (first, other)]
-            assert_derivative(name, *slopes, first.value, other.value)
+            slope, after = ((found.slopes[name] * way).sum() for found in (first, other))
+            assert_derivative(name, slope, after, first.value, other.value)
 
 
 def assert_copied(tree: Any, what: str) -> None:

@@ -216,7 +216,7 @@ def check_estimator(
     def formula(rows: Rows) -> Any:
         rows = _clean(rows)
         assert reference is not None
-        return reference(*map(np.asarray, (rows.mean, rows.count, rows.label)), CLASSES)
+        return reference(np.asarray(rows.mean), np.asarray(rows.count), np.asarray(rows.label), CLASSES)
 
     case = Case(
         shared=None,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 import jax
-import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 
@@ -147,4 +147,6 @@ def turn(dim: int) -> np.ndarray:
 
 def double() -> AbstractContextManager[Any]:
     """Enable float64 within a ``with`` block, under the name that the installed jax has for it."""
-    return jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64()
+    if hasattr(jax, "enable_x64"):
+        return jax.enable_x64(True)
+    return importlib.import_module("jax.experimental").enable_x64()

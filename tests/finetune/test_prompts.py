@@ -184,7 +184,8 @@ def test_pfpt_of_small_types(params, data, dtype):
 
 
 def test_pfpt_keeps_the_laws_of_algorithms(params, data):
-    check_algorithm(ft.pfpt(prompted(params), 0.05, most=8, sweeps=3), *data)
+    matched = {"copies": "two clients' prompts are matched, so that there may be more than one has"}
+    check_algorithm(ft.pfpt(prompted(params), 0.05, most=8, sweeps=3), *data, exclude=matched)
 
 
 def test_what_does_not_fit_is_refused(params, data, untyped):
