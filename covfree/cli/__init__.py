@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import io
 import os
@@ -25,6 +26,8 @@ def main(command: Any = None) -> None:
     from covfree.cli.interrupts import Terminated, exit_code, handle_signals, stopped_by
 
     handle_signals()
+    # Tracing makes many small objects that live on: Python would look through them all the time.
+    gc.set_threshold(50_000, 20, 50)
     _compile_quickly()
     try:
         from covfree.cli.app import run
