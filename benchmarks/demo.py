@@ -1,8 +1,8 @@
 """What `make demo` takes from a fresh clone: seconds and megabytes of each part.
 
 Run ``python benchmarks/demo.py [--out FILE]`` in a checkout, whose last commit is cloned twice: once without
-pip's cache, once with it. If the machine does other work, seconds of the processor grow too, but far less than
-those of the clock.
+pip's cache, once with it. If the machine does other work, seconds of the processor grow too, but far less
+than those of the clock.
 """
 
 from __future__ import annotations
