@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.metadata
 import json
 import math
-import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +15,7 @@ from covfree.backbones.weights import packaged_weights
 from covfree.optional import optional
 
 _SUFFIXES = (".safetensors", ".pth", ".pt")
-_COMMIT = _GIT_SHA1 = re.compile("[0-9a-f]{40}")
+_COMMIT = re.compile("[0-9a-f]{40}")
 _SHA256 = re.compile("[0-9a-f]{64}")
 # owner/name, and perhaps @commit, and perhaps :file.
 _ADDRESS = re.compile(r"([\w.-]+/[\w.-]+)(?:@([^:]+)(?::(.+))?)?")
@@ -55,8 +52,7 @@ def hub_weights(
     """Get a file of weights from a repository of the Hugging Face hub, timm's for example.
 
     The file stays in the cache of ``huggingface_hub`` (``HF_HOME``), and once it is there no request is made.
-    Its sum is compared with the hub's every time, when it comes out of the cache too: the hub names a file
-    after its SHA-256, or, where git itself holds it (small files), after git's SHA-1.
+    The cache names a large file after its SHA-256, which is compared with the file's every time.
 
     Needs the ``pretrained`` extra.
 
@@ -72,8 +68,8 @@ def hub_weights(
         That preprocessing is timm's for evaluation at ``input_size``.
 
     Raises:
-        ValueError: if the revision is no commit; there is no such repository, commit or file; a sum differs
-            or is not known; or images are to be prepared in another way than `preprocess` knows.
+        ValueError: if the revision is no commit, the repository has no such file, a sum differs, or images
+            are to be prepared in another way than `preprocess` knows.
         OSError: if the file is not in the cache and cannot be fetched.
         ImportError: if ``huggingface_hub`` is not installed.
     """
@@ -85,17 +81,18 @@ def hub_weights(
     if revision is None or not _COMMIT.fullmatch(revision):
         raise ValueError(
             "revision: expected a full commit hash (40 hexadecimal digits), as a branch or a tag may move; "
-            + _what_it_is(hub, repository, revision)
+            + _commit_now(hub, repository, revision)
         )
     source = f"{repository}@{revision}"
     # Before the weights, which are large, so that what is wrong with it shows first.
     described = _fetched(hub, repository, revision, "config.json")
-    config = {} if described is None else _parsed(described[0], source)
+    config = {} if described is None else _parsed(described, source)
     preprocessing = _preprocessing(config, source)
-    found = _fetched(hub, repository, revision, file, sha256)
+    found = _fetched(hub, repository, revision, file)
     if found is None:
         raise ValueError(f"file: {source} has no {file}")
-    return Weights(*found, source, preprocessing, config.get("architecture"))
+    digest = _verified(found, f"{source}:{file}", sha256)
+    return Weights(found, digest, source, preprocessing, config.get("architecture"))
 
 
 def find_weights(text: str | None, spec: Spec) -> Weights:
@@ -149,92 +146,54 @@ def _check_fits(weights: Weights, spec: Spec) -> None:
         )
 
 
-def _what_it_is(hub: Any, repository: str, revision: str | None) -> str:
-    """Name the commit that a branch or a tag points to."""
-    name = "its default branch" if revision is None else repr(revision)
-    try:
-        with _explained(repository, revision):
-            commit = hub.HfApi().model_info(repository, revision=revision, timeout=_TIMEOUT).sha
-    except OSError as error:
-        return f"which commit {name} is now cannot be found out: {_reason(error)}"
-    return f"{name} is now {repository}@{commit}"
-
-
-def _fetched(
-    hub: Any, repository: str, commit: str, file: str, sha256: str | None = None
-) -> tuple[Path, str] | None:
-    """A file and its SHA-256, from the cache or the hub, its sum verified; None if there is no such file."""
+def _fetched(hub: Any, repository: str, commit: str, file: str) -> Path | None:
+    """A file, from the cache or the hub; None if the repository has no such file."""
     errors = optional("huggingface_hub.errors", "pretrained")
-    with _explained(repository, commit):
+    try:
         cached = hub.try_to_load_from_cache(repository, file, revision=commit)
-        try:
-            if cached is None:
-                cached = hub.hf_hub_download(repository, file, revision=commit)
-        except errors.LocalEntryNotFoundError:  # one of those below, but says that nothing is known
-            raise
-        except errors.EntryNotFoundError:
-            return None
-    if not isinstance(cached, str):  # the cache's mark of a file that the hub said there is not
+        if cached is None:
+            cached = hub.hf_hub_download(repository, file, revision=commit)
+    except errors.LocalEntryNotFoundError as error:  # one of those below, but says that nothing is known
+        raise _failed(repository, error) from error
+    except errors.EntryNotFoundError:
         return None
-    path = Path(cached)
-    if path.is_symlink():
-        name = Path(os.readlink(path)).name
-    elif sha256 is not None:  # a system without links, where the cache does not keep the hub's sum
-        name = None
-    else:
-        with _explained(repository, commit):
-            name = hub.get_hf_file_metadata(hub.hf_hub_url(repository, file, revision=commit)).etag
-    return path, _verified(path, name, f"{repository}@{commit}:{file}", sha256)
+    # A lost connection is an HTTPError that, from some versions on, is no OSError.
+    except (OSError, ValueError, errors.HTTPError) as error:
+        raise _failed(repository, error) from error
+    # Else it is the cache's mark of a file that the hub said there is not.
+    return Path(cached) if isinstance(cached, str) else None
 
 
-def _verified(path: Path, name: str | None, place: str, sha256: str | None) -> str:
-    """The file's SHA-256, once it is what the hub named the file after, and what the user expects."""
-    found = _sha256(path)
-    if name is not None:
-        if not (_SHA256.fullmatch(name) or _GIT_SHA1.fullmatch(name)):
-            raise ValueError(f"file: {place}: the hub names no checksum of it, but {name!r}")
-        digest = found if len(name) == len(found) else _git_sha1(path)
-        if digest != name:
-            raise ValueError(
-                f"file: {place}: damaged: expected checksum {name}, got {digest}; "
-                f"to fetch it again, remove {path.resolve()}"
-            )
-    if sha256 not in (None, found):
-        raise ValueError(f"sha256: {place}: expected {sha256}, got {found}")
+def _failed(repository: str, error: Exception) -> OSError:
+    return OSError(f"repository: {repository}: not all is in the cache, and the hub fails: {_reason(error)}")
+
+
+def _commit_now(hub: Any, repository: str, revision: str | None) -> str:
+    """Name the commit that a branch or a tag points to."""
+    errors = optional("huggingface_hub.errors", "pretrained")
+    try:
+        commit = hub.HfApi().model_info(repository, revision=revision, timeout=_TIMEOUT).sha
+    except (OSError, ValueError, errors.HTTPError) as error:
+        return f"which commit it is now cannot be found out: {_reason(error)}"
+    return f"it is now {repository}@{commit}"
+
+
+def _verified(path: Path, place: str, expected: str | None) -> str:
+    """The file's SHA-256, if it is what the user expects and what the hub's cache has named the file."""
+    found, name = _sha256(path), path.resolve().name
+    if _SHA256.fullmatch(name) and name != found:
+        raise ValueError(
+            f"file: {place}: damaged: expected SHA-256 {name}, got {found}; to fetch it again, remove "
+            f"{path.resolve()}"
+        )
+    if expected not in (None, found):
+        raise ValueError(f"sha256: {place}: expected {expected}, got {found}")
     return found
 
 
 def _sha256(path: Path) -> str:
     with path.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
-def _git_sha1(path: Path) -> str:
-    content = path.read_bytes()
-    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-
-
-@contextlib.contextmanager
-def _explained(repository: str, revision: str | None) -> Iterator[None]:
-    """Turn errors of ``huggingface_hub`` into one line that names the argument."""
-    errors = optional("huggingface_hub.errors", "pretrained")
-    try:
-        yield
-    except errors.GatedRepoError as error:
-        raise ValueError(
-            f"repository: {repository} is only for who accepted its terms and is logged in to the hub"
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise ValueError(f"repository: the hub has no {repository}, or does not show it to all") from error
-    except errors.RevisionNotFoundError as error:
-        raise ValueError(f"revision: {repository} has no {revision!r}") from error
-    except errors.HFValidationError as error:
-        raise ValueError(f"repository: expected owner/name, got {repository!r}") from error
-    # A lost connection is an HTTPError that, from some versions on, is no OSError.
-    except (OSError, errors.HTTPError) as error:
-        raise OSError(
-            f"repository: {repository}: not all is in the cache, and the hub fails: {_reason(error)}"
-        ) from error
 
 
 def _reason(error: BaseException) -> str:

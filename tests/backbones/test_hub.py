@@ -113,42 +113,33 @@ def test_in_a_process_of_its_own(hub, tmp_path):
 
 @pytest.mark.parametrize("revision", [None, "main", COMMIT[:12], COMMIT.upper()])
 def test_only_a_commit_is_taken(hub, revision):
-    if revision in (None, "main"):
-        expected = f"revision: expected a full commit hash .* is now {REPOSITORY}@{COMMIT}"
-    else:
-        expected = f"revision: {REPOSITORY} has no '{revision}'"
-    with pytest.raises(ValueError, match=expected):
+    known = revision in (None, "main")
+    rest = f"it is now {REPOSITORY}@{COMMIT}" if known else "which commit it is now cannot be found out"
+    with pytest.raises(ValueError, match=f"revision: expected a full commit hash .* {rest}"):
         hub_weights(REPOSITORY, revision=revision)
     assert len(hub.asked) == 1
 
 
-def test_a_branch_without_the_hub(hub, monkeypatch):
+def test_without_the_hub(hub, monkeypatch):
     hub.close()
-    expected = "expected a full commit hash.*; which commit 'main' is now cannot be found out: .*"
-    with pytest.raises(ValueError, match=expected + "refused"):
+    with pytest.raises(ValueError, match="expected a full commit hash.*cannot be found out: .*refused"):
         hub_weights(REPOSITORY, revision="main")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ValueError, match=expected + "offline mode"):
-        hub_weights(REPOSITORY, revision="main")
     with pytest.raises(OSError, match=f"^repository: {REPOSITORY}: .* the hub fails: .*offline mode"):
         get()
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
-def test_what_rots_in_the_cache_is_found(hub, name):
-    path = get().path.parent / name
+def test_what_rots_in_the_cache_is_found(hub):
+    path = get().path
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     blob = path.resolve()
     blob.write_bytes(content)
-    whole = hub.files[name]
-    if name == "config.json":
-        whole, content = (b"blob %d\0" % len(bytes) + bytes for bytes in (whole, content))
-    function = hashlib.sha1 if name == "config.json" else hashlib.sha256
-    sums = [function(bytes).hexdigest() for bytes in (whole, content)]
-    expected = f"{COMMIT}:{name}: damaged: expected checksum {sums[0]}, got {sums[1]}; .* remove {blob}"
+    got = hashlib.sha256(content).hexdigest()
     for _ in range(2):
-        with pytest.raises(ValueError, match=expected):
+        with pytest.raises(
+            ValueError, match=f"damaged: expected SHA-256 {SHA256}, got {got}; .* remove {blob}"
+        ):
             get()
     blob.unlink()
     assert get().sha256 == SHA256
@@ -161,23 +152,6 @@ def test_what_the_user_pins(hub):
         get(sha256="abc")
 
 
-def test_a_cache_without_links(hub):
-    """Where a system has none, the file lies in the link's place, and its sum nowhere."""
-    path = get().path
-    path.unlink()
-    path.write_bytes(CONTENT[:-1] + bytes([CONTENT[-1] ^ 1]))
-    with pytest.raises(ValueError, match=f"damaged: expected checksum {SHA256}"):
-        get()
-    assert hub.asked[-1] == f"HEAD /{REPOSITORY}/resolve/{COMMIT}/model.safetensors"
-    hub.close()
-    with pytest.raises(ValueError, match=f"sha256: .* expected {SHA256}, got"):
-        get(sha256=SHA256)
-    path.write_bytes(CONTENT)
-    assert get(sha256=SHA256).sha256 == SHA256
-    with pytest.raises(OSError, match=f"^repository: {REPOSITORY}: .* the hub fails: .*refused"):
-        get()
-
-
 def test_a_download_cut_short(hub):
     hub.sent["model.safetensors"] = CONTENT[: len(CONTENT) // 2]
     with pytest.raises(OSError, match=f"^repository: {REPOSITORY}: .* the hub fails: .*should be of size"):
@@ -186,36 +160,22 @@ def test_a_download_cut_short(hub):
 
 def test_a_download_altered_on_the_way(hub):
     hub.sent["model.safetensors"] = b"\0" * len(CONTENT)
-    with pytest.raises(ValueError, match=f"damaged: expected checksum {SHA256}"):
+    with pytest.raises(ValueError, match=f"damaged: expected SHA-256 {SHA256}"):
         get()
 
 
 def test_what_the_hub_does_not_have(hub):
-    with pytest.raises(ValueError, match="repository: the hub has no timm/resnet19"):
-        hub_weights("timm/resnet19", revision=COMMIT)
-    with pytest.raises(ValueError, match="repository: the hub has no timm/resnet19"):
-        hub_weights("timm/resnet19")
-    with pytest.raises(ValueError, match="repository: expected owner/name, got 'a/b/c'"):
-        hub_weights("a/b/c", revision=COMMIT)
-    with pytest.raises(ValueError, match=f"revision: {REPOSITORY} has no '{OLDER}'"):
-        hub_weights(REPOSITORY, revision=OLDER)
+    for repository, revision in (("timm/resnet19", COMMIT), ("a/b/c", COMMIT), (REPOSITORY, OLDER)):
+        with pytest.raises(OSError, match=f"^repository: {repository}: .* the hub fails: ") as caught:
+            hub_weights(repository, revision=revision)
+        assert "\n" not in str(caught.value)
     for _ in range(2):
         with pytest.raises(ValueError, match=f"file: {REPOSITORY}@{COMMIT} has no other.pth"):
             get(file="other.pth")
     with pytest.raises(ValueError, match=r"file: expected a \.safetensors, .* got flax_model.msgpack"):
         get(file="flax_model.msgpack")
-
-
-def test_refusals(hub):
     hub.refusal = (403, {"X-Error-Code": "GatedRepo"})
-    with pytest.raises(ValueError, match=f"repository: {REPOSITORY} is only for who accepted its terms"):
-        get()
-    hub.refusal = (400, {})
-    with pytest.raises(OSError, match=f"^repository: {REPOSITORY}: .* the hub fails: .*400") as caught:
-        get()
-    assert "\n" not in str(caught.value)
-    hub.refusal, hub.etags["config.json"] = None, "etag"
-    with pytest.raises(ValueError, match=r"config\.json: the hub names no checksum of it, but 'etag'"):
+    with pytest.raises(OSError, match=f"^repository: {REPOSITORY}: .* the hub fails: "):
         get()
 
 
@@ -258,7 +218,7 @@ def test_what_a_user_types_for_the_hub(hub):
     other = find_weights(f"{REPOSITORY}@{COMMIT}:folder/other.pth", resnet)
     assert other.path.read_bytes() == b"weights"
     for text in (REPOSITORY, f"{REPOSITORY}@main"):
-        with pytest.raises(ValueError, match=f"is now {REPOSITORY}@{COMMIT}$"):
+        with pytest.raises(ValueError, match=f"it is now {REPOSITORY}@{COMMIT}$"):
             find_weights(text, resnet)
     with pytest.raises(ValueError, match="weights: expected timm's resnet50 for resnet50, got resnet18"):
         find_weights(f"{REPOSITORY}@{COMMIT}", BACKBONES["resnet50"])
