@@ -122,7 +122,7 @@ def test_only_a_commit_is_taken(hub, revision):
 
 def test_without_the_hub(hub, monkeypatch):
     hub.close()
-    with pytest.raises(ValueError, match="expected a full commit hash.*cannot be found out: .*refused"):
+    with pytest.raises(ValueError, match=r"expected a full commit hash.*cannot be found out: .*refused"):
         hub_weights(REPOSITORY, revision="main")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(OSError, match=f"^repository: {REPOSITORY}: .* the hub fails: .*offline mode"):
