@@ -36,6 +36,7 @@ from covfree.cli.training import RANDOM, TRAINABLE, Settings
 from covfree.federation import participation as draw
 from covfree.finetune import registry
 from covfree.finetune.registry import Rates
+from covfree.optional import optional
 
 Part = Literal["head", "backbone", "all"]
 NormMode = Literal["frozen", "batch"]
@@ -111,6 +112,8 @@ def finetune_command(
         raise ValueError(f"--train {part}: expected --images, as features have no backbone left to train")
     if resume and out is None:
         raise ValueError("--resume: expected --out beside it")
+    if out is not None:
+        optional("orbax.checkpoint", "rounds")  # of checkpoints: says that it is missing before any work
     if norms is not None and part == "head":
         raise ValueError("--norms: expected --train backbone or all beside it, as a head has no batch norms")
     norms = norms or "frozen"

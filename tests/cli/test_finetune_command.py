@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shutil
+import sys
 
 import drawn
 import jax
@@ -354,3 +355,11 @@ def test_the_picture_of_many_curves_can_be_read():
     assert len(figure.legends[0].texts) == len(inits) + len(algorithms) + 1
     low, high = by_round.get_ylim()
     assert low < 50 < 60 < high
+
+
+def test_a_folder_needs_what_writes_checkpoints(cli, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
+    result = cli("finetune", "--out", tmp_path / "tuned")
+    assert result.code == 1
+    assert result.err == "covfree: orbax is needed for this: pip install 'covfree[rounds]'\n"
+    assert not (tmp_path / "tuned").exists()
