@@ -79,6 +79,7 @@ from covfree.heads import with_finite_scores as with_finite_scores
 from covfree.heads import with_prior_means as with_prior_means
 from covfree.heads import with_temperature as with_temperature
 from covfree.methods import Method as Method
+from covfree.methods import Round as Round
 from covfree.methods import afl as afl
 from covfree.methods import ccvr as ccvr
 from covfree.methods import ensemble as ensemble
@@ -106,9 +107,7 @@ from covfree.protocol import collect_files as collect_files
 from covfree.protocol import forget as forget
 from covfree.protocol import load_message as load_message
 from covfree.protocol import save_message as save_message
-from covfree.refine import Refined as Refined
 from covfree.refine import refined as refined
-from covfree.staged import Staged as Staged
 from covfree.staged import deepafl as deepafl
 from covfree.staged import safle as safle
 from covfree.statistics import GramStatistics as GramStatistics

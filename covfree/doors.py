@@ -1,4 +1,4 @@
-"""Before arrays enter jax: it cuts integers that it cannot hold, without an error.
+"""Where arrays enter jax, which cuts integers that it cannot hold without an error; and where heads leave.
 
 Labels and clients are int32 inside. What comes may be of any integer type: a small one might not hold what it
 is compared with, a large one holds numbers that int32 does not.
@@ -21,6 +21,7 @@ from covfree.sharding import whole
 from covfree.types import is_traced
 
 _P = ParamSpec("_P")
+AnyHead = TypeVar("AnyHead")
 _R = TypeVar("_R")
 
 _INT32 = np.iinfo(np.int32)
@@ -150,3 +151,28 @@ def consecutive(clients: np.ndarray, first: int = 0) -> np.ndarray:
     """The clients numbered anew from ``first`` on, in their order and without gaps; −1 for padding."""
     known = np.unique(clients[clients >= 0])
     return np.where(clients >= 0, first + np.searchsorted(known, clients), -1).astype(np.int32)
+
+
+def finite(head: AnyHead) -> AnyHead:
+    """Give the head back, or raise unless its numbers are finite; a traced head has no values to look at.
+
+    Raises:
+        ValueError: if a number is not finite; it names the part and the place.
+    """
+    if is_traced(*jax.tree.leaves(head)) or _all_finite(jax.tree.leaves(head)):
+        return head
+    for path, leaf in jax.tree_util.tree_leaves_with_path(head):
+        values = np.asarray(leaf)
+        if not np.isfinite(values).all():
+            place = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
+            raise ValueError(
+                f"head: holds {values[place]} in {jax.tree_util.keystr(path).lstrip('.')} of shape "
+                f"{list(values.shape)} at {place}; expected finite numbers. What clients sent is too large, "
+                "or is no sum of squares where one is expected"
+            )
+    return head
+
+
+@jax.jit
+def _all_finite(leaves: list[jax.Array]) -> jax.Array:
+    return jnp.array([jnp.isfinite(leaf).all() for leaf in leaves]).all()

@@ -155,16 +155,18 @@ MISUSE = {
     "no head": (lambda: covfree.evaluate("lda", FEATURES, LABELS), "head: expected a head .* got str"),
     "float labels": (lambda: covfree.evaluate(HEAD, FEATURES, LABELS * 1.0), "labels: expected integers"),
     "message of a method": (
-        lambda: Method(None, "own", NCM.summary, NCM.phases, None, NCM.head, "means"),
+        lambda: Method(None, "own", NCM.summary, NCM.rounds, None, NCM.head, "means"),
         "message: expected a MessageForm, or None for rows, got 'means'",
     ),
     "a method that would send its examples": (
-        lambda: Method(None, "own", Examples(), NCM.phases, None, NCM.head),
-        "message: expected a MessageForm where the summary is Examples",
+        lambda: covfree.client_message(
+            Method(None, "own", Examples(), NCM.rounds, None, NCM.head), FEATURES, LABELS, num_classes=3
+        ),
+        "method: expected one of a single message from each client, got 'own', whose clients send sums",
     ),
-    "phases of a method": (
+    "rounds of a method": (
         lambda: Method(None, "own", NCM.summary, ("sum",), None, NCM.head),
-        "phases: expected a tuple of functions",
+        "rounds: expected a tuple of Rounds",
     ),
     "a transform": (lambda: NCM.with_transforms("laplace"), "transforms: expected .* got 'laplace'"),
 }

@@ -25,7 +25,6 @@ from covfree.cli.options import (
 )
 from covfree.cli.page import diagnosed_page, write_page
 from covfree.cli.source import of_file
-from covfree.methods import Method
 
 
 def diagnose_command(
@@ -50,7 +49,7 @@ def diagnose_command(
         check_file("report", report, ".html", (dataset, test_file))
     variant = next(iter(variants_of(method, {}, "method").values()))
     chosen = variant.method
-    if not isinstance(chosen, Method) or chosen.message is not None:
+    if chosen.message is not None or chosen.message_rounds < len(chosen.rounds):
         raise ValueError(f"--method: expected one whose clients send rows, got {method!r}")
     source = of_file(dataset, test_file)
     data = source.load(seed)

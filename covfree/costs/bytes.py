@@ -6,16 +6,17 @@ import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Integer
 
+from covfree.engine.shapes import Passed, passed
 from covfree.methods import Method
 from covfree.methods.method import check_method
-from covfree.refine.refined import Refined
-from covfree.staged import Staged
 from covfree.statistics import count_rows
 from covfree.statistics.residuals import count_clients
-from covfree.types import AnyArray, Message
+from covfree.types import AnyArray, Message, Rows
 
 FLOAT_BYTES = 4
 
@@ -58,7 +59,7 @@ def message_bytes(message: Message) -> SentBytes:
 
 
 def sent_bytes(
-    method: Method | Refined | Staged,
+    method: Method[Any],
     labels: Integer[AnyArray, " examples"],
     clients: Integer[AnyArray, " examples"],
     *,
@@ -67,39 +68,36 @@ def sent_bytes(
     """Compute the bytes that all clients of a federation send, without making their messages.
 
     Equal to the sum of `message_bytes` over the clients' messages (float32), unless a transform of the method
-    drops rows. A client without examples sends nothing. Of a refined method the rounds after the first are
-    counted too, in each of which a client sends d·q numbers and two more; of a method of several rounds of
-    sums, what a client sends in each.
+    drops rows. A client without examples sends nothing. The rounds of sums after the message, or in place of
+    one, are counted too: in each of those of `covfree.refined` a client sends d·q numbers and two more.
 
     Args:
-        method: the method, `covfree.refined` of one, or one such as `covfree.deepafl`.
+        method: the method.
         labels: classes of all examples; below 0 is padding. C of methods of several rounds is the largest
             plus 1.
         clients: their clients; below 0 is padding.
         dim: d of the features, before any map of them.
     """
-    if isinstance(method, Refined):
-        first = sent_bytes(method.method, labels, clients, dim=dim)
-        return first._replace(statistics=first.statistics + _of_products(method, labels, clients, dim, 2))
-    if isinstance(method, Staged):
-        rounds = method.shapes(dim, _num_classes(labels))
-        sums = [x for _, sent in rounds for x in sent]
-        senders = count_clients(np.asarray(labels), np.asarray(clients))
-        whole, floats = _numbers(sums), _numbers(x for x in sums if x.dtype.kind == "f")
-        return SentBytes(FLOAT_BYTES * senders * floats, FLOAT_BYTES * senders * (whole - floats))
     check_method(method)
     labels, clients = np.asarray(labels), np.asarray(clients)
-    dim = mapped_dim(method, dim)
+    dim, senders = mapped_dim(method, dim), count_clients(labels, clients)
+    uploads = [x for each in _of_rounds(method, labels, dim) for x in each.upload.leaves]
+    floats, whole = _numbers(x for x in uploads if x.dtype.kind == "f"), _numbers(uploads)
+    rounds = SentBytes(FLOAT_BYTES * senders * floats, FLOAT_BYTES * senders * (whole - floats))
+    if not method.message_rounds:
+        return rounds
     if method.message is None:
         rows, floats = method.summary.floats(labels, clients, dim)
-        return SentBytes(FLOAT_BYTES * floats, 8 * rows)
-    rows, senders = count_rows(labels, clients), count_clients(labels, clients)
-    matrices = method.message.num_matrices(num_rows=rows, num_clients=senders)
-    return SentBytes(FLOAT_BYTES * (rows * dim + matrices * dim * dim), 8 * rows)
+        own = FLOAT_BYTES * floats
+    else:
+        rows = count_rows(labels, clients)
+        matrices = method.message.num_matrices(num_rows=rows, num_clients=senders)
+        own = FLOAT_BYTES * (rows * dim + matrices * dim * dim)
+    return SentBytes(own + rounds.statistics, 8 * rows + rounds.counts)
 
 
 def received_bytes(
-    method: Method | Refined | Staged,
+    method: Method[Any],
     labels: Integer[AnyArray, " examples"],
     clients: Integer[AnyArray, " examples"],
     *,
@@ -122,18 +120,10 @@ def received_bytes(
     >>> received_bytes(covfree.refined(covfree.fedcof(), 2), labels, clients, dim=50)
     1600
     """
-    if isinstance(method, Refined):
-        return _of_products(method, labels, clients, dim, 0)
-    if isinstance(method, Staged):
-        rounds = method.shapes(dim, _num_classes(labels))
-        numbers = _numbers(x for state, _ in rounds for x in state)
-        return FLOAT_BYTES * count_clients(np.asarray(labels), np.asarray(clients)) * numbers
     check_method(method)
-    return 0
-
-
-def _num_classes(labels: AnyArray) -> int:
-    return int(np.max(labels, initial=0)) + 1
+    senders = count_clients(np.asarray(labels), np.asarray(clients))
+    rounds = _of_rounds(method, labels, mapped_dim(method, dim))
+    return FLOAT_BYTES * senders * _numbers(x for each in rounds for x in each.sent.leaves)
 
 
 def _numbers(leaves: Iterable[Any]) -> int:
@@ -141,14 +131,17 @@ def _numbers(leaves: Iterable[Any]) -> int:
     return sum(math.prod(leaf.shape) for leaf in leaves)
 
 
-def _of_products(method: Refined, labels: AnyArray, clients: AnyArray, dim: int, more: int) -> int:
-    """Bytes of a d × q matrix, and of some numbers more, for each client and round after the first."""
-    labels, clients = np.asarray(labels), np.asarray(clients)
-    dim = mapped_dim(method.method, dim)
-    numbers = sum(dim * asked + more for asked in method.asked(dim, _num_classes(labels)))
-    return FLOAT_BYTES * count_clients(labels, clients) * numbers
+def _of_rounds(method: Method[Any], labels: AnyArray, dim: int) -> list[Passed]:
+    """What passes in the rounds beside that of the clients' messages."""
+    num_classes = int(np.max(labels, initial=0)) + 1
+
+    def one_example() -> Rows:
+        one = jnp.zeros((1, dim)), jnp.zeros(1, jnp.int32)
+        return method.summary.one_client(*one, num_classes, jax.random.key(0))
+
+    return passed(method, one_example, num_classes, start=method.message_rounds)
 
 
-def mapped_dim(method: Method, dim: int) -> int:
+def mapped_dim(method: Method[Any], dim: int) -> int:
     """Dimension of what a client summarises: of the features behind the method's map, if it has one."""
     return dim if method.feature_map is None else method.feature_map.num_features

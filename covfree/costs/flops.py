@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from jaxtyping import Integer
 
-from covfree.costs.bytes import mapped_dim
 from covfree.methods import Method
 from covfree.methods.method import check_method
-from covfree.refine.refined import Refined
-from covfree.staged import Staged
 from covfree.statistics import count_rows
 from covfree.statistics.residuals import count_clients
 from covfree.types import AnyArray
 
 
 def client_flops(
-    method: Method | Refined | Staged,
+    method: Method[Any],
     labels: Integer[AnyArray, " examples"],
     clients: Integer[AnyArray, " examples"],
     *,
@@ -41,20 +40,14 @@ def client_flops(
     [5000, 505000]
     """
     labels, clients = np.asarray(labels), np.asarray(clients)
-    if isinstance(method, Staged):
-        size, classes = int(((labels >= 0) & (clients >= 0)).sum()), int(labels.max(initial=0)) + 1
-        return method.flops(method.params, size, dim, classes)
-    if isinstance(method, Refined):
-        first = client_flops(method.method, labels, clients, dim=dim)
-        dim = mapped_dim(method.method, dim)
-        asked = sum(method.asked(dim, int(labels.max(initial=0)) + 1))
-        return first + 4 * int(((labels >= 0) & (clients >= 0)).sum()) * dim * asked
     check_method(method)
     kept = (labels >= 0) & (clients >= 0)
     labels, clients = labels[kept], clients[kept]
-    flops, size = 0, len(labels)
+    flops, size, classes = 0, len(labels), int(labels.max(initial=0)) + 1
     if method.feature_map is not None:
         flops, dim = 2 * size * dim * method.feature_map.num_features, method.feature_map.num_features
+    if method.flops is not None:
+        flops += method.flops(method.params, size, dim, classes)
     if method.message is None:
         return flops + method.summary.flops(labels, clients, dim)
     flops += size * dim + 2 * size * dim**2

@@ -9,9 +9,9 @@ from covfree.engine.batch import solve_totals as solve_totals
 from covfree.engine.batch import summarise as summarise
 from covfree.engine.diagnosis import Diagnosis as Diagnosis
 from covfree.engine.diagnosis import diagnose as diagnose
+from covfree.engine.made import accumulate_parts as accumulate_parts
 from covfree.engine.sharded import accumulate_sharded as accumulate_sharded
 from covfree.engine.sharded import shard_rows as shard_rows
 from covfree.engine.stream import accumulate_stream as accumulate_stream
 from covfree.engine.stream import solve_stream as solve_stream
 from covfree.engine.totals import accumulate as accumulate
-from covfree.engine.totals import accumulate_parts as accumulate_parts

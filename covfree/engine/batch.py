@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,25 +13,22 @@ import numpy as np
 from jaxtyping import Array, Float, Integer
 
 from covfree.checks import check, check_example_structure, check_positive
-from covfree.doors import as_array, as_int32, compiled, consecutive, fits_int32
-from covfree.engine.finite import finite
-from covfree.engine.totals import accumulate
+from covfree.doors import as_array, as_int32, compiled, consecutive, finite, fits_int32
+from covfree.engine.totals import InMemory, accumulate, through, with_numbers
+from covfree.heads.mapped import MappedHead
 from covfree.methods import Method
 from covfree.methods.method import check_method
-from covfree.refine.refined import Refined
 from covfree.row_types import count_sum, summable
-from covfree.staged import Staged, advanced, summed
-from covfree.statistics.products import scatter_products
 from covfree.statistics.rows import bucket
 from covfree.types import AnyArray, H, Head, Message, PRNGKey, Rows, is_traced
 
 
 def solve_totals(method: Method[H], *totals: Any) -> H:
-    """Solve for the head from totals of the method's phases.
+    """Solve for the head from the totals of the method's rounds.
 
     Args:
         method: the method.
-        totals: one for each phase, from `accumulate` or another function that sums.
+        totals: the server's state after the last round, from `accumulate` or another function that sums.
 
     Returns:
         The head, of the method's kind.
@@ -39,12 +37,16 @@ def solve_totals(method: Method[H], *totals: Any) -> H:
         ValueError: if the head is not finite (unless it is traced).
     """
     check_method(method)
-    return finite(_solve_totals(method.server_part(), *totals))
+    return finite(_head(method.system, method.head, method.params, method.feature_map, totals))
 
 
-@jax.jit
-def _solve_totals(method: Method[H], *totals: Any) -> H:
-    return method.solve(*totals)
+@partial(jax.jit, static_argnums=(0, 1))
+def _head(
+    system: Any, head: Callable[..., Any], params: Any, feature_map: Any, state: tuple[Any, ...]
+) -> Any:
+    """The head of the server's state; compiled by the functions, not by the method that they are of."""
+    found = head(params, None if system is None else system(params, *state), *state)
+    return found if feature_map is None else MappedHead(feature_map, found)
 
 
 def solve_rows(method: Method[H], rows: Rows, *, num_classes: int) -> H:
@@ -67,7 +69,8 @@ def solve_rows(method: Method[H], rows: Rows, *, num_classes: int) -> H:
     """
     check_method(method)
     # Two compiled functions: the second, which takes longer to compile, does not know the number of rows.
-    return _solve_totals(method.server_part(), *accumulate(method, rows, num_classes=num_classes))
+    state = accumulate(method, rows, num_classes=num_classes)
+    return _head(method.system, method.head, method.params, method.feature_map, state)
 
 
 def solve_message(method: Method[H], message: Message, *, num_classes: int) -> H:
@@ -94,6 +97,7 @@ def solve_message(method: Method[H], message: Message, *, num_classes: int) -> H
     [[1.0, 0.0], [0.0, 1.0]]
     """
     check_method(method)
+    method.check_message()
     if not isinstance(message, Message):
         raise TypeError(
             f"message: expected a covfree.Message, such as collect(...).message, got {type(message).__name__}"
@@ -112,14 +116,22 @@ def solve_message(method: Method[H], message: Message, *, num_classes: int) -> H
     if isinstance(count, np.ndarray):
         # jax would cut integers to 32 bits, silently.
         message = replace(message, rows=replace(message.rows, count=summable(count, count_sum(count))))
-    if method.message is None:
-        return finite(solve_rows(method, message.rows, num_classes=num_classes))
-    return finite(_solve_merged(method, message, num_classes=num_classes))
+    return solve_totals(method, *state_of_message(method, message, num_classes))
 
 
 @partial(jax.jit, static_argnames="num_classes")
-def _solve_merged(method: Method[H], message: Message, *, num_classes: int) -> H:
-    return method.solve(*method.merged(message, num_classes))
+def _merged(method: Method[Any], message: Message, *, num_classes: int) -> tuple[Any, ...]:
+    return method.merged(message, num_classes)
+
+
+def state_of_message(method: Method[Any], message: Message, num_classes: int) -> tuple[Any, ...]:
+    """The server's state after the rounds that messages stand for, and after those over their rows."""
+    if method.message is not None:
+        return _merged(method, message, num_classes=num_classes)
+    rows = with_numbers(message.rows)
+    source = InMemory(rows, num_classes, method.whole_clients)
+    state = through(method, source, stop=method.message_rounds)
+    return state if method.received is None else method.received(state, message.rows)
 
 
 def summarise(
@@ -173,7 +185,7 @@ def _summarise(
 
 
 def fit(
-    method: Method[H] | Refined[H] | Staged[H],
+    method: Method[H],
     features: Any,
     labels: Any,
     clients: Any,
@@ -204,8 +216,7 @@ def fit(
     >>> head(features).argmax(-1)
     Array([0, 0, 1, 1], dtype=int32)
     """
-    if not isinstance(method, Staged):
-        check_method(method.method if isinstance(method, Refined) else method)
+    check_method(method)
     if num_classes is not None:
         check_positive("num_classes", num_classes)
     if clients is None:
@@ -222,37 +233,23 @@ def fit(
     # Clients stay on the host: jax may not hold their numbers.
     clients = clients if isinstance(clients, jax.Array) else np.asarray(clients)
     features, labels = as_array(features), as_int32("labels", labels)
-    if isinstance(method, Staged):
-        kept = jnp.where(as_array(clients >= 0), labels, -1)
-        return finite(_fit_staged(method, features, kept, num_classes))
-    first = method.method if isinstance(method, Refined) else method
-    rows = summarise(first, features, labels, clients, key=key)
-    if not isinstance(method, Refined):
-        return finite(solve_rows(method, rows, num_classes=num_classes))
-    totals = accumulate(first, rows, num_classes=num_classes)
-    kept = jnp.where(as_array(clients >= 0), labels, -1)
-    return finite(_refine(method, totals, features, kept))
+    rows = with_numbers(summarise(method, features, labels, clients, key=key))
+    first = method.rounds_over_rows
+    state = through(method, InMemory(rows, num_classes, method.whole_clients), stop=first)
+    if first < len(method.rounds):
+        examples = examples_of(method, features, jnp.where(as_array(clients >= 0), labels, -1))
+        state = through(method, InMemory(examples, num_classes, whole=True), state, start=first)
+    return solve_totals(method, *state)
 
 
 @jax.jit
-def _refine(method: Refined[H], totals: tuple[Any, ...], features: jax.Array, labels: jax.Array) -> H:
-    """The head of the totals of the first round, refined with the products of all examples."""
-    features, progress = method.method.mapped(features), method.begin(*totals)
-    for _ in method.asked(*progress.search.right.shape):
-        directions = progress.search.directions
-        products = scatter_products(features, labels, progress.moments.mean, directions)
-        progress = method.advance(progress, *products)
-    return method.head(progress)
+def _mapped(method: Method[Any], features: Any) -> jax.Array:
+    return method.mapped(features)
 
 
-def _fit_staged(method: Staged[H], features: jax.Array, labels: jax.Array, num_classes: int) -> H:
-    """The head after all rounds."""
-    state = None
-    for _ in range(method.rounds):
-        state = advanced(method, state, summed(method, state, features, labels, num_classes))
-    head = method.head(method.params, state)
-    assert head is not None
-    return head
+def examples_of(method: Method[Any], features: Any, labels: Any) -> Rows:
+    """Examples as the rows of rounds that run over them."""
+    return Rows.from_examples(_mapped(method.client_part(), features), labels)
 
 
 def _check_evaluation(head: Any, features: Any, labels: Any) -> None:

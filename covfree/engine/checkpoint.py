@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import BadZipFile
@@ -16,52 +15,29 @@ import numpy as np
 
 from covfree.atomic import remove_abandoned, replacing
 from covfree.engine.parts import Parts, digest
+from covfree.engine.shapes import Passed
 from covfree.methods import Method
 from covfree.sums import Compensated
-
-
-class Form(NamedTuple):
-    """The shapes and data types of a pytree of arrays, without them.
-
-    Attributes:
-        structure: the pytree's.
-        leaves: shape and data type of each leaf.
-    """
-
-    structure: Any
-    leaves: tuple[jax.ShapeDtypeStruct, ...]
-
-    @classmethod
-    def of(cls, tree: Any) -> Form:
-        """That of a pytree."""
-        leaves, structure = jax.tree.flatten(tree)
-        return cls(structure, tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves))
-
-    def zeros(self) -> Any:
-        """The pytree with arrays of zeros, which nobody else holds."""
-        return self.filled(jnp.zeros(leaf.shape, leaf.dtype) for leaf in self.leaves)
-
-    def filled(self, leaves: Iterable[jax.Array]) -> Any:
-        """The pytree with the next of these arrays; others are left where they are."""
-        return jax.tree.unflatten(self.structure, list(islice(leaves, len(self.leaves))))
 
 
 class State(NamedTuple):
     """Where a run is.
 
     Attributes:
-        totals: of the phases that are done.
-        running: the sums of the next phase so far (`Compensated`); None if all are done.
-        part: the part of that phase that comes next.
+        round: rounds that are done.
+        server: the server's state after them.
+        running: the sums of the next round so far (`Compensated`); None if all are done.
+        part: the part of that round that comes next.
     """
 
-    totals: tuple[Any, ...]
+    round: int
+    server: tuple[Any, ...]
     running: Any
     part: int = 0
 
 
 def identity_of(
-    method: Method, parts: Parts, forms: Sequence[Form], *, num_classes: int, part_rows: int
+    method: Method[Any], parts: Parts, forms: Sequence[Passed], *, num_classes: int, part_rows: int
 ) -> dict[str, str]:
     """What must be the same for a run to go on, by what to call it."""
 
@@ -73,10 +49,12 @@ def identity_of(
     return {
         "method": method.name,
         "the method's numbers": digest(np.asarray(leaf) for leaf in jax.tree.leaves(method.params)),
-        "the method's parts": described((method.phases, structure)),
+        "the method's parts": described((method.rounds, structure)),
         "num_classes": str(num_classes),
         "part_rows": str(part_rows),
-        "totals": ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for form in forms for leaf in form.leaves),
+        "totals": ", ".join(
+            f"{leaf.dtype}{list(leaf.shape)}" for form in forms for leaf in form.upload.leaves
+        ),
         **parts.identity(),
     }
 
@@ -86,10 +64,10 @@ def save_state(path: Path, state: State, rejected: Mapping[str, str], identity: 
     about = {
         "identity": identity,
         "rejected": dict(rejected),
-        "phase": len(state.totals),
+        "round": state.round,
         "part": state.part,
     }
-    leaves = jax.tree.leaves((state.totals, state.running))
+    leaves = jax.tree.leaves((state.server, state.running))
     arrays = {f"leaf{index}": np.asarray(leaf) for index, leaf in enumerate(leaves)}
     remove_abandoned(path.parent)
     with replacing(path) as file:
@@ -97,14 +75,14 @@ def save_state(path: Path, state: State, rejected: Mapping[str, str], identity: 
 
 
 def load_state(
-    path: Path, identity: Mapping[str, str], forms: Sequence[Form]
+    path: Path, identity: Mapping[str, str], forms: Sequence[Passed]
 ) -> tuple[State, dict[str, str]] | None:
     """Where an earlier run was, and what it had set aside; None if there is no file.
 
     Args:
         path: the file.
         identity: of this run.
-        forms: of each phase's total.
+        forms: of what passes in each round.
 
     Raises:
         ValueError: if the file is that of another run, or none of a run.
@@ -115,7 +93,7 @@ def load_state(
         with np.load(path, allow_pickle=False) as file:
             about = json.loads(file["about"].tobytes())
             leaves = [jnp.asarray(file[f"leaf{index}"]) for index in range(len(file.files) - 1)]
-            theirs, phase = about["identity"], about["phase"]
+            theirs, done = about["identity"], about["round"]
     except (BadZipFile, EOFError, KeyError, ValueError) as error:
         raise ValueError(
             f"checkpoint: expected the state of an earlier run, {path} is none: {error}"
@@ -129,8 +107,8 @@ def load_state(
             "here); delete it to start anew"
         )
     left = iter(leaves)
-    totals = tuple(form.filled(left) for form in forms[:phase])
-    running = (
-        None if phase == len(forms) else Compensated(forms[phase].filled(left), forms[phase].filled(left))
-    )
-    return State(totals, running, about["part"]), about["rejected"]
+    server = forms[done - 1].state.filled(left) if done else ()
+    running = None
+    if done < len(forms):
+        running = Compensated(forms[done].upload.filled(left), forms[done].upload.filled(left))
+    return State(done, server, running, about["part"]), about["rejected"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -13,11 +14,12 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from covfree.checks import check_row_structure
-from covfree.doors import check_int32, compiled
+from covfree.doors import check_int32
 from covfree.engine.parts import cuts, padded_rows
-from covfree.engine.totals import accumulate
+from covfree.engine.totals import check_over_rows, through, total_over_rows, with_numbers
 from covfree.methods import Method
 from covfree.methods.method import check_method_and_rows
+from covfree.methods.rounds import Round
 from covfree.sharding import shard_map
 from covfree.types import Rows, is_traced
 
@@ -73,8 +75,9 @@ def shard_rows(rows: Rows, mesh: Mesh, *, whole_clients: bool = False) -> Rows:
     return jax.tree.map(partial(jax.make_array_from_process_local_data, sharding), local)
 
 
-def _check_sharded(method: Any, rows: Any, *, num_classes: int, mesh: Mesh) -> None:
+def _check_sharded(method: Any, rows: Any) -> None:
     check_method_and_rows(method, rows)
+    check_over_rows(method)
     if not method.whole_clients or is_traced(rows.client):
         return
     if rows.client is None:
@@ -96,9 +99,8 @@ def _check_sharded(method: Any, rows: Any, *, num_classes: int, mesh: Mesh) -> N
         )
 
 
-@compiled(("num_classes", "mesh"), check=_check_sharded)
 def accumulate_sharded(method: Method, rows: Rows, *, num_classes: int, mesh: Mesh) -> tuple[Any, ...]:
-    """Compute the totals of a method's phases over rows on the devices of a mesh, on one host or several.
+    """Compute the totals of a method's rounds over rows on the devices of a mesh, on one host or several.
 
     Each device sums over its own rows. Only the totals, C·d + d² numbers, are exchanged between devices; rows
     are not, unless the method keeps them.
@@ -124,10 +126,39 @@ def accumulate_sharded(method: Method, rows: Rows, *, num_classes: int, mesh: Me
     >>> covfree.solve_totals(covfree.fedcof(), *totals)(rows.mean).argmax(-1).tolist()
     [0, 0, 1, 1]
     """
+    _check_sharded(method, rows)
+    rows = _numbered(rows, mesh)
+
+    def source(each: Round, params: Any, sent: Any) -> Any:
+        how = {"num_classes": num_classes, "whole": method.whole_clients, "mesh": mesh}
+        return _total_over_devices(each.client, params, sent, rows, **how)
+
+    return through(method, source)
+
+
+@partial(jax.jit, static_argnames="mesh")
+def _numbered(rows: Rows, mesh: Mesh) -> Rows:
     sharded = PartitionSpec(mesh.axis_names)
+    number = partial(with_numbers, axis_name=mesh.axis_names)
+    return shard_map(number, mesh=mesh, in_specs=sharded, out_specs=sharded)(rows)
 
-    def own(method: Method, rows: Rows) -> tuple[Any, ...]:
-        return accumulate(method, rows, num_classes=num_classes, axis_name=mesh.axis_names)
 
-    run = shard_map(own, mesh=mesh, in_specs=(PartitionSpec(), sharded), out_specs=PartitionSpec())
-    return run(method, rows)
+@partial(jax.jit, static_argnums=0, static_argnames=("num_classes", "whole", "mesh"))
+def _total_over_devices(
+    client: Callable[..., Any],
+    params: Any,
+    sent: Any,
+    rows: Rows,
+    *,
+    num_classes: int,
+    whole: bool,
+    mesh: Mesh,
+) -> Any:
+    how = {"num_classes": num_classes, "whole": whole, "axis_name": mesh.axis_names}
+    run = shard_map(
+        partial(total_over_rows, client, **how),
+        mesh=mesh,
+        in_specs=(PartitionSpec(), PartitionSpec(), PartitionSpec(mesh.axis_names)),
+        out_specs=PartitionSpec(),
+    )
+    return run(params, sent, rows)

@@ -16,11 +16,12 @@ import jax
 
 from covfree.checks import check_positive, check_type
 from covfree.engine.batch import solve_totals
-from covfree.engine.checkpoint import Form, State, identity_of, load_state, save_state
+from covfree.engine.checkpoint import State, identity_of, load_state, save_state
 from covfree.engine.parts import FolderParts, Parts, TableParts
-from covfree.engine.totals import dense_terms, zeros_of
+from covfree.engine.shapes import Form, passed
+from covfree.engine.totals import check_over_rows, through
 from covfree.methods import Method
-from covfree.methods.method import check_method
+from covfree.methods.rounds import Round, dense
 from covfree.optional import optional
 from covfree.protocol.folder import MessageFolder
 from covfree.sums import Compensated, fold_parts
@@ -44,10 +45,10 @@ def accumulate_stream(
     checkpoint: str | PathLike[str] | None = None,
     progress: bool = False,
 ) -> tuple[Any, ...]:
-    """Compute the totals of a method's phases over rows that are larger than memory, from files.
+    """Compute the totals of a method's rounds over rows that are larger than memory, from files.
 
-    Each phase is one pass over the rows. The next parts are read and checked while one is computed. All parts
-    have one shape, so one function is compiled for each phase. Memory holds a few parts and the totals. Sums
+    Each round is one pass over the rows. The next parts are read and checked while one is computed. All parts
+    have one shape, so one function is compiled for each round. Memory holds a few parts and the totals. Sums
     are compensated: their rounding does not grow with the number of parts.
 
     Args:
@@ -64,7 +65,7 @@ def accumulate_stream(
         progress: whether to show a progress bar on standard error (needs the ``cli`` extra).
 
     Returns:
-        One total a phase, for `solve_totals`.
+        One total a round, for `solve_totals`.
 
     Raises:
         ValueError: if the method keeps rows, or its clients send more than rows; if a table holds a bad value
@@ -118,19 +119,65 @@ def solve_stream(
     return _run(method, source, solve, num_classes, dim, part_rows, checkpoint, progress)
 
 
-@partial(jax.jit, static_argnames=("phase", "num_classes"), donate_argnames="running")
+@partial(jax.jit, static_argnums=0, static_argnames=("num_classes", "whole"), donate_argnames="running")
 def _add(
-    method: Method, totals: tuple[Any, ...], running: Compensated, rows: Rows, *, phase: int, num_classes: int
+    client: Callable[..., Any],
+    params: Any,
+    sent: Any,
+    running: Compensated,
+    rows: Rows,
+    *,
+    num_classes: int,
+    whole: bool,
 ) -> Compensated:
     def add(running: Compensated, rows: Rows) -> Compensated:
-        return running.plus(dense_terms(method, phase, totals, rows, num_classes))
+        return running.plus(dense(client(params, sent, rows, num_classes)))
 
     # In pieces that stay in the processor's cache, unless a client's rows might be in two of them.
-    return add(running, rows) if method.whole_clients else fold_parts(add, running, rows)
+    return add(running, rows) if whole else fold_parts(add, running, rows)
+
+
+class _Reading:
+    """The source of totals over parts that are read one after the other, and where it is.
+
+    Attributes:
+        state: of the run, with every part that was added.
+    """
+
+    def __init__(
+        self,
+        method: Method[Any],
+        parts: Parts,
+        state: State,
+        num_classes: int,
+        show: Callable[[int, int], None],
+        save: Callable[[State], None],
+    ) -> None:
+        self.state = state
+        self._method, self._parts, self._num_classes = method, parts, num_classes
+        self._show, self._save = show, save
+
+    def __call__(self, each: Round, params: Any, sent: Any) -> Any:
+        how = {"num_classes": self._num_classes, "whole": self._method.whole_clients}
+        add = partial(_add, each.client, params, sent, **how)
+        read = partial(self._parts.read, check=self.state.round == 0)
+        self._show(self.state.round, self.state.part)
+        with closing(_ahead(read, range(self.state.part, len(self._parts.places) - 1))) as ahead:
+            for part in ahead:
+                # To the device while it computes; then one part at a time, or all would be there.
+                rows = jax.device_put(part)
+                jax.block_until_ready(self.state.running)
+                # One statement: an interrupt finds the sums with the number of parts in them.
+                self.state = self.state._replace(
+                    running=add(self.state.running, rows), part=self.state.part + 1
+                )
+                self._show(self.state.round, self.state.part)
+                self._save(self.state)
+        return self.state.running.value
 
 
 def _run(
-    method: Method,
+    method: Method[Any],
     source: Rows | MessageFolder,
     finish: Callable[..., Result],
     num_classes: int,
@@ -141,11 +188,12 @@ def _run(
 ) -> Result:
     check_positive("num_classes", num_classes)
     check_positive("part_rows", part_rows)
-    check_method(method)
+    check_over_rows(method)
     parts = _cut(method, source, num_classes, dim, part_rows)
-    forms = _forms(method, parts.padding, num_classes)
+    # Raises where a round keeps rows, before any is read.
+    forms = passed(method, lambda: parts.padding, num_classes)
     path = None if checkpoint is None else Path(checkpoint)
-    state, identity = State((), _nothing(forms[0])), {}
+    state, identity = State(0, (), _nothing(forms[0].upload)), {}
     if path is not None:
         identity = identity_of(method, parts, forms, num_classes=num_classes, part_rows=part_rows)
         before = load_state(path, identity, forms)
@@ -153,32 +201,28 @@ def _run(
             state, rejected = before
             parts.rejected.update(rejected)
     saved = time.monotonic()
-    try:
-        with _bar(progress, len(forms), parts) as show:
-            for phase in range(len(state.totals), len(forms)):
-                read = partial(parts.read, check=phase == 0)
-                add = partial(_add, method, state.totals, phase=phase, num_classes=num_classes)
-                show(phase, state.part)
-                with closing(_ahead(read, range(state.part, len(parts.places) - 1))) as ahead:
-                    for part in ahead:
-                        # To the device while it computes; then one part at a time, or all would be there.
-                        rows = jax.device_put(part)
-                        jax.block_until_ready(state.running)
-                        # One statement: an interrupt finds the sums with the number of parts in them.
-                        state = State(state.totals, add(state.running, rows), state.part + 1)
-                        show(phase, state.part)
-                        if path is not None and time.monotonic() - saved > _EVERY:
-                            save_state(path, state, parts.rejected, identity)
-                            saved = time.monotonic()
-                running = _nothing(forms[phase + 1]) if phase + 1 < len(forms) else None
-                state = State((*state.totals, state.running.value), running)
-        result = jax.block_until_ready(finish(*state.totals))
-    except BaseException:
-        # An interrupt within a step leaves sums that were given away; the file has those from before.
-        lost = any(leaf.is_deleted() for leaf in jax.tree.leaves(state.running))
-        if path is not None and not lost and (state.totals or state.part):
+
+    def save(state: State) -> None:
+        nonlocal saved
+        if path is not None and time.monotonic() - saved > _EVERY:
             save_state(path, state, parts.rejected, identity)
-        raise
+            saved = time.monotonic()
+
+    with _bar(progress, len(forms), parts) as show:
+        reading = _Reading(method, parts, state, num_classes, show, save)
+        try:
+            for number in range(state.round, len(forms)):
+                server = through(method, reading, reading.state.server, start=number, stop=number + 1)
+                left = forms[number + 1 :]
+                reading.state = State(number + 1, server, _nothing(left[0].upload) if left else None)
+            result = jax.block_until_ready(finish(*reading.state.server))
+        except BaseException:
+            state = reading.state
+            # An interrupt within a step leaves sums that were given away; the file has those from before.
+            lost = any(leaf.is_deleted() for leaf in jax.tree.leaves(state.running))
+            if path is not None and not lost and (state.round or state.part):
+                save_state(path, state, parts.rejected, identity)
+            raise
     if path is not None:
         path.unlink(missing_ok=True)
     return result
@@ -189,11 +233,12 @@ def _nothing(form: Form) -> Compensated:
 
 
 def _cut(
-    method: Method, source: Rows | MessageFolder, num_classes: int, dim: int | None, part_rows: int
+    method: Method[Any], source: Rows | MessageFolder, num_classes: int, dim: int | None, part_rows: int
 ) -> Parts:
     if isinstance(source, Rows):
         return TableParts(source, part_rows, num_classes, method.whole_clients, dim)
     check_type("source", source, MessageFolder)
+    method.check_message()
     if method.message is not None:
         raise ValueError(
             f"method: expected one whose clients send rows alone, got {method.name!r}, which sends "
@@ -202,15 +247,6 @@ def _cut(
     parts = FolderParts(source, part_rows, num_classes, method.whole_clients, dim)
     method.check_sends(parts.sends)
     return parts
-
-
-def _forms(method: Method, padding: Rows, num_classes: int) -> list[Form]:
-    """Those of each phase's total; raises where a phase keeps rows, before any is read."""
-    totals: tuple[Any, ...] = ()
-    for phase in range(len(method.phases)):
-        terms = partial(dense_terms, method, phase, num_classes=num_classes)
-        totals += (zeros_of(lambda totals, rows, terms=terms: terms(totals, rows), totals, padding),)
-    return [Form.of(total) for total in totals]
 
 
 def _ahead(read: Callable[[int], Result], indices: range) -> Generator[Result, None, None]:

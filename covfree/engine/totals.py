@@ -1,36 +1,74 @@
-"""Totals of a method's phases: over rows in memory, or over parts of rows that are made on the way."""
+"""The one loop over a method's rounds, and their totals over rows in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.tree_util import Partial
-from jaxtyping import Array, Integer
 
 from covfree.doors import compiled
 from covfree.estimators.automatic import numbered
-from covfree.linalg import Scatter
 from covfree.methods import Factor, Kept, Method
 from covfree.methods.method import check_method, check_method_and_rows
-from covfree.products import symmetric_product
+from covfree.methods.rounds import Round, as_total, dense, is_special
 from covfree.sharding import whole
-from covfree.sums import PART, Compensated, fold_parts
-from covfree.types import Rows, is_traced
+from covfree.sums import PART, fold_parts
+from covfree.types import Rows
 
 # Names of mesh axes.
 AxisName: TypeAlias = str | tuple[str, ...]
 
 
-def _special(term: Any) -> bool:
-    return isinstance(term, (Factor, Kept))
+# (round, its numbers, what was sent) to the total over all clients: all that the loop knows of where rows
+# are.
+Source: TypeAlias = Callable[[Round, Any, Any], Any]
 
 
-def _map(function: Callable[[Any], Any], terms: Any) -> Any:
-    return jax.tree.map(function, terms, is_leaf=_special)
+def through(
+    method: Method[Any],
+    source: Source,
+    state: tuple[Any, ...] = (),
+    *,
+    start: int = 0,
+    stop: int | None = None,
+    do: Callable[[Literal["clients", "server"], Callable[[], Any]], Any] | None = None,
+) -> tuple[Any, ...]:
+    """Run a method's rounds: the only loop over them, whatever the source of the totals.
+
+    Args:
+        method: the method.
+        source: ``(round, numbers, sent) -> total``.
+        state: of the server, before round ``start``.
+        start: the first round that is run.
+        stop: the first that is not.
+        do: calls ``work()`` of the clients or of the server, e.g. to time it; None just calls it.
+
+    Returns:
+        The server's state, for `solve_totals`.
+    """
+    for each in method.rounds[start:stop]:
+        params = each.own(method.params)
+        sent = state if each.broadcast is None else each.broadcast(params, state)
+        if do is None:
+            state = serve(each, params, state, source(each, params, sent))
+        else:
+            total = do("clients", partial(source, each, params, sent))
+            state = do("server", partial(serve, each, params, state, total))
+    return state
+
+
+def serve(each: Round, params: Any, state: tuple[Any, ...], total: Any) -> tuple[Any, ...]:
+    """What the server makes of a round's total; compiled by the function, not by the method that it is of."""
+    return (*state, total) if each.server is None else _call(each.server, params, state, total)
+
+
+@partial(jax.jit, static_argnums=0)
+def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
 
 
 def zeros_of(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -47,63 +85,111 @@ def zeros_of(function: Callable[..., Any], *arguments: Any) -> Any:
     return jax.tree.unflatten(structure, [jnp.zeros(leaf.shape, leaf.dtype) for leaf in flat])
 
 
-def _in_parts(method: Method, terms: Callable[[Rows], Any], rows: Rows) -> bool:
+def _in_parts(terms: Callable[[Rows], Any], rows: Rows) -> bool:
     """Whether the terms are to be made part by part."""
     length, kept, widest = rows.label.shape[0], False, 0
 
     def look(rows: Rows) -> None:
         nonlocal kept, widest
-        for term in jax.tree.leaves(terms(rows), is_leaf=_special):
+        for term in jax.tree.leaves(terms(rows), is_leaf=is_special):
             kept |= isinstance(term, Kept)
             widest = max(widest, term.value.shape[1] if isinstance(term, Factor) else 0)
 
     # The symbol of `jax.export` does not tell how many parts there are.
-    if not isinstance(length, int) or length < 2 * PART or method.whole_clients:
+    if not isinstance(length, int) or length < 2 * PART:
         return False
     jax.eval_shape(look, rows)
     # Fewer rows than features stay a factor (see Scatter).
     return 0 < widest <= length + 1 and not kept
 
 
-def _whole(term: Any) -> Any:
-    """A term as the total that it is of itself."""
-    if isinstance(term, Factor):
-        return Scatter.from_factor(term.value)
-    return term.rows if isinstance(term, Kept) else term
+def _across(terms: Any, axis_name: AxisName) -> Any:
+    """The total over devices of the terms of each."""
+
+    def one(term: Any) -> Any:
+        if isinstance(term, Kept):
+            return jax.tree.map(lambda x: jax.lax.all_gather(x, axis_name, tiled=True), term.rows)
+        return jax.lax.psum(dense(term), axis_name)
+
+    return jax.tree.map(one, terms, is_leaf=is_special)
 
 
-def _dense(term: Any) -> Any:
-    """A term as one that arrays can be added to."""
-    return Scatter.from_matrix(symmetric_product(term.value)) if isinstance(term, Factor) else term
+@partial(jax.jit, static_argnums=0, static_argnames=("num_classes", "whole", "axis_name"))
+def total_over_rows(
+    client: Callable[..., Any],
+    params: Any,
+    sent: Any,
+    rows: Rows,
+    *,
+    num_classes: int,
+    whole: bool,
+    axis_name: AxisName | None = None,
+) -> Any:
+    """A round's total over rows in memory; compiled by the client's function, not by the method.
 
-
-def _across(term: Any, axis_name: AxisName) -> Any:
-    """The total over devices of a term of each."""
-    if isinstance(term, Kept):
-        return jax.tree.map(lambda x: jax.lax.all_gather(x, axis_name, tiled=True), term.rows)
-    return jax.lax.psum(_dense(term), axis_name)
-
-
-def dense_terms(method: Method, phase: int, totals: tuple[Any, ...], rows: Rows, num_classes: int) -> Any:
-    """Terms of a phase over some rows in arrays of fixed size, which add up leaf by leaf to its total.
-
-    Raises:
-        ValueError: if the phase keeps rows, whose total has no fixed size.
+    Args:
+        client: of a `Round`.
+        params: the method's.
+        sent: what the server broadcasts.
+        rows: all rows; under ``shard_map``, those of the device.
+        num_classes: C.
+        whole: whether the rows must not be cut into parts.
+        axis_name: under ``shard_map``, the mesh axes over which rows are sharded.
     """
-    terms = method.phases[phase](method.params, totals, rows, num_classes)
-    if any(isinstance(term, Kept) for term in jax.tree.leaves(terms, is_leaf=_special)):
+
+    def terms(rows: Rows) -> Any:
+        return client(params, sent, rows, num_classes)
+
+    if not whole and _in_parts(terms, rows):
+
+        def add(total: Any, part: Rows) -> Any:
+            return jax.tree.map(jnp.add, total, dense(terms(part)))
+
+        own = fold_parts(add, zeros_of(lambda rows: dense(terms(rows)), rows), rows)
+    else:
+        own = terms(rows)
+    return as_total(own) if axis_name is None else _across(own, axis_name)
+
+
+@dataclass(frozen=True, eq=False)
+class InMemory:
+    """The source of totals over rows in memory, see `total_over_rows`; their clients are numbered."""
+
+    rows: Rows
+    num_classes: int
+    whole: bool
+    axis_name: AxisName | None = None
+
+    def __call__(self, each: Round, params: Any, sent: Any) -> Any:
+        """A round's total."""
+        how = {"num_classes": self.num_classes, "whole": self.whole, "axis_name": self.axis_name}
+        return total_over_rows(each.client, params, sent, self.rows, **how)
+
+
+def _numbered(rows: Rows, axis_name: AxisName | None = None) -> Rows:
+    # Parts of the rows must agree on whose they are.
+    return numbered(jax.tree.map(whole, rows), axis_name)
+
+
+with_numbers = jax.jit(_numbered, static_argnames="axis_name")
+_checked = compiled(("axis_name",))(_numbered)
+
+
+def check_over_rows(method: Any, *_: Any, **__: Any) -> None:
+    """Raise unless the first argument, of those of any function, is a method whose rounds run over rows."""
+    check_method(method)
+    if more := len(method.rounds) - method.rounds_over_rows:
         raise ValueError(
-            f"method: expected one with totals of fixed size, got {method.name!r}, which keeps all rows; "
-            "hold them in memory and call solve_rows"
+            f"method: expected one whose rounds run over rows, got {method.name!r}, which asks clients for "
+            f"sums over their examples in {more} round{'s' * (more > 1)}; use covfree.fit, or "
+            "covfree.rounds.as_algorithm and run"
         )
-    return _map(_dense, terms)
 
 
-@compiled(("num_classes", "axis_name"), check=check_method_and_rows)
 def accumulate(
-    method: Method, rows: Rows, *, num_classes: int, axis_name: AxisName | None = None
+    method: Method[Any], rows: Rows, *, num_classes: int, axis_name: AxisName | None = None
 ) -> tuple[Any, ...]:
-    """Compute the totals of a method's phases over rows in memory.
+    """Compute the totals of a method's rounds over rows in memory.
 
     Products are summed over parts of the rows, so the memory beside the rows does not grow with their number.
 
@@ -116,102 +202,14 @@ def accumulate(
             device, as `shard_rows` places them.
 
     Returns:
-        One total for each phase. The total of a `Factor` is a `covfree.linalg.Scatter`, that of a `Kept` the
-        `Rows`.
-    """
-    # Parts of the rows must agree on whose they are.
-    rows = numbered(jax.tree.map(whole, rows), axis_name)
-    totals: tuple[Any, ...] = ()
-    for phase, function in enumerate(method.phases):
-
-        def terms(rows: Rows, function: Any = function, totals: tuple[Any, ...] = totals) -> Any:
-            return function(method.params, totals, rows, num_classes)
-
-        if _in_parts(method, terms, rows):
-            dense = partial(dense_terms, method, phase, totals, num_classes=num_classes)
-
-            def add(total: Any, part: Rows, dense: Any = dense) -> Any:
-                return jax.tree.map(jnp.add, total, dense(part))
-
-            own = fold_parts(add, zeros_of(dense, rows), rows)
-        else:
-            own = terms(rows)
-        totals += (_map(_whole if axis_name is None else partial(_across, axis_name=axis_name), own),)
-    return totals
-
-
-def accumulate_parts(
-    method: Method,
-    part: Callable[[Integer[Array, ""]], Rows],
-    num_parts: Integer[Array, ""] | int,
-    *,
-    num_classes: int,
-    axis_name: AxisName | None = None,
-) -> tuple[Any, ...]:
-    """Compute the totals of a method's phases over rows that a function makes part by part.
-
-    So a federation of any size is simulated in the memory of one part: ``part`` draws a cohort of clients and
-    returns their rows. It is called for each index once in every phase, and must return the same rows each
-    time; draw with ``jax.random.fold_in(key, index)``. Sums are compensated: their rounding does not grow
-    with the number of parts. One function is compiled, whatever the number of parts.
-
-    Args:
-        method: the method; not one that keeps rows.
-        part: function from an index to `Rows`, of the same shape for every index. Pass arrays that it needs,
-            such as a PRNG key, as arguments: ``jax.tree_util.Partial(function, key)`` calls
-            ``function(key, index)``, and another key compiles nothing anew. If rows name their clients,
-            number these through all parts, from 0 and in random order: automatic shrinkage takes the clients
-            below 256 as its sample. (All other functions number clients anew to draw a fair sample.)
-        num_parts: how many; indices are 0 … num_parts − 1. Derivatives in reverse (``grad``, ``vjp``) need a
-            number that is not traced; each part is then made anew in every phase on the way back.
-        num_classes: C, static.
-        axis_name: see `accumulate`; each device then goes over parts of its own, which ``part`` can tell by
-            ``jax.lax.axis_index``.
-
-    Returns:
-        One total a phase, for `solve_totals`.
+        The server's state after the last round: for most methods, one total for each round. The total of a
+        `Factor` is a `covfree.linalg.Scatter`, that of a `Kept` the `Rows`.
 
     Raises:
-        ValueError: if the method keeps rows.
-
-    >>> import covfree, jax, jax.numpy as jnp
-    >>> def cohort(key, index):
-    ...     features = jax.random.normal(jax.random.fold_in(key, index), (6, 2))
-    ...     return covfree.Rows.from_examples(features, jnp.array([0, 0, 0, 1, 1, 1]))
-    >>> draw = jax.tree_util.Partial(cohort, jax.random.key(0))
-    >>> moments, scatter = accumulate_parts(covfree.fedcof(), draw, 1000, num_classes=2)
-    >>> moments.count.tolist()
-    [3000.0, 3000.0]
+        TypeError: if ``method`` is no method or ``rows`` are no rows.
+        ValueError: if the method also asks for sums over clients' examples.
     """
-    check_method(method)
-    part = part if isinstance(part, Partial) else Partial(part)
-    # A loop has derivatives in reverse only if its length is known when it is traced.
-    traced = isinstance(num_parts, int) and is_traced(*jax.tree.leaves((method, part)))
-    run = _parts_totals if traced else _compiled_parts_totals
-    return run(method, part, num_parts, num_classes=num_classes, axis_name=axis_name)
-
-
-def _parts_totals(
-    method: Method, part: Any, num_parts: Any, *, num_classes: int, axis_name: AxisName | None
-) -> tuple[Any, ...]:
-    totals: tuple[Any, ...] = ()
-    for phase in range(len(method.phases)):
-        # In reverse, what a part is made of is not kept.
-        @jax.checkpoint
-        def terms(index: Any, phase: int = phase, totals: tuple[Any, ...] = totals) -> Any:
-            return dense_terms(method, phase, totals, part(index), num_classes)
-
-        def add(index: Any, running: Compensated, terms: Any = terms) -> Compensated:
-            return running.plus(terms(index))
-
-        zeros = zeros_of(terms, jnp.zeros((), jnp.int32))
-        if axis_name is not None:
-            # Under shard_map the loop's carry must be of the type of its terms, which vary over the devices.
-            device = jax.lax.axis_index(axis_name)
-            zeros = jax.tree.map(lambda x, device=device: x + 0 * device.astype(x.dtype), zeros)
-        running = jax.lax.fori_loop(0, num_parts, add, Compensated(zeros, zeros))
-        totals += (running.value if axis_name is None else jax.lax.psum(running.value, axis_name),)
-    return totals
-
-
-_compiled_parts_totals = jax.jit(_parts_totals, static_argnames=("num_classes", "axis_name"))
+    check_method_and_rows(method, rows)
+    check_over_rows(method)
+    rows = _checked(rows, axis_name=axis_name)
+    return through(method, InMemory(rows, num_classes, method.whole_clients, axis_name))

@@ -15,10 +15,12 @@ from covfree.methods.gaussian import naive_bayes as naive_bayes
 from covfree.methods.gaussian import qda as qda
 from covfree.methods.local_heads import LocalHeads as LocalHeads
 from covfree.methods.message_form import MessageForm as MessageForm
-from covfree.methods.method import Factor as Factor
-from covfree.methods.method import Kept as Kept
 from covfree.methods.method import Method as Method
 from covfree.methods.registry import registry as registry
+from covfree.methods.rounds import Factor as Factor
+from covfree.methods.rounds import Kept as Kept
+from covfree.methods.rounds import Round as Round
+from covfree.methods.rounds import phases as phases
 from covfree.methods.sampled import ccvr as ccvr
 from covfree.methods.sampled import fedpft as fedpft
 from covfree.methods.shifted import fedcof_components as fedcof_components

@@ -13,6 +13,7 @@ from covfree.linalg import Scatter
 from covfree.methods.fed3r import gram_merge, gram_phase
 from covfree.methods.message_form import own_solutions
 from covfree.methods.method import Method
+from covfree.methods.rounds import phases
 from covfree.methods.summaries import Examples
 from covfree.types import AnyArray, LinearHead, Message, Moments, Scalar
 
@@ -69,4 +70,4 @@ def afl(gamma: Scalar = 1.0, *, ridge: Scalar = 0.0) -> Method[LinearHead]:
     Federated Learning with Pre-trained Models".
     """
     numbers = AflNumbers(check_strength("gamma", gamma), check_strength("ridge", ridge))
-    return Method(numbers, "afl", Examples(), (gram_phase,), _system, _head, own_solutions(_merge))
+    return Method(numbers, "afl", Examples(), phases(gram_phase), _system, _head, own_solutions(_merge))

@@ -13,6 +13,7 @@ from covfree.heads.columns import head_for_present
 from covfree.methods.fedncm import moments_phase
 from covfree.methods.local_heads import LocalHeads
 from covfree.methods.method import Method
+from covfree.methods.rounds import phases
 from covfree.methods.sampled import keep_phase
 from covfree.statistics.groups import subset_groups
 from covfree.sums import sum_groups
@@ -82,5 +83,5 @@ def ensemble(
     check_choice("average", average, ("probabilities", "scores"))
     summary = LocalHeads(l2)
     if average == "scores":
-        return Method(None, "ensemble-scores", summary, (moments_phase,), None, _average_scores)
-    return Method(None, "ensemble", summary, (moments_phase, keep_phase), None, _average_probabilities)
+        return Method(None, "ensemble-scores", summary, phases(moments_phase), None, _average_scores)
+    return Method(None, "ensemble", summary, phases(moments_phase, keep_phase), None, _average_probabilities)

@@ -16,7 +16,8 @@ from covfree.heads.mapped import MappedHead
 from covfree.linalg import Scatter
 from covfree.methods.fedncm import moments_phase
 from covfree.methods.message_form import gram_matrices
-from covfree.methods.method import Factor, Method, sent_matrix
+from covfree.methods.method import Method, sent_matrix
+from covfree.methods.rounds import Factor, phases
 from covfree.methods.summaries import Examples
 from covfree.types import LinearHead, Message, Moments, Rows, Scalar
 
@@ -102,7 +103,7 @@ def fed3r(
             ridge,
             "fed3r",
             Examples(),
-            (gram_phase,),
+            phases(gram_phase),
             gram_system,
             _gram_head,
             gram_matrices(gram_merge),
@@ -112,7 +113,7 @@ def fed3r(
         ridge,
         "fed3r-within",
         Examples(),
-        (moments_phase, within_phase),
+        phases(moments_phase, within_phase),
         _within_system,
         _within_head,
         gram_matrices(_within_merge),

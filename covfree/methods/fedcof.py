@@ -23,7 +23,8 @@ from covfree.heads.mapped import MappedHead
 from covfree.linalg import Scatter
 from covfree.methods.local_heads import LocalHeads
 from covfree.methods.message_form import MessageForm, class_covariance_matrices
-from covfree.methods.method import Factor, Method, sent_matrix
+from covfree.methods.method import Method, sent_matrix
+from covfree.methods.rounds import Factor, Round
 from covfree.methods.summaries import ClassMeans, Examples, Summary
 from covfree.methods.within import FromMeans, FromVariances, Within
 from covfree.types import H, Head, LinearHead, Message, Moments, Rows, Scalar
@@ -268,7 +269,7 @@ def fedcof_like(
         params=as_shrinkage(shrinkage),
         name=name,
         summary=summary,
-        phases=(_FirstPhase(within), _SpreadPhase(within)),
+        rounds=(Round(_FirstPhase(within)), Round(_SpreadPhase(within))),
         system=_System(within, scatter if head == "ridge" else None),
         head=_Head(within, function),
         message=message,
@@ -295,7 +296,7 @@ def estimating(method: Method) -> tuple[Method, Within]:
         raise ValueError(
             f"method: expected one whose clients send means, got {method.name!r}, which sends heads"
         )
-    phase = method.phases[-1]
+    phase = method.rounds[-1].client
     return (method, phase.within) if isinstance(phase, _SpreadPhase) else estimating(fedcof())
 
 
@@ -324,7 +325,7 @@ def _check_rule(shrinkage: Shrinkage) -> None:
 
 
 def _oracle_merge(shrinkage: Shrinkage, message: Message, num_classes: int) -> tuple[Moments, _Spread]:
-    """The totals of the oracle's phases, from clients' covariances."""
+    """The totals of the oracle's rounds, from clients' covariances."""
     covariances = sent_matrix(message.rows.covariance, "covariance with each of")
     _check_rule(shrinkage)
     rows = numbered(message.rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from covfree.estimators import first_moments
 from covfree.heads import ncm_head
 from covfree.methods.method import Method
+from covfree.methods.rounds import phases
 from covfree.methods.summaries import ClassMeans
 from covfree.types import LinearHead, Moments, Rows
 
@@ -25,4 +26,4 @@ def fedncm() -> Method[LinearHead]:
 
     Source: Legate, Bernier, Caccia, Oyallon and Belilovsky (2023).
     """
-    return Method(None, "fedncm", ClassMeans(), (moments_phase,), None, _head)
+    return Method(None, "fedncm", ClassMeans(), phases(moments_phase), None, _head)

@@ -16,7 +16,8 @@ from covfree.heads import ridge_head
 from covfree.heads.mapped import MappedHead
 from covfree.linalg import Scatter
 from covfree.methods.directed_means import DirectedMeans
-from covfree.methods.method import Factor, Method, sent_matrix
+from covfree.methods.method import Method, sent_matrix
+from covfree.methods.rounds import Factor, phases
 from covfree.types import LinearHead, Moments, Rows, Scalar
 
 
@@ -97,7 +98,7 @@ def fedran(
         check_strength("ridge", ridge),
         "fedran",
         DirectedMeans(num_directions, centred=False),
-        (_phase,),
+        phases(_phase),
         _system,
         _head,
         feature_map=relu_features(num_features, seed=seed),

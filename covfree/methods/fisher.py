@@ -19,6 +19,7 @@ from covfree.methods.fedncm import moments_phase
 from covfree.methods.gaussian import as_matrix_shrinkage, pooled_covariance, scatters_merge, scatters_phase
 from covfree.methods.message_form import class_covariance_matrices
 from covfree.methods.method import Method
+from covfree.methods.rounds import phases
 from covfree.methods.summaries import Examples
 from covfree.products import product
 from covfree.types import LinearHead, Moments, Rows, Scalar
@@ -102,8 +103,8 @@ class _DrawnHead:
 
 
 def _method(name: str, numbers: _Numbers, head: _DrawnHead) -> Method[LinearHead]:
-    phases = (moments_phase, scatters_phase)
-    return Method(numbers, name, Examples(), phases, _system, head, class_covariance_matrices(scatters_merge))
+    rounds = phases(moments_phase, scatters_phase)
+    return Method(numbers, name, Examples(), rounds, _system, head, class_covariance_matrices(scatters_merge))
 
 
 def fishermix(

@@ -21,7 +21,8 @@ from covfree.linalg import Scatter
 from covfree.methods.fed3r import gram_merge
 from covfree.methods.fedncm import moments_phase
 from covfree.methods.message_form import class_covariance_matrices, gram_matrices
-from covfree.methods.method import Factor, Method, sent_matrix
+from covfree.methods.method import Method, sent_matrix
+from covfree.methods.rounds import Factor, phases
 from covfree.methods.summaries import ClassMeans, Examples
 from covfree.types import LinearHead, Message, Moments, Rows, Scalar
 
@@ -74,12 +75,12 @@ def fedcgs(shrinkage: Scalar = 0.0, *, feature_map: FeatureMap | None = None) ->
     have Σ⁻¹.
     """
     check_strength("shrinkage", shrinkage)
-    phases = (moments_phase, _total_phase)
+    rounds = phases(moments_phase, _total_phase)
     return Method(
         shrinkage,
         "fedcgs",
         Examples(),
-        phases,
+        rounds,
         _total_system,
         _total_head,
         gram_matrices(_total_merge),
@@ -175,11 +176,11 @@ def qda(
     check_strength("prior", prior)
     check_choice("covariance", covariance, ("sent", "means"))
     numbers = _Numbers(rule, prior)
-    phases = (moments_phase, scatters_phase)
+    rounds = phases(moments_phase, scatters_phase)
     if covariance == "means":
-        return Method(numbers, "qda-means", ClassMeans(), phases, None, _quadratic_head)
+        return Method(numbers, "qda-means", ClassMeans(), rounds, None, _quadratic_head)
     return Method(
-        numbers, "qda", Examples(), phases, None, _quadratic_head, class_covariance_matrices(scatters_merge)
+        numbers, "qda", Examples(), rounds, None, _quadratic_head, class_covariance_matrices(scatters_merge)
     )
 
 
@@ -213,7 +214,7 @@ def naive_bayes(
     check_strength("prior", prior)
     check_choice("covariance", covariance, ("sent", "means"))
     if covariance == "means":
-        phases = (moments_phase, _squares_phase)
-        return Method(prior, "naive-bayes-means", ClassMeans(), phases, None, _naive_head)
+        rounds = phases(moments_phase, _squares_phase)
+        return Method(prior, "naive-bayes-means", ClassMeans(), rounds, None, _naive_head)
     summary = ClassMeans(covariance="diagonal")
-    return Method(prior, "naive-bayes", summary, (_examples_phase, _squares_phase), None, _naive_head)
+    return Method(prior, "naive-bayes", summary, phases(_examples_phase, _squares_phase), None, _naive_head)

@@ -13,7 +13,7 @@ from covfree.estimators.analytic import local_solution
 from covfree.statistics import class_covariances, class_means, gram
 from covfree.types import Message, Rows
 
-# (params, message of all clients, num_classes) to the totals of the method's phases.
+# (params, message of all clients, num_classes) to the server's state after all rounds.
 Merge: TypeAlias = Callable[[Any, Message, int], tuple[Any, ...]]
 
 
@@ -25,8 +25,8 @@ class MessageForm:
         name: what is sent, for error messages.
         make: ``(params, features, labels, num_classes) -> Message`` of one client, with a row for each class,
             absent ones of count 0. It may be traced.
-        merge: ``(params, message, num_classes) -> totals``, those of the method's phases from the messages of
-            all clients, as `collect` adds them up.
+        merge: ``(params, message, num_classes) -> state``, that after all rounds, from the messages of all
+            clients, as `collect` adds them up.
         matrices: whether each client sends a d × d matrix, or each row has one.
         solved: whether the client solves its own system first. The means are then columns of its solution.
     """

@@ -5,45 +5,21 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeAlias, cast
+from typing import Any, Generic
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
 
 from covfree.checks import check_row_structure
 from covfree.feature_maps import FeatureMap
-from covfree.heads.mapped import MappedHead
 from covfree.keys import derive
 from covfree.linalg import Scatter
 from covfree.methods.message_form import MessageForm
-from covfree.methods.summaries import ClassMeans, Examples, Summary
+from covfree.methods.rounds import Round
+from covfree.methods.summaries import Examples, Summary
 from covfree.transforms import Transform
 from covfree.types import AnyArray, H, Head, Message, Rows, is_traced
-
-# (params, totals of the earlier phases, some rows, num_classes) to terms that add up over rows.
-Phase: TypeAlias = Callable[[Any, tuple[Any, ...], Rows, int], Any]
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Factor:
-    """A term of a phase that adds up as YᵀY, with Y its ``value``; any other leaf adds up as it is.
-
-    Kept apart from the product so that whoever runs the phase may choose the product's form: in full, by
-    its upper triangle, or not at all where there are few rows (`Scatter.from_factor`).
-    """
-
-    value: Float[Array, "rows dim"]
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Kept:
-    """A term of a phase that adds up as a table does, one part below the other: its total is the `Rows`."""
-
-    rows: Rows
 
 
 def sent_matrix(matrix: AnyArray | None, name: str) -> AnyArray:
@@ -66,42 +42,75 @@ class Method(Generic[H]):
         params: the numbers (and shrinkage rules) that may be swept.
         name: the method's name.
         summary: how examples become rows.
-        phases: sums over rows, each given the totals of those before it.
-        system: ``(params, *totals) -> Scatter``, the regularised matrix that the head solves with; or None.
-        head: ``(params, system, *totals) -> Head``.
-        message: what a client sends instead, if the rows of the summary are its examples, how the phases'
-            totals come of that, and what it costs; None if it sends the rows, and the server runs the phases.
+        rounds: of sums over rows, each given what the server made of those before it; see `Round`. Those over
+            clients' examples come last.
+        system: ``(params, *state) -> Scatter``, the regularised matrix that the head solves with; or None.
+        head: ``(params, system, *state) -> Head``, of the server's state after the last round.
+        message: what a client sends instead, if the rows of the summary are its examples, how the state after
+            all rounds comes of that, and what it costs. None if it sends the rows, over which the server runs
+            the rounds; or, of a summary `Examples`, if clients answer in each round with sums.
         feature_map: a map of features. Clients apply it before they summarise, the head before it classifies.
         transforms: transforms of the rows before they leave a client, in this order.
-        whole_clients: whether all rows of a client must lie in one part for the phases' terms to add up. So
-            it is if a phase compares rows of a client with one another.
+        whole_clients: whether all rows of a client must lie in one part for the rounds' terms to add up. So
+            it is if a round compares rows of a client with one another.
+        received: ``(state, rows) -> state``, before rounds over examples: keep what they need of the rows
+            that clients have sent; None for nothing.
+        report: ``(params, state) -> dict`` of numbers for the history of `covfree.rounds.run`.
+        flops: ``(params, num_examples, dim, num_classes) -> int``, operations of all clients beside the
+            summary's.
     """
 
     params: Any
     name: str = field(metadata={"static": True})
     summary: Summary = field(metadata={"static": True})
-    phases: tuple[Phase, ...] = field(metadata={"static": True})
+    rounds: tuple[Round, ...] = field(metadata={"static": True})
     system: Callable[..., Scatter] | None = field(metadata={"static": True})
     head: Callable[..., H] = field(metadata={"static": True})
     message: MessageForm | None = field(default=None, metadata={"static": True})
     feature_map: FeatureMap | None = None
     transforms: tuple[Transform, ...] = ()
     whole_clients: bool = field(default=False, metadata={"static": True})
+    received: Callable[[Any, Rows], Any] | None = field(default=None, metadata={"static": True})
+    report: Callable[[Any, Any], dict[str, Any]] | None = field(default=None, metadata={"static": True})
+    flops: Callable[[Any, int, int, int], int] | None = field(default=None, metadata={"static": True})
 
     def __post_init__(self) -> None:
         # Of what is static alone: jax makes methods whose numbers are placeholders.
-        if not isinstance(self.phases, tuple) or not all(map(callable, self.phases)):
-            raise TypeError(f"phases: expected a tuple of functions, got {self.phases!r}")
+        if not isinstance(self.rounds, tuple) or not all(isinstance(each, Round) for each in self.rounds):
+            raise TypeError(f"rounds: expected a tuple of Rounds, got {self.rounds!r}")
         if not callable(self.head):
             raise TypeError(f"head: expected a function, got {self.head!r}")
         if not isinstance(self.summary, Summary):
             raise TypeError(f"summary: expected a Summary, got {self.summary!r}")
         if self.message is not None and not isinstance(self.message, MessageForm):
             raise TypeError(f"message: expected a MessageForm, or None for rows, got {self.message!r}")
-        if (self.message is None) == isinstance(self.summary, Examples):
+        if self.message is not None and not isinstance(self.summary, Examples):
             raise ValueError(
-                f"message: expected a MessageForm where the summary is Examples(), as these never leave a "
-                f"client, and None elsewhere; got {self.message!r} with {self.summary!r}"
+                f"message: expected None where the summary makes rows, which are sent; got {self.message!r} "
+                f"with {self.summary!r}"
+            )
+        if any(each.examples for each in self.rounds[: self.rounds_over_rows]):
+            raise ValueError("rounds: expected those over examples after those over rows")
+
+    @property
+    def rounds_over_rows(self) -> int:
+        """How many rounds run over the summary's rows; those after them run over clients' examples."""
+        return sum(not each.examples for each in self.rounds)
+
+    @property
+    def message_rounds(self) -> int:
+        """How many rounds a client's message stands for: those over rows, or 0 if it sends sums in each."""
+        sends_sums = self.message is None and isinstance(self.summary, Examples)
+        return 0 if sends_sums else self.rounds_over_rows
+
+    def check_message(self) -> None:
+        """Raise unless a client's message is all that the method needs of it."""
+        if self.message_rounds < len(self.rounds):
+            more = len(self.rounds) - self.message_rounds
+            raise ValueError(
+                f"method: expected one of a single message from each client, got {self.name!r}, whose "
+                f"clients send sums in {more} round{'s' * (more > 1)}; use covfree.fit, or "
+                "covfree.rounds.as_algorithm and run"
             )
 
     @property
@@ -133,19 +142,8 @@ class Method(Generic[H]):
 
         Compiled functions are kept by their static arguments, so that these methods share them.
         """
-        return replace(self, params=None, name="clients", phases=(), system=None, head=_no_head)
-
-    def server_part(self) -> Method[H]:
-        """The same as far as the server solves; equal for methods whose servers do the same."""
-        none: Any = {"message": None, "transforms": (), "phases": (), "whole_clients": False}
-        return replace(self, name="server", summary=ClassMeans(), **none)
-
-    def solve(self, *totals: Any) -> H:
-        """The head from the totals of all phases."""
-        system = None if self.system is None else self.system(self.params, *totals)
-        head = self.head(self.params, system, *totals)
-        # H is MappedHead where there is a map.
-        return head if self.feature_map is None else cast(H, MappedHead(self.feature_map, head))
+        none: Any = {"rounds": (), "received": None, "report": None, "flops": None}
+        return replace(self, params=None, name="clients", system=None, head=_no_head, **none)
 
     def mapped(self, features: AnyArray) -> jax.Array:
         """What a client makes of its features before it summarises them."""
@@ -156,14 +154,16 @@ class Method(Generic[H]):
     ) -> Message:
         """What one client sends, with padding; it may be traced."""
         features = self.mapped(features)
+        if not self.message_rounds:
+            self.check_message()
         if self.message is not None:
             return self.message.make(self.params, features, labels, num_classes)
         return Message(self.sent(self.summary.one_client(features, labels, num_classes, key), key))
 
     def merged(self, message: Message, num_classes: int) -> tuple[Any, ...]:
-        """The totals of all phases from a form of messages of the method's own."""
+        """The state after all rounds from a form of messages of the method's own."""
         if self.message is None:
-            raise ValueError(f"message: {self.name!r} has rows; the phases run over them")
+            raise ValueError(f"message: {self.name!r} has rows; the rounds run over them")
         return self.message.merge(self.params, message, num_classes)
 
     def sent(self, rows: Rows, key: jax.Array | None) -> Rows:
@@ -188,10 +188,11 @@ class Method(Generic[H]):
         >>> import covfree
         >>> noisy = covfree.fedcof().with_transforms(covfree.count_noise("laplace", 1.0))
         """
-        if self.message is not None:
+        if self.message is not None or not self.message_rounds:
+            sends = "sums" if self.message is None else self.message.name
             raise ValueError(
                 f"transforms: expected a method whose clients send rows, got {self.name!r}, which sends "
-                f"{self.message.name}"
+                f"{sends}"
             )
         for transform in transforms:
             if not callable(transform):
@@ -217,11 +218,6 @@ def check_method(method: Any, *_: Any, **__: Any) -> None:
     """Raise unless the first argument, of those of any function, is a method."""
     if isinstance(method, Method):
         return
-    if hasattr(method, "advance"):
-        raise TypeError(
-            f"method: expected a method of one round, got {method.name!r}; use covfree.fit, or "
-            "covfree.rounds.as_algorithm and run"
-        )
     if isinstance(method, str):
         hint = f"the name {method!r}; covfree.methods.registry()[{method!r}].make() makes a method of a name"
     elif callable(method):

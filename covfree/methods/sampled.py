@@ -14,7 +14,8 @@ from covfree.heads.virtual import sample_rows
 from covfree.methods.fedncm import moments_phase
 from covfree.methods.gaussian import scatters_merge, scatters_phase
 from covfree.methods.message_form import class_covariance_matrices
-from covfree.methods.method import Kept, Method
+from covfree.methods.method import Method
+from covfree.methods.rounds import Kept, phases
 from covfree.methods.summaries import Examples, Mixtures
 from covfree.types import LinearHead, Moments, Rows, Scalar
 
@@ -69,7 +70,7 @@ def ccvr(num_samples: int = 10_000, *, l2: Scalar = 1e-3, seed: Scalar = 0) -> M
         _Numbers(check_seed("seed", seed), check_strength("l2", l2)),
         "ccvr",
         Examples(),
-        (moments_phase, scatters_phase),
+        phases(moments_phase, scatters_phase),
         None,
         _ClassesHead(num_samples),
         class_covariance_matrices(scatters_merge),
@@ -121,7 +122,7 @@ def fedpft(
         _Numbers(check_seed("seed", seed), check_strength("l2", l2)),
         "fedpft",
         Mixtures(num_components, covariance),
-        (moments_phase, keep_phase),
+        phases(moments_phase, keep_phase),
         None,
         _MixturesHead(num_samples),
     )

@@ -13,6 +13,7 @@ from covfree.linalg import Scatter
 from covfree.methods.fed3r import within_phase
 from covfree.methods.fedncm import moments_phase
 from covfree.methods.method import Method
+from covfree.methods.rounds import phases
 from covfree.methods.summaries import ClassMeans
 from covfree.types import LinearHead, Moments, Scalar
 
@@ -61,7 +62,7 @@ def stsa_e(
         check_strength("ridge", ridge),
         "stsa-e",
         ClassMeans(num_subsets),
-        (moments_phase, within_phase),
+        phases(moments_phase, within_phase),
         _system,
         _head,
         feature_map=relu_features(num_features, seed=seed),

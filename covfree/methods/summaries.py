@@ -148,7 +148,7 @@ class ClassMeans(OfManyClients):
 
 @dataclass(frozen=True)
 class Examples:
-    """Each example is a row: the phases are evaluated where the examples are, and only sums leave it."""
+    """Each example is a row: the rounds' terms are made where the examples are, and only sums leave it."""
 
     def one_client(
         self, features: jax.Array, labels: jax.Array, num_classes: int, key: jax.Array | None

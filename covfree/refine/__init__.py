@@ -1,5 +1,4 @@
-"""Closed-form heads made exact over a few rounds."""
+"""Closed-form heads made exact over a few rounds of small messages."""
 
-from covfree.refine.refined import Refined as Refined
 from covfree.refine.refined import refined as refined
 from covfree.refine.registry import registry as registry

@@ -2,115 +2,217 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any, Generic, NamedTuple, cast
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from covfree.checks import check_positive
-from covfree.estimators import ScatterChoice, Shrinkage, pseudo_observations, total_gram
+from covfree.estimators import ScatterChoice, Shrinkage, first_moments, pseudo_observations, total_gram
 from covfree.estimators.moments import centred_means
+from covfree.estimators.scatter import centred_rows
 from covfree.estimators.shrinkage import as_shrinkage, check_loading, is_loading, loading
 from covfree.heads.lda import lda_head_of
-from covfree.heads.mapped import MappedHead
 from covfree.heads.ridge import ridge_head_of
 from covfree.linalg import Scatter, factorise
 from covfree.methods.fedcof import linear_system
 from covfree.methods.method import Method, check_method
+from covfree.methods.rounds import Round
 from covfree.methods.summaries import Examples
+from covfree.methods.within import Within
+from covfree.products import product
 from covfree.refine.search import Search, advance, begin
-from covfree.transforms import Transform
-from covfree.types import H, LinearHead, Moments, Scalar
+from covfree.statistics import class_means
+from covfree.statistics.products import scatter_products
+from covfree.types import H, LinearHead, Moments, Rows, Scalar
 
 
 class Progress(NamedTuple):
-    """What the server holds between rounds.
+    """The server's state from the first head on.
 
     Attributes:
         moments: counts and sums of each class.
         search: of the weights.
+        rows: clients' class means, which show the scatter between them; None where only sums were sent.
     """
 
     moments: Moments
     search: Search
+    rows: Rows | None = None
+
+
+class Answer(NamedTuple):
+    """What a client uploads in a round of products: sums.
+
+    Attributes:
+        product: of its scatter with the directions.
+        trace: of its scatter.
+        degrees: of freedom behind the scatter.
+    """
+
+    product: Float[Array, "dim asked"]
+    trace: Float[Array, ""]
+    degrees: Float[Array, ""]
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Refined(Generic[H]):
-    """A method whose head is made exact over some rounds; see `refined`.
+class Numbers:
+    """What may be swept: the numbers of the method, and the shrinkage of the exact covariance."""
+
+    first: Any
+    shrinkage: Shrinkage
+
+
+def _first(numbers: Numbers) -> Any:
+    return numbers.first
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What the refined method knows of the method: how its totals make the system of its head.
 
     Attributes:
-        method: what the first round is.
-        shrinkage: of the exact covariance.
-        rounds: m, of products after the first round.
+        within: its estimate of the within-class scatter.
+        gram: the parts of a ridge head's Gram matrix; None for LDA.
+        system: the method's.
         directions: q, asked for in a round at most; None for as many as the head has independent columns.
     """
 
-    method: Method[H]
-    shrinkage: Shrinkage
-    rounds: int = field(metadata={"static": True})
-    directions: int | None = field(default=None, metadata={"static": True})
+    within: Within
+    gram: ScatterChoice | None
+    system: Callable[..., Scatter]
+    directions: int | None
 
-    @property
-    def name(self) -> str:
-        """Of the method, and what becomes of it."""
-        return f"{self.method.name}-refined"
-
-    def with_transforms(self, *transforms: Transform) -> Refined[H]:
-        """With transforms of the rows that clients send in the first round; see `Method.with_transforms`."""
-        return replace(self, method=self.method.with_transforms(*transforms))
-
-    def asked(self, dim: int, num_classes: int) -> list[int]:
+    def asked(self, dim: int, num_classes: int, rounds: int) -> list[int]:
         """How many directions each round asks for: q, until d of them are known."""
-        ridge = linear_system(self.method)[1] is not None
         # Centred means of C classes span C − 1 dimensions.
-        most = max(1, num_classes - (not ridge)) if self.directions is None else self.directions
+        most = max(1, num_classes - (self.gram is None)) if self.directions is None else self.directions
         most = min(most, num_classes)
-        return [min(most, dim - done) for done in range(0, dim, most)][: self.rounds]
+        return [max(0, min(most, dim - number * most)) for number in range(rounds)]
 
-    def begin(self, *totals: Any) -> Progress:
-        """Start from the head of the method's totals."""
-        within, gram = linear_system(self.method)
-        moments = within.moments(totals[0])
-        system = self.method.system(self.method.params, *totals)  # pyright: ignore[reportOptionalCall]
-        right = (centred_means(moments) if gram is None else moments.total).T
-        return Progress(moments, begin(factorise(system), right, self._most(right)))
+    def most(self, right: Float[Array, "dim classes"]) -> int:
+        """Directions of the first round."""
+        dim, num_classes = right.shape
+        return self.asked(dim, num_classes, 1)[0]
 
-    def advance(
-        self, progress: Progress, product: Float[Array, "dim asked"], trace: Float[Array, ""]
-    ) -> Progress:
-        """Take what was asked for.
 
-        Args:
-            progress: so far.
-            product: W Q, of the within-class scatter W of all examples and the directions
-                ``progress.search.directions``.
-            trace: tr W.
-        """
-        moments, search = progress
-        gram = linear_system(self.method)[1]
+@dataclass(frozen=True)
+class _Begin:
+    """The server of the last round over rows: start from the head of the method's totals."""
+
+    plan: _Plan
+
+    def __call__(self, first: Any, state: tuple[Any, ...], total: Any) -> Progress:
+        plan, totals = self.plan, (*state, total)
+        moments = plan.within.moments(totals[0])
+        right = (centred_means(moments) if plan.gram is None else moments.total).T
+        system = factorise(plan.system(first, *totals))
+        return Progress(moments, begin(system, right, plan.most(right)))
+
+
+def _ask(numbers: Numbers, progress: Progress) -> tuple[jax.Array, jax.Array | None]:
+    """Directions, and class means to centre about; None for the client's own."""
+    return progress.search.directions, progress.moments.mean if progress.rows is None else None
+
+
+def _answer(
+    numbers: Numbers, sent: tuple[jax.Array, jax.Array | None], rows: Rows, num_classes: int
+) -> Answer:
+    """Answer with products of the scatter of examples.
+
+    Centred on the client's own class means, they cover its within-class scatter, of Σ_c (n_kc − 1) degrees of
+    freedom; centred on the means of all clients, all of its scatter.
+    """
+    directions, mean = sent
+    features, labels = jnp.asarray(rows.mean), jnp.where(jnp.asarray(rows.count) > 0, rows.label, -1)
+    if mean is None:
+        mean, count = class_means(features, labels, num_classes)
+        degrees = jnp.maximum(count - 1, 0)
+    else:
+        degrees = (labels >= 0) & (labels < num_classes)
+    found = scatter_products(features, labels, mean, directions)
+    return Answer(found.product, found.trace, degrees.astype(found.trace.dtype).sum())
+
+
+@dataclass(frozen=True)
+class _Take:
+    """The server of a round of products.
+
+    Sums are scaled up for missing clients, by degrees of freedom: what clients' means do not show of the
+    scatter is taken to be, for each degree, as large as that of the clients that answered. If nobody did, the
+    round changes nothing.
+    """
+
+    plan: _Plan
+
+    def __call__(self, numbers: Numbers, progress: Progress, answer: Answer) -> Progress:
+        moments, search, rows = progress
+        known = None if rows is None else first_moments(rows, moments.count.shape[0])
+        expected = moments.num_examples if known is None else known.hidden_degrees
+        expected = expected.astype(answer.degrees.dtype)
+        came = answer.degrees > 0
+        scale = jnp.where(came, expected / jnp.where(came, answer.degrees, 1), 0)
+        image, trace = scale * answer.product, scale * answer.trace
+        if rows is not None and known is not None:
+            between = centred_rows(rows, known, jnp.ones_like(known.total[:, 0]))
+            image += product(between.T, product(between, search.directions))
+            trace += jnp.square(between).sum()
+        came |= expected == 0
+        asked = search._replace(directions=jnp.where(came, search.directions, 0))
+        image, trace = jnp.where(came, image, 0), jnp.where(came, trace, 0)
+        new = advance(
+            asked, self._images(numbers, moments, asked, image, trace), self.plan.most(search.right)
+        )
+        weight, error = (
+            jnp.where(came, getattr(new, name), getattr(search, name)) for name in ("weight", "error")
+        )
+        return Progress(moments, new._replace(weight=weight, error=error), rows)
+
+    def _images(
+        self, numbers: Numbers, moments: Moments, search: Search, image: jax.Array, trace: jax.Array
+    ) -> jax.Array:
+        """The exact system times the directions, of the product and the trace of the scatter W."""
         degrees = jnp.maximum(moments.within_degrees, 1)
         dim = search.right.shape[0]
-        gamma = loading(self.shrinkage, trace / degrees / dim, dim, degrees)
-        if gram is None:
-            images = product / degrees + gamma * search.directions
-        else:
-            images = _gram_images(gram, moments, search.directions, product, gamma * degrees)
-        return Progress(moments, advance(search, images, self._most(search.right)))
+        gamma = loading(numbers.shrinkage, trace / degrees / dim, dim, degrees)
+        if self.plan.gram is None:
+            return image / degrees + gamma * search.directions
+        return _gram_images(self.plan.gram, moments, search.directions, image, gamma * degrees)
 
-    def head(self, progress: Progress) -> H:
-        """The head as it stands."""
-        gram = linear_system(self.method)[1]
-        finish = lda_head_of if gram is None else ridge_head_of
-        head: LinearHead = finish(progress.search.weight, progress.moments)
-        mapping = self.method.feature_map
-        return cast(H, head if mapping is None else MappedHead(mapping, head))
 
-    def _most(self, right: Float[Array, "dim classes"]) -> int:
-        return self.asked(*right.shape)[0]
+@dataclass(frozen=True)
+class _Finish:
+    """The head as it stands."""
+
+    plan: _Plan
+
+    def __call__(
+        self, numbers: Numbers, system: None, moments: Moments, search: Search, rows: Rows | None
+    ) -> LinearHead:
+        return (lda_head_of if self.plan.gram is None else ridge_head_of)(search.weight, moments)
+
+
+def _keep(progress: Progress, rows: Rows) -> Progress:
+    """Keep clients' class means."""
+    return progress._replace(rows=rows)
+
+
+def _report(numbers: Numbers, progress: Progress) -> dict[str, Any]:
+    """The predicted error, once there were products."""
+    return {"error": progress.search.error} if progress.search.span.shape[1] else {}
+
+
+@dataclass(frozen=True)
+class _Flops:
+    plan: _Plan
+    rounds: int
+
+    def __call__(self, numbers: Numbers, num_examples: int, dim: int, num_classes: int) -> int:
+        return 4 * num_examples * dim * sum(self.plan.asked(dim, num_classes, self.rounds))
 
 
 def _gram_images(
@@ -127,7 +229,7 @@ def refined(
     directions: int | None = None,
     *,
     shrinkage: Scalar | Shrinkage | None = None,
-) -> Refined[H]:
+) -> Method[H]:
     """Make the head of a method exact, or nearly so, over a few rounds of small messages.
 
     FedCOF estimates the covariance from class means. After its round the server sends q directions, and each
@@ -136,9 +238,6 @@ def refined(
     covariance: that of `fedcof_oracle`, or of Fed3R, which take d² numbers from each client.
 
     Derivatives take the directions as given: they are whole where all d are known.
-
-    Taken by `covfree.fit`, which simulates it in one call, by ``covfree.rounds.as_algorithm``, and by
-    `sent_bytes` and `client_flops`.
 
     Args:
         method: `fedcof`, with an LDA or a ridge head and one mean for each class of a client, or one of its
@@ -153,7 +252,8 @@ def refined(
             features have very unequal variances that may be too much; try ``covfree.relative(0.001)``.
 
     Returns:
-        What runs: a pytree whose leaves are the method's numbers and the shrinkage's.
+        The method with rounds of products after its own; its numbers are ``params.first``, those of the
+        method, and ``params.shrinkage``.
 
     Raises:
         TypeError: if ``method`` is none.
@@ -179,7 +279,7 @@ def refined(
     check_positive("rounds", rounds)
     if directions is not None:
         check_positive("directions", directions)
-    _, gram = linear_system(method)
+    within, gram = linear_system(method)
     if isinstance(method.summary, Examples):
         raise ValueError(
             f"method: expected one whose covariance is estimated, got {method.name!r}, which is exact"
@@ -197,4 +297,20 @@ def refined(
         shrinkage = method.params if is_loading(method.params) else pseudo_observations()
     exact = as_shrinkage(shrinkage)  # pyright: ignore[reportArgumentType]
     check_loading(exact)
-    return Refined(method, exact, rounds, directions)
+    assert method.system is not None  # as it is of a linear system
+    plan = _Plan(within, gram, method.system, directions)
+    own = [replace(each, numbers=_first) for each in method.rounds]
+    own[-1] = replace(own[-1], server=_Begin(plan), head=True)
+    products = Round(_answer, _Take(plan), _ask, examples=True, head=True)
+    made: Any = replace(
+        method,
+        params=Numbers(method.params, exact),
+        name=f"{method.name}-refined",
+        rounds=(*own, *(products,) * rounds),
+        system=None,
+        head=_Finish(plan),
+        received=_keep,
+        report=_report,
+        flops=_Flops(plan, rounds),
+    )
+    return made

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from covfree.estimators import Shrinkage
-from covfree.methods import fedcof
-from covfree.refine.refined import Refined, refined
+from covfree.methods import Method, fedcof
+from covfree.refine.refined import refined
 from covfree.registries import Entry, Registry
 from covfree.types import Scalar
 
 
 def _fedcof_refined(
     shrinkage: Scalar | str | Shrinkage = "auto", rounds: int = 3, directions: int | None = None
-) -> Refined:
+) -> Method:
     return refined(fedcof(shrinkage), rounds, directions)
 
 
-_REGISTRY: Registry[Entry[Refined]] = Registry(
+_REGISTRY: Registry[Entry[Method]] = Registry(
     {
         "fedcof-refined": Entry(
             "FedCOF, refined (3 rounds)", _fedcof_refined, frozenset({"shrinkage", "rounds", "directions"})
@@ -24,7 +24,7 @@ _REGISTRY: Registry[Entry[Refined]] = Registry(
 )
 
 
-def registry() -> Registry[Entry[Refined]]:
+def registry() -> Registry[Entry[Method]]:
     """Every named refined method; a read-only mapping, as `covfree.methods.registry` gives it.
 
     >>> registry()["fedcof-refined"].make(rounds=2).name

@@ -132,7 +132,7 @@ def check_algorithm(algorithm: Any) -> None:
         hint = type(algorithm).__name__
         if hint == "Model":
             hint += "; make an algorithm of it, such as covfree.finetune.fedavg(model)"
-        elif hint in ("Method", "Refined", "Staged"):
+        elif hint == "Method":
             hint += "; make an algorithm of it: covfree.rounds.as_algorithm(method, num_classes=…)"
         elif callable(algorithm):
             hint = f"{getattr(algorithm, '__name__', algorithm)!s}, which makes one: call it"

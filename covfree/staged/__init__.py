@@ -4,6 +4,3 @@ from covfree.staged.deepafl import DeepFeatures as DeepFeatures
 from covfree.staged.deepafl import deepafl as deepafl
 from covfree.staged.registry import registry as registry
 from covfree.staged.safle import safle as safle
-from covfree.staged.staged import Staged as Staged
-from covfree.staged.staged import advanced as advanced
-from covfree.staged.staged import summed as summed

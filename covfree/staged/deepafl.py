@@ -14,8 +14,9 @@ from covfree.checks import check_above_zero, check_positive, check_seed, check_s
 from covfree.heads.mapped import MappedHead
 from covfree.keys import derive
 from covfree.lapack import eigh
+from covfree.methods import Examples, Method, Round
 from covfree.products import product, symmetric_product
-from covfree.staged.staged import Normal, Staged, least_squares, normal_terms
+from covfree.staged.least_squares import Normal, OverExamples, least_squares, normal_terms
 from covfree.types import AnyArray, LinearHead, Scalar
 
 
@@ -74,7 +75,7 @@ def _matmul(left: jax.Array, right: AnyArray) -> jax.Array:
 
 
 class _Known(NamedTuple):
-    """The server's state.
+    """The server's state after the first round.
 
     Attributes:
         features: the layers so far.
@@ -113,13 +114,29 @@ class _Numbers:
         return _Known(DeepFeatures((), self.seed, self.width, self.inner), None)
 
 
-def _terms(
-    numbers: _Numbers, state: _Known | None, features: jax.Array, targets: jax.Array, kept: jax.Array
-) -> Normal | _Layer:
-    known = numbers.begin() if state is None else state
+def _head_terms(
+    numbers: _Numbers,
+    state: _Known | tuple[()],
+    features: jax.Array,
+    targets: jax.Array,
+    kept: jax.Array,
+) -> Normal:
+    return normal_terms(_known(numbers, state).features(features), targets, kept)
+
+
+def _solve_head(numbers: _Numbers, state: _Known | tuple[()], total: Normal) -> _Known:
+    return _known(numbers, state)._replace(head=least_squares(total, numbers.ridge))
+
+
+def _known(numbers: _Numbers, state: _Known | tuple[()]) -> _Known:
+    return state if isinstance(state, _Known) else numbers.begin()
+
+
+def _layer_terms(
+    numbers: _Numbers, known: _Known, features: jax.Array, targets: jax.Array, kept: jax.Array
+) -> _Layer:
+    assert known.head is not None
     mapped = known.features(features)
-    if known.head is None:
-        return normal_terms(mapped, targets, kept)
     random = known.features.random(mapped, len(known.features.layers))
     random = jnp.where(kept[:, None], random, 0)
     residual = targets - product(mapped, known.head.weight)
@@ -151,17 +168,14 @@ def solve_layer(
     return product(product(vectors, middle), product(weight, turned).T)
 
 
-def _advance(numbers: _Numbers, state: _Known | None, totals: Normal | _Layer) -> _Known:
-    known = numbers.begin() if state is None else state
-    if known.head is None:
-        assert isinstance(totals, Normal)
-        return known._replace(head=least_squares(totals, numbers.ridge))
-    layer = solve_layer(totals.gram, totals.cross, known.head.weight, numbers.layer_ridge)
+def _solve_layer(numbers: _Numbers, known: _Known, total: _Layer) -> _Known:
+    assert known.head is not None
+    layer = solve_layer(total.gram, total.cross, known.head.weight, numbers.layer_ridge)
     return _Known(replace(known.features, layers=(*known.features.layers, layer)), None)
 
 
-def _head(numbers: _Numbers, state: _Known | None) -> MappedHead | None:
-    return None if state is None or state.head is None else MappedHead(state.features, state.head)
+def _head(numbers: _Numbers, system: None, features: DeepFeatures, head: LinearHead) -> MappedHead:
+    return MappedHead(features, head)
 
 
 def _flops(numbers: _Numbers, num_examples: int, dim: int, num_classes: int) -> int:
@@ -180,7 +194,7 @@ def deepafl(
     ridge: Scalar = 1.0,
     layer_ridge: Scalar = 0.05,
     seed: Scalar = 0,
-) -> Staged[MappedHead]:
+) -> Method[MappedHead]:
     """Make DeepAFL: a network of T residual layers, each solved in closed form, in 2·T + 1 rounds of sums.
 
     Φ₀ = tanh([x̂, 1] A) are random features (`DeepFeatures`). On Φ the server solves W = (ΦᵀΦ + λI)⁻¹ΦᵀY from
@@ -200,7 +214,7 @@ def deepafl(
         seed: of A and the B of each layer; the same for all parties.
 
     Returns:
-        What `fit`, ``covfree.rounds.as_algorithm``, `sent_bytes` and ``covfree compare`` take.
+        The method. Its clients send sums in each round, and no message that would do for all of them.
 
     Raises:
         TypeError: if a size is no integer.
@@ -223,4 +237,7 @@ def deepafl(
     check_strength("ridge", ridge)
     check_above_zero("layer_ridge", layer_ridge)
     numbers = _Numbers(ridge, layer_ridge, check_seed("seed", seed), width, inner, num_layers)
-    return Staged(numbers, "deepafl", 2 * num_layers + 1, _terms, _advance, _head, _flops)
+    head = Round(OverExamples(_head_terms), _solve_head, head=True)
+    layer = Round(OverExamples(_layer_terms), _solve_layer)
+    rounds = (head, *(layer, head) * num_layers)
+    return Method(numbers, "deepafl", Examples(), rounds, None, _head, flops=_flops)

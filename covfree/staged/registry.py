@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from covfree.methods import Method
 from covfree.registries import Entry, Registry
 from covfree.staged.deepafl import deepafl
 from covfree.staged.safle import safle
-from covfree.staged.staged import Staged
 
-_REGISTRY: Registry[Entry[Staged]] = Registry(
+_REGISTRY: Registry[Entry[Method]] = Registry(
     {
         "deepafl": Entry(
             "DeepAFL (5 layers)", deepafl, frozenset({"ridge", "num_layers", "width", "inner", "layer_ridge"})
@@ -17,10 +17,10 @@ _REGISTRY: Registry[Entry[Staged]] = Registry(
 )
 
 
-def registry() -> Registry[Entry[Staged]]:
+def registry() -> Registry[Entry[Method]]:
     """Every named method of several rounds of sums; a read-only mapping, as `covfree.methods.registry`.
 
-    >>> registry()["deepafl"].make(num_layers=2).rounds
+    >>> len(registry()["deepafl"].make(num_layers=2).rounds)
     5
     """
     return _REGISTRY

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,9 @@ from jaxtyping import Array, Float, Int
 from covfree.buckets import BucketFeatures, bucket_features, gaussian_thresholds
 from covfree.checks import check_above_zero, check_positive, check_seed
 from covfree.heads.mapped import MappedHead
-from covfree.staged.staged import Normal, Staged, least_squares, normal_terms
-from covfree.types import Scalar
+from covfree.methods import Examples, Method, Round
+from covfree.staged.least_squares import Normal, OverExamples, least_squares, normal_terms
+from covfree.types import LinearHead, Scalar
 
 
 @jax.tree_util.register_dataclass
@@ -53,40 +54,50 @@ class _Scale(NamedTuple):
     square: Float[Array, " dim"]
 
 
-# The server's state after one round, two and three.
-_State: TypeAlias = Float[Array, " dim"] | BucketFeatures | MappedHead
+def _mean_terms(
+    numbers: _Numbers, state: tuple[()], features: jax.Array, targets: jax.Array, kept: jax.Array
+) -> _Mean:
+    return _Mean(kept.sum(dtype=jnp.int32), features.sum(0))
 
 
-def _terms(
-    numbers: _Numbers,
-    state: _State | None,
-    features: jax.Array,
-    targets: jax.Array,
-    kept: jax.Array,
-) -> _Mean | _Scale | Normal:
-    number = kept.sum(dtype=jnp.int32)
-    if state is None:
-        return _Mean(number, features.sum(0))
-    if isinstance(state, BucketFeatures):
-        return normal_terms(state(features), targets, kept)
-    assert isinstance(state, jax.Array)
-    away = jnp.where(kept[:, None], features - state.astype(features.dtype)[None, :], 0)
-    return _Scale(number, away.sum(0), jnp.square(away).sum(0))
+def _centre(numbers: _Numbers, state: tuple[()], total: _Mean) -> tuple[jax.Array]:
+    return (total.total / jnp.maximum(total.number, 1),)
 
 
-def _advance(numbers: _Numbers, state: _State | None, totals: _Mean | _Scale | Normal) -> _State:
-    if isinstance(totals, _Mean):
-        return totals.total / jnp.maximum(totals.number, 1)
-    if isinstance(totals, _Scale):
-        assert isinstance(state, jax.Array)
-        thresholds = gaussian_thresholds(*totals, numbers.num_buckets, centre=state)
-        return bucket_features(thresholds, numbers.group_size, seed=numbers.seed)
-    assert isinstance(state, BucketFeatures)
-    return MappedHead(state, least_squares(totals, numbers.ridge))
+def _scale_terms(
+    numbers: _Numbers, state: tuple[jax.Array], features: jax.Array, targets: jax.Array, kept: jax.Array
+) -> _Scale:
+    (centre,) = state
+    away = jnp.where(kept[:, None], features - centre.astype(features.dtype)[None, :], 0)
+    return _Scale(kept.sum(dtype=jnp.int32), away.sum(0), jnp.square(away).sum(0))
 
 
-def _head(numbers: _Numbers, state: _State | None) -> MappedHead | None:
-    return state if isinstance(state, MappedHead) else None
+def _buckets(numbers: _Numbers, state: tuple[jax.Array], total: _Scale) -> tuple[BucketFeatures]:
+    thresholds = gaussian_thresholds(*total, numbers.num_buckets, centre=state[0])
+    return (bucket_features(thresholds, numbers.group_size, seed=numbers.seed),)
+
+
+def _head_terms(
+    numbers: _Numbers, state: tuple[BucketFeatures], features: jax.Array, targets: jax.Array, kept: jax.Array
+) -> Normal:
+    return normal_terms(state[0](features), targets, kept)
+
+
+def _solve(
+    numbers: _Numbers, state: tuple[BucketFeatures], total: Normal
+) -> tuple[BucketFeatures, LinearHead]:
+    return (*state, least_squares(total, numbers.ridge))
+
+
+def _head(numbers: _Numbers, system: None, features: BucketFeatures, head: LinearHead) -> MappedHead:
+    return MappedHead(features, head)
+
+
+_ROUNDS = (
+    Round(OverExamples(_mean_terms), _centre),
+    Round(OverExamples(_scale_terms), _buckets),
+    Round(OverExamples(_head_terms), _solve),
+)
 
 
 def _flops(numbers: _Numbers, num_examples: int, dim: int, num_classes: int) -> int:
@@ -98,7 +109,7 @@ def _flops(numbers: _Numbers, num_examples: int, dim: int, num_classes: int) -> 
 
 def safle(
     num_buckets: int = 3, group_size: int = 3, *, ridge: Scalar = 10.0, seed: Scalar = 0
-) -> Staged[MappedHead]:
+) -> Method[MappedHead]:
     """Make SAFLe: features fall into buckets, groups of which are looked up in tables; three rounds of sums.
 
     In the first round clients send n and Σx, of which the server makes the mean c. In the second they send n,
@@ -118,7 +129,7 @@ def safle(
         seed: of the permutation that makes the groups; the same for all parties.
 
     Returns:
-        What `fit`, ``covfree.rounds.as_algorithm``, `sent_bytes` and ``covfree compare`` take.
+        The method. Its clients send sums in each round, and no message that would do for all of them.
 
     Raises:
         TypeError: if a size is no integer.
@@ -139,4 +150,4 @@ def safle(
     check_positive("group_size", group_size)
     check_seed("seed", seed)
     numbers = _Numbers(check_above_zero("ridge", ridge), seed, num_buckets, group_size)
-    return Staged(numbers, "safle", 3, _terms, _advance, _head, _flops)
+    return Method(numbers, "safle", Examples(), _ROUNDS, None, _head, flops=_flops)

@@ -15,8 +15,6 @@ import numpy as np
 import covfree
 from covfree.json_lines import JsonLines
 from covfree.methods import Method
-from covfree.refine import Refined
-from covfree.staged import Staged
 from covfree.sweep.federation import Federation, LeftOut
 from covfree.sweep.one_run import Run
 from covfree.sweep.predictions import Predictions
@@ -61,7 +59,7 @@ def _from_record(record: dict[str, Any]) -> tuple[Run, str]:
     return Run(**record, **parts), fingerprint
 
 
-def fingerprint(method: Method | Refined | Staged) -> str:
+def fingerprint(method: Method) -> str:
     """Tell methods apart: equal for two whose functions and numbers are equal, in any process.
 
     >>> import covfree

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,10 +14,9 @@ import numpy as np
 import covfree
 from covfree import metrics
 from covfree.data import FeatureSet
+from covfree.engine.batch import examples_of
+from covfree.engine.totals import InMemory, through, with_numbers
 from covfree.methods import Method
-from covfree.refine import Refined
-from covfree.staged import Staged, advanced, summed
-from covfree.statistics.products import scatter_products
 from covfree.sweep.federation import Federation, LeftOut, left_out
 from covfree.sweep.predictions import Predictions, count_predictions, scores_of
 from covfree.sweep.timing import timed
@@ -100,7 +99,7 @@ class _Solved(NamedTuple):
 
 def run_method(
     name: str,
-    method: Method | Refined | Staged,
+    method: Method,
     place: Place,
     figures: Sequence[str] = (),
     predictions: bool = False,
@@ -108,7 +107,7 @@ def run_method(
     """Run a method: `covfree.fit` and `covfree.evaluate`, step by step, so that each can be timed."""
     data, owners = place.data, place.clients
     sizes, dim = (data.train_labels, owners), place.features.shape[1]
-    solved = _staged(method, place) if isinstance(method, Staged) else _solved(method, place)
+    solved = _solved(method, place)
     measured, counted = _measured(solved.head, data, figures, predictions)
     return Run(
         method=name,
@@ -129,49 +128,37 @@ def run_method(
     )
 
 
-def _solved(method: Method | Refined, place: Place) -> _Solved:
-    """Of a method of one round, which may be refined in more."""
+def _solved(method: Method, place: Place) -> _Solved:
+    """The method's rounds, those over the rows that clients make and those over their examples."""
     data, features, labels, owners = place.data, place.features, place.labels, place.clients
-    sizes, dim = (data.train_labels, owners), features.shape[1]
-    first = method.method if isinstance(method, Refined) else method
-    key = jax.random.key(place.seed)
-    rows, summary_seconds = timed(partial(covfree.summarise, first, features, labels, owners, key=key))
-    # Where the message is rows, the server evaluates the phases; else the clients do and sums are sent.
-    totals, phase_seconds = timed(partial(covfree.accumulate, first, rows, num_classes=data.num_classes))
-    by_server = first.message is None
-    client_seconds = summary_seconds + (0 if by_server else phase_seconds)
-    server_seconds = phase_seconds if by_server else 0
-    # Rows are counted as they are, as a transform may have dropped some; matrices were never made one by one.
-    sent = covfree.message_bytes(Message(rows)) if by_server else covfree.sent_bytes(first, *sizes, dim=dim)
-    if isinstance(method, Refined):
-        head, seconds = _refined(method, totals, features, _kept_labels(place))
-        client_seconds, server_seconds = client_seconds + seconds[0], server_seconds + seconds[1]
-        # A round sends no rows, so that no transform drops any.
-        plain, whole = (covfree.sent_bytes(each, *sizes, dim=dim) for each in (first, method))
-        sent = sent._replace(statistics=sent.statistics + whole.statistics - plain.statistics)
-    else:
-        head, seconds = timed(partial(covfree.solve_totals, method, *totals))
-        server_seconds += seconds
-    return _Solved(head, sent, int((np.asarray(rows.count) > 0).sum()), client_seconds, server_seconds)
+    key, classes = jax.random.key(place.seed), data.num_classes
+    rows, summary_seconds = timed(partial(covfree.summarise, method, features, labels, owners, key=key))
+    # Where the message is rows, the server evaluates the rounds over them; else clients do, and send sums.
+    by_server = method.message is None and method.message_rounds > 0
+    seconds = {"clients": summary_seconds, "server": 0.0}
 
+    def do(who: str, work: Callable[[], Any], owner: str | None = None) -> Any:
+        result, taken = timed(work)
+        seconds[owner or who] += taken
+        return result
 
-def _kept_labels(place: Place) -> jax.Array:
-    return jnp.where(jnp.asarray(place.clients) >= 0, place.labels, -1)
-
-
-def _staged(method: Staged, place: Place) -> _Solved:
-    """Of a method of several rounds of sums; its clients' sums are those over all examples."""
-    labels, classes = _kept_labels(place), place.data.num_classes
-    state, by_clients, by_server = None, 0.0, 0.0
-    for _ in range(method.rounds):
-        totals, seconds = timed(partial(summed, method, state, place.features, labels, classes))
-        by_clients += seconds
-        state, seconds = timed(partial(advanced, method, state, totals))
-        by_server += seconds
-    dim = place.features.shape[1]
-    sent = covfree.sent_bytes(method, place.data.train_labels, place.clients, dim=dim)
-    head = method.head(method.params, state)
-    return _Solved(head, sent, int((np.asarray(labels) >= 0).sum()), by_clients, by_server)
+    of_rows = partial(do, owner="server") if by_server else do
+    first, source = method.rounds_over_rows, InMemory(with_numbers(rows), classes, method.whole_clients)
+    state = through(method, source, stop=first, do=of_rows)
+    if first < len(method.rounds):
+        kept = jnp.where(jnp.asarray(owners) >= 0, labels, -1)
+        source = InMemory(examples_of(method, features, kept), classes, whole=True)
+        state = through(method, source, state, start=first, do=do)
+    head = do("server", partial(covfree.solve_totals, method, *state))
+    sent = covfree.sent_bytes(method, data.train_labels, owners, dim=features.shape[1])
+    if by_server:
+        # Rows are counted as they are, as a transform may have dropped some.
+        own = replace(method, rounds=method.rounds[:first])
+        before = covfree.sent_bytes(own, data.train_labels, owners, dim=features.shape[1])
+        made = covfree.message_bytes(Message(rows))
+        sent = made._replace(statistics=made.statistics + sent.statistics - before.statistics)
+    count = int((np.asarray(rows.count) > 0).sum())
+    return _Solved(head, sent, count, seconds["clients"], seconds["server"])
 
 
 def _measured(
@@ -183,25 +170,3 @@ def _measured(
     scores, labels, clients = scores_of(head, data.test_features), data.test_labels, data.test_clients
     figures = metrics.measure(scores, labels, tuple(names), clients=clients) if names else {}
     return figures, count_predictions(scores, labels, clients) if predictions else None
-
-
-_begin = jax.jit(lambda method, totals: method.begin(*totals))
-_mapped = jax.jit(lambda method, features: method.method.mapped(features))
-_products = jax.jit(scatter_products)
-_advance = jax.jit(lambda method, progress, products: method.advance(progress, *products))
-
-
-def _refined(
-    method: Refined, totals: tuple[Any, ...], features: jax.Array, labels: jax.Array
-) -> tuple[Any, tuple[float, float]]:
-    """The refined head, as `covfree.fit` makes it, and seconds of the clients' products and of the server."""
-    progress, by_server = timed(partial(_begin, method, totals))
-    by_clients = 0.0
-    features = _mapped(method, features)
-    for _ in method.asked(*progress.search.right.shape):
-        asked = progress.moments.mean, progress.search.directions
-        answer, seconds = timed(partial(_products, features, labels, *asked))
-        by_clients += seconds
-        progress, seconds = timed(partial(_advance, method, progress, answer))
-        by_server += seconds
-    return method.head(progress), (by_clients, by_server)

@@ -16,8 +16,6 @@ import covfree
 from covfree.checks import check_type
 from covfree.data import FeatureSet
 from covfree.methods import Method
-from covfree.refine import Refined
-from covfree.staged import Staged
 from covfree.sweep.federation import Federation, several
 from covfree.sweep.file import RunFile, fingerprint
 from covfree.sweep.one_run import Place, Run, run_method
@@ -59,7 +57,7 @@ class Begun(NamedTuple):
 def run(
     datasets: Mapping[str, Callable[[int], FeatureSet]],
     federations: Sequence[Federation],
-    methods: Mapping[str, Method | Refined | Staged | Variant],
+    methods: Mapping[str, Method | Variant],
     seeds: Iterable[int],
     *,
     figures: Sequence[str] = (),
@@ -109,7 +107,7 @@ def run(
             raise TypeError(f"datasets: {name}: expected a function of the seed, got a {type(load).__name__}")
     chosen = {name: each.method if isinstance(each, Variant) else each for name, each in methods.items()}
     for name, method in chosen.items():
-        if not isinstance(method, Method | Refined | Staged):
+        if not isinstance(method, Method):
             raise TypeError(f"methods: {name}: expected a method, got a {type(method).__name__}")
     several("federations", federations, "federations")
     several("seeds", seeds, "seeds")
@@ -128,7 +126,7 @@ def run(
 def _runs(
     datasets: Mapping[str, Callable[[int], FeatureSet]],
     federations: Sequence[Federation],
-    methods: Mapping[str, Method | Refined | Staged],
+    methods: Mapping[str, Method],
     jobs: list[Job],
     figures: Sequence[str],
     predictions: bool,

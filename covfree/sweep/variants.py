@@ -8,10 +8,8 @@ from typing import Any, NamedTuple
 
 from covfree.methods import Method
 from covfree.methods import registry as methods_of_one_round
-from covfree.refine import Refined
 from covfree.refine import registry as refined_methods
 from covfree.registries import Entry
-from covfree.staged import Staged
 from covfree.staged import registry as staged_methods
 from covfree.sweep.federation import several
 
@@ -25,10 +23,10 @@ class Variant(NamedTuple):
     """
 
     title: str
-    method: Method | Refined | Staged
+    method: Method
 
 
-def entries() -> dict[str, Entry[Method] | Entry[Refined] | Entry[Staged]]:
+def entries() -> dict[str, Entry[Method]]:
     """All named methods, of one round and of more."""
     return {**methods_of_one_round(), **refined_methods(), **staged_methods()}
 

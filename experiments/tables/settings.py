@@ -8,8 +8,6 @@ from typing import Any
 
 from covfree.cli.options import count_noise_of
 from covfree.methods import Method
-from covfree.refine import Refined
-from covfree.staged import Staged
 from covfree.sweep import Federation, variants
 
 # Settings that say which features a cell is of.
@@ -64,11 +62,9 @@ def method_name(settings: Mapping[str, Any]) -> str:
     return settings["method"] if noise is None else f"{settings['method']}, noise={noise}"
 
 
-def method_of(settings: Mapping[str, Any]) -> Method | Refined | Staged:
+def method_of(settings: Mapping[str, Any]) -> Method:
     """A method in closed form: ``method``, with ``noise`` on the counts that clients send, if it is there."""
     (made,) = variants([settings["method"]]).values()
     if settings.get("noise") is None:
         return made.method
-    if not isinstance(made.method, Method):
-        raise ValueError(f"noise: expected a method of one round, got {settings['method']}")
     return made.method.with_transforms(count_noise_of(settings["noise"]))

@@ -18,6 +18,7 @@ from precision import FLOAT32, assert_heads_close
 
 import covfree
 from covfree.engine import parts, stream
+from covfree.engine.shapes import passed
 from covfree.engine.stream import accumulate_stream, solve_stream
 from covfree.protocol.files import save_message
 from covfree.protocol.folder import MessageFolder
@@ -117,9 +118,10 @@ def test_parts_of_several_pieces():
 
 def test_sums_are_updated_in_place():
     cut = parts.TableParts(table(), PART, CLASSES, False)
-    (form, *_) = stream._forms(FEDCOF, cut.padding, CLASSES)
-    running, part = stream._nothing(form), jax.device_put(cut.read(0, True))
-    stream._add(FEDCOF, (), running, part, phase=0, num_classes=CLASSES)
+    (first, *_) = passed(FEDCOF, lambda: cut.padding, CLASSES)
+    running, part = stream._nothing(first.upload), jax.device_put(cut.read(0, True))
+    client = FEDCOF.rounds[0].client
+    stream._add(client, FEDCOF.params, (), running, part, num_classes=CLASSES, whole=False)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(running))
 
 
@@ -184,7 +186,7 @@ def test_a_bad_value_is_an_error_that_names_the_row(name, value, reason):
 def test_methods_that_keep_rows_say_so_before_any_is_read(monkeypatch):
     monkeypatch.setattr(parts.TableParts, "read", None)
     rows = dataclasses.replace(table(), covariance=np.ones(LENGTH, np.float32))
-    with pytest.raises(ValueError, match="totals of fixed size, got 'fedpft', which keeps all rows"):
+    with pytest.raises(ValueError, match="totals of fixed size, got one that keeps all rows"):
         solve(covfree.fedpft(), rows)
 
 
@@ -423,7 +425,7 @@ def test_the_file_is_written_on_the_way(tmp_path, monkeypatch):
     monkeypatch.setattr(stream, "_EVERY", 0.0)
     written = []
     monkeypatch.setattr(
-        stream, "save_state", lambda path, state, *rest: written.append((len(state.totals), state.part))
+        stream, "save_state", lambda path, state, *rest: written.append((state.round, state.part))
     )
     totals(FEDCOF, table(), checkpoint=tmp_path / "run")
     assert written == [(phase, part) for phase in range(2) for part in range(1, 7)]
@@ -459,7 +461,7 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path):
         assert process.stdout.readline() == b"there\n"
         # Until what was read before is added up: the first pass, and then three parts.
         while (
-            not (tmp_path / "run").exists() or b'"phase": 1, "part": 3' not in (tmp_path / "run").read_bytes()
+            not (tmp_path / "run").exists() or b'"round": 1, "part": 3' not in (tmp_path / "run").read_bytes()
         ):
             assert process.poll() is None
             time.sleep(0.02)

@@ -155,7 +155,7 @@ def test_laws(name):
 @pytest.mark.parametrize(("name", "other"), SAME_TOTALS.items())
 def test_totals_are_those_of_another_method(name, other):
     one, same = make(name), make(other)
-    assert (one.summary, one.phases) == (same.summary, same.phases)
+    assert (one.summary, one.rounds) == (same.summary, same.rounds)
 
 
 @pytest.mark.usefixtures("untyped")

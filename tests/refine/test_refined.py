@@ -11,7 +11,6 @@ import covfree
 from covfree import rounds as federated
 from covfree.data import load_digits
 from covfree.federation import inner_dirichlet
-from covfree.methods.method import check_method
 
 CLASSES, DIM, CLIENTS = 4, 6, 7
 KEY = jax.random.key(0)
@@ -290,13 +289,13 @@ def test_costs():
     labels, clients = DATA[1], DATA[2]
     method = covfree.refined(covfree.fedcof(), 3)
     # Three directions of six dimensions: all are known after two rounds.
-    assert method.asked(DIM, CLASSES) == [3, 3]
     assert covfree.received_bytes(method, labels, clients, dim=DIM) == 4 * CLIENTS * DIM * 6
-    first = covfree.sent_bytes(method.method, labels, clients, dim=DIM)
+    plain = covfree.fedcof()
+    first = covfree.sent_bytes(plain, labels, clients, dim=DIM)
     sent = covfree.sent_bytes(method, labels, clients, dim=DIM)
-    assert sent.statistics - first.statistics == 4 * CLIENTS * (DIM * 6 + 4)
+    assert sent.statistics - first.statistics == 4 * CLIENTS * (DIM * 6 + 3 * 2)
     assert sent.counts == first.counts
-    flops = [covfree.client_flops(each, labels, clients, dim=DIM) for each in (method.method, method)]
+    flops = [covfree.client_flops(each, labels, clients, dim=DIM) for each in (plain, method)]
     assert flops[1] - flops[0] == 4 * len(labels) * DIM * 6
     assert covfree.received_bytes(covfree.fed3r(), labels, clients, dim=DIM) == 0
     mapped = covfree.refined(covfree.fedcof(feature_map=covfree.relu_features(20)), 1)
@@ -330,8 +329,19 @@ def test_what_cannot_be_refined(make, message):
 
 
 def test_other_doors_say_what_they_expect():
-    with pytest.raises(TypeError, match="expected a method of one round, got 'fedcof-refined'; use covfree"):
-        check_method(covfree.refined(covfree.fedcof()))
+    method = covfree.refined(covfree.fedcof(), 2)
+    rows = covfree.summarise(method, *DATA)
+    with pytest.raises(ValueError, match=r"rounds run over rows, got 'fedcof-refined', .* in 2 rounds; use"):
+        covfree.accumulate(method, rows, num_classes=CLASSES)
+    # The message is FedCOF's; the server cannot do without its clients afterwards.
+    sent = covfree.client_message(method, *DATA[:2], num_classes=CLASSES)
+    received = covfree.collect({"a": sent}, num_classes=CLASSES).message
+    assert covfree.solve_message(covfree.fedcof(), received, num_classes=CLASSES).weight.shape == (
+        DIM,
+        CLASSES,
+    )
+    with pytest.raises(ValueError, match="of a single message from each client, got 'fedcof-refined'"):
+        covfree.solve_message(method, received, num_classes=CLASSES)
 
 
 def test_resumed_in_the_middle(tmp_path):
@@ -390,5 +400,5 @@ def test_d_directions_are_exact_whatever_the_start_was():
 
 
 def test_the_methods_own_rule_is_kept_where_it_can_be():
-    assert covfree.refined(covfree.fedcof(covfree.relative(0.1))).shrinkage == covfree.relative(0.1)
-    assert covfree.refined(covfree.fedcof()).shrinkage == covfree.pseudo_observations()
+    assert covfree.refined(covfree.fedcof(covfree.relative(0.1))).params.shrinkage == covfree.relative(0.1)
+    assert covfree.refined(covfree.fedcof()).params.shrinkage == covfree.pseudo_observations()

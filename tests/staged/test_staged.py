@@ -10,8 +10,8 @@ from scipy.stats import norm
 import covfree
 from covfree import rounds, sweep
 from covfree.data import load_digits
+from covfree.engine.totals import InMemory, through
 from covfree.keys import derive
-from covfree.staged import advanced, summed
 from covfree.staged.deepafl import solve_layer
 
 CLASSES, DIM, SIZE, CLIENTS = 4, 5, 60, 5
@@ -23,6 +23,12 @@ PARTITIONS = np.arange(SIZE) % CLIENTS, np.argsort(np.argsort(LABELS, kind="stab
 DEEP = covfree.deepafl(2, 7, 6, ridge=0.3, layer_ridge=0.2, seed=4)
 SAFLE = covfree.safle(2, 3, ridge=0.5, seed=4)
 METHODS = pytest.mark.parametrize("method", [DEEP, SAFLE], ids=lambda m: m.name)
+
+
+def after(method, features, rounds, state=(), start=0):
+    """The server's state after some rounds over all examples."""
+    source = InMemory(covfree.Rows.from_examples(features, LABELS), CLASSES, False)
+    return through(method, source, state, start=start, stop=start + rounds)
 
 
 def normal(stream, rows, columns):
@@ -72,6 +78,19 @@ def bucket_scores(_):
 
 
 EXPECTED = {"deepafl": deep_scores, "safle": bucket_scores}
+
+
+@METHODS
+def test_examples_are_rows_wherever_they_lie(method):
+    """As of any method: from a stream of parts as from memory."""
+    features = FEATURES.astype(np.float32)
+    rows = covfree.Rows.from_examples(features, LABELS)
+    expected = covfree.fit(method, features, LABELS, PARTITIONS[0], num_classes=CLASSES)
+    for head in (
+        covfree.solve_rows(method, rows, num_classes=CLASSES),
+        covfree.solve_stream(method, rows, num_classes=CLASSES, part_rows=16),
+    ):
+        np.testing.assert_allclose(head(features), expected(features), rtol=1e-3, atol=1e-4)
 
 
 @METHODS
@@ -132,11 +151,10 @@ def test_layers_minimise_what_they_claim():
 def test_padding_adds_nothing_and_units_do_not_matter():
     features = FEATURES.astype(np.float32)
     for method in (DEEP, SAFLE):
-        state = None
-        for _ in range(2):
-            zeros = summed(method, state, features, np.full(SIZE, -1), CLASSES)
+        nobody = InMemory(covfree.Rows.from_examples(features, np.full(SIZE, -1)), CLASSES, False)
+        for number, each in enumerate(method.rounds[:2]):
+            zeros = nobody(each, method.params, after(method, features, number))
             assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(zeros))
-            state = advanced(method, state, summed(method, state, features, LABELS, CLASSES))
         clients = np.where(np.arange(SIZE) < 50, 0, -1)
         spoiled = np.where(clients[:, None] < 0, np.float32(1e30), 8 * features)
         head = covfree.fit(method, spoiled, LABELS, clients, num_classes=CLASSES)
@@ -194,8 +212,10 @@ def test_wrong_arguments():
     ):
         with pytest.raises(ValueError, match=message):
             build()
-    with pytest.raises(TypeError, match="expected a method of one round, got 'deepafl'; use "):
-        covfree.summarise(DEEP, FEATURES, LABELS, PARTITIONS[0])
+    with pytest.raises(ValueError, match=r"of a single message from each client, got 'deepafl', .* 5 rounds"):
+        covfree.client_message(DEEP, FEATURES, LABELS, num_classes=CLASSES)
+    with pytest.raises(ValueError, match=r"transforms: .* got 'deepafl', which sends sums"):
+        DEEP.with_transforms(covfree.count_noise("laplace", 1.0))
     with pytest.raises(ValueError, match="num_classes: expected an integer of at least 1, got 0"):
         rounds.as_algorithm(DEEP, num_classes=0)
 
@@ -218,10 +238,7 @@ def test_safles_thresholds_stand_wherever_the_features_lie():
     """E[x²] − E[x]² is rounding where features lie 10,000 deviations from 0."""
     far = (FEATURES + 1e4 * np.array([1, -1, 1, 0, 10])).astype(np.float32)
     near = (far.astype(float) - far.astype(float).mean(0)).astype(np.float32)  # rounded as far ones are
-    state, other = None, None
-    for _ in range(2):
-        state = advanced(SAFLE, state, summed(SAFLE, state, far, LABELS, CLASSES))
-        other = advanced(SAFLE, other, summed(SAFLE, other, near, LABELS, CLASSES))
+    (state,), (other,) = (after(SAFLE, features, 2) for features in (far, near))
     # A step of float32 at 1e5 is 0.008.
     thresholds = np.asarray(state.thresholds, float) - far.astype(float).mean(0)[:, None]
     np.testing.assert_allclose(thresholds, other.thresholds, atol=0.01)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import covfree
-from covfree.methods import ClassMeans, Method
+from covfree.methods import ClassMeans, Method, phases
 from covfree.testing import check_method
 from covfree.testing.method import METHOD_LAWS
 
@@ -28,7 +28,7 @@ def means_head(params, system, moments):
     return covfree.LinearHead(mean.T, bias, moments.present.astype(mean.dtype))
 
 
-SOUND = Method(0.0, "distance", ClassMeans(), (moments_phase,), None, means_head)
+SOUND = Method(0.0, "distance", ClassMeans(), phases(moments_phase), None, means_head)
 
 
 def check(method, *laws, **options):
@@ -142,7 +142,7 @@ BROKEN = {
     "finite": broken_head(lambda head, _: head._replace(present=None)),
     "learns": broken_head(lambda head, _: head._replace(weight=-head.weight)),
     "scaling": broken_head(lambda head, moments: head._replace(bias=head.bias + 5.0 * moments.num_rows)),
-    "splitting": replace(SOUND, phases=(largest_phase,), head=over_largest),
+    "splitting": replace(SOUND, rounds=phases(largest_phase), head=over_largest),
     "messages": replace(SOUND, summary=OtherAlone()),
     "gradients": replace(SOUND, head=stopped),
 }

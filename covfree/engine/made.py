@@ -1,0 +1,106 @@
+"""Totals of a method's rounds over rows that a function makes part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import Partial
+from jaxtyping import Array, Integer
+
+from covfree.engine.totals import AxisName, check_over_rows, through, zeros_of
+from covfree.methods import Method
+from covfree.methods.rounds import Round, dense
+from covfree.sums import Compensated
+from covfree.types import Rows, is_traced
+
+
+def accumulate_parts(
+    method: Method[Any],
+    part: Callable[[Integer[Array, ""]], Rows],
+    num_parts: Integer[Array, ""] | int,
+    *,
+    num_classes: int,
+    axis_name: AxisName | None = None,
+) -> tuple[Any, ...]:
+    """Compute the totals of a method's rounds over rows that a function makes part by part.
+
+    So a federation of any size is simulated in the memory of one part: ``part`` draws a cohort of clients and
+    returns their rows. It is called for each index once in every round, and must return the same rows each
+    time; draw with ``jax.random.fold_in(key, index)``. Sums are compensated: their rounding does not grow
+    with the number of parts. One function is compiled, whatever the number of parts.
+
+    Args:
+        method: the method; not one that keeps rows.
+        part: function from an index to `Rows`, of the same shape for every index. Pass arrays that it needs,
+            such as a PRNG key, as arguments: ``jax.tree_util.Partial(function, key)`` calls
+            ``function(key, index)``, and another key compiles nothing anew. If rows name their clients,
+            number these through all parts, from 0 and in random order: automatic shrinkage takes the clients
+            below 256 as its sample. (All other functions number clients anew to draw a fair sample.)
+        num_parts: how many; indices are 0 … num_parts − 1. Derivatives in reverse (``grad``, ``vjp``) need a
+            number that is not traced; each part is then made anew in every round on the way back.
+        num_classes: C, static.
+        axis_name: see `accumulate`; each device then goes over parts of its own, which ``part`` can tell by
+            ``jax.lax.axis_index``.
+
+    Returns:
+        One total a round, for `solve_totals`.
+
+    Raises:
+        ValueError: if the method keeps rows, or asks for sums over clients' examples.
+
+    >>> import covfree, jax, jax.numpy as jnp
+    >>> def cohort(key, index):
+    ...     features = jax.random.normal(jax.random.fold_in(key, index), (6, 2))
+    ...     return covfree.Rows.from_examples(features, jnp.array([0, 0, 0, 1, 1, 1]))
+    >>> draw = jax.tree_util.Partial(cohort, jax.random.key(0))
+    >>> moments, scatter = accumulate_parts(covfree.fedcof(), draw, 1000, num_classes=2)
+    >>> moments.count.tolist()
+    [3000.0, 3000.0]
+    """
+    check_over_rows(method)
+    part = part if isinstance(part, Partial) else Partial(part)
+    how = {"num_classes": num_classes, "axis_name": axis_name}
+    # A loop has derivatives in reverse only if its length is known when it is traced.
+    traced = isinstance(num_parts, int) and is_traced(*jax.tree.leaves((method, part)))
+    run: Any = _total_over_parts if traced else _compiled_total_over_parts
+
+    def source(each: Round, params: Any, sent: Any) -> Any:
+        return run(each.client, params, sent, part, num_parts, **how)
+
+    return through(method, source)
+
+
+def _total_over_parts(
+    client: Callable[..., Any],
+    params: Any,
+    sent: Any,
+    part: Any,
+    num_parts: Any,
+    *,
+    num_classes: int,
+    axis_name: AxisName | None,
+) -> Any:
+    # In reverse, what a part is made of is not kept.
+    @jax.checkpoint
+    def terms(index: Any) -> Any:
+        return dense(client(params, sent, part(index), num_classes))
+
+    zeros = zeros_of(terms, jnp.zeros((), jnp.int32))
+    if axis_name is not None:
+        # Under shard_map the loop's carry must be of the type of its terms, which vary over the devices.
+        device = jax.lax.axis_index(axis_name)
+        zeros = jax.tree.map(lambda x: x + 0 * device.astype(x.dtype), zeros)
+
+    def add(index: Any, running: Compensated) -> Compensated:
+        return running.plus(terms(index))
+
+    running = jax.lax.fori_loop(0, num_parts, add, Compensated(zeros, zeros))
+    return running.value if axis_name is None else jax.lax.psum(running.value, axis_name)
+
+
+_compiled_total_over_parts = jax.jit(
+    _total_over_parts, static_argnums=0, static_argnames=("num_classes", "axis_name")
+)

@@ -1,0 +1,100 @@
+"""The shapes of what passes in a method's rounds: what it costs, and what a checkpoint holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from covfree.engine.totals import through
+from covfree.methods.method import Method
+from covfree.methods.rounds import Round, dense
+from covfree.types import Rows
+
+
+class Form(NamedTuple):
+    """The shapes and data types of a pytree of arrays, without them.
+
+    Attributes:
+        structure: the pytree's.
+        leaves: shape and data type of each leaf.
+    """
+
+    structure: Any
+    leaves: tuple[jax.ShapeDtypeStruct, ...]
+
+    def zeros(self) -> Any:
+        """The pytree with arrays of zeros, which nobody else holds."""
+        return self.filled(jnp.zeros(leaf.shape, leaf.dtype) for leaf in self.leaves)
+
+    def filled(self, leaves: Iterable[jax.Array]) -> Any:
+        """The pytree with the next of these arrays; others are left where they are."""
+        return jax.tree.unflatten(self.structure, list(islice(leaves, len(self.leaves))))
+
+
+class Passed(NamedTuple):
+    """What passes in a round.
+
+    Attributes:
+        sent: to each client.
+        upload: of each client.
+        state: of the server, after the round.
+    """
+
+    sent: Form
+    upload: Form
+    state: Form
+
+
+def forms_of(make: Callable[[], Iterable[Any]]) -> list[Form]:
+    """The forms of the pytrees that a function makes, without making them."""
+    structures: list[Any] = []
+
+    def leaves() -> list[list[Any]]:
+        # Leaves alone: records of shapes would not be what their fields' types say.
+        flat, found = zip(*map(jax.tree.flatten, make()), strict=True)
+        structures[:] = found
+        return list(flat)
+
+    shapes = jax.eval_shape(leaves)
+    return [Form(structure, tuple(own)) for structure, own in zip(structures, shapes, strict=True)]
+
+
+def passed(
+    method: Method, make_rows: Callable[[], Rows], num_classes: int, *, start: int = 0
+) -> list[Passed]:
+    """What passes in the rounds from ``start`` on, whose uploads are sums.
+
+    Args:
+        method: the method.
+        make_rows: makes rows of one client, in the shapes that count.
+        num_classes: C.
+        start: earlier rounds ran over rows that clients had sent.
+
+    Raises:
+        ValueError: if a round keeps rows, whose total has no fixed size.
+    """
+
+    def look() -> list[Any]:
+        rows, found = make_rows(), []
+
+        def source(each: Round, params: Any, sent: Any) -> Any:
+            upload = dense(each.client(params, sent, rows, num_classes))
+            found.extend((sent, upload))
+            return upload
+
+        state = through(method, source, stop=start)
+        state = state if method.received is None or not start else method.received(state, rows)
+        found.clear()
+        for number in range(start, len(method.rounds)):
+            state = through(method, source, state, start=number, stop=number + 1)
+            found.append(state)
+        return found
+
+    if start == len(method.rounds):
+        return []
+    forms = iter(forms_of(look))
+    return [Passed(*three) for three in zip(forms, forms, forms, strict=True)]

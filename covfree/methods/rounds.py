@@ -1,0 +1,106 @@
+"""What a round of a method is, and how clients' terms add up in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jaxtyping import Array, Float
+
+from covfree.linalg import Scatter
+from covfree.products import symmetric_product
+from covfree.types import Rows
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round: what clients are sent, what each makes of its rows, and what the server makes of the sum.
+
+        state ──broadcast──▶ client(params, sent, rows, num_classes) ──▶ terms
+          ▲                                                          │ added up over rows and clients
+          └───────────── server(params, state, total) ◀──────────────┘
+
+    Hashable: what is compiled for a client's or a server's function is shared by all methods that have it.
+
+    Attributes:
+        client: ``(params, sent, rows, num_classes) -> terms``, a pytree that adds up over rows: arrays as
+            they are, a `Factor` as YᵀY, `Kept` rows one table below the other.
+        server: ``(params, state, total) -> state``. States are tuples, the first is ``()``. None to keep the
+            total behind those of earlier rounds.
+        broadcast: ``(params, state) -> sent``, a part of the state; None for all of it.
+        numbers: ``(params) -> params`` that the three functions are given, of the method's; None for all.
+        examples: whether the round runs over clients' examples, though they have sent other rows before.
+        head: whether there is a head after it. There is one after a method's last round.
+    """
+
+    client: Callable[[Any, Any, Rows, int], Any]
+    server: Callable[[Any, Any, Any], tuple[Any, ...]] | None = None
+    broadcast: Callable[[Any, Any], Any] | None = None
+    numbers: Callable[[Any], Any] | None = None
+    examples: bool = False
+    head: bool = False
+
+    def own(self, params: Any) -> Any:
+        """The numbers of the round, of the method's."""
+        return params if self.numbers is None else self.numbers(params)
+
+
+def phases(*clients: Callable[[Any, Any, Rows, int], Any]) -> tuple[Round, ...]:
+    """Make rounds of sums, of which the server keeps the totals: each is given those of all before it."""
+    return tuple(map(Round, clients))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Factor:
+    """A term that adds up as YᵀY, with Y its ``value``; any other leaf adds up as it is.
+
+    Kept apart from the product so that whoever adds may choose the product's form: in full, by its upper
+    triangle, or not at all where there are few rows (`Scatter.from_factor`).
+    """
+
+    value: Float[Array, "rows dim"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Kept:
+    """A term that adds up as a table does, one part below the other: its total is the `Rows`."""
+
+    rows: Rows
+
+
+def is_special(term: Any) -> bool:
+    """Whether a term is no array that adds up as it is."""
+    return isinstance(term, (Factor, Kept))
+
+
+def as_total(terms: Any) -> Any:
+    """Terms of all rows as the total that they are: few rows stay a factor, see `covfree.linalg.Scatter`."""
+
+    def one(term: Any) -> Any:
+        if isinstance(term, Factor):
+            return Scatter.from_factor(term.value)
+        return term.rows if isinstance(term, Kept) else term
+
+    return jax.tree.map(one, terms, is_leaf=is_special)
+
+
+def dense(terms: Any) -> Any:
+    """Terms in arrays of fixed size, which add up leaf by leaf.
+
+    Raises:
+        ValueError: if rows are kept, whose total has no fixed size.
+    """
+
+    def one(term: Any) -> Any:
+        if isinstance(term, Kept):
+            raise ValueError(
+                "method: expected one with totals of fixed size, got one that keeps all rows; hold them in "
+                "memory and call solve_rows"
+            )
+        return Scatter.from_matrix(symmetric_product(term.value)) if isinstance(term, Factor) else term
+
+    return jax.tree.map(one, terms, is_leaf=is_special)

@@ -1,0 +1,239 @@
+"""Training-free methods as algorithms: a round of messages and those after it, or rounds of sums alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from covfree.checks import check_choice, check_positive
+from covfree.engine import solve_totals
+from covfree.engine.batch import examples_of, state_of_message
+from covfree.engine.shapes import passed
+from covfree.engine.totals import serve
+from covfree.estimators.automatic import fair_numbers
+from covfree.methods import Method, Round
+from covfree.methods.method import check_method
+from covfree.methods.rounds import dense
+from covfree.products import product
+from covfree.rounds.algorithm import Algorithm, ClientData
+from covfree.rounds.uploads import Table
+from covfree.types import AnyArray, Message, PRNGKey, Rows
+
+
+class _Sent(NamedTuple):
+    """What a client's message holds, as an upload.
+
+    Attributes:
+        rows: a `Table` of `Rows`.
+        matrix: Gram matrix beside them, for methods that send one.
+    """
+
+    rows: Table
+    matrix: AnyArray | None
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Known:
+    """The server's state.
+
+    Attributes:
+        state: that of the method.
+        num_clients: K.
+        done: how many of the method's rounds are done; a message stands for several.
+    """
+
+    state: Any
+    num_clients: jax.Array
+    done: int = field(metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Asked:
+    """What the server broadcasts.
+
+    Attributes:
+        sent: of the method's round; None where clients send their messages.
+        num_clients: K, where clients evaluate rounds over their own rows.
+        done: how many of the method's rounds are done.
+    """
+
+    sent: Any
+    num_clients: jax.Array | None
+    done: int = field(metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Run:
+    """The method and C, as an algorithm's numbers.
+
+    Attributes:
+        method: the method.
+        num_classes: C.
+        messages: how many of its rounds a message stands for; 0 if uploads are sums alone.
+    """
+
+    method: Method
+    num_classes: int = field(metadata={"static": True})
+    messages: int = field(metadata={"static": True})
+
+    def asks(self, done: int) -> Round | None:
+        """The method's round that comes next; None where clients send their messages."""
+        return None if done < self.messages else self.method.rounds[done]
+
+    @property
+    def evaluated(self) -> int:
+        """How many rounds over rows clients evaluate on their own, which they would else have sent."""
+        return 0 if self.messages else self.method.message_rounds
+
+
+def _init(run: _Run, num_clients: int, key: PRNGKey) -> tuple[_Known, Any]:
+    # A client remembers with which key it made its rows: in all rounds they are the same.
+    memory = jnp.zeros_like(jax.random.key_data(key)) if run.evaluated else ()
+    return _Known((), jnp.asarray(num_clients, jnp.int32), 0), memory
+
+
+def _broadcast(run: _Run, known: _Known) -> _Asked:
+    each = run.asks(known.done)
+    if each is None:
+        return _Asked(None, None, known.done)
+    state = known.state
+    sent = state if each.broadcast is None else each.broadcast(each.own(run.method.params), state)
+    return _Asked(sent, known.num_clients if known.done < run.evaluated else None, known.done)
+
+
+def _client(
+    run: _Run, asked: _Asked, data: ClientData, memory: Any, key: PRNGKey
+) -> tuple[Any, Any, dict[str, Any]]:
+    method, each = run.method, run.asks(asked.done)
+    features, labels = data.all()
+    if each is None:
+        return _message(method.made(features, labels, run.num_classes, key), data.client), memory, {}
+    if run.evaluated and asked.done:
+        key = jax.random.wrap_key_data(memory, impl=jax.random.key_impl(key))
+    if each.examples:
+        rows = examples_of(method, features, labels)
+    else:
+        rows = method.summary.one_client(method.mapped(features), labels, run.num_classes, key)
+        rows = method.sent(rows, key)
+    if asked.num_clients is not None:
+        number = fair_numbers(data.client[None], asked.num_clients)
+        rows = replace(rows, client=jnp.broadcast_to(number, rows.label.shape))
+    upload = dense(each.client(each.own(method.params), asked.sent, rows, run.num_classes))
+    return upload, jax.random.key_data(key) if run.evaluated else memory, {}
+
+
+def _server(run: _Run, known: _Known, total: Any) -> _Known:
+    method, each = run.method, run.asks(known.done)
+    if each is None:
+        message = Message(total.rows.items, total.matrix)
+        return replace(known, state=state_of_message(method, message, run.num_classes), done=run.messages)
+    state = serve(each, each.own(method.params), known.state, total)
+    return replace(known, state=state, done=known.done + 1)
+
+
+def _result(run: _Run, known: _Known, memory: Any) -> Any:
+    rounds = run.method.rounds
+    # There is no head before the first round, nor where the only one was undone.
+    if not known.done or not (known.done == len(rounds) or rounds[known.done - 1].head):
+        return None
+    return solve_totals(run.method, *known.state)
+
+
+def _report(run: _Run, known: _Known) -> dict[str, Any]:
+    report = run.method.report
+    if report is None or known.done <= run.method.rounds_over_rows:
+        return {}
+    return report(run.method.params, known.state)
+
+
+def _message(message: Message, client: AnyArray) -> _Sent:
+    """A client's message as an upload."""
+    rows, matrix = _class_sums(message) if message.solved else (message.rows, message.matrix)
+    rows = replace(rows, client=jnp.full(rows.label.shape, client, jnp.int32))
+    kept = (jnp.asarray(rows.count) > 0) & (rows.label >= 0)
+    if rows.sketch is not None:
+        kept |= rows.sketch & (jnp.asarray(rows.count) > 0)
+    return _Sent(Table(rows, kept), matrix)
+
+
+def _class_sums(message: Message) -> tuple[Rows, jax.Array]:
+    """A client's solution W as the sums C W = Xᵀ Y, which the server can add up as it cannot solutions."""
+    rows, matrix = message.rows, jnp.asarray(message.matrix)
+    sums = product(matrix, jnp.asarray(rows.mean).T).T
+    count = jnp.asarray(rows.count)
+    mean = sums / jnp.maximum(count, 1).astype(sums.dtype)[:, None]
+    # A client without examples sends nothing, not γI.
+    return replace(rows, mean=mean), jnp.where((count > 0).any(), matrix, 0)
+
+
+def _one_row(method: Method[Any], num_classes: int) -> Rows:
+    """What a client with an example sums over."""
+    one = jnp.zeros((1, 2)), jnp.zeros(1, jnp.int32)
+    rows = method.summary.one_client(*one, num_classes, jax.random.key(0))
+    return replace(rows, client=jnp.zeros_like(rows.label))
+
+
+def as_algorithm(
+    method: Method[Any], *, num_classes: int, uploads: Literal["messages", "sums"] = "messages"
+) -> Algorithm:
+    """Make an algorithm of a training-free method.
+
+    In one round, each client uploads the message that it would send in a real federation; the server runs the
+    method's rounds over the rows in it. With ``uploads="sums"`` these are rounds of the algorithm: the server
+    broadcasts its state, each client evaluates the round on its own rows, and nothing but sums of fixed size
+    leaves it.
+    That is how a method runs behind secure aggregation. For FedCOF it takes two rounds: class sums and
+    counts, N_c and K_c; then Σ_c (N_c − 1)/(K_c − 1) Σ_c n_kc (μ_kc − μ_c)(μ_kc − μ_c)ᵀ of the client, a
+    matrix of d².
+
+    Rounds over clients' examples, such as those of `covfree.refined`, upload sums in either case; so do all
+    rounds of methods without a message, such as `covfree.deepafl`.
+
+    The head is that of `covfree.fit`, within rounding. Methods that draw at random draw with each client's
+    own key, as in a real federation.
+
+    Args:
+        method: e.g. ``covfree.fedcof()``, `covfree.refined` of it, or ``covfree.deepafl()``.
+        num_classes: C.
+        uploads: what clients send.
+
+    Raises:
+        TypeError: if the method is none.
+        ValueError: if a round of the method keeps rows, so that its uploads cannot be sums.
+
+    Source: secure aggregation of FedCOF: Goswami et al. (2024), Appendix I.2, which prints the client's
+    covariance terms without the factor N_c − 1 and with the divisor K − 1 of all clients.
+
+    >>> import covfree
+    >>> as_algorithm(covfree.fedcof(), num_classes=10, uploads="sums").rounds
+    2
+    """
+    check_method(method)
+    check_positive("num_classes", num_classes)
+    check_choice("uploads", uploads, ("messages", "sums"))
+    run = _Run(method, num_classes, method.message_rounds if uploads == "messages" else 0)
+    if run.evaluated:
+        # Raises where a round has a total of no fixed size.
+        passed(method, partial(_one_row, method, num_classes), num_classes)
+    return Algorithm(
+        run,
+        f"{method.name}, sums" if run.evaluated else method.name,
+        _init,
+        _broadcast,
+        _client,
+        _server,
+        _result,
+        rounds=len(method.rounds) - max(0, run.messages - 1),
+        whole=True,
+        num_classes=num_classes,
+        # Steps of one computation; of messages there is but one round.
+        same_clients=bool(run.evaluated) or run.messages == len(method.rounds),
+        report=None if method.report is None else _report,
+    )
