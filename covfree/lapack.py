@@ -25,7 +25,7 @@ from jaxtyping import Array, Bool, Float
 from covfree.products import product
 
 
-def _lanes(one: Callable[..., Any], many: Callable[..., Any] | None = None) -> Callable[..., Any]:
+def lanes(one: Callable[..., Any], many: Callable[..., Any] | None = None) -> Callable[..., Any]:
     """A function of arrays that ``vmap`` calls for one lane after the other on CPUs, and elsewhere for all.
 
     Args:
@@ -69,7 +69,7 @@ def _many_lanes(one: Callable[..., Any], many: Any, axes: tuple[int | None, ...]
             x.shape[int(mine)] for x, mine, axis in zip(arrays, batched, axes, strict=True) if axis == 0
         )
 
-        def flat(array: jax.Array, mine: bool, axis: int | None) -> jax.Array:
+        def flat(array: Any, mine: bool, axis: int | None) -> Any:
             if not mine and axis is None:
                 return array
             array = array if mine else array[None]
@@ -112,36 +112,36 @@ def cond_of_lanes(
 
         return jax.lax.cond(rare.any(), chosen, at_once[1], *arrays)
 
-    return _lanes(lambda rare, *arrays: jax.lax.cond(rare, unusual, usual, *arrays), many)(rare, *arrays)
+    return lanes(lambda rare, *arrays: jax.lax.cond(rare, unusual, usual, *arrays), many)(rare, *arrays)
 
 
-@_lanes
+@lanes
 def _cholesky(matrix: jax.Array) -> jax.Array:
     return lax_linalg.cholesky(matrix, symmetrize_input=False)
 
 
-@_lanes
+@lanes
 def _eigh(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
     values, vectors = jnp.linalg.eigh(matrix)
     return values, vectors
 
 
-@_lanes
+@lanes
 def _triangle(stack: jax.Array) -> jax.Array:
     return jnp.linalg.qr(stack, mode="r")
 
 
-@_lanes
+@lanes
 def _orthonormal(stack: jax.Array) -> jax.Array:
     return jnp.linalg.qr(stack)[0]
 
 
-@_lanes
+@lanes
 def _lower(root: jax.Array, right: jax.Array) -> jax.Array:
     return lax_linalg.triangular_solve(root, right, left_side=True, lower=True)
 
 
-@_lanes
+@lanes
 def _lower_transposed(root: jax.Array, right: jax.Array) -> jax.Array:
     return lax_linalg.triangular_solve(root, right, left_side=True, lower=True, transpose_a=True)
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
-from covfree.lapack import cholesky, cond_of_lanes, eigh, triangular_solve
+from covfree.lapack import cholesky, cond_of_lanes, eigh, lanes, triangular_solve
 from covfree.products import product
 from covfree.scatter import Scatter as Scatter
 from covfree.scatter import as_scatter as as_scatter
@@ -96,6 +96,7 @@ def factorise(matrix: Float[AnyArray, "dim dim"] | Scatter) -> Factorisation:
     return Factorisation(scatter, *_factors(core, shift, allowed))
 
 
+@lanes
 def _factors(
     core: Float[Array, "size size"], shift: Float[Array, ""], allowed: Bool[Array, ""]
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
@@ -195,6 +196,7 @@ def _by_eigenvectors(vectors: jax.Array, inverse: jax.Array, right: jax.Array) -
     return product(vectors, inverse[:, None] * product(vectors.T, right))
 
 
+@lanes
 def _apply_primal(
     basis: Float[Array, "size size"],
     diagonal: Float[Array, " size"],
@@ -205,6 +207,7 @@ def _apply_primal(
     return cond_of_lanes(deficient, _by_eigenvectors, _by_cholesky, basis, diagonal, right)
 
 
+@lanes
 def _apply_dual(
     basis: Float[Array, "size size"],
     diagonal: Float[Array, " size"],

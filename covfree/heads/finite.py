@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax.numpy as jnp
 
@@ -33,10 +33,11 @@ def with_finite_scores(head: AnyHead, absent: float = -1e9) -> AnyHead:
     """
     inner: Any = head
     if isinstance(inner, MappedHead):
-        return inner._replace(head=with_finite_scores(inner.head, absent))
+        return cast(AnyHead, inner._replace(head=with_finite_scores(inner.head, absent)))
     if not isinstance(inner, (LinearHead, GaussianHead)):
         raise TypeError(f"head: expected a linear or Gaussian head, got {type(head).__name__}")
     if inner.present is None:
         return head
     lowest = max(absent, float(jnp.finfo(inner.bias.dtype).min) / 2)
-    return inner._replace(bias=jnp.where(inner.present > 0, inner.bias, lowest), present=None)
+    bias = jnp.where(inner.present > 0, inner.bias, lowest)
+    return cast(AnyHead, inner._replace(bias=bias, present=None))

@@ -120,26 +120,40 @@ def residual_head(
     teacher = product(features, means.T) + offset[None, :]
     shown = present | ~present.any()  # with no class at all nothing is trained, and nothing is NaN
 
-    def log_softmax(scores: jax.Array) -> jax.Array:
-        return jax.nn.log_softmax(jnp.where(shown[None, :], scores, -jnp.inf), axis=1)
-
-    taught = log_softmax(teacher / temperature)
-
-    def loss(residual: Residual) -> jax.Array:
-        scores = teacher + product(product(features, residual.down), residual.up) + residual.bias[None, :]
-        gap = jnp.where(shown[None, :], taught - log_softmax(scores / temperature), 0)
-        divergence = temperature**2 * (jnp.exp(taught) * gap).sum(1)
-        entropy = -jnp.take_along_axis(log_softmax(scores), chosen[:, None], axis=1)[:, 0]
-        each = distilled * divergence + (1 - distilled) * entropy
-        penalty = jnp.square(residual.down).sum() + jnp.square(residual.up).sum()
-        return jnp.where(kept, weight * each, 0).sum() + 0.5 * l2 * penalty
+    taught = _log_softmax(teacher / temperature, shown)
+    numbers = features, teacher, taught, chosen, jnp.where(kept, weight, 0), shown, distilled, temperature, l2
 
     rank = min(rank, means.shape[1])
     leading = eigh(product(means.T, means))[1][:, ::-1][:, :rank]
     start = Residual(leading, jnp.zeros((rank, means.shape[0]), dtype), jnp.zeros(means.shape[0], dtype))
-    residual = minimise(loss, start, num_steps)
+    residual = minimise(_loss, start, num_steps, *numbers)
     slopes = means.T + product(residual.down, residual.up)
     return head_for_present(slopes, offset + residual.bias, present)
+
+
+def _log_softmax(scores: jax.Array, shown: jax.Array) -> jax.Array:
+    return jax.nn.log_softmax(jnp.where(shown[None, :], scores, -jnp.inf), axis=1)
+
+
+def _loss(
+    residual: Residual,
+    features: jax.Array,
+    teacher: jax.Array,
+    taught: jax.Array,
+    chosen: jax.Array,
+    weight: jax.Array,
+    shown: jax.Array,
+    distilled: Scalar,
+    temperature: Scalar,
+    l2: Scalar,
+) -> jax.Array:
+    scores = teacher + product(product(features, residual.down), residual.up) + residual.bias[None, :]
+    gap = jnp.where(shown[None, :], taught - _log_softmax(scores / temperature, shown), 0)
+    divergence = temperature**2 * (jnp.exp(taught) * gap).sum(1)
+    entropy = -jnp.take_along_axis(_log_softmax(scores, shown), chosen[:, None], axis=1)[:, 0]
+    each = distilled * divergence + (1 - distilled) * entropy
+    penalty = jnp.square(residual.down).sum() + jnp.square(residual.up).sum()
+    return jnp.where(weight > 0, weight * each, 0).sum() + 0.5 * l2 * penalty
 
 
 def unprojected(head: LinearHead, directions: Float[Array, "dim classes"], moments: Moments) -> LinearHead:

@@ -14,37 +14,43 @@ from covfree.optional import optional
 Start = TypeVar("Start")
 
 
-def minimise(loss: Callable[[Start], jax.Array], start: Start, num_steps: int) -> Start:
+def minimise(loss: Callable[..., jax.Array], start: Start, num_steps: int, *numbers: Any) -> Start:
     """Minimise a loss from a start, in the start's precision. Call it under ``jit``.
 
     The steps end early when no entry of the gradient is above √eps. Derivatives are implicit, those of the
     minimum: with H the loss's second derivatives there, dx = −H⁻¹ d(gradient), by conjugate gradients.
 
     Args:
-        loss: from the pytree to a number; convex near the minimum for derivatives.
+        loss: ``(pytree, *numbers)`` to a number, which closes over no traced values; for derivatives convex
+            near the minimum.
         start: a pytree of arrays of one floating-point type.
         num_steps: most steps of L-BFGS; of conjugate gradients ten times as many.
+        numbers: pytrees of arrays that the loss is made of.
     """
-    # The numbers that the loss is made of, as arguments: the descent is given them without their derivatives.
-    loss_of, numbers = jax.closure_convert(loss, start)
-    fixed = jax.lax.stop_gradient(numbers)
-    slope_of = jax.grad(loss_of)
+    slope_of = jax.grad(loss)
 
-    def fixed_loss(x: Start) -> jax.Array:
-        # optax's line search comes with points of the default type, which may be wider.
-        return loss_of(jax.tree.map(lambda own, like: own.astype(like.dtype), x, start), *fixed)
+    @jax.custom_jvp
+    def minimum(start: Start, numbers: tuple[Any, ...]) -> Start:
+        return _descend(lambda point: loss(point, *numbers), start, num_steps)
 
-    point = _descend(fixed_loss, start, num_steps)
+    @minimum.defjvp
+    def _(primals: tuple[Start, Any], tangents: tuple[Start, Any]) -> tuple[Start, Start]:
+        point = minimum(*primals)
 
-    def second(direction: Start) -> Start:
-        return jax.jvp(lambda x: slope_of(x, *fixed), (point,), (direction,))[1]
+        def newton(*numbers: Any) -> Start:
+            """The point less a step of Newton's whose length is 0, but not its derivatives by the numbers."""
 
-    # 0, for which conjugate gradients take no step; its derivatives are those of the gradient.
-    slope = slope_of(point, *numbers)
-    zero = jax.tree.map(lambda x: x - jax.lax.stop_gradient(x), slope)
-    tolerance = float(jnp.finfo(jax.tree.leaves(start)[0].dtype).eps)
-    moved = cg(second, zero, tol=tolerance, maxiter=10 * num_steps)[0]
-    return jax.tree.map(jnp.subtract, point, moved)
+            def second(direction: Start) -> Start:
+                return jax.jvp(lambda x: slope_of(x, *primals[1]), (point,), (direction,))[1]
+
+            slope = jax.tree.map(lambda x: x - jax.lax.stop_gradient(x), slope_of(point, *numbers))
+            tolerance = float(jnp.finfo(jax.tree.leaves(point)[0].dtype).eps)
+            step = cg(second, slope, tol=tolerance, maxiter=10 * num_steps)[0]
+            return jax.tree.map(jnp.subtract, point, step)
+
+        return jax.jvp(newton, primals[1], tangents[1])
+
+    return minimum(start, numbers)
 
 
 def _descend(loss: Callable[[Start], jax.Array], start: Start, num_steps: int) -> Start:

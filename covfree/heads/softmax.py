@@ -6,7 +6,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Integer, Real
+from jaxtyping import Array, Bool, Float, Integer, Real
 
 from covfree.checks import check_positive, check_strength
 from covfree.heads.columns import head_for_present
@@ -107,15 +107,23 @@ def _fit(
     # With no class at all the loss is 0 wherever it is taken, but for this it would be NaN.
     shown = present | ~present.any()
 
-    def loss(head: LinearHead) -> jax.Array:
-        scores = jnp.where(shown[None, :], product(values, head.weight) + head.bias[None, :], -jnp.inf)
-        chosen = jnp.take_along_axis(scores, class_of[:, None], axis=1)[:, 0]
-        # An example without weight may be of a class that is not shown: its score is −∞.
-        each = jnp.where(share > 0, jax.nn.logsumexp(scores, axis=1) - chosen, 0)
-        return jnp.sum(share * each) + 0.5 * l2 * jnp.sum(jnp.square(head.weight))
-
     start = LinearHead(jnp.zeros((features.shape[1], num_classes), dtype), jnp.zeros(num_classes, dtype))
-    head = minimise(loss, start, num_steps)
+    head = minimise(_loss, start, num_steps, values, class_of, share, shown, l2)
     slopes = head.weight / spread / unit
     bias = head.bias - product(mean, slopes)[0]
     return head_for_present(slopes, bias, present)
+
+
+def _loss(
+    head: LinearHead,
+    values: Float[Array, "examples dim"],
+    class_of: Integer[Array, " examples"],
+    share: Float[Array, " examples"],
+    shown: Bool[Array, " classes"],
+    l2: Float[Array, ""],
+) -> Float[Array, ""]:
+    scores = jnp.where(shown[None, :], product(values, head.weight) + head.bias[None, :], -jnp.inf)
+    chosen = jnp.take_along_axis(scores, class_of[:, None], axis=1)[:, 0]
+    # An example without weight may be of a class that is not shown: its score is −∞.
+    each = jnp.where(share > 0, jax.nn.logsumexp(scores, axis=1) - chosen, 0)
+    return jnp.sum(share * each) + 0.5 * l2 * jnp.sum(jnp.square(head.weight))
