@@ -72,7 +72,7 @@ def _padded(array: Any, size: int, fill: Any) -> Any:
         # What int32 does not hold stays above all else.
         array = array.clip(0, np.iinfo(np.int32).max).astype(np.int32)
     if isinstance(array, jax.Array):
-        if array.platform() != "cpu":
+        if next(iter(array.devices())).platform != "cpu":
             return jnp.pad(array, [(0, size - length)] + [(0, 0)] * (array.ndim - 1), constant_values=fill)
         # On the host padding compiles nothing.
         padded = _padded(np.asarray(array), size, fill)

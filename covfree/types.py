@@ -77,6 +77,11 @@ class Rows:
             client's directions leave out.
         sketch: True for rows that are no means but residual directions. Their label, −2 (`DIRECTION`), is
             padding to functions that do not know them.
+
+    >>> import dataclasses, jax.numpy as jnp
+    >>> rows = Rows(jnp.eye(2), jnp.array([3, 1]), jnp.array([0, 1]))
+    >>> dataclasses.replace(rows, count=jnp.minimum(rows.count, 2)).count.tolist()  # a copy with other counts
+    [2, 1]
     """
 
     mean: Float[AnyArray, "rows dim"]
