@@ -60,7 +60,9 @@ def estimate_covariance(
 
 
 @compiled(("axis_name",), check=check_means, padded={"means": 0, "counts": 0})
-def _estimate_covariance(means: Array, counts: Array, rule: Shrinkage, axis_name: Hashable | None) -> Array:
+def _estimate_covariance(
+    means: AnyArray, counts: AnyArray, rule: Shrinkage, axis_name: Hashable | None
+) -> Array:
     rows = one_class(means, counts)
     moments = across(first_moments(rows, 1), axis_name)
     weight = spread_weight(moments)
@@ -73,7 +75,7 @@ def _estimate_covariance(means: Array, counts: Array, rule: Shrinkage, axis_name
     return rule.apply(covariance, moments, Freedom.of_classes(moments, weight), statistics).dense()
 
 
-def one_class(means: Array, counts: Array) -> Rows:
+def one_class(means: AnyArray, counts: AnyArray) -> Rows:
     """Rows of class 0."""
     return Rows(means, counts, jnp.zeros(means.shape[0], jnp.int32))
 

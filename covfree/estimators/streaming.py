@@ -30,14 +30,14 @@ class CovarianceState(NamedTuple):
     """What is known of the rows so far.
 
     Attributes:
-        count: N, the sum of their counts.
+        num_examples: N, the sum of their counts.
         num_rows: K, rows with a count above 0.
         centre: a point near the rows, the mean of the first of them.
         offset: μ − centre with μ their weighted mean: of digits of their spread, however far they are from 0.
         scatter: Σ_k n_k (μ_k − μ)(μ_k − μ)ᵀ.
     """
 
-    count: Float[Array, ""]
+    num_examples: Float[Array, ""]
     num_rows: Integer[Array, ""]
     centre: Float[Array, " dim"]
     offset: Float[Array, " dim"]
@@ -94,7 +94,7 @@ def update(
     """
     dtype = state.offset.dtype
     first = first_moments(one_class(means, counts), 1).mean[0].astype(dtype)
-    centre = jnp.where(state.count > 0, state.centre, first)
+    centre = jnp.where(state.num_examples > 0, state.centre, first)
     rows = one_class(means.astype(dtype) - centre[None, :], counts)
     moments = first_moments(rows, 1)
     factor = centred_rows(rows, moments, jnp.ones(1, dtype))
@@ -107,14 +107,14 @@ def update(
 @jax.jit
 def merge(first: CovarianceState, second: CovarianceState) -> CovarianceState:
     """The state of the rows of both."""
-    count = first.count + second.count
-    share = second.count / jnp.where(count > 0, count, 1)
-    centre = jnp.where(first.count > 0, first.centre, second.centre)
+    count = first.num_examples + second.num_examples
+    share = second.num_examples / jnp.where(count > 0, count, 1)
+    centre = jnp.where(first.num_examples > 0, first.centre, second.centre)
     # Equal means stay so: their rounding is no spread.
     away = deviations(second.offset + (second.centre - centre), first.offset)
-    between = first.count * share * product(away[:, None], away[None, :])
+    between = first.num_examples * share * product(away[:, None], away[None, :])
     return CovarianceState(
-        count=count,
+        num_examples=count,
         num_rows=first.num_rows + second.num_rows,
         centre=centre,
         offset=first.offset + share * away,
@@ -160,9 +160,9 @@ def _finalize(state: CovarianceState, rule: Shrinkage, axis_name: Hashable | Non
         whole = jnp.where(count > 0, count, 1)
         centre = total / whole
         own = state.offset + (state.centre - centre)
-        offset = across(state.count * own, axis_name) / whole
+        offset = across(state.num_examples * own, axis_name) / whole
         away = deviations(own, offset)
-        scatter = across(scatter + state.count * product(away[:, None], away[None, :]), axis_name)
+        scatter = across(scatter + state.num_examples * product(away[:, None], away[None, :]), axis_name)
     moments = Moments(count[None], num_rows[None], count * (centre + offset)[None, :])
     weight = spread_weight(moments)
     covariance = Scatter.from_matrix(scatter * weight[0])
