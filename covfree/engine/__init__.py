@@ -1,4 +1,4 @@
-"""Running a method: its phases over rows, then its solve."""
+"""Running a method: its rounds over rows, then its head."""
 
 from covfree.engine.arrivals import arrived as arrived
 from covfree.engine.batch import evaluate as evaluate

@@ -154,8 +154,6 @@ class Method(Generic[H]):
     ) -> Message:
         """What one client sends, with padding; it may be traced."""
         features = self.mapped(features)
-        if not self.message_rounds:
-            self.check_message()
         if self.message is not None:
             return self.message.make(self.params, features, labels, num_classes)
         return Message(self.sent(self.summary.one_client(features, labels, num_classes, key), key))

@@ -43,7 +43,7 @@ def client_message(
 
     Raises:
         TypeError: if a data type is wrong.
-        ValueError: if a shape or value is wrong.
+        ValueError: if a shape or value is wrong, or the method's clients send no message but sums in rounds.
 
     >>> import covfree, jax.numpy as jnp
     >>> rows = client_message(covfree.fedcof(), jnp.eye(2), jnp.array([4, 4]), num_classes=9).rows
@@ -51,6 +51,8 @@ def client_message(
     ([[0.5, 0.5]], [2], [4])
     """
     check_method(method)
+    if not method.message_rounds:
+        method.check_message()
     check_positive("num_classes", num_classes)
     padding = {"features": 0, "labels": -1}
     given = as_arrays({"features": features, "labels": labels}, padding)

@@ -127,14 +127,14 @@ PLANTED = {
     "clients that all weigh the same": (
         "reference",
         lambda: check_method(
-            replace(covfree.fedncm(), phases=(unweighted,)),
+            replace(covfree.fedncm(), rounds=(covfree.Round(unweighted),)),
             reference=weighted_means,
             exclude={"messages": "another test's", "splitting": "another test's"},
         ),
     ),
     "a phase that averages": (
         "splitting",
-        lambda: check_method(replace(covfree.fedncm(), phases=(averaging,))),
+        lambda: check_method(replace(covfree.fedncm(), rounds=(covfree.Round(averaging),))),
     ),
     "noise that all rows share": ("independent", lambda: check_transform(Transform(0.5, one_draw))),
     "a bound on all rows together": ("splitting", lambda: check_transform(Transform(2.0, clipped_together))),
