@@ -24,6 +24,9 @@ from jaxtyping import Array, Bool, Float
 
 from covfree.products import product
 
+# The oldest jax lowers what is for other platforms too.
+_EVERY_BRANCH = jax.__version_info__ < (0, 6, 1)
+
 
 def lanes(one: Callable[..., Any], many: Callable[..., Any] | None = None) -> Callable[..., Any]:
     """A function of arrays that ``vmap`` calls for one lane after the other on CPUs, and elsewhere for all.
@@ -60,6 +63,8 @@ def _many_lanes(one: Callable[..., Any], many: Any, axes: tuple[int | None, ...]
 
     @custom_vmap
     def every(*arrays: Any) -> Any:
+        if _EVERY_BRANCH:
+            return loop(*arrays)
         return jax.lax.platform_dependent(*arrays, cpu=loop, default=at_once)
 
     @every.def_vmap
