@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiling import compilations
+from jax.sharding import NamedSharding, PartitionSpec
 
 import covfree
 from covfree.padding import few_sizes, pad_rows
@@ -61,7 +62,7 @@ def test_where_arrays_are():
     placed = covfree.class_means(jax.device_put(x, last), jax.device_put(y, last), CLASSES)
     assert placed[0].devices() == {last}
     spread = jax.device_put(
-        np.zeros((8, DIM), np.float32), jax.NamedSharding(jax.make_mesh((8,), ("x",)), jax.P("x"))
+        np.zeros((8, DIM), np.float32), NamedSharding(jax.make_mesh((8,), ("x",)), PartitionSpec("x"))
     )
     given = {"means": spread, "counts": jnp.ones(8)}
     assert pad_rows(given, {"means": 0, "counts": 0})["means"] is spread
