@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
@@ -14,7 +15,9 @@ def unit_columns(weight: Float[Array, "dim classes"]) -> Float[Array, "dim class
 
     The largest entry is divided out first, so that squares neither overflow nor vanish in float32.
     """
-    largest = jnp.abs(weight).max(0, keepdims=True, initial=0)
+    # It cancels, and so does its derivative. A maximum's own is NaN where XLA computes the entry twice,
+    # rounded in two ways.
+    largest = jax.lax.stop_gradient(jnp.abs(weight).max(0, keepdims=True, initial=0))
     weight = weight / jnp.where(largest > 0, largest, 1)
     square = jnp.sum(jnp.square(weight), axis=0, keepdims=True)
     return weight / jnp.sqrt(jnp.where(square > 0, square, 1))

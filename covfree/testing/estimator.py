@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.testing.case import Case, gradients, jit, padding, pure, reference, relation, trace
+from covfree.testing.case import Case, gradients, jit, padding, pure, reference, relation, single, trace
 from covfree.testing.federations import CLASSES, paired, table
 from covfree.testing.laws import Law, assert_close, assert_numbers, double, hold, turn
 from covfree.types import Rows
@@ -74,6 +74,27 @@ def positive(case: Case) -> None:
         values = np.linalg.eigvalsh(found.seen)
         least, most = values.min(), np.abs(values).max()
         assert least >= -1e-9 * most, f"the least eigenvalue is {least}, the largest {most}"
+
+
+def finite(case: Case) -> None:
+    """The estimate is finite where rows are few, none, or all alike."""
+    rows = _mapped(np.nan_to_num)(case.example)
+    first = np.unique(rows.label, return_index=True)[1][1:]
+    kept = {"one row": first[:1], "no row": first[:0], "one row of each class": first}
+    cases = {
+        name: replace(rows, count=np.where(np.isin(np.arange(len(rows.count)), some), rows.count, 0))
+        for name, some in kept.items()
+    }
+    cases["rows that are all equal"] = _mapped(np.ones_like)(rows)
+    for name, found in zip(cases, case.compiled(*cases.values()), strict=True):
+        assert_numbers(found.seen, name)
+
+
+def centring(case: Case) -> None:
+    """In float32 it keeps two digits where features lie 1000 spreads away from 0."""
+    rows = single(_mapped(lambda mean: mean + 1000)(case.example))
+    (found,) = case.compiled(_mapped(lambda mean: mean.astype(np.float64))(rows))
+    assert_close(case.seen(rows), found.seen, 1e-2, "the estimate in float32, and in float64")
 
 
 def doubling(case: Case) -> None:
@@ -147,6 +168,8 @@ ESTIMATOR_LAWS: tuple[Law, ...] = (
     relation("order", "The order of the rows does not matter.", _ordered),
     padding,
     positive,
+    finite,
+    centring,
     relation(
         "scaling",
         "Features times s have an estimate times s².",
@@ -182,9 +205,10 @@ def check_estimator(
 ) -> None:
     """Hold an estimator to the laws of a covariance that is estimated from rows.
 
-    The laws: ``pytree``, ``pure``, ``jit``, ``trace``, ``order``, ``padding``, ``positive``, ``scaling``,
-    ``translation``, ``rotation``, ``doubling``, ``merging``, ``unbiased``, ``reference``, ``gradients``. Only
-    ``unbiased`` and ``reference`` know the estimate's scale, such as 1/(K − 1): give at least one of them.
+    The laws: ``pytree``, ``pure``, ``jit``, ``trace``, ``order``, ``padding``, ``positive``, ``finite``,
+    ``centring``, ``scaling``, ``translation``, ``rotation``, ``doubling``, ``merging``, ``unbiased``,
+    ``reference``, ``gradients``. Only ``unbiased`` and ``reference`` know the estimate's scale, such as
+    1/(K − 1): give what they need, or one of them.
 
     A shrinkage rule is held to them as what it makes of an estimate, see docs/your-own.md.
 

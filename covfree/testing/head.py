@@ -146,6 +146,23 @@ def means(case: Case) -> None:
     assert_same(found.seen[:CLASSES].argmax(-1), np.arange(CLASSES), "classes predicted at the means")
 
 
+def variances(case: Case) -> None:
+    """A direction in which features vary more does not count for more."""
+    dim = case.about.dim
+    apart = np.zeros((CLASSES, dim))
+    apart[:2, :2] = [[1, 1], [-1, -1]]
+    counts = np.where(np.arange(CLASSES) < 2, 7, 0)
+    given = Given(np.eye(dim), counts, 7 * apart, np.eye(16, dim) * (np.arange(16) < 2)[:, None])
+    wider = given._replace(covariance=np.diag(np.where(np.arange(dim) == 1, 9.0, 1.0)))
+    shares = []
+    for found in case.compiled(given, wider):
+        gap = found.seen[:3, 0] - found.seen[:3, 1]
+        shares.append((gap[1] - gap[2]) / (gap[0] - gap[2]))
+    assert shares[1] <= shares[0] * (1 + case.tolerance), (
+        f"with nine times its variance, it counts for {shares[1]:.6g} of another, and before {shares[0]:.6g}"
+    )
+
+
 def factor(case: Case) -> None:
     """A covariance that comes as a factor of few rows gives the head of the matrix in full."""
     _, moments = _arguments(single(case.example))
@@ -184,6 +201,7 @@ HEAD_LAWS: tuple[Law, ...] = (
     ),
     priors,
     means,
+    variances,
     factor,
     reference,
     gradients,
@@ -200,7 +218,8 @@ def check_head(
     """Hold a head to the laws that every head keeps.
 
     The laws: ``pytree``, ``scores``, ``pure``, ``jit``, ``trace``, ``finite``, ``classes``, ``scaling``,
-    ``translation``, ``rotation``, ``priors``, ``means``, ``factor``, ``reference``, ``gradients``.
+    ``translation``, ``rotation``, ``priors``, ``means``, ``variances``, ``factor``, ``reference``,
+    ``gradients``.
 
     Args:
         make: as ``head=`` of `fedcof` takes it: makes a head of the within-class covariance, a `Scatter`, and

@@ -108,6 +108,18 @@ def independent(case: Case) -> None:
         assert not drawn or (one != one[:1]).any(), f"{name}: the draw of one row is that of all rows"
 
 
+def order(case: Case) -> None:
+    """What does not depend on the key does not depend on a row's place."""
+    before = _kept(case.example.rows, _used(case.example.rows))
+    back = np.arange(len(before.label))[::-1]
+    one, other = (case.direct(Given(before, np.int32(seed))) for seed in (1, 2))
+    turned = case.direct(Given(_kept(before, back), np.int32(1)))
+    for name in ("mean", "count"):
+        sent, drawn, moved = (np.asarray(getattr(each, name)) for each in (one, other, turned))
+        if (sent == drawn).all():
+            assert_same(moved, sent[back], f"the {name} of rows in another order")
+
+
 def unbiased(case: Case) -> None:
     """On average over keys, it sends what it is unbiased for, where that is given."""
     if case.about.unbiased_for is None:
@@ -154,6 +166,7 @@ TRANSFORM_LAWS: tuple[Law, ...] = (
     padding,
     splitting,
     independent,
+    order,
     jit,
     trace,
     unbiased,
@@ -172,8 +185,8 @@ def check_transform(
 ) -> None:
     """Hold a transform of rows to the laws that let it run on one client's rows and on all clients' alike.
 
-    The laws: ``pytree``, ``pure``, ``rows``, ``padding``, ``splitting``, ``independent``, ``jit``, ``trace``,
-    ``unbiased``, ``reference``, ``gradients``.
+    The laws: ``pytree``, ``pure``, ``rows``, ``padding``, ``splitting``, ``independent``, ``order``, ``jit``,
+    ``trace``, ``unbiased``, ``reference``, ``gradients``.
 
     Args:
         transform: e.g. ``covfree.count_noise("laplace", 0.5)``.

@@ -59,6 +59,16 @@ def about_plain_means(rows, num_classes):
     return covfree.within_scatter(rows, replace(moments, total=total))
 
 
+def by_squares(rows, num_classes):
+    """E[xxᵀ] − E[x]E[x]ᵀ."""
+    used = (jnp.asarray(rows.count) > 0) & (jnp.asarray(rows.label) >= 0)
+    mean = jnp.where(used[:, None], rows.mean, 0)
+    weight = jnp.where(used, rows.count, 0).astype(mean.dtype)
+    weight = weight / jnp.maximum(weight.sum(), 1)
+    middle = weight @ mean
+    return mean.T @ (weight[:, None] * mean) - middle[:, None] * middle[None, :]
+
+
 def without_counts(rows, num_classes):
     return within(replace(rows, count=jnp.where(jnp.asarray(rows.count) > 0, 1, 0)), num_classes)
 
@@ -100,6 +110,8 @@ BROKEN = {
     "jit": on_values,
     "order": by_place,
     "padding": lambda rows, _: within(rows, 6) / len(rows.label),
+    "finite": lambda rows, _: within(rows, 6) / within(rows, 6).trace(),
+    "centring": by_squares,
     "positive": lambda rows, _: within(rows, 6) - 10 * jnp.eye(5),
     "scaling": lambda rows, _: within(rows, 6) + jnp.eye(5),
     "translation": both,

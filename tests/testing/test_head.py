@@ -57,6 +57,12 @@ def flipped_priors(covariance, moments):
     return head._replace(bias=jnp.where(moments.present, head.bias - 2 * log_priors, 0))
 
 
+def uninverted(covariance, moments):
+    weight = covariance.dense() @ moments.mean.T
+    bias = -0.5 * (moments.mean.T * weight).sum(0)
+    return covfree.LinearHead(weight, bias, moments.present.astype(weight.dtype))
+
+
 def formula(covariance, counts, means):
     weight = np.linalg.solve(covariance, means.T)
     bias = np.log(np.maximum(counts, 1)) - 0.5 * (means.T * weight).sum(0)
@@ -75,6 +81,7 @@ BROKEN = {
     "translation": changed(lambda head, *_: head._replace(bias=2 * head.bias)),
     "priors": flipped_priors,
     "means": changed(lambda head, *_: head._replace(bias=-head.bias)),
+    "variances": uninverted,
     "reference": flipped_priors,
     "factor": changed(of_value),
     "gradients": changed(lambda head, *_: jax.tree.map(jax.lax.stop_gradient, head)),

@@ -64,6 +64,10 @@ def gaussian(strength, rows, key):
     return replace(rows, mean=rows.mean + strength * jax.random.normal(key, rows.mean.shape))
 
 
+def fixed_noise(strength, rows, key):
+    return gaussian(strength, rows, jax.random.key(0))
+
+
 def folded(strength, rows, key):
     return replace(rows, mean=rows.mean + strength * jnp.abs(jax.random.normal(key, rows.mean.shape)))
 
@@ -81,6 +85,7 @@ BROKEN = {
     "padding": Transform(1.0, lambda s, rows, key: replace(rows, count=rows.count + 1)),
     "splitting": Transform(1.0, lambda s, rows, key: replace(rows, mean=rows.mean / jnp.nanmax(rows.mean))),
     "independent": Transform(1.0, shared_noise),
+    "order": Transform(1.0, fixed_noise),
     "unbiased": Transform(0.1, folded),
     "reference": Transform(2.1, clip),
     "jit": Transform(1.0, on_values),
