@@ -26,7 +26,7 @@ class _Terms(NamedTuple):
 
     slope: Float[Array, ""]
     curvature: Float[Array, ""]
-    count: Integer[Array, ""]
+    count: Integer[Array, ""]  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 def calibrate_temperature(
