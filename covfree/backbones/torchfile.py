@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+_LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
+_LEGACY_PROTOCOL = 1001
 _STORAGES = {
     "DoubleStorage": np.float64,
     "FloatStorage": np.float32,
@@ -56,14 +58,14 @@ def read_torch(path: Path) -> dict[str, np.ndarray]:
     """Read a state dict: a mapping from names to tensors.
 
     Args:
-        path: a file of ``torch.save``, a zip archive, as PyTorch writes it since 1.6.
+        path: a file of ``torch.save``, of today's form (a zip archive) or of that before PyTorch 1.6.
 
     Raises:
         ValueError: if the file is cut short, is no such file, or names anything but tensors.
     """
     with path.open("rb") as file:
         try:
-            return _from_zip(file, path)
+            return _from_zip(file, path) if zipfile.is_zipfile(file) else _from_legacy(file, path)
         except _WrongFile:
             raise
         # A damaged pickle may fail in any way; none of them runs anything.
@@ -91,6 +93,30 @@ def _from_zip(file: io.BufferedIOBase, path: Path) -> dict[str, np.ndarray]:
             return read[storage.key]
 
         return {name: _array(name, tensor, content, path) for name, tensor in tensors.items()}
+
+
+def _from_legacy(file: io.BufferedIOBase, path: Path) -> dict[str, np.ndarray]:
+    file.seek(0)
+    magic, protocol = _unpickle(file, path), _unpickle(file, path)
+    if magic != _LEGACY_MAGIC or protocol != _LEGACY_PROTOCOL:
+        raise _WrongFile(f"path: {path}: expected weights written by torch.save")
+    system = _unpickle(file, path)
+    _check_order(system["little_endian"] is True, path)
+    tensors = _load(file, path)
+    lengths = {tensor.storage.key: tensor.storage for tensor in tensors.values()}
+    read: dict[str, bytes] = {}
+    for key in _unpickle(file, path):
+        if key not in lengths:
+            raise _WrongFile(f"path: {path}: expected storages of tensors alone, got {key!r}")
+        size = file.read(8)
+        count = int.from_bytes(size, "little")
+        if len(size) != 8 or count != lengths[key].length:
+            raise _WrongFile(
+                f"path: {path}: expected {lengths[key].length} numbers in storage {key}, got {count}; "
+                "the file is damaged or cut short"
+            )
+        read[key] = file.read(count * lengths[key].dtype.itemsize)
+    return {name: _array(name, tensor, lambda s: read[s.key], path) for name, tensor in tensors.items()}
 
 
 def _check_order(little: bool, path: Path) -> None:

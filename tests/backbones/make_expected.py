@@ -102,7 +102,7 @@ def save_preprocessed():
 
 
 def save_files():
-    """A small file as torch.save writes it."""
+    """Two small files as torch.save writes them, of today's form and of that before PyTorch 1.6."""
     base = torch.arange(12, dtype=torch.float32).reshape(3, 4)
     state = {
         "whole": base,
@@ -115,7 +115,8 @@ def save_files():
         "bn.num_batches_tracked": torch.tensor(7),
         "empty": torch.zeros(0, 2),
     }
-    torch.save(state, FOLDER / "small.pth")
+    for name, zipped in (("small", True), ("small-legacy", False)):
+        torch.save(state, FOLDER / f"{name}.pth", _use_new_zipfile_serialization=zipped)
 
 
 if __name__ == "__main__":

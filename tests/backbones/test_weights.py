@@ -14,7 +14,7 @@ from covfree.backbones import backbone, read_weights
 from covfree.backbones.weights import packaged_weights, tensor_shapes
 
 EXPECTED = Path(__file__).resolve().parent / "expected"
-SMALL = ["small.pth"]
+SMALL = ["small.pth", "small-legacy.pth"]
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -86,14 +86,17 @@ def zipped(pickled):
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_a_malicious_pickle_is_refused_by_name(tmp_path, protocol):
+@pytest.mark.parametrize("form", ["zip", "legacy"])
+def test_a_malicious_pickle_is_refused_by_name(tmp_path, form, protocol):
     trap = tmp_path / "trap"
     pickled = pickle.dumps({"layer.weight": Malicious(trap)}, protocol=protocol)
     pickle.loads(pickled)
     trap.rmdir()  # it does what it is here for
 
     path = tmp_path / "weights.pth"
-    path.write_bytes(zipped(pickled))
+    head = [0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}]
+    legacy = b"".join(pickle.dumps(value, 2) for value in head) + pickled
+    path.write_bytes(zipped(pickled) if form == "zip" else legacy)
     with pytest.raises(
         ValueError, match=rf"weights\.pth: the file names {os.mkdir.__module__}\.mkdir.*refused"
     ):
