@@ -45,9 +45,7 @@ class Federation(NamedTuple):
         return Federation(*(column[order] for column in self))
 
 
-def federation(
-    dim: int, seed: int = 0, absent: int = 3, offset: float = 0.0, apart: float = 1.0
-) -> Federation:
+def federation(dim: int, seed: int = 0, absent: int = 3, offset: float = 0.0) -> Federation:
     """Gaussian classes of one covariance, dealt to clients.
 
     Nobody holds the class ``absent``, one client alone the next one, and one client has a single example.
@@ -57,14 +55,13 @@ def federation(
         seed: of all that is drawn.
         absent: a class.
         offset: how far the features lie from 0, in about their spreads.
-        apart: how far the classes lie from each other.
     """
     rng = np.random.default_rng(seed)
     labels = rng.choice([c for c in range(CLASSES) if c != absent], EXAMPLES)
     clients = rng.integers(0, CLIENTS - 1, EXAMPLES)
     clients[labels == (absent + 1) % CLASSES] = 2
     labels[0], clients[0] = (absent + 2) % CLASSES, CLIENTS - 1
-    centres = apart * rng.normal(size=(CLASSES, dim)) + offset
+    centres = rng.normal(size=(CLASSES, dim)) + offset
     mixing = rng.normal(size=(dim, dim)) / np.sqrt(dim)
     noise = rng.normal(size=(2, EXAMPLES, dim))
     features = centres[labels] + noise[0] @ mixing + 0.3 * noise[1]
