@@ -84,7 +84,7 @@ def network_of(name: str, dtype: str) -> tuple[Any, Any, Any]:
     from covfree.backbones import backbone
     from covfree.backbones.preprocess import normalise
 
-    network = backbone(name, num_classes=None, dtype=dtype)
+    network = backbone(name, dtype=dtype)
     params = network.load() if network.spec.package else network.init(jax.random.key(0))
     preprocessing = network.spec.preprocessing
     return jax.jit(lambda p, x: network.apply(p, normalise(x, preprocessing))), params, network.spec
@@ -145,7 +145,7 @@ def files(folder: str, batch: str) -> dict[str, Any]:
             pass
 
     decoding = common.second_call(decode)[1] / len(images)
-    network = backbone(PEER, num_classes=None)
+    network = backbone(PEER)
     with tempfile.TemporaryDirectory() as place:
 
         def extract(name: str) -> None:

@@ -158,7 +158,7 @@ def nearest(image: np.ndarray, others: np.ndarray) -> float:
 
 def judge(read: Callable[[np.ndarray], np.ndarray], places: np.ndarray) -> Callable[[np.ndarray], int]:
     """A function from a picture to the place of the most similar image, by another network's features."""
-    network = backbone("efficientnet_lite0", num_classes=None)
+    network = backbone("efficientnet_lite0")
     params, levels = network.load(), network.spec.preprocessing
     mean, std = (np.array(x, np.float32).reshape(1, 1, 1, 3) / 255 for x in (levels.mean, levels.std))
 
@@ -212,7 +212,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    network = backbone("squeezenet1_1", num_classes=None)
+    network = backbone("squeezenet1_1")
     params = network.load(arguments.weights)
     side, levels = arguments.side, network.spec.preprocessing
     sized = Preprocessing(side, side, levels.interpolation, levels.mean, levels.std)

@@ -86,7 +86,7 @@ def of_each_class(labels: np.ndarray, classes: int, first: int, number: int) -> 
 def small_transformer(folder: Path, file: Path) -> tuple[Backbone, Any, Data]:
     """The small transformer, trained unless the file has it, and the federation's images."""
     found, tests = fashion_mnist(folder)
-    network = backbone(SMALL, num_classes=None)
+    network = backbone(SMALL)
     about = PRETRAINING
     seen = of_each_class(found.labels, about["classes"], 0, about["images"])
     own = of_each_class(found.labels, 10, about["images"], IMAGES)
@@ -126,7 +126,7 @@ def small_transformer(folder: Path, file: Path) -> tuple[Backbone, Any, Data]:
 
 def published(name: str, source: str, weights: Path | None) -> tuple[Backbone, Any, Data]:
     """A backbone of the table with its weights, and a data set cropped for it."""
-    network = backbone(name, num_classes=None)
+    network = backbone(name)
     params = network.load(weights)
     found = load_images(source)
     if found.is_test is None:

@@ -15,9 +15,9 @@ from jaxtyping import Array, Bool, Float
 
 from covfree.backbones.table import BACKBONES, Spec
 from covfree.backbones.weights import Params, packaged_weights, read_weights, tensor_shapes, to_params
-from covfree.checks import check_choice, check_positive
+from covfree.checks import check_choice
 from covfree.optional import optional
-from covfree.types import AnyArray, LinearHead, PRNGKey, masked
+from covfree.types import AnyArray, PRNGKey
 
 _DTYPES = ("float32", "bfloat16")
 
@@ -32,12 +32,10 @@ class Backbone:
 
     Attributes:
         spec: its line in `BACKBONES`, or one of your own.
-        num_classes: of the classifier that the parameters include, or None without one.
         dtype: in which it computes: ``"float32"`` or ``"bfloat16"``.
     """
 
     spec: Spec
-    num_classes: int | None
     dtype: str
 
     @property
@@ -58,7 +56,7 @@ class Backbone:
     @property
     def module(self) -> Any:
         """The Linen module."""
-        return self._architecture.build(jnp.dtype(self.dtype), self.num_classes, **self.spec.settings)
+        return self._architecture.build(jnp.dtype(self.dtype), **self.spec.settings)
 
     @property
     def _architecture(self) -> Any:
@@ -75,7 +73,7 @@ class Backbone:
         size = self.spec.input_size
         images = jnp.zeros((1, size, size, 3), jnp.float32)
         # Under jit the features, which nobody wants, are not computed.
-        return jax.jit(lambda key: self.module.init(key, images, logits=True))(key)
+        return jax.jit(lambda key: self.module.init(key, images))(key)
 
     def apply(
         self,
@@ -105,7 +103,7 @@ class Backbone:
             ValueError: if images or prompts have another shape, or the network takes no prompts.
         """
         more = None if prompts is None else self._prompts(images, prompts, kept)
-        return self._run(params, images, train, key, False, more)[0]
+        return self._run(params, images, train, key, more)[0]
 
     def apply_and_update(
         self,
@@ -125,72 +123,12 @@ class Backbone:
             Features, and parameters with the batch norms' running statistics moved towards the batch's. A
             network without batch norms gives back what it got.
         """
-        return self._run(params, images, True, key, False)
-
-    def logits(
-        self,
-        params: Params,
-        images: Float[AnyArray, "batch height width 3"],
-        *,
-        train: bool = False,
-        key: PRNGKey | None = None,
-    ) -> Float[Array, "batch classes"]:
-        """Compute the scores that the network's own classifier gives.
-
-        They are ``classifier(params)(apply(params, images))``, but for SqueezeNet, which rectifies the scores
-        of each position before their mean.
-
-        Args:
-            params: see `apply`.
-            images: see `apply`.
-            train: see `apply`.
-            key: see `apply`.
-
-        Raises:
-            ValueError: if the backbone has no classifier.
-        """
-        self._check_classifier()
-        return self._run(params, images, train, key, True)[0]
-
-    def classifier(self, params: Params) -> LinearHead:
-        """The parameters' classifier, as a head to call on features.
-
-        Args:
-            params: see `apply`.
-
-        Raises:
-            ValueError: if the backbone has no classifier.
-        """
-        self._check_classifier()
-        layer = params["params"][self._architecture.CLASSIFIER]
-        weight = layer["kernel"]
-        return LinearHead(weight.reshape(weight.shape[-2:]), layer["bias"])
-
-    def with_classifier(self, params: Params, head: LinearHead) -> Params:
-        """Attach a head as the parameters' classifier; the way back from `classifier`.
-
-        Args:
-            params: see `apply`.
-            head: of ``num_classes`` classes.
-
-        Raises:
-            ValueError: if the head has another size, or the backbone no classifier.
-        """
-        self._check_classifier()
-        layer = self._architecture.CLASSIFIER
-        shape = (self.num_features, self.num_classes)
-        if jnp.shape(head.weight) != shape:
-            raise ValueError(f"head: expected weight {list(shape)}, got {list(jnp.shape(head.weight))}")
-        old = params["params"][layer]
-        # A layer knows no absent classes: a bias of −∞ keeps them from being predicted.
-        bias = masked(head.bias, head.present)
-        new = {"kernel": head.weight.reshape(old["kernel"].shape), "bias": bias}
-        return {**params, "params": {**params["params"], layer: new}}
+        return self._run(params, images, True, key)
 
     def load(self, path: str | PathLike[str] | None = None) -> Params:
         """Read parameters from a file that uses the reference's names.
 
-        A backbone without a classifier leaves the file's aside.
+        The file's classifier is left aside.
 
         Args:
             path: a ``.safetensors`` or ``.pth`` file, see `read_weights`; None for the weights that the
@@ -219,7 +157,7 @@ class Backbone:
             ValueError: see `load`.
         """
         names = set(tensor_shapes(self.shapes))
-        unused = {f"{self._architecture.CLASSIFIER}.{leaf}" for leaf in ("weight", "bias")} - names
+        unused = {f"{self._architecture.CLASSIFIER}.{leaf}" for leaf in ("weight", "bias")}
         renamings = self._architecture.renamings(**self.spec.settings)
         namings = [{name: rename(name) for name in names | unused} for rename in renamings]
         return to_params(tensors, self.shapes, namings=namings, unused=unused, source=source)
@@ -229,8 +167,7 @@ class Backbone:
         """Shapes and data types of the parameters, without their numbers."""
         size = self.spec.input_size
         images = jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
-        init = functools.partial(self.module.init, logits=True)
-        return jax.eval_shape(init, jax.random.key(0), images)
+        return jax.eval_shape(self.module.init, jax.random.key(0), images)
 
     def _run(
         self,
@@ -238,7 +175,6 @@ class Backbone:
         images: Any,
         train: bool,
         key: PRNGKey | None,
-        logits: bool,
         more: Any = None,
     ) -> tuple[Any, Params]:
         shape, size = jnp.shape(images), self.spec.input_size
@@ -251,11 +187,9 @@ class Backbone:
         images = jnp.asarray(images, jnp.dtype(self.dtype))
         keys = None if key is None else {"dropout": key}
         if not (train and "batch_stats" in params):
-            out = self.module.apply(params, images, train=train, logits=logits, rngs=keys, **(more or {}))
+            out = self.module.apply(params, images, train=train, rngs=keys, **(more or {}))
             return out, params
-        out, changed = self.module.apply(
-            params, images, train=True, logits=logits, rngs=keys, mutable=["batch_stats"]
-        )
+        out, changed = self.module.apply(params, images, train=True, rngs=keys, mutable=["batch_stats"])
         return out, {**params, **changed}
 
     def _prompts(self, images: Any, prompts: Any, kept: Any) -> dict[str, Any]:
@@ -268,18 +202,12 @@ class Backbone:
             raise ValueError(f"kept: expected {list(shape[:2])}, got {list(jnp.shape(kept))}")
         return {"prompts": jnp.asarray(prompts), "kept": None if kept is None else jnp.asarray(kept)}
 
-    def _check_classifier(self) -> None:
-        if self.num_classes is None:
-            raise ValueError(f"num_classes: {self.name} was made without a classifier")
 
-
-def backbone(name: str | Spec, *, num_classes: int | None = 1000, dtype: Any = "float32") -> Backbone:
+def backbone(name: str | Spec, *, dtype: Any = "float32") -> Backbone:
     """Choose a network that turns images into features.
 
     Args:
         name: a name in `BACKBONES`, with - or _ between its words, or a `Spec` of your own.
-        num_classes: of the classifier that the parameters include; 1000 is what published weights have. None
-            leaves the classifier out of the parameters, as when every client trains its own copy of them.
         dtype: in which it computes: float32 or bfloat16.
 
     Raises:
@@ -295,8 +223,6 @@ def backbone(name: str | Spec, *, num_classes: int | None = 1000, dtype: Any = "
         spec = BACKBONES[name.replace("-", "_")]
     else:
         raise ValueError(f"name: expected one of {', '.join(BACKBONES)}, or a Spec, got {name!r}")
-    if num_classes is not None:
-        check_positive("num_classes", num_classes)
     chosen = jnp.dtype(dtype).name
     check_choice("dtype", chosen, _DTYPES)
-    return Backbone(spec, num_classes, chosen)
+    return Backbone(spec, chosen)

@@ -53,7 +53,6 @@ class Inverted(nn.Module):
     """
 
     style: Style
-    num_classes: int | None
     stages: tuple[Stage, ...]
     activation: str
     attention: bool
@@ -61,8 +60,8 @@ class Inverted(nn.Module):
     depth_dropout: float
 
     @nn.compact
-    def __call__(self, x: jax.Array, *, train: bool = False, logits: bool = False) -> jax.Array:
-        """Features, or the classifier's logits."""
+    def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
+        """Features."""
         style = self.style
         x = self._act(style.norm("bn1", train)(style.conv("conv_stem", 32, 3, 2)(x)))
         total, done = sum(stage.repeats for stage in self.stages), 0
@@ -74,8 +73,6 @@ class Inverted(nn.Module):
                 done += 1
         x = self._act(style.norm("bn2", train)(style.conv("conv_head", 1280, 1)(x)))
         x = Dropout(self.dropout)(pooled(x))
-        if logits and self.num_classes is not None:
-            x = style.dense("classifier", self.num_classes)(x)
         return x
 
     def _block(
@@ -130,7 +127,6 @@ def _rounded(channels: float) -> int:
 
 def build(
     dtype: Any,
-    num_classes: int | None,
     *,
     kind: str,
     width: float = 1.0,
@@ -142,7 +138,6 @@ def build(
     attention = kind == "efficientnet"
     return Inverted(
         style,
-        num_classes,
         _stages(kind, width, depth),
         "silu" if attention else "relu6",
         attention,
@@ -151,6 +146,7 @@ def build(
     )
 
 
+# What the references call their classifier, which is left aside.
 CLASSIFIER = "classifier"
 
 

@@ -15,13 +15,12 @@ class ResNet(nn.Module):
     """The network; the stride of a bottleneck is that of its 3 × 3 convolution."""
 
     style: Style
-    num_classes: int | None
     blocks: tuple[int, ...]
     bottleneck: bool
 
     @nn.compact
-    def __call__(self, x: jax.Array, *, train: bool = False, logits: bool = False) -> jax.Array:
-        """Features, or the classifier's logits."""
+    def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
+        """Features."""
         style = self.style
         x = nn.relu(style.norm("bn1", train)(style.conv("conv1", 64, 7, 2)(x)))
         x = max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
@@ -30,8 +29,6 @@ class ResNet(nn.Module):
                 stride = 2 if stage > 0 and index == 0 else 1
                 x = self._block(x, f"layer{stage + 1}.{index}", 64 * 2**stage, stride, train)
         x = pooled(x)
-        if logits and self.num_classes is not None:
-            x = style.dense("fc", self.num_classes)(x)
         return x
 
     def _block(self, x: jax.Array, name: str, width: int, stride: int, train: bool) -> jax.Array:
@@ -52,11 +49,12 @@ class ResNet(nn.Module):
         return nn.relu(branch + x)
 
 
-def build(dtype: Any, num_classes: int | None, *, blocks: tuple[int, ...], bottleneck: bool) -> ResNet:
+def build(dtype: Any, *, blocks: tuple[int, ...], bottleneck: bool) -> ResNet:
     """The module."""
-    return ResNet(Style(dtype), num_classes, blocks, bottleneck)
+    return ResNet(Style(dtype), blocks, bottleneck)
 
 
+# What the references call their classifier, which is left aside.
 CLASSIFIER = "fc"
 
 

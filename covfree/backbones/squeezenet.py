@@ -28,14 +28,13 @@ _FIRES = (
 
 
 class SqueezeNet(nn.Module):
-    """The network. Its classifier rectifies each position's score before the mean: it is not linear."""
+    """The network."""
 
     style: Style
-    num_classes: int | None
 
     @nn.compact
-    def __call__(self, x: jax.Array, *, train: bool = False, logits: bool = False) -> jax.Array:
-        """Features, or the classifier's logits."""
+    def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
+        """Features."""
         style = self.style
         x = nn.relu(style.conv("features.0", 64, 3, 2, bias=True, padded=False)(x))
         for index, fire in enumerate(_FIRES, start=2):
@@ -53,8 +52,6 @@ class SqueezeNet(nn.Module):
                 axis=-1,
             )
         x = Dropout(0.5)(x)
-        if logits and self.num_classes is not None:
-            x = nn.relu(style.conv("classifier.1", self.num_classes, 1, bias=True)(x))
         return pooled(x)
 
 
@@ -64,11 +61,12 @@ def _maximum(x: jax.Array) -> jax.Array:
     return max_pool(x, (3, 3), (2, 2), ((0, (height - 3) % 2), (0, (width - 3) % 2)))
 
 
-def build(dtype: Any, num_classes: int | None) -> SqueezeNet:
+def build(dtype: Any) -> SqueezeNet:
     """The module."""
-    return SqueezeNet(Style(dtype), num_classes)
+    return SqueezeNet(Style(dtype))
 
 
+# What the references call their classifier, which is left aside.
 CLASSIFIER = "classifier.1"
 
 

@@ -16,7 +16,6 @@ class VisionTransformer(nn.Module):
     """A vision transformer, with timm's names; its feature is the class token after the last norm."""
 
     style: Style
-    num_classes: int | None
     patch: int
     size: int
     dim: int
@@ -29,11 +28,10 @@ class VisionTransformer(nn.Module):
         x: jax.Array,
         *,
         train: bool = False,
-        logits: bool = False,
         prompts: jax.Array | None = None,
         kept: jax.Array | None = None,
     ) -> jax.Array:
-        """Features, or the classifier's logits.
+        """Features.
 
         Prompts [batch, prompts, dim] are more tokens, between the class token and the patches. Nothing
         attends to those that are not ``kept`` [batch, prompts].
@@ -67,8 +65,6 @@ class VisionTransformer(nn.Module):
             x = x + self._attention(f"{name}.attn", self._norm(f"{name}.norm1", x), seen)
             x = x + self._perceptron(f"{name}.mlp", self._norm(f"{name}.norm2", x))
         x = self._norm("norm", x[:, 0])
-        if logits and self.num_classes is not None:
-            x = style.dense("head", self.num_classes)(x)
         return x
 
     def _norm(self, name: str, x: jax.Array) -> jax.Array:
@@ -93,13 +89,12 @@ class VisionTransformer(nn.Module):
         return self.style.dense(f"{name}.fc2", self.dim)(x)
 
 
-def build(
-    dtype: Any, num_classes: int | None, *, patch: int, size: int, dim: int, depth: int, heads: int
-) -> VisionTransformer:
+def build(dtype: Any, *, patch: int, size: int, dim: int, depth: int, heads: int) -> VisionTransformer:
     """The module."""
-    return VisionTransformer(Style(dtype, epsilon=1e-6), num_classes, patch, size, dim, depth, heads)
+    return VisionTransformer(Style(dtype, epsilon=1e-6), patch, size, dim, depth, heads)
 
 
+# What the references call their classifier, which is left aside.
 CLASSIFIER = "head"
 
 _TORCHVISION = (

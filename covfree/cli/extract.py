@@ -179,7 +179,7 @@ def extract(
     on_damaged: str = "stop",
 ) -> Extracted:
     """Compute features of images into a file under a bar, and say in the end what was done."""
-    network = backbones.backbone(name, num_classes=None)
+    network = backbones.backbone(name)
 
     def compute(progress: Progress) -> Extracted:
         return extract_features(

@@ -101,7 +101,7 @@ def of_images(source: str, backbone: str, weights: str | None) -> Source:
 
 def of_image_set(images: ImageSet, name: str, weights: Weights) -> Source:
     """The same of an open image set, a backbone's name in the table and its weights."""
-    network = backbones.backbone(name, num_classes=None)
+    network = backbones.backbone(name)
     key = feature_key(images, network, weights=weights.sha256, preprocessing=weights.preprocessing)
 
     @cache

@@ -111,7 +111,7 @@ def extract_features(
     >>> from covfree.data import image_arrays
     >>> noise = np.random.default_rng(0).integers(0, 256, (6, 80, 70, 3), np.uint8)
     >>> images = image_arrays(noise, np.arange(6) % 2)
-    >>> network = backbone("squeezenet1_1", num_classes=None)
+    >>> network = backbone("squeezenet1_1")
     >>> small = Preprocessing(64, 64, "bilinear", (124.0, 116.0, 104.0), (58.0, 57.0, 57.0))
     >>> arguments = dict(preprocessing=small, batch_size=8)
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -211,7 +211,7 @@ def network_model(
     The result of a run is ``(params, head)``: the backbone's parameters and the head.
 
     Args:
-        backbone: from ``covfree.backbones.backbone(name, num_classes=None)``.
+        backbone: from ``covfree.backbones.backbone(name)``.
         params: its parameters.
         head: on its features, calibrated as `linear_model` says.
         train: ``"all"``; the ``"head"`` alone, linear probing; or the ``"backbone"`` alone under a fixed

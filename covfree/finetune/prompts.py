@@ -146,7 +146,7 @@ def prompt_model(
     projection, and the loss is that of the classifier.
 
     Args:
-        backbone: a vision transformer, from ``covfree.backbones.backbone(name, num_classes=None)``.
+        backbone: a vision transformer, from ``covfree.backbones.backbone(name)``.
         params: its parameters.
         head: on its features, calibrated as `linear_model` says.
         prompts: to start from, e.g. `random_prompts`.

@@ -136,14 +136,14 @@ def network_flops(backbone: str, dim: int, classes: int) -> float:
 @cache
 def parameters(name: str) -> int:
     """Numbers that a network without its classifier trains."""
-    shapes = backbone(name, num_classes=None).shapes["params"]
+    shapes = backbone(name).shapes["params"]
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
 
 
 @cache
 def _products(name: str) -> int:
     """Multiplications of a network's convolutions and matrix products on one image."""
-    made = backbone(name, num_classes=None)
+    made = backbone(name)
     size = made.spec.input_size
     image = jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
     return products_of(jax.make_jaxpr(made.apply)(made.shapes, image).jaxpr)

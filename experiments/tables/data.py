@@ -118,7 +118,7 @@ class Found:
             weights = weights._replace(preprocessing=replace(own, resize=pixels, crop=pixels))
         adapt = _adapted(settings, entry.get("domains", []))
         if weights.source == RANDOM:
-            found = Images(images, backbone(network, num_classes=None), weights)
+            found = Images(images, backbone(network), weights)
             return Data(data_name(settings), partial(_random_features, found), found, adapt)
         source = of_image_set(images, network, weights)
         return Data(data_name(settings), source.load, source.images, adapt)

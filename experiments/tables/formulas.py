@@ -39,7 +39,7 @@ _POWERS = {2: "²", 3: "³"}
 
 @cache
 def _network() -> Backbone:
-    return backbone(_SMALL, num_classes=None)
+    return backbone(_SMALL)
 
 
 def _model(train: str) -> finetune.Model:

@@ -14,7 +14,6 @@ from precision import relative_error
 from covfree.backbones import BACKBONES, Backbone, backbone
 from covfree.backbones.layers import Dropout
 from covfree.backbones.weights import tensor_shapes
-from covfree.types import LinearHead
 
 SIZE = 40
 # Of the architectures whose published sizes take long to compile, with all that they are made of.
@@ -45,7 +44,7 @@ APPLIES = {}
 
 def applied(chosen: Backbone):
     """Its compiled ``apply``: one for all tests."""
-    key = (chosen.name, chosen.num_classes, str(chosen.dtype))
+    key = (chosen.name, str(chosen.dtype))
     return APPLIES.setdefault(key, jax.jit(chosen.apply, static_argnames="train"))
 
 
@@ -58,13 +57,13 @@ def table():
 
 @pytest.fixture(scope="module")
 def resnet():
-    chosen = backbone("resnet", num_classes=7)
+    chosen = backbone("resnet")
     return chosen, drawn(chosen)
 
 
 @pytest.fixture(scope="module")
 def lite():
-    chosen = backbone("lite", num_classes=None)
+    chosen = backbone("lite")
     return chosen, drawn(chosen)
 
 
@@ -84,7 +83,7 @@ def test_table():
 
 
 def test_jit_agrees_with_one_operation_at_a_time(images):
-    chosen = backbone("squeezenet1_1", num_classes=None)
+    chosen = backbone("squeezenet1_1")
     params = drawn(chosen)
     features, same = chosen.apply_and_update(params, images)
     assert same is params  # without batch norms there is nothing to update
@@ -177,7 +176,7 @@ def test_statistics_are_updated(lite, images):
 
 @pytest.mark.parametrize("name", ["lite", "vit"])
 def test_bfloat16(name):
-    exact, fast = (backbone(name, num_classes=None, dtype=dtype) for dtype in (jnp.float32, jnp.bfloat16))
+    exact, fast = (backbone(name, dtype=dtype) for dtype in (jnp.float32, jnp.bfloat16))
     params = drawn(exact)
     images = seeded.images(SIZE if exact.spec.any_size else exact.spec.input_size)
     features = jax.jit(fast.apply)(params, images)
@@ -187,7 +186,7 @@ def test_bfloat16(name):
 
 
 def test_init(images):
-    chosen = backbone("resnet", num_classes=7)
+    chosen = backbone("resnet")
     params = chosen.init(jax.random.key(0))
     assert jax.tree.map(lambda x: (x.shape, x.dtype), params) == jax.tree.map(
         lambda x: (x.shape, x.dtype), chosen.shapes
@@ -197,30 +196,10 @@ def test_init(images):
     assert np.asarray(features).std() > 0
 
 
-def test_classifier_as_a_head(resnet, images):
-    chosen, params = resnet
-    head = LinearHead(jnp.ones((512, 7)) * jnp.arange(7.0)[None, :], jnp.arange(7.0))
-    attached = chosen.with_classifier(params, head)
-    got = chosen.classifier(attached)
-    np.testing.assert_array_equal(got.weight, head.weight)
-    np.testing.assert_array_equal(got.bias, head.bias)
-    logits = jax.jit(chosen.logits)(attached, images)
-    assert relative_error(logits, head(applied(chosen)(attached, images))) < 1e-5
-    with pytest.raises(ValueError, match=r"head: expected weight \[512, 7\], got \[512, 3\]"):
-        chosen.with_classifier(params, LinearHead(jnp.ones((512, 3)), jnp.ones(3)))
-    # A convolution's kernel has two axes more.
-    squeeze = backbone("squeezenet1_1", num_classes=7)
-    old = drawn(squeeze)
-    new = squeeze.with_classifier(old, squeeze.classifier(old))
-    assert jax.tree.all(jax.tree.map(np.array_equal, old, new))
-
-
 def test_errors(resnet, images, untyped):
     chosen, params = resnet
     with pytest.raises(ValueError, match=r"name: expected one of squeezenet1_1, .*, got 'resnet19'"):
         backbone("resnet19")
-    with pytest.raises(ValueError, match="num_classes: expected an integer of at least 1, got 0"):
-        backbone("resnet18", num_classes=0)
     with pytest.raises(ValueError, match=r"dtype: expected one of \('float32', 'bfloat16'\), got 'float16'"):
         backbone("resnet18", dtype="float16")
     with pytest.raises(
@@ -231,10 +210,6 @@ def test_errors(resnet, images, untyped):
         ValueError, match=r"images: expected \[batch, 224, 224, 3\] for vit_b_16, got \[2, 40, 40, 3\]"
     ):
         backbone("vit_b_16").apply({}, images)
-    headless = backbone("resnet18", num_classes=None)
-    for call in (lambda: headless.logits(params, images), lambda: headless.classifier(params)):
-        with pytest.raises(ValueError, match="num_classes: resnet18 was made without a classifier"):
-            call()
 
 
 def test_importing_them_does_not_import_flax():

@@ -20,7 +20,7 @@ def golden(shared):
 
 
 @pytest.mark.parametrize("name", ["squeezenet1_1", "efficientnet_lite0"])
-def test_features_and_top_one(shared, golden, name):
+def test_features_of_photographs(shared, golden, name):
     chosen = backbone(name)
     path = None
     if chosen.spec.package is None:
@@ -29,11 +29,8 @@ def test_features_and_top_one(shared, golden, name):
             pytest.skip(f"weights not found: {path}")
     params = chosen.load(path)
     images = normalise(golden["images"], chosen.spec.preprocessing)
-    run = jax.jit(lambda params, images: (chosen.apply(params, images), chosen.logits(params, images)))
-    features, logits = jax.device_get(run(params, images))
+    features = jax.device_get(jax.jit(chosen.apply)(params, images))
     assert relative_error(features, golden[f"{name}_features"]) < 1e-4
-    assert relative_error(logits, golden[f"{name}_logits"]) < 1e-4
-    np.testing.assert_array_equal(logits.argmax(1), golden[f"{name}_logits"].argmax(1))
 
 
 def test_crops(shared, golden):

@@ -22,7 +22,7 @@ from covfree.backbones.weights import packaged_weights, tensor_shapes
 
 COMMIT, OLDER = "0123456789abcdef0123456789abcdef01234567", "f" * 40
 REPOSITORY = "timm/resnet18.tv_in1k"
-NETWORK = backbone("squeezenet1_1", num_classes=None)
+NETWORK = backbone("squeezenet1_1")
 TENSORS = seeded.tensors(tensor_shapes(NETWORK.shapes), NETWORK.name)
 CONTENT = save(TENSORS)
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

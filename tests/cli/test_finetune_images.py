@@ -20,7 +20,7 @@ from covfree.data.extract import features_of_pixels
 
 # As small as features of squeezenet can be, so that tests are fast.
 SMALL = Preprocessing(40, 40, "bilinear", (124.0, 116.0, 104.0), (58.0, 57.0, 57.0))
-NETWORK = backbone("squeezenet1_1", num_classes=None)
+NETWORK = backbone("squeezenet1_1")
 COUNT = 18
 
 

@@ -20,7 +20,7 @@ from covfree.data.feature_file import read_feature_file
 from covfree.data.image_set import ImageSet
 
 SMALL = Preprocessing(72, 64, "bilinear", (124.0, 116.0, 104.0), (58.0, 57.0, 57.0))
-NETWORK = backbone("squeezenet1_1", num_classes=None)
+NETWORK = backbone("squeezenet1_1")
 COUNT, BATCH = 44, 8
 PIXELS = [seeded.picture((70 + i % 5, 80 + i % 3)) // (1 + i % 4) + i for i in range(COUNT)]
 CLASSES = ("cat", "dog", "emu")
@@ -193,7 +193,7 @@ def test_half_precision(run, expected, tmp_path):
     half = read_feature_file(run(dtype="float16").path)
     assert half.features.dtype == np.float16
     close(half.features.astype(np.float32), expected, 2**-11)
-    rough = backbone("squeezenet1_1", num_classes=None, dtype=jnp.bfloat16)
+    rough = backbone("squeezenet1_1", dtype=jnp.bfloat16)
     file = read_feature_file(run(network=rough, out=tmp_path / "rough.npz").path)
     assert file.features.dtype == np.float32
     close(file.features, expected, 0.1)
@@ -238,11 +238,11 @@ OTHER = {
         r"preprocessing\.crop: 64 there, 56 here",
     ),
     "backbone": (
-        {"network": backbone("resnet18", num_classes=None)},
+        {"network": backbone("resnet18")},
         "backbone: 'squeezenet1_1' there, 'resnet18' here",
     ),
     "type": (
-        {"network": backbone("squeezenet1_1", num_classes=None, dtype="bfloat16")},
+        {"network": backbone("squeezenet1_1", dtype="bfloat16")},
         "computed_in: 'float32' there, 'bfloat16' here",
     ),
 }
@@ -421,7 +421,7 @@ def test_a_damaged_file_is_named(run):
         ({"on_damaged": "hide"}, "on_damaged: expected one of .*got 'hide'"),
         ({"out": "features.npy"}, r"expected the path of an \.npz file, got 'features\.npy'"),
         (
-            {"network": backbone("vit_b_16", num_classes=None)},
+            {"network": backbone("vit_b_16")},
             "preprocessing: expected crop 224 for vit_b_16, got 64",
         ),
         (

@@ -176,7 +176,7 @@ def network():
         # With one block of each width, which take less long to compile.
         small = replace(BACKBONES["resnet18"], settings={"blocks": (1, 1, 1, 1), "bottleneck": False})
         patch.setattr("covfree.backbones.extractor.BACKBONES", {"small": small})
-        net = backbone("small", num_classes=None)
+        net = backbone("small")
         images = np.random.default_rng(0).normal(size=(6, 32, 32, 3)).astype(np.float32)
         yield net, net.init(KEY), images, ft.random_head(512, 2, key=KEY)
 
@@ -249,7 +249,7 @@ def test_dropout_and_orders_are_drawn_anew_each_round():
 
 
 def test_dropout_is_a_choice_of_its_own():
-    net = backbone("squeezenet1_1", num_classes=None)
+    net = backbone("squeezenet1_1")
     images = np.random.default_rng(0).normal(size=(2, 32, 32, 3)).astype(np.float32)
     params, head = net.init(KEY), ft.random_head(512, 2, key=KEY)
     kept, dropped = (ft.network_model(net, params, head, dropout=dropout) for dropout in (False, True))

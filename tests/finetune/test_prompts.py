@@ -16,9 +16,7 @@ from covfree.testing import check_algorithm
 KEY = jax.random.key(0)
 LEVELS = Preprocessing(6, 6, "bilinear", (0.0,) * 3, (1.0,) * 3)
 SIZE = {"patch": 3, "size": 6, "dim": 8, "depth": 2, "heads": 2}
-TINY = backbone(
-    Spec("tiny", 8, LEVELS, 0, ("timm",), "these tests", "vit", SIZE, any_size=False), num_classes=None
-)
+TINY = backbone(Spec("tiny", 8, LEVELS, 0, ("timm",), "these tests", "vit", SIZE, any_size=False))
 POOL, TOP = 5, 3
 SCORES = jax.jit(lambda model, images: model(images))
 

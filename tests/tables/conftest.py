@@ -117,7 +117,7 @@ def random_weights(network, folder: Path) -> Path:
 @pytest.fixture(scope="session")
 def weights(tmp_path_factory) -> Path:
     """Random weights of SqueezeNet in a file."""
-    return random_weights(backbone(NAME, num_classes=None), tmp_path_factory.mktemp("weights"))
+    return random_weights(backbone(NAME), tmp_path_factory.mktemp("weights"))
 
 
 @pytest.fixture
@@ -130,6 +130,6 @@ def small_networks(tmp_path_factory, monkeypatch) -> list[str]:
     folder = tmp_path_factory.mktemp("weights")
     options = []
     for spec in (RESNET, VIT):
-        file = random_weights(backbone(spec, num_classes=None), folder)
+        file = random_weights(backbone(spec), folder)
         options += ["--weights", f"{spec.name}={file}"]
     return options

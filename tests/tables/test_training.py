@@ -141,7 +141,7 @@ def test_images_are_those_of_the_features(data_dir, small_networks, more):
 
 def test_distances_from_a_backbones_norms():
     """What DENSE compares, against the outputs of the convolutions that lead to the norms."""
-    network = backbone(RESNET, num_classes=None)
+    network = backbone(RESNET)
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: rng.uniform(0.1, 0.6, leaf.shape).astype(np.float32), network.shapes)
     whole = Pretrained(network, LEVELS, 4)
