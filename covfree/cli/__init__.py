@@ -23,23 +23,18 @@ def main(command: Any = None) -> None:
         # A terminal that cannot show γ or ± shows a question mark instead.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    from covfree.cli.interrupts import Terminated, exit_code, handle_signals, stopped_by
+    from covfree.cli.interrupts import handle_signals
 
     handle_signals()
     # Tracing makes many small objects that live on: Python would look through them all the time.
     gc.set_threshold(50_000, 20, 50)
     _compile_quickly()
-    try:
-        from covfree.cli.app import run
-        from covfree.threads import limit_lapack_threads
+    from covfree.cli.app import run
+    from covfree.threads import limit_lapack_threads
 
-        # Whether anything else runs on the machine is not known.
-        limit_lapack_threads()
-        code = run(sys.argv[1:], *([] if command is None else [command]))
-    except (KeyboardInterrupt, Terminated) as error:
-        code = exit_code(error)
-        print(f"covfree: {stopped_by(error)}", file=sys.stderr)
-    sys.exit(code)
+    # Whether anything else runs on the machine is not known.
+    limit_lapack_threads()
+    sys.exit(run(sys.argv[1:], *([] if command is None else [command])))
 
 
 def _compile_quickly() -> None:

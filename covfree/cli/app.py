@@ -15,7 +15,6 @@ from covfree.cli.diagnose import diagnose_command
 from covfree.cli.extract import extract_command
 from covfree.cli.finetune import finetune_command
 from covfree.cli.heads import evaluate_command, fit_command
-from covfree.cli.interrupts import Stopped, Terminated, exit_code, stopped_by
 from covfree.cli.partition import partition_command
 
 app = typer.Typer(
@@ -62,8 +61,6 @@ def run(arguments: list[str], command: typer.Typer = app) -> int:
         return _error(str(error), 2)
     except OSError as error:
         return _error(str(error), 1)
-    except Stopped as error:
-        return _error(str(error), error.code)
     except ImportError as error:
         # With a cause it says which extra to install; without one it is a bug.
         if error.__cause__ is None:
@@ -76,8 +73,6 @@ def run(arguments: list[str], command: typer.Typer = app) -> int:
             raise
         message, code = _parser_message(error), getattr(error, "exit_code", 2)
         return _error(message, code) if message else code
-    except Terminated as error:
-        return _error(stopped_by(error), exit_code(error))
     # The parser turns an interrupt into this code without a word.
     return _error("interrupted", 130) if code == 130 else code or 0
 

@@ -9,7 +9,6 @@ import typer
 
 from covfree.cli.comparison import Comparison
 from covfree.cli.config_file import Config
-from covfree.cli.interrupts import stopped_after
 from covfree.cli.options import (
     ALPHA,
     CLIENTS,
@@ -167,14 +166,10 @@ def compare_command(
     titles = {name: variant.title for name, variant in chosen.items()}
     comparison = Comparison(sources, places, chosen_seeds, titles, settings, out, figures, report)
     comparison.check(resume)
-    stopped = comparison.run(made)
-    if stopped is not None and not comparison.runs:
-        raise stopped
+    comparison.run(made)
     asked = {"methods": list(chosen), "seeds": chosen_seeds if "," in seeds else len(chosen_seeds)}
     # The results name the weights that were found, which need not be what the option takes.
     comparison.show(output_format, {**settings, **asked}, {**settings, **asked, "weights": weights})
-    if stopped is not None:
-        raise stopped_after(stopped, comparison.done, out)
 
 
 def _values(name: str, text: str | None, kind: Callable[[str], T], expected: str) -> list[T]:

@@ -13,7 +13,6 @@ import numpy as np
 from covfree import sweep
 from covfree.atomic import replacing
 from covfree.cli import accuracy_plot, report
-from covfree.cli.interrupts import Terminated, stop_here, stopping_between
 from covfree.cli.jobs import say
 from covfree.cli.options import Format
 from covfree.cli.page import compared_page, write_page
@@ -53,16 +52,6 @@ class Comparison:
     page: Path | None = None
     runs: list[Run] = field(default_factory=list)
 
-    @property
-    def number(self) -> int:
-        """How many runs there are to be."""
-        return len(self.sources) * len(self.places) * len(self.seeds) * len(self.titles)
-
-    @property
-    def done(self) -> str:
-        """How many runs are done."""
-        return f"{len(self.runs)} of {self.number} runs"
-
     def check(self, resume: bool) -> None:
         """Raise if the folder holds runs with other settings or data, or ones that shall not go on."""
         if self.out is None:
@@ -80,20 +69,14 @@ class Comparison:
                 raise ValueError(f"--resume: {self.out} holds runs on other contents of {name}")
         write_settings(self.out, self.settings, data=now)
 
-    def run(self, methods: Mapping[str, Any]) -> BaseException | None:
-        """Make the runs that are not there yet; returns what stopped them, if anything did."""
+    def run(self, methods: Mapping[str, Any]) -> None:
+        """Make the runs that are not there yet."""
         loads = {name: source.load for name, source in self.sources.items()}
         file = None if self.out is None else self.out / _RUNS
-        try:
-            with stopping_between("run"), RunProgress(self._name) as progress:
-                jobs = loads, self.places, methods, self.seeds
-                more = {"figures": self.figures, "predictions": self.page is not None}
-                for run in sweep.run(*jobs, **more, file=file, tell=progress):
-                    self.runs.append(run)
-                    stop_here()
-        except (KeyboardInterrupt, Terminated) as error:
-            return error
-        return None
+        jobs = loads, self.places, methods, self.seeds
+        more = {"figures": self.figures, "predictions": self.page is not None}
+        with RunProgress(self._name) as progress:
+            self.runs += sweep.run(*jobs, **more, file=file, tell=progress)
 
     def show(self, form: Format, config: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         """Print the results, and write them where there is a folder, and the page if there is to be one.
@@ -104,14 +87,10 @@ class Comparison:
             given: those that a command line to repeat it says.
         """
         results = sweep.summarise(self.runs, self.titles)
-        missing = self.number - len(self.runs)
-        content = report.as_json(config, report.environment(), results, missing)
+        content = report.as_json(config, report.environment(), results)
         several = len(self.sources) * len(self.places) > 1
         lost = self._left_out(results)
         title = self._several(lost) if several else self._one()
-        done = self.done if missing else None
-        if done is not None:
-            title = f"{done} of {title}"
         if several:
             table = sweep.accuracy_table(results)
             columns = Columns(table.columns, broken=table.columns[1:])
@@ -123,7 +102,7 @@ class Comparison:
             show(form, title, report.columns(results), lines, records, content, left_out=lost)
         if self.page is not None:
             given = {**given, "report": self.page.name}
-            write_page(compared_page(title, results, self.sources, config, given, done), self.page)
+            write_page(compared_page(title, results, self.sources, config, given), self.page)
             say(f"wrote {self.page}")
         if self.out is None:
             return

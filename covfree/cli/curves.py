@@ -97,18 +97,12 @@ def as_records(every: Sequence[Curve]) -> list[dict[str, Any]]:
     return records
 
 
-def as_json(
-    config: Mapping[str, Any], environment: Mapping[str, str], every: Sequence[Curve], missing: int = 0
-) -> str:
-    """Everything but the rounds, which the histories hold: settings, machine, the table, and every run.
-
-    It also says how many runs are missing, if any are.
-    """
+def as_json(config: Mapping[str, Any], environment: Mapping[str, str], every: Sequence[Curve]) -> str:
+    """Everything but the rounds, which the histories hold: settings, machine, the table, and every run."""
     records = as_records(every)
     for record, curve in zip(records, every, strict=True):
         record["runs"] = [_run_record(run) for run in curve.runs]
     content = {"config": dict(config), "environment": dict(environment), "results": records}
-    content |= {"missing_runs": missing} if missing else {}
     return json.dumps(content, indent=2, ensure_ascii=False)
 
 

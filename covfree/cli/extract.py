@@ -14,7 +14,6 @@ import typer
 from covfree import backbones
 from covfree.backbones import BACKBONES, SentenceEncoder, sentence_encoder
 from covfree.backbones.hub import Weights, find_weights
-from covfree.cli.interrupts import Terminated, stop_here, stopping_between
 from covfree.cli.options import IMAGES, NETWORK, WEIGHTS, at_least
 from covfree.cli.progress import progress_bar
 from covfree.data.extract import encode_texts, extract_features
@@ -210,22 +209,16 @@ def encode(
 def _under_bar(
     examples: LabelledSet, noun: str, name: str, compute: Callable[[Progress], Extracted]
 ) -> Extracted:
-    start, done = time.perf_counter(), 0
-    try:
-        with stopping_between("batch"), progress_bar() as bar:
-            task = bar.add_task(name, total=None)
+    start = time.perf_counter()
+    with progress_bar() as bar:
+        task = bar.add_task(name, total=None)
 
-            def show(now: int, total: int) -> None:
-                nonlocal done
-                done, speed = now, bar.tasks[0].speed
-                text = f"{speed:,.0f} {noun}/s" if speed else name
-                bar.update(task, completed=now, total=total, description=text)
-                stop_here()
+        def show(now: int, total: int) -> None:
+            speed = bar.tasks[0].speed
+            text = f"{speed:,.0f} {noun}/s" if speed else name
+            bar.update(task, completed=now, total=total, description=text)
 
-            found = compute(show)
-    except (KeyboardInterrupt, Terminated):
-        _say(f"{done:,} of {len(examples):,} {noun} are done and kept; the same command goes on from there")
-        raise
+        found = compute(show)
     for example, reason in found.skipped.items():
         _say(f"skipped {example}: {reason}")
     _say(_summary(examples, noun, found, time.perf_counter() - start))

@@ -9,8 +9,7 @@ import typer
 from covfree.checks import check_strength
 from covfree.cli.config_file import Config
 from covfree.cli.finetuning import Finetuning
-from covfree.cli.interrupts import kept_in, stopped_after
-from covfree.cli.jobs import Job, Plan, folder_of, say
+from covfree.cli.jobs import Job, Plan, folder_of
 from covfree.cli.options import (
     DATASET,
     IMAGES,
@@ -157,17 +156,11 @@ def finetune_command(
     if out is not None and not resume and holds_runs(out):
         raise ValueError(f"--out: {out} holds runs; --resume goes on with them, or give another folder")
     finetuning = Finetuning(source, federation, jobs, out, report)
-    stopped = finetuning.run(settings, plan)
-    if stopped is not None and not finetuning.runs:
-        if out is not None:
-            say(kept_in(out))
-        raise stopped
+    finetuning.run(settings, plan)
     shown = {**given, "init": inits, "algorithm": algorithms, "rounds": rounds, "seeds": seeds}
     # The results name the weights that were found, which need not be what the option takes.
     repeat = {**shown, "weights": weights, "norms": None if part == "head" else norms}
     finetuning.show(output_format, shown, repeat)
-    if stopped is not None:
-        raise stopped_after(stopped, finetuning.done, out)
     if any(run.diverged for run in finetuning.runs):
         raise typer.Exit(1)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from covfree.cli import curve_plot, curves
-from covfree.cli.interrupts import Terminated, stop_here, stopping_between
 from covfree.cli.jobs import Job, Plan, run_all, say
 from covfree.cli.options import Format
 from covfree.cli.page import finetuned_page, write_page
@@ -40,21 +39,9 @@ class Finetuning:
     page: Path | None
     runs: list[Run] = field(default_factory=list)
 
-    @property
-    def done(self) -> str:
-        """How many runs are done."""
-        return f"{len(self.runs)} of {len(self.jobs)} runs"
-
-    def run(self, settings: Settings, plan: Plan) -> BaseException | None:
-        """Make the runs; returns what stopped them, if anything did."""
-        try:
-            with stopping_between("round"):
-                for run in run_all(list(self.jobs), self.source, self.federation, settings, plan):
-                    self.runs.append(run)
-                    stop_here()
-        except (KeyboardInterrupt, Terminated) as error:
-            return error
-        return None
+    def run(self, settings: Settings, plan: Plan) -> None:
+        """Make the runs."""
+        self.runs += run_all(list(self.jobs), self.source, self.federation, settings, plan)
 
     def show(self, form: Format, config: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         """Print the results, and write them where there is a folder, and the page if there is to be one.
@@ -64,8 +51,8 @@ class Finetuning:
             config: settings, by the names of options.
             given: those that a command line to repeat it says.
         """
-        every, missing = curves.curves(self.runs), len(self.jobs) - len(self.runs)
-        content = curves.as_json(config, environment(), every, missing)
+        every = curves.curves(self.runs)
+        content = curves.as_json(config, environment(), every)
         data = self.source.load(0)
         lost = []
         seeds = dict.fromkeys(job.seed for job in self.jobs)
@@ -73,9 +60,6 @@ class Finetuning:
             own = self.source.load(seed)
             lost.append(left_out(own.train_labels, self.federation.assign(own, seed)))
         title, left = heading(data, self.federation, len(seeds), lost), on_no_client(lost)
-        done = self.done if missing else None
-        if done is not None:
-            title = f"{done} of {title}"
         lines = texts([curves.cells(curve) for curve in every])
         show(form, title, curves.COLUMNS, lines, curves.as_records(every), content, left_out=left)
         if self.out is not None:
@@ -84,6 +68,6 @@ class Finetuning:
             say(f"wrote {self.out / 'results.json'} and {picture} (also as PDF and SVG)")
         if self.page is not None:
             given = {**given, "report": self.page.name}
-            page = finetuned_page(title, every, self.source, self.federation, config, given, done)
+            page = finetuned_page(title, every, self.source, self.federation, config, given)
             write_page(page, self.page)
             say(f"wrote {self.page}")

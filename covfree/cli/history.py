@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from covfree.cli.interrupts import asked_to_stop
-
 # A line of history: a round, what it came to and what it took.
 Record = dict[str, Any]
 Tell = Callable[[list[Record]], None]
@@ -25,15 +23,15 @@ class History:
         self._path, self._tell, self._written = path, tell, 0
 
     def __call__(self, rounds: list[Record]) -> bool:
-        """Take in what a run has recorded so far; stops it if a signal asked for that."""
+        """Take in what a run has recorded so far; never stops it."""
         for record in rounds[len(self.records) - 1 :]:
             self.records.append({**record, "round": record["round"] + 1})
         if len(self.records) == self._written:
-            return asked_to_stop()
+            return False
         if self._path is not None:
             # What an earlier run wrote after its last checkpoint is written again.
             with self._path.open("a" if self._written else "w", encoding="utf-8") as file:
                 file.writelines(f"{json.dumps(record)}\n" for record in self.records[self._written :])
         self._written = len(self.records)
         self._tell(self.records)
-        return asked_to_stop()
+        return False

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from covfree.cli import curves
-from covfree.cli.interrupts import stop_here
 from covfree.cli.progress import progress_bar
 from covfree.cli.run_folder import RunFolder
 from covfree.cli.source import Source
@@ -61,10 +60,7 @@ def run_all(
         task = make_task(source, federation, seed, settings.train)
         # All of them before any training, so that a head that cannot be trained shows at once.
         inits = dict.fromkeys(job.init for job in own)
-        starts = {}
-        for init in inits:
-            starts[init] = make_start(init, task, seed)
-            stop_here()
+        starts = {init: make_start(init, task, seed) for init in inits}
         tuning = _Tuning(task, seed, settings) if plan.tune else None
         for job in own:
             rates, tried = plan.rates[job.algorithm], None

@@ -82,16 +82,12 @@ def as_records(results: Sequence[Result]) -> list[dict[str, Any]]:
     return records
 
 
-def as_json(
-    config: Mapping[str, Any], environment: Mapping[str, str], results: Sequence[Result], missing: int = 0
-) -> str:
-    """Everything: the configuration, the machine, what the table shows, every run; how many are missing."""
+def as_json(config: Mapping[str, Any], environment: Mapping[str, str], results: Sequence[Result]) -> str:
+    """Everything: the configuration, the machine, what the table shows, every run."""
     records = as_records(results)
     for record, result in zip(records, results, strict=True):
         record["runs"] = [_run_record(run) for run in result.runs]
     content: dict[str, Any] = {"config": dict(config), "environment": dict(environment), "results": records}
-    if missing:
-        content["missing_runs"] = missing
     return json.dumps(content, indent=2, ensure_ascii=False)
 
 

@@ -16,7 +16,6 @@ import covfree
 import covfree.rounds
 from covfree.backbones import Backbone, Preprocessing
 from covfree.cli.history import History, Record, Tell
-from covfree.cli.interrupts import stop_here
 from covfree.cli.run_folder import save_result
 from covfree.cli.source import Source
 from covfree.data import FeatureSet
@@ -264,8 +263,6 @@ def train(
             width=settings.width,
         )
     history(ended.history)
-    # The checkpoint has all rounds that were made; there is no result of the others.
-    stop_here()
     if folder is not None:
         save_result(folder, ended.result, task.data)
     diverged = None if ended.stopped is None else len(history.records)

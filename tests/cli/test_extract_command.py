@@ -187,20 +187,6 @@ def test_damaged_images_and_other_files(features, photos, tmp_path):
     assert file.arrays["ids"].tolist() == [name for name in sorted(pictures()) if name != broken]
 
 
-def test_interrupting(features, monkeypatch):
-    def interrupted(*_, progress, **__):
-        progress(8, COUNT)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(extract_module, "extract_features", interrupted)
-    outcome = features()
-    assert outcome.code == 130
-    assert outcome.out == ""
-    kept, last = outcome.err.splitlines()
-    assert kept == "covfree: 8 of 24 images are done and kept; the same command goes on from there"
-    assert last == "covfree: interrupted"
-
-
 def test_the_bar_shows_how_fast_it_is(features, monkeypatch):
     assert "images/s" not in re.sub(r"\(\d+ images/s\)", "", features().err)
     monkeypatch.setenv("FORCE_COLOR", "1")

@@ -16,7 +16,6 @@ from PIL import Image
 
 import covfree
 from covfree import figures
-from covfree.cli import finetuning
 from covfree.cli.curve_plot import draw, plot
 from covfree.cli.curves import Curve, curves
 from covfree.cli.finetune import finetune_command
@@ -258,29 +257,6 @@ def test_bad_arguments(untyped, finetune, tmp_path):
     outcome = finetune("--out", tmp_path / "taken")
     assert outcome.is_one_line
     assert "--out: cannot make the folder" in outcome.err
-
-
-def test_stopped_it_shows_the_runs_that_are_complete(finetune, monkeypatch, tmp_path):
-    made = finetuning.run_all
-
-    def stopped(*arguments):
-        yield next(made(*arguments))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(finetuning, "run_all", stopped)
-    given = ("--init", "fedncm,fed3r", "--algorithm", "fedavg", "--batch-size", 512, "--rounds", 1)
-    outcome = finetune(*given, "--out", tmp_path, "--report", tmp_path / "page.html")
-    assert outcome.code == 130
-    content = json.loads(outcome.out)
-    assert json.loads((tmp_path / "results.json").read_text()) == content
-    assert (content["missing_runs"], [record["init"] for record in content["results"]]) == (1, ["fedncm"])
-    assert outcome.err.splitlines()[-1] == (
-        f"covfree: interrupted after 1 of 2 runs; {tmp_path} keeps what is done, and the same command with "
-        f"--resume goes on"
-    )
-    page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "<title>1 of 2 runs of digits" in page
-    assert "<strong>After 1 of 2 runs: FedNCM → FedAvg: " in page
 
 
 def test_a_file_may_give_what_is_refused(cli, tmp_path):

@@ -1,4 +1,4 @@
-"""Signals: nothing is raised in the midst of a step, and a second signal ends the process."""
+"""Signals end the process at once."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ import pytest
 _CODE = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from covfree.cli.interrupts import Terminated, handle_signals, stop_here, stopping_between
+from covfree.cli.interrupts import handle_signals
 handle_signals()
 sent = signal.Signals[sys.argv[1]]
 """
@@ -27,40 +27,10 @@ def ended(body, sent):
     return done.returncode, done.stdout.split("\n"), done.stderr
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_waits_for_the_end_of_a_step(sent):
-    code, out, err = ended(
-        """
-with stopping_between("round"):
-    with stopping_between("batch"):
-        stop_here()
-    try:
-        os.kill(os.getpid(), sent)
-        print("the step goes on")
-    except BaseException as error:
-        print("in its midst", error)
-    try:
-        stop_here()
-    except (KeyboardInterrupt, Terminated) as error:
-        print(type(error).__name__, flush=True)
-    os.kill(os.getpid(), sent)
-    print("not reached")
-""",
-        sent,
-    )
-    name = {signal.SIGINT: "KeyboardInterrupt", signal.SIGTERM: "Terminated"}[sent]
-    assert out == ["the step goes on", name, ""], err
-    # The second one is the system's.
-    assert code == -sent
-    assert err == "covfree: stops when this round is done; Ctrl-C again stops at once\n"
-
-
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_where_there_is_nothing_to_keep_the_process_ends(sent, code):
+def test_the_process_ends(sent, code):
     """At once, not through code that might swallow an exception; what is printed is not lost."""
     body = """
-with stopping_between("run"):
-    pass
 print("printed")
 try:
     os.kill(os.getpid(), sent)

@@ -32,7 +32,6 @@ def compared_page(
     sources: Mapping[str, Source],
     settings: Mapping[str, Any],
     given: Mapping[str, Any],
-    done: str | None = None,
 ) -> Page:
     """Put together what the runs came to.
 
@@ -42,14 +41,13 @@ def compared_page(
         sources: data by name.
         settings: by the names of options, of data, methods and seeds too.
         given: what the command line to repeat it says, by the names of options.
-        done: how many runs there are, if not all were made, such as "3 of 4 runs".
     """
     places = list(dict.fromkeys(result.place for result in results))
     down = report.receives(results)
     groups = [[result for result in results if result.place == place] for place in places]
     scored = [[_scored(result, down) for result in group] for group in groups]
     made = [
-        _place(name, group, own, sources[dataset], down, f"p{number}", done)
+        _place(name, group, own, sources[dataset], down, f"p{number}")
         for number, (name, (dataset, _), group, own) in enumerate(
             zip(place_names(places), places, groups, scored, strict=True)
         )
@@ -62,7 +60,7 @@ def compared_page(
         environment=report.environment(),
         command=command_line("compare", given),
         notes=_NOTES,
-        headline=over_places(scored, done) if several else (),
+        headline=over_places(scored) if several else (),
         grid=_overview(results) if several else None,
     )
 
@@ -91,7 +89,6 @@ def _place(
     source: Source,
     down: bool,
     prefix: str,
-    done: str | None,
 ) -> Place:
     """The results on one federation."""
     federation = results[0].runs[0].federation
@@ -106,7 +103,7 @@ def _place(
     titles, predictions = [results[i].title for i in order], [_predictions(results[i]) for i in order]
     return Place(
         title=name,
-        headline=headline(scored, len(first.test_labels), bytes_name, done),
+        headline=headline(scored, len(first.test_labels), bytes_name),
         grid=_grid([results[i] for i in order], [scored[i] for i in order], down),
         pictures=[
             _accuracy_picture(results, bytes_name, prefix),

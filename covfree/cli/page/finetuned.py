@@ -33,7 +33,6 @@ def finetuned_page(
     federation: Federation,
     settings: Mapping[str, Any],
     given: Mapping[str, Any],
-    done: str | None = None,
 ) -> Page:
     """Put together what the runs came to.
 
@@ -44,7 +43,6 @@ def finetuned_page(
         federation: how its examples are spread.
         settings: by the names of options.
         given: what the command line to repeat it says, by the names of options.
-        done: how many runs there are, if not all were made, such as "3 of 4 runs".
     """
     seeds = list(dict.fromkeys(run.seed for curve in every for run in curve.runs))
     data = {seed: source.load(seed) for seed in seeds}
@@ -57,7 +55,7 @@ def finetuned_page(
     titles, predictions = [every[i].title for i in order], [_predictions(every[i]) for i in order]
     place = Place(
         title=title,
-        headline=headline(scored, len(first.test_labels), bytes_name, done),
+        headline=headline(scored, len(first.test_labels), bytes_name),
         grid=_grid([every[i] for i in order], [scored[i] for i in order]),
         pictures=[
             _curve_picture(every, first.num_classes),

@@ -59,22 +59,16 @@ def ranked(scored: Sequence[Scored]) -> list[Scored]:
     return sorted((one for one in scored if isfinite(one.mean)), key=lambda one: -one.mean)
 
 
-def headline(scored: Sequence[Scored], num_tests: int, bytes_name: str, done: str | None = None) -> list[str]:
+def headline(scored: Sequence[Scored], num_tests: int, bytes_name: str) -> list[str]:
     """Say what came out on one federation.
 
     Args:
         scored: the methods.
         num_tests: examples of the test part.
         bytes_name: what `Scored.bytes` counts, such as "bytes up".
-        done: how many runs this is of, if not of all, such as "3 of 4 runs".
     """
     first, *others = _of_all(scored, num_tests, bytes_name)
-    return [_after(done, first), *others, *_left_out(scored)]
-
-
-def _after(done: str | None, sentence: str) -> str:
-    """A sentence about what was done."""
-    return sentence if done is None else f"After {done}: {sentence}"
+    return [first, *others, *_left_out(scored)]
 
 
 def _left_out(scored: Sequence[Scored]) -> list[str]:
@@ -121,12 +115,11 @@ def behind(scored: Sequence[Scored]) -> list[Cell]:
     return cells
 
 
-def over_places(places: Sequence[Sequence[Scored]], done: str | None = None) -> list[str]:
+def over_places(places: Sequence[Sequence[Scored]]) -> list[str]:
     """Say which method is best on how many federations, and on how many of these others are as good.
 
     Args:
         places: the methods of each federation.
-        done: how many runs this is of, if not of all.
     """
     tops = [_at_the_top(order) for each in places if (order := ranked(each))]
     if not tops:
@@ -138,7 +131,7 @@ def over_places(places: Sequence[Sequence[Scored]], done: str | None = None) -> 
     of = f"all {total}" if number == total else f"{number} of {total}"
     words = [f"{title} has the highest test accuracy on {of} federations{_tied(ties[title])}"]
     words += [f"{other} on {count}{_tied(ties[other])}" for other, count in others]
-    return [_after(done, f"{', '.join(words)}.")]
+    return [f"{', '.join(words)}."]
 
 
 def _at_the_top(order: Sequence[Scored]) -> list[str]:
