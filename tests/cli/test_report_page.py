@@ -6,17 +6,14 @@ import shlex
 from xml.etree.ElementTree import fromstring
 
 import browser
-import jax
 import numpy as np
 import pytest
 
-import covfree
 from covfree import figures
 from covfree.cli.app import run
 from covfree.cli.page.details import detail
 from covfree.cli.page.headline import Scored, behind, headline, over_places
 from covfree.cli.page.pictures import as_svg
-from covfree.data import load_npz
 from covfree.federation import partition_statistics
 from covfree.sweep.predictions import Predictions
 
@@ -212,60 +209,9 @@ def test_fine_tuning(cli, folder, tmp_path):
     assert cli(*words[1:], "--format", "json").code == 0
 
 
-def test_a_diagnosis_in_a_browser(cli, folder, tmp_path):
-    """The verdict that the terminal has, and the figures of `covfree.diagnose`."""
-    data, page = load_npz(folder / "data <b>.npz"), tmp_path / "page.html"
-    outcome = cli("diagnose", "--dataset", folder / "data <b>.npz", "--report", page)
-    assert outcome.code == 0, outcome.err
-    rows = covfree.summarise(
-        covfree.fedcof(), data.train_features, data.train_labels, data.clients, key=jax.random.key(0)
-    )
-    found = covfree.diagnose(rows, num_classes=5)
-    driver = browser.chromium()
-    try:
-        browser.show(driver, page, 390)
-        assert driver.execute_script("return document.documentElement.scrollWidth") <= 390
-        # The first columns are in sight on a phone too.
-        second = driver.find_element("css selector", "table.sortable th:nth-child(2)").rect
-        assert second["x"] + second["width"] <= 390
-        browser.show(driver, page)
-        assert driver.execute_script("return performance.getEntriesByType('resource').length") == 0
-        first = driver.find_element("css selector", ".headline strong").text.replace("\u00a0", " ")
-        assert first.startswith(f"The covariance rests on {found.degrees:.0f} degrees of freedom")
-        text = driver.find_element("css selector", ".headline").text.replace("\u00a0", " ")
-        assert sorted(text.split()) == sorted(outcome.out.split())
-        classes = np.argsort(-found.class_error, stable=True)
-        order = [(NAMES[c], str(found.num_rows[c]), str(found.class_degrees[c])) for c in classes]
-        shown = browser.cells(driver)
-        assert [(line[0], line[2], line[3]) for line in shown] == order
-        assert [line[1] for line in shown] == [f"{100 * found.class_error[c]:.0f}" for c in classes]
-        driver.find_element("css selector", "table.sortable th:last-child button").click()
-        counts = [float(line[-1].replace(",", "")) for line in browser.cells(driver)]
-        assert counts == sorted(np.asarray(found.count).tolist(), reverse=True)
-        facts = dict(browser.cells(driver, ".facts table"))
-        assert float(facts["degrees of freedom of the common covariance"]) == pytest.approx(
-            float(found.degrees), abs=0.05
-        )
-        after = facts["condition number of the system that is solved, after shrinkage"]
-        assert float(after.replace(",", "")) == pytest.approx(float(found.system.condition), rel=0.01)
-        assert facts["test whether clients differ"].startswith("z = ")
-        assert driver.find_elements("css selector", "figure svg")
-        settings = dict(browser.cells(driver, ".cards table"))
-        assert settings["method"] == "fedcof"
-        assert not set(settings) & {"clients", "alpha", "partition"}
-        command = driver.find_element("css selector", "pre").text
-    finally:
-        driver.quit()
-    words = shlex.split(command.replace("\\\n", " "))
-    words[words.index("page.html")] = str(tmp_path / "again.html")
-    assert cli(*words[1:]).code == 0
-    again = (tmp_path / "again.html").read_text(encoding="utf-8").replace("again.html", "page.html")
-    assert again == page.read_text(encoding="utf-8")
-
-
 def test_bad_files_are_told_at_once(cli, tmp_path):
-    for command in ("compare", "finetune", "diagnose"):
-        out = () if command == "diagnose" else ("--out", tmp_path / "out")
+    for command in ("compare", "finetune"):
+        out = ("--out", tmp_path / "out")
         for file, text in (("page.pdf", "that ends in .html"), ("no/page.html", "in a folder that is there")):
             outcome = cli(command, "--report", tmp_path / file, *out)
             assert outcome.is_one_line

@@ -126,7 +126,6 @@ class Place:
         pictures: of the results, and of the partition.
         details: by method.
         classes: accuracy by class and method, if there are several methods.
-        facts: figures that no table has, by their names.
     """
 
     title: str
@@ -135,7 +134,6 @@ class Place:
     pictures: Sequence[Picture]
     details: Sequence[Detail] = ()
     classes: Grid | None = None
-    facts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
