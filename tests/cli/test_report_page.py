@@ -283,17 +283,6 @@ def lost_of(title):
     return Scored(title, {0: float("nan")}, 10)
 
 
-def test_a_part_of_the_runs_is_called_one():
-    """Wherever a method is said to be the best."""
-    ahead, second = Scored("A", {0: 0.9}, 1000), Scored("B", {0: 0.8}, 1000)
-    for scored in ([ahead, second], [ahead]):
-        first, *others = headline(scored, 100, "bytes up", "3 of 4 runs")
-        assert [first.removeprefix("After 3 of 4 runs: "), *others] == headline(scored, 100, "bytes up")
-        assert first.startswith("After 3 of 4 runs: A")
-    (over,) = over_places([[ahead], [second]], "3 of 4 runs")
-    assert over.startswith("After 3 of 4 runs: A has the highest")
-
-
 def test_details_of_few_and_of_many_classes():
     labels = np.repeat(np.arange(40), 3)
     partitions = {0: partition_statistics(labels, np.arange(120) % 7, 40)}
