@@ -22,7 +22,6 @@ _NAME = "settings.json"
 _WRITTEN = {
     "compare": (_NAME, "runs.jsonl", "accuracy_vs_bytes.*"),
     "finetune": (f"*-seed*/{_NAME}", "accuracy.*"),
-    "rounds": ("rounds.*",),
     "partition": ("partition.*",),
 }
 

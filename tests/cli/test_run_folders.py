@@ -6,7 +6,6 @@ SMALL = ("--clients", 6, "--alpha", 2)
 COMMANDS = {
     "compare": ("compare", *SMALL, "--methods", "fedncm", "--seeds", 1),
     "finetune": ("finetune", *SMALL, "--init", "fedncm", "--algorithm", "fedavg", "--rounds", 1),
-    "rounds": ("rounds", *SMALL, "--rounds", 2),
     "partition": ("partition", *SMALL),
 }
 
@@ -51,8 +50,7 @@ def test_results_alone_are_another_commands_too(cli, folders, tmp_path):
 
 def test_other_runs_of_the_same_command(cli, folders):
     """Pictures are drawn again; results of other runs are not overwritten."""
-    for name in ("rounds", "partition"):
-        assert cli(*COMMANDS[name], "--out", folders / name).code == 0
+    assert cli(*COMMANDS["partition"], "--out", folders / "partition").code == 0
     before = contents(folders / "finetune")
     outcome = cli(*COMMANDS["finetune"], "--init", "fed3r", "--out", folders / "finetune")
     assert outcome.is_one_line
