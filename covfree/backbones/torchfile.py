@@ -97,6 +97,13 @@ def _from_zip(file: io.BufferedIOBase, path: Path) -> dict[str, np.ndarray]:
 
 def _from_legacy(file: io.BufferedIOBase, path: Path) -> dict[str, np.ndarray]:
     file.seek(0)
+    start = file.read(8)
+    if not start.startswith((b"\x80", b"PK")):  # a pickle, or what is left of an archive
+        raise _WrongFile(
+            f"path: {path}: expected weights written by torch.save, got another format, "
+            f"which starts with {start!r}"
+        )
+    file.seek(0)
     magic, protocol = _unpickle(file, path), _unpickle(file, path)
     if magic != _LEGACY_MAGIC or protocol != _LEGACY_PROTOCOL:
         raise _WrongFile(f"path: {path}: expected weights written by torch.save")

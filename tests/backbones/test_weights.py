@@ -1,11 +1,13 @@
 """Files of weights: read without running anything, refused by name where they are wrong."""
 
 import io
+import math
 import os
 import pickle
 import zipfile
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -158,6 +160,10 @@ def test_safetensors(tmp_path):
 def test_files_of_other_kinds(tmp_path):
     with pytest.raises(ValueError, match=r"expected a \.safetensors, \.pth or \.pt file, got model\.onnx"):
         read_weights("model.onnx")
+    text = tmp_path / "text.pth"
+    text.write_bytes(b"epoch,loss\n")
+    with pytest.raises(ValueError, match=r"got another format, which starts with b'epoch,lo'$"):
+        read_weights(text)
     for name in ("no.pth", "no.safetensors"):
         with pytest.raises(FileNotFoundError, match=name):
             read_weights(tmp_path / name)
@@ -201,6 +207,13 @@ def test_counts_of_batches_are_ignored():
     tensors = {name: np.zeros(shape, np.float16) for name, shape in tensor_shapes(chosen.shapes).items()}
     params = chosen.from_tensors({**tensors, "bn1.num_batches_tracked": np.array(3)})
     assert params["params"]["conv1"]["kernel"].dtype == np.float32
+
+
+def test_the_weights_that_the_extra_brings():
+    params = backbone("efficientnet_lite0", num_classes=None).load()
+    shapes = [leaf.shape for leaf in jax.tree.leaves(params)]
+    assert (3, 3, 3, 32) in shapes  # the stem, as JAX lays it out
+    assert 3_300_000 < sum(map(math.prod, shapes)) < 3_500_000
 
 
 def test_packages():
