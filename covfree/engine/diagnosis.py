@@ -29,6 +29,8 @@ from covfree.types import Rows
 _LEVEL = 0.01
 # Rounding of this share of what differs between classes is worth a warning.
 _ROUNDING = 0.01
+# With a larger relative error than this, methods that estimate no covariance are named.
+_UNRELIABLE = 0.5
 
 
 @jax.tree_util.register_dataclass
@@ -179,11 +181,12 @@ def _of_covariance(found: Diagnosis) -> str:
             "Let clients send means of subsets, or residual directions."
         )
     more = math.ceil(3 * float(found.degrees))
+    exact = " Fed3R and refinement (covfree.refined) need no estimate." if found.error > _UNRELIABLE else ""
     return (
         f"The covariance rests on {found.degrees:.0f} degrees of freedom, for an effective rank of "
         f"{found.effective_rank:.0f}: its expected relative error is {100 * found.error:.0f} %. To halve "
         f"that takes four times as many, about {more} more: from four times the clients, or as many more "
-        "means of subsets from each."
+        f"means of subsets from each.{exact}"
     )
 
 
@@ -221,8 +224,9 @@ def _of_shift(found: Diagnosis) -> str:
         )
     if not found.shift.p_value < _LEVEL:
         return f"No sign that clients' features differ (p = {found.shift.p_value:.2g})."
+    share = float(found.shift.relative_shift)
+    amount = f"about {100 * share:.0f} %" if np.isfinite(share) else "mostly the differences of clients, and"
     return (
         f"Clients' features differ (p = {found.shift.p_value:.2g}): estimated from one mean a class, the "
-        f"variances are about {100 * found.shift.relative_shift:.0f} % too large. Those of fedcof_residuals "
-        "and fedcof_components are not."
+        f"variances are {amount} too large. Those of fedcof_residuals and fedcof_components are not."
     )

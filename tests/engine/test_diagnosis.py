@@ -134,6 +134,16 @@ def test_verdict(case, words):
         assert word in text, text
 
 
+def test_a_verdict_without_a_share_of_the_shift_and_on_few_means():
+    rows = gaussian_rows(1, 2, 1, np.eye(5), seed=3)[0]
+    found = covfree.diagnose(rows, num_classes=1, method=FIXED)
+    assert found.error > 0.5
+    assert "Fed3R and refinement (covfree.refined) need no estimate." in str(found)
+    told = found.shift._replace(informative=True, p_value=1e-5, relative_shift=np.float32(np.inf))
+    text = str(dataclasses.replace(found, shift=told))
+    assert "the variances are mostly the differences of clients, and too large" in text
+
+
 @pytest.mark.parametrize(
     ("shift", "words"), [(0.0, "No sign that clients"), (0.5, "Clients' features differ")]
 )
