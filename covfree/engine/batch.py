@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Integer
 
 from covfree.checks import check, check_example_structure, check_positive
 from covfree.doors import as_array, as_int32, compiled, consecutive, finite, fits_int32
-from covfree.engine.totals import InMemory, accumulate, through, with_numbers
+from covfree.engine.totals import accumulate, in_memory
 from covfree.heads.mapped import MappedHead
 from covfree.methods import Method
 from covfree.methods.method import check_method
@@ -128,9 +128,8 @@ def state_of_message(method: Method[Any], message: Message, num_classes: int) ->
     """The server's state after the rounds that messages stand for, and after those over their rows."""
     if method.message is not None:
         return _merged(method, message, num_classes=num_classes)
-    rows = with_numbers(message.rows)
-    source = InMemory(rows, num_classes, method.whole_clients)
-    state = through(method, source, stop=method.message_rounds)
+    how = {"num_classes": num_classes, "whole": method.whole_clients}
+    state = in_memory(method.rounds[: method.message_rounds], method.params, message.rows, **how)
     return state if method.received is None else method.received(state, message.rows)
 
 
@@ -233,12 +232,13 @@ def fit(
     # Clients stay on the host: jax may not hold their numbers.
     clients = clients if isinstance(clients, jax.Array) else np.asarray(clients)
     features, labels = as_array(features), as_int32("labels", labels)
-    rows = with_numbers(summarise(method, features, labels, clients, key=key))
+    rows = summarise(method, features, labels, clients, key=key)
+    how: Any = {"num_classes": num_classes, "whole": method.whole_clients}
     first = method.rounds_over_rows
-    state = through(method, InMemory(rows, num_classes, method.whole_clients), stop=first)
+    state = in_memory(method.rounds[:first], method.params, rows, **how)
     if first < len(method.rounds):
         examples = examples_of(method, features, jnp.where(as_array(clients >= 0), labels, -1))
-        state = through(method, InMemory(examples, num_classes, whole=True), state, start=first)
+        state = in_memory(method.rounds[first:], method.params, examples, state, **how)
     return solve_totals(method, *state)
 
 
@@ -249,7 +249,9 @@ def _mapped(method: Method[Any], features: Any) -> jax.Array:
 
 def examples_of(method: Method[Any], features: Any, labels: Any) -> Rows:
     """Examples as the rows of rounds that run over them."""
-    return Rows.from_examples(_mapped(method.client_part(), features), labels)
+    if method.feature_map is not None:
+        features = _mapped(method.client_part(), features)
+    return Rows.from_examples(features, labels)
 
 
 def _check_evaluation(head: Any, features: Any, labels: Any) -> None:

@@ -70,7 +70,7 @@ def accumulate_parts(
     def source(each: Round, params: Any, sent: Any) -> Any:
         return run(each.client, params, sent, part, num_parts, **how)
 
-    return through(method, source)
+    return through(method.rounds, method.params, source)
 
 
 def _total_over_parts(

@@ -86,11 +86,11 @@ def passed(
             found.extend((sent, upload))
             return upload
 
-        state = through(method, source, stop=start)
+        state = through(method.rounds[:start], method.params, source)
         state = state if method.received is None or not start else method.received(state, rows)
         found.clear()
-        for number in range(start, len(method.rounds)):
-            state = through(method, source, state, start=number, stop=number + 1)
+        for each in method.rounds[start:]:
+            state = through((each,), method.params, source, state)
             found.append(state)
         return found
 

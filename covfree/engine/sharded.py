@@ -133,7 +133,7 @@ def accumulate_sharded(method: Method, rows: Rows, *, num_classes: int, mesh: Me
         how = {"num_classes": num_classes, "whole": method.whole_clients, "mesh": mesh}
         return _total_over_devices(each.client, params, sent, rows, **how)
 
-    return through(method, source)
+    return through(method.rounds, method.params, source)
 
 
 @partial(jax.jit, static_argnames="mesh")

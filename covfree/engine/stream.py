@@ -212,7 +212,8 @@ def _run(
         reading = _Reading(method, parts, state, num_classes, show, save)
         try:
             for number in range(state.round, len(forms)):
-                server = through(method, reading, reading.state.server, start=number, stop=number + 1)
+                one = method.rounds[number : number + 1]
+                server = through(one, method.params, reading, reading.state.server)
                 left = forms[number + 1 :]
                 reading.state = State(number + 1, server, _nothing(left[0].upload) if left else None)
             result = jax.block_until_ready(finish(*reading.state.server))

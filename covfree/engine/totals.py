@@ -15,7 +15,7 @@ from covfree.estimators.automatic import numbered
 from covfree.methods import Factor, Kept, Method
 from covfree.methods.method import check_method, check_method_and_rows
 from covfree.methods.rounds import Round, as_total, dense, is_special
-from covfree.sharding import whole
+from covfree.sharding import whole as on_all_devices
 from covfree.sums import PART, fold_parts
 from covfree.types import Rows
 
@@ -29,35 +29,33 @@ Source: TypeAlias = Callable[[Round, Any, Any], Any]
 
 
 def through(
-    method: Method[Any],
+    rounds: tuple[Round, ...],
+    params: Any,
     source: Source,
     state: tuple[Any, ...] = (),
     *,
-    start: int = 0,
-    stop: int | None = None,
     do: Callable[[Literal["clients", "server"], Callable[[], Any]], Any] | None = None,
 ) -> tuple[Any, ...]:
     """Run a method's rounds: the only loop over them, whatever the source of the totals.
 
     Args:
-        method: the method.
+        rounds: the method's, or some of them.
+        params: the method's.
         source: ``(round, numbers, sent) -> total``.
-        state: of the server, before round ``start``.
-        start: the first round that is run.
-        stop: the first that is not.
+        state: of the server, before these rounds.
         do: calls ``work()`` of the clients or of the server, e.g. to time it; None just calls it.
 
     Returns:
         The server's state, for `solve_totals`.
     """
-    for each in method.rounds[start:stop]:
-        params = each.own(method.params)
-        sent = state if each.broadcast is None else each.broadcast(params, state)
+    for each in rounds:
+        own = each.own(params)
+        sent = state if each.broadcast is None else each.broadcast(own, state)
         if do is None:
-            state = serve(each, params, state, source(each, params, sent))
+            state = serve(each, own, state, source(each, own, sent))
         else:
-            total = do("clients", partial(source, each, params, sent))
-            state = do("server", partial(serve, each, params, state, total))
+            total = do("clients", partial(source, each, own, sent))
+            state = do("server", partial(serve, each, own, state, total))
     return state
 
 
@@ -166,13 +164,31 @@ class InMemory:
         return total_over_rows(each.client, params, sent, self.rows, **how)
 
 
-def _numbered(rows: Rows, axis_name: AxisName | None = None) -> Rows:
+@partial(jax.jit, static_argnames="axis_name")
+def with_numbers(rows: Rows, axis_name: AxisName | None = None) -> Rows:
+    """The rows with their clients numbered, as parts of them must agree on whose they are; see `numbered`."""
+    return numbered(jax.tree.map(on_all_devices, rows), axis_name)
+
+
+def _in_memory(
+    rounds: tuple[Round, ...],
+    params: Any,
+    rows: Rows,
+    state: tuple[Any, ...] = (),
+    *,
+    num_classes: int,
+    whole: bool,
+    axis_name: AxisName | None = None,
+) -> tuple[Any, ...]:
     # Parts of the rows must agree on whose they are.
-    return numbered(jax.tree.map(whole, rows), axis_name)
+    rows = numbered(jax.tree.map(on_all_devices, rows), axis_name)
+    return through(rounds, params, InMemory(rows, num_classes, whole, axis_name), state)
 
 
-with_numbers = jax.jit(_numbered, static_argnames="axis_name")
-_checked = compiled(("axis_name",))(_numbered)
+_STATIC = ("rounds", "num_classes", "whole", "axis_name")
+# Rounds over rows in memory, in one compiled call; `checked` also looks at integers that jax would cut.
+in_memory = jax.jit(_in_memory, static_argnames=_STATIC)
+checked = compiled(_STATIC)(_in_memory)
 
 
 def check_over_rows(method: Any, *_: Any, **__: Any) -> None:
@@ -211,5 +227,5 @@ def accumulate(
     """
     check_method_and_rows(method, rows)
     check_over_rows(method)
-    rows = _checked(rows, axis_name=axis_name)
-    return through(method, InMemory(rows, num_classes, method.whole_clients, axis_name))
+    how = {"num_classes": num_classes, "whole": method.whole_clients, "axis_name": axis_name}
+    return checked(rounds=method.rounds, params=method.params, rows=rows, **how)

@@ -144,11 +144,11 @@ def _solved(method: Method, place: Place) -> _Solved:
 
     of_rows = partial(do, owner="server") if by_server else do
     first, source = method.rounds_over_rows, InMemory(with_numbers(rows), classes, method.whole_clients)
-    state = through(method, source, stop=first, do=of_rows)
+    state = through(method.rounds[:first], method.params, source, do=of_rows)
     if first < len(method.rounds):
         kept = jnp.where(jnp.asarray(owners) >= 0, labels, -1)
         source = InMemory(examples_of(method, features, kept), classes, whole=True)
-        state = through(method, source, state, start=first, do=do)
+        state = through(method.rounds[first:], method.params, source, state, do=do)
     head = do("server", partial(covfree.solve_totals, method, *state))
     sent = covfree.sent_bytes(method, data.train_labels, owners, dim=features.shape[1])
     if by_server:

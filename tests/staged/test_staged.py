@@ -25,10 +25,10 @@ SAFLE = covfree.safle(2, 3, ridge=0.5, seed=4)
 METHODS = pytest.mark.parametrize("method", [DEEP, SAFLE], ids=lambda m: m.name)
 
 
-def after(method, features, rounds, state=(), start=0):
+def after(method, features, rounds):
     """The server's state after some rounds over all examples."""
     source = InMemory(covfree.Rows.from_examples(features, LABELS), CLASSES, False)
-    return through(method, source, state, start=start, stop=start + rounds)
+    return through(method.rounds[:rounds], method.params, source)
 
 
 def normal(stream, rows, columns):
