@@ -69,12 +69,12 @@ class _Subject:
         model = result.of(_FEW) if hasattr(result, "of") else result
         return np.asarray(model(jnp.asarray(self.features))) if callable(model) else None
 
-    def answer(self, data: ClientData, algorithm: Any = None, seed: int = 2) -> tuple[Any, Any]:
+    def answer(self, data: ClientData, algorithm: Any = None) -> tuple[Any, Any]:
         """A client's upload, and what it remembers, in the first round."""
         algorithm = self.algorithm if algorithm is None else algorithm
         state, memory = self.start
         sent = cohort.broadcast(algorithm, state)
-        upload, memory, _ = self._client(algorithm, sent, data, memory, jax.random.key(seed))
+        upload, memory, _ = self._client(algorithm, sent, data, memory, jax.random.key(2))
         return upload, memory
 
     @cached_property
@@ -176,12 +176,12 @@ def _losses(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def copies(subject: _Subject) -> None:
-    """Two clients of the same few examples bring a classifier that is trained as far as one of them does."""
+    """Two clients with the same few examples and key bring a trained classifier as far as one of them does."""
     if subject.scores(subject.result(subject.start[0])) is None:
         return
     one = subject.data(_FEW)
-    uploads = [subject.answer(one)[0]]
-    uploads.append(subject.answer(ClientData(one.features, one.labels, one.index, one.client - 1), seed=3)[0])
+    other = ClientData(one.features, one.labels, one.index, one.client - 1)
+    uploads = [subject.answer(each)[0] for each in (one, other)]
     found = [subject.scores(subject.result(subject.serve(total))) for total in (uploads[0], add(*uploads))]
     assert_close(centred(found[1]), centred(found[0]), 10 * SINGLE, "scores after a round of both")
 
@@ -225,7 +225,8 @@ def check_algorithm(
 
     The laws: ``pytree``, ``pure``, ``empty``, ``padding``, ``cutting``, ``absence``, ``trace``, ``learns``,
     ``copies``, ``reference``. ``learns`` is of results that classify, ``copies`` of those that do so before
-    the first round.
+    the first round. No law tells whether a client that draws at random uses its key: one that always draws
+    from ``jax.random.key(0)`` looks like one that draws what all clients share, such as random features.
 
     Args:
         algorithm: e.g. ``covfree.finetune.fedavg(…)``.
