@@ -176,7 +176,7 @@ def _losses(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def copies(subject: _Subject) -> None:
-    """Two clients with the same few examples and key bring a trained classifier as far as one of them does."""
+    """Two clients with the same examples and key bring a classifier that is trained as far as one does."""
     if subject.scores(subject.result(subject.start[0])) is None:
         return
     one = subject.data(_FEW)
