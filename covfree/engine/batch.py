@@ -14,9 +14,10 @@ from jaxtyping import Array, Float, Integer
 
 from covfree.checks import check, check_example_structure, check_positive
 from covfree.doors import as_array, as_int32, compiled, consecutive, finite, fits_int32
-from covfree.engine.totals import accumulate, in_memory
+from covfree.engine.totals import How, accumulate, in_memory
 from covfree.heads.mapped import MappedHead
 from covfree.methods import Method
+from covfree.methods.message_form import Merge
 from covfree.methods.method import check_method
 from covfree.row_types import count_sum, summable
 from covfree.statistics.rows import bucket
@@ -119,17 +120,17 @@ def solve_message(method: Method[H], message: Message, *, num_classes: int) -> H
     return solve_totals(method, *state_of_message(method, message, num_classes))
 
 
-@partial(jax.jit, static_argnames="num_classes")
-def _merged(method: Method[Any], message: Message, *, num_classes: int) -> tuple[Any, ...]:
-    return method.merged(message, num_classes)
+@partial(jax.jit, static_argnums=(0, 3))
+def _merged(merge: Merge, params: Any, message: Message, num_classes: int) -> tuple[Any, ...]:
+    return merge(params, message, num_classes)
 
 
 def state_of_message(method: Method[Any], message: Message, num_classes: int) -> tuple[Any, ...]:
     """The server's state after the rounds that messages stand for, and after those over their rows."""
     if method.message is not None:
-        return _merged(method, message, num_classes=num_classes)
-    how = {"num_classes": num_classes, "whole": method.whole_clients}
-    state = in_memory(method.rounds[: method.message_rounds], method.params, message.rows, **how)
+        return _merged(method.message.merge, method.params, message, num_classes)
+    how = How(num_classes, method.whole_clients)
+    state = in_memory(method.rounds[: method.message_rounds], method.params, message.rows, how)
     return state if method.received is None else method.received(state, message.rows)
 
 
@@ -233,12 +234,11 @@ def fit(
     clients = clients if isinstance(clients, jax.Array) else np.asarray(clients)
     features, labels = as_array(features), as_int32("labels", labels)
     rows = summarise(method, features, labels, clients, key=key)
-    how: Any = {"num_classes": num_classes, "whole": method.whole_clients}
-    first = method.rounds_over_rows
-    state = in_memory(method.rounds[:first], method.params, rows, **how)
+    how, first = How(num_classes, method.whole_clients), method.rounds_over_rows
+    state = in_memory(method.rounds[:first], method.params, rows, how)
     if first < len(method.rounds):
         examples = examples_of(method, features, jnp.where(as_array(clients >= 0), labels, -1))
-        state = in_memory(method.rounds[first:], method.params, examples, state, **how)
+        state = in_memory(method.rounds[first:], method.params, examples, how, state)
     return solve_totals(method, *state)
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 from jaxtyping import Array, Integer
 
-from covfree.engine.totals import AxisName, check_over_rows, through, zeros_of
+from covfree.engine.totals import AxisName, How, check_over_rows, through, zeros_of
 from covfree.methods import Method
 from covfree.methods.rounds import Round, dense
 from covfree.sums import Compensated
@@ -62,45 +62,34 @@ def accumulate_parts(
     """
     check_over_rows(method)
     part = part if isinstance(part, Partial) else Partial(part)
-    how = {"num_classes": num_classes, "axis_name": axis_name}
+    how = How(num_classes, False, axis_name)
     # A loop has derivatives in reverse only if its length is known when it is traced.
     traced = isinstance(num_parts, int) and is_traced(*jax.tree.leaves((method, part)))
     run: Any = _total_over_parts if traced else _compiled_total_over_parts
 
     def source(each: Round, params: Any, sent: Any) -> Any:
-        return run(each.client, params, sent, part, num_parts, **how)
+        return run(each.client, params, sent, part, num_parts, how)
 
     return through(method.rounds, method.params, source)
 
 
-def _total_over_parts(
-    client: Callable[..., Any],
-    params: Any,
-    sent: Any,
-    part: Any,
-    num_parts: Any,
-    *,
-    num_classes: int,
-    axis_name: AxisName | None,
-) -> Any:
+def _total_over_parts(client: Any, params: Any, sent: Any, part: Any, num_parts: Any, how: How) -> Any:
     # In reverse, what a part is made of is not kept.
     @jax.checkpoint
     def terms(index: Any) -> Any:
-        return dense(client(params, sent, part(index), num_classes))
+        return dense(client(params, sent, part(index), how.num_classes))
 
     zeros = zeros_of(terms, jnp.zeros((), jnp.int32))
-    if axis_name is not None:
+    if how.axis_name is not None:
         # Under shard_map the loop's carry must be of the type of its terms, which vary over the devices.
-        device = jax.lax.axis_index(axis_name)
+        device = jax.lax.axis_index(how.axis_name)
         zeros = jax.tree.map(lambda x: x + 0 * device.astype(x.dtype), zeros)
 
     def add(index: Any, running: Compensated) -> Compensated:
         return running.plus(terms(index))
 
     running = jax.lax.fori_loop(0, num_parts, add, Compensated(zeros, zeros))
-    return running.value if axis_name is None else jax.lax.psum(running.value, axis_name)
+    return running.value if how.axis_name is None else jax.lax.psum(running.value, how.axis_name)
 
 
-_compiled_total_over_parts = jax.jit(
-    _total_over_parts, static_argnums=0, static_argnames=("num_classes", "axis_name")
-)
+_compiled_total_over_parts = jax.jit(_total_over_parts, static_argnums=(0, 5))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -16,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from covfree.checks import check_row_structure
 from covfree.doors import check_int32
 from covfree.engine.parts import cuts, padded_rows
-from covfree.engine.totals import check_over_rows, through, total_over_rows, with_numbers
+from covfree.engine.totals import How, check_over_rows, through, total_over_rows, with_numbers
 from covfree.methods import Method
 from covfree.methods.method import check_method_and_rows
 from covfree.methods.rounds import Round
@@ -127,11 +126,10 @@ def accumulate_sharded(method: Method, rows: Rows, *, num_classes: int, mesh: Me
     [0, 0, 1, 1]
     """
     _check_sharded(method, rows)
-    rows = _numbered(rows, mesh)
+    rows, how = _numbered(rows, mesh), How(num_classes, method.whole_clients, mesh.axis_names)
 
     def source(each: Round, params: Any, sent: Any) -> Any:
-        how = {"num_classes": num_classes, "whole": method.whole_clients, "mesh": mesh}
-        return _total_over_devices(each.client, params, sent, rows, **how)
+        return _total_over_devices(each.client, params, sent, rows, how, mesh)
 
     return through(method.rounds, method.params, source)
 
@@ -143,22 +141,11 @@ def _numbered(rows: Rows, mesh: Mesh) -> Rows:
     return shard_map(number, mesh=mesh, in_specs=sharded, out_specs=sharded)(rows)
 
 
-@partial(jax.jit, static_argnums=0, static_argnames=("num_classes", "whole", "mesh"))
-def _total_over_devices(
-    client: Callable[..., Any],
-    params: Any,
-    sent: Any,
-    rows: Rows,
-    *,
-    num_classes: int,
-    whole: bool,
-    mesh: Mesh,
-) -> Any:
-    how = {"num_classes": num_classes, "whole": whole, "axis_name": mesh.axis_names}
-    run = shard_map(
-        partial(total_over_rows, client, **how),
-        mesh=mesh,
-        in_specs=(PartitionSpec(), PartitionSpec(), PartitionSpec(mesh.axis_names)),
-        out_specs=PartitionSpec(),
-    )
-    return run(params, sent, rows)
+@partial(jax.jit, static_argnums=(0, 4, 5))
+def _total_over_devices(client: Any, params: Any, sent: Any, rows: Rows, how: How, mesh: Mesh) -> Any:
+    def own(params: Any, sent: Any, rows: Rows) -> Any:
+        return total_over_rows(client, params, sent, rows, how)
+
+    everywhere = PartitionSpec()
+    specs = everywhere, everywhere, PartitionSpec(mesh.axis_names)
+    return shard_map(own, mesh=mesh, in_specs=specs, out_specs=everywhere)(params, sent, rows)

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -19,7 +20,7 @@ from covfree.engine.batch import solve_totals
 from covfree.engine.checkpoint import State, identity_of, load_state, save_state
 from covfree.engine.parts import FolderParts, Parts, TableParts
 from covfree.engine.shapes import Form, passed
-from covfree.engine.totals import check_over_rows, through
+from covfree.engine.totals import How, check_over_rows, through
 from covfree.methods import Method
 from covfree.methods.rounds import Round, dense
 from covfree.optional import optional
@@ -119,60 +120,49 @@ def solve_stream(
     return _run(method, source, solve, num_classes, dim, part_rows, checkpoint, progress)
 
 
-@partial(jax.jit, static_argnums=0, static_argnames=("num_classes", "whole"), donate_argnames="running")
-def _add(
-    client: Callable[..., Any],
-    params: Any,
-    sent: Any,
-    running: Compensated,
-    rows: Rows,
-    *,
-    num_classes: int,
-    whole: bool,
-) -> Compensated:
+@partial(jax.jit, static_argnums=(0, 5), donate_argnums=3)
+def _add(client: Any, params: Any, sent: Any, running: Compensated, rows: Rows, how: How) -> Compensated:
     def add(running: Compensated, rows: Rows) -> Compensated:
-        return running.plus(dense(client(params, sent, rows, num_classes)))
+        return running.plus(dense(client(params, sent, rows, how.num_classes)))
 
     # In pieces that stay in the processor's cache, unless a client's rows might be in two of them.
-    return add(running, rows) if whole else fold_parts(add, running, rows)
+    return add(running, rows) if how.whole else fold_parts(add, running, rows)
 
 
+@dataclass
 class _Reading:
     """The source of totals over parts that are read one after the other, and where it is.
 
     Attributes:
+        parts: of the rows.
+        how: they are added up.
+        show: is told the round and the part.
+        save: is given the state after each part.
         state: of the run, with every part that was added.
     """
 
-    def __init__(
-        self,
-        method: Method[Any],
-        parts: Parts,
-        state: State,
-        num_classes: int,
-        show: Callable[[int, int], None],
-        save: Callable[[State], None],
-    ) -> None:
-        self.state = state
-        self._method, self._parts, self._num_classes = method, parts, num_classes
-        self._show, self._save = show, save
+    parts: Parts
+    how: How
+    show: Callable[[int, int], None]
+    save: Callable[[State], None]
+    state: State
 
     def __call__(self, each: Round, params: Any, sent: Any) -> Any:
-        how = {"num_classes": self._num_classes, "whole": self._method.whole_clients}
-        add = partial(_add, each.client, params, sent, **how)
-        read = partial(self._parts.read, check=self.state.round == 0)
-        self._show(self.state.round, self.state.part)
-        with closing(_ahead(read, range(self.state.part, len(self._parts.places) - 1))) as ahead:
+        """A round's total."""
+        add = partial(_add, each.client, params, sent)
+        read = partial(self.parts.read, check=self.state.round == 0)
+        self.show(self.state.round, self.state.part)
+        with closing(_ahead(read, range(self.state.part, len(self.parts.places) - 1))) as ahead:
             for part in ahead:
                 # To the device while it computes; then one part at a time, or all would be there.
                 rows = jax.device_put(part)
                 jax.block_until_ready(self.state.running)
                 # One statement: an interrupt finds the sums with the number of parts in them.
                 self.state = self.state._replace(
-                    running=add(self.state.running, rows), part=self.state.part + 1
+                    running=add(self.state.running, rows, self.how), part=self.state.part + 1
                 )
-                self._show(self.state.round, self.state.part)
-                self._save(self.state)
+                self.show(self.state.round, self.state.part)
+                self.save(self.state)
         return self.state.running.value
 
 
@@ -209,7 +199,7 @@ def _run(
             saved = time.monotonic()
 
     with _bar(progress, len(forms), parts) as show:
-        reading = _Reading(method, parts, state, num_classes, show, save)
+        reading = _Reading(parts, How(num_classes, method.whole_clients), show, save, state)
         try:
             for number in range(state.round, len(forms)):
                 one = method.rounds[number : number + 1]

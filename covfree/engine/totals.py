@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -112,33 +112,28 @@ def _across(terms: Any, axis_name: AxisName) -> Any:
     return jax.tree.map(one, terms, is_leaf=is_special)
 
 
-@partial(jax.jit, static_argnums=0, static_argnames=("num_classes", "whole", "axis_name"))
-def total_over_rows(
-    client: Callable[..., Any],
-    params: Any,
-    sent: Any,
-    rows: Rows,
-    *,
-    num_classes: int,
-    whole: bool,
-    axis_name: AxisName | None = None,
-) -> Any:
-    """A round's total over rows in memory; compiled by the client's function, not by the method.
+class How(NamedTuple):
+    """How rows are added up.
 
-    Args:
-        client: of a `Round`.
-        params: the method's.
-        sent: what the server broadcasts.
-        rows: all rows; under ``shard_map``, those of the device.
+    Attributes:
         num_classes: C.
-        whole: whether the rows must not be cut into parts.
+        whole: whether the rows must not be cut into parts, see `Method.whole_clients`.
         axis_name: under ``shard_map``, the mesh axes over which rows are sharded.
     """
 
-    def terms(rows: Rows) -> Any:
-        return client(params, sent, rows, num_classes)
+    num_classes: int
+    whole: bool
+    axis_name: AxisName | None = None
 
-    if not whole and _in_parts(terms, rows):
+
+@partial(jax.jit, static_argnums=(0, 4))
+def total_over_rows(client: Callable[..., Any], params: Any, sent: Any, rows: Rows, how: How) -> Any:
+    """A round's total over rows in memory; compiled by the client's function, not by the method."""
+
+    def terms(rows: Rows) -> Any:
+        return client(params, sent, rows, how.num_classes)
+
+    if not how.whole and _in_parts(terms, rows):
 
         def add(total: Any, part: Rows) -> Any:
             return jax.tree.map(jnp.add, total, dense(terms(part)))
@@ -146,7 +141,7 @@ def total_over_rows(
         own = fold_parts(add, zeros_of(lambda rows: dense(terms(rows)), rows), rows)
     else:
         own = terms(rows)
-    return as_total(own) if axis_name is None else _across(own, axis_name)
+    return as_total(own) if how.axis_name is None else _across(own, how.axis_name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,14 +149,11 @@ class InMemory:
     """The source of totals over rows in memory, see `total_over_rows`; their clients are numbered."""
 
     rows: Rows
-    num_classes: int
-    whole: bool
-    axis_name: AxisName | None = None
+    how: How
 
     def __call__(self, each: Round, params: Any, sent: Any) -> Any:
         """A round's total."""
-        how = {"num_classes": self.num_classes, "whole": self.whole, "axis_name": self.axis_name}
-        return total_over_rows(each.client, params, sent, self.rows, **how)
+        return total_over_rows(each.client, params, sent, self.rows, self.how)
 
 
 @partial(jax.jit, static_argnames="axis_name")
@@ -171,24 +163,16 @@ def with_numbers(rows: Rows, axis_name: AxisName | None = None) -> Rows:
 
 
 def _in_memory(
-    rounds: tuple[Round, ...],
-    params: Any,
-    rows: Rows,
-    state: tuple[Any, ...] = (),
-    *,
-    num_classes: int,
-    whole: bool,
-    axis_name: AxisName | None = None,
+    rounds: tuple[Round, ...], params: Any, rows: Rows, how: How, state: tuple[Any, ...] = ()
 ) -> tuple[Any, ...]:
     # Parts of the rows must agree on whose they are.
-    rows = numbered(jax.tree.map(on_all_devices, rows), axis_name)
-    return through(rounds, params, InMemory(rows, num_classes, whole, axis_name), state)
+    rows = numbered(jax.tree.map(on_all_devices, rows), how.axis_name)
+    return through(rounds, params, InMemory(rows, how), state)
 
 
-_STATIC = ("rounds", "num_classes", "whole", "axis_name")
-# Rounds over rows in memory, in one compiled call; `checked` also looks at integers that jax would cut.
-in_memory = jax.jit(_in_memory, static_argnames=_STATIC)
-checked = compiled(_STATIC)(_in_memory)
+# Rounds over rows in memory, in one compiled call; `_checked` also looks at integers that jax would cut.
+in_memory = jax.jit(_in_memory, static_argnames=("rounds", "how"))
+_checked = compiled(("rounds", "how"))(_in_memory)
 
 
 def check_over_rows(method: Any, *_: Any, **__: Any) -> None:
@@ -227,5 +211,5 @@ def accumulate(
     """
     check_method_and_rows(method, rows)
     check_over_rows(method)
-    how = {"num_classes": num_classes, "whole": method.whole_clients, "axis_name": axis_name}
-    return checked(rounds=method.rounds, params=method.params, rows=rows, **how)
+    how = How(num_classes, method.whole_clients, axis_name)
+    return _checked(rounds=method.rounds, params=method.params, rows=rows, how=how)

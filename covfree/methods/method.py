@@ -158,12 +158,6 @@ class Method(Generic[H]):
             return self.message.make(self.params, features, labels, num_classes)
         return Message(self.sent(self.summary.one_client(features, labels, num_classes, key), key))
 
-    def merged(self, message: Message, num_classes: int) -> tuple[Any, ...]:
-        """The state after all rounds from a form of messages of the method's own."""
-        if self.message is None:
-            raise ValueError(f"message: {self.name!r} has rows; the rounds run over them")
-        return self.message.merge(self.params, message, num_classes)
-
     def sent(self, rows: Rows, key: jax.Array | None) -> Rows:
         """The rows as they leave a client."""
         for index, transform in enumerate(self.transforms):

@@ -87,17 +87,12 @@ class _Plan:
     system: Callable[..., Scatter]
     directions: int | None
 
-    def asked(self, dim: int, num_classes: int, rounds: int) -> list[int]:
-        """How many directions each round asks for: q, until d of them are known."""
+    def most(self, shape: tuple[int, ...]) -> int:
+        """Directions of a round, until all d are known; of the head's right side, [dim, classes]."""
+        dim, num_classes = shape
         # Centred means of C classes span C − 1 dimensions.
         most = max(1, num_classes - (self.gram is None)) if self.directions is None else self.directions
-        most = min(most, num_classes)
-        return [max(0, min(most, dim - number * most)) for number in range(rounds)]
-
-    def most(self, right: Float[Array, "dim classes"]) -> int:
-        """Directions of the first round."""
-        dim, num_classes = right.shape
-        return self.asked(dim, num_classes, 1)[0]
+        return min(most, num_classes, dim)
 
 
 @dataclass(frozen=True)
@@ -111,7 +106,7 @@ class _Begin:
         moments = plan.within.moments(totals[0])
         right = (centred_means(moments) if plan.gram is None else moments.total).T
         system = factorise(plan.system(first, *totals))
-        return Progress(moments, begin(system, right, plan.most(right)))
+        return Progress(moments, begin(system, right, plan.most(right.shape)))
 
 
 def _ask(numbers: Numbers, progress: Progress) -> tuple[jax.Array, jax.Array | None]:
@@ -165,7 +160,7 @@ class _Take:
         asked = search._replace(directions=jnp.where(came, search.directions, 0))
         image, trace = jnp.where(came, image, 0), jnp.where(came, trace, 0)
         new = advance(
-            asked, self._images(numbers, moments, asked, image, trace), self.plan.most(search.right)
+            asked, self._images(numbers, moments, asked, image, trace), self.plan.most(search.right.shape)
         )
         weight, error = (
             jnp.where(came, getattr(new, name), getattr(search, name)) for name in ("weight", "error")
@@ -181,7 +176,10 @@ class _Take:
         gamma = loading(numbers.shrinkage, trace / degrees / dim, dim, degrees)
         if self.plan.gram is None:
             return image / degrees + gamma * search.directions
-        return _gram_images(self.plan.gram, moments, search.directions, image, gamma * degrees)
+        # Gram matrix + λI: the parts beside W are known.
+        none = Scatter.from_factor(jnp.zeros_like(search.directions[:, :1].T))
+        rest = total_gram(none, moments, scatter=self.plan.gram)
+        return image + rest.times(search.directions) + gamma * degrees * search.directions
 
 
 @dataclass(frozen=True)
@@ -212,15 +210,7 @@ class _Flops:
     rounds: int
 
     def __call__(self, numbers: Numbers, num_examples: int, dim: int, num_classes: int) -> int:
-        return 4 * num_examples * dim * sum(self.plan.asked(dim, num_classes, self.rounds))
-
-
-def _gram_images(
-    gram: ScatterChoice, moments: Moments, directions: jax.Array, product: jax.Array, shift: jax.Array
-) -> jax.Array:
-    """(Gram matrix + λI) Q from W Q: the parts beside W are known."""
-    rest = total_gram(Scatter.from_factor(jnp.zeros_like(directions[:, :1].T)), moments, scatter=gram)
-    return product + rest.times(directions) + shift * directions
+        return 4 * num_examples * dim * min(dim, self.rounds * self.plan.most((dim, num_classes)))
 
 
 def refined(

@@ -15,7 +15,7 @@ import covfree
 from covfree import metrics
 from covfree.data import FeatureSet
 from covfree.engine.batch import examples_of
-from covfree.engine.totals import InMemory, through, with_numbers
+from covfree.engine.totals import How, InMemory, through, with_numbers
 from covfree.methods import Method
 from covfree.sweep.federation import Federation, LeftOut, left_out
 from covfree.sweep.predictions import Predictions, count_predictions, scores_of
@@ -143,11 +143,12 @@ def _solved(method: Method, place: Place) -> _Solved:
         return result
 
     of_rows = partial(do, owner="server") if by_server else do
-    first, source = method.rounds_over_rows, InMemory(with_numbers(rows), classes, method.whole_clients)
+    first, how = method.rounds_over_rows, How(classes, method.whole_clients)
+    source = InMemory(with_numbers(rows), how)
     state = through(method.rounds[:first], method.params, source, do=of_rows)
     if first < len(method.rounds):
         kept = jnp.where(jnp.asarray(owners) >= 0, labels, -1)
-        source = InMemory(examples_of(method, features, kept), classes, whole=True)
+        source = InMemory(examples_of(method, features, kept), how)
         state = through(method.rounds[first:], method.params, source, state, do=do)
     head = do("server", partial(covfree.solve_totals, method, *state))
     sent = covfree.sent_bytes(method, data.train_labels, owners, dim=features.shape[1])

@@ -20,6 +20,7 @@ import covfree
 from covfree.engine import parts, stream
 from covfree.engine.shapes import passed
 from covfree.engine.stream import accumulate_stream, solve_stream
+from covfree.engine.totals import How
 from covfree.protocol.files import save_message
 from covfree.protocol.folder import MessageFolder
 
@@ -121,7 +122,7 @@ def test_sums_are_updated_in_place():
     (first, *_) = passed(FEDCOF, lambda: cut.padding, CLASSES)
     running, part = stream._nothing(first.upload), jax.device_put(cut.read(0, True))
     client = FEDCOF.rounds[0].client
-    stream._add(client, FEDCOF.params, (), running, part, num_classes=CLASSES, whole=False)
+    stream._add(client, FEDCOF.params, (), running, part, How(CLASSES, False))
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(running))
 
 

@@ -267,7 +267,7 @@ def test_virtual_features_are_drawn_from_the_same_totals():
     """CCVR's head is a function of them and of a seed, and the slowest to compile."""
     method = deployed.make("ccvr")
     message = covfree.collect(messages("ccvr"), num_classes=CLASSES).message
-    totals = jax.jit(lambda message: method.merged(message, CLASSES))(message)
+    totals = jax.jit(lambda message: method.message.merge(method.params, message, CLASSES))(message)
     expected = covfree.accumulate(method, simulated("ccvr"), num_classes=CLASSES)
     assert jax.tree.structure(totals) == jax.tree.structure(expected)
     for actual, wanted in zip(jax.tree.leaves(totals), jax.tree.leaves(expected), strict=True):

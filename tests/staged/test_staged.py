@@ -10,7 +10,7 @@ from scipy.stats import norm
 import covfree
 from covfree import rounds, sweep
 from covfree.data import load_digits
-from covfree.engine.totals import InMemory, through
+from covfree.engine.totals import How, InMemory, through
 from covfree.keys import derive
 from covfree.staged.deepafl import solve_layer
 
@@ -22,12 +22,13 @@ FEATURES = RNG.normal(size=(SIZE, DIM)) + 1.5 * RNG.normal(size=(3, DIM))[LABELS
 PARTITIONS = np.arange(SIZE) % CLIENTS, np.argsort(np.argsort(LABELS, kind="stable")) // (SIZE // CLIENTS)
 DEEP = covfree.deepafl(2, 7, 6, ridge=0.3, layer_ridge=0.2, seed=4)
 SAFLE = covfree.safle(2, 3, ridge=0.5, seed=4)
+HOW = How(CLASSES, False)
 METHODS = pytest.mark.parametrize("method", [DEEP, SAFLE], ids=lambda m: m.name)
 
 
 def after(method, features, rounds):
     """The server's state after some rounds over all examples."""
-    source = InMemory(covfree.Rows.from_examples(features, LABELS), CLASSES, False)
+    source = InMemory(covfree.Rows.from_examples(features, LABELS), HOW)
     return through(method.rounds[:rounds], method.params, source)
 
 
@@ -151,7 +152,7 @@ def test_layers_minimise_what_they_claim():
 def test_padding_adds_nothing_and_units_do_not_matter():
     features = FEATURES.astype(np.float32)
     for method in (DEEP, SAFLE):
-        nobody = InMemory(covfree.Rows.from_examples(features, np.full(SIZE, -1)), CLASSES, False)
+        nobody = InMemory(covfree.Rows.from_examples(features, np.full(SIZE, -1)), HOW)
         for number, each in enumerate(method.rounds[:2]):
             zeros = nobody(each, method.params, after(method, features, number))
             assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(zeros))
