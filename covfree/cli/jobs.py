@@ -13,7 +13,7 @@ from covfree.cli.progress import progress_bar
 from covfree.cli.run_folder import RunFolder
 from covfree.cli.source import Source
 from covfree.cli.training import Run, Settings, Task, make_start, make_task, train
-from covfree.cli.tuning import set_aside, tune
+from covfree.cli.tuning import ROUNDS, set_aside, tune
 from covfree.finetune.registry import Rates
 from covfree.sweep import Federation
 
@@ -103,7 +103,11 @@ class _Tuning:
             rates, tried = tune(
                 self._task, start, job.init, job.algorithm, base, self._settings, self._seed, tell=live
             )
-        say(f"{job.name}: tuned to --client-lr {rates.client:g} --server-lr {rates.server:g}")
+        rounds = min(ROUNDS, self._settings.rounds)
+        say(
+            f"{job.name}: tuned to --client-lr {rates.client:g} --server-lr {rates.server:g}, by the mean "
+            f"accuracy of rounds 1 to {rounds} on clients set aside"
+        )
         return rates, tried
 
 

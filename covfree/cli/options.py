@@ -163,6 +163,10 @@ def variants_of(
         if name not in ("methods", *numbers):
             raise
         shown = option if name == "methods" else name.replace("_", "-")
+        from covfree.finetune import registry as trained
+
+        if any(f"unknown method {each!r}" in text for each in trained()):
+            text += "; covfree finetune trains by it in rounds"
         raise ValueError(f"--{shown}:{text}") from error
 
 

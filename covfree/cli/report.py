@@ -82,6 +82,13 @@ def as_records(results: Sequence[Result]) -> list[dict[str, Any]]:
     return records
 
 
+def names(results: Sequence[Result]) -> str:
+    """What `--methods` calls the methods that tables show by their titles."""
+    called = dict.fromkeys((result.method, result.title) for result in results)
+    shown = [f"{name} is {title}" for name, title in called if name != title.lower()]
+    return f"On the command line {'; '.join(shown)}." if shown else ""
+
+
 def as_json(config: Mapping[str, Any], environment: Mapping[str, str], results: Sequence[Result]) -> str:
     """Everything: the configuration, the machine, what the table shows, every run."""
     records = as_records(results)

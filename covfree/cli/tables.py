@@ -58,6 +58,7 @@ def show(
     content: str,
     best: frozenset[tuple[int, int]] = frozenset(),
     left_out: Sequence[str] = (),
+    below: str = "",
 ) -> None:
     """Print results on standard output.
 
@@ -70,6 +71,7 @@ def show(
         content: what JSON shows.
         best: line and column of the cells to be marked, from 0.
         left_out: what the title says of examples on no client: said on stderr where CSV has no title.
+        below: a sentence under the terminal's table.
     """
     plain = Table(columns.names, tuple(lines), best)
     if form == "json":
@@ -92,6 +94,8 @@ def show(
             # Of a table without this width figures would be cut, in pipes and files too.
             console.size = ConsoleDimensions(max(_width(console, table), console.width), console.height)
             console.print(table)
+        if below:
+            console.print(Text(below, "dim"))
 
 
 def _blocks(console: Console, columns: Columns, plain: Table) -> list[RichTable]:

@@ -15,7 +15,7 @@ from covfree.finetune.registry import Rates
 
 # The default, and a tenth and ten times of it: of equal accuracies the first is taken.
 _FACTORS = (1.0, 0.1, 10.0)
-_ROUNDS = 10
+ROUNDS = 10
 
 
 def set_aside(task: Task, seed: int) -> Task:
@@ -75,7 +75,7 @@ def tune(
     number = settings.participation
     if isinstance(number, int):
         number = min(number, int(task.clients.max()) + 1)
-    rounds = min(_ROUNDS, settings.rounds)
+    rounds = min(ROUNDS, settings.rounds)
     short = replace(settings, rounds=rounds, participation=number, every=1, predictions=False)
     tried: list[dict[str, Any]] = []
     grid = list(product(_FACTORS, _FACTORS))

@@ -42,7 +42,7 @@ def plot_partition(
         The Matplotlib `Figure`.
 
     Raises:
-        ImportError: Matplotlib is not installed; it comes with `pip install 'covfree[cli]'`.
+        ImportError: Matplotlib is not installed; it comes with the extra ``cli``.
 
     >>> from covfree.federation import iid, partition_statistics
     >>> labels = np.repeat(np.arange(4), 25)

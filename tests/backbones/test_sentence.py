@@ -180,5 +180,5 @@ def test_a_package_that_is_missing(monkeypatch):
 
 def test_without_tokenizers(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(ImportError, match=r"tokenizers is needed for this: pip install 'covfree\[texts\]'"):
+    with pytest.raises(ImportError, match=r"tokenizers is needed for this: pip install '\.\[texts\]'"):
         sentence_encoder(folder).tokens(["rain"])

@@ -217,7 +217,9 @@ def test_the_weights_that_the_extra_brings():
 
 
 def test_packages():
-    with pytest.raises(ImportError, match=r"no-such-package is needed .*covfree\[pretrained\]"):
+    with pytest.raises(
+        ImportError, match=r"no-such-package is needed .*'\.\[pretrained\]' in covfree's clone"
+    ):
         packaged_weights("no-such-package")
     with pytest.raises(ValueError, match=r"numpy: expected one \.pth file in the package, got 0"):
         packaged_weights("numpy")

@@ -530,4 +530,7 @@ def test_the_console_script_reports_a_bad_argument():
     assert done.returncode == 2
     assert done.stdout == ""
     known = ", ".join([*registry(), "fedcof-refined", "deepafl", "safle"])
-    assert done.stderr == f"covfree: --methods: unknown method 'fedavg'; expected some of {known}\n"
+    assert done.stderr == (
+        f"covfree: --methods: unknown method 'fedavg'; expected some of {known}; "
+        "covfree finetune trains by it in rounds\n"
+    )

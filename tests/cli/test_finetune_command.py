@@ -337,5 +337,5 @@ def test_a_folder_needs_what_writes_checkpoints(cli, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
     result = cli("finetune", "--out", tmp_path / "tuned")
     assert result.code == 1
-    assert result.err == "covfree: orbax is needed for this: pip install 'covfree[rounds]'\n"
+    assert result.err == "covfree: orbax is needed for this: pip install '.[rounds]' in covfree's clone\n"
     assert not (tmp_path / "tuned").exists()

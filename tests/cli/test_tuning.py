@@ -43,6 +43,7 @@ def test_rates_are_tuned_on_training_clients_that_are_set_aside(cli, features, c
     chosen = next(each for each in run["tried"] if each["accuracy"] == best)
     assert (run["client_lr"], run["server_lr"]) == (chosen["client_lr"], chosen["server_lr"])
     text = f"tuned to --client-lr {run['client_lr']:g} --server-lr {run['server_lr']:g}"
+    text += ", by the mean accuracy of rounds 1 to 2 on clients set aside"
     assert f"covfree: fedncm → fedavg, seed 0: {text}" in outcome.err
     # Each pair is told as it was tried, as that is no terminal.
     told = [line for line in outcome.err.splitlines() if "tuning" in line]

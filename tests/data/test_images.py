@@ -344,11 +344,11 @@ def test_huge_images_are_named(read, monkeypatch, most, action):
 @pytest.mark.parametrize(
     ("module", "source", "text"),
     [
-        ("PIL.Image", "cat", r"PIL is needed for this: pip install 'covfree\[pretrained\]'"),
+        ("PIL.Image", "cat", r"PIL is needed for this: pip install '\.\[pretrained\]'"),
         (
             "tensorflow_datasets",
             "tfds:mnist",
-            r"tensorflow_datasets is needed for this: pip install 'covfree\[tfds\]'",
+            r"tensorflow_datasets is needed for this: pip install '\.\[tfds\]'",
         ),
     ],
 )

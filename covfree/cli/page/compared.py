@@ -59,7 +59,7 @@ def compared_page(
         settings=settings,
         environment=report.environment(),
         command=command_line("compare", given),
-        notes=_NOTES,
+        notes=tuple(filter(None, (report.names(results), *_NOTES))),
         headline=over_places(scored) if several else (),
         grid=_overview(results) if several else None,
     )
