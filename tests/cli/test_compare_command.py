@@ -223,7 +223,11 @@ def test_the_table(compare, monkeypatch):
     assert above.split() == ["┃", "┃", "bytes", "┃", "per", "┃", "client", "┃", "client", "┃", "server"]
     assert "FLOPs" in header
     found = results(compare("--methods", ALL, "--seeds", 2, "--format", "json"))
+    lines, below = [line for line in lines if "│" in line], [line for line in lines if "│" not in line]
     assert len(lines) == len(found)
+    said = " ".join(below)
+    assert said.startswith("On the command line fedcof is FedCOF (LDA, automatic γ); ")
+    assert "Fed3R" not in said  # which is called fed3r
     for line, record in zip(lines, found.values(), strict=True):
         assert line.startswith(record["title"])
         mean, deviation = 100 * record["accuracy_mean"], 100 * record["accuracy_sd"]
