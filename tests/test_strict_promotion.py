@@ -4,11 +4,13 @@ import federations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from federations import CLASSES, DIM
 from precision import x64
 
 import covfree
 from covfree import recursive
+from covfree.methods import registry
 
 KEY = jax.random.key(0)
 
@@ -95,6 +97,21 @@ def test_no_data_types_are_mixed_under_x64():
             ]
             for call in calls:
                 jax.eval_shape(lambda call=call: jax.tree.leaves(call()))
+
+
+@pytest.mark.parametrize("name", registry())
+def test_no_method_mixes_data_types_under_x64(name):
+    """Tracing of `fit` and of its head; nothing is compiled."""
+    clean = federations.make(0).clean
+    with x64(), jax.numpy_dtype_promotion("strict"):
+        for floats, integers in ((np.float64, np.int32), (np.float32, np.int64)):
+            x = clean.features.astype(floats)
+            y, k = (column.astype(integers) for column in (clean.labels, clean.clients))
+
+            def scores(x=x, y=y, k=k):
+                return covfree.fit(registry()[name].make(), x, y, k, num_classes=CLASSES, key=KEY)(x)
+
+            assert jax.eval_shape(scores).dtype == floats
 
 
 def test_float64_after_float32():

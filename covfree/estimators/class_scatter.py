@@ -37,15 +37,15 @@ def class_scatters(rows: Rows, moments: Moments) -> Float[Array, "classes dim di
     factor = centred_rows(rows, moments, jnp.ones_like(moments.total[:, 0]))
     size = factor.shape[0]
     order = jnp.argsort(label)
-    counts = jnp.bincount(label, length=num_classes + 1)
+    counts = jnp.bincount(label, length=num_classes + 1).astype(jnp.int32)
     blocks = -(-counts // _BLOCK)
-    rank = jnp.arange(size) - (jnp.cumsum(counts) - counts)[label[order]]
+    rank = jnp.arange(size, dtype=jnp.int32) - (jnp.cumsum(counts) - counts)[label[order]]
     place = (jnp.cumsum(blocks) - blocks)[label[order]] * _BLOCK + rank
     # Every block holds rows of one class; ceil(count/B) blocks a class are at most this many.
     num_blocks = -(-size // _BLOCK) + num_classes + 1
     # Row `size` is a line of zeros, for places that no row takes.
     table = jnp.full(num_blocks * _BLOCK, size).at[place].set(order)
-    owner = jnp.full(num_blocks, num_classes).at[place // _BLOCK].set(label[order])
+    owner = jnp.full(num_blocks, num_classes, label.dtype).at[place // _BLOCK].set(label[order])
     padded = jnp.concatenate([factor, jnp.zeros((1, dim), factor.dtype)])
 
     def add(total: jax.Array, block: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:

@@ -66,7 +66,9 @@ def _descend(loss: Callable[[Start], jax.Array], start: Start, num_steps: int) -
 
     def one_step(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         point, state, value, slope, step = carry
-        updates, after = optimiser.update(slope, state, point, value=value, grad=slope, value_fn=loss)
+        # optax adds int32 and integers of the default type.
+        with jax.numpy_dtype_promotion("standard"):
+            updates, after = optimiser.update(slope, state, point, value=value, grad=slope, value_fn=loss)
         # optax holds some of its numbers in the default type, which may be wider than the features'.
         after = jax.tree.map(lambda new, old: new.astype(old.dtype), after, state)
         moved = jax.tree.map(lambda x, change: x + change.astype(x.dtype), point, updates)

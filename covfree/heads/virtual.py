@@ -71,7 +71,7 @@ def sample_rows(
     mean = row_means(rows, valid)
     ends = _ends(row_counts(rows, valid).astype(mean.dtype), valid, num_samples, derive(key, "offset"))
     # Past the last row if there is none to draw.
-    row = jnp.searchsorted(ends, jnp.arange(num_samples), side="right")
+    row = jnp.searchsorted(ends, jnp.arange(num_samples, dtype=ends.dtype), side="right")
     labels = label.at[row].get(mode="fill", fill_value=-1)
     centre = mean.at[row].get(mode="fill", fill_value=0)
     if rows.covariance is None:
@@ -108,7 +108,7 @@ def _coloured(
 ) -> Float[Array, "samples dim"]:
     """Give standard normal samples the covariance of their row, in place, row by row and block by block."""
     num_samples = noise.shape[0]
-    within = jnp.arange(_BLOCK)
+    within = jnp.arange(_BLOCK, dtype=ends.dtype)
 
     def one_row(row: Any, values: jax.Array) -> jax.Array:
         start = jnp.where(row > 0, ends[row - 1], 0)

@@ -71,7 +71,7 @@ class LocalHeads(OfManyClients):
         # Rows of a client follow one another.
         first = jax.ops.segment_min(jnp.where(row >= 0, row, num_rows), senders.slot, num_clients)
         order, start = jnp.argsort(senders.slot), jnp.cumsum(senders.size) - senders.size
-        place, column = jnp.arange(client_size), jnp.arange(client_classes)
+        place, column = (jnp.arange(n, dtype=jnp.int32) for n in (client_size, client_classes))
 
         def trained(begin: jax.Array, size: jax.Array, first: jax.Array) -> jax.Array:
             mine = order.at[begin + place].get(mode="clip")

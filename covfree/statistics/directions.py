@@ -85,7 +85,8 @@ def directed_rows(
     centres = jnp.asarray(means.mean) if centred else jnp.zeros_like(means.mean)
     residual = residuals(features, centres, jnp.where(row >= 0, row, num_rows))
     directions, rest = _of_clients(residual, senders, client_size, num_directions)
-    place, dim, hidden = jnp.arange(num_directions)[None, :], features.shape[1], senders.hidden[:, None]
+    dim, hidden = features.shape[1], senders.hidden[:, None]
+    place = jnp.arange(num_directions, dtype=hidden.dtype)[None, :]
     # The shares of a_k differ by 1 at most.
     share = (hidden + dim - 1 - place) // dim if num_directions >= dim else jnp.minimum(hidden, 1)
     count = jnp.where(place < jnp.minimum(hidden, dim), share, 0)
@@ -106,7 +107,7 @@ def _of_clients(
     if residual.shape[0] == 0:
         shape = len(senders.size), num_directions, residual.shape[1]
         return jnp.zeros(shape, residual.dtype), jnp.zeros(shape[0], residual.dtype)
-    order, within = jnp.argsort(senders.slot), jnp.arange(client_size)
+    order, within = jnp.argsort(senders.slot), jnp.arange(client_size, dtype=jnp.int32)
 
     def one_client(operand: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         start, size, degrees = operand
@@ -147,12 +148,12 @@ def _leading(
         shown = values[:number]
         rows = jnp.where(shown > 0, jnp.sqrt(jnp.where(shown > 0, shown, 1)), 0)[:, None] * leading
     # Past the degrees there is rounding alone.
-    beyond = jnp.arange(len(values))
+    beyond = jnp.arange(len(values), dtype=degrees.dtype)
     others = jnp.where((beyond >= number) & (beyond < degrees), jnp.maximum(values, 0), 0)
     trace = others.sum()
     left_out = jnp.square(others).sum() / jnp.where(trace > 0, trace, 1)
     # One sign of the two, so that the order of examples does not show: the largest entry is positive.
     peak = jnp.take_along_axis(rows, jnp.abs(rows).argmax(1, keepdims=True), axis=1)
     rows = jnp.where(peak < 0, -rows, rows) * unit
-    rows = jnp.where(jnp.arange(rows.shape[0])[:, None] < degrees, rows, 0)
+    rows = jnp.where(beyond[: rows.shape[0], None] < degrees, rows, 0)
     return jnp.pad(rows, [(0, number - rows.shape[0]), (0, 0)]), left_out * unit * unit

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Integer
 
 from covfree.lapack import cholesky, triangular_solve
@@ -52,6 +53,7 @@ def nearest_seeds(
     """
     # As many as scikit-learn draws.
     num_draws = 2 + int(math.log(num_components))
+    most = kept.sum(dtype=jnp.int32) // 2
 
     def draw(step: Any, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         nearest, distance = state
@@ -70,12 +72,12 @@ def nearest_seeds(
         choices = jax.lax.map(left, values[drawn])
         after = choices[choices.sum(1).argmin()]
         # Beyond the last distinct example, and beyond one component for two examples, no more are taken.
-        taken = (step == 0) | ((chance.max() > 0) & (step < kept.sum() // 2))
+        taken = (step == 0) | ((chance.max() > 0) & (step < most))
         closer = taken & ((after < distance) | (step == 0))
         return jnp.where(closer, step, nearest), jnp.where(closer, after, distance)
 
     start = (jnp.zeros(kept.shape, jnp.int32), jnp.zeros(kept.shape, values.dtype))
-    return jax.lax.fori_loop(0, num_components, draw, start)[0]
+    return jax.lax.fori_loop(np.int32(0), np.int32(num_components), draw, start)[0]
 
 
 def maximise(

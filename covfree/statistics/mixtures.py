@@ -104,7 +104,7 @@ def gaussian_mixture(
     values = values / jnp.where(spread > 0, spread, 1)
 
     nearest = nearest_seeds(values, kept, num_components, derive(key, "starts"))
-    start = (nearest[:, None] == jnp.arange(num_components)[None, :]) & kept[:, None]
+    start = (nearest[:, None] == jnp.arange(num_components, dtype=jnp.int32)[None, :]) & kept[:, None]
     mixture = maximise(values, start.astype(dtype), count, covariance)
 
     def unfinished(carry: tuple[Any, ...]) -> jax.Array:
@@ -231,7 +231,7 @@ def _fit_groups(
 ) -> Mixture:
     """A mixture of each group, stacked: each gathers its examples, some groups at a time."""
     order = jnp.argsort(group)
-    within = jnp.arange(group_size)
+    within = jnp.arange(group_size, dtype=jnp.int32)
     key = derive(key, "mixtures")
 
     def one_group(operand: tuple[jax.Array, ...]) -> Mixture:
