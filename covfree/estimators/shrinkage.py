@@ -104,11 +104,23 @@ def _convex(numerator: jax.Array, denominator: jax.Array, covariance: Scatter) -
     return 1 - weight, weight * mean_variance(covariance)
 
 
+# Powers of two, for traces below 2⁻³², up to 2³² and above: squares then stay within float32.
+_SCALES = (2.0**64, 1.0, 2.0**-64)
+
+
+def _in_scale(covariance: Scatter) -> tuple[Scatter, jax.Array]:
+    """Σ̂ times one of the scales, without rounding, and which it is."""
+    trace = covariance.dim * mean_variance(covariance)
+    which = (trace > 2.0**-32).astype(jnp.int32) + (trace > 2.0**32).astype(jnp.int32)
+    return covariance.scaled(jnp.asarray(_SCALES, trace.dtype)[which]), which
+
+
 def _oas(strength, covariance, moments, freedom, statistics):
     dim, degrees = covariance.dim, freedom.effective
+    scaled, _ = _in_scale(covariance)
     # Both terms over d², as in scikit-learn, so that they stay of order one.
-    square = trace_and_square(covariance)[1] / dim**2
-    mean_square = jnp.square(mean_variance(covariance))
+    square = trace_and_square(scaled)[1] / dim**2
+    mean_square = jnp.square(mean_variance(scaled))
     numerator, excess = square + mean_square, square - mean_square / dim
     return _convex(numerator, jnp.where(degrees > 0, degrees + 1, 0) * excess, covariance)
 
@@ -162,15 +174,20 @@ def check_loading(shrinkage: Shrinkage) -> None:
 
 
 def _fourth_moment(factor, rows, moments, class_weight):
-    return jnp.sum(jnp.square(jnp.sum(jnp.square(factor), axis=1)))
+    """Σ ‖y‖⁴ in each of the scales, as the right one is known with all rows."""
+    length = jnp.sum(jnp.square(factor), axis=1)
+    # Cut in a wrong scale alone: in the right one no length is above 2³².
+    scaled = jnp.minimum(length[None, :] * jnp.asarray(_SCALES, length.dtype)[:, None], 2.0**60)
+    return jnp.sum(jnp.square(scaled), axis=1)
 
 
 def _ledoit_wolf(strength, covariance, moments, freedom, statistics):
     dim, degrees = covariance.dim, freedom.effective
-    square = trace_and_square(covariance)[1]
+    scaled, which = _in_scale(covariance)
+    square = trace_and_square(scaled)[1]
     # With z_r = √ν y_r as observations, Σ ‖z‖⁴/ν² = Σ ‖y‖⁴.
-    noise = statistics - square / jnp.where(degrees > 0, degrees, 1)
-    spread = square - dim * jnp.square(mean_variance(covariance))
+    noise = statistics[which] - square / jnp.where(degrees > 0, degrees, 1)
+    spread = square - dim * jnp.square(mean_variance(scaled))
     return _convex(noise, jnp.where(degrees > 0, spread, 0), covariance)
 
 

@@ -1,5 +1,7 @@
 """Shrinkage rules against the oracle and scikit-learn."""
 
+from dataclasses import replace
+
 import federations
 import jax
 import jax.numpy as jnp
@@ -289,3 +291,18 @@ def test_degrees_of_no_weight_have_a_derivative():
     zero = jnp.zeros(2)
     gradient = jax.grad(lambda weight: covfree.Freedom(jnp.ones(2), weight).effective)(zero)
     np.testing.assert_array_equal(gradient, 0)
+
+
+@pytest.mark.parametrize("rule", [r for r in RULES if r != "diagonal_loading"])
+def test_rules_do_not_depend_on_the_scale(rule):
+    """From 1e-15 to 1e15 in float32, where fourth powers are far outside its range."""
+    federation = federations.make(0)
+    clean = federations.rows(federation, FLOAT32, oracle.client_rows(*federation))
+
+    def relative(scale):
+        rows = replace(clean, mean=jnp.asarray(clean.mean) * jnp.float32(scale))
+        return np.asarray(shrunk(rows, RULES[rule]()), np.float64) / scale / scale
+
+    expected = relative(1.0)
+    for scale in (1e-15, 1e-11, 1e-6, 1e-4, 1e4, 1e6, 1e11, 1e15):
+        assert_close(relative(scale), expected, 1e-5)
