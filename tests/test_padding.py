@@ -55,6 +55,18 @@ def test_padding_changes_nothing_and_few_functions_are_compiled(name):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+def test_mixtures_of_clients_of_about_one_size_share_what_is_compiled():
+    """However many classes they hold, and examples of one."""
+
+    def message(size, classes):
+        x, y = RNG.normal(size=(size, DIM)).astype(np.float32), np.arange(size) % classes
+        return covfree.client_message(covfree.fedpft(), x, y, num_classes=CLASSES, key=key).rows.mean
+
+    key = jax.random.key(0)
+    message(63, 4)
+    assert compilations(lambda: [message(40, 2), message(50, 3), message(33, 4)]) == 0
+
+
 def test_where_arrays_are():
     """Arrays of a device stay on it; those on several are not padded; half precisions are taken."""
     last = jax.devices()[-1]

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from covfree.checks import check_choice, check_positive
+from covfree.padding import few_sizes
 from covfree.statistics import client_rows, count_rows
 from covfree.statistics.groups import as_examples
 from covfree.statistics.mixtures import Structure, client_mixtures, mixture_sizes
-from covfree.statistics.rows import CovarianceType, bucket, check_subsets, pair_sizes, rows_of
+from covfree.statistics.rows import CovarianceType, check_subsets, pair_sizes, rows_of
 from covfree.types import Rows, accumulation_dtype, is_traced
 
 
@@ -224,8 +225,9 @@ class Mixtures(OfManyClients):
         """Counted where the labels are known, as a mixture's cost grows with the bounds."""
         if is_traced(labels):
             return self.bounds(labels.shape[0])
-        sizes = self.sizes(np.asarray(labels), np.zeros(labels.shape[0], int))
-        return tuple(bucket(size) for size in sizes)
+        pairs, examples = self.sizes(np.asarray(labels), np.zeros(labels.shape[0], int))
+        # Few sizes: compiling takes longer than fitting some empty groups.
+        return min(max(num_classes, pairs), few_sizes(pairs)), few_sizes(examples)
 
     def sizes(self, labels: np.ndarray, clients: np.ndarray) -> tuple[int, ...]:
         """Number of client-class pairs, and examples of the largest."""

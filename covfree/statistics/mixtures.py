@@ -180,25 +180,15 @@ def client_mixtures(
     check_positive("num_components", num_components)
     if features.shape[0] == 0:
         raise ValueError("features: expected at least one example (padding will do), got none")
-    kept = (labels >= 0) & (clients >= 0)
-    group = jnp.where(kept, subset_groups((clients, labels), kept, 1, None)[0], num_groups)
-    size = jax.ops.segment_sum(kept.astype(jnp.int32), group, num_groups)
-    if not is_traced(size) and (size.sum() != kept.sum() or size.max() > group_size):
+    rows, num_pairs, size = _mixture_rows(
+        features, labels, clients, key, num_groups, group_size, num_components, covariance
+    )
+    if not is_traced(size) and (num_pairs > num_groups or size > group_size):
         raise ValueError(
             f"num_groups, group_size: {num_groups} groups of at most {group_size} examples cannot hold all "
-            f"client-class pairs: {group.max(initial=-1, where=kept) + 1} of at most {size.max()}; "
-            "see mixture_sizes"
+            f"client-class pairs: {num_pairs} of at most {size}; see mixture_sizes"
         )
-    owners = tuple(
-        jnp.where(size > 0, jax.ops.segment_max(x, group, num_groups), -1) for x in (labels, clients)
-    )
-    mixtures = _fit_groups(
-        features, group, size, owners, key, group_size, num_components=num_components, covariance=covariance
-    )
-    count = (size.astype(mixtures.weight.dtype)[:, None] * mixtures.weight).reshape(-1)
-    label, client = (jnp.where(count > 0, jnp.repeat(x, num_components), -1) for x in owners)
-    mean, spread = (x.reshape(-1, *x.shape[2:]) for x in (mixtures.mean, mixtures.covariance))
-    return Rows(mean, count, label, client, spread)
+    return rows
 
 
 def mixture_sizes(
@@ -217,7 +207,35 @@ def mixture_sizes(
     return max(len(sizes), 1), int(sizes.max(initial=1))
 
 
-@partial(jax.jit, static_argnames=("group_size", "num_components", "covariance"))
+@partial(jax.jit, static_argnames=("num_groups", "group_size", "num_components", "covariance"))
+def _mixture_rows(
+    features: Float[Array, "examples dim"],
+    labels: Integer[Array, " examples"],
+    clients: Integer[Array, " examples"],
+    key: PRNGKey,
+    num_groups: int,
+    group_size: int,
+    num_components: int,
+    covariance: Structure,
+) -> tuple[Rows, Integer[Array, ""], Integer[Array, ""]]:
+    """The rows, the number of client-class pairs, and the examples of the largest: all that is compiled."""
+    kept = (labels >= 0) & (clients >= 0)
+    # −1 for padding.
+    pair = subset_groups((clients, labels), kept, 1, None)[0]
+    group = jnp.where(kept, pair, num_groups)
+    size = jax.ops.segment_sum(kept.astype(jnp.int32), group, num_groups)
+    owners = tuple(
+        jnp.where(size > 0, jax.ops.segment_max(x, group, num_groups), -1) for x in (labels, clients)
+    )
+    mixtures = _fit_groups(
+        features, group, size, owners, key, group_size, num_components=num_components, covariance=covariance
+    )
+    count = (size.astype(mixtures.weight.dtype)[:, None] * mixtures.weight).reshape(-1)
+    label, client = (jnp.where(count > 0, jnp.repeat(x, num_components), -1) for x in owners)
+    mean, spread = (x.reshape(-1, *x.shape[2:]) for x in (mixtures.mean, mixtures.covariance))
+    return Rows(mean, count, label, client, spread), pair.max() + 1, size.max()
+
+
 def _fit_groups(
     features: Float[Array, "examples dim"],
     group: Integer[Array, " examples"],
