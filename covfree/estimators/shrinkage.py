@@ -20,6 +20,9 @@ from covfree.estimators.shrinkage_rule import Shrinkage, mean_variance
 from covfree.linalg import Scatter
 from covfree.types import Scalar
 
+# Rules without a number, which may be taken for names.
+_PLAIN = ("empirical_bayes", "ledoit_wolf", "oas", "pseudo_observations")
+
 
 def as_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
     """Take a number γ (the paper's γI), ``"auto"``, or a rule.
@@ -32,8 +35,12 @@ def as_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
         return shrinkage
     if isinstance(shrinkage, str):
         if shrinkage != "auto":
-            raise ValueError(f"shrinkage: expected a number, 'auto' or a rule, got {shrinkage!r}")
+            hint = f"; the rule is covfree.{shrinkage}()" if shrinkage in _PLAIN else ""
+            raise ValueError(f"shrinkage: expected a number, 'auto' or a rule, got {shrinkage!r}{hint}")
         return automatic()
+    if callable(shrinkage):
+        name = getattr(shrinkage, "__name__", repr(shrinkage))
+        raise TypeError(f"shrinkage: expected a number, 'auto' or a rule, got the function {name}; call it")
     return diagonal_loading(check_strength("shrinkage", shrinkage))
 
 

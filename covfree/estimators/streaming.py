@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Integer, Num
 
 from covfree.checks import check_means, check_positive
@@ -50,8 +51,14 @@ def init(dim: int, dtype: Any = float) -> CovarianceState:
     Args:
         dim: d.
         dtype: of the floats; float32, or float64 where x64 is enabled.
+
+    Raises:
+        TypeError: if it is another data type.
+        ValueError: if ``dim`` is below 1.
     """
     check_positive("dim", dim)
+    if jax.dtypes.canonicalize_dtype(dtype) not in (np.float32, np.float64):
+        raise TypeError(f"dtype: expected float32 or float64, got {np.dtype(dtype).name}")
     point, matrix = jnp.zeros(dim, dtype), jnp.zeros((dim, dim), dtype)
     return CovarianceState(jnp.zeros((), dtype), jnp.zeros((), jnp.int32), point, point, matrix)
 

@@ -252,6 +252,8 @@ def test_gradients_of_data_driven_rules_against_finite_differences(name):
         (float("inf"), ValueError, "shrinkage: expected a finite number of at least 0, got inf"),
         (np.float32(-0.5), ValueError, "shrinkage: expected a finite number of at least 0, got .*-0.5"),
         ("best", ValueError, "shrinkage: expected a number, 'auto' or a rule, got 'best'"),
+        ("oas", ValueError, r"got 'oas'; the rule is covfree\.oas\(\)"),
+        (covfree.oas, TypeError, "shrinkage: expected .* a rule, got the function oas; call it"),
         (True, TypeError, "shrinkage: expected a number, got True"),
         (None, TypeError, "shrinkage: expected a number, got None"),
         ([0.1], TypeError, r"shrinkage: expected a number, got an array of shape \[1\]"),
@@ -261,14 +263,26 @@ def test_gradients_of_data_driven_rules_against_finite_differences(name):
             r"shrinkage: expected a number, got an array of shape \[2\].*jax\.vmap",
         ),
     ],
-    ids=["negative", "nan", "infinite", "numpy", "string", "bool", "none", "list", "array"],
+    ids=[
+        "negative",
+        "nan",
+        "infinite",
+        "numpy",
+        "string",
+        "name",
+        "function",
+        "bool",
+        "none",
+        "list",
+        "array",
+    ],
 )
 def test_wrong_strengths(value, error, message):
     with pytest.raises(error, match=message):
         covfree.fedcof(shrinkage=value)
     with pytest.raises(error, match=message):
         covfree.estimate_covariance(jnp.ones((2, 2)), jnp.ones(2), shrinkage=value)
-    if not isinstance(value, str):
+    if not isinstance(value, str) and not callable(value):
         for rule in (covfree.diagonal_loading, covfree.relative):
             with pytest.raises(error, match=message.replace("shrinkage", "gamma")):
                 rule(value)

@@ -105,6 +105,8 @@ def test_over_a_mesh():
         (lambda s: streaming.update(s, MEANS[0], COUNTS[0, :2]), "means: expected .* with counts"),
         (lambda s: streaming.update(MEANS, MEANS[0], COUNTS[0]), "state: expected one of init"),
         (lambda s: streaming.init(0), "dim: expected"),
+        (lambda s: streaming.init(4, int), "dtype: expected float32 or float64, got int64"),
+        (lambda s: streaming.init(4, "bfloat16"), "dtype: expected float32 or float64, got bfloat16"),
         (lambda s: covfree.estimate_covariance(COUNTS, COUNTS[0]), "means: expected floats, got int64"),
         (lambda s: covfree.estimate_covariance(MEANS[0], ["a"] * ROWS), "counts: expected numbers"),
         (lambda s: covfree.estimate_covariance(MEANS, COUNTS), "means: .*vmap"),
