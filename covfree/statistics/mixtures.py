@@ -240,7 +240,7 @@ def _fit_groups(
     features: Float[Array, "examples dim"],
     group: Integer[Array, " examples"],
     size: Integer[Array, " groups"],
-    owners: tuple[Integer[Array, " groups"], Integer[Array, " groups"]],
+    owners: tuple[Integer[Array, " groups"], ...],
     key: PRNGKey,
     group_size: int,
     *,
