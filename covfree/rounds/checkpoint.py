@@ -59,27 +59,34 @@ class Checkpoints:
         self._manager = self._ocp.CheckpointManager(folder.resolve(), options=options)
         self._identity, self._folder = identity, folder
 
-    def save(self, done: int, trees: Any, history: list[dict[str, Any]]) -> None:
-        """Save what the run holds after so many rounds: as a whole or not at all."""
+    def save(self, done: int, trees: Any, history: list[dict[str, Any]], items: list[list[int]]) -> None:
+        """Save what the run holds after so many rounds: as a whole or not at all.
+
+        Args:
+            done: rounds.
+            trees: what the run holds.
+            history: of the rounds.
+            items: how many items the tables of each round had, by which the structure of ``trees`` is known.
+        """
         args = self._ocp.args
         leaves = _named(trees)
         # Orbax saves no array without an item.
         empty = {name: leaf for name, leaf in leaves.items() if np.size(leaf) == 0}
         shapes = {name: [list(leaf.shape), str(leaf.dtype)] for name, leaf in empty.items()}
         kept = {name: leaf for name, leaf in leaves.items() if name not in empty} or {"none": np.zeros(1)}
-        about = {"identity": dict(self._identity(done)), "history": history, "empty": shapes}
+        about = {"identity": dict(self._identity(done)), "history": history, "items": items, "empty": shapes}
         self._manager.save(
             done, args=args.Composite(arrays=args.StandardSave(kept), about=args.JsonSave(about))
         )
 
     def load(
-        self, rounds: int, structure: Callable[[int], Any]
-    ) -> tuple[int, Any, list[dict[str, Any]]] | None:
-        """Rounds that are done, what the run held then and its history; None if nothing is saved.
+        self, rounds: int, structure: Callable[[list[list[int]]], Any]
+    ) -> tuple[int, Any, list[dict[str, Any]], list[list[int]]] | None:
+        """Rounds that are done, what the run held then, its history and ``items``; None if nothing is saved.
 
         Args:
             rounds: that the run is to have.
-            structure: of what the run holds after so many rounds, as a pytree.
+            structure: of what the run holds after rounds of so many ``items``, as a pytree.
         """
         done = self._manager.latest_step()
         if done is None:
@@ -104,8 +111,9 @@ class Checkpoints:
         arrays = self._manager.restore(done, args=args.Composite(arrays=args.StandardRestore()))["arrays"]
         for name, (shape, dtype) in about["empty"].items():
             arrays[name] = jnp.zeros(shape, dtype)
-        tree = structure(done)
-        return done, tree.unflatten([arrays[f"leaf{i}"] for i in range(tree.num_leaves)]), about["history"]
+        tree = structure(about["items"])
+        held = tree.unflatten([arrays[f"leaf{i}"] for i in range(tree.num_leaves)])
+        return done, held, about["history"], about["items"]
 
     def close(self) -> None:
         """Let go of the folder."""

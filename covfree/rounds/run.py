@@ -158,13 +158,13 @@ def run(
     held = Held(state, bank.leaves, simulation.nothing_pending(state, bank))
     if best is not None:
         held = held._replace(best=_copied((held.state, held.memory)))
-    done, records, saved = 0, [], None
+    done, records, items, saved = 0, [], [], None
     if checkpoint is not None:
         saved = Checkpoints(Path(checkpoint), simulation.identity(state, one, best))
         first = held
-        earlier = saved.load(rounds, lambda done: simulation.structure_after(done, first, bank))
+        earlier = saved.load(rounds, lambda items: simulation.structure_after(items, first, bank))
         if earlier is not None:
-            done, held, records = earlier
+            done, held, records, items = earlier
             bank = Bank.holding(held.memory, memory)
     kept = done
     lines = _Lines(history, records)
@@ -178,6 +178,7 @@ def run(
             break
         for who, memory_of in new.memories:
             bank.remember(who, memory_of)
+        items.append(new.items)
         held, record = Held(new.state, bank.leaves, new.pending, held.best), new.record
         due = number % every == every - 1 or number == rounds - 1
         if due:
@@ -191,13 +192,13 @@ def run(
         if best is not None and _best_round(best, records) == number:
             held = held._replace(best=_copied((held.state, held.memory)))
         if saved is not None and number % checkpoint_every == checkpoint_every - 1:
-            saved.save(number + 1, held, records)
+            saved.save(number + 1, held, records, items)
             kept = number + 1
         if stopped is not None:
             break
     if saved is not None:
         if len(records) > kept:
-            saved.save(len(records), held, records)
+            saved.save(len(records), held, records, items)
         saved.close()
     result = algorithm.result(algorithm.params, held.state, held.memory)
     done = Run(result, held.state, held.memory, records, stopped)

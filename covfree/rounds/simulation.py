@@ -49,6 +49,7 @@ class Round(NamedTuple):
         pending: as of `Held`.
         memories: clients (−1 for padding), and what each of them remembers now.
         record: what the history tells of it.
+        items: of each table in the total of the uploads.
         unsound: what is not finite; None if all is.
     """
 
@@ -56,6 +57,7 @@ class Round(NamedTuple):
     pending: Any
     memories: list[tuple[np.ndarray, Any]]
     record: dict[str, Any]
+    items: list[int]
     unsound: str | None
 
 
@@ -126,7 +128,8 @@ class Simulation(NamedTuple):
             unsound = "the clients' loss"
         if self.each_client:
             record["each_client"] = _by_client(joined, np.concatenate(sizes), np.concatenate(who))
-        return Round(state, pending, memories, record, unsound if finite else "the state")
+        items = [len(table[-1]) for table in rows]
+        return Round(state, pending, memories, record, items, unsound if finite else "the state")
 
     @property
     def _multiple(self) -> int:
@@ -164,13 +167,22 @@ class Simulation(NamedTuple):
             )
         return given.sums.total
 
-    def structure_after(self, rounds: int, held: Held, bank: Bank) -> Any:
-        """The structure of what the run holds after so many rounds."""
+    def structure_after(self, items: list[list[int]], held: Held, bank: Bank) -> Any:
+        """The structure of what the run holds after some rounds.
+
+        Args:
+            items: of the tables of each round: few rows may be kept in another form than many.
+            held: before the first round.
+            bank: before the first round.
+        """
         state = held.state
-        for _ in range(rounds if self.algorithm.rounds is not None else 0):
+        for counts in items if self.algorithm.rounds is not None else ():
             given = self._given(state, bank)
             sums = [x[0] for x in given.sums.total]
-            tables = [[x[0] for x in table] for table in given.tables]
+            tables = [
+                [jnp.zeros((number, *x.shape[2:]), x.dtype) for x in table]
+                for number, table in zip(counts, given.tables, strict=True)
+            ]
             total = Parts(sums, tables, given.structure.value).upload()
             state = zeros_of(cohort.serve, self.algorithm, state, total)[0]
         return jax.tree.structure(held._replace(state=state))
