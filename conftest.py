@@ -31,6 +31,19 @@ gc.set_threshold(50_000, 20, 50)
 _BUDGET = 60.0
 
 
+def pytest_sessionstart():
+    """Let heads hold what trees hold: of many heads (vmap) the axes, of specifications anything at all.
+
+    jaxtyping checks what dataclasses are made of, and jax makes them of what a tree's leaves are.
+    """
+    from covfree.feature_maps import Adapter
+    from covfree.heads import EnsembleHead, GaussianHead, MappedHead
+    from covfree.types import LinearHead
+
+    for kind in (Adapter, EnsembleHead, GaussianHead, LinearHead, MappedHead):
+        kind.__init__ = getattr(kind.__init__, "__wrapped__", kind.__init__)
+
+
 @pytest.fixture(scope="module")
 def optimised():
     """For a module in which it matters how XLA compiles."""

@@ -148,8 +148,10 @@ def check_row_structure(rows: Rows, *, dim: int | None = None) -> None:
 
 def check_integer(name: str, value: Any, minimum: int) -> int:
     """Return a static size as an `int`, or raise unless it is an integer of at least ``minimum``."""
-    if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__") or np.ndim(value):
-        raise TypeError(f"{name}: expected an integer of at least {minimum}, got {value!r}")
+    wrong = bool | np.bool_ | jax.Array
+    if isinstance(value, wrong) or not hasattr(value, "__index__") or np.ndim(value):
+        kind = "a Python integer" if isinstance(value, jax.Array) else "an integer"
+        raise TypeError(f"{name}: expected {kind} of at least {minimum}, got {value!r}")
     if value.__index__() < minimum:
         raise ValueError(f"{name}: expected an integer of at least {minimum}, got {value!r}")
     return value.__index__()
@@ -203,6 +205,13 @@ def check_strength(name: str, value: Any) -> Any:
 
     A traced number is taken as it is: it may be swept.
     """
+    _check_number(name, value)
+    if not is_traced(value) and not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name}: expected a finite number of at least 0, got {value!r}")
+    return value
+
+
+def _check_number(name: str, value: Any) -> None:
     number = isinstance(value, (int, float)) or (hasattr(value, "dtype") and np.ndim(value) == 0)
     if not number and np.ndim(value):
         raise TypeError(
@@ -211,15 +220,12 @@ def check_strength(name: str, value: Any) -> Any:
         )
     if not number or isinstance(value, bool) or not np.issubdtype(_dtype(value), np.number):
         raise TypeError(f"{name}: expected a number, got {value!r}")
-    if not is_traced(value) and not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{name}: expected a finite number of at least 0, got {value!r}")
-    return value
 
 
 def check_above_zero(name: str, value: Any) -> Any:
     """Return a number, or raise unless it is one, finite and above 0; a traced one is taken as it is."""
-    check_strength(name, value)
-    if not is_traced(value) and value == 0:
+    _check_number(name, value)
+    if not is_traced(value) and not (math.isfinite(value) and value > 0):
         raise ValueError(f"{name}: expected a finite number above 0, got {value!r}")
     return value
 

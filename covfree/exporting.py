@@ -23,9 +23,12 @@ def _from_bytes(static: bytes) -> Any:
     return tuple(json.loads(static))
 
 
-for _kind in (Adapter, CovarianceState, EnsembleHead, GaussianHead, LinearHead, MappedHead):
-    export.register_namedtuple_serialization(_kind, serialized_name=f"covfree.{_kind.__name__}")
-for _kind in (BucketFeatures, FourierFeatures, Message, Moments, ReluFeatures, Rows, Scatter):
+export.register_namedtuple_serialization(CovarianceState, serialized_name="covfree.CovarianceState")
+for _kind in (
+    *(Adapter, BucketFeatures, FourierFeatures, ReluFeatures),
+    *(EnsembleHead, GaussianHead, LinearHead, MappedHead),
+    *(Message, Moments, Rows, Scatter),
+):
     export.register_pytree_node_serialization(
         _kind,
         serialized_name=f"covfree.{_kind.__name__}",

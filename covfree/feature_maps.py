@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 
 from covfree.checks import check_above_zero, check_positive, check_seed
 from covfree.keys import derive
-from covfree.types import AnyArray, Scalar, accumulation_dtype
+from covfree.types import AnyArray, Scalar, accumulation_dtype, as_features
 
 
 @runtime_checkable
@@ -96,7 +96,9 @@ class ReluFeatures:
         return {"directions": _directions(jax.random.key(self.seed), dim, self.num_features)}
 
 
-class Adapter(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Adapter:
     """A map of features that is trained, not drawn: x + relu(x A) B.
 
     Attributes:
@@ -109,7 +111,7 @@ class Adapter(NamedTuple):
 
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch dim"]:
         """The features, adapted."""
-        features = jnp.asarray(features)
+        features = jnp.asarray(as_features(features, self.down.shape[0]))
         return features + jax.nn.relu(features @ self.down) @ self.up
 
 

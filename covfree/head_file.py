@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -92,7 +93,8 @@ def save_head(
         )
     feature_map: Any = head.feature_map if isinstance(head, MappedHead) else None
     own = {} if feature_map is None else _map_arrays(feature_map)
-    arrays = {name: _plain(leaf) for name, leaf in inner._asdict().items() if leaf is not None}
+    leaves = {each.name: getattr(inner, each.name) for each in fields(inner)}
+    arrays = {name: _plain(leaf) for name, leaf in leaves.items() if leaf is not None}
     try:
         _check_parts(kind, arrays)
         _check_finite({**arrays, **own})

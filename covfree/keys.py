@@ -9,6 +9,7 @@ the same numbers.
 from __future__ import annotations
 
 import zlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +33,15 @@ def derive(key: PRNGKey, stream: str) -> jax.Array:
     False
     """
     return jax.random.fold_in(key, zlib.crc32(stream.encode()))
+
+
+def check_key(key: Any) -> None:
+    """Raise unless this is a PRNG key, typed or raw, or None."""
+    dtype = getattr(key, "dtype", None)
+    if key is not None and (
+        dtype is None or not (jnp.issubdtype(dtype, jax.dtypes.prng_key) or dtype == jnp.uint32)
+    ):
+        raise TypeError(f"key: expected a PRNG key, such as jax.random.key(0), got {key!r}")
 
 
 def participation_seed(key: PRNGKey) -> int:

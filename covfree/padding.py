@@ -38,7 +38,7 @@ def as_arrays(arguments: Mapping[str, Any], names: Iterable[str]) -> dict[str, A
                 arrays[name] = np.asarray(arrays[name])
             except ValueError:
                 raise ValueError(
-                    f"{name}: expected an array, got a list of lists of unequal lengths"
+                    f"{name}: expected an array, got a list of parts of unequal lengths"
                 ) from None
     return arrays
 

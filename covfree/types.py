@@ -6,7 +6,7 @@ Axes, everywhere: ``examples`` (n), ``dim`` (d), ``classes`` (C), ``clients`` (K
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import jax
 import jax.core
@@ -244,7 +244,18 @@ def masked(
     return jnp.where(jnp.broadcast_to(present > 0, scores.shape), scores, -jnp.inf)
 
 
-class LinearHead(NamedTuple):
+def as_features(features: Any, dim: int) -> Any:
+    """Features as an array; an error unless their last axis has the size that a head takes."""
+    features = features if hasattr(features, "shape") else jnp.asarray(features)
+    if features.shape[-1:] != (dim,):
+        raise ValueError(f"features: expected [..., {dim}], got {list(features.shape)}")
+    return features
+
+
+# Compared and hashed by identity, as `jax.jit(head)` needs it of a function.
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class LinearHead:
     """A linear classifier: ``head(features)`` gives a score for each class.
 
     A class without rows has a weight column of 0, a bias of 0 and ``present`` 0. Its score is −∞: it is never
@@ -272,5 +283,6 @@ class LinearHead(NamedTuple):
 
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch classes"]:
         """Scores (logits) of each class; −∞ for an absent one."""
+        features = as_features(features, self.weight.shape[0])
         scores = jnp.matmul(features, self.weight, precision=jax.lax.Precision.HIGHEST)
         return masked(scores + jnp.broadcast_to(self.bias, scores.shape), self.present)

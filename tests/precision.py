@@ -72,6 +72,7 @@ def assert_heads_close(actual, expected, tolerance: float) -> None:
 
 
 def _marked(head):
-    weight, bias, *rest = head
-    present = rest[0] if rest and rest[0] is not None else np.ones(np.shape(bias))
+    weight, bias = head if isinstance(head, tuple) else (head.weight, head.bias)
+    present = getattr(head, "present", None)
+    present = np.ones(np.shape(bias)) if present is None else present
     return weight, np.where(np.asarray(present) > 0, bias, np.asarray(-np.inf, np.asarray(bias).dtype))

@@ -44,7 +44,7 @@ def fourier(sigma=0.7, seed=5):
 
 HEADS = {
     "linear": linear(),
-    "no-marks": linear()._replace(present=None),
+    "no-marks": replace(linear(), present=None),
     "half": linear(dtype=np.float16),
     "gaussian": gaussian(full=True),
     "diagonal": gaussian(full=False),
@@ -139,8 +139,8 @@ def test_float64_stays_and_bfloat16_becomes_float32(tmp_path):
         (HEADS["linear"], {"dim": 4}, ValueError, "dim: expected 5, as the head has it, got 4"),
         (HEADS["adapter"], {"dim": 4}, ValueError, "dim: expected 5, as the head has it, got 4"),
         (HEADS["linear"], {"class_names": ["a"]}, ValueError, r"class_names: expected 3 names.*\[1\]"),
-        (linear()._replace(bias=jnp.ones(2)), {}, ValueError, r"head: expected a linear head .*bias.*\[2\]"),
-        (linear()._replace(bias=jnp.full(3, jnp.nan)), {}, ValueError, r"head: bias: .* nan at \(0,\)"),
+        (replace(linear(), bias=jnp.ones(2)), {}, ValueError, r"head: expected a linear head .*bias.*\[2\]"),
+        (replace(linear(), bias=jnp.full(3, jnp.nan)), {}, ValueError, r"head: bias: .* nan at \(0,\)"),
         (
             covfree.LinearHead(np.full((5, 3), 1e300), np.zeros(3)),
             {},
@@ -148,13 +148,13 @@ def test_float64_stays_and_bfloat16_becomes_float32(tmp_path):
             r"head: weight: expected finite numbers, got 1e\+300 at \(0, 0\)",
         ),
         (
-            MappedHead(adapter()._replace(up=jnp.full((2, DIM), jnp.nan)), linear()),
+            MappedHead(replace(adapter(), up=jnp.full((2, DIM), jnp.nan)), linear()),
             {},
             ValueError,
             "head: map_up: .*nan",
         ),
         (MappedHead(adapter(), linear(4)), {}, ValueError, r"head: expected floats map_down \[4, rank\]"),
-        (HEADS["relu"]._replace(head=linear()), {"dim": 4}, ValueError, "head: map_num_features: .*got 8"),
+        (replace(HEADS["relu"], head=linear()), {"dim": 4}, ValueError, "head: map_num_features: .*got 8"),
         (fourier(sigma=jnp.nan), {"dim": 4}, ValueError, "head: map_sigma: expected finite"),
         (fourier(sigma=-1), {"dim": 4}, ValueError, "head: map_sigma: expected a number above 0, got -1"),
         (HEADS["relu"], {"dim": 0}, ValueError, "dim: expected an integer of at least 1, got 0"),
@@ -171,7 +171,7 @@ def test_what_cannot_be_saved(tmp_path, head, options, kind, text):
 def test_a_sweep_of_maps_cannot_be_saved(untyped, tmp_path):
     for kind, name in (("fourier", "sigma"), ("relu", "seed")):
         several = replace(HEADS[kind].feature_map, **{name: jnp.ones(2)})
-        head = HEADS[kind]._replace(feature_map=several)
+        head = replace(HEADS[kind], feature_map=several)
         with pytest.raises(ValueError, match=rf"head: map_{name}: expected one number, got float32\[2\]"):
             covfree.save_head(head, tmp_path / "head.npz", dim=DIM)
 

@@ -1,12 +1,21 @@
 """Rows, moments and the linear head; saving and loading."""
 
+import copy
+import dataclasses
+import pickle
+
 import federations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+import pytest
 from federations import CLASSES
+from flax.training.train_state import TrainState
 
 import covfree
+from covfree.feature_maps import Adapter
+from covfree.heads import EnsembleHead, GaussianHead, MappedHead
 
 
 def test_rows_of_dense_means():
@@ -35,6 +44,57 @@ def test_records_are_pytrees():
         assert type(again) is type(record)
         for a, b in zip(leaves, jax.tree.leaves(again), strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("kind", ["linear", "gaussian", "mapped", "ensemble", "adapter"])
+def test_heads_are_functions_to_jax(untyped, kind):
+    linear = covfree.LinearHead(jnp.arange(6.0).reshape(2, 3), jnp.zeros(3), jnp.array([1.0, 0.0, 1.0]))
+    adapter = Adapter(jnp.ones((2, 1)), jnp.ones((1, 2)))
+    head = {
+        "linear": linear,
+        "gaussian": GaussianHead(jnp.arange(6.0).reshape(3, 2), jnp.ones((3, 2)), jnp.zeros(3)),
+        "mapped": MappedHead(adapter, linear),
+        "ensemble": EnsembleHead(
+            linear.weight.T,
+            linear.bias,
+            *(jnp.array(x) for x in ([0, 0, 1], [0, 2, 2])),
+            linear.bias,
+            linear.present,
+        ),
+        "adapter": adapter,
+    }[kind]
+    features = jnp.array([[1.0, -2.0], [0.5, 3.0]])
+    scores = head(features)
+    for other in (
+        jax.jit(head),
+        jax.checkpoint(head),
+        jax.vmap(jax.jit(head)),
+        pickle.loads(pickle.dumps(head)),
+        copy.deepcopy(head),
+        dataclasses.replace(head),
+    ):
+        np.testing.assert_allclose(other(features), scores, rtol=1e-6)
+    np.testing.assert_allclose(head(features.tolist()), scores, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"features: expected \[..., 2\].* got \[4, 3\]"):
+        head(np.ones((4, 3), np.float32))
+
+
+def test_an_optimiser_steps_on_a_head():
+    head = covfree.LinearHead(jnp.eye(2), jnp.zeros(2))
+    features, labels = jnp.eye(2), jnp.array([1, 1])
+    optimiser = optax.adamw(0.1)
+
+    def loss(head):
+        return optax.softmax_cross_entropy_with_integer_labels(head(features), labels).mean()
+
+    def of_params(params):
+        return loss(params["head"])
+
+    state = TrainState.create(apply_fn=None, params={"head": head}, tx=optimiser)
+    for _ in range(3):
+        state = jax.jit(lambda state: state.apply_gradients(grads=jax.grad(of_params)(state.params)))(state)
+    assert isinstance(state.params["head"], covfree.LinearHead)
+    assert loss(state.params["head"]) < loss(head)
 
 
 def test_head_takes_any_batch():

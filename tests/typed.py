@@ -1,5 +1,6 @@
 """Kinds of heads as type checkers must see them; `make types` runs pyright and mypy over it."""
 
+import dataclasses
 from typing import Any, assert_type
 
 import jax
@@ -38,3 +39,7 @@ def heads(features: jax.Array, labels: jax.Array, clients: jax.Array, rows: covf
     assert_type(covfree.fit(anything, *data)(features), jax.Array)
     assert_type(covfree.evaluate(covfree.fit(anything, *data), features, labels), jax.Array)
     covfree.rounds.as_algorithm(anything, num_classes=3)
+    linear = covfree.fit(covfree.fedcof(), *data)
+    assert_type(dataclasses.replace(linear, bias=linear.bias + 1), covfree.LinearHead)
+    scores: jax.Array = jax.jit(linear)(features)
+    assert_type(jax.checkpoint(linear)(scores), Any)

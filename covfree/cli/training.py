@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -126,7 +126,7 @@ def make_start(init: str, task: Task, seed: int) -> Start:
     if init == RANDOM:
         head = random_head(features.shape[1], classes, key=jax.random.key(seed))
         # As closed-form heads have it, so that all starts share compiled functions.
-        head = head._replace(present=jnp.ones(classes))
+        head = replace(head, present=jnp.ones(classes))
     else:
         method, labels = variants([init])[init].method, task.data.train_labels
         used = np.where(task.clients >= 0, labels, -1)

@@ -16,9 +16,11 @@ from covfree.checks import check, check_example_structure, check_positive
 from covfree.doors import as_array, as_int32, compiled, consecutive, finite, fits_int32
 from covfree.engine.totals import How, accumulate, in_memory
 from covfree.heads.mapped import MappedHead
+from covfree.keys import check_key
 from covfree.methods import Method
 from covfree.methods.message_form import Merge
 from covfree.methods.method import check_method
+from covfree.padding import as_arrays
 from covfree.row_types import count_sum, summable
 from covfree.statistics.rows import bucket
 from covfree.types import AnyArray, H, Head, Message, PRNGKey, Rows, is_traced
@@ -221,6 +223,9 @@ def fit(
         check_positive("num_classes", num_classes)
     if clients is None:
         raise TypeError("clients: expected integers, one for each example, got None")
+    check_key(key)
+    given = {"features": features, "labels": labels, "clients": clients}
+    features, labels, clients = as_arrays(given, given).values()
     check(features, labels, clients, num_classes=num_classes)
     if num_classes is None:
         if is_traced(labels):
@@ -266,7 +271,7 @@ def _check_evaluation(head: Any, features: Any, labels: Any) -> None:
         )
 
 
-@compiled(check=_check_evaluation)
+@compiled(check=_check_evaluation, padded={"features": 0, "labels": -1})
 def evaluate(
     head: Head, features: Float[AnyArray, "examples dim"], labels: Integer[AnyArray, " examples"]
 ) -> Float[Array, ""]:
@@ -275,7 +280,8 @@ def evaluate(
     Args:
         head: a classifier.
         features: test features.
-        labels: their classes; below 0 is padding. A class that the head never saw counts as an error.
+        labels: their classes; below 0 is padding. A class that the head never saw, or
+            does not know, counts as an error.
 
     Returns:
         The accuracy; NaN if there is no example.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -23,12 +24,12 @@ def _features(
 
 def _scores(trained: Any, frozen: Any, features: Any) -> jax.Array:
     _, head = trained
-    return head._replace(present=frozen)(features)
+    return replace(head, present=frozen)(features)
 
 
 def _finish(trained: Any, frozen: Any, statistics: tuple[()]) -> MappedHead:
     adapter, head = trained
-    return MappedHead(adapter, head._replace(present=frozen))
+    return MappedHead(adapter, replace(head, present=frozen))
 
 
 def adapter_model(head: LinearHead | MappedHead, *, rank: int = 32, key: PRNGKey | None = None) -> Model:

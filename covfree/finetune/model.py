@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import jax
@@ -97,12 +97,12 @@ def _linear_scores(trained: LinearHead, frozen: Any, features: Any) -> jax.Array
             f"features: expected [examples, {trained.weight.shape[0]}], as the head has rows, got "
             f"{list(jnp.shape(features))}"
         )
-    return trained._replace(present=present)(features)
+    return replace(trained, present=present)(features)
 
 
 def _linear_head(trained: LinearHead, frozen: Any, statistics: tuple[()]) -> LinearHead | MappedHead:
     feature_map, present = frozen
-    head = trained._replace(present=present)
+    head = replace(trained, present=present)
     return head if feature_map is None else MappedHead(feature_map, head)
 
 
@@ -127,7 +127,7 @@ def linear_model(head: LinearHead | MappedHead) -> Model:
         raise TypeError(f"head: expected a linear head, got {type(inner).__name__}")
     frozen = feature_map, inner.present
     classes = inner.weight.shape[1]
-    trained = inner._replace(present=None)
+    trained = replace(inner, present=None)
     return Model(trained, frozen, (), linear_features, _linear_scores, _linear_head, num_classes=classes)
 
 
@@ -163,7 +163,7 @@ class _Network:
         """The network's parameters and the head."""
         network = frozen["network"] if self.train == "head" else trained["network"]
         head = frozen["head"] if self.train == "backbone" else trained["head"]
-        return network, head._replace(present=frozen["present"])
+        return network, replace(head, present=frozen["present"])
 
 
 # Functions of a model are compared by value, so that another model of the same kind compiles nothing anew.
@@ -234,7 +234,7 @@ def network_model(
     statistics = {name: leaf for name, leaf in params.items() if name != "params"}
     # Those that stay are not sent to and fro.
     fixed, moving = (statistics, {}) if norms == "frozen" or train == "head" else ({}, statistics)
-    parts = {"network": check_params(params), "head": head._replace(present=None)}
+    parts = {"network": check_params(params), "head": replace(head, present=None)}
     kept = {"head": ("network",), "backbone": ("head",), "all": ()}[train]
     trained = {name: part for name, part in parts.items() if name not in kept}
     frozen = {name: parts[name] for name in kept} | {"present": head.present, "statistics": fixed}

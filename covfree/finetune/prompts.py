@@ -82,7 +82,7 @@ def _cosines(queries: jax.Array, prompts: jax.Array) -> jax.Array:
 
 class _Scores(_Prompted):
     def __call__(self, trained: Any, frozen: Any, features: Any) -> jax.Array:
-        head = trained["head"]._replace(present=frozen["present"])
+        head = replace(trained["head"], present=frozen["present"])
         return head(features.astype(head.weight.dtype))
 
 
@@ -169,7 +169,7 @@ def prompt_model(
     _check_prompts(prompts, size)
     if top is not None:
         check_positive("top", top)
-    trained = {"prompts": jnp.asarray(prompts), "head": head._replace(present=None)}
+    trained = {"prompts": jnp.asarray(prompts), "head": replace(head, present=None)}
     kept = jnp.ones(len(prompts), bool)
     frozen = {"network": check_params(params), "present": head.present, "kept": kept}
     return _model(_Prompted(backbone, preprocessing, top), trained, frozen)

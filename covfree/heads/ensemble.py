@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
 from covfree.products import product
-from covfree.types import AnyArray, masked
+from covfree.types import AnyArray, as_features, masked
 
 
-class EnsembleHead(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class EnsembleHead:
     """The average of the probabilities that clients' linear heads give: log Σ_k π_k softmax_k(x)_c.
 
     The softmax of client k is over the classes that it holds; it gives all others probability 0. A call takes
@@ -36,7 +38,7 @@ class EnsembleHead(NamedTuple):
 
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch classes"]:
         """Logarithms of the averaged probabilities; −∞ for an absent class."""
-        features = jnp.asarray(features)
+        features = jnp.asarray(as_features(features, self.weight.shape[1]))
         flat = features.reshape(-1, features.shape[-1])
         columns, classes = self.bias.shape[0], self.present.shape[0]
         used = self.client < columns

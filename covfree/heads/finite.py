@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import jax.numpy as jnp
@@ -16,12 +17,14 @@ AnyHead = TypeVar("AnyHead")
 def with_finite_scores(head: AnyHead, absent: float = -1e9) -> AnyHead:
     """Give absent classes a low bias in place of a score of −∞: for libraries that refuse infinite logits.
 
-    Predictions and the softmax stay the same. The head has no ``present``, so that all its leaves are what
-    one trains: an optimiser with weight decay changes no mark.
+    Predictions and the softmax stay the same where scores of present classes are far above ``absent``. The
+    head has no ``present``, so that all its leaves are what one trains: an optimiser with weight decay
+    changes no mark.
 
     Args:
         head: a linear or Gaussian head, or one behind a map of features.
-        absent: the bias of a class that is marked absent; in half precisions at least half the lowest number.
+        absent: the bias of a class that is marked absent, below all scores of the others; in half precisions
+            at least half the lowest number.
 
     Raises:
         TypeError: if the head is of another kind.
@@ -33,11 +36,11 @@ def with_finite_scores(head: AnyHead, absent: float = -1e9) -> AnyHead:
     """
     inner: Any = head
     if isinstance(inner, MappedHead):
-        return cast(AnyHead, inner._replace(head=with_finite_scores(inner.head, absent)))
+        return cast(AnyHead, replace(inner, head=with_finite_scores(inner.head, absent)))
     if not isinstance(inner, (LinearHead, GaussianHead)):
         raise TypeError(f"head: expected a linear or Gaussian head, got {type(head).__name__}")
     if inner.present is None:
         return head
     lowest = max(absent, float(jnp.finfo(inner.bias.dtype).min) / 2)
     bias = jnp.where(inner.present > 0, inner.bias, lowest)
-    return cast(AnyHead, inner._replace(bias=bias, present=None))
+    return cast(AnyHead, replace(inner, bias=bias, present=None))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,12 @@ from jaxtyping import Array, Float
 
 from covfree.heads.columns import log_priors
 from covfree.lapack import cholesky, triangular_solve
-from covfree.types import AnyArray, Moments, masked
+from covfree.types import AnyArray, Moments, as_features, masked
 
 
-class GaussianHead(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class GaussianHead:
     """A Gaussian for each class: scores are log-densities plus log-priors, up to a constant.
 
     A class without rows is marked absent: its score is −∞, so it is never predicted. All leaves are finite
@@ -33,7 +35,7 @@ class GaussianHead(NamedTuple):
 
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch classes"]:
         """Scores of each class; one class at a time, so that memory is that of the features."""
-        features = jnp.asarray(features)
+        features = jnp.asarray(as_features(features, self.mean.shape[1]))
         flat = features.reshape(-1, features.shape[-1]).astype(
             jnp.promote_types(features.dtype, self.mean.dtype)
         )

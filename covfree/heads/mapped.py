@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import jax
 from jaxtyping import Array, Float
@@ -10,7 +10,9 @@ from jaxtyping import Array, Float
 from covfree.types import AnyArray, Head
 
 
-class MappedHead(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class MappedHead:
     """A classifier of mapped features: ``head(feature_map(x))``.
 
     Attributes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
@@ -33,7 +35,7 @@ def gda_head(covariance: Float[AnyArray, "dim dim"] | Scatter, moments: Moments)
     """
     equal = jnp.ones_like(moments.total[:, 0])
     head = lda_head(covariance, moments, priors=equal)
-    return head._replace(bias=jnp.where(moments.present, head.bias + jnp.log(equal.sum()), 0))
+    return replace(head, bias=jnp.where(moments.present, head.bias + jnp.log(equal.sum()), 0))
 
 
 def with_prior_means(

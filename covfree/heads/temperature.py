@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
+from covfree.checks import check_above_zero
 from covfree.heads.mapped import MappedHead
 from covfree.statistics.groups import as_examples
 from covfree.types import AnyArray, Head, LinearHead, Scalar, accumulation_dtype
@@ -90,21 +92,23 @@ def with_temperature(head: Linear, temperature: Scalar) -> Linear:
 
     Args:
         head: a linear head, or one behind a map of features.
-        temperature: T above 0.
+        temperature: T above 0; may be traced.
 
     Raises:
-        TypeError: if the head is not linear.
+        TypeError: if the head is not linear, or the temperature no number.
+        ValueError: if the temperature is not finite and above 0.
 
     >>> import jax.numpy as jnp
     >>> with_temperature(LinearHead(jnp.ones((1, 1)), jnp.ones(1)), 0.5).weight
     Array([[2.]], dtype=float32)
     """
     if isinstance(head, MappedHead):
-        return head._replace(head=with_temperature(cast(LinearHead, head.head), temperature))
+        return replace(head, head=with_temperature(cast(LinearHead, head.head), temperature))
     if not isinstance(head, LinearHead):
         raise TypeError(f"head: expected a linear head, got {type(head).__name__}")
+    check_above_zero("temperature", temperature)
     temperature = jnp.asarray(temperature, head.weight.dtype)
-    return head._replace(weight=head.weight / temperature, bias=head.bias / temperature)
+    return replace(head, weight=head.weight / temperature, bias=head.bias / temperature)
 
 
 def _gaps(

@@ -11,6 +11,7 @@ from jaxtyping import Float, Integer
 
 from covfree.checks import check, check_example_structure, check_positive
 from covfree.doors import check_int32
+from covfree.keys import check_key
 from covfree.methods import Method, Mixtures
 from covfree.methods.method import check_method
 from covfree.padding import as_arrays, pad_rows
@@ -54,6 +55,7 @@ def client_message(
     if not method.message_rounds:
         method.check_message()
     check_positive("num_classes", num_classes)
+    check_key(key)
     padding = {"features": 0, "labels": -1}
     given = as_arrays({"features": features, "labels": labels}, padding)
     check_example_structure(**given)

@@ -3,7 +3,9 @@
 import csv
 import json
 import re
+from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 from sklearn.metrics import balanced_accuracy_score, confusion_matrix
@@ -43,7 +45,7 @@ def test_a_head_of_the_digits(cli, tmp_path):
     owners = inner_dirichlet(data.train_labels, 6, 2.0, seed=0)
     head = covfree.fit(covfree.fedcof(0.1), data.train_features, data.train_labels, owners)
     saved = covfree.load_head(path)
-    for ours, theirs in zip(saved.head, head, strict=True):
+    for ours, theirs in zip(jax.tree.leaves(saved.head), jax.tree.leaves(head), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
     predicted = np.asarray(head(data.test_features)).argmax(1)
     right = (predicted == data.test_labels).mean()
@@ -192,7 +194,7 @@ def test_data_that_does_not_fit_the_head(untyped, cli, named, tmp_path):
     cases = {
         r"head\.npz knows 9 classes, got 10 in digits": (small, None, "digits"),
         r"head\.npz takes 3 features, got 64 in digits": (
-            small._replace(weight=np.ones((3, 9), np.float32)),
+            replace(small, weight=np.ones((3, 9), np.float32)),
             None,
             "digits",
         ),

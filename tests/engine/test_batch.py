@@ -167,3 +167,24 @@ def test_solve_rows_without_classes():
     rows = covfree.Rows(jnp.ones((4, 2)), jnp.ones(4), jnp.zeros(4, jnp.int32))
     with pytest.raises(ValueError, match=r"num_classes: expected .*, got 0"):
         covfree.solve_rows(METHOD, rows, num_classes=0)
+
+
+def test_evaluate_takes_lists_and_says_what_does_not_fit():
+    head = covfree.LinearHead(jnp.eye(2), jnp.zeros(2))
+    assert covfree.evaluate(head, [[1.0, 0.0], [0.0, 1.0]], [0, 0]) == 0.5
+    with pytest.raises(ValueError, match=r"features: expected \[..., 2\], got \[32, 3\]"):
+        covfree.evaluate(head, np.ones((32, 3), np.float32), np.zeros(32, int))
+
+
+def test_errors_name_the_key_the_clients_and_the_number_of_classes(untyped):
+    features, labels = np.eye(2, dtype=np.float32), np.array([0, 1])
+    with pytest.raises(TypeError, match=r"key: expected a PRNG key, such as jax.random.key\(0\), got 0"):
+        covfree.fit(METHOD, features, labels, labels, key=0)
+    with pytest.raises(TypeError, match="key: expected a PRNG key"):
+        covfree.client_message(METHOD, features, labels, num_classes=2, key=0)
+    with pytest.raises(ValueError, match=r"clients: expected an array, got .* of unequal lengths"):
+        covfree.fit(METHOD, features, labels, [np.zeros(1, int), np.zeros(2, int)])
+    with pytest.raises(TypeError, match="num_classes: expected a Python integer of at least 1, got Array"):
+        covfree.class_means(features, labels, jnp.int32(2))
+    for key in (jax.random.key(0), jax.random.PRNGKey(0)):
+        covfree.fit(METHOD, features, labels, labels, key=key)

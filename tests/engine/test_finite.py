@@ -1,6 +1,7 @@
 """No server's door hands out a head that is not finite."""
 
 import dataclasses
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -54,9 +55,9 @@ def test_every_number_of_a_head_is_looked_at():
     head = covfree.LinearHead(weight, bias, jnp.array([1.0, 0.0]))
     assert finite(head) is head
     for wrong, place in (
-        (head._replace(bias=jnp.array([0.5, -jnp.inf])), r"-inf in bias of shape \[2\] at \(1,\)"),
-        (head._replace(bias=jnp.array([jnp.nan, 0.0])), r"nan in bias of shape \[2\] at \(0,\)"),
-        (head._replace(weight=weight * jnp.inf), r"inf in weight of shape \[1, 2\] at \(0, 0\)"),
+        (replace(head, bias=jnp.array([0.5, -jnp.inf])), r"-inf in bias of shape \[2\] at \(1,\)"),
+        (replace(head, bias=jnp.array([jnp.nan, 0.0])), r"nan in bias of shape \[2\] at \(0,\)"),
+        (replace(head, weight=weight * jnp.inf), r"inf in weight of shape \[1, 2\] at \(0, 0\)"),
         ({"mine": jnp.array([[0.0, -jnp.inf]])}, r"-inf in \['mine'\] of shape \[1, 2\] at \(0, 1\)"),
         ((jnp.array(jnp.nan), 3), r"nan in \[0\]"),
     ):

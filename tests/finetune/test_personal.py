@@ -67,12 +67,12 @@ def adapted_loop(x, y, parameters, means, weight_of):
 def first():
     """The adapted model's parameters, in float64."""
     adapter, head = ADAPTED.trained
-    return [np.asarray(part, float) for part in (*adapter, head.weight, head.bias)]
+    return [np.asarray(part, float) for part in (*jax.tree.leaves(adapter), head.weight, head.bias)]
 
 
 def same(model, parameters):
     adapter, head = model.trained
-    for found, expected in zip((*adapter, head.weight, head.bias), parameters, strict=True):
+    for found, expected in zip((*jax.tree.leaves(adapter), head.weight, head.bias), parameters, strict=True):
         np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
 
 

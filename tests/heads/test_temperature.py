@@ -188,3 +188,12 @@ def test_a_head_behind_a_map_is_divided_too():
     assert half.feature_map is features
     np.testing.assert_allclose(half.head.weight, 0.5)
     np.testing.assert_allclose(half.head.bias, 0.5)
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1, np.nan, np.inf, jnp.float32(0)])
+def test_a_temperature_is_above_0(temperature):
+    head = covfree.LinearHead(jnp.eye(2), jnp.zeros(2))
+    with pytest.raises(ValueError, match="temperature: expected a finite number above 0, got "):
+        with_temperature(head, temperature)
+    # A traced one has no value to look at.
+    assert jax.jit(lambda t: with_temperature(head, t).weight)(2.0)[0, 0] == 0.5

@@ -74,7 +74,7 @@ def test_the_seed_decides_what_is_drawn(name):
     assert relative_error(many.weight[1, :, :2], many.weight[0, :, :2]) > 1e-3
     assert_close(many.weight[0], fit(method, FEDERATION).weight, 3e-2)
     # As different as the draws are, they are of the same classes.
-    scores = jax.jit(jax.vmap(lambda *head: covfree.LinearHead(*head)(FEDERATION.clean.features)))(*many)
+    scores = jax.jit(jax.vmap(lambda head: head(FEDERATION.clean.features)))(many)
     right = (scores.argmax(-1) == FEDERATION.clean.labels[None, :]).mean(1)
     assert (right > 0.5).all()
 

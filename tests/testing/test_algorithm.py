@@ -138,7 +138,7 @@ def summing(params, state, total):
 
 def negative(params, state, memory):
     head = NEAREST.result(params, state, memory)
-    return None if head is None else head._replace(weight=-head.weight)
+    return None if head is None else replace(head, weight=-head.weight)
 
 
 def remembering(params, sent, data, memory, key):

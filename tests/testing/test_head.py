@@ -1,6 +1,7 @@
 """Every law of `check_head` can be broken, and says so; covfree's heads keep them all."""
 
 import re
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -26,11 +27,13 @@ def changed(change):
     return head
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
 class Transposed(covfree.LinearHead):
     """Its scores have classes first."""
 
     def __call__(self, features):
-        return super().__call__(features).T
+        return covfree.LinearHead.__call__(self, features).T
 
 
 count = 0
@@ -39,22 +42,22 @@ count = 0
 def counting(head, covariance, moments):
     global count
     count += 1
-    return head._replace(bias=head.bias + count)
+    return replace(head, bias=head.bias + count)
 
 
 def on_values(head, covariance, moments):
-    return head if moments.count[0] > 3 else head._replace(bias=2 * head.bias)
+    return head if moments.count[0] > 3 else replace(head, bias=2 * head.bias)
 
 
 def of_value(head, covariance, moments):
     """`Scatter.value` may be the matrix or a factor of it."""
-    return head._replace(bias=head.bias * covariance.value[0, 0])
+    return replace(head, bias=head.bias * covariance.value[0, 0])
 
 
 def flipped_priors(covariance, moments):
     head = covfree.lda_head(covariance, moments)
     log_priors = jnp.log(jnp.maximum(moments.count, 1).astype(head.bias.dtype))
-    return head._replace(bias=jnp.where(moments.present, head.bias - 2 * log_priors, 0))
+    return replace(head, bias=jnp.where(moments.present, head.bias - 2 * log_priors, 0))
 
 
 def uninverted(covariance, moments):
@@ -70,17 +73,17 @@ def formula(covariance, counts, means):
 
 
 BROKEN = {
-    "pytree": changed(lambda head, *_: head._replace(bias=head.bias + jnp.nan)),
-    "scores": changed(lambda head, *_: Transposed(*head)),
+    "pytree": changed(lambda head, *_: replace(head, bias=head.bias + jnp.nan)),
+    "scores": changed(lambda head, *_: Transposed(**vars(head))),
     "pure": changed(counting),
     "jit": changed(on_values),
-    "finite": changed(lambda head, *_: head._replace(present=None)),
-    "classes": changed(lambda head, *_: head._replace(bias=head.bias + jnp.arange(6.0))),
-    "scaling": changed(lambda head, *_: head._replace(bias=head.bias + 5.0 * jnp.arange(6.0))),
-    "rotation": changed(lambda head, *_: head._replace(weight=jnp.abs(head.weight))),
-    "translation": changed(lambda head, *_: head._replace(bias=2 * head.bias)),
+    "finite": changed(lambda head, *_: replace(head, present=None)),
+    "classes": changed(lambda head, *_: replace(head, bias=head.bias + jnp.arange(6.0))),
+    "scaling": changed(lambda head, *_: replace(head, bias=head.bias + 5.0 * jnp.arange(6.0))),
+    "rotation": changed(lambda head, *_: replace(head, weight=jnp.abs(head.weight))),
+    "translation": changed(lambda head, *_: replace(head, bias=2 * head.bias)),
     "priors": flipped_priors,
-    "means": changed(lambda head, *_: head._replace(bias=-head.bias)),
+    "means": changed(lambda head, *_: replace(head, bias=-head.bias)),
     "variances": uninverted,
     "reference": flipped_priors,
     "factor": changed(of_value),

@@ -111,7 +111,7 @@ def largest_phase(params, totals, rows, num_classes):
 def over_largest(params, system, totals):
     moments, largest = totals
     head = means_head(params, system, moments)
-    return head._replace(bias=head.bias * largest)
+    return replace(head, bias=head.bias * largest)
 
 
 def stopped(params, system, moments):
@@ -120,28 +120,30 @@ def stopped(params, system, moments):
 
 def on_values(head, moments):
     """A choice by a value, which jit cannot see."""
-    return head if moments.count[0] > 3 else head._replace(bias=2 * head.bias)
+    return head if moments.count[0] > 3 else replace(head, bias=2 * head.bias)
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
 class WordyHead(covfree.LinearHead):
     """Its scores have classes first."""
 
     def __call__(self, features):
-        return super().__call__(features).T
+        return covfree.LinearHead.__call__(self, features).T
 
 
 BROKEN = {
     "pytree": replace(SOUND, params=np.float32(np.nan)),
-    "scores": broken_head(lambda head, moments: WordyHead(*head)),
+    "scores": broken_head(lambda head, moments: WordyHead(**vars(head))),
     "pure": replace(SOUND, summary=Spoiling()),
     "jit": broken_head(on_values),
     "padding": replace(SOUND, summary=Centred()),
     "order": replace(SOUND, summary=ByPlace()),
     "clients": replace(SOUND, summary=ByNumber()),
-    "classes": broken_head(lambda head, _: head._replace(bias=head.bias + jnp.arange(6.0))),
-    "finite": broken_head(lambda head, _: head._replace(present=None)),
-    "learns": broken_head(lambda head, _: head._replace(weight=-head.weight)),
-    "scaling": broken_head(lambda head, moments: head._replace(bias=head.bias + 5.0 * moments.num_rows)),
+    "classes": broken_head(lambda head, _: replace(head, bias=head.bias + jnp.arange(6.0))),
+    "finite": broken_head(lambda head, _: replace(head, present=None)),
+    "learns": broken_head(lambda head, _: replace(head, weight=-head.weight)),
+    "scaling": broken_head(lambda head, moments: replace(head, bias=head.bias + 5.0 * moments.num_rows)),
     "splitting": replace(SOUND, rounds=phases(largest_phase), head=over_largest),
     "messages": replace(SOUND, summary=OtherAlone()),
     "gradients": replace(SOUND, head=stopped),
