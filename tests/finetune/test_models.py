@@ -175,7 +175,7 @@ def network():
     with pytest.MonkeyPatch.context() as patch:
         # With one block of each width, which take less long to compile.
         small = replace(BACKBONES["resnet18"], settings={"blocks": (1, 1, 1, 1), "bottleneck": False})
-        patch.setattr("covfree.backbones.extractor.BACKBONES", {"small": small})
+        patch.setattr("covfree.backbones.extractor.BACKBONES", {**BACKBONES, "small": small})
         net = backbone("small")
         images = np.random.default_rng(0).normal(size=(6, 32, 32, 3)).astype(np.float32)
         yield net, net.init(KEY), images, ft.random_head(512, 2, key=KEY)
