@@ -111,14 +111,15 @@ def _convex(numerator: jax.Array, denominator: jax.Array, covariance: Scatter) -
     return 1 - weight, weight * mean_variance(covariance)
 
 
-# Powers of two, for traces below 2⁻³², up to 2³² and above: squares then stay within float32.
-_SCALES = (2.0**64, 1.0, 2.0**-64)
+# Powers of two, for traces below 2⁻³⁰, up to 2³⁰ and above: squares then stay within float32. So do those of
+# the scales, which the compiler may square apart.
+_SCALES = (2.0**60, 1.0, 2.0**-60)
 
 
 def _in_scale(covariance: Scatter) -> tuple[Scatter, jax.Array]:
     """Σ̂ times one of the scales, without rounding, and which it is."""
     trace = covariance.dim * mean_variance(covariance)
-    which = (trace > 2.0**-32).astype(jnp.int32) + (trace > 2.0**32).astype(jnp.int32)
+    which = (trace > 2.0**-30).astype(jnp.int32) + (trace > 2.0**30).astype(jnp.int32)
     return covariance.scaled(jnp.asarray(_SCALES, trace.dtype)[which]), which
 
 
@@ -183,7 +184,7 @@ def check_loading(shrinkage: Shrinkage) -> None:
 def _fourth_moment(factor, rows, moments, class_weight):
     """Σ ‖y‖⁴ in each of the scales, as the right one is known with all rows."""
     length = jnp.sum(jnp.square(factor), axis=1)
-    # Cut in a wrong scale alone: in the right one no length is above 2³².
+    # Cut in a wrong scale alone: in the right one no length is above 2⁶⁰.
     scaled = jnp.minimum(length[None, :] * jnp.asarray(_SCALES, length.dtype)[:, None], 2.0**60)
     return jnp.sum(jnp.square(scaled), axis=1)
 

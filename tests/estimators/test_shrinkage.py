@@ -320,3 +320,19 @@ def test_rules_do_not_depend_on_the_scale(rule):
     expected = relative(1.0)
     for scale in (1e-15, 1e-11, 1e-6, 1e-4, 1e4, 1e6, 1e11, 1e15):
         assert_close(relative(scale), expected, 1e-5)
+
+
+@pytest.mark.parametrize("rule", ["oas", "ledoit_wolf"])
+def test_rules_of_one_class_do_not_depend_on_the_scale(rule):
+    """With a share of the covariance in the result: were the weight 1, all off the diagonal would be 0."""
+    rng = np.random.default_rng(0)
+    means, counts = rng.normal(size=(30, 4)).astype(np.float32), rng.integers(1, 9, 30)
+    means[:, 1] += 2 * means[:, 0]
+
+    def relative(scale):
+        found = estimate(means * np.float32(scale), counts, shrinkage=RULES[rule]())
+        return np.asarray(found, np.float64) / scale / scale
+
+    assert abs(relative(1.0)[0, 1]) > 1e-3
+    for scale in (1e-15, 1e-11, 1e-6, 1e-4, 1e4, 1e6, 1e11, 1e15):
+        assert_close(relative(scale), relative(1.0), 1e-5)
