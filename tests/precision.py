@@ -72,7 +72,7 @@ def assert_heads_close(actual, expected, tolerance: float) -> None:
 
 
 def _marked(head):
-    weight, bias = head if isinstance(head, tuple) else (head.weight, head.bias)
-    present = getattr(head, "present", None)
+    parts = head if isinstance(head, tuple) else (head.weight, head.bias, head.present)
+    weight, bias, present = (*parts, None)[:3]
     present = np.ones(np.shape(bias)) if present is None else present
     return weight, np.where(np.asarray(present) > 0, bias, np.asarray(-np.inf, np.asarray(bias).dtype))
