@@ -210,7 +210,7 @@ def test_counts_of_batches_are_ignored():
 
 
 def test_the_weights_that_the_extra_brings():
-    params = backbone("efficientnet_lite0", num_classes=None).load()
+    params = backbone("efficientnet_lite0").load()
     shapes = [leaf.shape for leaf in jax.tree.leaves(params)]
     assert (3, 3, 3, 32) in shapes  # the stem, as JAX lays it out
     assert 3_300_000 < sum(map(math.prod, shapes)) < 3_500_000
