@@ -251,10 +251,13 @@ def _fit_groups(
     order = jnp.argsort(group)
     within = jnp.arange(group_size, dtype=jnp.int32)
     key = derive(key, "mixtures")
+    label, client = owners
+    # Padding draws too: with keys that no group has.
+    client = jnp.where(size > 0, client, -1 - jnp.arange(len(size), dtype=client.dtype))
 
     def one_group(operand: tuple[jax.Array, ...]) -> Mixture:
         start, size, label, client = operand
-        own = jax.random.fold_in(jax.random.fold_in(key, jnp.maximum(label, 0)), jnp.maximum(client, 0))
+        own = jax.random.fold_in(jax.random.fold_in(key, label), client)
         mine = features[order.at[start + within].get(mode="clip")]
         return gaussian_mixture(
             mine, within < size, num_components=num_components, covariance=covariance, key=own
@@ -264,4 +267,4 @@ def _fit_groups(
     matrices = dim * dim if covariance == "full" else dim
     held = 4 * group_size * (dim + num_components) + (2 + num_components) * matrices
     batch = max(1, min(len(size), _BATCH_NUMBERS // held))
-    return jax.lax.map(one_group, (jnp.cumsum(size) - size, size, *owners), batch_size=batch)
+    return jax.lax.map(one_group, (jnp.cumsum(size) - size, size, label, client), batch_size=batch)
