@@ -71,7 +71,7 @@ def run(name: str, arguments: argparse.Namespace) -> tuple[dict[str, Any], covfr
     print(f"process {process} of {processes}: {name}: {here} rows here, table of {table.count.shape[0]}")
     features, labels = draw(TEST, **{**sizes, "examples": arguments.test})
     # The head as this host's own, to be used without the others.
-    head = covfree.LinearHead(*(jax.numpy.asarray(np.asarray(x)) for x in head))
+    head = jax.tree.map(lambda x: jax.numpy.asarray(np.asarray(x)), head)
     figures = {
         "method": name,
         "accuracy": float(covfree.evaluate(head, features, labels)),
