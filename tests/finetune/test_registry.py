@@ -54,7 +54,7 @@ def test_grey_levels_are_normalised():
     head = LinearHead(jnp.eye(3), jnp.zeros(3))
     for preprocessing, expected in ((shown, [20.0, 7.5, 4.0]), (None, [50.0] * 3)):
         pixels = _NetworkFeatures(
-            Pixels(BACKBONES["squeezenet1_1"], None, "float32"), "head", "frozen", False, preprocessing
+            Pixels(BACKBONES["squeezenet1_1"], "float32"), "head", "frozen", False, preprocessing
         )
         found, _ = pixels(
             {"head": head}, {"network": {}, "present": None, "statistics": {}}, {}, images, False, None
