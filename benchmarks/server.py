@@ -92,9 +92,9 @@ def measure_dual() -> dict[str, Any]:
 
     @jax.jit
     def primal(rows: covfree.Rows) -> Any:
-        moments, (scatter, *rest) = covfree.accumulate(method, rows, num_classes=num_classes)
-        full = covfree.linalg.Scatter.from_matrix(scatter.dense())
-        return covfree.solve_totals(method, moments, (full, *rest))
+        moments, spread = covfree.accumulate(method, rows, num_classes=num_classes)
+        full = covfree.linalg.Scatter.from_matrix(spread.scatter.dense())
+        return covfree.solve_totals(method, moments, spread._replace(scatter=full))
 
     def dual(rows: covfree.Rows) -> Any:
         return covfree.solve_rows(method, rows, num_classes=num_classes)
