@@ -157,7 +157,7 @@ def run(
     bank = Bank.of(one, federation.num_clients, memory)
     held = Held(state, bank.leaves, simulation.nothing_pending(state, bank))
     if best is not None:
-        held = held._replace(best=_copied((held.state, held.memory)))
+        held = held._replace(best=(held.state, _copied(held.memory)))
     done, records, items, saved = 0, [], [], None
     if checkpoint is not None:
         saved = Checkpoints(Path(checkpoint), simulation.identity(state, one, best))
@@ -190,7 +190,7 @@ def run(
             records[-1] |= _measured(evaluate, algorithm, held, record)
         lines.add(records[-1])
         if best is not None and _best_round(best, records) == number:
-            held = held._replace(best=_copied((held.state, held.memory)))
+            held = held._replace(best=(held.state, _copied(held.memory)))
         if saved is not None and number % checkpoint_every == checkpoint_every - 1:
             saved.save(number + 1, held, records, items)
             kept = number + 1
@@ -215,9 +215,9 @@ def _best_round(name: str, records: list[dict[str, Any]]) -> int | None:
     return -max(measured)[1] if measured else None
 
 
-def _copied(tree: Any) -> Any:
-    """A copy that later rounds do not write into."""
-    return jax.tree.map(lambda x: x.copy(), tree)
+def _copied(memory: Any) -> Any:
+    """A copy of the memory of clients, into which later rounds write; the server's state stays as it is."""
+    return jax.tree.map(lambda x: x.copy(), memory)
 
 
 def _as_key(key: Any) -> PRNGKey:
