@@ -73,6 +73,18 @@ def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
 
 
+def test_the_list_of_pages_begins_as_the_readme_does():
+    readme, pages = ((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/index.md"))
+    front = readme[: readme.index("```")]
+    assert len(front.split()) > 100
+    # Pictures are written in two ways, and links lead from different folders.
+    words = [
+        re.sub(r"<img.*?>|!\[[^]]*\]|\]\(.*?\)|\(figures.*?\)", " ", text, flags=re.DOTALL).split()
+        for text in (front, pages)
+    ]
+    assert words[1][: len(words[0])] == words[0]
+
+
 def test_the_changelog_begins_with_this_version():
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     first = re.search(r"^## \[(.+?)\] - (unreleased|\d{4}-\d{2}-\d{2})$", text, re.MULTILINE)

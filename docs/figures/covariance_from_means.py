@@ -44,7 +44,7 @@ def draw(path: Path, seed: int = 0) -> np.ndarray:
     # A small, a middling and a large client in colours, the others in grey.
     shown = np.argsort(counts)[[CLIENTS // 10, CLIENTS // 2, CLIENTS - CLIENTS // 10]]
     with figures.style():
-        figure = figures.new_figure(figures.PHONE, 1.65)
+        figure = figures.new_figure(figures.PHONE, 1.05)
         hold, send, see = figure.subplots(1, 3, sharex=True, sharey=True)
         for axes, points, size in ((hold, examples, 2), (send, means, 6), (see, scaled, 6)):
             owner = clients if axes is hold else np.arange(CLIENTS)
@@ -55,13 +55,13 @@ def draw(path: Path, seed: int = 0) -> np.ndarray:
             axes.set(
                 xlim=(-WIDTH, WIDTH), ylim=(-HEIGHT, HEIGHT), xticks=[], yticks=[], aspect="equal", anchor="S"
             )
-        hold.set_title(f"{CLIENTS} clients hold\n{len(examples):,} examples")
-        send.set_title(f"they send\n{CLIENTS} class means")
-        see.set_title("the server sees\nmeans × √count")
+        hold.set_title(f"{CLIENTS} clients\nhold examples,")
+        send.set_title("each sends the\nmean of its own,")
+        see.set_title("which the server\nmultiplies by √n")
         (estimate,) = see.plot(*ellipse(estimated), color=figures.VERMILLION)
-        true.set_label("true covariance")
-        estimate.set_label("estimated from the means")
-        figures.legend_below(figure, [true, estimate])
+        true.set_label("covariance\nof examples")
+        estimate.set_label("the server's\nestimate")
+        figure.legend(handles=[true, estimate], loc="outside right center", handlelength=1.5)
         figures.save_all(figure, path)
     return estimated
 
