@@ -261,9 +261,12 @@ class LinearHead:
     A class without rows has a weight column of 0, a bias of 0 and ``present`` 0. Its score is −∞: it is never
     predicted and has probability 0 under a softmax. All leaves are finite floats, so that heads can be
     subtracted, averaged and differentiated leaf by leaf. ``present`` cancels in the difference of two heads;
-    in the mean of several, a class is present if it is present in any. Weight decay and noise would change
-    it: before you train a head with an optimiser of your own, or pass its scores to code that refuses −∞,
-    take `with_finite_scores` of it, which has no ``present``.
+    in the mean of several, a class is present if it is present in any.
+
+    ``present`` is a leaf of floats, as `jax.grad` refuses leaves of booleans, and a bias of −∞ in its place
+    becomes NaN under weight decay. Only its sign counts: its gradient is 0, and weight decay leaves it above
+    0, or at 0, so that no optimiser changes which classes are absent. Noise on all leaves does, and some code
+    refuses scores of −∞: take `with_finite_scores` there, which has no ``present``.
 
     Attributes:
         weight: one column a class.

@@ -131,6 +131,12 @@ def test_heads_are_subtracted_averaged_and_differentiated_leaf_by_leaf():
     absent = np.asarray(first.present) == 0
     np.testing.assert_array_equal(np.asarray(slope.weight)[:, absent], 0)
     assert np.abs(slope.weight).max() > 0
+    # Weight decay of all leaves shrinks marks, and changes no absence.
+    optimiser = optax.adamw(0.1, weight_decay=1.0)
+    updates, _ = optimiser.update(slope, optimiser.init(first), first)
+    decayed = optax.apply_updates(first, updates)
+    assert 0 < decayed.present.max() < 1
+    np.testing.assert_array_equal(np.isneginf(decayed(features)), np.isneginf(first(features)))
 
 
 def test_moments_of_nothing():

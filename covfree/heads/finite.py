@@ -18,8 +18,7 @@ def with_finite_scores(head: AnyHead, absent: float = -1e9) -> AnyHead:
     """Give absent classes a low bias in place of a score of −∞: for libraries that refuse infinite logits.
 
     Predictions and the softmax stay the same where scores of present classes are far above ``absent``. The
-    head has no ``present``, so that all its leaves are what one trains: an optimiser with weight decay
-    changes no mark.
+    head has no ``present``. Weight decay must leave out the bias, as is usual, or it shrinks ``absent`` too.
 
     Args:
         head: a linear or Gaussian head, or one behind a map of features.

@@ -241,7 +241,7 @@ def test_equal_features_tell_classes_apart_by_their_number_alone(value):
 
 
 def test_finite_scores_in_place_of_absent_classes():
-    """Predictions and the softmax stay, in half precision too; no mark is left for weight decay."""
+    """Predictions and the softmax stay, in half precision too; no mark is left."""
     features = jnp.asarray(np.random.default_rng(0).normal(size=(6, 3)))
     for dtype in (jnp.float16, jnp.float32):
         present, bias = jnp.array([1, 0, 1], dtype), jnp.zeros(3, dtype)
