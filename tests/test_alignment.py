@@ -106,7 +106,7 @@ def test_aligned_clients_have_the_barycentres_mean_and_covariance():
         with x64():
             sent.append(alignment.client_gaussian(features[mine], basis))
             # A client by itself makes the same map.
-            alone = alignment.affine_map(sent[-1], target, basis)(jnp.asarray(features[mine]))
+            alone = jax.jit(alignment.affine_map(sent[-1], target, basis))(jnp.asarray(features[mine]))
         matrix = np.asarray(found.maps.matrix[place])
         covariance = np.asarray(sent[-1].covariance)
         np.testing.assert_allclose(matrix @ covariance @ matrix, target.covariance, atol=1e-9)

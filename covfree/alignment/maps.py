@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,22 +26,25 @@ from covfree.products import product
 from covfree.types import AnyArray, Rows, Scalar
 
 
-class AffineMap(NamedTuple):
+# Hashed by identity, as `jax.jit(map)` needs it of a function.
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class AffineMap:
     """A client's map: x + strength · Q (T(Qᵀx) − Qᵀx) with T(z) = target + matrix (z − mean).
 
     It changes features in the subspace alone.
 
     Attributes:
         basis: Q, with orthonormal columns.
-        mean: of the client.
-        matrix: symmetric.
+        mean: of the client; of several, as `Alignment` has them, with an axis for these.
+        matrix: symmetric, of as many clients.
         target: mean of the barycentre.
         strength: 1 for all of the way to the barycentre, 0 for none.
     """
 
     basis: Float[Array, "dim rank"]
-    mean: Float[Array, " rank"]
-    matrix: Float[Array, "rank rank"]
+    mean: Float[Array, "*clients rank"]
+    matrix: Float[Array, "*clients rank rank"]
     target: Float[Array, " rank"]
     strength: Float[Array, ""]
 
@@ -98,7 +100,7 @@ def _moved(features: jax.Array, place: jax.Array, maps: AffineMap) -> jax.Array:
 
     def one_client(moved: jax.Array, own: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
         number, mean, matrix = own
-        its = maps._replace(mean=mean, matrix=matrix).inside(inside)
+        its = replace(maps, mean=mean, matrix=matrix).inside(inside)
         return jnp.where((place == number)[:, None], its, moved), None
 
     clients = jnp.arange(len(maps.mean)), maps.mean, maps.matrix
