@@ -212,14 +212,18 @@ def check_strength(name: str, value: Any) -> Any:
 
 
 def _check_number(name: str, value: Any) -> None:
-    number = isinstance(value, (int, float)) or (hasattr(value, "dtype") and np.ndim(value) == 0)
-    if not number and np.ndim(value):
-        raise TypeError(
-            f"{name}: expected a number, got an array of shape {list(np.shape(value))}; to sweep it, make "
-            "what takes it inside a function, for jax.vmap"
-        )
+    number = isinstance(value, (int, float)) or hasattr(value, "dtype")
+    _check_single(name, value, "a number")
     if not number or isinstance(value, bool) or not np.issubdtype(_dtype(value), np.number):
         raise TypeError(f"{name}: expected a number, got {value!r}")
+
+
+def _check_single(name: str, value: Any, expected: str) -> None:
+    if np.ndim(value):
+        raise TypeError(
+            f"{name}: expected {expected}, got an array of shape {list(np.shape(value))}; to sweep it, make "
+            "what takes it inside a function, for jax.vmap"
+        )
 
 
 def check_above_zero(name: str, value: Any) -> Any:
@@ -244,7 +248,8 @@ def check_seed(name: str, value: Any) -> Any:
     `jax.random.key` takes floats too, and cuts off what is behind the point: 0.5 would be the seed 0.
     """
     number = not isinstance(value, bool) and (hasattr(value, "dtype") or hasattr(value, "__index__"))
-    if not number or np.ndim(value) or not _integer(_dtype(value)):
+    _check_single(name, value, "an integer")
+    if not number or not _integer(_dtype(value)):
         raise TypeError(f"{name}: expected an integer, got {value!r}")
     return value
 

@@ -5,6 +5,7 @@ import inspect
 import multiprocessing
 import pickle
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 import jax
 import numpy as np
@@ -77,3 +78,25 @@ def test_what_is_registered_can_be_pickled_copied_and_spawned(untyped):
             jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(other), leaves)
             if name[0] != "finetune":  # whose leaves are arrays
                 assert other == one, (name, way)
+
+
+def numbers():
+    """What makes each entry, and the arguments that are numbers or seeds, by which a method may be swept."""
+    head = covfree.LinearHead(np.zeros((5, 3), np.float32), np.zeros(3, np.float32))
+    makers = {name: entry.make for r in (methods, refine, staged) for name, entry in r.registry().items()}
+    for name, entry in finetune.registry().items():
+        makers[name] = partial(entry.make, finetune.linear_model(head), *entry.head)
+    makers["fourier_features"] = partial(covfree.fourier_features, 3)
+    makers["ledoit_wolf"] = covfree.ledoit_wolf
+    for name, make in makers.items():
+        for parameter in inspect.signature(make).parameters.values():
+            if isinstance(parameter.default, float) or parameter.name in ("shrinkage", "seed"):
+                yield pytest.param(make, parameter.name, id=f"{name}-{parameter.name}")
+
+
+@pytest.mark.usefixtures("untyped")
+@pytest.mark.parametrize(("make", "name"), list(numbers()))
+def test_a_batch_of_numbers_is_refused_in_words_that_name_vmap(make, name):
+    batch = np.array([1, 2]) if name == "seed" else jax.numpy.array([0.1, 1.0])
+    with pytest.raises(TypeError, match=rf"^{name}: expected an? \w+, got an array of shape \[2\]; .*vmap"):
+        make(**{name: batch})

@@ -68,9 +68,9 @@ def fedcof_components(
     Source: covfree; the derivation is in docs/shift.md.
     """
     check_choice("weighting", weighting, get_args(Weighting))
+    summary = ClassMeans(num_subsets, subset_size)
     if num_subsets == 1:
         raise ValueError("num_subsets: expected 2 or more, as one mean a class shows no spread; got 1")
-    summary = ClassMeans(num_subsets, subset_size)
     within = FromComponents(weighting)
     method = fedcof_like("fedcof-components", summary, within, shrinkage, head, feature_map=feature_map)
     return replace(method, whole_clients=True)
