@@ -1,7 +1,8 @@
 """Convolutions and maxima over positions, each in the form that is fast where it runs.
 
 On a CPU XLA's own forms take 3 to 26 times as long for one channel a group, twice as long for 1 × 1 kernels,
-and up to 6 times as long for maxima (``benchmarks/backbones.py``).
+and up to 6 times as long for maxima (``benchmarks/backbones.py``). Inside a loop, as in training, gradients
+of XLA's own dense convolutions take up to 40 times as long.
 """
 
 from __future__ import annotations
@@ -67,6 +68,9 @@ def convolve(
     if (height, width, feature_group_count, *strides) == (1, 1, 1, 1, 1) and not np.any(pads):
         return jnp.einsum("bhwi,io->bhwo", x, kernel[0, 0], precision=precision)
     if feature_group_count == 1:
+        if kernel[..., 0].size <= _FEW:
+            own = partial(_by_patches, strides=strides, padding=pads, precision=precision)
+            return lax.platform_dependent(x, kernel, cpu=own, default=general)
         return _dense(x, kernel, tuple(strides), pads, precision)
     if feature_group_count == channels == x.shape[-1] and np.min(pads) >= 0:
         # Accelerators have kernels of their own for this.
@@ -76,6 +80,10 @@ def convolve(
     return general(x, kernel)
 
 
+# Numbers under a kernel, up to which one product of all patches is the fastest, by 2 to 4 times in training.
+_FEW = 32
+# Positions in a window, above which its maximum is XLA's own: each of them would be a part of the program.
+_MANY = 64
 _LAYOUT = ("NHWC", "HWIO", "NHWC")
 _Pads: TypeAlias = tuple[tuple[int, int], ...]
 
@@ -158,8 +166,8 @@ def max_pool(
 ) -> Float[Array, "batch rows columns channels"]:
     """Take the maxima of windows, as ``flax.linen.max_pool`` does; what pads never is one.
 
-    On a CPU it is faster, with derivatives most of all. Of equal maxima each gets a share of the slope, where
-    XLA's own gives all of it to the first.
+    On a CPU it is faster, with derivatives most of all. Of equal maxima the first, row by row, gets the
+    slope, as XLA has it.
 
     Args:
         x: images, channels last.
@@ -167,28 +175,75 @@ def max_pool(
         strides: steps of both sides; those of 1 without it, as Flax has it.
         padding: see `convolve`.
     """
-    moved = _moved(x, window_shape, strides or (1, 1), padding, -jnp.inf)
-    return functools.reduce(jnp.maximum, moved)
+    steps = tuple(strides or (1, 1))
+    pads = _pads(x, window_shape, steps, padding)
+    if window_shape[0] * window_shape[1] > _MANY:
+        window, moves = ((1, *sides, 1) for sides in (window_shape, steps))
+        return lax.reduce_window(x, -np.inf, lax.max, window, moves, ((0, 0), *pads, (0, 0)))
+    return _maxima(_padded(x, pads, -jnp.inf), tuple(window_shape), steps)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+def _maxima(x: jax.Array, size: tuple[int, ...], strides: tuple[int, ...]) -> jax.Array:
+    return functools.reduce(jnp.maximum, _moved(x, size, strides))
+
+
+@_maxima.defjvp
+def _maxima_and_slope(
+    size: tuple[int, ...], strides: tuple[int, ...], given: tuple[jax.Array], slopes: tuple[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    (x,), (slope,) = given, slopes
+    maxima = _maxima(x, size, strides)
+    number = size[0] * size[1]
+    # From the last to the first, so that the first of equal ones stays.
+    places = list(enumerate(_moved(x, size, strides)))[-2::-1]
+    first = jnp.full(maxima.shape, number - 1, jnp.int16)
+    for place, image in places:
+        first = jnp.where(image == maxima, jnp.int16(place), first)
+    if strides != size:
+        chosen = [
+            jnp.where(first == place, image, 0) for place, image in enumerate(_moved(slope, size, strides))
+        ]
+        return maxima, functools.reduce(jnp.add, chosen)
+    # Each number is in one window: backwards it is read once, where the form above adds images with gaps.
+    batch, rows, columns, channels = maxima.shape
+    windows = slope[:, : rows * size[0], : columns * size[1]].reshape(
+        batch, rows, size[0], columns, size[1], channels
+    )
+    place = jnp.arange(number, dtype=jnp.int16).reshape(1, 1, size[0], 1, size[1], 1)
+    here = first[:, :, None, :, None, :] == place
+    return maxima, jnp.where(here, windows, 0).sum((2, 4))
+
+
+def _by_patches(
+    x: jax.Array, kernel: jax.Array, *, strides: Sequence[int], padding: _Pads, precision: Any
+) -> jax.Array:
+    """One product of what lies under the kernel at all positions; derivatives are products of it too."""
+    images = list(_moved(_padded(x, padding), kernel.shape[:2], strides))
+    patches = jnp.concatenate(images, axis=-1)
+    return jnp.matmul(patches, kernel.reshape(-1, kernel.shape[-1]), precision=precision)
 
 
 def _depthwise(x: jax.Array, kernel: jax.Array, *, strides: Sequence[int], padding: Padding) -> jax.Array:
     """Each channel by itself, summed in float32 at least."""
     size = kernel.shape[:2]
-    images = _moved(x, size, strides, padding, 0.0)
+    images = _moved(_padded(x, padding), size, strides)
     weights = kernel.astype(jnp.promote_types(x.dtype, jnp.float32)).reshape(-1, 1, 1, 1, x.shape[-1])
     terms = [image * weight for image, weight in zip(images, weights, strict=True)]
     return functools.reduce(jnp.add, terms).astype(x.dtype)
 
 
-def _moved(
-    x: jax.Array, size: Sequence[int], strides: Sequence[int], padding: Padding, value: float
-) -> Iterator[jax.Array]:
+def _padded(x: jax.Array, pads: Sequence[tuple[int, int]], value: float = 0.0) -> jax.Array:
+    """Images with as many positions more, or where below 0 fewer, before and after, of both sides."""
+    sides = [(low, high, 0) for low, high in pads]
+    return lax.pad(x, jnp.array(value, x.dtype), ((0, 0, 0), *sides, (0, 0, 0)))
+
+
+def _moved(x: jax.Array, size: Sequence[int], strides: Sequence[int]) -> Iterator[jax.Array]:
     """For each position in a window, row by row: what lies there in all windows.
 
     Sums and maxima of these become one loop over memory, as XLA fuses slices and arithmetic.
     """
-    pads = _pads(x, size, strides, padding)
-    x = jnp.pad(x, ((0, 0), *pads, (0, 0)), constant_values=value)
     batch, height, width, channels = x.shape
     for i in range(size[0]):
         for j in range(size[1]):

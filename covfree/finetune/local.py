@@ -13,6 +13,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int32
 
+from covfree.backbones.rewriting import with_fast_forms
 from covfree.checks import check_positive, check_strength
 from covfree.finetune.model import Model
 from covfree.keys import derive
@@ -243,7 +244,7 @@ class Training:
                 inputs, labels = data.take(order[places % jnp.maximum(count, 1)])
                 weight = (places < count).astype(lost.dtype)
                 own = jax.random.fold_in(drops, number * per_epoch + place)
-                (loss, statistics), gradient = jax.value_and_grad(loss_of, has_aux=True)(
+                (loss, statistics), gradient = jax.value_and_grad(with_fast_forms(loss_of), has_aux=True)(
                     trained, statistics, (inputs, labels, weight), own
                 )
                 updates, state = transformation.update(gradient, state, trained, value=loss, **extra)

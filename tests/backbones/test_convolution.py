@@ -1,6 +1,7 @@
 """Convolutions and maxima in the forms that are fast on a CPU, against XLA's own."""
 
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +45,9 @@ CASES = {
     "dense": (9, 3, 1, ((1, 1), (1, 1)), 6, 8, 1),
     "dense with steps, of which the last reaches less than all": (9, 3, 2, ((0, 0), (0, 0)), 6, 8, 1),
     "dense, wide, padded as TensorFlow does": (10, 5, 2, "SAME", 6, 8, 1),
+    "few channels": (9, 3, 1, ((1, 1), (1, 1)), 3, 8, 1),
+    "few channels, wide, with steps, padded as TensorFlow does": (10, 5, 2, "SAME", 1, 4, 1),
+    "few channels, cropped": (9, 3, 1, ((-1, 0), (0, -1)), 2, 4, 1),
     "two groups": (9, 3, 1, ((1, 1), (1, 1)), 6, 8, 2),
     "two of each channel": (9, 3, 1, ((1, 1), (1, 1)), 6, 12, 6),
 }
@@ -123,8 +127,11 @@ def test_accelerators_use_their_own_kernels_and_cpus_do_not():
         ((3, 3), (2, 2), ((0, 0), (0, 1))),
         ((3, 3), (2, 2), ((1, 1), (1, 1))),
         ((2, 2), (2, 2)),
+        ((3, 2), (3, 2), "SAME"),
         ((3, 2), (1, 3), "SAME"),
         ((2, 3),),
+        ((7, 7), (7, 7), ((3, 3), (3, 3))),
+        ((9, 8), (3, 3), "SAME"),
     ],
     ids=str,
 )
@@ -135,6 +142,33 @@ def test_maxima(side, window):
         jax.jit(jax.grad(lambda x, f=f: (f(x, *window) ** 2).sum()))(x) for f in (max_pool, nn.max_pool)
     )
     np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+@pytest.mark.parametrize("strides", [(2, 2), (1, 1)], ids=str)
+def test_of_equal_maxima_the_first_gets_the_slope(strides):
+    """As with XLA's own, whatever is equal to what; forwards as backwards, for batches of clients too."""
+    with jax.enable_x64(True):
+        x = jnp.asarray(np.random.default_rng(0).integers(0, 3, (5, 2, 7, 6, 2)), jnp.float64)
+        slopes = jnp.asarray(np.random.default_rng(1).normal(size=x.shape))
+
+        @partial(jax.jit, static_argnums=0)
+        def of(function, x, slopes):
+            maxima = jax.vmap(lambda x: function(x, (2, 2), strides))
+            y, back = jax.vjp(maxima, x)
+            return y, back(jnp.sin(jnp.arange(y.size, dtype=y.dtype)).reshape(y.shape))[0]
+
+        for got, expected in zip(of(max_pool, x, slopes), of(nn.max_pool, x, slopes), strict=True):
+            assert got.dtype == np.float64
+            np.testing.assert_allclose(got, expected, rtol=1e-14)
+
+        @jax.jit
+        def forwards_and_backwards(x, slope):
+            y, back = jax.vjp(lambda x: max_pool(x, (2, 2), strides), x)
+            moved = jax.jvp(lambda x: max_pool(x, (2, 2), strides), (x,), (slope,))[1]
+            return (moved * y).sum(), (back(y)[0] * slope).sum()
+
+        forwards, backwards = forwards_and_backwards(x[0], slopes[0])
+        np.testing.assert_allclose(forwards, backwards, rtol=1e-12)
 
 
 def test_in_a_loop_every_convolution_is_of_the_form_with_fast_code():
