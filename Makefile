@@ -7,8 +7,8 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install
 # Tests that reach every part that depends on jax, once.
 NUMERICS := $(addprefix tests/,methods/test_contracts.py estimators/test_sharded.py estimators/test_components.py \
   heads/test_softmax.py heads/test_virtual.py engine/test_batch.py engine/test_arrivals.py \
-  engine/test_sharded.py test_sums.py backbones/test_convolution.py data/test_extract.py \
-  statistics/test_mixtures.py test_linalg.py test_types.py test_golden.py methods/test_recursive.py test_feature_maps.py)
+  engine/test_sharded.py core/test_sums.py backbones/test_convolution.py data/test_extract.py \
+  statistics/test_mixtures.py core/test_linalg.py core/test_types.py test_golden.py methods/test_recursive.py statistics/test_feature_maps.py)
 
 .PHONY: demo test test-oldest test-newest lint types site notebooks clean
 

@@ -42,7 +42,7 @@ def measure(threads: int | None) -> dict[str, float]:
     from server import METHODS, random_rows
 
     import covfree
-    from covfree.products import symmetric_product
+    from covfree.core.products import symmetric_product
 
     if threads is not None:
         covfree.limit_lapack_threads(threads)

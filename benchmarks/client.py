@@ -18,7 +18,7 @@ import numpy as np
 from common import machine, timed, write
 
 import covfree
-from covfree.products import product
+from covfree.core.products import product
 from covfree.statistics.rows import bucket, count_rows
 
 EXAMPLES, CLIENTS, CLASSES, PAIRS, DIM = 120_293, 9_275, 1_203, 54_590, 1280

@@ -24,7 +24,7 @@ _STATUS, _FORGET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 def machine() -> dict[str, Any]:
     """Processor, cores, memory, device and versions; nothing that tells where files lie."""
-    from covfree.cli.report import environment
+    from covfree.studies.report import environment
 
     return {
         **environment(),

@@ -25,8 +25,8 @@ from variance_picture import picture
 from variance_theory import CLASSES, Estimator, Federation, Setting, make_federation, theory
 
 import covfree
+from covfree.core.products import symmetric_product
 from covfree.estimators.components import component_factor, component_moments
-from covfree.products import symmetric_product
 
 BOUND = 5.0
 ESTIMATORS = (

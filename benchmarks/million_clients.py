@@ -23,7 +23,7 @@ from common import clocked, machine, peak_memory, write
 from jax.tree_util import Partial
 
 import covfree
-from covfree import figures
+from covfree.studies.plots import style as figures
 
 KINDS = 3  # classes that a client holds
 TEST = 20_000

@@ -18,7 +18,7 @@ import numpy as np
 from common import finished, machine, peak_memory, restart_peak, timed, write
 
 import covfree
-from covfree.products import product, symmetric_product
+from covfree.core.products import product, symmetric_product
 
 SIZES = {
     "CIFAR-100, d = 512": (2_870, 100, 512),

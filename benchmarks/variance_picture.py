@@ -8,7 +8,7 @@ from typing import Any
 
 from variance_theory import CLASSES, Estimator, Kind, Setting
 
-from covfree import figures
+from covfree.studies.plots import style as figures
 
 
 def picture(

@@ -38,7 +38,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from covfree.federation import inner_dirichlet
+from covfree.data.partitions import inner_dirichlet
 
 CLASSES = 3
 Kind = Literal["eq. 5", "pooled", "components", "exact"]

@@ -7,23 +7,17 @@ into a linear classifier in closed form. Start with `fit`, `fedcof` and `estimat
 import importlib as _importlib
 import typing as _typing
 
-from covfree import alignment as alignment
 from covfree import backbones as backbones
 from covfree import data as data
-from covfree import exporting as _exporting  # noqa: F401
-from covfree import federation as federation
-from covfree import linalg as linalg
 from covfree import methods as methods
-from covfree import metrics as metrics
-from covfree.alignment import align as align
-from covfree.buckets import bucket_features as bucket_features
-from covfree.buckets import gaussian_thresholds as gaussian_thresholds
-from covfree.checks import check as check
-from covfree.costs import SentBytes as SentBytes
-from covfree.costs import client_flops as client_flops
-from covfree.costs import message_bytes as message_bytes
-from covfree.costs import received_bytes as received_bytes
-from covfree.costs import sent_bytes as sent_bytes
+from covfree.core import linalg as linalg
+from covfree.core.checks import check as check
+from covfree.core.threads import limit_lapack_threads as limit_lapack_threads
+from covfree.core.types import LinearHead as LinearHead
+from covfree.core.types import Message as Message
+from covfree.core.types import Moments as Moments
+from covfree.core.types import Rows as Rows
+from covfree.data import partitions as partitions
 from covfree.engine import Diagnosis as Diagnosis
 from covfree.engine import accumulate as accumulate
 from covfree.engine import accumulate_parts as accumulate_parts
@@ -39,6 +33,11 @@ from covfree.engine import solve_rows as solve_rows
 from covfree.engine import solve_stream as solve_stream
 from covfree.engine import solve_totals as solve_totals
 from covfree.engine import summarise as summarise
+from covfree.engine.bytes import SentBytes as SentBytes
+from covfree.engine.bytes import message_bytes as message_bytes
+from covfree.engine.bytes import received_bytes as received_bytes
+from covfree.engine.bytes import sent_bytes as sent_bytes
+from covfree.engine.flops import client_flops as client_flops
 from covfree.estimators import Freedom as Freedom
 from covfree.estimators import Shrinkage as Shrinkage
 from covfree.estimators import aggregate_covariances as aggregate_covariances
@@ -60,17 +59,14 @@ from covfree.estimators import total_gram as total_gram
 from covfree.estimators import within_factor as within_factor
 from covfree.estimators import within_scatter as within_scatter
 from covfree.estimators.automatic import automatic as automatic
-from covfree.feature_maps import fourier_features as fourier_features
-from covfree.feature_maps import relu_features as relu_features
-from covfree.head_file import SavedHead as SavedHead
-from covfree.head_file import load_head as load_head
-from covfree.head_file import save_head as save_head
 from covfree.heads import EnsembleHead as EnsembleHead
 from covfree.heads import GaussianHead as GaussianHead
 from covfree.heads import calibrate_temperature as calibrate_temperature
+from covfree.heads import exporting as _exporting  # noqa: F401
 from covfree.heads import gaussian_head as gaussian_head
 from covfree.heads import gda_head as gda_head
 from covfree.heads import lda_head as lda_head
+from covfree.heads import metrics as metrics
 from covfree.heads import ncm_head as ncm_head
 from covfree.heads import ridge_head as ridge_head
 from covfree.heads import sample_rows as sample_rows
@@ -78,6 +74,9 @@ from covfree.heads import softmax_head as softmax_head
 from covfree.heads import with_finite_scores as with_finite_scores
 from covfree.heads import with_prior_means as with_prior_means
 from covfree.heads import with_temperature as with_temperature
+from covfree.heads.file import SavedHead as SavedHead
+from covfree.heads.file import load_head as load_head
+from covfree.heads.file import save_head as save_head
 from covfree.methods import Method as Method
 from covfree.methods import Round as Round
 from covfree.methods import afl as afl
@@ -96,8 +95,13 @@ from covfree.methods import fishermix as fishermix
 from covfree.methods import naive_bayes as naive_bayes
 from covfree.methods import proto_hyper as proto_hyper
 from covfree.methods import qda as qda
-from covfree.methods import recursive as recursive
 from covfree.methods import stsa_e as stsa_e
+from covfree.methods.field import alignment as alignment
+from covfree.methods.field import recursive as recursive
+from covfree.methods.field.alignment import align as align
+from covfree.methods.field.deepafl import deepafl as deepafl
+from covfree.methods.field.safle import safle as safle
+from covfree.methods.refine import refined as refined
 from covfree.protocol import Collected as Collected
 from covfree.protocol import MessageFolder as MessageFolder
 from covfree.protocol import check_rows as check_rows
@@ -107,9 +111,6 @@ from covfree.protocol import collect_files as collect_files
 from covfree.protocol import forget as forget
 from covfree.protocol import load_message as load_message
 from covfree.protocol import save_message as save_message
-from covfree.refine import refined as refined
-from covfree.staged import deepafl as deepafl
-from covfree.staged import safle as safle
 from covfree.statistics import GramStatistics as GramStatistics
 from covfree.statistics import class_covariances as class_covariances
 from covfree.statistics import class_means as class_means
@@ -117,21 +118,21 @@ from covfree.statistics import client_rows as client_rows
 from covfree.statistics import count_rows as count_rows
 from covfree.statistics import gram as gram
 from covfree.statistics import subset_class_means as subset_class_means
-from covfree.threads import limit_lapack_threads as limit_lapack_threads
-from covfree.transforms import count_noise as count_noise
-from covfree.types import LinearHead as LinearHead
-from covfree.types import Message as Message
-from covfree.types import Moments as Moments
-from covfree.types import Rows as Rows
+from covfree.statistics import transforms as transforms
+from covfree.statistics.buckets import bucket_features as bucket_features
+from covfree.statistics.buckets import gaussian_thresholds as gaussian_thresholds
+from covfree.statistics.feature_maps import fourier_features as fourier_features
+from covfree.statistics.feature_maps import relu_features as relu_features
+from covfree.statistics.transforms import count_noise as count_noise
 
 if _typing.TYPE_CHECKING:
     # These need Flax, optax or an extra: they are imported when they are first used.
     from covfree import finetune as finetune
     from covfree import rounds as rounds
-    from covfree import sweep as sweep
+    from covfree import studies as studies
     from covfree import testing as testing
 else:
-    _LATE = ("finetune", "rounds", "sweep", "testing")
+    _LATE = ("finetune", "rounds", "studies", "testing")
 
     def __getattr__(name: str) -> _typing.Any:
         if name in _LATE:

@@ -14,7 +14,7 @@ import numpy as np
 import covfree
 from covfree import alignment
 from covfree.data import FeatureSet, load_digits
-from covfree.federation import inner_dirichlet
+from covfree.data.partitions import inner_dirichlet
 
 SEEDS, RANK = 3, 32
 METHODS = {"fedncm": covfree.fedncm(), "fedcof": covfree.fedcof(), "fed3r": covfree.fed3r()}

@@ -25,9 +25,9 @@ import numpy as np
 from sklearn.datasets import load_breast_cancer, load_wine
 
 import covfree
-from covfree.cli.report import environment
 from covfree.data import FeatureSet, load_digits, load_npz
-from covfree.federation import iid, inner_dirichlet
+from covfree.data.partitions import iid, inner_dirichlet
+from covfree.studies.report import environment
 
 FIXED = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 # What the automatic rule is to be better than, the plain one first.

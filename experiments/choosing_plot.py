@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from covfree import figures
-from covfree.cli.accuracy_plot import FRONT, add_legend, draw_points, set_limits
-from covfree.cli.points import Point, pareto_front
+from covfree.studies.plots import style as figures
+from covfree.studies.plots.accuracy import FRONT, add_legend, draw_points, set_limits
+from covfree.studies.plots.points import Point, pareto_front
 
 HERE = Path(__file__).parent
 PANELS = {

@@ -17,7 +17,7 @@ import numpy as np
 from data_sets import Data, stored
 
 import covfree
-from covfree.federation import inner_dirichlet
+from covfree.data.partitions import inner_dirichlet
 
 EXAMPLES, STRENGTHS, SEEDS = (1, 2, 5, 20, 100), (1.0, 10.0), 3
 METHOD = covfree.fedcof(covfree.empirical_bayes(), head=covfree.gda_head)

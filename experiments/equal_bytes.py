@@ -18,11 +18,11 @@ import jax
 import numpy as np
 
 import covfree
-from covfree.cli.report import environment
 from covfree.data import FeatureSet, load_digits, load_npz
-from covfree.federation import inner_dirichlet
+from covfree.data.partitions import inner_dirichlet
 from covfree.methods import Method
 from covfree.methods.fedcof import estimating
+from covfree.studies.report import environment
 
 CLIENTS, ALPHA = 30, 0.5
 SUBSETS = (1, 2, 4, 8)

@@ -3,7 +3,7 @@
 Run ``python experiments/fashion_mnist.py [--data-dir FOLDER] [--out FOLDER]``. Images come from the folder of
 the four IDX files, packed or not; without one from Debian's package dataset-fashion-mnist, else from
 TensorFlow Datasets. Some of the 60,000 images are dealt to clients class by class
-(`covfree.federation.dirichlet`), none of fewer than 10. The backbone of the training-free heads is the same
+(`covfree.partitions.dirichlet`), none of fewer than 10. The backbone of the training-free heads is the same
 network, trained on those of the other images that are of classes 0 to 4; heads are for all ten classes, and
 fine-tuning goes on from it. Accuracy is that of the last round or epoch on all 10,000 test images; no number
 was chosen on these.
@@ -32,9 +32,9 @@ from baselines.study import Federation, Options, Seed
 from baselines.ways import CENTRAL, WAYS
 
 import covfree
-from covfree.atomic import replacing
-from covfree.cli.report import environment
-from covfree.cli.tables import as_bytes
+from covfree.core.atomic import replacing
+from covfree.studies.report import environment
+from covfree.studies.tables import as_bytes
 
 HELP = {
     "images": "images of all clients together",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from baselines.ways import FROZEN, ONE_SHOT, SCRATCH, TUNED, WAYS
 
-from covfree import figures
+from covfree.studies.plots import style as figures
 
 MARKS = ("o", "s", "^", "D", "v", "P")
 LEVELS = {"ensemble": "ensemble, one round", "fedcof": "FedCOF's head, one round"}

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from covfree import figures
+from covfree.studies.plots import style as figures
 
 # By number of images behind a feature: what came of each seed.
 Kinds: TypeAlias = dict[int, list[dict[str, Any]]]

@@ -20,7 +20,7 @@ from data_sets import Data, stored
 
 import covfree
 from covfree.data import load_digits
-from covfree.federation import inner_dirichlet
+from covfree.data.partitions import inner_dirichlet
 
 CLIENTS, DIRECTIONS = (5, 30, 100), (4, 16)
 

@@ -27,9 +27,9 @@ from personalised import Part, Start, personalised
 
 import covfree
 from covfree import finetune
-from covfree.cli.report import environment
 from covfree.data import load_npz
-from covfree.federation import dominant_classes
+from covfree.data.partitions import dominant_classes
+from covfree.studies.report import environment
 
 UNIFORM_SHARE = 0.2
 RATES = (0.01, 0.03, 0.1)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from covfree import finetune, rounds
-from covfree.types import PRNGKey
+from covfree.core.types import PRNGKey
 
 METHODS = ("local", "fedavg", "fedavg-ft", "fedproto", "fedcgs", "oll")
 # FedAvg-FT takes this part of the epochs at home.

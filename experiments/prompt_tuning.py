@@ -34,7 +34,7 @@ from covfree import finetune, rounds
 from covfree.backbones import BACKBONES, Backbone, Preprocessing, Spec, backbone
 from covfree.backbones.preprocess import crop, normalise
 from covfree.data import load_images
-from covfree.federation import inner_dirichlet
+from covfree.data.partitions import inner_dirichlet
 
 _LEVELS = Preprocessing(28, 28, "bilinear", (73.0, 73.0, 73.0), (90.0, 90.0, 90.0))
 _SIZE = {"patch": 7, "size": 28, "dim": 64, "depth": 4, "heads": 4}

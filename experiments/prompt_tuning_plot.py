@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from covfree import figures
+from covfree.studies.plots import style as figures
 
 # By method: by seed: a record for each round, of which some have an accuracy.
 Runs: TypeAlias = dict[str, dict[str, list[dict[str, Any]]]]

@@ -12,8 +12,8 @@ import optax
 
 from covfree import finetune
 from covfree.backbones import Backbone, Preprocessing
+from covfree.core.types import LinearHead, PRNGKey
 from covfree.rounds import Algorithm
-from covfree.types import LinearHead, PRNGKey
 
 
 # One for each rate, as functions are compared by identity and others would be compiled anew.

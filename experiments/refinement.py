@@ -25,7 +25,7 @@ from data_sets import Data, digits, shifted, speech, stored, texts
 
 import covfree
 from covfree import finetune, rounds
-from covfree.federation import inner_dirichlet
+from covfree.data.partitions import inner_dirichlet
 
 ROUNDS = 4
 # Of clients over the mean squared norm of features, which bounds the curvature; of FedAdam's server.

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from covfree import figures
+from covfree.studies.plots import style as figures
 
 # What the results call it: its title, colour, mark, and whether it goes on over rounds.
 WAYS: dict[str, tuple[str, str, str]] = {

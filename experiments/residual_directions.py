@@ -21,9 +21,9 @@ import numpy as np
 from data_sets import Data, digits, shifted, speech, stored, texts
 
 import covfree
+from covfree.data.partitions import inner_dirichlet
 from covfree.estimators.directed import DirectedMoments, directed_freedom
 from covfree.estimators.scatter import Freedom
-from covfree.federation import inner_dirichlet
 
 GAMMAS = np.logspace(-4, 2, 25)  # in units of the mean variance
 

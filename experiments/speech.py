@@ -23,7 +23,7 @@ from data_sets import Data, Recording, at_times, powers, recordings
 
 import covfree
 from covfree import alignment
-from covfree.optional import optional
+from covfree.core.optional import optional
 
 BANDS, TIMES, RANDOM = 40, 16, 1000
 RANK = 32  # of the subspace that speakers are aligned in, as in alignment.py

@@ -19,7 +19,7 @@ from compared import compared, head_of_table, row
 from data_sets import Data, stored
 
 import covfree
-from covfree.federation import inner_dirichlet
+from covfree.data.partitions import inner_dirichlet
 
 
 def by_dirichlet(data: Data, alpha: float, seed: int) -> tuple[Data, np.ndarray]:

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import covfree
+from covfree.core.types import Rows
 from covfree.methods import Method, registry
-from covfree.types import Rows
 
 CLASSES, CLIENTS, EXAMPLES, LANES, TIMES = 3, 20, 240, 3, 2
 # Their heads are trained by gradient steps, which dominate; what they factorise has the size of d anyway.

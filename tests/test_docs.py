@@ -20,8 +20,11 @@ def value_of(module: str, name: str) -> object:
 
 def test_exports_are_found():
     found = set(EXPORTS)
-    assert {("covfree", "fit"), ("covfree.linalg", "solve"), ("covfree.data", "load")} <= found
-    assert {("covfree.federation", "PARTITIONERS"), ("covfree.methods.recursive", "update")} <= found
+    assert {("covfree", "fit"), ("covfree.core.linalg", "solve"), ("covfree.data", "load")} <= found
+    assert {
+        ("covfree.data.partitions", "PARTITIONERS"),
+        ("covfree.methods.field.recursive", "update"),
+    } <= found
     assert not {name for _, name in found} & {"jax", "jnp", "annotations", "dataclass"}
 
 

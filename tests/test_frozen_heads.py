@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import covfree
-from covfree.sweep.variants import entries
+from covfree.studies.variants import entries
 
 if __name__ == "__main__":
     jax.config.update("jax_enable_x64", True)

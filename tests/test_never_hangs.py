@@ -1,7 +1,7 @@
 """No compiled function makes a batched LAPACK call, of which two at once may wait for each other forever.
 
-See `covfree.lapack`. That no such call is there is seen in what jax lowers; that nothing else stands still
-either is seen by running.
+See `covfree.core.lapack`. That no such call is there is seen in what jax lowers; that nothing else stands
+still either is seen by running.
 """
 
 import os
@@ -19,7 +19,8 @@ import pytest
 import stress
 
 import covfree
-from covfree import lapack, linalg, recursive
+from covfree import linalg, recursive
+from covfree.core import lapack
 from covfree.engine.totals import zeros_of
 from covfree.methods import registry
 

@@ -13,7 +13,7 @@ from pages import run_module
 from reference import page_name, place_of, sections
 from selenium.webdriver.support.wait import WebDriverWait
 
-from covfree.figures import FORMATS
+from covfree.studies.plots.style import FORMATS
 
 ROOT = Path(__file__).resolve().parents[1]
 

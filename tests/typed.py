@@ -6,9 +6,9 @@ from typing import Any, assert_type
 import jax
 
 import covfree
+from covfree.core.types import Head
 from covfree.heads import EnsembleHead, GaussianHead
 from covfree.heads.mapped import MappedHead
-from covfree.types import Head
 
 
 def quadratic(covariance: covfree.linalg.Scatter, moments: covfree.Moments) -> GaussianHead:

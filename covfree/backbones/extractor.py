@@ -15,9 +15,9 @@ from jaxtyping import Array, Bool, Float
 
 from covfree.backbones.table import BACKBONES, Spec
 from covfree.backbones.weights import Params, packaged_weights, read_weights, tensor_shapes, to_params
-from covfree.checks import check_choice
-from covfree.optional import optional
-from covfree.types import AnyArray, PRNGKey
+from covfree.core.checks import check_choice
+from covfree.core.optional import optional
+from covfree.core.types import AnyArray, PRNGKey
 
 _DTYPES = ("float32", "bfloat16")
 

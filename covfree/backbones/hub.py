@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from covfree.backbones.table import Preprocessing, Spec
 from covfree.backbones.weights import packaged_weights
-from covfree.optional import optional
+from covfree.core.optional import optional
 
 _SUFFIXES = (".safetensors", ".pth", ".pt")
 _COMMIT = re.compile("[0-9a-f]{40}")

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from covfree.backbones.table import Preprocessing, Spec
-from covfree.optional import optional
-from covfree.types import AnyArray
+from covfree.core.optional import optional
+from covfree.core.types import AnyArray
 
 # All of the resized image is made before it is cropped: a damaged header must not ask for gigabytes.
 _LONGEST = 1000

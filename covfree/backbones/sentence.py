@@ -29,9 +29,9 @@ from covfree.backbones.sentence_files import (
     sizes_in,
 )
 from covfree.backbones.weights import Params, read_weights, tensor_shapes, to_params
-from covfree.checks import check_positive
-from covfree.optional import optional
-from covfree.types import AnyArray
+from covfree.core.checks import check_positive
+from covfree.core.optional import optional
+from covfree.core.types import AnyArray
 
 # What the files hold and a mean of vectors does not need.
 _UNUSED = ("embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias")

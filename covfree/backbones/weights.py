@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from covfree.backbones.torchfile import read_torch
-from covfree.optional import how_to_get, optional
+from covfree.core.optional import how_to_get, optional
 
 # Linen's variables: {"params": …} and, of a network with batch norms, {"batch_stats": …}.
 Params: TypeAlias = Any

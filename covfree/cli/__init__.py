@@ -18,7 +18,7 @@ def main(command: Any = None) -> None:
     """Run the command line, or another of typer's commands; needs the ``cli`` extra."""
     missing = [name for name in _NEEDED if not importlib.util.find_spec(name)]
     if missing:
-        from covfree.optional import how_to_get
+        from covfree.core.optional import how_to_get
 
         sys.exit(f"covfree: the command line needs {', '.join(missing)}: {how_to_get('cli')}")
     for stream in (sys.stdout, sys.stderr):
@@ -32,7 +32,7 @@ def main(command: Any = None) -> None:
     gc.set_threshold(50_000, 20, 50)
     _compile_quickly()
     from covfree.cli.app import run
-    from covfree.threads import limit_lapack_threads
+    from covfree.core.threads import limit_lapack_threads
 
     # Whether anything else runs on the machine is not known.
     limit_lapack_threads()

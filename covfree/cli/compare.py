@@ -7,7 +7,6 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from covfree.cli.comparison import Comparison
 from covfree.cli.config_file import Config
 from covfree.cli.options import (
     ALPHA,
@@ -18,7 +17,6 @@ from covfree.cli.options import (
     PARTITION,
     USUAL,
     WEIGHTS,
-    Format,
     Out,
     ReportFile,
     TestFile,
@@ -32,13 +30,15 @@ from covfree.cli.options import (
     values_of,
     variants_of,
 )
-from covfree.cli.run_folder import make_folder
-from covfree.cli.source import Source, sources_of
 from covfree.data import FeatureSet
-from covfree.metrics import CLIENT_NAMES, NAMES
-from covfree.sweep import Federation, federations
-from covfree.sweep.variants import entries
-from covfree.transforms import Transform
+from covfree.heads.metrics import CLIENT_NAMES, NAMES
+from covfree.statistics.transforms import Transform
+from covfree.studies import Federation, federations
+from covfree.studies.comparison import Comparison
+from covfree.studies.run_folder import make_folder
+from covfree.studies.source import Source, sources_of
+from covfree.studies.tables import Format
+from covfree.studies.variants import entries
 
 T = TypeVar("T")
 

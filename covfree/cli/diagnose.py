@@ -19,7 +19,7 @@ from covfree.cli.options import (
     federation_of,
     variants_of,
 )
-from covfree.cli.source import of_file
+from covfree.studies.source import of_file
 
 
 def diagnose_command(

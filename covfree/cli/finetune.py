@@ -6,17 +6,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from covfree.checks import check_strength
 from covfree.cli.config_file import Config
-from covfree.cli.finetuning import Finetuning
-from covfree.cli.jobs import Job, Plan, folder_of
 from covfree.cli.options import (
     DATASET,
     IMAGES,
     NETWORK,
     WEIGHTS,
     Alpha,
-    Format,
     NumClients,
     Out,
     Partition,
@@ -29,13 +25,17 @@ from covfree.cli.options import (
     names_of,
     partition_settings,
 )
-from covfree.cli.run_folder import holds_runs, make_folder
-from covfree.cli.source import source_of
-from covfree.cli.training import RANDOM, TRAINABLE, Settings
-from covfree.federation import participation as draw
+from covfree.core.checks import check_strength
+from covfree.core.optional import optional
 from covfree.finetune import registry
 from covfree.finetune.registry import Rates
-from covfree.optional import optional
+from covfree.rounds.schedule import participation as draw
+from covfree.studies.finetuning import Finetuning
+from covfree.studies.jobs import Job, Plan, folder_of
+from covfree.studies.run_folder import holds_runs, make_folder
+from covfree.studies.source import source_of
+from covfree.studies.tables import Format
+from covfree.studies.training import RANDOM, TRAINABLE, Settings
 
 Part = Literal["head", "backbone", "all"]
 NormMode = Literal["frozen", "batch"]

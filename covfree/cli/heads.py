@@ -14,14 +14,12 @@ import numpy as np
 import typer
 
 import covfree
-from covfree import metrics
 from covfree.cli.options import (
     DATASET,
     IMAGES,
     NETWORK,
     WEIGHTS,
     Alpha,
-    Format,
     NumClients,
     Partition,
     TestFile,
@@ -32,15 +30,16 @@ from covfree.cli.options import (
     numbers_of,
     variants_of,
 )
-from covfree.cli.source import class_name, on_no_client, source_of
-from covfree.cli.tables import Columns, show
 from covfree.data import FeatureSet
-from covfree.head_file import SavedHead
-from covfree.staged import registry as staged_methods
-from covfree.sweep.federation import left_out
-from covfree.sweep.predictions import scores_of
-from covfree.sweep.table import percent
-from covfree.sweep.variants import entries
+from covfree.heads import metrics
+from covfree.heads.file import SavedHead
+from covfree.methods.field.registry import registry as staged_methods
+from covfree.studies.federation import left_out
+from covfree.studies.predictions import scores_of
+from covfree.studies.source import class_name, on_no_client, source_of
+from covfree.studies.table import percent
+from covfree.studies.tables import Columns, Format, show
+from covfree.studies.variants import entries
 
 # Methods whose head a file holds.
 SAVED = tuple(name for name in entries() if name not in staged_methods())

@@ -6,25 +6,24 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
 import numpy as np
 import typer
 
 import covfree
 from covfree.backbones import BACKBONES
-from covfree.checks import check_strength
+from covfree.core.checks import check_strength
 from covfree.data import FeatureSet
-from covfree.federation import PARTITIONERS
-from covfree.sweep import Federation, Variant, variants
-from covfree.sweep.federation import COUNTED
-from covfree.sweep.variants import entries
-from covfree.transforms import Transform
+from covfree.data.partitions import PARTITIONERS
+from covfree.statistics.transforms import Transform
+from covfree.studies import Federation, Variant, variants
+from covfree.studies.federation import COUNTED
+from covfree.studies.variants import entries
 
 T = TypeVar("T")
 
 
-Format = Literal["table", "markdown", "json", "csv", "latex"]
 DATASET = typer.Option(
     help="'digits' (1,797 real images that ship with scikit-learn), or an .npz file with "
     "features (n × d), labels (n) and, if there are any, clients (n) and is_test (n).",

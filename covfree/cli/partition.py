@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from covfree import figures
 from covfree.cli.options import (
     Alpha,
     Dataset,
@@ -19,9 +18,11 @@ from covfree.cli.options import (
     at_least,
     federation_of,
 )
-from covfree.cli.run_folder import make_folder
-from covfree.cli.source import law_of, load_named
-from covfree.federation import partition_statistics, plot_partition
+from covfree.data.partitions import partition_statistics
+from covfree.studies import plot_partition
+from covfree.studies.plots import style as figures
+from covfree.studies.run_folder import make_folder
+from covfree.studies.source import law_of, load_named
 
 
 def partition_command(

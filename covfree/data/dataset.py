@@ -11,8 +11,8 @@ from zipfile import ZIP_STORED, ZipFile
 
 import numpy as np
 
-from covfree.checks import check
-from covfree.optional import optional
+from covfree.core.checks import check
+from covfree.core.optional import optional
 
 # Labels are indices: one above this is an identifier that was not turned into an index.
 MOST_CLASSES = 1_000_000

@@ -20,7 +20,7 @@ from covfree.backbones.preprocess import normalise
 from covfree.backbones.sentence import SentenceEncoder
 from covfree.backbones.table import Preprocessing
 from covfree.backbones.weights import Params
-from covfree.checks import check_choice, check_positive
+from covfree.core.checks import check_choice, check_positive
 from covfree.data.dataset import StrPath
 from covfree.data.decode import ON_DAMAGED, DecodedBatch, decoded_batches
 from covfree.data.feature_writer import FeatureWriter

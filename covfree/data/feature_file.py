@@ -12,7 +12,7 @@ from zipfile import ZipFile, ZipInfo
 
 import numpy as np
 
-from covfree.atomic import lock, remove_abandoned, replacing
+from covfree.core.atomic import lock, remove_abandoned, replacing
 from covfree.data.dataset import StrPath, read_npz
 
 DTYPES = ("float16", "float32")

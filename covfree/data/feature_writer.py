@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from covfree.atomic import replacing
-from covfree.checks import check_choice, check_positive
+from covfree.core.atomic import replacing
+from covfree.core.checks import check_choice, check_positive
 from covfree.data.dataset import StrPath
 from covfree.data.feature_file import (
     DTYPES,

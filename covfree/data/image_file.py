@@ -7,8 +7,8 @@ from functools import cache
 from io import BytesIO
 from typing import Any
 
+from covfree.core.optional import optional
 from covfree.data.dataset import StrPath
-from covfree.optional import optional
 
 # Pillow knows these when it sees them, but cannot decode them, or (EPS) only by running another program.
 _NOT_DECODED = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 from jaxtyping import Array, Integer
 
-from covfree.types import AnyArray, Rows
+from covfree.core.types import AnyArray, Rows
 
 
 def arrived(rows: Rows, first_round: Integer[AnyArray, " clients"], after: int | Integer[Array, ""]) -> Rows:
@@ -19,7 +19,7 @@ def arrived(rows: Rows, first_round: Integer[AnyArray, " clients"], after: int |
     Args:
         rows: of all clients, with ``client`` from 0.
         first_round: the round in which each client first takes part, from 0; −1 for never. From
-            `covfree.federation.first_rounds`.
+            `covfree.rounds.first_rounds`.
         after: the round, from 0; may be traced.
 
     Returns:

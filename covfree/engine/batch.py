@@ -12,18 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer
 
-from covfree.checks import check, check_example_structure, check_positive
-from covfree.doors import as_array, as_int32, compiled, consecutive, finite, fits_int32
+from covfree.core.checks import check, check_example_structure, check_positive
+from covfree.core.doors import as_array, as_int32, compiled, consecutive, finite, fits_int32
+from covfree.core.keys import check_key
+from covfree.core.padding import as_arrays
+from covfree.core.row_types import count_sum, summable
+from covfree.core.types import AnyArray, H, Head, Message, PRNGKey, Rows, is_traced
 from covfree.engine.totals import How, accumulate, in_memory
 from covfree.heads.mapped import MappedHead
-from covfree.keys import check_key
 from covfree.methods import Method
 from covfree.methods.message_form import Merge
 from covfree.methods.method import check_method
-from covfree.padding import as_arrays
-from covfree.row_types import count_sum, summable
 from covfree.statistics.rows import bucket
-from covfree.types import AnyArray, H, Head, Message, PRNGKey, Rows, is_traced
 
 
 def solve_totals(method: Method[H], *totals: Any) -> H:

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.atomic import remove_abandoned, replacing
+from covfree.core.atomic import remove_abandoned, replacing
+from covfree.core.sums import Compensated
 from covfree.engine.parts import Parts, digest
 from covfree.engine.shapes import Passed
 from covfree.methods import Method
-from covfree.sums import Compensated
 
 
 class State(NamedTuple):

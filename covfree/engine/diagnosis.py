@@ -11,19 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer, Num
 
-from covfree import linalg
-from covfree.checks import check_row_structure
-from covfree.doors import compiled
+from covfree.core import linalg
+from covfree.core.checks import check_row_structure
+from covfree.core.doors import compiled
+from covfree.core.lapack import eigh
+from covfree.core.linalg import Scatter
+from covfree.core.types import Rows
 from covfree.engine.batch import accumulate
 from covfree.estimators import first_moments
 from covfree.estimators.shift import ShiftTest, shift_test
 from covfree.estimators.shrinkage import mean_variance, trace_and_square
-from covfree.lapack import eigh
-from covfree.linalg import Scatter
 from covfree.methods import Method, fedcof
 from covfree.methods.fedcof import estimating, with_inner
 from covfree.methods.method import check_method
-from covfree.types import Rows
 
 # A difference between clients that chance explains less often than this is called one.
 _LEVEL = 0.01

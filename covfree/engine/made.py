@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 from jaxtyping import Array, Integer
 
+from covfree.core.sums import Compensated
+from covfree.core.types import Rows, is_traced
 from covfree.engine.totals import AxisName, How, check_over_rows, through, zeros_of
 from covfree.methods import Method
 from covfree.methods.rounds import Round, dense
-from covfree.sums import Compensated
-from covfree.types import Rows, is_traced
 
 
 def accumulate_parts(

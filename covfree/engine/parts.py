@@ -11,12 +11,12 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from covfree.checks import check_row_structure
+from covfree.core.checks import check_row_structure
+from covfree.core.row_types import RowTypes, count_sum
+from covfree.core.types import Rows
 from covfree.estimators.automatic import fair_numbers
 from covfree.protocol.folder import MessageFile, MessageFolder, none_sound
 from covfree.protocol.values import sound_rows
-from covfree.row_types import RowTypes, count_sum
-from covfree.types import Rows
 
 # Rows of the means that tell one table from another; reading all of them would be a pass of its own.
 _SAMPLE = 64

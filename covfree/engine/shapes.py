@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from covfree.core.types import Rows
 from covfree.engine.totals import through
 from covfree.methods.method import Method
 from covfree.methods.rounds import Round, dense
-from covfree.types import Rows
 
 
 class Form(NamedTuple):

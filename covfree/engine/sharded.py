@@ -12,15 +12,15 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from covfree.checks import check_row_structure
-from covfree.doors import check_int32
+from covfree.core.checks import check_row_structure
+from covfree.core.doors import check_int32
+from covfree.core.sharding import shard_map
+from covfree.core.types import Rows, is_traced
 from covfree.engine.parts import cuts, padded_rows
 from covfree.engine.totals import How, check_over_rows, through, total_over_rows, with_numbers
 from covfree.methods import Method
 from covfree.methods.method import check_method_and_rows
 from covfree.methods.rounds import Round
-from covfree.sharding import shard_map
-from covfree.types import Rows, is_traced
 
 
 def shard_rows(rows: Rows, mesh: Mesh, *, whole_clients: bool = False) -> Rows:

@@ -15,7 +15,10 @@ from typing import Any, TypeVar
 
 import jax
 
-from covfree.checks import check_positive, check_type
+from covfree.core.checks import check_positive, check_type
+from covfree.core.optional import optional
+from covfree.core.sums import Compensated, fold_parts
+from covfree.core.types import H, Rows
 from covfree.engine.batch import solve_totals
 from covfree.engine.checkpoint import State, identity_of, load_state, save_state
 from covfree.engine.parts import FolderParts, Parts, TableParts
@@ -23,10 +26,7 @@ from covfree.engine.shapes import Form, passed
 from covfree.engine.totals import How, check_over_rows, through
 from covfree.methods import Method
 from covfree.methods.rounds import Round, dense
-from covfree.optional import optional
 from covfree.protocol.folder import MessageFolder
-from covfree.sums import Compensated, fold_parts
-from covfree.types import H, Rows
 
 # Parts that are read ahead.
 _AHEAD = 2

@@ -10,14 +10,14 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from covfree.doors import compiled
+from covfree.core.doors import compiled
+from covfree.core.sharding import whole as on_all_devices
+from covfree.core.sums import PART, fold_parts
+from covfree.core.types import Rows
 from covfree.estimators.automatic import numbered
 from covfree.methods import Factor, Kept, Method
 from covfree.methods.method import check_method, check_method_and_rows
 from covfree.methods.rounds import Round, as_total, dense, is_special
-from covfree.sharding import whole as on_all_devices
-from covfree.sums import PART, fold_parts
-from covfree.types import Rows
 
 # Names of mesh axes.
 AxisName: TypeAlias = str | tuple[str, ...]

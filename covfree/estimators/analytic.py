@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from jaxtyping import Array, Float, Integer
 
-from covfree.checks import check_strength
-from covfree.linalg import Scatter, factorise, solve
+from covfree.core.checks import check_strength
+from covfree.core.linalg import Scatter, factorise, solve
+from covfree.core.types import AnyArray, Scalar
 from covfree.statistics import gram as gram_statistics
-from covfree.types import AnyArray, Scalar
 
 
 class Analytic(NamedTuple):

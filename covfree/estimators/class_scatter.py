@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 
+from covfree.core.products import product
+from covfree.core.types import AnyArray, Moments, Rows, accumulation_dtype
 from covfree.estimators.moments import row_counts, row_labels, valid_rows
 from covfree.estimators.scatter import centred_rows
-from covfree.products import product
-from covfree.types import AnyArray, Moments, Rows, accumulation_dtype
 
 # Rows of one class that are multiplied at once: few enough that a class's last block wastes little, enough
 # for a product at speed.

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
-from covfree.checks import check_choice
+from covfree.core.checks import check_choice
+from covfree.core.types import Moments, Rows
 from covfree.estimators.moments import first_moments, row_clients, row_labels, valid_rows
 from covfree.estimators.scatter import Freedom, Weighting, centred_rows
 from covfree.statistics.groups import subset_groups
-from covfree.types import Moments, Rows
 
 
 @jax.tree_util.register_dataclass

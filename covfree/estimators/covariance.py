@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 
-from covfree.checks import check_means, check_positive, check_row_structure
-from covfree.doors import as_counts, compiled
+from covfree.core.checks import check_means, check_positive, check_row_structure
+from covfree.core.doors import as_counts, compiled
+from covfree.core.linalg import Scatter
+from covfree.core.products import symmetric_product
+from covfree.core.types import AnyArray, Moments, Rows, Scalar
 from covfree.estimators.moments import first_moments, row_counts, row_labels, valid_rows
 from covfree.estimators.scatter import Freedom, centred_rows
 from covfree.estimators.shrinkage import Shrinkage, as_shrinkage
-from covfree.linalg import Scatter
-from covfree.products import symmetric_product
-from covfree.types import AnyArray, Moments, Rows, Scalar
 
 
 def estimate_covariance(

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from covfree.core.types import Moments, Rows
 from covfree.estimators.moments import first_moments, row_counts, row_means
 from covfree.estimators.scatter import Freedom, centred_rows
-from covfree.types import Moments, Rows
 
 
 @jax.tree_util.register_dataclass

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
-from covfree.checks import check_positive, check_row_structure
-from covfree.doors import as_array, as_counts, as_int32, check_int32
-from covfree.products import product
-from covfree.sharding import whole
-from covfree.sums import deviations, sum_integers, weighted_means
-from covfree.types import Moments, Rows, accumulation_dtype
+from covfree.core.checks import check_positive, check_row_structure
+from covfree.core.doors import as_array, as_counts, as_int32, check_int32
+from covfree.core.products import product
+from covfree.core.sharding import whole
+from covfree.core.sums import deviations, sum_integers, weighted_means
+from covfree.core.types import Moments, Rows, accumulation_dtype
 
 
 def valid_rows(rows: Rows, num_classes: int) -> Bool[Array, " rows"]:

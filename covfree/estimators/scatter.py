@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from covfree.checks import check_choice
+from covfree.core.checks import check_choice
+from covfree.core.linalg import Scatter, as_scatter
+from covfree.core.products import symmetric_product
+from covfree.core.sums import deviations
+from covfree.core.types import AnyArray, Moments, Rows, Scalar
 from covfree.estimators.moments import centred_means, row_counts, row_labels, row_means, valid_rows
-from covfree.linalg import Scatter, as_scatter
-from covfree.products import symmetric_product
-from covfree.sums import deviations
-from covfree.types import AnyArray, Moments, Rows, Scalar
 
 Weighting: TypeAlias = Literal["per_class", "pooled"]
 # The parts of the Gram matrix that a ridge head is given.

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 from jax.scipy.special import ndtr
 from jaxtyping import Array, Bool, Float, Num
 
-from covfree.checks import check_means, check_positive
-from covfree.doors import compiled
+from covfree.core.checks import check_means, check_positive
+from covfree.core.doors import compiled
+from covfree.core.products import symmetric_product
+from covfree.core.types import AnyArray, Moments, Rows
 from covfree.estimators.components import client_parts
 from covfree.estimators.covariance import one_class
 from covfree.estimators.moments import first_moments, row_counts, row_labels, valid_rows
 from covfree.estimators.scatter import centred_rows
-from covfree.products import symmetric_product
-from covfree.types import AnyArray, Moments, Rows
 
 
 class ShiftTest(NamedTuple):

@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from covfree.checks import check_strength
+from covfree.core.checks import check_strength
+from covfree.core.linalg import Scatter
+from covfree.core.types import Scalar
 from covfree.estimators.automatic import automatic
 from covfree.estimators.scatter import Freedom
 from covfree.estimators.shrinkage_rule import Shrinkage, mean_variance
-from covfree.linalg import Scatter
-from covfree.types import Scalar
 
 # Rules without a number, which may be taken for names.
 _PLAIN = ("empirical_bayes", "ledoit_wolf", "oas", "pseudo_observations")

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from covfree.core.linalg import Scatter
+from covfree.core.types import Moments, Rows, Scalar
 from covfree.estimators.scatter import Freedom
-from covfree.linalg import Scatter
-from covfree.types import Moments, Rows, Scalar
 
 # (strength, Σ̂, moments, freedom, row statistics) to (a, b).
 Rule: TypeAlias = Callable[[jax.Array, Scatter, Moments, Freedom, Any], tuple[jax.Array, jax.Array]]

@@ -7,12 +7,12 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
-from covfree.doors import compiled
+from covfree.core.doors import compiled
+from covfree.core.lapack import eigh
+from covfree.core.linalg import rank_cut
+from covfree.core.types import Rows
 from covfree.estimators.moments import first_moments
 from covfree.estimators.scatter import Weighting, between_scatter, within_scatter
-from covfree.lapack import eigh
-from covfree.linalg import rank_cut
-from covfree.types import Rows
 
 
 class Spectrum(NamedTuple):

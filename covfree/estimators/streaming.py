@@ -14,17 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer, Num
 
-from covfree.checks import check_means, check_positive
-from covfree.doors import compiled
+from covfree.core.checks import check_means, check_positive
+from covfree.core.doors import compiled
+from covfree.core.linalg import Scatter
+from covfree.core.products import product, symmetric_product
+from covfree.core.sums import deviations
+from covfree.core.types import AnyArray, Moments, Scalar
 from covfree.estimators.covariance import across, one_class, spread_weight
 from covfree.estimators.moments import first_moments
 from covfree.estimators.scatter import Freedom, centred_rows
 from covfree.estimators.shrinkage import as_shrinkage
 from covfree.estimators.shrinkage_rule import Shrinkage
-from covfree.linalg import Scatter
-from covfree.products import product, symmetric_product
-from covfree.sums import deviations
-from covfree.types import AnyArray, Moments, Scalar
 
 
 class CovarianceState(NamedTuple):

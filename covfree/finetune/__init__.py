@@ -1,6 +1,6 @@
 """Federated optimisation: fine-tuning in rounds, with any optax transformation, from any model."""
 
-from covfree.optional import optional as _optional
+from covfree.core.optional import optional as _optional
 
 _optional("optax", "finetune")
 

@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from covfree.checks import check_positive
-from covfree.feature_maps import Adapter
+from covfree.core.checks import check_positive
+from covfree.core.types import LinearHead, PRNGKey
 from covfree.finetune.model import Model, linear_model
 from covfree.heads.mapped import MappedHead
-from covfree.types import LinearHead, PRNGKey
+from covfree.statistics.feature_maps import Adapter
 
 
 def _features(

@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from covfree.checks import check_choice, check_strength
+from covfree.core.checks import check_choice, check_strength
+from covfree.core.types import PRNGKey, Scalar
 from covfree.finetune.local import Optimiser, Training, as_optimiser
 from covfree.finetune.model import Model, check_model
 from covfree.finetune.optimisers import adaptive
 from covfree.finetune.prompts import without_padding
 from covfree.rounds.algorithm import Algorithm, ClientData
-from covfree.types import PRNGKey, Scalar
 
 Weighting: TypeAlias = Literal["examples", "uniform"]
 

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from covfree.checks import check_strength
+from covfree.core.checks import check_strength
+from covfree.core.types import PRNGKey, Scalar
 from covfree.finetune.local import Training, class_counts
 from covfree.finetune.model import Model
 from covfree.finetune.personal import Own, Prototypes, check_features_train, own_models, train_own
 from covfree.rounds.algorithm import Algorithm, ClientData
-from covfree.types import PRNGKey, Scalar
 
 
 class _Numbers(NamedTuple):

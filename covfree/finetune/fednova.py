@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import optax
 from jax.tree_util import Partial
 
-from covfree.checks import check_strength
+from covfree.core.checks import check_strength
+from covfree.core.types import PRNGKey, Scalar, is_traced
 from covfree.finetune import averaging
 from covfree.finetune.local import Training
 from covfree.finetune.model import Model
 from covfree.finetune.optimisers import add_proximal
 from covfree.rounds.algorithm import Algorithm, ClientData
-from covfree.types import PRNGKey, Scalar, is_traced
 
 
 class Update(NamedTuple):

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from covfree.checks import check_positive, check_strength
+from covfree.core.checks import check_positive, check_strength
+from covfree.core.types import PRNGKey, Scalar
 from covfree.finetune.local import Training, class_counts
 from covfree.finetune.model import Model
 from covfree.finetune.personal import Own, Prototypes, check_features_train, own_models, train_own
 from covfree.rounds.algorithm import Algorithm, ClientData
-from covfree.types import PRNGKey, Scalar
 
 
 class _Numbers(NamedTuple):

@@ -7,13 +7,13 @@ from typing import Any
 import optax
 from jax.tree_util import Partial
 
-from covfree.checks import check_strength
+from covfree.core.checks import check_strength
+from covfree.core.types import Scalar
 from covfree.finetune.averaging import fedavg
 from covfree.finetune.local import as_optimiser
 from covfree.finetune.model import Model
 from covfree.finetune.optimisers import add_proximal
 from covfree.rounds.algorithm import Algorithm
-from covfree.types import Scalar
 
 
 def _proximal(mu: Scalar, client: Any) -> Any:

@@ -14,11 +14,11 @@ import optax
 from jaxtyping import Array, Float, Int32
 
 from covfree.backbones.rewriting import with_fast_forms
-from covfree.checks import check_positive, check_strength
+from covfree.core.checks import check_positive, check_strength
+from covfree.core.keys import derive
+from covfree.core.types import PRNGKey, is_traced, masked
 from covfree.finetune.model import Model
-from covfree.keys import derive
 from covfree.rounds.algorithm import ClientData
-from covfree.types import PRNGKey, is_traced, masked
 
 
 @jax.tree_util.register_dataclass

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from covfree.types import PRNGKey, Scalar
+from covfree.core.types import PRNGKey, Scalar
 
 HIDDEN = 128
 

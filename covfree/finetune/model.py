@@ -14,9 +14,9 @@ from jaxtyping import Array, Float, Int
 from covfree.backbones.extractor import Backbone
 from covfree.backbones.preprocess import normalise
 from covfree.backbones.table import Preprocessing
-from covfree.checks import check_choice, check_positive
+from covfree.core.checks import check_choice, check_positive
+from covfree.core.types import AnyArray, LinearHead, PRNGKey, masked
 from covfree.heads.mapped import MappedHead
-from covfree.types import AnyArray, LinearHead, PRNGKey, masked
 
 Trained = Literal["all", "head", "backbone"]
 Norms = Literal["batch", "frozen"]

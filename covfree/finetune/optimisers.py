@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from covfree.checks import check_choice, check_strength
-from covfree.types import Scalar
+from covfree.core.checks import check_choice, check_strength
+from covfree.core.types import Scalar
 
 
 class AdaptiveState(NamedTuple):

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from covfree.checks import check_positive
+from covfree.core.checks import check_positive
+from covfree.core.types import AnyArray, PRNGKey
 from covfree.finetune.local import Training
 from covfree.finetune.model import Model, check_model, linear_features
 from covfree.rounds.algorithm import Algorithm, ClientData
-from covfree.types import AnyArray, PRNGKey
 
 
 class Own(NamedTuple):

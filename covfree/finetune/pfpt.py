@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from covfree.checks import check_positive, check_strength
+from covfree.core.checks import check_positive, check_strength
+from covfree.core.types import LinearHead, PRNGKey, Scalar
 from covfree.finetune import averaging
 from covfree.finetune.local import Training
 from covfree.finetune.matching import Networks, summarise
@@ -16,7 +17,6 @@ from covfree.finetune.model import Model, check_model
 from covfree.finetune.prompts import without_padding
 from covfree.rounds.algorithm import Algorithm, ClientData
 from covfree.rounds.uploads import Table
-from covfree.types import LinearHead, PRNGKey, Scalar
 
 
 class _Numbers(NamedTuple):

@@ -13,9 +13,9 @@ from jaxtyping import Array, Float
 from covfree.backbones.extractor import Backbone
 from covfree.backbones.preprocess import normalise
 from covfree.backbones.table import Preprocessing
-from covfree.checks import check_positive
+from covfree.core.checks import check_positive
+from covfree.core.types import AnyArray, LinearHead, PRNGKey, is_traced
 from covfree.finetune.model import Model, check_params
-from covfree.types import AnyArray, LinearHead, PRNGKey, is_traced
 
 
 def random_prompts(backbone: Backbone, number: int, *, key: PRNGKey) -> Float[Array, "prompts features"]:

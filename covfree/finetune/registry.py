@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import optax
 from jax.tree_util import Partial
 
+from covfree.core.registries import Registry
+from covfree.core.types import Scalar
 from covfree.finetune.averaging import fedadagrad, fedadam, fedavg, fedyogi
 from covfree.finetune.fednova import fednova
 from covfree.finetune.fedprox import fedprox
 from covfree.finetune.model import Model
 from covfree.finetune.scaffold import scaffold
-from covfree.registries import Registry
 from covfree.rounds.algorithm import Algorithm
-from covfree.types import Scalar
 
 
 class Rates(NamedTuple):

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import optax
 from jax.tree_util import Partial
 
-from covfree.checks import check_strength
+from covfree.core.checks import check_strength
+from covfree.core.types import PRNGKey, Scalar, is_traced
 from covfree.finetune import averaging
 from covfree.finetune.fednova import path_length
 from covfree.finetune.local import Training
 from covfree.finetune.model import Model
 from covfree.finetune.optimisers import add_correction
 from covfree.rounds.algorithm import Algorithm, ClientData
-from covfree.types import PRNGKey, Scalar, is_traced
 
 
 class State(NamedTuple):

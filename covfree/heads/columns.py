@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from covfree.linalg import Scatter, as_scatter
-from covfree.types import AnyArray, LinearHead, Moments
+from covfree.core.linalg import Scatter, as_scatter
+from covfree.core.types import AnyArray, LinearHead, Moments
 
 
 def unit_columns(weight: Float[Array, "dim classes"]) -> Float[Array, "dim classes"]:

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
-from covfree.products import product
-from covfree.types import AnyArray, as_features, masked
+from covfree.core.products import product
+from covfree.core.types import AnyArray, as_features, masked
 
 
 @jax.tree_util.register_dataclass

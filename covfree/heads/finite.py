@@ -7,9 +7,9 @@ from typing import Any, TypeVar, cast
 
 import jax.numpy as jnp
 
+from covfree.core.types import LinearHead
 from covfree.heads.gaussian import GaussianHead
 from covfree.heads.mapped import MappedHead
-from covfree.types import LinearHead
 
 AnyHead = TypeVar("AnyHead")
 

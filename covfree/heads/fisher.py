@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
+from covfree.core.lapack import eigh
+from covfree.core.linalg import Scatter, factorise, solve
+from covfree.core.products import product
+from covfree.core.types import LinearHead, Moments, Scalar
 from covfree.estimators.moments import centred_means
 from covfree.heads.columns import head_for_present, log_priors
 from covfree.heads.lbfgs import minimise
-from covfree.lapack import eigh
-from covfree.linalg import Scatter, factorise, solve
-from covfree.products import product
-from covfree.types import LinearHead, Moments, Scalar
 
 # Eigenvalues below this many roundings of the largest are 0: the classes' means span C − 1 dimensions. Not
 # times C: with 1,000 classes that would be all directions in which these differ 20 times less than in one.

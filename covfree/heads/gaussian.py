@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from covfree.core.lapack import cholesky, triangular_solve
+from covfree.core.types import AnyArray, Moments, as_features, masked
 from covfree.heads.columns import log_priors
-from covfree.lapack import cholesky, triangular_solve
-from covfree.types import AnyArray, Moments, as_features, masked
 
 
 @jax.tree_util.register_dataclass

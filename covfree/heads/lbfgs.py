@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.sparse.linalg import cg
 
-from covfree.optional import optional
+from covfree.core.optional import optional
 
 Start = TypeVar("Start")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from covfree.core.linalg import Scatter, factorise, solve
+from covfree.core.types import AnyArray, LinearHead, Moments
 from covfree.estimators.moments import centred_means
 from covfree.heads.columns import fitting, head_for_present, log_priors
-from covfree.linalg import Scatter, factorise, solve
-from covfree.types import AnyArray, LinearHead, Moments
 
 
 def lda_head(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import jax
 from jaxtyping import Array, Float
 
-from covfree.types import AnyArray, Head
+from covfree.core.types import AnyArray, Head
 
 
 @jax.tree_util.register_dataclass

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
+from covfree.core.types import LinearHead, Moments
 from covfree.heads.columns import head_for_present, unit_columns
-from covfree.types import LinearHead, Moments
 
 
 def ncm_head(moments: Moments) -> LinearHead:

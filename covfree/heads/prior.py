@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from covfree.checks import check_strength, check_type
+from covfree.core.checks import check_strength, check_type
+from covfree.core.linalg import Scatter
+from covfree.core.types import AnyArray, LinearHead, Moments, Scalar, is_traced
 from covfree.heads.lda import lda_head
-from covfree.linalg import Scatter
-from covfree.types import AnyArray, LinearHead, Moments, Scalar, is_traced
 
 
 def gda_head(covariance: Float[AnyArray, "dim dim"] | Scatter, moments: Moments) -> LinearHead:

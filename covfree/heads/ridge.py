@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from covfree.core.linalg import Scatter, factorise, solve
+from covfree.core.types import AnyArray, LinearHead, Moments, Scalar
 from covfree.heads.columns import fitting, head_for_present, unit_columns
-from covfree.linalg import Scatter, factorise, solve
-from covfree.types import AnyArray, LinearHead, Moments, Scalar
 
 
 def ridge_head(

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer, Real
 
-from covfree.checks import check_positive, check_strength
+from covfree.core.checks import check_positive, check_strength
+from covfree.core.products import magnitude, product
+from covfree.core.types import AnyArray, LinearHead, Scalar, accumulation_dtype
 from covfree.heads.columns import head_for_present
 from covfree.heads.lbfgs import minimise
-from covfree.products import magnitude, product
 from covfree.statistics.groups import as_examples
-from covfree.types import AnyArray, LinearHead, Scalar, accumulation_dtype
 
 
 def softmax_head(

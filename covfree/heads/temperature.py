@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
-from covfree.checks import check_above_zero
+from covfree.core.checks import check_above_zero
+from covfree.core.types import AnyArray, Head, LinearHead, Scalar, accumulation_dtype
 from covfree.heads.mapped import MappedHead
 from covfree.statistics.groups import as_examples
-from covfree.types import AnyArray, Head, LinearHead, Scalar, accumulation_dtype
 
 # Features [examples, dim] to scores [examples, classes].
 

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
-from covfree.checks import check_positive, check_row_structure
-from covfree.doors import compiled
+from covfree.core.checks import check_positive, check_row_structure
+from covfree.core.doors import compiled
+from covfree.core.keys import derive
+from covfree.core.lapack import cholesky, eigh
+from covfree.core.products import product
+from covfree.core.types import PRNGKey, Rows
 from covfree.estimators.moments import row_counts, row_labels, row_means
-from covfree.keys import derive
-from covfree.lapack import cholesky, eigh
-from covfree.products import product
-from covfree.types import PRNGKey, Rows
 
 # Features that are coloured at once by a row's full covariance: enough for a fast product.
 _BLOCK = 128

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-from covfree.checks import check_positive
+from covfree.core.checks import check_positive
+from covfree.core.types import Rows
 from covfree.methods.summaries import OfManyClients
 from covfree.statistics import count_rows
 from covfree.statistics.directions import directed_rows
 from covfree.statistics.residuals import count_clients
 from covfree.statistics.rows import client_sizes
-from covfree.types import Rows
 
 
 @dataclass(frozen=True)

@@ -6,20 +6,20 @@ from typing import Any, Literal, overload
 
 import jax.numpy as jnp
 
-from covfree.checks import check_choice, check_strength
+from covfree.core.checks import check_choice, check_strength
+from covfree.core.linalg import Scatter
+from covfree.core.types import LinearHead, Message, Moments, Rows, Scalar
 from covfree.estimators import first_moments, gram_factor, total_gram, within_factor
 from covfree.estimators.class_scatter import scatter_about
 from covfree.estimators.moments import example_moments
-from covfree.feature_maps import FeatureMap
 from covfree.heads import ridge_head
 from covfree.heads.mapped import MappedHead
-from covfree.linalg import Scatter
 from covfree.methods.fedncm import moments_phase
 from covfree.methods.message_form import gram_matrices
 from covfree.methods.method import Method, sent_matrix
 from covfree.methods.rounds import Factor, phases
 from covfree.methods.summaries import Examples
-from covfree.types import LinearHead, Message, Moments, Rows, Scalar
+from covfree.statistics.feature_maps import FeatureMap
 
 
 def gram_phase(params: object, totals: tuple[()], rows: Rows, num_classes: int) -> tuple[Moments, Factor]:

@@ -9,7 +9,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args, overload
 import jax
 import jax.numpy as jnp
 
-from covfree.checks import check_choice
+from covfree.core.checks import check_choice
+from covfree.core.linalg import Scatter
+from covfree.core.types import H, Head, LinearHead, Message, Moments, Rows, Scalar
 from covfree.estimators import ScatterChoice, Weighting, total_gram
 from covfree.estimators.automatic import numbered
 from covfree.estimators.covariance import covariance_scatter
@@ -17,17 +19,15 @@ from covfree.estimators.moments import example_moments
 from covfree.estimators.scatter import centred_rows
 from covfree.estimators.shrinkage import as_shrinkage
 from covfree.estimators.shrinkage_rule import Shrinkage
-from covfree.feature_maps import FeatureMap
 from covfree.heads import lda_head, ridge_head
 from covfree.heads.mapped import MappedHead
-from covfree.linalg import Scatter
 from covfree.methods.local_heads import LocalHeads
 from covfree.methods.message_form import MessageForm, class_covariance_matrices
 from covfree.methods.method import Method, sent_matrix
 from covfree.methods.rounds import Factor, Round
 from covfree.methods.summaries import ClassMeans, Examples, Summary
 from covfree.methods.within import FromMeans, FromVariances, Within
-from covfree.types import H, Head, LinearHead, Message, Moments, Rows, Scalar
+from covfree.statistics.feature_maps import FeatureMap
 
 # A function takes the shrunk within-class covariance and the moments.
 HeadChoice: TypeAlias = Literal["lda", "ridge"] | Callable[[Scatter, Moments], Head]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from covfree.core.types import LinearHead, Moments, Rows
 from covfree.estimators import first_moments
 from covfree.heads import ncm_head
 from covfree.methods.method import Method
 from covfree.methods.rounds import phases
 from covfree.methods.summaries import ClassMeans
-from covfree.types import LinearHead, Moments, Rows
 
 
 def moments_phase(params: object, totals: tuple[()], rows: Rows, num_classes: int) -> Moments:

@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.checks import check_strength
+from covfree.core.checks import check_strength
+from covfree.core.types import Rows
 from covfree.heads import softmax_head
 from covfree.methods.summaries import OfManyClients
 from covfree.statistics import count_rows
 from covfree.statistics.groups import as_examples
 from covfree.statistics.residuals import count_clients, senders_of
 from covfree.statistics.rows import client_sizes, deal_rows, rows_of
-from covfree.types import Rows
 
 # Most steps that a client trains.
 _STEPS = 100

@@ -8,10 +8,10 @@ from typing import Any, Literal, TypeAlias
 
 import jax
 
-from covfree.checks import check_choice
+from covfree.core.checks import check_choice
+from covfree.core.types import Message, Rows
 from covfree.estimators.analytic import local_solution
 from covfree.statistics import class_covariances, class_means, gram
-from covfree.types import Message, Rows
 
 # (params, message of all clients, num_classes) to the server's state after all rounds.
 Merge: TypeAlias = Callable[[Any, Message, int], tuple[Any, ...]]

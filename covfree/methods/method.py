@@ -11,15 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.checks import check_row_structure
-from covfree.feature_maps import FeatureMap
-from covfree.keys import derive
-from covfree.linalg import Scatter
+from covfree.core.checks import check_row_structure
+from covfree.core.keys import derive
+from covfree.core.linalg import Scatter
+from covfree.core.types import AnyArray, H, Head, Message, Rows, is_traced
 from covfree.methods.message_form import MessageForm
 from covfree.methods.rounds import Round
 from covfree.methods.summaries import Examples, Summary
-from covfree.transforms import Transform
-from covfree.types import AnyArray, H, Head, Message, Rows, is_traced
+from covfree.statistics.feature_maps import FeatureMap
+from covfree.statistics.transforms import Transform
 
 
 def sent_matrix(matrix: AnyArray | None, name: str) -> AnyArray:

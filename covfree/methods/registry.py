@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from covfree.core.registries import Entry, Registry
+from covfree.core.types import Scalar
 from covfree.estimators import Shrinkage
-from covfree.feature_maps import fourier_features, relu_features
-from covfree.methods.afl import afl
-from covfree.methods.ensemble import ensemble
 from covfree.methods.fed3r import fed3r
 from covfree.methods.fedcof import HeadChoice, fedcof, fedcof_oracle
 from covfree.methods.fedncm import fedncm
-from covfree.methods.fedran import fedran
-from covfree.methods.fisher import fishermix, proto_hyper
-from covfree.methods.gaussian import fedcgs, naive_bayes, qda
+from covfree.methods.field.afl import afl
+from covfree.methods.field.ensemble import ensemble
+from covfree.methods.field.fedran import fedran
+from covfree.methods.field.fisher import fishermix, proto_hyper
+from covfree.methods.field.gaussian import fedcgs, naive_bayes, qda
+from covfree.methods.field.sampled import ccvr, fedpft
+from covfree.methods.field.stsa import stsa_e
 from covfree.methods.method import Method
-from covfree.methods.sampled import ccvr, fedpft
 from covfree.methods.shifted import fedcof_components, fedcof_residuals
-from covfree.methods.stsa import stsa_e
-from covfree.registries import Entry, Registry
-from covfree.types import Scalar
+from covfree.statistics.feature_maps import fourier_features, relu_features
 
 
 def _fed3r_within(ridge: Scalar = 1.0) -> Method:

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 from jaxtyping import Array, Float
 
-from covfree.linalg import Scatter
-from covfree.products import symmetric_product
-from covfree.types import Rows
+from covfree.core.linalg import Scatter
+from covfree.core.products import symmetric_product
+from covfree.core.types import Rows
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal, get_args, overload
 
-from covfree.checks import check_choice
+from covfree.core.checks import check_choice
+from covfree.core.types import LinearHead, Scalar
 from covfree.estimators import Weighting
 from covfree.estimators.shrinkage import Shrinkage
-from covfree.feature_maps import FeatureMap
 from covfree.methods.directed_means import DirectedMeans
 from covfree.methods.fedcof import HeadChoice, fedcof_like
 from covfree.methods.method import Method
 from covfree.methods.summaries import ClassMeans
 from covfree.methods.within import FromComponents, FromDirections
-from covfree.types import LinearHead, Scalar
+from covfree.statistics.feature_maps import FeatureMap
 
 
 @overload

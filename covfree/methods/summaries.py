@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.checks import check_choice, check_positive
-from covfree.padding import few_sizes
+from covfree.core.checks import check_choice, check_positive
+from covfree.core.padding import few_sizes
+from covfree.core.types import Rows, accumulation_dtype, is_traced
 from covfree.statistics import client_rows, count_rows
 from covfree.statistics.groups import as_examples
 from covfree.statistics.mixtures import Structure, client_mixtures, mixture_sizes
 from covfree.statistics.rows import CovarianceType, check_subsets, pair_sizes, rows_of
-from covfree.types import Rows, accumulation_dtype, is_traced
 
 
 @runtime_checkable

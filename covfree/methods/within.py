@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 
+from covfree.core.types import Moments, Rows
 from covfree.estimators import Freedom, Weighting, first_moments, within_factor
 from covfree.estimators.class_scatter import row_scatter
 from covfree.estimators.components import (
@@ -19,7 +20,6 @@ from covfree.estimators.components import (
 from covfree.estimators.directed import DirectedMoments, directed_factor, directed_freedom, directed_moments
 from covfree.estimators.moments import example_moments
 from covfree.estimators.scatter import centred_rows, class_weights
-from covfree.types import Moments, Rows
 
 
 @runtime_checkable

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from covfree.atomic import replacing
-from covfree.checks import check_row_structure, check_type
-from covfree.optional import optional
-from covfree.types import Message, Rows
+from covfree.core.atomic import replacing
+from covfree.core.checks import check_row_structure, check_type
+from covfree.core.optional import optional
+from covfree.core.types import Message, Rows
 
 _FORMAT = "covfree.Message"
 # Files of before there were versions have none, and are of this one.

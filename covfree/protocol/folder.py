@@ -13,12 +13,12 @@ from pathlib import Path
 
 import jax
 
-from covfree.atomic import is_temporary, remove_abandoned
-from covfree.checks import check_row_structure
+from covfree.core.atomic import is_temporary, remove_abandoned
+from covfree.core.checks import check_row_structure
+from covfree.core.row_types import count_sum
+from covfree.core.types import Message, Rows
 from covfree.protocol.files import load_message, read_header, read_rows, shown
 from covfree.protocol.received import common_dim, unlike
-from covfree.row_types import count_sum
-from covfree.types import Message, Rows
 
 _SUFFIX = ".safetensors"
 

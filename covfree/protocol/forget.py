@@ -8,13 +8,13 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.checks import check_type
+from covfree.core.checks import check_type
+from covfree.core.row_types import count_sum
+from covfree.core.types import Message, Rows
 from covfree.protocol.messages import select_rows
 from covfree.protocol.received import Bounds, sound_message
 from covfree.protocol.server import Collected
 from covfree.protocol.squares import rounding, unit_diagonal
-from covfree.row_types import count_sum
-from covfree.types import Message, Rows
 
 
 def forget(

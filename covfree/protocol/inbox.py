@@ -6,12 +6,12 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from covfree.checks import check_type
+from covfree.core.checks import check_type
+from covfree.core.types import Message
 from covfree.protocol.files import shown
 from covfree.protocol.folder import MessageFile, MessageFolder
 from covfree.protocol.received import Bounds
 from covfree.protocol.server import Collected, checksum, collect, dim_of
-from covfree.types import Message
 
 # Bytes of messages that are held at once while they are put together.
 _BATCH = 2**28

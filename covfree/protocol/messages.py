@@ -9,14 +9,14 @@ import jax
 import numpy as np
 from jaxtyping import Float, Integer
 
-from covfree.checks import check, check_example_structure, check_positive
-from covfree.doors import check_int32
-from covfree.keys import check_key
+from covfree.core.checks import check, check_example_structure, check_positive
+from covfree.core.doors import check_int32
+from covfree.core.keys import check_key
+from covfree.core.padding import as_arrays, pad_rows
+from covfree.core.types import AnyArray, Message, PRNGKey, Rows, is_traced
 from covfree.methods import Method, Mixtures
 from covfree.methods.method import check_method
-from covfree.padding import as_arrays, pad_rows
 from covfree.statistics.groups import as_examples
-from covfree.types import AnyArray, Message, PRNGKey, Rows, is_traced
 
 
 def client_message(

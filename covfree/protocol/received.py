@@ -10,11 +10,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.checks import check_positive, check_row_structure, check_strength
+from covfree.core.checks import check_positive, check_row_structure, check_strength
+from covfree.core.row_types import RowTypes, count_sum
+from covfree.core.types import Message, Rows, accumulation_dtype
 from covfree.protocol.squares import bordered, is_positive, rounding, unit_diagonal
 from covfree.protocol.values import check_rows, largest_sum, sound_rows, square_sums
-from covfree.row_types import RowTypes, count_sum
-from covfree.types import Message, Rows, accumulation_dtype
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.checks import check_type
+from covfree.core.checks import check_type
+from covfree.core.row_types import count_sum, summable
+from covfree.core.types import Message, Rows
 from covfree.protocol.received import Bounds, common_dim, sort_out
-from covfree.row_types import count_sum, summable
-from covfree.types import Message, Rows
 
 
 class Receipt(NamedTuple):

@@ -8,10 +8,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.checks import check_row_structure, finite_numbers, first_non_finite
+from covfree.core.checks import check_row_structure, finite_numbers, first_non_finite
+from covfree.core.row_types import RowTypes
+from covfree.core.types import Rows
 from covfree.protocol.squares import is_positive, rounding, unit_diagonal
-from covfree.row_types import RowTypes
-from covfree.types import Rows
 
 # Every whole number up to this one is a float64, so that sums of counts are exact.
 _MOST_EXAMPLES = 2**53

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from covfree.types import AnyArray
+from covfree.core.types import AnyArray
 
 
 @jax.tree_util.register_dataclass

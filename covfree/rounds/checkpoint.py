@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from covfree.core.optional import optional
 from covfree.engine.parts import digest
-from covfree.optional import optional
 
 # Numbers that errors show; of more only the shape.
 _FEW = 4

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Int32
 
-from covfree.keys import derive
+from covfree.core.keys import derive
+from covfree.core.sharding import shard_map
+from covfree.core.sums import Compensated
+from covfree.core.types import PRNGKey
 from covfree.rounds.algorithm import Algorithm, ClientData
 from covfree.rounds.uploads import Parts
-from covfree.sharding import shard_map
-from covfree.sums import Compensated
-from covfree.types import PRNGKey
 
 
 class Examples(NamedTuple):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.doors import as_array, as_int32
+from covfree.core.doors import as_array, as_int32
 from covfree.engine.parts import digest
 from covfree.rounds.checkpoint import Mark
 from covfree.rounds.cohort import Examples, Members

@@ -9,7 +9,9 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from covfree.checks import check_choice, check_positive
+from covfree.core.checks import check_choice, check_positive
+from covfree.core.products import product
+from covfree.core.types import AnyArray, Message, PRNGKey, Rows
 from covfree.engine import solve_totals
 from covfree.engine.batch import examples_of, state_of_message
 from covfree.engine.shapes import passed
@@ -18,10 +20,8 @@ from covfree.estimators.automatic import fair_numbers
 from covfree.methods import Method, Round
 from covfree.methods.method import check_method
 from covfree.methods.rounds import dense
-from covfree.products import product
 from covfree.rounds.algorithm import Algorithm, ClientData
 from covfree.rounds.uploads import Table
-from covfree.types import AnyArray, Message, PRNGKey, Rows
 
 
 class _Sent(NamedTuple):

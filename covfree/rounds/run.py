@@ -16,16 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from covfree.checks import check_choice, check_positive
-from covfree.federation.schedule import Schedule, as_schedule
-from covfree.keys import participation_seed
+from covfree.core.checks import check_choice, check_positive
+from covfree.core.keys import participation_seed
+from covfree.core.types import PRNGKey
 from covfree.rounds import cohort
 from covfree.rounds.algorithm import Algorithm, check_algorithm
 from covfree.rounds.checkpoint import Checkpoints
 from covfree.rounds.data import Federation
 from covfree.rounds.memory import Bank, Place
+from covfree.rounds.schedule import Schedule, as_schedule
 from covfree.rounds.simulation import Held, Simulation
-from covfree.types import PRNGKey
 
 
 class Run(NamedTuple):
@@ -85,7 +85,7 @@ def run(
             have none.
         key: PRNG key of all that is drawn. A client's draws in a round depend on the round and its number.
         rounds: how many; may be left out where the algorithm takes a fixed number.
-        participation: a `covfree.federation.Schedule`; the clients of each round as an array, −1 for nobody;
+        participation: a `covfree.rounds.Schedule`; the clients of each round as an array, −1 for nobody;
             or how many clients a round draws: a number (1 is one client) or a share (1.0 is all).
         evaluate: from the algorithm's result to numbers that the history records, such as an accuracy.
             Rounds after which there is no result yet are not evaluated.

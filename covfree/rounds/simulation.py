@@ -11,18 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from covfree.core.keys import derive
+from covfree.core.sums import Compensated
+from covfree.core.types import PRNGKey
 from covfree.engine.parts import digest
 from covfree.engine.totals import zeros_of
-from covfree.federation.schedule import Schedule
-from covfree.keys import derive
 from covfree.rounds import cohort
 from covfree.rounds.algorithm import Algorithm, ClientData
 from covfree.rounds.checkpoint import Mark
 from covfree.rounds.data import Federation
 from covfree.rounds.memory import Bank
+from covfree.rounds.schedule import Schedule
 from covfree.rounds.uploads import Parts, packed, size_in_bytes
-from covfree.sums import Compensated
-from covfree.types import PRNGKey
 
 
 class Held(NamedTuple):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool
 
-from covfree.doors import as_array
+from covfree.core.doors import as_array
 
 
 @jax.tree_util.register_dataclass

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
-from covfree.doors import compiled
-from covfree.products import symmetric_product
+from covfree.core.doors import compiled
+from covfree.core.products import symmetric_product
+from covfree.core.types import AnyArray, accumulation_dtype
 from covfree.statistics.groups import as_examples, check_one_client
 from covfree.statistics.means import class_means
-from covfree.types import AnyArray, accumulation_dtype
 
 
 @compiled(("num_classes",), check=check_one_client, padded={"features": 0, "labels": -1})

@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
-from covfree.checks import check_positive
-from covfree.lapack import eigh
-from covfree.products import magnitude, product, symmetric_product
+from covfree.core.checks import check_positive
+from covfree.core.lapack import eigh
+from covfree.core.products import magnitude, product, symmetric_product
+from covfree.core.types import DIRECTION, AnyArray, Rows
 from covfree.statistics.groups import as_examples
 from covfree.statistics.residuals import Senders, residuals, senders_of, with_vectors
 from covfree.statistics.rows import deal_rows, rows_of
-from covfree.types import DIRECTION, AnyArray, Rows
 
 
 def directed_rows(

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
-from covfree.doors import compiled
-from covfree.products import symmetric_product
+from covfree.core.doors import compiled
+from covfree.core.products import symmetric_product
+from covfree.core.sums import fold_parts, sum_groups
+from covfree.core.types import AnyArray, accumulation_dtype
 from covfree.statistics.groups import as_examples, check_one_client
-from covfree.sums import fold_parts, sum_groups
-from covfree.types import AnyArray, accumulation_dtype
 
 
 @jax.tree_util.register_dataclass

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Integer
 
-from covfree.checks import check_example_structure, check_positive
-from covfree.doors import as_array, as_int32
-from covfree.types import AnyArray, PRNGKey
+from covfree.core.checks import check_example_structure, check_positive
+from covfree.core.doors import as_array, as_int32
+from covfree.core.types import AnyArray, PRNGKey
 
 
 def subset_groups(

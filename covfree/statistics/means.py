@@ -5,12 +5,12 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
-from covfree.checks import check_positive
-from covfree.doors import compiled
-from covfree.keys import derive
+from covfree.core.checks import check_positive
+from covfree.core.doors import compiled
+from covfree.core.keys import derive
+from covfree.core.sums import mean_groups
+from covfree.core.types import AnyArray, PRNGKey
 from covfree.statistics.groups import as_examples, check_one_client, subset_groups
-from covfree.sums import mean_groups
-from covfree.types import AnyArray, PRNGKey
 
 
 @compiled(("num_classes",), check=check_one_client, padded={"features": 0, "labels": -1})

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Integer
 
-from covfree.lapack import cholesky, triangular_solve
-from covfree.products import product, symmetric_product
-from covfree.types import PRNGKey
+from covfree.core.lapack import cholesky, triangular_solve
+from covfree.core.products import product, symmetric_product
+from covfree.core.types import PRNGKey
 
 # How much of a component's covariance is kept: all, its diagonal, or one variance.
 Structure: TypeAlias = Literal["diagonal", "spherical", "full"]

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Integer
 
-from covfree.checks import check_choice, check_positive
-from covfree.keys import derive
-from covfree.products import product
+from covfree.core.checks import check_choice, check_positive
+from covfree.core.keys import derive
+from covfree.core.products import product
+from covfree.core.types import AnyArray, PRNGKey, Rows, accumulation_dtype, is_traced
 from covfree.statistics.groups import as_examples, subset_groups
 from covfree.statistics.mixture_steps import Mixture as Mixture
 from covfree.statistics.mixture_steps import Structure, log_densities, maximise, nearest_seeds
 from covfree.statistics.rows import pair_sizes
-from covfree.types import AnyArray, PRNGKey, Rows, accumulation_dtype, is_traced
 
 # EM ends when a step gains less log-likelihood than this for each example and feature. It is a few times
 # the rounding of float32.
@@ -140,10 +140,10 @@ def client_mixtures(
     """A mixture for each class of each client, as rows: one a component, with the component's covariance.
 
     A group's mixture is that of `gaussian_mixture` with ``fold_in(fold_in(derive(key, "mixtures"), label),
-    client)`` (`covfree.keys.derive`). It depends neither on the other groups nor on where its examples stand,
-    so that a client alone gets with the same key what it gets among others (but for rounding). Costs a sort
-    of n small keys and num_groups·group_size examples of work, whatever the groups' own sizes; groups are
-    taken in batches, so that memory stays bounded beyond the result.
+    client)`` (`covfree.core.keys.derive`). It depends neither on the other groups nor on where its examples
+    stand, so that a client alone gets with the same key what it gets among others (but for rounding). Costs
+    a sort of n small keys and num_groups·group_size examples of work, whatever the groups' own sizes;
+    groups are taken in batches, so that memory stays bounded beyond the result.
 
     Args:
         features: of all clients' examples, in any order.

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
-from covfree.products import product
+from covfree.core.products import product
+from covfree.core.sums import deviations, fold_parts
+from covfree.core.types import AnyArray
 from covfree.statistics.groups import as_examples
-from covfree.sums import deviations, fold_parts
-from covfree.types import AnyArray
 
 
 class ScatterProducts(NamedTuple):

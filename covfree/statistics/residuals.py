@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer
 
-from covfree.checks import check_positive
+from covfree.core.checks import check_positive
+from covfree.core.sums import deviations
+from covfree.core.types import Rows, accumulation_dtype, is_traced
 from covfree.statistics.groups import subset_groups
-from covfree.sums import deviations
-from covfree.types import Rows, accumulation_dtype, is_traced
 
 
 def count_clients(labels: Integer[np.ndarray, " examples"], clients: Integer[np.ndarray, " examples"]) -> int:

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer
 
-from covfree.checks import check_choice, check_positive
-from covfree.doors import check_int32, consecutive, fits_int32
-from covfree.keys import derive
+from covfree.core.checks import check_choice, check_positive
+from covfree.core.doors import check_int32, consecutive, fits_int32
+from covfree.core.keys import derive
+from covfree.core.sums import mean_groups
+from covfree.core.types import AnyArray, PRNGKey, Rows, accumulation_dtype, is_traced
 from covfree.statistics.groups import as_examples, subset_groups
-from covfree.sums import mean_groups
-from covfree.types import AnyArray, PRNGKey, Rows, accumulation_dtype, is_traced
 
 # What a client may send of the spread about a mean: the variance of each feature, or their average.
 CovarianceType: TypeAlias = Literal["diagonal", "spherical"]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from covfree.types import Rows
+from covfree.core.types import Rows
 
 EXAMPLES, ROWS, CLASSES, CLIENTS, PADDING = 80, 40, 6, 9, 7
 # Of the rows of each class in `paired`.

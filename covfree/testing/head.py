@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, TypeAlias
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.linalg import Scatter
+from covfree.core.linalg import Scatter
+from covfree.core.types import Head, Moments
 from covfree.testing.case import Case, gradients, jit, pure, reference, relation, single, trace
 from covfree.testing.federations import CLASSES, corners, federation
 from covfree.testing.laws import SINGLE, Law, assert_close, assert_numbers, assert_same, centred, hold, turn
-from covfree.types import Head, Moments
 
 # (covariance, counts, means) to a function from features to scores, in float64 NumPy.
 Reference: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray], Callable[[np.ndarray], Any]]

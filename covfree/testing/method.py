@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import covfree
-from covfree.linalg import Scatter
+from covfree.core.linalg import Scatter
+from covfree.core.types import PRNGKey, Rows, is_traced
 from covfree.testing.case import (
     Case,
     assert_copied,
@@ -36,7 +37,6 @@ from covfree.testing.laws import (
     centred,
     hold,
 )
-from covfree.types import PRNGKey, Rows, is_traced
 
 # (features, labels, clients, num_classes) of the examples without padding to a function from features to
 # scores, in float64 NumPy.

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from covfree.core.types import Rows, is_traced
 from covfree.testing.case import Case, assert_copied, jit, pure, single, trace
 from covfree.testing.federations import table
 from covfree.testing.laws import Law, assert_close, assert_numbers, assert_same, hold
-from covfree.types import Rows, is_traced
 
 # Rows without padding, in float64 NumPy, to the rows that are sent.
 Reference: TypeAlias = Callable[[Rows], Rows]

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 import covfree
-from covfree import figures
+from covfree.studies.plots import style as figures
 
 CLIENTS = 100
 COVARIANCE = np.array([[1.6, 0.9], [0.9, 0.8]])

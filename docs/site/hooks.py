@@ -29,8 +29,8 @@ _DOCTEST = re.compile(r"^( *)```python\n(?= *>>> )", re.MULTILINE)
 def site_name(path: str) -> str:
     """What a file of the repository is called among the site's sources.
 
-    >>> [site_name(path) for path in ("docs/shift.md", "README.md", "covfree/lapack.py", "CHANGELOG.md")]
-    ['shift.md', 'index.md', 'covfree/lapack.py.md', 'CHANGELOG.md']
+    >>> [site_name(path) for path in ("docs/shift.md", "README.md", "covfree/core/lapack.py", "CHANGELOG.md")]
+    ['shift.md', 'index.md', 'covfree/core/lapack.py.md', 'CHANGELOG.md']
     """
     if path == "README.md":
         return "index.md"

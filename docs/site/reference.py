@@ -13,16 +13,16 @@ ROOT = Path(__file__).resolve().parents[2]
 MODULES = (
     "covfree",
     "covfree.methods",
-    "covfree.methods.recursive",
-    "covfree.alignment",
-    "covfree.metrics",
-    "covfree.federation",
+    "covfree.methods.field.recursive",
+    "covfree.methods.field.alignment",
+    "covfree.heads.metrics",
+    "covfree.data.partitions",
     "covfree.rounds",
     "covfree.finetune",
     "covfree.data",
     "covfree.backbones",
-    "covfree.sweep",
-    "covfree.linalg",
+    "covfree.studies",
+    "covfree.core.linalg",
     "covfree.testing",
 )
 
@@ -32,8 +32,8 @@ def exports(module: str) -> dict[str, str]:
 
     Public are names that the source re-exports (``import x as x``) or defines, without an underscore.
 
-    >>> exports("covfree")["fit"], exports("covfree.linalg")["solve"]
-    ('covfree.engine', 'covfree.linalg')
+    >>> exports("covfree")["fit"], exports("covfree.core.linalg")["solve"]
+    ('covfree.engine', 'covfree.core.linalg')
     """
     names = {}
     for node in ast.parse(inspect.getsource(importlib.import_module(module))).body:
@@ -100,8 +100,8 @@ def page(title: str, module: str, names: list[str]) -> str:
 def page_name(title: str) -> str:
     """Where a page of the reference lies.
 
-    >>> page_name("covfree: heads"), page_name("covfree.linalg")
-    ('reference/covfree-heads.md', 'reference/covfree.linalg.md')
+    >>> page_name("covfree: heads"), page_name("covfree.core.linalg")
+    ('reference/covfree-heads.md', 'reference/covfree.core.linalg.md')
     """
     return f"reference/{title.replace(': ', '-')}.md"
 

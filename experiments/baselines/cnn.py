@@ -13,8 +13,8 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from covfree.backbones import Backbone, Preprocessing, convolve, max_pool
+from covfree.core.types import AnyArray, PRNGKey
 from covfree.finetune import Model, random_head
-from covfree.types import AnyArray, PRNGKey
 
 # Flax's moving averages keep nine tenths at each step, as PyTorch's do.
 _KEPT = 0.9

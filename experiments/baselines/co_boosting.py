@@ -13,7 +13,7 @@ from baselines.distillation import Networks, Settings, State, added, batch_of, d
 from baselines.generator import synthesise
 from jaxtyping import Array, Float, Int
 
-from covfree.types import PRNGKey
+from covfree.core.types import PRNGKey
 
 PUBLISHED = Settings(
     batch_size=128, learning_rate=0.01, temperature=4.0, cosine=True, weight_decay=1e-4, max_norm=10.0

@@ -13,7 +13,7 @@ from baselines.distillation import Networks, Settings, State, added, divergence,
 from baselines.generator import synthesise
 from jaxtyping import Array, Float, Int
 
-from covfree.types import PRNGKey, Scalar
+from covfree.core.types import PRNGKey, Scalar
 
 PUBLISHED = Settings(batch_size=256, learning_rate=0.005, temperature=20.0)
 # Images are moved by at most this part of their height before the ensemble sees them: by 4 of 28 pixels.

@@ -14,7 +14,7 @@ from baselines.cnn import Network, new_variables
 from baselines.generator import Generator
 from jaxtyping import Array, Float
 
-from covfree.types import PRNGKey, Scalar
+from covfree.core.types import PRNGKey, Scalar
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from baselines.cnn import Network
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from covfree.types import Scalar
+from covfree.core.types import Scalar
 
 
 def outputs(

@@ -12,8 +12,8 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from covfree.backbones import convolve
-from covfree.checks import check_positive
-from covfree.types import PRNGKey
+from covfree.core.checks import check_positive
+from covfree.core.types import PRNGKey
 
 _SPREAD = 0.02
 # Adam's, of the generator and of what it is given.

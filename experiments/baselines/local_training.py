@@ -13,7 +13,7 @@ from jax.tree_util import Partial
 from jaxtyping import Float
 
 from covfree import finetune, rounds
-from covfree.types import PRNGKey
+from covfree.core.types import PRNGKey
 
 # FedCGS's trained baselines, and DENSE's and Co-Boosting's local training.
 LEARNING_RATE, MOMENTUM, BATCH_SIZE = 0.01, 0.9, 128

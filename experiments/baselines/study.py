@@ -18,8 +18,8 @@ from baselines.local_training import average, train_clients
 
 import covfree
 from covfree import rounds
-from covfree.federation import dirichlet
-from covfree.keys import derive
+from covfree.core.keys import derive
+from covfree.data.partitions import dirichlet
 
 # Classes of the images that the frozen backbone is trained on: half of all.
 SEEN = 5

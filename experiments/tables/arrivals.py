@@ -11,7 +11,7 @@ import numpy as np
 
 import covfree
 from covfree.cli.finetune import participation_of
-from covfree.federation import participation
+from covfree.rounds import participation
 from experiments.tables.data import Data
 from experiments.tables.settings import federation_of, method_of
 

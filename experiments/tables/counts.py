@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from covfree.backbones import BACKBONES, backbone
-from covfree.federation import PARTITIONERS, rounds_to_meet
+from covfree.data.partitions import PARTITIONERS
+from covfree.rounds import rounds_to_meet
 from covfree.statistics import count_rows
 
 # A number, or a mean and its spread.

@@ -17,7 +17,7 @@ from covfree import finetune
 from covfree.backbones import BACKBONES, Backbone, Preprocessing, backbone
 from covfree.rounds.algorithm import ClientData
 from covfree.rounds.uploads import size_in_bytes
-from covfree.sweep import variants
+from covfree.studies import variants
 from experiments.tables.counts import products_of
 
 _FLOAT_BYTES = 4

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 
 import covfree
+from covfree.core.types import Message
 from covfree.data import FeatureSet
 from covfree.statistics import count_rows
-from covfree.types import Message
 from experiments.tables.data import Data
 from experiments.tables.settings import federation_of, method_of
 

@@ -17,9 +17,9 @@ from baselines.generator import Generator
 from baselines.idx import Images
 from baselines.local_training import average, train_clients
 
+from covfree.core.keys import derive
 from covfree.data import FeatureSet
-from covfree.keys import derive
-from covfree.sweep import Federation
+from covfree.studies import Federation
 from experiments.tables.data import Data
 from experiments.tables.settings import federation_of
 

@@ -6,8 +6,8 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator
 
-from covfree.sweep import Table as Words
-from covfree.sweep import as_markdown
+from covfree.studies import Table as Words
+from covfree.studies import as_markdown
 from experiments.tables.results import Ours, Results
 from experiments.tables.spec import PAPERS, Grid, Table, read_table, table_files
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from covfree.json_lines import JsonLines
-from covfree.sweep import Federation, Run
-from covfree.sweep.file import RunFile
+from covfree.core.json_lines import JsonLines
+from covfree.studies import Federation, Run
+from covfree.studies.file import RunFile
 from experiments.tables.counts import count
 from experiments.tables.formulas import compared
 from experiments.tables.printed import in_form_of, is_cut

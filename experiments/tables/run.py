@@ -11,8 +11,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from covfree import sweep
-from covfree.sweep.file import RunFile, fingerprint
+from covfree import studies
+from covfree.studies.file import RunFile, fingerprint
 from experiments.tables import arrivals, measures, one_shot, personal, prompts, trained
 from experiments.tables.data import Data, Found, NotAtHand
 from experiments.tables.identities import Identities
@@ -103,8 +103,8 @@ def _sweep(data: Data, cells: list[Cell], results: Results, done: Done, tell: Te
         groups.setdefault(group, {})[name] = method_of(cell.settings)
     for (federation, seeds), methods in groups.items():
         _check_runs(results.runs_file, methods)
-        begun: list[sweep.Begun] = []
-        made = sweep.run(
+        begun: list[studies.Begun] = []
+        made = studies.run(
             {data.name: data.load},
             [federation],
             methods,

@@ -8,7 +8,7 @@ from typing import Any
 
 from covfree.cli.options import count_noise_of
 from covfree.methods import Method
-from covfree.sweep import Federation, variants
+from covfree.studies import Federation, variants
 
 # Settings that say which features a cell is of.
 OF_DATA = ("data", "backbone", "weights", "pixels", "top_classes", "target", "clients_per_domain")

@@ -11,13 +11,12 @@ import jax
 import numpy as np
 
 import covfree
-from covfree.cli import curves
 from covfree.cli.finetune import participation_of
-from covfree.cli.progress import progress_bar
-from covfree.cli.training import Network, Settings, Task, make_start, train
 from covfree.data.extract import features_of_pixels
 from covfree.finetune.registry import Rates
-from covfree.sweep import variants
+from covfree.studies import curves, variants
+from covfree.studies.progress import progress_bar
+from covfree.studies.training import Network, Settings, Task, make_start, train
 from experiments.tables.data import Data
 from experiments.tables.settings import federation_of
 

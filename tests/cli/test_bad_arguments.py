@@ -10,7 +10,7 @@ import pytest
 import covfree
 from covfree.cli import app
 from covfree.cli.extract import extract_command
-from covfree.federation import PARTITIONERS
+from covfree.data.partitions import PARTITIONERS
 from covfree.methods import registry
 
 # Arguments of `compare` and what the line must say: the option, what came, what was expected.

@@ -14,13 +14,12 @@ import pytest
 from PIL import Image
 
 import covfree
-from covfree.cli import comparison, tables
 from covfree.cli.options import method_names
-from covfree.cli.report import as_records
 from covfree.data import load_digits
-from covfree.federation import PARTITIONERS, inner_dirichlet
+from covfree.data.partitions import PARTITIONERS, inner_dirichlet
 from covfree.methods import registry
-from covfree.sweep import Result, Run
+from covfree.studies import Result, Run, comparison, tables
+from covfree.studies.report import as_records
 
 # A method of each kind of message; that every method runs is told by tests/methods.
 PICTURES = [f"accuracy_vs_bytes.{suffix}" for suffix in ("pdf", "png", "svg")]

@@ -19,10 +19,10 @@ from covfree.backbones import Preprocessing, backbone, preprocess
 from covfree.backbones.extractor import Backbone
 from covfree.backbones.weights import tensor_shapes
 from covfree.cli import extract as extract_module
-from covfree.cli import source as source_module
 from covfree.data import from_tfds
 from covfree.data.feature_file import read_feature_file
 from covfree.data.images import load_images
+from covfree.studies import source as source_module
 
 # As small as features of squeezenet can be, so that tests are fast.
 SMALL = Preprocessing(40, 40, "bilinear", (124.0, 116.0, 104.0), (58.0, 57.0, 57.0))

@@ -15,16 +15,16 @@ import pytest
 from PIL import Image
 
 import covfree
-from covfree import figures
-from covfree.cli.curve_plot import draw, plot
-from covfree.cli.curves import Curve, curves
 from covfree.cli.finetune import finetune_command
-from covfree.cli.training import Run
 from covfree.data import load_digits
-from covfree.federation import inner_dirichlet
+from covfree.data.partitions import inner_dirichlet
 from covfree.finetune import random_head, registry
 from covfree.finetune.registry import Rates
 from covfree.methods import registry as methods_of_one_round
+from covfree.studies.curves import Curve, curves
+from covfree.studies.plots import style as figures
+from covfree.studies.plots.curve import draw, plot
+from covfree.studies.training import Run
 
 # Few clients of the digits, always the same, so that all runs share compiled functions.
 SMALL = ("finetune", "--clients", 6, "--alpha", 2, "--participation", "1.0", "--format", "json")

@@ -13,10 +13,10 @@ import covfree
 from covfree.backbones import Preprocessing, backbone
 from covfree.backbones.weights import tensor_shapes
 from covfree.cli import extract as extract_module
-from covfree.cli import source as source_module
-from covfree.cli import training as training_module
-from covfree.cli.source import of_images
 from covfree.data.extract import features_of_pixels
+from covfree.studies import source as source_module
+from covfree.studies import training as training_module
+from covfree.studies.source import of_images
 
 # As small as features of squeezenet can be, so that tests are fast.
 SMALL = Preprocessing(40, 40, "bilinear", (124.0, 116.0, 104.0), (58.0, 57.0, 57.0))

@@ -12,7 +12,7 @@ from sklearn.metrics import balanced_accuracy_score, confusion_matrix
 
 import covfree
 from covfree.data import load_digits, load_npz
-from covfree.federation import inner_dirichlet
+from covfree.data.partitions import inner_dirichlet
 
 FEW = ("--clients", 6, "--alpha", 2)
 WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]

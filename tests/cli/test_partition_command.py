@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from covfree.data import load_digits
-from covfree.federation import PARTITIONERS, inner_dirichlet, partition_statistics
+from covfree.data.partitions import PARTITIONERS, inner_dirichlet, partition_statistics
 
 
 def test_prints_the_statistics(cli):

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import covfree
-from covfree.cli.report import COLUMNS
-from covfree.cli.tables import Columns, show
 from covfree.data import load_digits
-from covfree.federation import inner_dirichlet, pathological
+from covfree.data.partitions import inner_dirichlet, pathological
+from covfree.studies.report import COLUMNS
+from covfree.studies.tables import Columns, show
 
 SWEEP = ("--alpha", "1,4", "--methods", "fedncm,fedcof", "--shrinkage", "0.1,1", "--seeds", 2)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from covfree import atomic
+from covfree.core import atomic
 from covfree.data import dataset as dataset_module
 from covfree.data import feature_file, feature_writer, load_npz
 from covfree.data.feature_file import FeatureFile, differences, read_feature_file, rewrite

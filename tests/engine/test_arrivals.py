@@ -9,7 +9,7 @@ from federations import CLASSES, CLIENTS
 from precision import FLOAT32, assert_heads_close
 
 import covfree
-from covfree.federation import first_rounds, participation
+from covfree.rounds import first_rounds, participation
 
 ROUNDS = 5
 RIDGE = covfree.fed3r()

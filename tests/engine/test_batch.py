@@ -10,7 +10,7 @@ from federations import CLASSES
 from precision import FLOAT32, assert_heads_close
 
 import covfree
-from covfree.linalg import Route
+from covfree.core.linalg import Route
 from covfree.statistics.rows import bucket
 
 METHOD = covfree.fedcof(shrinkage=0.4)

@@ -5,7 +5,7 @@ import pytest
 from compiling import compilations
 
 import covfree
-from covfree import sweep
+from covfree import studies
 from covfree.data import load_digits
 
 
@@ -52,9 +52,9 @@ def test_the_default_job_compiles_few_functions():
 
 def test_another_seed_of_a_sweep_compiles_nothing():
     """Of the federations of `make demo`, with 242 to 289 client-class pairs: rows, sums, solve, counts."""
-    runs = sweep.run(
+    runs = studies.run(
         {"digits": lambda seed: load_digits(seed=seed)},
-        sweep.federations([100], ["inner_dirichlet"], [0.1]),
+        studies.federations([100], ["inner_dirichlet"], [0.1]),
         {"means": covfree.fedcof(0.1), "examples": covfree.fed3r()},
         seeds=range(4),
         predictions=True,

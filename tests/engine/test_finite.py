@@ -10,7 +10,7 @@ import pytest
 from deployed import rows
 
 import covfree
-from covfree.doors import finite
+from covfree.core.doors import finite
 
 METHOD = covfree.fedcof(shrinkage=1.0)
 SOUND = rows(mean=((1, 2), (3, 4), (2, 2)), count=(3, 5, 4), label=(0, 2, 0))

@@ -14,7 +14,7 @@ from jax.tree_util import Partial
 from precision import FLOAT32, relative_error
 
 import covfree
-from covfree.sums import PART
+from covfree.core.sums import PART
 
 if hasattr(jax, "shard_map"):
     shard_map = jax.shard_map

@@ -16,15 +16,15 @@ from scipy.special import ndtr
 from scipy.stats import multivariate_normal
 
 import covfree
+from covfree.core.linalg import Scatter
 from covfree.data import load, load_digits
+from covfree.data.partitions import inner_dirichlet
 from covfree.estimators.automatic import predicted as predicting
 from covfree.estimators.automatic.discriminant import Basis, predicted_error
 from covfree.estimators.automatic.offsets import client_sums, no_offsets, offsets_of
 from covfree.estimators.automatic.predicted import deterministic_equivalents, misclassification_probability
 from covfree.estimators.scatter import Freedom, centred_rows, class_weights
 from covfree.estimators.shrinkage_rule import Shrinkage, mean_variance
-from covfree.federation import inner_dirichlet
-from covfree.linalg import Scatter
 
 HINDSIGHT = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 FEW_ROWS = {"dim": 60, "clients": 3, "examples": 60}

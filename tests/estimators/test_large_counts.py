@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import covfree
-from covfree.sums import sum_integers
+from covfree.core.sums import sum_integers
 
 RNG = np.random.default_rng(0)
 MEANS = RNG.normal(size=(6, 3)).astype(np.float32)

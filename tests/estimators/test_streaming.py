@@ -10,7 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 import covfree
 from covfree import streaming
-from covfree.sharding import shard_map
+from covfree.core.sharding import shard_map
 
 pytestmark = pytest.mark.usefixtures("untyped")
 

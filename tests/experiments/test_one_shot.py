@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from covfree.data import load_digits
-from covfree.federation import dirichlet
+from covfree.data.partitions import dirichlet
 
 CLIENTS = 3
 EPOCHS = 30

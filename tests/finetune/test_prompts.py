@@ -9,8 +9,7 @@ from flax import linen as nn
 
 import covfree.finetune as ft
 from covfree.backbones import Preprocessing, Spec, backbone
-from covfree.federation import Schedule
-from covfree.rounds import run
+from covfree.rounds import Schedule, run
 from covfree.testing import check_algorithm
 
 KEY = jax.random.key(0)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from covfree.backbones import BACKBONES, Backbone, Preprocessing
+from covfree.core.types import LinearHead
 from covfree.finetune import linear_model, registry
 from covfree.finetune.model import _NetworkFeatures
-from covfree.types import LinearHead
 
 
 @pytest.mark.parametrize("name", registry())

@@ -14,8 +14,8 @@ from precision import FLOAT32, PRECISIONS, assert_close, assert_heads_close, x64
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 import covfree
+from covfree.core.linalg import Scatter
 from covfree.heads import MappedHead
-from covfree.linalg import Scatter
 
 FLOAT64 = PRECISIONS["float64"]
 HEADS = ["ncm", "ridge", "lda"]

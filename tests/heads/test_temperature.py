@@ -182,7 +182,7 @@ def test_bad_arguments():
 
 
 def test_a_head_behind_a_map_is_divided_too():
-    features = covfree.feature_maps.relu_features(6)
+    features = covfree.statistics.feature_maps.relu_features(6)
     inner = covfree.LinearHead(jnp.ones((6, 2)), jnp.ones(2))
     half = covfree.with_temperature(MappedHead(features, inner), 2.0)
     assert half.feature_map is features

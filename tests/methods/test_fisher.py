@@ -9,9 +9,9 @@ import scipy.optimize
 from scipy.special import logsumexp
 
 import covfree
+from covfree.core.linalg import Scatter
+from covfree.core.types import Moments
 from covfree.heads.fisher import fisher_directions
-from covfree.linalg import Scatter
-from covfree.types import Moments
 
 CLASSES, DIM, SIZE = 4, 5, 400
 RNG = np.random.default_rng(2)

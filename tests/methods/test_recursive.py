@@ -12,9 +12,9 @@ from federations import ABSENT, CLASSES, DIM
 from precision import FLOAT32, PRECISIONS, assert_close, assert_heads_close
 
 import covfree
+from covfree.core.products import product
 from covfree.heads.columns import unit_columns
-from covfree.methods import recursive
-from covfree.products import product
+from covfree.methods.field import recursive
 
 RIDGE = 0.5
 SIZE = 24  # examples of a client, padded, so that all share compiled functions

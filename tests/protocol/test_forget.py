@@ -12,7 +12,7 @@ from federations import CLASSES, DIM
 from precision import assert_close
 
 import covfree
-from covfree.methods.afl import distinct
+from covfree.methods.field.afl import distinct
 
 
 def without(sent: dict, *clients) -> dict:

@@ -13,8 +13,8 @@ from federations import CLASSES, DIM
 from precision import FLOAT32, assert_close
 
 import covfree
+from covfree.core.types import DIRECTION
 from covfree.methods import registry
-from covfree.types import DIRECTION
 
 # The same numbers in a simulation as from clients apart.
 # The last two send and sum what CCVR does.

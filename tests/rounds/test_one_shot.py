@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import covfree
-from covfree.keys import derive
+from covfree.core.keys import derive
 from covfree.methods import registry
 from covfree.rounds import as_algorithm, run
 

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from covfree.federation import Schedule, schedule
-from covfree.rounds import Algorithm, ClientData, run
+from covfree.rounds import Algorithm, ClientData, Schedule, run, schedule
 
 KEY = jax.random.key(3)
 

@@ -10,10 +10,10 @@ import pytest
 from precision import FLOAT32, assert_close, assert_heads_close, x64
 
 import covfree
+from covfree.core.lapack import eigh
+from covfree.core.types import DIRECTION
 from covfree.estimators.directed import directed_factor, directed_freedom, directed_moments
-from covfree.lapack import eigh
 from covfree.statistics.directions import directed_rows
-from covfree.types import DIRECTION
 
 CLASSES, DIM = 4, 5
 # Client 7 has more examples than there are features, client 2 one, client 4 two of one class; padding of each

@@ -12,7 +12,7 @@ from precision import FLOAT32, PRECISIONS, assert_close, x64
 from scipy.stats import multivariate_normal
 from sklearn.mixture import GaussianMixture
 
-from covfree.keys import derive
+from covfree.core.keys import derive
 from covfree.statistics import mixtures
 from covfree.statistics.mixture_steps import nearest_seeds
 from covfree.statistics.mixtures import client_mixtures, gaussian_mixture, mixture_sizes

@@ -9,7 +9,7 @@ from scipy.special import logsumexp
 
 import covfree
 from covfree.data import FeatureSet, load_npz
-from covfree.sweep import variants
+from covfree.studies import variants
 from experiments.tables.data import Data, _adapted, leave_out, most_common
 from experiments.tables.identities import Identities
 from experiments.tables.measures import measure

@@ -12,13 +12,13 @@ import covfree
 import covfree.finetune as ft
 from covfree.estimators import class_scatters
 from covfree.rounds import as_algorithm
+from covfree.statistics.transforms import Transform
 from covfree.testing import check_algorithm, check_estimator, check_head, check_method, check_transform
 from covfree.testing.algorithm import ALGORITHM_LAWS
 from covfree.testing.estimator import ESTIMATOR_LAWS
 from covfree.testing.head import HEAD_LAWS
 from covfree.testing.method import METHOD_LAWS
 from covfree.testing.transform import TRANSFORM_LAWS
-from covfree.transforms import Transform
 
 pytestmark = pytest.mark.usefixtures("untyped")
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import covfree
+from covfree.statistics.transforms import Transform
 from covfree.testing import check_transform
 from covfree.testing.transform import TRANSFORM_LAWS
-from covfree.transforms import Transform
 
 
 def clip(most, rows, key):

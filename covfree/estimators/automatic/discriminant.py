@@ -8,6 +8,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from covfree.core.lapack import eigh
+from covfree.core.linalg import Scatter
+from covfree.core.products import product
+from covfree.core.types import Moments
 from covfree.estimators.automatic.offsets import Offsets
 from covfree.estimators.automatic.predicted import (
     deterministic_equivalents,
@@ -17,10 +21,6 @@ from covfree.estimators.automatic.predicted import (
 )
 from covfree.estimators.moments import centred_means
 from covfree.estimators.scatter import Freedom
-from covfree.lapack import eigh
-from covfree.linalg import Scatter
-from covfree.products import product
-from covfree.types import Moments
 
 # Eigenvalues up to this many eps of the largest are rounding, which was seen to reach 3. `rank_cut`, made for
 # systems that are solved, would cut off what is small beside clients' offsets.

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Num
 
+from covfree.core.lapack import eigh
+from covfree.core.products import product
+from covfree.core.types import Moments, Rows
 from covfree.estimators.automatic.senders import SAMPLE
 from covfree.estimators.moments import row_clients, row_counts, row_labels, valid_rows
 from covfree.estimators.scatter import Freedom
-from covfree.lapack import eigh
-from covfree.products import product
-from covfree.types import Moments, Rows
 
 # Directions in which clients' offsets reach the covariance less than this share of the mean are left to the
 # rest: they tell nothing, and rounding would.

@@ -10,8 +10,8 @@ import numpy as np
 from jax.scipy.special import erf
 from jaxtyping import Array, Bool, Float, Integer
 
+from covfree.core.types import Moments
 from covfree.estimators.scatter import Freedom
-from covfree.types import Moments
 
 # Classes whose error is predicted, at most: enough for a mean over classes, at a bounded cost.
 _MOST_CLASSES = 128

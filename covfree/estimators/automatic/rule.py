@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from covfree.core.linalg import Scatter
+from covfree.core.types import Moments
 from covfree.estimators.automatic.discriminant import Basis, predicted_error
 from covfree.estimators.automatic.offsets import ClientSums, client_sums, no_offsets, offsets_of
 from covfree.estimators.moments import centred_means
 from covfree.estimators.scatter import Freedom
 from covfree.estimators.shrinkage_rule import Shrinkage, mean_variance
-from covfree.linalg import Scatter
-from covfree.types import Moments
 
 # Candidates γ/t, a quarter of a decade apart: from "none" to "nearest mean", whatever the features' scale.
 _CANDIDATES = np.logspace(-4, 2, 25)

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from covfree.core.types import Rows
 from covfree.estimators.moments import row_clients
-from covfree.types import Rows
 
 # Clients whose sums are kept: those of the numbers below this.
 SAMPLE = 256

@@ -1,0 +1,306 @@
+"""The door: values are checked where data enters, with errors that name the client and the row."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from covfree.core.types import Rows, is_traced
+
+_INT32_MAX = np.iinfo(np.int32).max
+
+
+def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int | None = None) -> None:
+    """Raise an error unless these arrays are a sound federation: examples, their classes and their clients.
+
+    Structure and values are checked: NaN and infinite features, labels that are too large, arrays of unequal
+    length. Values are checked in the data type that jax computes with: without x64, 1e300 is infinite. Of
+    traced arrays, which have no values, only the structure is checked. Arrays on a device stay there unless
+    something is wrong.
+
+    Args:
+        features: [examples, dim], floating point.
+        labels: [examples], integers below ``num_classes`` and 2³¹; below 0 is padding (then the features may
+            hold anything).
+        clients: [examples], integers of any size; below 0 is padding. None if there are no clients.
+        num_classes: C, or None for any number.
+
+    Raises:
+        TypeError: if a data type is wrong.
+        ValueError: if a shape or a value is wrong; the message names the argument, the client and the row.
+
+    >>> import numpy as np
+    >>> check(np.array([[1.0], [np.nan]]), np.array([0, 1]), np.array([3, 4]))
+    Traceback (most recent call last):
+        ...
+    ValueError: features: row 1 of client 4 (class 1) holds nan at position 0; expected finite numbers
+    """
+    check_example_structure(features, labels, clients)
+    if is_traced(features, labels, clients):
+        return
+    most = _INT32_MAX if num_classes is None else min(num_classes - 1, _INT32_MAX)
+    # On the device or the host, wherever the features are: only what is wrong is looked for.
+    look = _on_device if isinstance(features, jax.Array) else _on_host
+    if look(features, labels, clients, most):
+        return
+    labels = np.asarray(labels)
+    owners = None if clients is None else np.asarray(clients)
+    if (labels > most).any():
+        row = int(np.argmax(labels > most))
+        expected = "2**31" if most == _INT32_MAX else f"num_classes = {num_classes}"
+        raise ValueError(
+            f"labels: {_place(row, owners)} has label {labels[row]}; expected labels below {expected} "
+            "(below 0 is padding)"
+        )
+    used = labels >= 0 if owners is None else (labels >= 0) & (owners >= 0)
+    position = first_non_finite(np.asarray(features), used)
+    if position is not None:
+        row, column = position
+        value = np.asarray(features)[row, column]
+        raise ValueError(
+            f"features: {_place(row, owners)} (class {labels[row]}) holds {value} at position {column}; "
+            f"expected {finite_numbers(value, _dtype(features))}"
+        )
+
+
+def check_example_structure(features: Any, labels: Any = None, clients: Any = None) -> None:
+    """Raise unless examples have the shapes and data types of examples; values may be traced."""
+    shape, dtype = np.shape(features), _dtype(features)
+    if not _floating(dtype):
+        raise TypeError(f"features: expected floats, got {dtype}")
+    if len(shape) != 2 or shape[1] < 1:
+        raise ValueError(
+            f"features: expected shape [examples, dim] with dim of at least 1, got {list(shape)}"
+        )
+    for name, array in (("labels", labels), ("clients", clients)):
+        if array is None:
+            continue
+        if not _integer(_dtype(array)):
+            names = _dtype(array).kind in "USOT"
+            hint = f"; number names first: np.unique({name}, return_inverse=True)[1]" if names else ""
+            raise TypeError(f"{name}: expected integers, got {_dtype(array)}{hint}")
+        if np.shape(array) != shape[:1]:
+            raise ValueError(
+                f"{name}: expected shape [{shape[0]}], one for each row of features, "
+                f"got {list(np.shape(array))}"
+            )
+
+
+def _on_host(features: Any, labels: Any, clients: Any, most: int) -> bool:
+    """Whether the values are sound."""
+    labels = np.asarray(labels)
+    used = labels >= 0 if clients is None else (labels >= 0) & (np.asarray(clients) >= 0)
+    return not (labels > most).any() and first_non_finite(np.asarray(features), used) is None
+
+
+def _on_device(features: jax.Array, labels: Any, clients: Any, most: int) -> bool:
+    """Whether the values are sound, of which one bit leaves the device."""
+    integers = [array for array in (labels, clients) if array is not None]
+    # Of host arrays jax would cut the large numbers.
+    kept = [array >= 0 if isinstance(array, jax.Array) else np.asarray(array) >= 0 for array in integers]
+    high = labels.max(initial=0) if isinstance(labels, jax.Array) else np.max(labels, initial=0)
+    return int(high) <= most and bool(_finite(features, kept))
+
+
+@jax.jit
+def _finite(features: jax.Array, kept: list[jax.Array]) -> jax.Array:
+    wrong = ~jnp.isfinite(jnp.abs(features).max(1))
+    for own in kept:
+        wrong &= own
+    return ~wrong.any()
+
+
+def check_row_structure(rows: Rows, *, dim: int | None = None) -> None:
+    """Raise unless these are rows, with the shapes and data types of rows; values may be traced."""
+    if not isinstance(rows, Rows):
+        raise TypeError(
+            f"rows: expected covfree.Rows, got {type(rows).__name__}; Rows.from_means(means, counts) makes "
+            "them of dense class means"
+        )
+    for name, array, right, expected in (
+        ("mean", rows.mean, _floating, "floats"),
+        ("count", rows.count, _numeric, "numbers"),
+        ("label", rows.label, _integer, "integers"),
+        ("covariance", rows.covariance, _floating, "floats"),
+        ("sketch", rows.sketch, _boolean, "booleans"),
+    ):
+        if array is None and name in ("covariance", "sketch"):
+            continue
+        if array is None or not right(_dtype(array)):
+            raise TypeError(f"{name}: expected {expected}, got {None if array is None else _dtype(array)}")
+    shape = np.shape(rows.mean)
+    if len(shape) != 2 or (dim is not None and shape[1] != dim):
+        raise ValueError(f"mean: expected shape [rows, {'dim' if dim is None else dim}], got {list(shape)}")
+    for name, array in (("count", rows.count), ("label", rows.label), ("sketch", rows.sketch)):
+        if array is not None and np.shape(array) != shape[:1]:
+            raise ValueError(f"{name}: expected shape [{shape[0]}] as mean has, got {list(np.shape(array))}")
+    structures = (shape[:1], shape, (*shape, shape[1]))
+    if rows.covariance is not None and np.shape(rows.covariance) not in structures:
+        raise ValueError(
+            f"covariance: expected shape {list(shape[:1])}, {list(shape)} or {[*shape, shape[1]]} "
+            f"as mean has, got {list(np.shape(rows.covariance))}"
+        )
+
+
+def check_integer(name: str, value: Any, minimum: int) -> int:
+    """Return a static size as an `int`, or raise unless it is an integer of at least ``minimum``."""
+    wrong = bool | np.bool_ | jax.Array
+    if isinstance(value, wrong) or not hasattr(value, "__index__") or np.ndim(value):
+        kind = "a Python integer" if isinstance(value, jax.Array) else "an integer"
+        raise TypeError(f"{name}: expected {kind} of at least {minimum}, got {value!r}")
+    if value.__index__() < minimum:
+        raise ValueError(f"{name}: expected an integer of at least {minimum}, got {value!r}")
+    return value.__index__()
+
+
+def check_means(means: Any, counts: Any, *_: Any, **__: Any) -> None:
+    """Raise unless the first arguments, of those of any function, are one class's means and counts."""
+    if not _floating(_dtype(means)):
+        raise TypeError(f"means: expected floats, got {_dtype(means)}")
+    if not _numeric(_dtype(counts)):
+        raise TypeError(f"counts: expected numbers, got {_dtype(counts)}")
+    if np.ndim(means) != 2 or np.shape(counts) != np.shape(means)[:1]:
+        raise ValueError(
+            f"means: expected [rows, dim] with counts [rows], got {list(np.shape(means))} with "
+            f"{list(np.shape(counts))}; the function describes one class, vmap batches it"
+        )
+
+
+def check_positive(name: str, value: Any) -> int:
+    """Return a static size as an `int`, or raise unless it is an integer of at least 1."""
+    return check_integer(name, value, 1)
+
+
+def check_integers(name: str, values: Any, minimum: int) -> np.ndarray:
+    """Return values as a 1-D NumPy array, or raise unless they are integers of at least ``minimum``."""
+    array = np.asarray(values)
+    if array.ndim != 1 or array.size == 0:
+        raise ValueError(f"{name}: expected one for each example, got shape {list(array.shape)}")
+    if not _integer(array.dtype):
+        raise TypeError(f"{name}: expected integers, got {array.dtype}")
+    row = int(array.argmin())
+    if array[row] < minimum:
+        raise ValueError(f"{name}: expected integers of at least {minimum}, got {array[row]} at row {row}")
+    return array
+
+
+def check_type(name: str, value: Any, expected: type) -> None:
+    """Raise unless a value is of this type."""
+    if not isinstance(value, expected):
+        raise TypeError(f"{name}: expected a {expected.__name__}, got {type(value).__name__}")
+
+
+def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
+    """Raise unless a static option is one of these."""
+    if value not in choices:
+        raise ValueError(f"{name}: expected one of {choices}, got {value!r}")
+
+
+def check_strength(name: str, value: Any) -> Any:
+    """Return a number that scales a regulariser, or raise unless it is one, finite and at least 0.
+
+    A traced number is taken as it is: it may be swept.
+    """
+    _check_number(name, value)
+    if not is_traced(value) and not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name}: expected a finite number of at least 0, got {value!r}")
+    return value
+
+
+def _check_number(name: str, value: Any) -> None:
+    number = isinstance(value, (int, float)) or hasattr(value, "dtype")
+    _check_single(name, value, "a number")
+    if not number or isinstance(value, bool) or not np.issubdtype(_dtype(value), np.number):
+        raise TypeError(f"{name}: expected a number, got {value!r}")
+
+
+def _check_single(name: str, value: Any, expected: str) -> None:
+    if np.ndim(value):
+        raise TypeError(
+            f"{name}: expected {expected}, got an array of shape {list(np.shape(value))}; to sweep it, make "
+            "what takes it inside a function, for jax.vmap"
+        )
+
+
+def check_above_zero(name: str, value: Any) -> Any:
+    """Return a number, or raise unless it is one, finite and above 0; a traced one is taken as it is."""
+    _check_number(name, value)
+    if not is_traced(value) and not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name}: expected a finite number above 0, got {value!r}")
+    return value
+
+
+def check_share(name: str, value: Any) -> Any:
+    """Return a number, or raise unless it is one in [0, 1]; a traced one is taken as it is."""
+    check_strength(name, value)
+    if not is_traced(value) and value > 1:
+        raise ValueError(f"{name}: expected a number in [0, 1], got {value!r}")
+    return value
+
+
+def check_seed(name: str, value: Any) -> Any:
+    """Return a seed, or raise unless it is an integer; a traced one may be swept.
+
+    `jax.random.key` takes floats too, and cuts off what is behind the point: 0.5 would be the seed 0.
+    """
+    number = not isinstance(value, bool) and (hasattr(value, "dtype") or hasattr(value, "__index__"))
+    _check_single(name, value, "an integer")
+    if not number or not _integer(_dtype(value)):
+        raise TypeError(f"{name}: expected an integer, got {value!r}")
+    return value
+
+
+def _dtype(array: Any) -> np.dtype:
+    return np.dtype(array.dtype) if hasattr(array, "dtype") else np.asarray(array).dtype
+
+
+def _floating(dtype: np.dtype) -> bool:
+    # bfloat16 is no np.floating.
+    return jax.numpy.issubdtype(dtype, jax.numpy.floating)
+
+
+def _integer(dtype: np.dtype) -> bool:
+    return np.issubdtype(dtype, np.integer)
+
+
+def _boolean(dtype: np.dtype) -> bool:
+    return dtype == np.bool_
+
+
+def _numeric(dtype: np.dtype) -> bool:
+    return _floating(dtype) or _integer(dtype)
+
+
+def _place(row: int, clients: np.ndarray | None) -> str:
+    return f"row {row}" if clients is None else f"row {row} of client {clients[row]}"
+
+
+def _computed(dtype: np.dtype) -> np.dtype:
+    """The type in which jax computes with arrays of this one."""
+    return jax.dtypes.canonicalize_dtype(dtype)
+
+
+def finite_numbers(value: Any, dtype: np.dtype) -> str:
+    """What was expected in the place of a value that is not finite in the type that is computed with."""
+    return f"numbers that are finite in {_computed(dtype)}" if np.isfinite(value) else "finite numbers"
+
+
+def first_non_finite(values: np.ndarray, used: np.ndarray) -> tuple[int, int] | None:
+    """Row and column of the first number in use that is not finite in the type that is computed with."""
+    if values.shape[1] == 0:
+        return None
+    dtype = _computed(values.dtype)
+    with np.errstate(invalid="ignore", over="ignore"):
+        # What a row comes to, not a mask of the features' size: sums of small types do not leave float64.
+        if values.dtype.itemsize <= 4:
+            finite = np.isfinite(values.sum(1, dtype=np.float64))
+        else:
+            finite = np.isfinite(values.min(1).astype(dtype)) & np.isfinite(values.max(1).astype(dtype))
+        rows = np.flatnonzero(~finite & used)
+        return (
+            (int(rows[0]), int(np.argmax(~np.isfinite(values[rows[0]].astype(dtype))))) if rows.size else None
+        )

@@ -1,0 +1,178 @@
+"""Where arrays enter jax, which cuts integers that it cannot hold without an error; and where heads leave.
+
+Labels and clients are int32 inside. What comes may be of any integer type: a small one might not hold what it
+is compared with, a large one holds numbers that int32 does not.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Integer
+
+from covfree.core.padding import as_arrays, pad_rows
+from covfree.core.sharding import whole
+from covfree.core.types import is_traced
+
+_P = ParamSpec("_P")
+AnyHead = TypeVar("AnyHead")
+_R = TypeVar("_R")
+
+_INT32 = np.iinfo(np.int32)
+
+
+def compiled(
+    static_argnames: tuple[str, ...] = (),
+    *,
+    check: Callable[..., None] | None = None,
+    padded: Mapping[str, Any] | None = None,
+) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """``jax.jit`` of a public function, which looks at its arguments first: inside, values cannot raise.
+
+    ``jit`` cuts the 64 bits of NumPy's integers to 32 (where x64 is not enabled) and takes 2³² for 0. Here
+    counts that are above int32 become floats. Of labels and clients, what is above int32 is a ``ValueError``
+    that names the argument, and what is below is padding as any number below 0.
+
+    Args:
+        static_argnames: as of ``jax.jit``.
+        check: called with the function's arguments before it is compiled; raises where they are not what
+            the function expects.
+        padded: arguments that share a number of rows, and what they may be padded with without a change of
+            the result; so the function is compiled for few numbers of rows (`pad_rows`).
+    """
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        run, signature = jax.jit(function, static_argnames=static_argnames), inspect.signature(function)
+
+        @wraps(function)
+        def door(*args: Any, **kwargs: Any) -> _R:
+            if padded:
+                args, kwargs = (), as_arrays(signature.bind(*args, **kwargs).arguments, padded)
+            if check is not None:
+                try:
+                    check(*args, **kwargs)
+                except TypeError:
+                    # If arguments are missing, this says so of the function, not of its check.
+                    signature.bind(*args, **kwargs)
+                    raise
+            cut = any(map(_is_cut, jax.tree.leaves((args, kwargs))))
+            if not (cut or padded):
+                return run(*args, **kwargs)
+            arguments: Any = signature.bind(*args, **kwargs).arguments
+            if cut:
+                arguments = jax.tree_util.tree_map_with_path(_uncut, arguments)
+            return run(**(pad_rows(arguments, padded) if padded else arguments))
+
+        # What else there is of a jitted function: `solve_rows.lower(...)`.
+        for name in ("lower", "trace", "eval_shape", "clear_cache"):
+            setattr(door, name, getattr(run, name))
+        return door
+
+    return decorate
+
+
+def _is_cut(leaf: Any) -> bool:
+    """Whether integers of the host are beyond int32, which jax will make of them."""
+    if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "iu" or leaf.size == 0:
+        return False
+    if jax.dtypes.canonicalize_dtype(leaf.dtype) == np.int64:
+        return False
+    return bool(leaf.max() > _INT32.max or leaf.min() < _INT32.min)
+
+
+def _uncut(path: tuple[Any, ...], leaf: Any) -> Any:
+    if not _is_cut(leaf):
+        return leaf
+    name = f"{path[0].key}{jax.tree_util.keystr(path[1:])}"
+    if name.endswith(("count", "counts")):
+        return as_counts(leaf)
+    check_int32(name, leaf)
+    return leaf.clip(_INT32.min)
+
+
+def as_int32(name: str, integers: Any) -> Integer[Array, "..."]:
+    """Integers of any type, in an array or a list, as int32, in which labels and clients are compared.
+
+    Under ``jit``, where values cannot raise, what is beyond becomes the nearest number of int32: a label past
+    the end stays past the end, and padding stays below 0.
+
+    Raises:
+        ValueError: if a number is above those of int32.
+    """
+    array = whole(integers) if isinstance(integers, jax.Array) else np.asarray(integers)
+    limits = np.iinfo(array.dtype)
+    if limits.max > _INT32.max:
+        check_int32(name, array)
+        array = array.clip(max(limits.min, _INT32.min), _INT32.max)
+    return as_array(array.astype(np.int32))
+
+
+def as_counts(counts: Any) -> Any:
+    """Counts of any type as jax takes them: integers of the host that int32 does not hold, as floats."""
+    return counts.astype(jnp.result_type(float)) if _is_cut(counts) else whole(jnp.asarray(counts))
+
+
+def as_array(values: Any) -> jax.Array:
+    """An array or a list as a jax array; ``jnp.asarray`` of NumPy's compiles a copy anew for each shape."""
+    return whole(values) if isinstance(values, jax.Array) else jax.device_put(np.asarray(values))
+
+
+def check_int32(name: str, integers: Any) -> None:
+    """Raise if one of the integers is above those of int32. What is below is padding."""
+    if _beyond_int32(integers):
+        place = np.unravel_index(int(np.argmax(integers)), np.shape(integers))
+        raise ValueError(
+            f"{name}: expected integers below 2**31, got {integers[place]} at position "
+            f"{', '.join(str(index) for index in place)}"
+        )
+
+
+def _beyond_int32(leaf: Any) -> bool:
+    if not isinstance(leaf, jax.Array | np.ndarray) or is_traced(leaf) or leaf.size == 0:
+        return False
+    if not jnp.issubdtype(leaf.dtype, jnp.integer) or np.iinfo(leaf.dtype).max <= _INT32.max:
+        return False
+    # By NumPy: in a function that is being traced, jax's own maximum of constants would be traced too.
+    return bool(np.asarray(leaf).max() > _INT32.max)
+
+
+def fits_int32(clients: np.ndarray) -> bool:
+    """Whether jax can hold the clients' numbers, whatever their data type."""
+    return bool(clients.size == 0 or (clients.max() <= _INT32.max and clients.min() >= _INT32.min))
+
+
+def consecutive(clients: np.ndarray, first: int = 0) -> np.ndarray:
+    """The clients numbered anew from ``first`` on, in their order and without gaps; −1 for padding."""
+    known = np.unique(clients[clients >= 0])
+    return np.where(clients >= 0, first + np.searchsorted(known, clients), -1).astype(np.int32)
+
+
+def finite(head: AnyHead) -> AnyHead:
+    """Give the head back, or raise unless its numbers are finite; a traced head has no values to look at.
+
+    Raises:
+        ValueError: if a number is not finite; it names the part and the place.
+    """
+    if is_traced(*jax.tree.leaves(head)) or _all_finite(jax.tree.leaves(head)):
+        return head
+    for path, leaf in jax.tree_util.tree_leaves_with_path(head):
+        values = np.asarray(leaf)
+        if not np.isfinite(values).all():
+            place = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
+            raise ValueError(
+                f"head: holds {values[place]} in {jax.tree_util.keystr(path).lstrip('.')} of shape "
+                f"{list(values.shape)} at {place}; expected finite numbers. What clients sent is too large, "
+                "or is no sum of squares where one is expected"
+            )
+    return head
+
+
+@jax.jit
+def _all_finite(leaves: list[jax.Array]) -> jax.Array:
+    return jnp.array([jnp.isfinite(leaf).all() for leaf in leaves]).all()

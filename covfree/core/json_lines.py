@@ -1,0 +1,68 @@
+"""Files of JSON lines, to which records are added as they are made."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO, Generic, TypeVar
+
+from covfree.core.atomic import lock
+
+Record = TypeVar("Record")
+_BLOCK = 1 << 16
+
+
+class JsonLines(Generic[Record]):
+    """Records in a file, one line of JSON each.
+
+    A line is added in one piece and forced to the disk, so that whatever ends the process, the records
+    before it stay. A last line that was cut short is left out, and taken away when the file is next added
+    to. Several processes may add to one file: each holds its lock meanwhile, and sees of the others what was
+    there when it opened the file.
+
+    Args:
+        path: the file; made, with its folder, when the first record is added.
+        read: makes a record of what a line holds; it may raise ``ValueError``, ``KeyError`` or ``TypeError``.
+        expected: what a line should hold, in an error's words.
+
+    Raises:
+        ValueError: if a line that is not the last cannot be read; names the file and the line.
+    """
+
+    def __init__(self, path: Path, read: Callable[[Any], Record], expected: str) -> None:
+        self.path = path
+        self.records: list[Record] = []
+        content = path.read_bytes() if path.exists() else b""
+        # What follows the last end of a line was cut short.
+        for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), start=1):
+            try:
+                self.records.append(read(json.loads(line)))
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{path}: line {number}: expected {expected} ({error!r})") from error
+
+    def add(self, record: Record, content: Any) -> None:
+        """Add a record, and what its line holds."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        line = json.dumps(content).encode() + b"\n"
+        with self.path.open("a+b") as file:
+            lock(file, wait=True)
+            file.truncate(_sound_size(file))
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        self.records.append(record)
+
+
+def _sound_size(file: BinaryIO) -> int:
+    """The size up to the last end of a line. Who holds the lock finds no line that is still being written."""
+    end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        start = max(end - _BLOCK, 0)
+        file.seek(start)
+        place = file.read(end - start).rfind(b"\n")
+        if place >= 0:
+            return start + place + 1
+        end = start
+    return 0

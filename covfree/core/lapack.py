@@ -1,0 +1,242 @@
+"""LAPACK's routines on one matrix, which ``vmap`` applies to many: at once, or one after the other on CPUs.
+
+No other module calls them in another way, and the reason is a deadlock. On CPUs jaxlib deals the matrices of
+a *batched* call to XLA's threads, and waits for them on one of these threads (``ParallelBatchMap`` in its
+``lapack_kernels.cc``). As many batched calls at once as there are threads leave no thread to do the work, and
+all of them wait forever. ``vmap`` of a condition is enough, as it runs both branches: with Cholesky in one
+and ``eigh`` in the other, two cores stood still. (On many cores batched calls also let OpenBLAS start more
+threads than it has room for, which corrupts memory: https://github.com/jax-ml/jax/issues/39292.) A call on
+one matrix is carried out by the thread that makes it, and waits for nobody.
+
+Derivatives are implicit, in terms of the same routines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
+from jax.lax import linalg as lax_linalg
+from jaxtyping import Array, Bool, Float
+
+from covfree.core.products import product
+
+# The oldest jax lowers what is for other platforms too.
+_EVERY_BRANCH = jax.__version_info__ < (0, 6, 1)
+
+
+def lanes(one: Callable[..., Any], many: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """A function of arrays that ``vmap`` calls for one lane after the other on CPUs, and elsewhere for all.
+
+    Args:
+        one: the function for one lane.
+        many: ``(in_axes, *arrays)`` to what ``one`` gives, with the lanes in front: the function for all of
+            them; by default ``vmap`` of ``one``. ``in_axes`` has 0 for an array with lanes and else None.
+    """
+    each = custom_vmap(one)
+
+    @each.def_vmap
+    def _(size: int, batched: list[bool], *arrays: Any) -> tuple[Any, Any]:
+        out = _many_lanes(one, many, tuple(0 if mine else None for mine in batched))(*arrays)
+        return out, jax.tree.map(lambda _: True, out)
+
+    return each
+
+
+def _many_lanes(one: Callable[..., Any], many: Any, axes: tuple[int | None, ...]) -> Callable[..., Any]:
+    """The function of all lanes, which lie along the first axis of the arrays that ``axes`` has a 0 for."""
+
+    def loop(*arrays: Any) -> Any:
+        def lane(own: list[Any]) -> Any:
+            mine = iter(own)
+            return one(
+                *(array if axis is None else next(mine) for array, axis in zip(arrays, axes, strict=True))
+            )
+
+        return jax.lax.map(lane, [x for x, axis in zip(arrays, axes, strict=True) if axis == 0])
+
+    def at_once(*arrays: Any) -> Any:
+        return jax.vmap(one, axes)(*arrays) if many is None else many(axes, *arrays)
+
+    @custom_vmap
+    def every(*arrays: Any) -> Any:
+        if _EVERY_BRANCH:
+            return loop(*arrays)
+        return jax.lax.platform_dependent(*arrays, cpu=loop, default=at_once)
+
+    @every.def_vmap
+    def _(size: int, batched: list[bool], *arrays: Any) -> tuple[Any, Any]:
+        # Lanes of lanes are lanes.
+        lanes = next(
+            x.shape[int(mine)] for x, mine, axis in zip(arrays, batched, axes, strict=True) if axis == 0
+        )
+
+        def flat(array: Any, mine: bool, axis: int | None) -> Any:
+            if not mine and axis is None:
+                return array
+            array = array if mine else array[None]
+            array = array if axis == 0 else array[:, None]
+            array = jnp.broadcast_to(array, (size, lanes, *array.shape[2:]))
+            return array.reshape(size * lanes, *array.shape[2:])
+
+        both = tuple(0 if mine or axis == 0 else None for mine, axis in zip(batched, axes, strict=True))
+        out = _many_lanes(one, many, both)(*map(flat, arrays, batched, axes))
+        out = jax.tree.map(lambda x: x.reshape(size, lanes, *x.shape[1:]), out)
+        return out, jax.tree.map(lambda _: True, out)
+
+    return every
+
+
+def cond_of_lanes(
+    rare: Bool[Array, ""], unusual: Callable[..., Any], usual: Callable[..., Any], *arrays: Any
+) -> Any:
+    """``lax.cond``, of which ``vmap`` runs the unusual branch only if a lane needs it.
+
+    ``vmap`` of ``lax.cond`` itself runs both branches for each lane.
+
+    Args:
+        rare: whether the unusual branch is to be taken.
+        unusual: a function of the arrays.
+        usual: another.
+        arrays: all that the branches use and that may have lanes.
+    """
+
+    def many(axes: tuple[int | None, ...], rare: jax.Array, *arrays: Any) -> Any:
+        at_once = [jax.vmap(branch, axes[1:]) for branch in (unusual, usual)]
+        if axes[0] is None:
+            return jax.lax.cond(rare, *at_once, *arrays)
+
+        def chosen(*arrays: Any) -> Any:
+            def choose(one: jax.Array, other: jax.Array) -> jax.Array:
+                return jnp.where(rare.reshape(-1, *[1] * (one.ndim - 1)), one, other)
+
+            return jax.tree.map(choose, *(branch(*arrays) for branch in at_once))
+
+        return jax.lax.cond(rare.any(), chosen, at_once[1], *arrays)
+
+    return lanes(lambda rare, *arrays: jax.lax.cond(rare, unusual, usual, *arrays), many)(rare, *arrays)
+
+
+@lanes
+def _cholesky(matrix: jax.Array) -> jax.Array:
+    return lax_linalg.cholesky(matrix, symmetrize_input=False)
+
+
+@lanes
+def _eigh(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
+    values, vectors = jnp.linalg.eigh(matrix)
+    return values, vectors
+
+
+@lanes
+def _triangle(stack: jax.Array) -> jax.Array:
+    return jnp.linalg.qr(stack, mode="r")
+
+
+@lanes
+def _orthonormal(stack: jax.Array) -> jax.Array:
+    return jnp.linalg.qr(stack)[0]
+
+
+@lanes
+def _lower(root: jax.Array, right: jax.Array) -> jax.Array:
+    return lax_linalg.triangular_solve(root, right, left_side=True, lower=True)
+
+
+@lanes
+def _lower_transposed(root: jax.Array, right: jax.Array) -> jax.Array:
+    return lax_linalg.triangular_solve(root, right, left_side=True, lower=True, transpose_a=True)
+
+
+def triangular_solve(
+    root: Float[Array, "size size"], right: Float[Array, "size columns"], *, transposed: bool = False
+) -> Float[Array, "size columns"]:
+    """Solve L X = B, or LᵀX = B.
+
+    Args:
+        root: L, of which the lower triangle is looked at.
+        right: B.
+        transposed: whether it is Lᵀ that is inverted.
+    """
+    solves = (_lower, _lower_transposed)
+    solve, back = reversed(solves) if transposed else solves
+
+    def times(columns: jax.Array) -> jax.Array:
+        lower = jnp.tril(root)
+        return product(lower.T if transposed else lower, columns)
+
+    return jax.lax.custom_linear_solve(
+        times, right, lambda _, b: solve(root, b), transpose_solve=lambda _, b: back(root, b)
+    )
+
+
+@jax.custom_jvp
+def cholesky(matrix: Float[Array, "size size"]) -> Float[Array, "size size"]:
+    """The lower triangular L with L Lᵀ = A; NaN where A is not positive definite to working precision."""
+    return _cholesky(matrix)
+
+
+@cholesky.defjvp
+def _cholesky_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    root = cholesky(*primals)
+    return root, _root_change(root, *tangents)
+
+
+def _root_change(root: jax.Array, change: jax.Array) -> jax.Array:
+    """L̇ = L Φ(L⁻¹ Ȧ L⁻ᵀ), from L̇Lᵀ + LL̇ᵀ = Ȧ; Φ keeps the lower triangle and half of the diagonal."""
+    change = (change + change.T) / 2
+    inner = triangular_solve(root, triangular_solve(root, change).T)
+    return product(root, jnp.tril(inner) - jnp.diag(jnp.diagonal(inner)) / 2)
+
+
+@jax.custom_jvp
+def stacked_root(stack: Float[Array, "rows size"]) -> Float[Array, "size size"]:
+    """The lower triangular L with L Lᵀ = SᵀS and no negative diagonal, by QR: without squaring S.
+
+    Args:
+        stack: S, with at least as many rows as columns. For derivatives of full rank.
+    """
+    upper = _triangle(stack)
+    return jnp.where(jnp.diagonal(upper) < 0, -1, 1).astype(upper.dtype)[None, :] * upper.T
+
+
+@stacked_root.defjvp
+def _stacked_root_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    root = stacked_root(*primals)
+    return root, _root_change(root, 2 * product(primals[0].T, tangents[0]))
+
+
+def orthonormal(stack: Float[Array, "rows size"]) -> Float[Array, "rows size"]:
+    """Orthonormal columns that span those of S, by QR; where these depend on one another, and others.
+
+    Derivatives take the columns as given.
+
+    Args:
+        stack: S, with at least as many rows as columns.
+    """
+    return _orthonormal(jax.lax.stop_gradient(stack))
+
+
+@jax.custom_jvp
+def eigh(matrix: Float[Array, "size size"]) -> tuple[Float[Array, " size"], Float[Array, "size size"]]:
+    """Eigenvalues of a symmetric matrix, the smallest first, and eigenvectors as columns.
+
+    In the derivative of eigenvectors, directions of eigenvalues that are equal but for rounding do not turn
+    into one another.
+    """
+    return _eigh(matrix)
+
+
+@eigh.defjvp
+def _eigh_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[tuple, tuple]:
+    values, vectors = eigh(*primals)
+    (change,) = tangents
+    inner = product(vectors.T, product((change + change.T) / 2, vectors))
+    gap = values[None, :] - values[:, None]
+    rounding = jnp.finfo(values.dtype).eps * len(values) * jnp.abs(values).max(initial=0)
+    apart = jnp.abs(gap) > rounding
+    turn = jnp.where(apart, inner / jnp.where(apart, gap, 1), 0)
+    return (values, vectors), (jnp.diagonal(inner), product(vectors, turn))

@@ -1,0 +1,85 @@
+"""Arrays of any number of rows, padded to few sizes: what is compiled for a size then serves many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from covfree.core.types import is_traced
+
+# Sizes are powers of two up to the second number, eight an octave up to the third, and all sizes above it:
+# there compiling is little beside the work, and a copy is not.
+_FEWEST, _LONG, _MOST = 32, 4096, 2**16
+
+
+def few_sizes(rows: int) -> int:
+    """Round a number of rows up to a size that many numbers share.
+
+    >>> [few_sizes(rows) for rows in (0, 5, 33, 100, 4097, 70_001)]
+    [32, 32, 64, 128, 4608, 70001]
+    """
+    if rows > _MOST:
+        return rows
+    octave = 1 << max(rows - 1, 0).bit_length()
+    step = octave if rows <= _LONG else octave // 16
+    return max(_FEWEST, -(-rows // step) * step)
+
+
+def as_arrays(arguments: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Arguments of a function, some of which may be lists, with arrays in the place of these."""
+    arrays = dict(arguments)
+    for name in names:
+        if not hasattr(arrays[name], "shape"):
+            try:
+                arrays[name] = np.asarray(arrays[name])
+            except ValueError:
+                raise ValueError(
+                    f"{name}: expected an array, got a list of parts of unequal lengths"
+                ) from None
+    return arrays
+
+
+def pad_rows(arguments: dict[str, Any], fills: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a function with some of them padded at the end of their first axis.
+
+    Args:
+        arguments: of a function, by name.
+        fills: what to pad with, by the names of the arrays that share a number of rows.
+
+    Returns:
+        The arguments. Traced arrays and those that lie on several devices stay as they are.
+    """
+    arrays = {name: arguments[name] for name in fills}
+    if is_traced(*arrays.values()) or any(map(_on_several_devices, arrays.values())):
+        return arguments
+    size = few_sizes(next(iter(arrays.values())).shape[0])
+    return arguments | {name: _padded(array, size, fills[name]) for name, array in arrays.items()}
+
+
+def _on_several_devices(array: Any) -> bool:
+    return isinstance(array, jax.Array) and len(array.sharding.device_set) > 1
+
+
+def _padded(array: Any, size: int, fill: Any) -> Any:
+    length = array.shape[0]
+    if length == size:
+        return array
+    if fill < 0 and array.dtype.kind == "u":
+        # What int32 does not hold stays above all else.
+        array = array.clip(0, np.iinfo(np.int32).max).astype(np.int32)
+    if isinstance(array, jax.Array):
+        if next(iter(array.devices())).platform != "cpu":
+            return jnp.pad(array, [(0, size - length)] + [(0, 0)] * (array.ndim - 1), constant_values=fill)
+        # On the host padding compiles nothing.
+        padded = _padded(np.asarray(array), size, fill)
+        return jax.device_put(padded, array.sharding) if array.committed else padded
+    padded = np.empty((size, *array.shape[1:]), jax.dtypes.canonicalize_dtype(array.dtype))
+    # What a narrower type cannot hold becomes infinite, as in jax.
+    with np.errstate(over="ignore"):
+        padded[:length] = array
+    padded[length:] = fill
+    return padded

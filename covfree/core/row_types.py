@@ -1,0 +1,85 @@
+"""Data types in which rows are added up without wrapping and without overflow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from covfree.core.types import DIRECTION, Rows, accumulation_dtype
+
+_INT32 = np.iinfo(np.int32).max
+
+
+@dataclass(frozen=True)
+class RowTypes:
+    """Data types of rows that jax holds, and that their sums do not leave.
+
+    Attributes:
+        mean: float32 at least; float64 only where x64 is enabled.
+        count: int32 if the sum of all counts fits, or a float if not.
+        covariance: as ``mean``; None without covariances.
+    """
+
+    mean: np.dtype
+    count: np.dtype
+    covariance: np.dtype | None
+
+    @classmethod
+    def of(cls, rows: Rows, total: float) -> RowTypes:
+        """Those of rows.
+
+        Args:
+            rows: what came.
+            total: the sum of the counts of all rows that these will be added to, from `count_sum`.
+        """
+        covariance = None if rows.covariance is None else accumulation_dtype(rows.covariance)
+        return cls(accumulation_dtype(rows.mean), _summed(np.asarray(rows.count).dtype, total), covariance)
+
+    @classmethod
+    def common(cls, types: Sequence[RowTypes]) -> RowTypes:
+        """Those that hold the rows of all of these, which have covariances or have none."""
+        covariances = [own.covariance for own in types if own.covariance is not None]
+        return cls(
+            np.result_type(*(own.mean for own in types)),
+            # An integer beside floats would make wider floats of both in NumPy.
+            np.dtype(jnp.result_type(*(own.count for own in types))),
+            np.result_type(*covariances) if covariances else None,
+        )
+
+    def cast(self, rows: Rows) -> Rows:
+        """The rows in these types, as NumPy arrays; labels as int32, −1 for padding, −2 for directions."""
+        label = np.asarray(rows.label)
+        # What a narrower type cannot hold becomes infinite.
+        with np.errstate(over="ignore"):
+            return replace(
+                rows,
+                mean=np.asarray(rows.mean).astype(self.mean, copy=False),
+                count=np.asarray(rows.count).astype(self.count, copy=False),
+                label=np.where((label < 0) & (label != DIRECTION), -1, label).astype(np.int32),
+                covariance=None
+                if rows.covariance is None
+                else np.asarray(rows.covariance).astype(self.covariance, copy=False),
+            )
+
+
+def _summed(dtype: np.dtype, total: float) -> np.dtype:
+    if dtype.kind not in "iu":
+        return accumulation_dtype(dtype)
+    return np.dtype(np.int32 if total <= _INT32 else jnp.result_type(float))
+
+
+def summable(count: Any, total: float) -> np.ndarray:
+    """Counts as int32 if their ``total`` fits, as float32 (float64 where x64 is enabled) if not."""
+    return np.asarray(count).astype(_summed(np.asarray(count).dtype, total), copy=False)
+
+
+def count_sum(count: Any) -> float:
+    """The sum of the counts above 0, exact below 2⁵³, whatever their data type."""
+    count = np.asarray(count)
+    # NumPy cannot add bfloat16 up in another type.
+    count = count if count.dtype.kind in "iuf" else count.astype(np.float64)
+    return float(np.sum(count, dtype=np.float64, where=count > 0))

@@ -1,0 +1,97 @@
+"""Scatter matrices, held in full or by a factor of few rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from covfree.core.products import product, symmetric_product
+from covfree.core.types import AnyArray, Scalar
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Scatter:
+    """A positive semi-definite matrix, ``value + shift·I`` or ``valueᵀ value + shift·I``.
+
+    Attributes:
+        value: the matrix ``[dim, dim]``, or a factor ``[rows, dim]`` if ``factored``.
+        shift: multiple of the identity, at least 0.
+        factored: whether ``value`` is a factor. Few rows then cost rows·dim memory, not dim².
+    """
+
+    value: Float[Array, "rows dim"]
+    shift: Float[Array, ""]
+    factored: bool = field(default=False, metadata={"static": True})
+
+    @classmethod
+    def from_matrix(cls, matrix: Float[AnyArray, "dim dim"]) -> Scatter:
+        """Wrap a full matrix."""
+        matrix = jnp.asarray(matrix)
+        return cls(matrix, jnp.zeros((), matrix.dtype))
+
+    @classmethod
+    def from_factor(cls, factor: Float[Array, "rows dim"]) -> Scatter:
+        """Represent ``factorᵀ factor``: by the factor if rows + 1 < dim, else by the product."""
+        zero = jnp.zeros((), factor.dtype)
+        # A symbolic number of rows, of `jax.export`, may be any.
+        if isinstance(factor.shape[0], int) and factor.shape[0] + 1 < factor.shape[1]:
+            return cls(factor, zero, factored=True)
+        return cls(symmetric_product(factor), zero)
+
+    @property
+    def dim(self) -> int:
+        """Size d of the matrix."""
+        return self.value.shape[1]
+
+    def scaled(self, scale: Scalar) -> Scatter:
+        """``scale`` times the matrix; scale at least 0."""
+        scale = jnp.asarray(scale, self.value.dtype)
+        of_value = jnp.sqrt(scale) if self.factored else scale
+        return Scatter(self.value * of_value, self.shift * scale, self.factored)
+
+    def shifted(self, shift: Scalar) -> Scatter:
+        """The matrix plus ``shift·I``."""
+        return Scatter(self.value, self.shift + jnp.asarray(shift, self.value.dtype), self.factored)
+
+    @property
+    def unshifted(self) -> Scatter:
+        """The matrix without its multiple of the identity."""
+        return Scatter(self.value, jnp.zeros_like(self.shift), self.factored)
+
+    def with_factor(self, factor: Float[Array, "more dim"]) -> Scatter:
+        """The matrix plus ``factorᵀ factor``."""
+        if not self.factored:
+            return Scatter(self.value + symmetric_product(factor), self.shift)
+        return Scatter.from_factor(jnp.concatenate([self.value, factor])).shifted(self.shift)
+
+    def with_diagonal(self, diagonal: Float[Array, " dim"]) -> Scatter:
+        """The matrix plus a diagonal one, in full."""
+        return Scatter.from_matrix(self.dense() + jnp.diag(diagonal))
+
+    def dense(self) -> Float[Array, "dim dim"]:
+        """The matrix in full."""
+        matrix = symmetric_product(self.value) if self.factored else self.value
+        return matrix + self.shift * jnp.eye(self.dim, dtype=matrix.dtype)
+
+    def core(self) -> Float[Array, "size size"]:
+        """The smaller of A and its dual: the matrix itself, or ``value valueᵀ``, without the shift.
+
+        Both have the same non-zero eigenvalues, so the same trace and Frobenius norm.
+        """
+        return symmetric_product(self.value.T) if self.factored else self.value
+
+    def times(self, vectors: Float[Array, "dim columns"]) -> Float[Array, "dim columns"]:
+        """The matrix times some columns."""
+        image = product(self.value, vectors)
+        if self.factored:
+            image = product(self.value.T, image)
+        return image + self.shift * vectors
+
+
+def as_scatter(matrix: Float[AnyArray, "dim dim"] | Scatter) -> Scatter:
+    """Take a full matrix or a `Scatter`."""
+    return matrix if isinstance(matrix, Scatter) else Scatter.from_matrix(matrix)

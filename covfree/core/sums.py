@@ -1,0 +1,195 @@
+"""Sums over tables: in parts, by group, and accurate in float32 however many terms there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Integer, Num
+
+from covfree.core.types import AnyArray, accumulation_dtype
+
+# Adding m equal numbers one after the other can lose m/10 eps. Up to the first length that is nothing; up
+# to the second, one more pass is enough.
+_LONG = (256, 2**16)
+# Items that are worked on at once. What is made of a part stays in the processor's cache, where a whole table
+# would be written to memory and read again; products of so many rows run at full speed.
+PART = 2048
+# The mean of equal numbers is off by less than this many eps of it. `weighted_means` gives it exactly. By way
+# of a total it is rounded thrice, by half an eps each: times the count, added up over parts, divided again.
+_ROUNDING = 2
+
+
+def deviations(
+    values: Float[Array, "*items dim"], mean: Float[Array, "*items dim"]
+) -> Float[Array, "*items dim"]:
+    """Values less their mean, from `weighted_means` or `Moments`; exactly 0 if they are within its rounding.
+
+    Equal values have no spread, and no rule without a scale must take their rounding for one.
+    """
+    centred = values - mean
+    noise = _ROUNDING * jnp.finfo(centred.dtype).eps * jnp.abs(mean)
+    # A NaN compares False, and stays.
+    return jnp.where(jnp.abs(centred) <= noise, 0, centred)
+
+
+Carry = TypeVar("Carry")
+
+
+def fold_parts(step: Callable[[Carry, Any], Carry], carry: Carry, items: Any) -> Carry:
+    """Go over a table part by part: ``carry = step(carry, part)``, in memory for one part.
+
+    Args:
+        step: what to do with a part; it must give the carry back in the same shapes.
+        carry: to start with.
+        items: a pytree of arrays that share their first axis, of which each part holds about `PART`: less
+            than twice as many.
+    """
+    length = jax.tree.leaves(items)[0].shape[0]
+    if not isinstance(length, int):
+        # The symbol of `jax.export`, which does not tell how many parts there are.
+        return step(carry, items)
+    size = max(1, -(-length // max(1, length // PART)))
+    # What is over comes first: the carry of the loop then depends on the items, as its type under shard_map
+    # asks.
+    more = max(0, length - 1) // size
+    first = length - more * size
+    carry = step(carry, jax.tree.map(lambda x: x[:first], items))
+    if not more:
+        return carry
+
+    def one(carry: Carry, index: jax.Array) -> tuple[Carry, None]:
+        start = first + index * size
+        part = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size), items)
+        return step(carry, part), None
+
+    return jax.lax.scan(one, carry, jnp.arange(more))[0]
+
+
+class Compensated(NamedTuple):
+    """A running sum of pytrees with what its rounding lost; integers are summed as they are.
+
+    Attributes:
+        total: the sum as rounded.
+        lost: what is to be added to it.
+    """
+
+    total: Any
+    lost: Any
+
+    def plus(self, terms: Any) -> Compensated:
+        """Add a term, and keep what rounding takes off (Knuth's two-sum)."""
+        total = jax.tree.map(jnp.add, self.total, terms)
+
+        def rounding(before: jax.Array, term: jax.Array, after: jax.Array) -> jax.Array:
+            added = after - before
+            return (before - (after - added)) + (term - added)
+
+        off = jax.tree.map(rounding, self.total, terms, total)
+        return Compensated(total, jax.tree.map(jnp.add, self.lost, off))
+
+    @property
+    def value(self) -> Any:
+        """The sum."""
+        return jax.tree.map(jnp.add, self.total, self.lost)
+
+
+def sum_integers(
+    values: Integer[Array, " items"], group: Integer[Array, " items"], num_groups: int
+) -> Float[Array, " groups"]:
+    """Sum integers by group as floats, rounded about once, also if the sum is beyond int32.
+
+    A running sum of integers is exact but for a multiple of 2³². A running sum of floats, which may be off by
+    more than one, tells which multiple.
+
+    Args:
+        values: integers.
+        group: in [0, num_groups]; ``num_groups`` is no group.
+        num_groups: static.
+    """
+    floats = values.astype(jnp.result_type(float))
+    near = jax.ops.segment_sum(floats, group, num_groups)
+    low = jax.ops.segment_sum(values.astype(jnp.uint32), group, num_groups).astype(near.dtype)
+    return low + jnp.round((near - low) / 2.0**32) * 2.0**32
+
+
+@jax.jit
+def weighted_means(
+    values: Float[AnyArray, "items dim"],
+    weight: Num[Array, " items"],
+    group: Integer[Array, " items"],
+    total_weight: Float[Array, " groups"],
+) -> Float[Array, "groups dim"]:
+    """Weighted means of values by group.
+
+    A running sum in float32 is off by up to (terms/10)·eps relative to its size: 10⁻³ for 10⁵ terms, and for
+    100 terms more than a spread that is small against the mean. So differences from a centre are summed,
+    mean = centre + Σ w (v − centre)/Σ w. The first centre is the group's first value: the mean of equal
+    values is exactly that value. Where a group is long, the mean so found is the next centre, which leaves an
+    error of about an eps.
+
+    Args:
+        values: finite numbers, or anything at all where there is no group.
+        weight: of each item, at least 0; 0 for padding.
+        group: the item's group, from 0; the number of groups is no group.
+        total_weight: Σ w of each group.
+
+    Returns:
+        Means, 0 of an empty group, of the data type of ``values`` but float32 at least.
+    """
+    values = jnp.asarray(values)
+    dtype, length, num_groups = accumulation_dtype(values), values.shape[0], total_weight.shape[0]
+    whole = jnp.where(total_weight > 0, total_weight, 1).astype(dtype)[:, None]
+
+    def add(centre: jax.Array, sums: jax.Array, part: tuple[jax.Array, ...]) -> jax.Array:
+        values, weight, group = part
+        values = jnp.where((group < num_groups)[:, None], values, 0).astype(dtype)
+        values = values - centre.at[group].get(mode="fill", fill_value=0)
+        return sums.at[group].add(values * weight.astype(dtype)[:, None], mode="drop")
+
+    def mean_about(centre: jax.Array, items: tuple[jax.Array, ...], whole: jax.Array) -> jax.Array:
+        sums = fold_parts(partial(add, centre), jnp.zeros_like(centre), items)
+        # Divided before it is added: XLA would turn a plain sum plus ``centre`` into one that starts there,
+        # and each small difference would be rounded away.
+        return centre + sums / whole
+
+    items = values, weight, group
+    if length == 0:
+        return jnp.zeros((num_groups, values.shape[1]), dtype)
+    # Past the last item where a group has none.
+    first = jax.ops.segment_min(jnp.arange(length, dtype=jnp.int32), group, num_groups)
+    # The mean does not depend on the centre: nothing that leads to it has a derivative.
+    still = jax.lax.stop_gradient((items, whole))
+    centre = still[0][0].at[first].get(mode="fill", fill_value=0).astype(dtype)
+    if not isinstance(length, int) or length > _LONG[0]:
+        longest = jax.ops.segment_sum(jnp.ones_like(group), group, num_groups).max(initial=0)
+        more = sum((longest > long).astype(jnp.int32) for long in _LONG)
+        # A loop that runs 0 to 2 times: one pass to compile, where a condition for each would be two.
+        centre = jax.lax.fori_loop(0, more, lambda _, centre: mean_about(centre, *still), centre)
+    return mean_about(centre, items, whole)
+
+
+def mean_groups(
+    features: Float[Array, "examples dim"], group: Integer[Array, " examples"], num_groups: int
+) -> tuple[Float[Array, "groups dim"], Integer[Array, " groups"]]:
+    """Average features and count examples by group; a group below 0 is padding.
+
+    Returns:
+        Means in `accumulation_dtype`, 0 of an empty group, and counts.
+    """
+    kept = (group >= 0) & (group < num_groups)
+    group = jnp.where(kept, group, num_groups)
+    counts = jax.ops.segment_sum(kept.astype(jnp.int32), group, num_groups)
+    dtype = accumulation_dtype(features)
+    return weighted_means(features, kept.astype(dtype), group, counts.astype(dtype)), counts
+
+
+def sum_groups(
+    features: Float[Array, "examples dim"], group: Integer[Array, " examples"], num_groups: int
+) -> tuple[Float[Array, "groups dim"], Integer[Array, " groups"]]:
+    """Sum features and count examples by group, as `mean_groups` averages them."""
+    means, counts = mean_groups(features, group, num_groups)
+    return means * counts.astype(means.dtype)[:, None], counts

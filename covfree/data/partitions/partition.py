@@ -1,0 +1,164 @@
+"""Partitions that do not look at the labels, and what all partitioners share."""
+
+import numpy as np
+from jaxtyping import Int32, Int64
+from numpy.typing import ArrayLike
+
+from covfree.core.checks import check_integer, check_integers, check_strength
+
+Clients = Int32[np.ndarray, "n"]
+"""The client of each example; -1 marks an example that no client holds."""
+
+
+def iid(labels: ArrayLike | int, num_partitions: int, *, seed: int) -> Clients:
+    """Partition uniformly at random into clients of equal size.
+
+    As Flower Datasets' `IidPartitioner`, but the examples are shuffled first.
+
+    Args:
+        labels: [n] class of each example, integers ≥ 0, or only their number n: labels are not used.
+        num_partitions: the number of clients K, at most n.
+        seed: seed of the draw, ≥ 0.
+
+    Returns:
+        [n] int32 client of each example. Every example is assigned; sizes differ by at most one, none is 0.
+
+    Raises:
+        ValueError: an argument is out of its range.
+        TypeError: an argument is not of integers.
+
+    >>> np.bincount(iid(1000, 3, seed=0))
+    array([334, 333, 333])
+    """
+    num_examples = check_num_examples(labels)
+    num_partitions = check_num_partitions(num_partitions, num_examples)
+    return _random_of_sizes(equal_sizes(num_examples, num_partitions), generator(seed))
+
+
+def lognormal_sizes(
+    labels: ArrayLike | int, num_partitions: int, sigma: float | int, *, seed: int
+) -> Clients:
+    """Partition uniformly at random into clients of lognormal sizes: quantity skew.
+
+    w_k = exp(σ·z_k) with z_k standard normal. Each client has one example, and the other n - K are divided
+    in proportion to w, rounded by largest remainders. Lognormal client sizes are those of the unbalanced
+    federations of Acar et al. (ICLR 2021, arXiv:2111.04263) and, with σ = 2, of the synthetic data of Li et
+    al., "Federated Optimization in Heterogeneous Networks" (MLSys 2020, arXiv:1812.06127).
+
+    To skew the labels too, pass the sizes to another partitioner: `inner_dirichlet(labels, K, alpha,
+    partition_sizes=np.bincount(lognormal_sizes(labels, K, sigma, seed=0)), seed=1)`.
+
+    Args:
+        labels: [n] class of each example, integers ≥ 0, or only their number n: labels are not used.
+        num_partitions: the number of clients K, at most n.
+        sigma: σ ≥ 0, the standard deviation of the log of a size; 0 gives equal sizes.
+        seed: seed of the draw, ≥ 0.
+
+    Returns:
+        [n] int32 client of each example. Every example is assigned, and no client is empty.
+
+    Raises:
+        ValueError: an argument is out of its range.
+        TypeError: `labels` are not integers, or a scalar is of the wrong type.
+
+    >>> np.bincount(lognormal_sizes(1000, 5, sigma=1.0, seed=0))
+    array([202, 157, 338, 198, 105])
+    """
+    num_examples = check_num_examples(labels)
+    num_partitions = check_num_partitions(num_partitions, num_examples)
+    sigma = float(check_strength("sigma", sigma))
+    rng = generator(seed)
+    # Relative to the largest z, so that no weight overflows at any σ.
+    z = rng.standard_normal(num_partitions)
+    weights = np.exp(sigma * (z - z.max()))
+    shares = (num_examples - num_partitions) * (weights / weights.sum())
+    sizes = np.floor(shares).astype(np.int64)
+    leftover = num_examples - num_partitions - int(sizes.sum())
+    sizes[np.argsort(sizes - shares, kind="stable")[:leftover]] += 1
+    return _random_of_sizes(sizes + 1, rng)
+
+
+def natural_id(ids: ArrayLike) -> Clients:
+    """Partition by ids in the data: one client for each distinct id (user, hospital, writer, …).
+
+    As Flower Datasets' `NaturalIdPartitioner`. Nothing is random: client k has the k-th smallest id,
+    `np.unique(ids)[k]`.
+
+    Args:
+        ids: [n] id of each example: integers, strings or anything else that can be sorted.
+
+    Returns:
+        [n] int32 client of each example. Every example is assigned, and no client is empty.
+
+    Raises:
+        ValueError: `ids` is not one-dimensional or is empty, or an id is missing (None, NaN, NaT, masked, or
+            an empty string); the message names the first such row.
+        TypeError: ids of different types cannot be sorted.
+
+    >>> natural_id(["ward 7", "ward 12", "ward 7", "home"])
+    array([2, 1, 2, 0], dtype=int32)
+    """
+    # As Python's objects: NumPy would turn a NaN among strings into the id "nan".
+    values = ids.tolist() if hasattr(ids, "tolist") else list(ids)  # pyright: ignore
+    if not values or isinstance(values[0], list):
+        raise ValueError(f"ids: expected one for each example, got shape {list(np.shape(ids))}")
+    for row, value in enumerate(values):
+        if value is None or value == "" or value != value:
+            raise ValueError(
+                f"ids: expected an id for each example, got {value!r} at row {row}; drop such rows or give "
+                "them an id"
+            )
+    try:
+        return np.unique(np.fromiter(values, object), return_inverse=True)[1].astype(np.int32)
+    except TypeError as error:
+        raise TypeError(f"ids: expected ids of one type that can be sorted, got {error}") from None
+
+
+def _random_of_sizes(sizes: np.ndarray, rng: np.random.Generator) -> Clients:
+    """Assign sum(sizes) examples uniformly at random so that client k has sizes[k] of them."""
+    return rng.permutation(np.repeat(np.arange(sizes.size, dtype=np.int32), sizes))
+
+
+def check_num_examples(labels: ArrayLike | int) -> int:
+    """Return n for a partitioner that does not use the labels, and so accepts n in their place."""
+    if np.ndim(labels) == 0:
+        return check_integer("labels", labels, 1)
+    return check_integers("labels", labels, 0).size
+
+
+def check_num_partitions(num_partitions: object, num_examples: int) -> int:
+    """Return K after checking 1 ≤ K ≤ n: with more clients than examples, some would have to be empty."""
+    count = check_integer("num_partitions", num_partitions, 1)
+    if count > num_examples:
+        raise ValueError(
+            f"num_partitions: expected at most the number of examples, {num_examples}, got {count}"
+        )
+    return count
+
+
+def generator(seed: object) -> np.random.Generator:
+    """Return a fresh generator for an integer seed of at least 0."""
+    return np.random.default_rng(check_integer("seed", seed, 0))
+
+
+def equal_sizes(num_examples: int, num_partitions: int) -> Int64[np.ndarray, "clients"]:
+    """Return sizes that sum to n and differ by at most one, the larger ones first."""
+    sizes = np.full(num_partitions, num_examples // num_partitions, np.int64)
+    sizes[: num_examples % num_partitions] += 1
+    return sizes
+
+
+def by_class(
+    labels: np.ndarray, rng: np.random.Generator
+) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "classes"], np.ndarray]:
+    """List the examples class by class, in random order within a class.
+
+    Returns:
+        `(examples, counts, values)`: `examples [n]` holds first the `counts[0]` examples of label
+        `values[0]`, then those of `values[1]`, and so on. Only labels that occur are listed, in ascending
+        order.
+    """
+    shuffled = rng.permutation(labels.size)
+    values, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    examples = shuffled[np.argsort(codes[shuffled], kind="stable")]
+    return examples, counts, values

@@ -1,0 +1,147 @@
+"""What a method costs: bytes from the clients to the server."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Integer
+
+from covfree.core.types import AnyArray, Message, Rows
+from covfree.engine.shapes import Passed, passed
+from covfree.methods import Method
+from covfree.methods.method import check_method
+from covfree.statistics import count_rows
+from covfree.statistics.residuals import count_clients
+
+FLOAT_BYTES = 4
+
+
+class SentBytes(NamedTuple):
+    """Bytes that clients send.
+
+    Attributes:
+        statistics: the floating-point statistics, which is what the papers count.
+        counts: counts and labels beside them, as 32-bit integers: 8 bytes for each class mean or sum.
+    """
+
+    statistics: int
+    counts: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.statistics + self.counts
+
+
+def message_bytes(message: Message) -> SentBytes:
+    """Count the bytes of one message from its arrays.
+
+    Args:
+        message: from `client_message`. Padding rows are not sent.
+
+    >>> import covfree, jax.numpy as jnp
+    >>> message_bytes(Message(covfree.Rows(jnp.ones((3, 10)), jnp.array([2, 0, 5]), jnp.array([0, -1, 1]))))
+    SentBytes(statistics=80, counts=16)
+    """
+    rows = message.rows
+    sketch = False if rows.sketch is None else np.asarray(rows.sketch)
+    kept = (np.asarray(rows.count) > 0) & ((np.asarray(rows.label) >= 0) | sketch)
+    number = int(kept.sum())
+    # By shape: taking the rows out would compile a function for each number of them.
+    tables = [rows.mean] if rows.covariance is None else [rows.mean, rows.covariance]
+    size = number * sum(math.prod(table.shape[1:]) * table.dtype.itemsize for table in tables)
+    return SentBytes(size + (0 if message.matrix is None else message.matrix.nbytes), 8 * number)
+
+
+def sent_bytes(
+    method: Method[Any],
+    labels: Integer[AnyArray, " examples"],
+    clients: Integer[AnyArray, " examples"],
+    *,
+    dim: int,
+) -> SentBytes:
+    """Compute the bytes that all clients of a federation send, without making their messages.
+
+    Equal to the sum of `message_bytes` over the clients' messages (float32), unless a transform of the method
+    drops rows. A client without examples sends nothing. The rounds of sums after the message, or in place of
+    one, are counted too: in each of those of `covfree.refined` a client sends d·q numbers and two more.
+
+    Args:
+        method: the method.
+        labels: classes of all examples; below 0 is padding. C of methods of several rounds is the largest
+            plus 1.
+        clients: their clients; below 0 is padding.
+        dim: d of the features, before any map of them.
+    """
+    check_method(method)
+    labels, clients = np.asarray(labels), np.asarray(clients)
+    dim, senders = mapped_dim(method, dim), count_clients(labels, clients)
+    uploads = [x for each in _of_rounds(method, labels, dim) for x in each.upload.leaves]
+    floats, whole = _numbers(x for x in uploads if x.dtype.kind == "f"), _numbers(uploads)
+    rounds = SentBytes(FLOAT_BYTES * senders * floats, FLOAT_BYTES * senders * (whole - floats))
+    if not method.message_rounds:
+        return rounds
+    if method.message is None:
+        rows, floats = method.summary.floats(labels, clients, dim)
+        own = FLOAT_BYTES * floats
+    else:
+        rows = count_rows(labels, clients)
+        matrices = method.message.num_matrices(num_rows=rows, num_clients=senders)
+        own = FLOAT_BYTES * (rows * dim + matrices * dim * dim)
+    return SentBytes(own + rounds.statistics, 8 * rows + rounds.counts)
+
+
+def received_bytes(
+    method: Method[Any],
+    labels: Integer[AnyArray, " examples"],
+    clients: Integer[AnyArray, " examples"],
+    *,
+    dim: int,
+) -> int:
+    """Compute the bytes that clients receive before the head is made: 0 for methods of one round.
+
+    In each round of a refined method after the first, each client with examples receives d·q numbers, the
+    directions; in each round of a method such as `covfree.deepafl` the server's state. The head itself is not
+    counted, as in no method.
+
+    Args:
+        method: see `sent_bytes`.
+        labels: see `sent_bytes`.
+        clients: see `sent_bytes`.
+        dim: see `sent_bytes`.
+
+    >>> import covfree, numpy as np
+    >>> labels, clients = np.arange(6) % 3, np.array([0, 0, 0, 1, 1, 1])
+    >>> received_bytes(covfree.refined(covfree.fedcof(), 2), labels, clients, dim=50)
+    1600
+    """
+    check_method(method)
+    senders = count_clients(np.asarray(labels), np.asarray(clients))
+    rounds = _of_rounds(method, labels, mapped_dim(method, dim))
+    return FLOAT_BYTES * senders * _numbers(x for each in rounds for x in each.sent.leaves)
+
+
+def _numbers(leaves: Iterable[Any]) -> int:
+    """How many numbers arrays of these shapes hold."""
+    return sum(math.prod(leaf.shape) for leaf in leaves)
+
+
+def _of_rounds(method: Method[Any], labels: AnyArray, dim: int) -> list[Passed]:
+    """What passes in the rounds beside that of the clients' messages."""
+    num_classes = int(np.max(labels, initial=0)) + 1
+
+    def one_example() -> Rows:
+        one = jnp.zeros((1, dim)), jnp.zeros(1, jnp.int32)
+        return method.summary.one_client(*one, num_classes, jax.random.key(0))
+
+    return passed(method, one_example, num_classes, start=method.message_rounds)
+
+
+def mapped_dim(method: Method[Any], dim: int) -> int:
+    """Dimension of what a client summarises: of the features behind the method's map, if it has one."""
+    return dim if method.feature_map is None else method.feature_map.num_features

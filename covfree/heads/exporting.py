@@ -1,0 +1,37 @@
+"""Heads, maps of features and tables in functions that `jax.export` writes to bytes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from jax import export
+
+from covfree.core.scatter import Scatter
+from covfree.core.types import LinearHead, Message, Moments, Rows
+from covfree.estimators.streaming import CovarianceState
+from covfree.heads import EnsembleHead, GaussianHead, MappedHead
+from covfree.statistics.buckets import BucketFeatures
+from covfree.statistics.feature_maps import Adapter, FourierFeatures, ReluFeatures
+
+
+def _to_bytes(static: Any) -> bytes:
+    return json.dumps(static).encode()
+
+
+def _from_bytes(static: bytes) -> Any:
+    return tuple(json.loads(static))
+
+
+export.register_namedtuple_serialization(CovarianceState, serialized_name="covfree.CovarianceState")
+for _kind in (
+    *(Adapter, BucketFeatures, FourierFeatures, ReluFeatures),
+    *(EnsembleHead, GaussianHead, LinearHead, MappedHead),
+    *(Message, Moments, Rows, Scatter),
+):
+    export.register_pytree_node_serialization(
+        _kind,
+        serialized_name=f"covfree.{_kind.__name__}",
+        serialize_auxdata=_to_bytes,
+        deserialize_auxdata=_from_bytes,
+    )

@@ -1,0 +1,297 @@
+"""Heads in files: ``.npz``, for covfree to load and for NumPy alone to use, or ``.safetensors``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from covfree.core.array_file import read_safetensors, write_safetensors
+from covfree.core.atomic import replacing
+from covfree.core.checks import check_positive
+from covfree.core.types import Head, LinearHead
+from covfree.data.dataset import names_in, read_npz
+from covfree.heads import GaussianHead, MappedHead
+from covfree.statistics.feature_maps import Adapter, FourierFeatures, ReluFeatures
+
+_FORMAT, _VERSION = "covfree.Head", 1
+_SAFETENSORS = ".safetensors"
+_ABOUT = ("format", "version", "kind", "class_names", "map")
+_HEADS: dict[str, Any] = {"linear": LinearHead, "gaussian": GaussianHead}
+# The numbers of each map. What random ones draw from their seed is written beside them, for NumPy.
+_MAPS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "fourier": (FourierFeatures, ("sigma", "seed", "num_features", "unit")),
+    "relu": (ReluFeatures, ("seed", "num_features")),
+    "adapter": (Adapter, ("down", "up")),
+}
+
+
+class SavedHead(NamedTuple):
+    """What a head's file holds.
+
+    Attributes:
+        head: the classifier.
+        class_names: [C] names of the classes; None if the file has none.
+        dim: size of the features that the head takes, before any map.
+        num_classes: C.
+    """
+
+    head: Head
+    class_names: tuple[str, ...] | None
+    dim: int
+    num_classes: int
+
+
+def save_head(
+    head: Head,
+    path: str | PathLike[str],
+    *,
+    class_names: Sequence[str] | None = None,
+    dim: int | None = None,
+) -> None:
+    """Write a head to an ``.npz`` file of plain arrays, which NumPy alone can use, or to ``.safetensors``.
+
+    The file holds ``format``, ``version`` and ``kind``; the arrays of the head by their names, such as
+    ``weight [d, C]``, ``bias [C]`` and ``present [C]``; ``class_names [C]`` if there are any; and of a map of
+    features ``map`` and its arrays as ``map_…``. docs/how-to.md shows its use. An interrupted call leaves no
+    file, or the earlier one. bfloat16 becomes float32, which holds the same numbers. A ``.safetensors``
+    file has the texts as metadata, in JSON.
+
+    Args:
+        head: a `LinearHead` or `GaussianHead`, or what `fit` and fine-tuning make of these behind a map.
+        path: the file, which is replaced if it is there; an ``.npz`` file unless its name ends in
+            ``.safetensors`` (needs the ``safetensors`` extra).
+        class_names: a name for each class.
+        dim: size of the features that come in. Needed for a head behind a random map, which does not know it:
+            the directions that it draws for them are in the file.
+
+    Raises:
+        TypeError: if the head is of another kind, or ``dim`` is no integer.
+        ValueError: if the head or its map is not finite (without x64: in float32), the map is a sweep of
+            several or does not fit the head, there is not one name for each class, or ``dim`` is missing or
+            does not fit.
+
+    >>> import tempfile, jax.numpy as jnp
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_head(LinearHead(jnp.eye(2), jnp.zeros(2)), f"{folder}/head.npz", class_names=["cat", "dog"])
+    ...     saved = load_head(f"{folder}/head.npz")
+    >>> saved.class_names[int(saved.head(jnp.array([0.2, 0.7])).argmax())]
+    'dog'
+    """
+    inner: Any = head.head if isinstance(head, MappedHead) else head
+    kind = next((name for name, make in _HEADS.items() if isinstance(inner, make)), None)
+    if kind is None:
+        raise TypeError(
+            "head: expected a LinearHead or a GaussianHead, perhaps behind a map of features, got "
+            f"{type(inner).__name__}"
+        )
+    feature_map: Any = head.feature_map if isinstance(head, MappedHead) else None
+    own = {} if feature_map is None else _map_arrays(feature_map)
+    leaves = {each.name: getattr(inner, each.name) for each in fields(inner)}
+    arrays = {name: _plain(leaf) for name, leaf in leaves.items() if leaf is not None}
+    try:
+        _check_parts(kind, arrays)
+        _check_finite({**arrays, **own})
+        if own:
+            _check_map(own, _size_in(arrays))
+    except ValueError as error:
+        raise ValueError(f"head: {error}") from error
+    if feature_map is None or isinstance(feature_map, Adapter):
+        _check_dim(dim, _size_in(arrays))
+    elif dim is None:
+        raise ValueError("dim: expected the size of the features that come into the random map, got None")
+    else:
+        check_positive("dim", dim)
+        own |= {f"map_{name}": _plain(drawn) for name, drawn in feature_map.drawn(dim).items()}
+    about: dict[str, Any] = {"format": _FORMAT, "version": _VERSION, "kind": kind}
+    if class_names is not None:
+        about["class_names"] = np.array(list(class_names), str)
+        _check_names(about["class_names"], arrays)
+    every: Any = {**about, **own, **arrays}
+    if Path(path).suffix == _SAFETENSORS:
+        content = write_safetensors({name: np.asarray(array) for name, array in every.items()})
+        with replacing(Path(path)) as file:
+            file.write(content)
+        return
+    with replacing(Path(path)) as file:
+        np.savez(file, **every)
+
+
+def load_head(path: str | PathLike[str]) -> SavedHead:
+    """Read a head that `save_head` wrote, or the ``--out`` of ``covfree fit`` and ``covfree finetune``.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The head, its classes' names and its sizes.
+
+    Raises:
+        ValueError: if the file is no such file, is damaged, or was written by a later version; the message
+            names the file and what is wrong with it.
+        FileNotFoundError: if there is no such file.
+    """
+    arrays = (read_safetensors if Path(path).suffix == _SAFETENSORS else read_npz)(Path(path))
+    try:
+        return _read(arrays)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _read(arrays: dict[str, np.ndarray]) -> SavedHead:
+    if _text(arrays, "format") != _FORMAT:
+        raise ValueError(f"expected a head written by save_head, got arrays {sorted(arrays)}")
+    version = arrays.get("version", np.zeros(0))
+    if version.shape or version != _VERSION:
+        raise ValueError(f"expected a head of version {_VERSION}, got version {version}; is covfree too old?")
+    kind = _text(arrays, "kind")
+    if kind not in _HEADS:
+        raise ValueError(f"kind: expected one of {', '.join(_HEADS)}, got {kind!r}")
+    parts = {name: array for name, array in arrays.items() if name not in _ABOUT and name[:4] != "map_"}
+    _check_parts(kind, parts)
+    names = arrays.get("class_names")
+    if names is not None:
+        _check_names(names, parts)
+        names = names_in(names)
+    _check_finite({name: array for name, array in arrays.items() if name not in _ABOUT})
+    head = _HEADS[kind](**{name: jnp.asarray(array) for name, array in parts.items()})
+    dim = _size_in(parts)
+    if "map" in arrays:
+        head = MappedHead(_read_map(arrays, dim), head)
+        dim = arrays.get("map_directions", np.zeros((dim, 0))).shape[0]
+    return SavedHead(head, names, dim, _classes_in(parts))
+
+
+def _read_map(arrays: dict[str, np.ndarray], size: int) -> Any:
+    """The map of features in a file; ``size`` is that of the features which come out."""
+    kind = _text(arrays, "map")
+    if kind not in _MAPS:
+        raise ValueError(f"map: expected one of {', '.join(_MAPS)}, got {kind!r}")
+    make, names = _MAPS[kind]
+    if missing := [f"map_{name}" for name in names if f"map_{name}" not in arrays]:
+        raise ValueError(f"expected arrays {', '.join(missing)} of the map, got {sorted(arrays)}")
+    _check_map(arrays, size)
+    if make is Adapter:
+        return Adapter(jnp.asarray(arrays["map_down"]), jnp.asarray(arrays["map_up"]))
+    feature_map = make(**{name: arrays[f"map_{name}"].item() for name in names})
+    directions = arrays.get("map_directions", np.zeros(0))
+    if directions.ndim != 2 or not len(directions):
+        raise ValueError(f"map_directions: expected [dim, {size}], got {list(directions.shape)}")
+    for name, drawn in feature_map.drawn(directions.shape[0]).items():
+        stored = arrays.get(f"map_{name}", np.zeros(0))
+        same = stored.shape == drawn.shape and stored.dtype.kind == "f"
+        if not same or not np.allclose(stored, drawn, rtol=1e-5, atol=1e-6):
+            raise ValueError(
+                f"map_{name}: expected what seed {feature_map.seed} draws with this version of jax; the file "
+                "is of another version, or was altered"
+            )
+    return feature_map
+
+
+def _map_arrays(feature_map: Any) -> dict[str, np.ndarray]:
+    """What a file holds of a map of features, by name, but what it draws."""
+    kind = next((name for name, (make, _) in _MAPS.items() if isinstance(feature_map, make)), None)
+    if kind is None:
+        raise TypeError(
+            "head: expected a map of fourier_features, relu_features or an adapter before it, got "
+            f"{type(feature_map).__name__}"
+        )
+    arrays = {f"map_{name}": _plain(getattr(feature_map, name)) for name in _MAPS[kind][1]}
+    return {"map": np.array(kind), **arrays}
+
+
+def _check_map(arrays: Mapping[str, np.ndarray], size: int) -> None:
+    """Raise unless these are the numbers of a map from which features of this size come out."""
+    make, names = _MAPS[str(arrays["map"])]
+    if make is Adapter:
+        down, up = arrays["map_down"], arrays["map_up"]
+        right = down.ndim == 2 and down.shape[0] == size and up.shape == down.shape[::-1]
+        if not right or {down.dtype.kind, up.dtype.kind} != {"f"}:
+            raise ValueError(
+                f"expected floats map_down [{size}, rank] and map_up [rank, {size}], got "
+                f"{down.dtype}{list(down.shape)} and {up.dtype}{list(up.shape)}"
+            )
+        return
+    for name in names:
+        number = arrays[f"map_{name}"]
+        if number.shape or number.dtype.kind not in ("fiu" if name == "sigma" else "iub"):
+            raise ValueError(f"map_{name}: expected one number, got {number.dtype}{list(number.shape)}")
+    if arrays["map_num_features"] != size:
+        got = arrays["map_num_features"]
+        raise ValueError(f"map_num_features: expected {size}, as the head has it, got {got}")
+    if "map_sigma" in arrays and not _computed(arrays["map_sigma"]) > 0:
+        raise ValueError(f"map_sigma: expected a number above 0, got {arrays['map_sigma']}")
+
+
+def _check_finite(arrays: Mapping[str, np.ndarray]) -> None:
+    """Raise unless the floats among these are finite, and stay so in the precision of jax."""
+    for name, array in arrays.items():
+        finite = np.isfinite(_computed(array)) if array.dtype.kind == "f" else np.True_
+        if not finite.all():
+            place = tuple(int(i) for i in np.argwhere(~finite)[0])
+            raise ValueError(f"{name}: expected finite numbers, got {array[place]} at {place}")
+
+
+def _computed(array: np.ndarray) -> np.ndarray:
+    """As jax takes it: without x64, float64 becomes float32."""
+    with np.errstate(over="ignore"):
+        return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+
+
+def _check_dim(dim: int | None, own: int) -> None:
+    if dim is not None and dim != own:
+        raise ValueError(f"dim: expected {own}, as the head has it, got {dim}")
+
+
+def _check_parts(kind: str, parts: Mapping[str, Any]) -> None:
+    """Raise unless these are the arrays of a head of this kind."""
+    names, sizes = ("weight", "bias", "present"), "weight [dim, classes]"
+    if kind == "gaussian":
+        names, sizes = ("mean", "root", "bias", "present"), "mean and root [classes, dim, …]"
+    shapes = {name: np.shape(part) for name, part in parts.items()}
+    right = {*names[:-1]} <= {*parts} <= {*names} and len(shapes[names[0]]) == 2
+    right = right and 0 not in shapes[names[0]]
+    if right:
+        classes = (_classes_in(parts),)
+        right = shapes["bias"] == classes and shapes.get("present", classes) == classes
+        mean = shapes.get("mean", ())
+        right &= kind == "linear" or shapes["root"] in (mean, (*mean, *mean[1:]))
+    if not right or not all(jnp.issubdtype(part.dtype, jnp.floating) for part in parts.values()):
+        got = {name: f"{part.dtype}{list(part.shape)}" for name, part in parts.items()}
+        raise ValueError(
+            f"expected a {kind} head of floats {sizes}, bias [classes] and perhaps present [classes], got "
+            f"{got}"
+        )
+
+
+def _check_names(names: np.ndarray, parts: Mapping[str, Any]) -> None:
+    classes = _classes_in(parts)
+    if names.shape != (classes,) or names.dtype.kind not in "SU":
+        raise ValueError(
+            f"class_names: expected {classes} names, one for each class, got {names.dtype}{list(names.shape)}"
+        )
+
+
+def _classes_in(parts: Mapping[str, Any]) -> int:
+    return parts["weight"].shape[1] if "weight" in parts else parts["mean"].shape[0]
+
+
+def _size_in(parts: Mapping[str, Any]) -> int:
+    return parts["weight"].shape[0] if "weight" in parts else parts["mean"].shape[1]
+
+
+def _text(arrays: Mapping[str, np.ndarray], name: str) -> str | None:
+    array = arrays.get(name, np.zeros(0))
+    return array.item() if array.ndim == 0 and array.dtype.kind == "U" else None
+
+
+def _plain(value: Any) -> np.ndarray:
+    """As NumPy has it, which knows no bfloat16."""
+    array = np.asarray(value)
+    return array.astype(np.float32) if array.dtype == jnp.bfloat16 else array

@@ -1,0 +1,25 @@
+"""How good a head's scores are: accuracy in all and by class and client, calibration, likelihood.
+
+All functions take the scores ``[examples, classes]`` that a head gives, and the labels ``[examples]``. These
+rules hold for each of them:
+
+- An example whose label is below 0 is padding: it changes nothing.
+- A label of C or above is an error; under ``jit``, where values cannot raise, it is padding.
+- A score of −∞ is that of a class that the head does not know: it is never predicted and has probability 0.
+- An example whose scores are all −∞, or hold NaN, has no prediction. It counts as wrong.
+- A mean over nothing is NaN: of no examples, of a class or a client without examples.
+
+Nothing larger than the scores is made, beside the C × C numbers of a confusion matrix.
+"""
+
+from covfree.heads.metrics.figures import accuracy as accuracy
+from covfree.heads.metrics.figures import balanced_accuracy as balanced_accuracy
+from covfree.heads.metrics.figures import calibration_error as calibration_error
+from covfree.heads.metrics.figures import class_precision as class_precision
+from covfree.heads.metrics.figures import class_recall as class_recall
+from covfree.heads.metrics.figures import client_accuracy as client_accuracy
+from covfree.heads.metrics.figures import confusion_matrix as confusion_matrix
+from covfree.heads.metrics.figures import nll as nll
+from covfree.heads.metrics.measure import CLIENT_NAMES as CLIENT_NAMES
+from covfree.heads.metrics.measure import NAMES as NAMES
+from covfree.heads.metrics.measure import measure as measure

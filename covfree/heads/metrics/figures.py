@@ -1,0 +1,175 @@
+"""The figures, each a compiled function of scores and labels."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Integer
+
+from covfree.core.doors import compiled
+from covfree.core.types import AnyArray
+from covfree.heads.metrics.outcome import (
+    accuracy_of,
+    by_client,
+    check_scores,
+    ece_of,
+    mean_over,
+    outcome_of,
+    recall_of,
+    shares,
+)
+
+
+@compiled(check=check_scores)
+def accuracy(
+    scores: Float[AnyArray, "examples classes"], labels: Integer[AnyArray, " examples"]
+) -> Float[Array, ""]:
+    """Compute the share of the examples whose class has the largest score, in [0, 1].
+
+    Args:
+        scores: a head's; −∞ for a class that it does not know.
+        labels: classes; below 0 is padding.
+
+    Raises:
+        TypeError: if a data type is wrong.
+        ValueError: if a shape is wrong, or a label is C or above.
+
+    Equivalent to `covfree.evaluate`, which takes the head in place of its scores.
+
+    >>> import jax.numpy as jnp
+    >>> accuracy(jnp.array([[2.0, 1.0], [0.0, 3.0], [1.0, 0.0]]), jnp.array([0, 1, 1])).round(4)
+    Array(0.6667, dtype=float32)
+    """
+    return accuracy_of(outcome_of(scores, labels))
+
+
+@compiled(check=check_scores)
+def class_recall(
+    scores: Float[AnyArray, "examples classes"], labels: Integer[AnyArray, " examples"]
+) -> Float[Array, " classes"]:
+    """Compute the accuracy of each class: the share of its examples that are predicted as it.
+
+    Arguments and errors are those of `accuracy`. A class without examples has NaN.
+    """
+    return recall_of(outcome_of(scores, labels), jnp.shape(scores)[1])
+
+
+@compiled(check=check_scores)
+def class_precision(
+    scores: Float[AnyArray, "examples classes"], labels: Integer[AnyArray, " examples"]
+) -> Float[Array, " classes"]:
+    """Compute for each class the share of the examples predicted as it that are of it.
+
+    Arguments and errors are those of `accuracy`. A class that is never predicted has NaN.
+    """
+    outcome = outcome_of(scores, labels)
+    return shares(outcome, outcome.predicted, outcome.kept, jnp.shape(scores)[1])
+
+
+@compiled(check=check_scores)
+def balanced_accuracy(
+    scores: Float[AnyArray, "examples classes"], labels: Integer[AnyArray, " examples"]
+) -> Float[Array, ""]:
+    """Compute the mean of the classes' accuracies, so that every class counts alike.
+
+    Classes without examples in ``labels`` are left out. Arguments and errors are those of `accuracy`.
+
+    Equivalent to ``sklearn.metrics.balanced_accuracy_score``.
+    """
+    return jnp.nanmean(recall_of(outcome_of(scores, labels), jnp.shape(scores)[1]))
+
+
+@compiled(check=check_scores)
+def confusion_matrix(
+    scores: Float[AnyArray, "examples classes"], labels: Integer[AnyArray, " examples"]
+) -> Integer[Array, "classes classes"]:
+    """Count the examples of each class (line) that are predicted as each class (column).
+
+    An example without a prediction is in no column. Arguments and errors are those of `accuracy`.
+
+    >>> import jax.numpy as jnp
+    >>> confusion_matrix(jnp.array([[2.0, 1.0], [0.0, 3.0], [1.0, 0.0]]), jnp.array([0, 1, 1])).tolist()
+    [[1, 0], [1, 1]]
+    """
+    outcome = outcome_of(scores, labels)
+    counts = jnp.zeros((jnp.shape(scores)[1],) * 2, jnp.int32)
+    return counts.at[outcome.label, outcome.predicted].add(1, mode="drop")
+
+
+@compiled(check=check_scores)
+def nll(
+    scores: Float[AnyArray, "examples classes"], labels: Integer[AnyArray, " examples"]
+) -> Float[Array, ""]:
+    """Compute the mean of −log softmax(scores)[label], the negative log-likelihood, in nats.
+
+    It is +∞ if an example's class has a score of −∞, as the head gives it no chance, and NaN if a score is
+    NaN. Scores of closed-form heads are no log-probabilities before `calibrate_temperature`. Arguments and
+    errors are those of `accuracy`.
+
+    >>> import jax.numpy as jnp
+    >>> nll(jnp.array([[0.0, 0.0, -jnp.inf]]), jnp.array([1])).round(4)  # log 2
+    Array(0.6931, dtype=float32)
+    """
+    outcome = outcome_of(scores, labels)
+    return mean_over(outcome.loss, outcome.kept)
+
+
+@compiled(("bins",), check=check_scores)
+def calibration_error(
+    scores: Float[AnyArray, "examples classes"], labels: Integer[AnyArray, " examples"], *, bins: int = 15
+) -> Float[Array, ""]:
+    """Compute the expected calibration error: how far confidence is from accuracy, in [0, 1].
+
+    The confidence of an example is the largest of softmax(scores). Bin m of M holds the n_m examples with
+    confidence in ((m − 1)/M, m/M]; so
+
+        ECE = Σ_m n_m/n · |share of right predictions in bin m − mean confidence in bin m|.
+
+    Arguments and errors are those of `accuracy`, and:
+
+    Args:
+        scores: see there.
+        labels: see there.
+        bins: M, static.
+
+    Source: Guo et al. (2017), On Calibration of Modern Neural Networks, eq. 3, with 15 bins as there.
+
+    >>> import jax.numpy as jnp
+    >>> scores = jnp.log(jnp.array([[0.9, 0.1], [0.9, 0.1]]))  # sure of 0.9, right in one of two
+    >>> print(f"{calibration_error(scores, jnp.array([0, 1])):.3f}")
+    0.400
+    """
+    return ece_of(outcome_of(scores, labels), bins)
+
+
+@compiled(("num_clients",), check=check_scores)
+def client_accuracy(
+    scores: Float[AnyArray, "examples classes"],
+    labels: Integer[AnyArray, " examples"],
+    clients: Integer[AnyArray, " examples"],
+    *,
+    num_clients: int,
+) -> Float[Array, " clients"]:
+    """Compute the accuracy on each client's examples.
+
+    `covfree.finetune.client_accuracy` is for models that differ from client to client.
+
+    Args:
+        scores: a head's; −∞ for a class that it does not know.
+        labels: classes; below 0 is padding.
+        clients: whose each example is, below ``num_clients``; below 0 is nobody's.
+        num_clients: K, static.
+
+    Returns:
+        Shares in [0, 1]; NaN for a client without examples. ``jnp.nanmin`` gives the worst client,
+        ``jnp.nanpercentile`` others.
+
+    Raises:
+        TypeError: if a data type is wrong.
+        ValueError: if a shape is wrong, a label is C or above, or a client K or above.
+
+    >>> import jax.numpy as jnp
+    >>> scores, labels = jnp.array([[2.0, 1.0], [0.0, 3.0], [1.0, 0.0]]), jnp.array([0, 1, 1])
+    >>> client_accuracy(scores, labels, jnp.array([0, 2, 2]), num_clients=3)
+    Array([1. , nan, 0.5], dtype=float32)
+    """
+    return by_client(outcome_of(scores, labels), clients, num_clients)

@@ -1,0 +1,102 @@
+"""Figures by name, for tables."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Integer
+
+from covfree.core.doors import as_int32, consecutive
+from covfree.core.types import AnyArray
+from covfree.heads.metrics.outcome import (
+    accuracy_of,
+    by_client,
+    check_scores,
+    ece_of,
+    mean_over,
+    outcome_of,
+    recall_of,
+)
+
+# What `measure` knows, in the order in which tables show it, and what of it needs the client of each example.
+NAMES = ("accuracy", "balanced", "worst_class", "nll", "ece", "mean_client", "worst_client", "p10_client")
+CLIENT_NAMES = ("mean_client", "worst_client", "p10_client")
+
+
+def measure(
+    scores: Float[AnyArray, "examples classes"],
+    labels: Integer[AnyArray, " examples"],
+    names: tuple[str, ...] | list[str] = NAMES,
+    *,
+    clients: Integer[AnyArray, " examples"] | None = None,
+) -> dict[str, float]:
+    """Compute figures by name, for the tables of a run: each a number, in the order of ``names``.
+
+    | Name | Figure |
+    |---|---|
+    | ``accuracy`` | `accuracy` |
+    | ``balanced`` | `balanced_accuracy` |
+    | ``worst_class`` | the least of `class_recall` |
+    | ``nll`` | `nll`, in nats |
+    | ``ece`` | `calibration_error` with 15 bins |
+    | ``mean_client`` | the mean of `client_accuracy`, every client that has an example counting alike |
+    | ``worst_client`` | the least of `client_accuracy` |
+    | ``p10_client`` | its 10th percentile, with linear interpolation |
+
+    Args:
+        scores: a head's, in memory; −∞ for a class that it does not know.
+        labels: classes; below 0 is padding.
+        names: some of ``NAMES``.
+        clients: whose each example is, integers of any size; below 0 is nobody's. Needed for the names in
+            ``CLIENT_NAMES``.
+
+    Returns:
+        The figures as Python floats, for use outside ``jit``. NaN where there is nothing to measure.
+
+    Raises:
+        TypeError: if a data type is wrong.
+        ValueError: if a name is unknown or needs ``clients``, a shape is wrong, or a label is C or above.
+
+    >>> import jax.numpy as jnp
+    >>> scores, labels = jnp.array([[2.0, 1.0], [0.0, 3.0], [1.0, 0.0]]), jnp.array([0, 1, 1])
+    >>> measure(scores, labels, ["balanced", "worst_client"], clients=jnp.array([0, 2, 2]))
+    {'balanced': 0.75, 'worst_client': 0.5}
+    """
+    if isinstance(names, str):
+        raise TypeError(f"names: expected several names, such as [{names!r}], got {names!r}")
+    for name in names:
+        if name not in NAMES:
+            raise ValueError(f"names: expected some of {', '.join(NAMES)}, got {name!r}")
+        if name in CLIENT_NAMES and clients is None:
+            raise ValueError(f"names: {name} needs the client of each example, got clients = None")
+    check_scores(scores, labels, clients)
+    number = 1
+    if clients is not None:
+        clients = consecutive(np.asarray(clients))
+        # A power of two, so that data sets with about as many clients share a compiled function.
+        number = 1 << int(clients.max(initial=0)).bit_length()
+    # At the door, where an integer above those of int32 is an error.
+    labels = as_int32("labels", labels)
+    figures = _measure(scores, labels, clients, names=tuple(names), num_clients=number)
+    return {name: float(figure) for name, figure in zip(names, figures, strict=True)}
+
+
+@partial(jax.jit, static_argnames=("names", "num_clients"))
+def _measure(scores: Any, labels: Any, clients: Any, *, names: tuple[str, ...], num_clients: int) -> Any:
+    outcome = outcome_of(scores, labels)
+    recall = recall_of(outcome, scores.shape[1])
+    figures = {
+        "accuracy": lambda: accuracy_of(outcome),
+        "balanced": lambda: jnp.nanmean(recall),
+        "worst_class": lambda: jnp.nanmin(recall),
+        "nll": lambda: mean_over(outcome.loss, outcome.kept),
+        "ece": lambda: ece_of(outcome, 15),
+        "mean_client": lambda: jnp.nanmean(by_client(outcome, clients, num_clients)),
+        "worst_client": lambda: jnp.nanmin(by_client(outcome, clients, num_clients)),
+        "p10_client": lambda: jnp.nanpercentile(by_client(outcome, clients, num_clients), 10),
+    }
+    return [figures[name]() for name in names]

@@ -1,0 +1,73 @@
+"""AFL: analytic federated learning, ridge solutions of clients put together exactly."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from covfree.core.checks import check_strength
+from covfree.core.linalg import Scatter
+from covfree.core.types import AnyArray, LinearHead, Message, Moments, Scalar
+from covfree.heads import ridge_head
+from covfree.methods.fed3r import gram_merge, gram_phase
+from covfree.methods.message_form import own_solutions
+from covfree.methods.method import Method
+from covfree.methods.rounds import phases
+from covfree.methods.summaries import Examples
+
+
+class AflNumbers(NamedTuple):
+    """What may be swept: the clients' γ, and the λ of the final solution."""
+
+    gamma: Scalar
+    ridge: Scalar
+
+
+def _system(numbers: AflNumbers, totals: tuple[Moments, Scatter]) -> Scatter:
+    return totals[1].shifted(numbers.ridge)
+
+
+def _head(numbers: AflNumbers, system: Scatter, totals: tuple[Moments, Scatter]) -> LinearHead:
+    return ridge_head(system, totals[0], unit=False)
+
+
+def _merge(numbers: AflNumbers, message: Message, num_classes: int) -> tuple[tuple[Moments, Scatter]]:
+    """C − Kγ I: the absolute aggregation law keeps Σ C_k and Σ C_k W_k, and they are all that it needs."""
+    ((moments, gram),) = gram_merge(numbers, message, num_classes)
+    dtype = gram.value.dtype
+    added = jnp.asarray(distinct(message.rows.client), dtype) * jnp.asarray(numbers.gamma, dtype)
+    matrix = gram.value - added * jnp.eye(gram.dim, dtype=dtype)
+    return ((moments, Scatter.from_matrix(matrix)),)
+
+
+def distinct(clients: AnyArray | None) -> jax.Array | int:
+    """How many different clients there are; one where nobody is named."""
+    if clients is None:
+        return 1
+    ordered = jnp.sort(jnp.asarray(clients))
+    return 1 + (ordered[1:] != ordered[:-1]).sum()
+
+
+def afl(gamma: Scalar = 1.0, *, ridge: Scalar = 0.0) -> Method[LinearHead]:
+    """Make AFL: clients send their own ridge solution and regularised Gram matrix; the server combines them.
+
+    By the absolute aggregation law the result is ridge regression on the pooled features. It does not depend
+    on the γ that the clients used, as the server subtracts it; with λ = 0 it is least squares of minimum
+    norm. A simulation computes the law's sums directly.
+
+    Bytes up: 4·(K·d² + M·d). Columns of the solution for classes that a client lacks are 0 and not sent.
+
+    Args:
+        gamma: γ, added to a client's Gram matrix to make its system regular.
+        ridge: λ of the final solution; the paper has 0.
+
+    Raises:
+        ValueError: if a number is negative or not finite.
+
+    Source: He, Tong, Fang, Sun, Zeng, Li, Chen and Zhuang (2025), "AFL: A Single-Round Analytic Approach for
+    Federated Learning with Pre-trained Models".
+    """
+    numbers = AflNumbers(check_strength("gamma", gamma), check_strength("ridge", ridge))
+    return Method(numbers, "afl", Examples(), phases(gram_phase), _system, _head, own_solutions(_merge))

@@ -1,0 +1,14 @@
+"""Alignment before any method: each client's features are moved to a Gaussian that all share (SLOT-Align).
+
+A client's part is `client_gaussian`, then, with what the server broadcasts, `affine_map`. The server's part
+is `barycentre`. `align` does all of it in a simulation.
+"""
+
+from covfree.methods.field.alignment.gaussians import Gaussian as Gaussian
+from covfree.methods.field.alignment.gaussians import barycentre as barycentre
+from covfree.methods.field.alignment.gaussians import client_gaussian as client_gaussian
+from covfree.methods.field.alignment.gaussians import principal_basis as principal_basis
+from covfree.methods.field.alignment.maps import AffineMap as AffineMap
+from covfree.methods.field.alignment.maps import Alignment as Alignment
+from covfree.methods.field.alignment.maps import affine_map as affine_map
+from covfree.methods.field.alignment.maps import align as align

@@ -1,0 +1,243 @@
+"""DeepAFL: layers of a residual network, each solved in closed form from sums over all clients."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from covfree.core.checks import check_above_zero, check_positive, check_seed, check_strength
+from covfree.core.keys import derive
+from covfree.core.lapack import eigh
+from covfree.core.products import product, symmetric_product
+from covfree.core.types import AnyArray, LinearHead, Scalar
+from covfree.heads.mapped import MappedHead
+from covfree.methods import Examples, Method, Round
+from covfree.methods.field.least_squares import Normal, OverExamples, least_squares, normal_terms
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DeepFeatures:
+    """The map x ↦ Φ_T of `deepafl`: Φ₀ = tanh([x̂, 1] A), Φ_t = Φ_{t−1} + gelu([Φ_{t−1}, 1] B_t) Ω_t.
+
+    x̂ is x scaled to norm √d, so that tanh neither stays linear nor saturates whatever the features' unit.
+    A ~ N(0, 1/d) and B_t ~ N(0, 1/h) are drawn anew from the seed, which all parties share. Their last rows
+    are biases: without them Φ₀ would be odd in x, and no layer could be learned where ΦᵀY is 0 by symmetry.
+
+    Attributes:
+        layers: Ω_t, [inner, width].
+        seed: of A and B_t.
+        num_features: h, the width.
+        inner: f, of each layer's random features.
+    """
+
+    layers: tuple[Float[AnyArray, "inner width"], ...]
+    seed: Scalar
+    num_features: int = field(metadata={"static": True})
+    inner: int = field(metadata={"static": True})
+
+    def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch width"]:
+        """Map each feature vector."""
+        features = jnp.asarray(features, jnp.promote_types(jnp.result_type(features), jnp.float32))
+        dim = features.shape[-1]
+        # So that squares neither overflow nor vanish; the norm is scaled away below, and this with it.
+        largest = jax.lax.stop_gradient(jnp.abs(features).max(-1, keepdims=True))
+        features = features / jnp.where(largest > 0, largest, 1)
+        square = jnp.square(features).sum(-1, keepdims=True)
+        scaled = features * jnp.sqrt(dim / jnp.where(square > 0, square, 1))
+        mapped = jnp.tanh(self._random(scaled, "input", self.num_features))
+        for index, layer in enumerate(self.layers):
+            mapped = mapped + _matmul(self.random(mapped, index), layer)
+        return mapped
+
+    def random(self, mapped: Float[Array, "*batch width"], index: int) -> Float[Array, "*batch inner"]:
+        """F = gelu([Φ, 1] B), the random features of a layer, counted from 0."""
+        return jax.nn.gelu(self._random(mapped, f"layer {index}", self.inner), approximate=False)
+
+    def _random(
+        self, values: Float[Array, "*batch dim"], stream: str, columns: int
+    ) -> Float[Array, "*batch columns"]:
+        """[x, 1] times normal weights of variance 1/dim."""
+        rows = values.shape[-1]
+        key = derive(jax.random.key(self.seed), stream)
+        drawn = jax.random.normal(key, (rows + 1, columns), jnp.float32) / math.sqrt(rows)
+        found = _matmul(values, drawn[:-1])
+        return found + jnp.broadcast_to(drawn[-1].astype(found.dtype), found.shape)
+
+
+def _matmul(left: jax.Array, right: AnyArray) -> jax.Array:
+    return jnp.matmul(left, jnp.asarray(right, left.dtype), precision=jax.lax.Precision.HIGHEST)
+
+
+class _Known(NamedTuple):
+    """The server's state after the first round.
+
+    Attributes:
+        features: the layers so far.
+        head: of the last layer; None until it is solved.
+    """
+
+    features: DeepFeatures
+    head: LinearHead | None
+
+
+class _Layer(NamedTuple):
+    """What a layer is solved from.
+
+    Attributes:
+        gram: FᵀF.
+        cross: Fᵀ(Y − ΦW).
+    """
+
+    gram: Float[Array, "inner inner"]
+    cross: Float[Array, "inner classes"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Numbers:
+    """What may be swept, and sizes."""
+
+    ridge: Scalar
+    layer_ridge: Scalar
+    seed: Scalar
+    width: int = field(metadata={"static": True})
+    inner: int = field(metadata={"static": True})
+    layers: int = field(metadata={"static": True})
+
+    def begin(self) -> _Known:
+        return _Known(DeepFeatures((), self.seed, self.width, self.inner), None)
+
+
+def _head_terms(
+    numbers: _Numbers,
+    state: _Known | tuple[()],
+    features: jax.Array,
+    targets: jax.Array,
+    kept: jax.Array,
+) -> Normal:
+    return normal_terms(_known(numbers, state).features(features), targets, kept)
+
+
+def _solve_head(numbers: _Numbers, state: _Known | tuple[()], total: Normal) -> _Known:
+    return _known(numbers, state)._replace(head=least_squares(total, numbers.ridge))
+
+
+def _known(numbers: _Numbers, state: _Known | tuple[()]) -> _Known:
+    return state if isinstance(state, _Known) else numbers.begin()
+
+
+def _layer_terms(
+    numbers: _Numbers, known: _Known, features: jax.Array, targets: jax.Array, kept: jax.Array
+) -> _Layer:
+    assert known.head is not None
+    mapped = known.features(features)
+    random = known.features.random(mapped, len(known.features.layers))
+    random = jnp.where(kept[:, None], random, 0)
+    residual = targets - product(mapped, known.head.weight)
+    return _Layer(symmetric_product(random), product(random.T, residual))
+
+
+def solve_layer(
+    gram: Float[Array, "inner inner"],
+    cross: Float[Array, "inner classes"],
+    weight: Float[Array, "width classes"],
+    ridge: Scalar,
+) -> Float[Array, "inner width"]:
+    """Compute Ω that minimises ‖R − FΩW‖² + γ‖Ω‖², from G = FᵀF and H = FᵀR.
+
+    The gradient is 0 where GΩWWᵀ + γΩ = HWᵀ. With G = V diag(b) Vᵀ and WᵀW = Z diag(a) Zᵀ the solution is
+    Ω = V [(VᵀHZ) ⊘ (γ + b aᵀ)] (WZ)ᵀ. (Its columns lie in the span of W, as those of the right side do, and
+    W Wᵀ (W z_j) = a_j W z_j.) So no matrix of width × width is decomposed, and FᵀR is all that clients send.
+
+    Args:
+        gram: G.
+        cross: H.
+        weight: W.
+        ridge: γ, above 0.
+    """
+    values, vectors = eigh(gram)
+    inner, turned = eigh(product(weight.T, weight))
+    inner, values = jnp.maximum(inner, 0), jnp.maximum(values, 0)
+    middle = product(product(vectors.T, cross), turned) / (ridge + values[:, None] * inner[None, :])
+    return product(product(vectors, middle), product(weight, turned).T)
+
+
+def _solve_layer(numbers: _Numbers, known: _Known, total: _Layer) -> _Known:
+    assert known.head is not None
+    layer = solve_layer(total.gram, total.cross, known.head.weight, numbers.layer_ridge)
+    return _Known(replace(known.features, layers=(*known.features.layers, layer)), None)
+
+
+def _head(numbers: _Numbers, system: None, features: DeepFeatures, head: LinearHead) -> MappedHead:
+    return MappedHead(features, head)
+
+
+def _flops(numbers: _Numbers, num_examples: int, dim: int, num_classes: int) -> int:
+    """Φ is kept from round to round: each layer is computed once."""
+    width, inner, layers = numbers.width, numbers.inner, numbers.layers
+    heads = (layers + 1) * width * (width + num_classes)
+    each = 2 * inner * width + inner * (inner + num_classes) + width * num_classes
+    return 2 * num_examples * (dim * width + heads + layers * each)
+
+
+def deepafl(
+    num_layers: int = 5,
+    width: int = 1024,
+    inner: int = 1024,
+    *,
+    ridge: Scalar = 1.0,
+    layer_ridge: Scalar = 0.05,
+    seed: Scalar = 0,
+) -> Method[MappedHead]:
+    """Make DeepAFL: a network of T residual layers, each solved in closed form, in 2·T + 1 rounds of sums.
+
+    Φ₀ = tanh([x̂, 1] A) are random features (`DeepFeatures`). On Φ the server solves W = (ΦᵀΦ + λI)⁻¹ΦᵀY from
+    sums over all clients. A layer adds FΩ with random F = gelu([Φ, 1] B). Ω minimises ‖R − FΩW‖² + γ‖Ω‖² for
+    R = Y − ΦW, what W does not explain, and is solved from FᵀF and FᵀR. Then W is solved again. As clients
+    send sums alone, the head does not depend on how examples are spread, and secure aggregation applies.
+
+    Bytes up of each client: 4·[(T + 1)·(h² + h·C) + T·(f² + f·C)], and C counts with each W. Down: the layers
+    so far and W, in each round. A client that keeps them needs the newest alone.
+
+    Args:
+        num_layers: T.
+        width: h, of Φ.
+        inner: f, of F.
+        ridge: λ.
+        layer_ridge: γ, above 0.
+        seed: of A and the B of each layer; the same for all parties.
+
+    Returns:
+        The method. Its clients send sums in each round, and no message that would do for all of them.
+
+    Raises:
+        TypeError: if a size is no integer.
+        ValueError: if a number is out of range.
+
+    Source: Tang, Huang, Fan et al. (2026), "DeepAFL: Deep Analytic Federated Learning". Clients there send
+    Fᵀ(Y − ΦW)Wᵀ, f·h numbers; the server knows W, so that f·C are enough. Features there are not scaled, and
+    A and B are drawn uniformly.
+
+    >>> import covfree, numpy as np
+    >>> x = np.array([[1, 0], [0, 1], [-1, 0], [0, -1]] * 5, np.float32)
+    >>> y = np.array([0, 1, 0, 1] * 5)  # no linear head tells these apart
+    >>> head = covfree.fit(deepafl(1, 16, 16, ridge=0.01), x, y, clients=np.zeros(20, int))
+    >>> float(covfree.evaluate(head, x, y))
+    1.0
+    """
+    check_positive("num_layers", num_layers)
+    check_positive("width", width)
+    check_positive("inner", inner)
+    check_strength("ridge", ridge)
+    check_above_zero("layer_ridge", layer_ridge)
+    numbers = _Numbers(ridge, layer_ridge, check_seed("seed", seed), width, inner, num_layers)
+    head = Round(OverExamples(_head_terms), _solve_head, head=True)
+    layer = Round(OverExamples(_layer_terms), _solve_layer)
+    rounds = (head, *(layer, head) * num_layers)
+    return Method(numbers, "deepafl", Examples(), rounds, None, _head, flops=_flops)

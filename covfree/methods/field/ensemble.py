@@ -1,0 +1,87 @@
+"""One-shot ensembles: each client trains a head on its own examples, the server averages the predictions."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, overload
+
+import jax.numpy as jnp
+
+from covfree.core.checks import check_choice
+from covfree.core.sums import sum_groups
+from covfree.core.types import LinearHead, Moments, Rows
+from covfree.estimators.moments import row_clients, row_counts, row_labels, row_means, valid_rows
+from covfree.heads import EnsembleHead
+from covfree.heads.columns import head_for_present
+from covfree.methods.fedncm import moments_phase
+from covfree.methods.field.sampled import keep_phase
+from covfree.methods.local_heads import LocalHeads
+from covfree.methods.method import Method
+from covfree.methods.rounds import phases
+from covfree.statistics.groups import subset_groups
+
+
+def _average_scores(params: Any, system: None, moments: Moments) -> LinearHead:
+    """Σ_k n_kc [w_kc, b_kc]/N_c, which is what the moments of these rows hold."""
+    mean = moments.mean
+    return head_for_present(mean[:, :-1].T, mean[:, -1], moments.present)
+
+
+def _average_probabilities(params: Any, system: None, moments: Moments, rows: Rows) -> EnsembleHead:
+    num_classes = moments.count.shape[0]
+    valid = valid_rows(rows, num_classes)
+    columns, count = row_means(rows, valid), row_counts(rows, valid)
+    size, client = count.shape[0], row_clients(rows).astype(jnp.int32)
+    # Each row of an unknown client is one of its own.
+    alone = jnp.where(client < 0, jnp.arange(size, dtype=jnp.int32), -1)
+    group = subset_groups((client, alone), valid, 1, None)[0]
+    weight = count.astype(columns.dtype)[:, None]
+    held = sum_groups(weight, group, size)[0][:, 0][jnp.where(valid, group, 0)]
+    share = held / jnp.maximum(moments.num_examples, 1)
+    return EnsembleHead(
+        weight=columns[:, :-1],
+        bias=columns[:, -1],
+        client=jnp.where(valid, group, size),
+        label=jnp.where(valid, row_labels(rows), num_classes),
+        log_share=jnp.where(valid, jnp.log(jnp.where(valid, share, 1)), 0),
+        present=moments.present.astype(columns.dtype),
+    )
+
+
+@overload
+def ensemble(
+    average: Literal["probabilities"] = "probabilities", *, l2: float = 1e-3
+) -> Method[EnsembleHead]: ...
+@overload
+def ensemble(average: Literal["scores"], *, l2: float = 1e-3) -> Method[LinearHead]: ...
+def ensemble(
+    average: Literal["probabilities", "scores"] = "probabilities", *, l2: float = 1e-3
+) -> Method[Any]:
+    """Make a one-shot ensemble: clients train a softmax head each and send it; the server averages them.
+
+    A client's head knows the classes that the client holds, and is trained on its own examples alone
+    (`softmax_head`). Two averages over the clients, with n_k examples of which n_kc are of class c:
+
+        probabilities   Σ_k n_k/N · softmax_k(x)_c, with 0 from a client without class c
+        scores          Σ_k n_kc/N_c · (w_kcᵀx + b_kc), over the clients with class c
+
+    The second is one linear head, the average of the clients' columns (one round of FedAvg, run to the end).
+    The first is an `EnsembleHead`, which keeps them all. A client that holds one class is sure of it: it adds
+    a constant to the first average and 0 to the second. Bytes up: 4·M·(d + 1).
+
+    A baseline for what clients' own models are worth, not a rival of statistics. Rows are columns of heads,
+    not means: `diagnose` refuses them, and `collect` must not be given a ``max_norm`` (its ``dim`` is d + 1).
+
+    Args:
+        average: what is averaged.
+        l2: weight of the clients' penalty, see `softmax_head`; static.
+
+    Raises:
+        ValueError: if ``average`` is unknown or ``l2`` out of its range.
+
+    Source: the baseline of one-shot federated learning, Guha, Talwalkar and Smith (2019), with softmax heads.
+    """
+    check_choice("average", average, ("probabilities", "scores"))
+    summary = LocalHeads(l2)
+    if average == "scores":
+        return Method(None, "ensemble-scores", summary, phases(moments_phase), None, _average_scores)
+    return Method(None, "ensemble", summary, phases(moments_phase, keep_phase), None, _average_probabilities)

@@ -1,0 +1,106 @@
+"""FedRAN: ridge regression in random features, from low-rank parts of the clients' Gram matrices."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from covfree.core.checks import check_strength
+from covfree.core.linalg import Scatter
+from covfree.core.types import LinearHead, Moments, Rows, Scalar
+from covfree.estimators import first_moments
+from covfree.estimators.directed import valid_directions
+from covfree.estimators.moments import row_means
+from covfree.heads import ridge_head
+from covfree.heads.mapped import MappedHead
+from covfree.methods.directed_means import DirectedMeans
+from covfree.methods.method import Method, sent_matrix
+from covfree.methods.rounds import Factor, phases
+from covfree.statistics.feature_maps import relu_features
+
+
+class _LeftOut(NamedTuple):
+    """Sums over clients of what their directions leave out: Σ c_k and Σ c_k²."""
+
+    total: jax.Array
+    squares: jax.Array
+
+
+_Totals: TypeAlias = tuple[Moments, Scatter, _LeftOut]
+
+
+def _phase(
+    ridge: Scalar, totals: tuple[()], rows: Rows, num_classes: int
+) -> tuple[Moments, Factor, _LeftOut]:
+    directions = valid_directions(rows)
+    sent = jnp.where(directions, jnp.asarray(sent_matrix(rows.covariance, "variance")), 0)
+    left_out = _LeftOut(sent.sum(), jnp.square(sent).sum())
+    return first_moments(rows, num_classes), Factor(row_means(rows, directions)), left_out
+
+
+def _system(ridge: Scalar, totals: _Totals) -> Scatter:
+    _, scatter, left_out = totals
+    # An infinite shift would be a head of zeros, which nobody would notice.
+    squares = jnp.where(jnp.isinf(left_out.squares), jnp.nan, left_out.squares)
+    some = left_out.squares > 0
+    return scatter.shifted(jnp.where(some, squares / jnp.where(some, left_out.total, 1), 0) + ridge)
+
+
+def _head(ridge: Scalar, system: Scatter, totals: _Totals) -> LinearHead:
+    return ridge_head(system, totals[0], unit=False)
+
+
+def fedran(
+    num_directions: int = 16, ridge: Scalar = 1.0, num_features: int = 1000, *, seed: int = 0
+) -> Method[MappedHead]:
+    """Make FedRAN: clients send a low-rank part of their Gram matrix, in random features; ridge regression.
+
+    Let F_k hold a client's random ReLU features as columns, with singular values s_1 ≥ s_2 ≥ … and left
+    singular vectors v_j. It sends s_j v_j for j ≤ r, the size of what they leave out,
+    c_k = Σ_{j > r} s_j⁴ / Σ_{j > r} s_j², and its class means. The server's Gram matrix is
+
+        Ĝ = Σ_k Σ_{j ≤ r} s_kj² v_kj v_kjᵀ + cI,    c = Σ_k c_k² / Σ_k c_k,
+
+    and the head is (Ĝ + λI)⁻¹ P with the class sums P, columns as they are. Where r reaches every client's
+    number of examples, c is 0, and this is ridge regression on all examples, `fed3r` but for the columns'
+    norms. Bytes up: 4·(M + K·r)·(D + 1) for K clients, M client-class pairs and D features. One number for
+    each client would do; rows have a column for it.
+
+    The paper has no c. Its Ĝ is far too small, 0 for few clients, where features vary but no client's r
+    directions reach, while P does not vanish there: unless λ is large against what was left out, the head
+    follows these directions alone. Let R_k be what client k leaves out, of trace τ_k = Σ_{j > r} s_kj², and
+    R their sum. Of all cI, the one nearest to R as the examples see it, where tr R (R − cI)² is least, has
+    c = tr R² / tr R. Its terms tr R_k R_l ≥ 0 between clients are not known. Without them it is a lower
+    bound, Σ τ_k c_k / Σ τ_k. The weights τ_k grow with a client's examples, as c_k does, which stands for
+    them. In float32 the squares c_k² hold for features between about 1e-9 and 1e8; beyond there is an error.
+
+    The paper's server merges the clients' subspaces by QR and SVD. Here nothing is cut off when they are
+    added up, so a merge without a cut has the same Ĝ. `fedcof_residuals` sends directions about the class
+    means instead.
+
+    Args:
+        num_directions: r, most directions of a client.
+        ridge: λ, at least 0.
+        num_features: D, random features.
+        seed: of the random features.
+
+    Raises:
+        TypeError: if the seed or a size is no integer.
+        ValueError: if a number is out of its range.
+
+    Source: FedRAN (2026), arXiv 2606.11480, "Accurate and Resource-Efficient Federated Continual Learning",
+    but for c, which is covfree's, as are the defaults.
+    """
+    # The head that is given comes behind the map.
+    method: Any = Method(
+        check_strength("ridge", ridge),
+        "fedran",
+        DirectedMeans(num_directions, centred=False),
+        phases(_phase),
+        _system,
+        _head,
+        feature_map=relu_features(num_features, seed=seed),
+    )
+    return method

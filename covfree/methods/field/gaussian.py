@@ -1,0 +1,220 @@
+"""Gaussian classifiers from shared statistics: FedCGS, and those with a covariance for each class."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, overload
+
+import jax
+import jax.numpy as jnp
+
+from covfree.core.checks import check_choice, check_strength
+from covfree.core.linalg import Scatter
+from covfree.core.types import LinearHead, Message, Moments, Rows, Scalar
+from covfree.estimators import Freedom
+from covfree.estimators.class_scatter import class_scatters, class_squares, scatter_about
+from covfree.estimators.moments import example_moments
+from covfree.estimators.scatter import centred_rows
+from covfree.estimators.shrinkage import Shrinkage, as_shrinkage
+from covfree.heads import lda_head
+from covfree.heads.gaussian import GaussianHead, gaussian_head
+from covfree.heads.mapped import MappedHead
+from covfree.methods.fed3r import gram_merge
+from covfree.methods.fedncm import moments_phase
+from covfree.methods.message_form import class_covariance_matrices, gram_matrices
+from covfree.methods.method import Method, sent_matrix
+from covfree.methods.rounds import Factor, phases
+from covfree.methods.summaries import ClassMeans, Examples
+from covfree.statistics.feature_maps import FeatureMap
+
+# Variances below this share of the largest are rounding, or features that never vary.
+_FLOOR = 1e-9
+
+
+def _total_phase(params: Scalar, totals: tuple[Moments], rows: Rows, num_classes: int) -> Factor:
+    (moments,) = totals
+    centre = jnp.broadcast_to(moments.grand_mean[None, :], moments.total.shape)
+    return Factor(centred_rows(rows, moments, jnp.ones_like(moments.total[:, 0]), centre))
+
+
+def _total_system(gamma: Scalar, moments: Moments, scatter: Scatter) -> Scatter:
+    return scatter.scaled(1 / jnp.maximum(moments.num_examples - 1, 1)).shifted(gamma)
+
+
+def _total_head(gamma: Scalar, system: Scatter, moments: Moments, scatter: Scatter) -> LinearHead:
+    return lda_head(system, moments)
+
+
+def _total_merge(gamma: Scalar, message: Message, num_classes: int) -> tuple[Moments, Scatter]:
+    """B − N μ_g μ_gᵀ: needs sums over clients alone."""
+    ((moments, gram),) = gram_merge(gamma, message, num_classes)
+    mean, count = moments.grand_mean[None, :], moments.num_examples[None]
+    return moments, Scatter.from_matrix(scatter_about(mean, count, gram.value))
+
+
+@overload
+def fedcgs(shrinkage: Scalar = 0.0, *, feature_map: None = None) -> Method[LinearHead]: ...
+@overload
+def fedcgs(shrinkage: Scalar = 0.0, *, feature_map: FeatureMap) -> Method[MappedHead]: ...
+def fedcgs(shrinkage: Scalar = 0.0, *, feature_map: FeatureMap | None = None) -> Method[Any]:
+    """Make FedCGS: a Gaussian head with the total covariance, that of all features whatever their class.
+
+    Clients send class sums A, the Gram matrix B = F Fᵀ and counts N, as Fed3R. The server computes
+    Σ = (B − N μ_g μ_gᵀ)/(N − 1), w_c = Σ⁻¹ μ_c and b_c = log π_c − ½ μ_cᵀ Σ⁻¹ μ_c. Bytes up: 4·(K·d² + M·d).
+
+    Σ includes the scatter between classes. With the within-class covariance in its place, the same formulas
+    are linear discriminant analysis (`fedcof`, `fedcof_oracle`).
+
+    Args:
+        shrinkage: γ, adds γI to Σ; at least 0. The paper has none.
+        feature_map: a map of features that all parties share: the paper's feature expansion.
+
+    Raises:
+        ValueError: if ``shrinkage`` is negative or not finite.
+
+    Source: Guan, Zhou and Gu (2025), eq. 10. Its eq. 11 prints Σ in the bias where eq. 10, and Bayes' rule,
+    have Σ⁻¹.
+    """
+    check_strength("shrinkage", shrinkage)
+    rounds = phases(moments_phase, _total_phase)
+    return Method(
+        shrinkage,
+        "fedcgs",
+        Examples(),
+        rounds,
+        _total_system,
+        _total_head,
+        gram_matrices(_total_merge),
+        feature_map=feature_map,
+    )
+
+
+class _Numbers(NamedTuple):
+    """What may be swept."""
+
+    shrinkage: Shrinkage
+    degrees: Scalar
+
+
+def scatters_phase(numbers: Any, totals: tuple[Moments], rows: Rows, num_classes: int) -> jax.Array:
+    """The scatter of every class."""
+    return class_scatters(rows, totals[0])
+
+
+def _squares_phase(numbers: Any, totals: tuple[Moments], rows: Rows, num_classes: int) -> jax.Array:
+    return class_squares(rows, totals[0])
+
+
+def _examples_phase(numbers: Any, totals: tuple[()], rows: Rows, num_classes: int) -> Moments:
+    """Moments in which every example was an observation, as its variance was sent."""
+    return example_moments(rows, num_classes)
+
+
+def scatters_merge(numbers: Any, message: Message, num_classes: int) -> tuple[Moments, jax.Array]:
+    """The same from class means that came with their covariances: exact (CCVR eq. 3)."""
+    sent_matrix(message.rows.covariance, "covariance with each of")
+    moments = example_moments(message.rows, num_classes)
+    return moments, class_scatters(message.rows, moments)
+
+
+def _drawn_together(scatters: jax.Array, pooled: jax.Array, moments: Moments, degrees: Scalar) -> jax.Array:
+    """(S_c + κ Σ̃)/(K_c − 1 + κ) for every class."""
+    shape = (-1, *(1 for _ in pooled.shape))
+    own = jnp.maximum(moments.num_rows - 1, 0).astype(scatters.dtype).reshape(shape)
+    whole = own + degrees
+    return (scatters + degrees * pooled[None]) / jnp.where(whole > 0, whole, 1)
+
+
+def pooled_covariance(shrinkage: Shrinkage, moments: Moments, scatters: jax.Array) -> Scatter:
+    """The covariance that all classes share, shrunk: of the scatters of every class."""
+    degrees = jnp.maximum(moments.spread_degrees, 1)
+    freedom = Freedom.of_classes(moments, jnp.full_like(moments.total[:, 0], 1) / degrees)
+    covariance = Scatter.from_matrix(scatters.sum(0) / degrees)
+    return shrinkage.apply(covariance, moments, freedom, None)
+
+
+def as_matrix_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
+    """A rule that needs no more than the covariance, or raise: class covariances hold no single rows."""
+    rule = as_shrinkage(shrinkage)
+    if rule.needs_rows:
+        raise ValueError("shrinkage: the rule looks at single rows, which class covariances do not hold")
+    return rule
+
+
+def _quadratic_head(numbers: _Numbers, system: None, moments: Moments, scatters: jax.Array) -> GaussianHead:
+    pooled = pooled_covariance(numbers.shrinkage, moments, scatters).dense()
+    dim = pooled.shape[0]
+    return gaussian_head(_drawn_together(scatters, pooled, moments, numbers.degrees * dim), moments)
+
+
+def qda(
+    shrinkage: Scalar | str | Shrinkage = "auto",
+    prior: Scalar = 1.0,
+    *,
+    covariance: Literal["sent", "means"] = "sent",
+) -> Method[GaussianHead]:
+    """Make quadratic discriminant analysis: a Gaussian head with a shrunk covariance for each class.
+
+    Σ̃_c = (S_c + κ Σ̃)/(ν_c + κ), with S_c the class's scatter of ν_c degrees of freedom, Σ̃ the shrunk
+    covariance of all classes together, and κ = prior·d. This is the posterior mean of Σ_c under a prior about
+    Σ̃ with the weight of κ observations. A class with few examples has about the common covariance. For
+    κ → ∞ the head is linear discriminant analysis.
+
+    Memory C·d² at the server. Bytes up: 4·M·(d² + d), as FedCOF's oracle; from means alone 4·M·d.
+
+    Args:
+        shrinkage: of the common covariance, see `fedcof`; not a rule that needs single rows.
+        prior: κ/d, above 0 for a class with fewer examples than dimensions.
+        covariance: ``"sent"`` if clients send a covariance with each class mean; ``"means"`` if it is
+            estimated from the spread of the means, as in FedCOF, with ν_c = K_c − 1.
+
+    Raises:
+        ValueError: if an argument is unknown or out of range.
+
+    Source: Friedman (1989), regularised discriminant analysis, with the weights of an inverse-Wishart prior.
+    """
+    rule = as_matrix_shrinkage(shrinkage)
+    check_strength("prior", prior)
+    check_choice("covariance", covariance, ("sent", "means"))
+    numbers = _Numbers(rule, prior)
+    rounds = phases(moments_phase, scatters_phase)
+    if covariance == "means":
+        return Method(numbers, "qda-means", ClassMeans(), rounds, None, _quadratic_head)
+    return Method(
+        numbers, "qda", Examples(), rounds, None, _quadratic_head, class_covariance_matrices(scatters_merge)
+    )
+
+
+def _naive_head(prior: Scalar, system: None, moments: Moments, squares: jax.Array) -> GaussianHead:
+    pooled = squares.sum(0) / jnp.maximum(moments.spread_degrees, 1)
+    # A feature that never varies would decide everything.
+    floor = _FLOOR * pooled.max()
+    pooled = jnp.maximum(pooled, jnp.where(floor > 0, floor, 1))
+    return gaussian_head(jnp.maximum(_drawn_together(squares, pooled, moments, prior), floor), moments)
+
+
+def naive_bayes(
+    prior: Scalar = 1.0, *, covariance: Literal["sent", "means"] = "sent"
+) -> Method[GaussianHead]:
+    """Make Gaussian naive Bayes: every class has its own variance of each feature, and no correlations.
+
+    v_c = (s_c + κ v)/(ν_c + κ), with s_c the class's sums of squares of ν_c degrees of freedom, v the
+    variances of all classes together, and κ = prior. Bytes up: 8·M·d; from means alone 4·M·d.
+
+    Args:
+        prior: κ, the number of observations that the common variances count for. Must be above 0 if a class
+            may have a single example.
+        covariance: see `qda`.
+
+    Raises:
+        ValueError: if an argument is unknown or out of range.
+
+    Source: Hastie, Tibshirani and Friedman, The Elements of Statistical Learning, section 6.6.3. With κ = 0
+    equivalent to scikit-learn's ``GaussianNB``, but for the divisor N_c − 1.
+    """
+    check_strength("prior", prior)
+    check_choice("covariance", covariance, ("sent", "means"))
+    if covariance == "means":
+        rounds = phases(moments_phase, _squares_phase)
+        return Method(prior, "naive-bayes-means", ClassMeans(), rounds, None, _naive_head)
+    summary = ClassMeans(covariance="diagonal")
+    return Method(prior, "naive-bayes", summary, phases(_examples_phase, _squares_phase), None, _naive_head)

@@ -1,0 +1,81 @@
+"""Sums over examples, part by part, and the least squares that are solved from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from covfree.core.linalg import Scatter, factorise, solve
+from covfree.core.products import product, symmetric_product
+from covfree.core.sums import fold_parts
+from covfree.core.types import LinearHead, Rows, Scalar, accumulation_dtype
+from covfree.heads.columns import head_for_present
+from covfree.statistics.groups import as_examples
+
+# (params, state, features, classes one-hot, which are no padding) to sums over these examples.
+Terms: TypeAlias = Callable[[Any, Any, jax.Array, jax.Array, jax.Array], Any]
+
+
+@dataclass(frozen=True)
+class OverExamples:
+    """A round's client that sums over examples, part by part: what is made of a part is as large as it.
+
+    Attributes:
+        terms: ``(params, sent, features, targets, kept) -> pytree`` of sums over some examples, with one-hot
+            targets; where ``kept`` is false these are 0, and the sums must not see the example.
+    """
+
+    terms: Terms
+
+    def __call__(self, params: Any, sent: Any, rows: Rows, num_classes: int) -> Any:
+        """The sums over rows that are examples; half precisions are summed in float32."""
+        features, labels = as_examples(
+            rows.mean, labels=jnp.where(jnp.asarray(rows.count) > 0, rows.label, -1)
+        )
+        dtype = accumulation_dtype(features)
+
+        def terms(part: tuple[jax.Array, jax.Array]) -> Any:
+            features, labels = part
+            kept = (labels >= 0) & (labels < num_classes)
+            features = jnp.where(kept[:, None], features, 0).astype(dtype)
+            targets = jax.nn.one_hot(jnp.where(kept, labels, -1), num_classes, dtype=dtype)
+            return self.terms(params, sent, features, targets, kept)
+
+        examples = features, labels
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(terms, examples))
+        return fold_parts(lambda total, part: jax.tree.map(jnp.add, total, terms(part)), zeros, examples)
+
+
+class Normal(NamedTuple):
+    """The sums of least squares; they add up over examples.
+
+    Attributes:
+        gram: ΦᵀΦ.
+        cross: ΦᵀY, for one-hot classes Y.
+        counts: N_c, examples of each class.
+    """
+
+    gram: Float[Array, "features features"]
+    cross: Float[Array, "features classes"]
+    counts: Int[Array, " classes"]
+
+
+def normal_terms(
+    mapped: Float[Array, "examples features"],
+    targets: Float[Array, "examples classes"],
+    kept: Bool[Array, " examples"],
+) -> Normal:
+    """The sums of least squares of some examples."""
+    mapped = jnp.where(kept[:, None], mapped, 0)
+    return Normal(symmetric_product(mapped), product(mapped.T, targets), targets.sum(0, dtype=jnp.int32))
+
+
+def least_squares(normal: Normal, ridge: Scalar) -> LinearHead:
+    """The head W = (ΦᵀΦ + λI)⁻¹ ΦᵀY, its columns as they are."""
+    weight = solve(factorise(Scatter.from_matrix(normal.gram).shifted(ridge)), normal.cross)
+    return head_for_present(weight, jnp.zeros_like(weight[0]), normal.counts > 0)

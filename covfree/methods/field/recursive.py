@@ -1,0 +1,211 @@
+"""Fed3R's recursive form: a state that clients join and leave, and that equals the batch solution throughout.
+
+The state holds a triangular root R of the regularised Gram matrix, Rᵀ R = F Fᵀ + λI, never the matrix itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Integer
+
+from covfree.core.checks import check_positive, check_strength
+from covfree.core.doors import compiled
+from covfree.core.lapack import cholesky, stacked_root, triangular_solve
+from covfree.core.products import product
+from covfree.core.sums import sum_groups
+from covfree.core.types import AnyArray, LinearHead, Moments, Scalar, is_traced
+from covfree.heads.columns import head_for_present, unit_columns
+from covfree.statistics.groups import as_examples
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class RecursiveRidge:
+    """The state that a server keeps between clients; under ``vmap``, arrays have a leading axis of states.
+
+    Attributes:
+        root: R, upper triangular with a diagonal above 0, so that Rᵀ R = F Fᵀ + λI determines it.
+        total: sum of the features of each class.
+        count: examples of each class.
+        margin: how well determined the state is after forgetting. It is 1 before any `downdate`, then the
+            smallest share of any direction's energy that a `downdate` left. Rounding errors grow by about
+            1/margin. 0 means that a `downdate` was refused.
+    """
+
+    root: Float[Array, "*batch dim dim"]
+    total: Float[Array, "*batch classes dim"]
+    count: Integer[Array, "*batch classes"]
+    margin: Float[Array, "*batch"]
+
+
+def recursive_ridge(dim: int, num_classes: int, ridge: Scalar) -> RecursiveRidge:
+    """Make the state before the first client: R = √λ I.
+
+    Args:
+        dim: d.
+        num_classes: C.
+        ridge: λ, above 0. With λ = 0 the root would be singular until d independent examples came, and a
+            triangular root cannot give the solution of minimum norm. Also, forgetting the last client would
+            leave a root of 0.
+
+    Returns:
+        The state, in float32, or float64 where that is enabled. Features are cast to it.
+
+    Raises:
+        TypeError: if a size is no integer or λ no number.
+        ValueError: if a size is below 1, or λ is not finite and above 0.
+
+    Source: Fed3R (Fanì et al. 2024), the recursive formulation.
+
+    >>> recursive_ridge(2, 3, 4.0).root
+    Array([[2., 0.],
+           [0., 2.]], dtype=float32)
+    """
+    check_positive("dim", dim)
+    check_positive("num_classes", num_classes)
+    check_strength("ridge", ridge)
+    if not is_traced(ridge) and ridge == 0:
+        raise ValueError(f"ridge: expected a finite number above 0, got {ridge!r}")
+    dtype = jnp.result_type(float)
+    return RecursiveRidge(
+        root=jnp.sqrt(jnp.asarray(ridge, dtype)) * jnp.eye(dim, dtype=dtype),
+        total=jnp.zeros((num_classes, dim), dtype),
+        count=jnp.zeros(num_classes, jnp.int32),
+        margin=jnp.ones((), dtype),
+    )
+
+
+@compiled()
+def update(
+    state: RecursiveRidge,
+    features: Float[AnyArray, "examples dim"],
+    labels: Integer[AnyArray, " examples"],
+) -> RecursiveRidge:
+    """Add a client's examples.
+
+    R' is the triangular factor of the stack [R; F], as R'ᵀ R' = Rᵀ R + Fᵀ F: a backward stable step without
+    squares, after which Rᵀ R is positive definite however ill-conditioned the features are.
+
+    Args:
+        state: what the clients so far left.
+        features: of one client, or of several together.
+        labels: their classes; a label outside [0, num_classes) is padding.
+
+    Returns:
+        The state, as if all examples had come at once, in any order. Scan over clients of one shape with
+        ``jax.lax.scan``.
+
+    Raises:
+        ValueError: if shapes do not fit.
+        TypeError: if labels are no integers.
+
+    Source: Fed3R (Fanì et al. 2024), the recursive formulation; there on the Gram matrix itself.
+
+    >>> import jax.numpy as jnp
+    >>> state = update(recursive_ridge(1, 1, 9.0), jnp.array([[4.0]]), jnp.array([0]))
+    >>> state.root.tolist(), state.count.tolist()
+    ([[5.0]], [1])
+    """
+    values, total, count = _sums(state, features, labels)
+    # QR of [d + n, d] against its rivals, float32, d = 512, two CPU cores, n = 10 and n = 200:
+    # 2.4 and 3.5 ms; Cholesky of RᵀR + FᵀF 2.5 and 2.7 ms; n sweeps of Givens rotations 140 and 2,800 ms
+    # (XLA runs their d steps one by one). And with features of condition 1e3 the head is off by 1e-4 after
+    # 20 clients, by 5e-3 from the Gram matrix, whose condition is 1e6.
+    root = stacked_root(jnp.concatenate([state.root, values])).T
+    return RecursiveRidge(root, state.total + total, state.count + count, state.margin)
+
+
+@compiled()
+def downdate(
+    state: RecursiveRidge,
+    features: Float[AnyArray, "examples dim"],
+    labels: Integer[AnyArray, " examples"],
+) -> RecursiveRidge:
+    """Remove a client's examples from the state, as if they had never been added.
+
+    With Rᵀ P = Fᵀ one has Rᵀ R − Fᵀ F = Rᵀ (I − P Pᵀ) R, so R' = S R for the Cholesky factor Sᵀ S = I − P Pᵀ.
+    The eigenvalues of I − P Pᵀ are shares of what the state holds in each direction: rounding is relative
+    to them, where in the difference Rᵀ R − Fᵀ F it is relative to the largest eigenvalue.
+
+    Args:
+        state: a state to which these examples were added, in any calls of `update`.
+        features: the features that the client passed to `update`.
+        labels: their classes; padding as in `update`.
+
+    Returns:
+        The state without the examples. If they cannot be removed, the state as it was, with ``margin`` 0. So
+        it is if a class has more examples than the state holds, or if a part of I − P Pᵀ is negative or
+        rounding: the examples were not in the state, or λ is too small against them to tell. The state never
+        holds NaN.
+
+    Raises:
+        ValueError: if shapes do not fit.
+        TypeError: if labels are no integers.
+
+    Source: Stewart (1979), "The effects of rounding error on an algorithm for downdating a Cholesky
+    factorization", here for a block of rows.
+
+    >>> import jax.numpy as jnp
+    >>> features, labels = jnp.array([[4.0]]), jnp.array([0])
+    >>> state = update(recursive_ridge(1, 1, 9.0), features, labels)
+    >>> downdate(state, features, labels).root.round(5).tolist()
+    [[3.0]]
+    """
+    values, total, count = _sums(state, features, labels)
+    half = triangular_solve(state.root.T, values.T)
+    identity = jnp.eye(state.root.shape[0], dtype=state.root.dtype)
+    lower = cholesky(identity - product(half, half.T))
+    smallest = jnp.square(jnp.diagonal(lower)).min()
+    # A NaN pivot compares False.
+    noise = jnp.finfo(lower.dtype).eps * lower.shape[0]
+    sound = (smallest > noise) & (state.count >= count).all()
+    left = state.count - count
+    forgotten = RecursiveRidge(
+        root=product(lower.T, state.root),
+        # What a class without examples sums up to is rounding.
+        total=jnp.where(left[:, None] > 0, state.total - total, 0),
+        count=left,
+        margin=jnp.minimum(state.margin, smallest),
+    )
+    refused = RecursiveRidge(state.root, state.total, state.count, jnp.zeros_like(state.margin))
+    return jax.tree.map(lambda yes, no: jnp.where(sound, yes, no), forgotten, refused)
+
+
+@jax.jit
+def head(state: RecursiveRidge) -> LinearHead:
+    """Solve for the ridge head of all examples in the state, by two triangular solves.
+
+    Args:
+        state: from `recursive_ridge`, `update` and `downdate`.
+
+    Returns:
+        The head. Equivalent to `covfree.ridge_head` of the same examples, so to
+        ``covfree.fit(covfree.fed3r(ridge), ...)``: columns of norm 1, no bias.
+
+    Source: Fed3R (Fanì et al. 2024), eq. 4 and 7.
+
+    >>> import jax.numpy as jnp
+    >>> state = update(recursive_ridge(2, 1, 1.0), jnp.array([[3.0, 0.0]]), jnp.array([0]))
+    >>> head(state).weight.ravel().tolist()
+    [1.0, 0.0]
+    """
+    lower = state.root.T
+    weight = unit_columns(triangular_solve(lower, triangular_solve(lower, state.total.T), transposed=True))
+    moments = Moments(count=state.count, num_rows=state.count, total=state.total)
+    return head_for_present(weight, jnp.zeros_like(weight[0]), moments.present)
+
+
+def _sums(
+    state: RecursiveRidge, features: AnyArray, labels: AnyArray
+) -> tuple[Float[Array, "examples dim"], Float[Array, "classes dim"], Integer[Array, " classes"]]:
+    """Features (0 where padding), class sums and counts, in the state's data type."""
+    features, labels = as_examples(features, labels=labels)
+    num_classes, dim = state.total.shape
+    if features.shape[1] != dim:
+        raise ValueError(f"features: expected [examples, {dim}], as the state is, got {list(features.shape)}")
+    kept = (labels >= 0) & (labels < num_classes)
+    values = jnp.where(kept[:, None], features, 0).astype(state.root.dtype)
+    return values, *sum_groups(values, labels, num_classes)

@@ -1,0 +1,128 @@
+"""Methods whose server draws virtual features and trains a linear head on them: CCVR and FedPFT."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from covfree.core.checks import check_positive, check_seed, check_strength
+from covfree.core.types import LinearHead, Moments, Rows, Scalar
+from covfree.heads.softmax import softmax_head
+from covfree.heads.virtual import sample_rows
+from covfree.methods.fedncm import moments_phase
+from covfree.methods.field.gaussian import scatters_merge, scatters_phase
+from covfree.methods.message_form import class_covariance_matrices
+from covfree.methods.method import Method
+from covfree.methods.rounds import Kept, phases
+from covfree.methods.summaries import Examples, Mixtures
+
+
+class _Numbers(NamedTuple):
+    """What may be swept: the seed of the virtual features, and the weight of the penalty."""
+
+    seed: Scalar
+    l2: Scalar
+
+
+def _trained(numbers: _Numbers, rows: Rows, num_classes: int, num_samples: int) -> LinearHead:
+    features, labels = sample_rows(rows, num_samples, key=jax.random.key(numbers.seed))
+    return softmax_head(features, labels, num_classes, l2=numbers.l2)
+
+
+@dataclass(frozen=True)
+class _ClassesHead:
+    """Trained on virtual features of every class's Gaussian."""
+
+    num_samples: int
+
+    def __call__(self, numbers: _Numbers, system: None, moments: Moments, scatters: jax.Array) -> LinearHead:
+        num_classes = moments.count.shape[0]
+        degrees = jnp.maximum(moments.count - 1, 1).astype(scatters.dtype)
+        label = jnp.arange(num_classes, dtype=jnp.int32)
+        covariance = scatters / degrees[:, None, None]
+        rows = Rows(moments.mean, moments.count, label, covariance=covariance)
+        return _trained(numbers, rows, num_classes, self.num_samples)
+
+
+def ccvr(num_samples: int = 10_000, *, l2: Scalar = 1e-3, seed: Scalar = 0) -> Method[LinearHead]:
+    """Make CCVR: the server trains a linear head on virtual features drawn from each class's Gaussian.
+
+    Clients send class means and covariances, which aggregate exactly (`aggregate_covariances`). The server
+    draws virtual features from N(μ_c, Σ_c), in proportion to the classes' examples, and trains a softmax head
+    on them. Memory C·d² at the server. Bytes up: 4·M·(d² + d).
+
+    Args:
+        num_samples: virtual features of all classes together.
+        l2: weight of the penalty, see `softmax_head`.
+        seed: of the virtual features.
+
+    Raises:
+        ValueError: if a number is out of range.
+
+    Source: Luo, Chen, Hu, Zhang, Liang and Feng (2021), eq. 3 and Alg. 1. The paper calibrates the
+    classifier of a model that was trained federatedly; here the backbone is frozen and the head starts at 0.
+    """
+    check_positive("num_samples", num_samples)
+    return Method(
+        _Numbers(check_seed("seed", seed), check_strength("l2", l2)),
+        "ccvr",
+        Examples(),
+        phases(moments_phase, scatters_phase),
+        None,
+        _ClassesHead(num_samples),
+        class_covariance_matrices(scatters_merge),
+    )
+
+
+def keep_phase(numbers: Any, totals: tuple[Moments], rows: Rows, num_classes: int) -> Kept:
+    """The rows themselves."""
+    return Kept(rows)
+
+
+@dataclass(frozen=True)
+class _MixturesHead:
+    """Trained on virtual features of every client's mixtures."""
+
+    num_samples: int
+
+    def __call__(self, numbers: _Numbers, system: None, moments: Moments, rows: Rows) -> LinearHead:
+        return _trained(numbers, rows, moments.count.shape[0], self.num_samples)
+
+
+def fedpft(
+    num_components: int = 2,
+    covariance: Literal["diagonal", "spherical", "full"] = "diagonal",
+    num_samples: int = 10_000,
+    *,
+    l2: Scalar = 1e-3,
+    seed: Scalar = 0,
+) -> Method[LinearHead]:
+    """Make FedPFT: clients send a Gaussian mixture of each class; the server trains on draws from them.
+
+    Bytes up, with k components (fewer for a class of few examples): 4·k·M·(2·d) diagonal, 4·k·M·(d + 1)
+    spherical, 4·k·M·(d² + d) full.
+
+    Args:
+        num_components: k, components of a client's class, at most.
+        covariance: structure of the components' covariances.
+        num_samples: virtual features of all clients together, in proportion to the components' counts.
+        l2: weight of the penalty, see `softmax_head`.
+        seed: of the virtual features.
+
+    Raises:
+        ValueError: if an argument is unknown or out of range.
+
+    Source: Beitollahi, Bie, Hemati, Brunswic, Li, Chen and Zhang (2024), Alg. 1.
+    """
+    check_positive("num_samples", num_samples)
+    return Method(
+        _Numbers(check_seed("seed", seed), check_strength("l2", l2)),
+        "fedpft",
+        Mixtures(num_components, covariance),
+        phases(moments_phase, keep_phase),
+        None,
+        _MixturesHead(num_samples),
+    )

@@ -1,0 +1,70 @@
+"""STSA-E: FedCOF's estimate of the Gram matrix in random features, from means of random subsets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from covfree.core.checks import check_strength
+from covfree.core.linalg import Scatter
+from covfree.core.types import LinearHead, Moments, Scalar
+from covfree.estimators import total_gram
+from covfree.heads import ridge_head
+from covfree.heads.mapped import MappedHead
+from covfree.methods.fed3r import within_phase
+from covfree.methods.fedncm import moments_phase
+from covfree.methods.method import Method
+from covfree.methods.rounds import phases
+from covfree.methods.summaries import ClassMeans
+from covfree.statistics.feature_maps import relu_features
+
+
+def _system(ridge: Scalar, moments: Moments, within: Scatter) -> Scatter:
+    return total_gram(within, moments).shifted(ridge)
+
+
+def _head(ridge: Scalar, system: Scatter, moments: Moments, within: Scatter) -> LinearHead:
+    return ridge_head(system, moments, unit=False)
+
+
+def stsa_e(
+    ridge: Scalar = 1600.0, num_features: int = 1250, num_subsets: int = 5, *, seed: int = 0
+) -> Method[MappedHead]:
+    """Make STSA-E: clients send class means of random subsets, in random ReLU features; ridge regression.
+
+    With s_r = n_r x_r the sum of a subset, P_c = N_c μ_c the class sums, and K_c subsets of class c,
+
+        Ĝ = Σ_c [(N_c − 1)/(K_c − 1) Σ_r s_r s_rᵀ/n_r − (N_c − K_c)/((K_c − 1) N_c) P_c P_cᵀ],
+
+    and the head is (Ĝ + λI)⁻¹ P, columns as they are. Written out, Ĝ = Σ_c (N_c − 1) Σ̂_c + Σ_c N_c μ_c μ_cᵀ:
+    FedCOF's estimate of the scatter within classes, and the exact scatter of the class means about 0. So it
+    is `fedcof` with a ``feature_map``, a ridge head and ``scatter="both"``, but for the columns' norms and
+    the unit of λ. Bytes up: 4·M·D for D features and M subset means.
+
+    K_c counts the subsets that hold class c. The authors' code counts all subsets of all clients, also of
+    clients without the class, so that its Σ̂_c is (K_c − 1)/(K − 1) times as large in expectation. A class of
+    one subset shows no spread, and adds N_c μ_c μ_cᵀ alone.
+
+    Args:
+        ridge: λ, at least 0. The authors' 10⁶ is for a map without the factor √(2/D) of `relu_features`: here
+            it is 10⁶·2/D.
+        num_features: D, random features.
+        num_subsets: J, most random subsets of a client's class.
+        seed: of the random features.
+
+    Raises:
+        ValueError: if a number is out of its range.
+
+    Source: Guan, Zhu, Zhou, Liu, Wang, Luo and Gu (2025), arXiv 2506.01327, STSA-E. The paper's stages, which
+    bring new classes, are those of `covfree.collect` over several rounds.
+    """
+    # The head that is given comes behind the map.
+    method: Any = Method(
+        check_strength("ridge", ridge),
+        "stsa-e",
+        ClassMeans(num_subsets),
+        phases(moments_phase, within_phase),
+        _system,
+        _head,
+        feature_map=relu_features(num_features, seed=seed),
+    )
+    return method

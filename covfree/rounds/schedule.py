@@ -1,0 +1,271 @@
+"""Which clients take part in which round, which drop out or are late, and when all have taken part."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int64
+
+from covfree.core.checks import check_above_zero, check_integer, check_share
+from covfree.data.partitions.partition import generator
+
+
+class Schedule(NamedTuple):
+    """Which clients are drawn in which round, and when their uploads arrive.
+
+    Attributes:
+        clients: the clients drawn in each round, from 0; −1 for nobody. No client is twice in a round.
+        delay: rounds until the upload arrives: 0 for the same round, −1 for never.
+    """
+
+    clients: Int64[np.ndarray, "rounds drawn"]
+    delay: Int64[np.ndarray, "rounds drawn"]
+
+
+def schedule(
+    num_clients: int,
+    per_round: int | float,
+    num_rounds: int,
+    *,
+    seed: int,
+    replacement: bool = True,
+    dropout: float = 0.0,
+    late: float = 0.0,
+) -> Schedule:
+    """Draw which clients take part in each round, which drop out and which are late.
+
+    A longer schedule from the same seed begins with the rounds of a shorter one.
+
+    Args:
+        num_clients: K.
+        per_round: clients of a round, a number or a share; see `participation`.
+        num_rounds: number of rounds.
+        seed: integer of at least 0.
+        replacement: whether a client may be drawn again in a later round.
+        dropout: probability that the upload of a client never arrives.
+        late: probability that it arrives one round later, if it arrives.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        TypeError: if an argument has another type.
+        ValueError: if an argument is out of its range.
+
+    >>> schedule(5, 2, 3, seed=0, dropout=0.5).delay.tolist()
+    [[0, 0], [-1, -1], [0, 0]]
+    """
+    for name, chance in (("dropout", dropout), ("late", late)):
+        check_share(name, chance)
+    clients = participation(num_clients, per_round, num_rounds, seed=seed, replacement=replacement)
+    # A random stream of its own, so that dropout does not change which clients are drawn.
+    rng = np.random.default_rng([seed, 1])
+    chances = rng.random((clients.shape[0], 2, clients.shape[1]))
+    delay = np.where(chances[:, 0] < dropout, -1, np.where(chances[:, 1] < late, 1, 0))
+    return Schedule(clients, np.where(clients >= 0, delay, -1))
+
+
+def as_schedule(
+    participation: Schedule | np.ndarray | float | int, num_clients: int, num_rounds: int, *, seed: int
+) -> Schedule:
+    """Convert an argument ``participation`` to a `Schedule`, and check it.
+
+    Args:
+        participation: a `Schedule`; the clients of each round, all of whose uploads arrive; or how many
+            clients a round draws, as a number or a share.
+        num_clients: K.
+        num_rounds: smallest number of rounds that the schedule must have.
+        seed: for the draw, if ``participation`` is a number or a share.
+
+    Raises:
+        TypeError: if an argument has another type.
+        ValueError: if the schedule is too short, or has a client that does not exist or is twice in a round.
+    """
+    num_rounds = check_integer("rounds", num_rounds, 1)
+    if isinstance(participation, bool) or not isinstance(participation, int | float | np.ndarray | Schedule):
+        raise TypeError(
+            "participation: expected clients of a round, a number or a share, or an array of clients, got "
+            f"{participation!r}"
+        )
+    if isinstance(participation, int | float):
+        if not 0 < participation <= (1.0 if isinstance(participation, float) else num_clients):
+            raise ValueError(
+                f"participation: expected a number of clients from 1 to {num_clients}, or a share of them in "
+                f"(0, 1], got {participation!r}"
+            )
+        return schedule(num_clients, participation, num_rounds, seed=seed)
+    made = check_schedule("participation", participation, num_clients)
+    if len(made.clients) < num_rounds:
+        raise ValueError(f"participation: expected {num_rounds} rounds, got {len(made.clients)}")
+    return made
+
+
+def check_schedule(name: str, value: Schedule | np.ndarray, num_clients: int) -> Schedule:
+    """Check a `Schedule`; make one, in which all uploads arrive, of the clients of each round."""
+    if not isinstance(value, Schedule):
+        value = Schedule(np.asarray(value), np.zeros_like(value))
+    clients, delay = (np.asarray(part) for part in value)
+    kinds = {clients.dtype.kind, delay.dtype.kind}
+    if clients.ndim != 2 or clients.shape != delay.shape or not kinds <= {"i", "u"}:
+        raise ValueError(
+            f"{name}: expected integers [rounds, drawn], clients and delays alike, got "
+            f"{clients.dtype}{list(clients.shape)} and {delay.dtype}{list(delay.shape)}"
+        )
+    if clients.size and (clients.min() < -1 or clients.max() >= num_clients):
+        raise ValueError(
+            f"{name}: expected clients from 0 to {num_clients - 1}, or -1 for nobody, got numbers from "
+            f"{clients.min()} to {clients.max()}"
+        )
+    ordered = np.sort(clients, axis=1)
+    twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(1)
+    if twice.any():
+        raise ValueError(
+            f"{name}: expected different clients in a round; round {int(twice.argmax())} has one twice"
+        )
+    return Schedule(clients.astype(np.int64), np.where(clients >= 0, delay, -1).astype(np.int64))
+
+
+def participation(
+    num_clients: int,
+    per_round: int | float,
+    num_rounds: int,
+    *,
+    seed: int,
+    replacement: bool = True,
+) -> Int64[np.ndarray, "rounds drawn"]:
+    """Draw the clients that take part in each round.
+
+    A round draws ``per_round`` different clients, uniformly. Takes 8 bytes for each entry of the result, and
+    with replacement O(K) time for each round.
+
+    Args:
+        num_clients: K.
+        per_round: clients drawn in a round, an integer in [1, K]; or their share, a float in (0, 1], which
+            is rounded to a number of at least 1.
+        num_rounds: rounds, numbered from 0.
+        seed: integer of at least 0.
+        replacement: whether a client may be drawn again in a later round. If not, each round draws from
+            the clients that have not taken part yet, so later rounds may have fewer than ``per_round``.
+
+    Returns:
+        The clients of each round, from 0, in no particular order; −1 where the round has fewer clients.
+
+    Raises:
+        TypeError: if an argument has another type.
+        ValueError: if an argument is out of its range.
+
+    >>> participation(5, 2, 3, seed=0, replacement=False).tolist()
+    [[2, 4], [3, 0], [1, -1]]
+    """
+    num_clients = check_integer("num_clients", num_clients, 1)
+    drawn = _clients_per_round(per_round, num_clients)
+    num_rounds = check_integer("num_rounds", num_rounds, 1)
+    rng = generator(seed)
+    if replacement:
+        rounds = (rng.choice(num_clients, drawn, replace=False, shuffle=False) for _ in range(num_rounds))
+        return np.stack(list(rounds)).astype(np.int64, copy=False)
+    schedule = np.full((num_rounds, drawn), -1, np.int64)
+    order = rng.permutation(num_clients)[: schedule.size]
+    schedule.flat[: order.size] = order
+    return schedule
+
+
+def first_rounds(
+    schedule: Int64[np.ndarray, "rounds drawn"], num_clients: int
+) -> Int64[np.ndarray, " clients"]:
+    """Find the first round in which each client takes part.
+
+    A sum over clients counts each client once. So after r rounds the server holds the statistics of the
+    clients with ``0 <= first < r``.
+
+    Args:
+        schedule: the clients of each round, from `participation` or your own; −1 for nobody.
+        num_clients: K.
+
+    Returns:
+        The round of each client, or −1 if it is in none.
+
+    Raises:
+        ValueError: if a client is not in [−1, K).
+
+    >>> first_rounds(np.array([[2, 0], [0, 3], [3, -1]]), 4).tolist()
+    [0, -1, 0, 1]
+    """
+    num_clients = check_integer("num_clients", num_clients, 1)
+    schedule = check_schedule("schedule", schedule, num_clients).clients
+    clients, places = np.unique(schedule, return_index=True)
+    first = np.full(num_clients, -1, np.int64)
+    first[clients[clients >= 0]] = places[clients >= 0] // schedule.shape[1]
+    return first
+
+
+def rounds_to_meet(num_clients: int, per_round: int | float, share: float = 1.0) -> tuple[float, float]:
+    """Mean and standard deviation of the number of rounds until a share of the clients has taken part.
+
+    The batch coupon collector: each round draws ``per_round`` different clients uniformly, and rounds are
+    independent (`participation` with replacement). Computed exactly but for rounding, as a Markov chain
+    over the number m of clients that have taken part. A round adds j new ones with the hypergeometric
+    probability p_j of j in b draws from K − m new and m earlier clients. So the rounds T_m that are left have
+
+        E T_m = (1 + Σ_{j≥1} p_j E T_{m+j}) / (1 − p_0),
+        Var T_m = (Σ_{j≥1} p_j Var T_{m+j} + Σ_{j≥0} p_j (E T_{m+j} + 1 − E T_m)²) / (1 − p_0).
+
+    All terms are positive, so no digits cancel, as they would in the closed form, an alternating sum of
+    binomials by inclusion and exclusion. Costs K·b operations.
+
+    Args:
+        num_clients: K.
+        per_round: b, as in `participation`.
+        share: share of the clients, in (0, 1]: rounds are counted until ⌈share·K⌉ have taken part.
+
+    Returns:
+        Mean and standard deviation, in rounds.
+
+    Raises:
+        TypeError: if an argument has another type.
+        ValueError: if an argument is out of its range.
+
+    Source: Fed3R (Fanì et al. 2024), Appendix I. With ``per_round=1`` the mean is K (1 + 1/2 + … + 1/K).
+
+    >>> mean, deviation = rounds_to_meet(2, 1)
+    >>> round(mean, 6), round(deviation**2, 6)
+    (3.0, 2.0)
+    """
+    num_clients = check_integer("num_clients", num_clients, 1)
+    drawn = _clients_per_round(per_round, num_clients)
+    check_share("share", check_above_zero("share", share))
+    # Rounded first, as 0.07·100 is 7.000000000000001 in floats and means 7.
+    wanted = max(1, math.ceil(round(share * num_clients, 9)))
+    # The first round always adds `drawn` clients. Entries from `wanted` on stay 0: no rounds are left.
+    mean, variance = np.zeros((2, num_clients + 1))
+    for met in range(wanted - 1, drawn - 1, -1):
+        weight = _new_clients(num_clients - met, met, drawn)
+        new, after = weight[1:], slice(met + 1, met + weight.size)
+        moves = new.sum()
+        mean[met] = (weight.sum() + new @ mean[after]) / moves
+        gap = mean[met : met + weight.size] + 1 - mean[met]
+        variance[met] = (new @ variance[after] + weight @ np.square(gap)) / moves
+    start = min(drawn, wanted)
+    return 1.0 + float(mean[start]), math.sqrt(variance[start])
+
+
+def _new_clients(unmet: int, met: int, drawn: int) -> np.ndarray:
+    """Probabilities of 0, 1, … new clients in a round, up to a factor; ``met`` is at least ``drawn``."""
+    j = np.arange(min(unmet, drawn))
+    # p_{j+1}/p_j. In logarithms, as products of thousands of ratios leave the range of floats.
+    ratio = (unmet - j) * (drawn - j) / ((j + 1) * (met - drawn + j + 1))
+    log_weight = np.concatenate([[0.0], np.cumsum(np.log(ratio))])
+    return np.exp(log_weight - log_weight.max())
+
+
+def _clients_per_round(per_round: int | float, num_clients: int) -> int:
+    """Return ``per_round`` as a number of clients in [1, K]."""
+    if isinstance(per_round, float | np.floating):
+        check_share("per_round", check_above_zero("per_round", per_round))
+        return max(1, round(per_round * num_clients))
+    drawn = check_integer("per_round", per_round, 1)
+    if drawn > num_clients:
+        raise ValueError(f"per_round: expected at most num_clients, {num_clients}, got {drawn}")
+    return drawn

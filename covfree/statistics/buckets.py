@@ -1,0 +1,135 @@
+"""The map to one-hot tables of groups of buckets, and the buckets' thresholds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from covfree.core.checks import check_positive, check_seed
+from covfree.core.keys import derive
+from covfree.core.types import AnyArray, Scalar
+from covfree.statistics.feature_maps import accurate
+
+# Of a table of buckets: a million entries.
+_MOST_BITS = 20
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class BucketFeatures:
+    """One-hot tables of groups of buckets; see `bucket_features`.
+
+    Attributes:
+        thresholds: [dim, L], of each feature.
+        seed: of the permutation.
+        group_size: G.
+    """
+
+    thresholds: Float[AnyArray, "dim buckets"]
+    seed: Scalar
+    group_size: int = field(metadata={"static": True})
+
+    @property
+    def num_features(self) -> int:
+        """D, ⌈d·L/G⌉ tables of 2ᴳ entries."""
+        return -(-math.prod(self.thresholds.shape) // self.group_size) * 2**self.group_size
+
+    def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch num_features"]:
+        """Map each feature vector."""
+        features = accurate(features)
+        thresholds = jnp.asarray(self.thresholds, features.dtype)
+        if features.shape[-1] != len(thresholds):
+            raise ValueError(
+                f"features: expected {len(thresholds)} in each example, as thresholds are of, got "
+                f"{features.shape[-1]}"
+            )
+        shape, size = features.shape[:-1], thresholds.size
+        inside = features[..., None] > jnp.broadcast_to(thresholds, (*shape, *thresholds.shape))
+        order = jax.random.permutation(derive(jax.random.key(self.seed), "permutation"), size)
+        bits = inside.reshape(*shape, size)[..., order]
+        # The last table may have fewer digits: those that it lacks are 0.
+        bits = jnp.pad(bits, [*[(0, 0)] * len(shape), (0, -size % self.group_size)])
+        bits = bits.reshape(*shape, -(-size // self.group_size), self.group_size)
+        powers = jnp.broadcast_to(2 ** jnp.arange(self.group_size, dtype=jnp.int32), bits.shape)
+        entry = (bits.astype(jnp.int32) * powers).sum(-1)
+        return jax.nn.one_hot(entry, 2**self.group_size, dtype=features.dtype).reshape(
+            *shape, self.num_features
+        )
+
+
+def bucket_features(
+    thresholds: Float[AnyArray, "dim buckets"], group_size: int = 3, *, seed: Scalar = 0
+) -> BucketFeatures:
+    """Make the map to one-hot tables of groups of buckets, on which a linear head is not linear, as in SAFLe.
+
+    Feature j lies in the buckets {x_j > t_jl} of its L thresholds, which overlap: a bit for each. The d·L
+    bits are permuted. Each G of them are the digits of a number below 2ᴳ, and each number is a one-hot
+    vector. So a linear head on the D = ⌈d·L/G⌉·2ᴳ mapped features is a sum of tables, each of which may take
+    the bits of G features together in any way. The derivative by the features is 0.
+
+    Args:
+        thresholds: t_jl, the same for all parties; `gaussian_thresholds` makes them of sums.
+        group_size: G, at most 20.
+        seed: of the permutation; the same for all parties.
+
+    Raises:
+        ValueError: if ``thresholds`` has another shape, or the size is below 1 or above 20.
+        TypeError: if the size is no integer.
+
+    Source: SAFLe (Bacellar et al. 2026), whose buckets are called "binary overlapping". Their definition was
+    not at hand: that buckets are half-lines is ours.
+
+    >>> import jax.numpy as jnp
+    >>> z = bucket_features(jnp.array([[0.0], [1.0]]), group_size=2)
+    >>> z(jnp.array([[-1.0, 0.0], [2.0, 2.0]]))  # in no bucket; in both
+    Array([[1., 0., 0., 0.],
+           [0., 0., 0., 1.]], dtype=float32)
+    """
+    if jnp.ndim(thresholds) != 2 or 0 in jnp.shape(thresholds):
+        raise ValueError(f"thresholds: expected shape [dim, buckets], got {list(jnp.shape(thresholds))}")
+    check_positive("group_size", group_size)
+    if group_size > _MOST_BITS:
+        raise ValueError(
+            f"group_size: expected at most {_MOST_BITS}, as a table has 2ᴳ entries, got {group_size}"
+        )
+    return BucketFeatures(thresholds, check_seed("seed", seed), group_size)
+
+
+def gaussian_thresholds(
+    count: Scalar,
+    total: Float[AnyArray, " dim"],
+    square: Float[AnyArray, " dim"],
+    num_buckets: int = 3,
+    *,
+    centre: Float[AnyArray, " dim"] | None = None,
+) -> Float[Array, "dim num_buckets"]:
+    """Compute thresholds of each feature from sums over all examples: quantiles of a Gaussian.
+
+    t_jl = m_j + s_j Φ⁻¹(l/(L + 1)), with the features' means m and deviations s. Clients send n, Σ(x − c) and
+    Σ(x − c)², 2·d + 1 numbers that add up, and no example leaves a client. In float32 the deviation has a
+    relative error of about eps·(1 + (m − c)²/s²): features far from 0 need a centre c near their mean, which
+    a first round of n and Σx gives.
+
+    Args:
+        count: n.
+        total: Σ(x − c).
+        square: Σ(x − c)².
+        num_buckets: L.
+        centre: c, the same for all clients; by default 0.
+
+    >>> import jax.numpy as jnp
+    >>> gaussian_thresholds(2, jnp.array([4.0]), jnp.array([10.0]), 1)  # of 1 and 3
+    Array([[2.]], dtype=float32)
+    """
+    check_positive("num_buckets", num_buckets)
+    total, square = accurate(total), accurate(square)
+    count = jnp.maximum(jnp.asarray(count, total.dtype), 1)
+    mean = total / count
+    deviation = jnp.sqrt(jnp.maximum(square / count - jnp.square(mean), 0))
+    shares = jnp.arange(1, num_buckets + 1, dtype=total.dtype) / (num_buckets + 1)
+    mean = mean if centre is None else jnp.asarray(centre, mean.dtype) + mean
+    return mean[:, None] + deviation[:, None] * jax.scipy.special.ndtri(shares)[None, :]

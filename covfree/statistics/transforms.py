@@ -1,0 +1,120 @@
+"""Transforms of the rows that a client sends, and one: noise on counts.
+
+The noise blurs counts; it is no differential privacy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal, TypeAlias, get_args
+
+import jax
+import jax.numpy as jnp
+
+from covfree.core.checks import check_choice, check_strength
+from covfree.core.keys import derive
+from covfree.core.types import PRNGKey, Rows, Scalar, accumulation_dtype, is_traced
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Transform:
+    """A transform of the rows that a client sends: a pytree whose one leaf is ``strength``.
+
+    Row by row, so that it is the same on one client's rows and on all clients' in a simulation.
+
+    Attributes:
+        strength: the number a user may sweep or differentiate; what it means is the transform's to say.
+        apply: ``(strength, rows, key) -> rows``.
+    """
+
+    strength: Scalar
+    apply: Callable[[Scalar, Rows, jax.Array], Rows] = field(metadata={"static": True})
+
+    def __call__(self, rows: Rows, *, key: PRNGKey) -> Rows:
+        """The transformed rows."""
+        return self.apply(self.strength, rows, key)
+
+
+CountNoise: TypeAlias = Literal["uniform", "gaussian", "laplace"]
+
+
+# A standard draw, and what makes σ of it for counts n and ε.
+_LAWS: dict[str, tuple[Callable[..., jax.Array], Callable[..., Any]]] = {
+    "uniform": (partial(jax.random.uniform, minval=-1.0, maxval=1.0), lambda n, epsilon: (1 - epsilon) * n),
+    "gaussian": (jax.random.normal, lambda n, epsilon: 1 / jnp.sqrt(epsilon)),
+    "laplace": (jax.random.laplace, lambda n, epsilon: 1 / epsilon),
+}
+
+
+def _noisy(epsilon: Scalar, rows: Rows, key: PRNGKey, kind: CountNoise) -> Rows:
+    draw, scale = _LAWS[kind]
+    dtype = accumulation_dtype(rows.mean)
+    count = jnp.asarray(rows.count)
+    # Padding stays what it is; it may hold NaN.
+    used = (count > 0) & (jnp.asarray(rows.label) >= 0)
+    exact = jnp.where(used, count, 0).astype(dtype)
+    noise = scale(exact, jnp.asarray(epsilon, dtype)) * draw(derive(key, "count noise"), count.shape, dtype)
+    noisy = jnp.where(used, jnp.maximum(exact + noise, 0), 0)
+    if rows.sketch is not None:
+        # Residual directions count degrees of freedom, which tell of no class.
+        noisy = jnp.where(rows.sketch, count.astype(dtype), noisy)
+    return replace(rows, count=noisy)
+
+
+def _uniform(epsilon: Scalar, rows: Rows, key: PRNGKey) -> Rows:
+    return _noisy(epsilon, rows, key, "uniform")
+
+
+def _gaussian(epsilon: Scalar, rows: Rows, key: PRNGKey) -> Rows:
+    return _noisy(epsilon, rows, key, "gaussian")
+
+
+def _laplace(epsilon: Scalar, rows: Rows, key: PRNGKey) -> Rows:
+    return _noisy(epsilon, rows, key, "laplace")
+
+
+# Functions of the module: transforms are told apart by them, after pickling too.
+_NOISES = {"uniform": _uniform, "gaussian": _gaussian, "laplace": _laplace}
+
+
+def count_noise(kind: CountNoise, epsilon: Scalar) -> Transform:
+    """Make a transform that adds noise to the counts of a client's rows: ñ = max(n + σ, 0).
+
+    σ has one of the paper's three distributions:
+
+    - ``"uniform"``: σ uniform on [−(1 − ε)n, (1 − ε)n].
+    - ``"gaussian"``: σ normal with mean 0 and *variance* 1/ε.
+    - ``"laplace"``: σ of the Laplace law with mean 0 and scale 1/ε (variance 2/ε²).
+
+    A smaller ε means more noise. A row whose ñ is 0 is not sent, neither its count nor its mean.
+
+    **This is not differential privacy**, whatever ε. A class that a client lacks is never sent, so a class
+    that is sent proves that the client has an example of it. Besides, uniform noise is bounded, and means are
+    sent without noise. Noise with a privacy guarantee is not in covfree yet.
+
+    Args:
+        kind: one of the three.
+        epsilon: ε; above 0, and at most 1 if uniform. It may be swept.
+
+    Raises:
+        TypeError: if ε is no number.
+        ValueError: if the kind is unknown or ε out of range.
+
+    Source: FedCOF (Goswami et al. 2024), eq. 23 and App. I.1, with ε of 0.1 to 0.9. The paper writes N(0,
+    1/ε); 1/ε is taken for the variance, as is usual, though it may be meant as the standard deviation. It
+    does not say whether ñ is rounded; here it is not.
+
+    >>> import covfree
+    >>> noisy = covfree.fedcof().with_transforms(count_noise("laplace", 0.5))
+    """
+    check_choice("kind", kind, get_args(CountNoise))
+    check_strength("epsilon", epsilon)
+    most = 1 if kind == "uniform" else math.inf
+    if not is_traced(epsilon) and not 0 < epsilon <= most:
+        expected = "a number above 0" if kind != "uniform" else "a number above 0 and at most 1"
+        raise ValueError(f"epsilon: expected {expected} for {kind} noise, got {epsilon!r}")
+    return Transform(epsilon, _NOISES[kind])

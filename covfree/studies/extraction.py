@@ -1,0 +1,145 @@
+"""Features of images and texts for a study, computed under a progress bar."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from covfree import backbones
+from covfree.backbones import BACKBONES, SentenceEncoder
+from covfree.backbones.hub import Weights
+from covfree.data.extract import encode_texts, extract_features
+from covfree.data.image_set import ImageSet, LabelledSet
+from covfree.data.images import load_images
+from covfree.data.kept import Extracted, Progress
+from covfree.data.texts import TextSet
+from covfree.studies.progress import progress_bar
+
+# Of what was left aside, as much is named.
+_SHOWN = 3
+
+
+def backbone_of(text: str) -> str:
+    """A name of the table, in which dashes and underscores are the same."""
+    name = text.replace("-", "_")
+    if name not in BACKBONES:
+        raise ValueError(f"--backbone: expected one of {', '.join(BACKBONES)}, got {text!r}")
+    return name
+
+
+def read_images(
+    source: str,
+    *,
+    pattern: str | None,
+    splits: dict[str, Any],
+    client_column: str | None,
+) -> ImageSet:
+    """The image set that ``--images`` and the options about it mean."""
+    of_tfds = {name: value for name, value in splits.items() if value is not None}
+    if client_column is not None:
+        of_tfds["client_column"] = client_column
+    kind, _, name = source.partition(":")
+    if kind == "tfds":
+        if pattern is not None:
+            raise ValueError(f"--pattern: expected a folder of images, got {source}")
+        from covfree.data.from_tfds import tfds
+
+        if of_tfds.get("test") == "none":
+            of_tfds["test"] = None
+        return tfds(name, **of_tfds)
+    if of_tfds:
+        option = option_of(of_tfds) + "-split" * bool(set(of_tfds) & {"train", "test"})
+        raise ValueError(f"{option}: expected a TensorFlow data set, tfds:NAME, got {source}")
+    if pattern is None:
+        return load_images(source)
+    if not Path(source).is_dir():
+        raise ValueError(f"--pattern: expected a folder of images, got {source}")
+    from covfree.data.folders import image_folder
+
+    return image_folder(source, pattern=pattern)
+
+
+def option_of(given: dict[str, Any]) -> str:
+    """The first of some arguments, as it is written on the command line."""
+    return "--" + next(iter(given)).replace("_", "-")
+
+
+def extract(
+    images: ImageSet,
+    name: str,
+    weights: Weights,
+    out: Path,
+    *,
+    dtype: str = "float32",
+    batch_size: int = 64,
+    on_damaged: str = "stop",
+) -> Extracted:
+    """Compute features of images into a file under a bar, and say in the end what was done."""
+    network = backbones.backbone(name)
+
+    def compute(progress: Progress) -> Extracted:
+        return extract_features(
+            images,
+            network,
+            # Called only if there is something to compute: Flax and the file take seconds.
+            lambda: network.load(weights.path),
+            out=out,
+            weights=weights.sha256,
+            preprocessing=weights.preprocessing,
+            batch_size=batch_size,
+            dtype=dtype,
+            on_damaged=on_damaged,
+            progress=progress,
+        )
+
+    return _under_bar(images, "images", name, compute)
+
+
+def encode(
+    texts: TextSet, encoder: SentenceEncoder, out: Path, *, dtype: str = "float32", batch_size: int = 64
+) -> Extracted:
+    """Compute features of texts into a file, as `extract` does of images."""
+    compute = partial(encode_texts, texts, encoder, out=out, dtype=dtype, batch_size=batch_size)
+    return _under_bar(texts, "texts", encoder.name, lambda progress: compute(progress=progress))
+
+
+def _under_bar(
+    examples: LabelledSet, noun: str, name: str, compute: Callable[[Progress], Extracted]
+) -> Extracted:
+    start = time.perf_counter()
+    with progress_bar() as bar:
+        task = bar.add_task(name, total=None)
+
+        def show(now: int, total: int) -> None:
+            speed = bar.tasks[0].speed
+            text = f"{speed:,.0f} {noun}/s" if speed else name
+            bar.update(task, completed=now, total=total, description=text)
+
+        found = compute(show)
+    for example, reason in found.skipped.items():
+        _say(f"skipped {example}: {reason}")
+    _say(_summary(examples, noun, found, time.perf_counter() - start))
+    return found
+
+
+def _summary(examples: LabelledSet, noun: str, found: Extracted, seconds: float) -> str:
+    parts = [f"{len(examples):,} {noun}"]
+    if found.skipped:
+        parts.append(f"{len(found.skipped):,} skipped")
+    if examples.ignored:
+        shown = ", ".join(examples.ignored[:_SHOWN]) + (", …" if len(examples.ignored) > _SHOWN else "")
+        parts.append(f"{len(examples.ignored):,} left aside ({shown})")
+    parts.append(
+        f"{found.computed:,} computed in {seconds:.1f} s ({found.computed / seconds:,.0f} {noun}/s)"
+        if found.computed
+        else "nothing to compute"
+    )
+    return f"{', '.join(parts)}: {found.path}, {found.path.stat().st_size:,} bytes"
+
+
+def _say(text: str) -> None:
+    print(f"covfree: {text}", file=sys.stderr)

@@ -1,0 +1,113 @@
+"""How the examples of a simulated federation are spread over its clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Integer
+
+from covfree.data import FeatureSet
+from covfree.data.partitions import PARTITIONERS
+
+# What the one number of a partition counts, where it counts.
+COUNTED = {"shards": "shards", "pathological": "classes"}
+
+
+@dataclass(frozen=True)
+class Federation:
+    """How the examples are spread where the data does not say so.
+
+    Attributes:
+        clients: number of clients.
+        partition: a name in `covfree.partitions.PARTITIONERS`.
+        alpha: the partitioner's one number (``alpha`` of the Dirichlet laws, ``sigma`` of the sizes, …);
+            ``iid`` has none, and ignores it.
+    """
+
+    clients: int
+    partition: str
+    alpha: float | int
+
+    def assign(self, data: FeatureSet, seed: int) -> Integer[np.ndarray, " examples"]:
+        """The client of each training example: the data's own, or the partition's; −1 where it has none.
+
+        Raises:
+            ValueError: if the partition cannot be made, or the data's own clients hold no training example.
+        """
+        if data.clients is not None:
+            if (data.clients < 0).all():
+                raise ValueError(f"{data.name}: clients: expected some with training examples, got none")
+            return data.clients
+        if self.partition not in PARTITIONERS:
+            raise ValueError(f"partition: expected one of {', '.join(PARTITIONERS)}, got {self.partition!r}")
+        try:
+            return self._draw(data.train_labels, seed)
+        except TypeError as error:
+            raise ValueError(str(error)) from error
+
+    def _draw(self, labels: np.ndarray, seed: int) -> np.ndarray:
+        partitioner = PARTITIONERS[self.partition]
+        if self.partition == "iid":
+            return partitioner(labels, self.clients, seed=seed)
+        if self.partition not in COUNTED:
+            return partitioner(labels, self.clients, self.alpha, seed=seed)
+        if self.alpha != int(self.alpha):
+            raise ValueError(
+                f"expected a whole number, got {self.alpha:g} for alpha, the {COUNTED[self.partition]} of a "
+                f"client"
+            )
+        return partitioner(labels, self.clients, int(self.alpha), seed=seed)
+
+
+def federations(
+    clients: Iterable[int], partitions: Iterable[str], alphas: Iterable[float | int]
+) -> list[Federation]:
+    """All combinations, in this order; one for ``iid`` whatever the alphas, which it does not have.
+
+    Raises:
+        TypeError: if an argument is one value, not several.
+
+    >>> [str(f.alpha) for f in federations([10], ["inner_dirichlet", "iid"], [0.1, 0.5])]
+    ['0.1', '0.5', '0.1']
+    """
+    several("clients", clients, "numbers")
+    several("partitions", partitions, "names")
+    several("alphas", alphas, "numbers")
+    every = list(alphas)
+    return [
+        Federation(count, partition, alpha)
+        for partition, count in product(partitions, clients)
+        for alpha in (every[:1] if partition == "iid" else every)
+    ]
+
+
+def several(name: str, values: object, expected: str) -> None:
+    """Raise unless an argument is several values: one number or one text is none."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise TypeError(f"{name}: expected several {expected}, such as a list, got {values!r}")
+
+
+class LeftOut(NamedTuple):
+    """What a partition gives to no client.
+
+    Attributes:
+        examples: number of training examples.
+        classes: number of classes with training examples, all of them on no client.
+    """
+
+    examples: int
+    classes: int
+
+
+def left_out(labels: Integer[np.ndarray, " examples"], clients: Integer[np.ndarray, " examples"]) -> LeftOut:
+    """Count the examples, and the classes, that lie on no client (a client below 0).
+
+    >>> left_out(np.array([0, 0, 1, 1]), np.array([0, -1, -1, -1]))
+    LeftOut(examples=3, classes=1)
+    """
+    kept = clients >= 0
+    return LeftOut(int((~kept).sum()), len(np.unique(labels)) - len(np.unique(labels[kept])))

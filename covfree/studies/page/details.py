@@ -1,0 +1,176 @@
+"""What a method gets right and wrong: by class, by client, and which classes it takes for which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Float, Integer
+
+from covfree.data.partitions import PartitionStatistics
+from covfree.studies.page.content import Bar, Confused, Detail, Grid, Heat, Histogram, Matrix
+from covfree.studies.predictions import (
+    Predictions,
+    class_accuracy,
+    confusion_counts,
+    expected_client_accuracy,
+    measured_client_accuracy,
+)
+from covfree.studies.tables import Cell
+
+# Classes that are shown one by one; of more, the worst.
+_SHOWN = 30
+_PAIRS = 20
+# Widths of a histogram's bars in percent, and how many bars it may have.
+_WIDTHS, _BARS = (1, 2, 5, 10), 20
+_NOBODY = "none"
+
+
+def detail(
+    title: str,
+    predictions: Mapping[int, Predictions],
+    partitions: Mapping[int, PartitionStatistics],
+    names: Sequence[str],
+) -> Detail:
+    """Sum up a method's runs.
+
+    Args:
+        title: the method's.
+        predictions: of the runs, by seed.
+        partitions: by seed.
+        names: of the classes.
+    """
+    counts = confusion_counts(predictions.values(), len(names))
+    accuracy = class_accuracy(counts)
+    confused = _confused(counts, names)
+    worst = _worst_first(accuracy)
+    measured = any(each.clients for each in predictions.values())
+    by_client = (
+        measured_client_accuracy(predictions.values()) if measured else _expected(predictions, partitions)
+    )
+    words = []
+    if len(worst):
+        words.append(f"worst class {names[worst[0]]}: {100 * accuracy[worst[0]]:.1f} %")
+    if confused:
+        words.append(f"most often {confused[0].label} is taken for {confused[0].predicted}")
+    few = len(names) <= _SHOWN
+    absent = len(names) - len(worst)
+    left_out = [] if len(worst) <= _SHOWN else [f"the worst {_SHOWN} of {len(worst):,} classes"]
+    left_out += [f"{absent:,} without test examples"] if absent else []
+    return Detail(
+        title=title,
+        text="; ".join(words),
+        classes=tuple(_class_bar(names[c], counts[c], accuracy[c]) for c in worst[:_SHOWN]),
+        classes_text="; ".join(left_out),
+        spread=histogram(accuracy, "classes") if len(worst) > _SHOWN else None,
+        clients=histogram(by_client, "clients"),
+        clients_title=(
+            "on each client's own test examples"
+            if measured
+            else "expected: each client's mean of the classes' accuracies, by its share of training examples"
+        ),
+        matrix=_matrix(counts, names) if few else None,
+        confused=() if few else tuple(confused[:_PAIRS]),
+    )
+
+
+def class_by_class(
+    titles: Sequence[str], predictions: Sequence[Mapping[int, Predictions]], names: Sequence[str]
+) -> Grid | None:
+    """Lay out the accuracy by class and method, the classes on which methods differ most first.
+
+    Args:
+        titles: of the methods.
+        predictions: of each method's runs, by seed.
+        names: of the classes.
+
+    Returns:
+        The table, of 30 classes at most; None if there is nothing to compare.
+    """
+    if len(titles) < 2:
+        return None
+    counts = [confusion_counts(each.values(), len(names)) for each in predictions]
+    accuracy = 100 * np.stack([class_accuracy(each) for each in counts])
+    apart = np.ptp(accuracy, axis=0)
+    shown = [int(c) for c in np.argsort(-apart, kind="stable") if np.isfinite(apart[c])][:_SHOWN]
+    lines = []
+    for c in shown:
+        shares = [Cell(f"{share:.1f}", float(share)) for share in accuracy[:, c]]
+        lines.append((Cell(names[c]), *shares, Cell(f"{apart[c]:.1f}", float(apart[c]))))
+    top = accuracy[:, shown].round(1)
+    best = frozenset((int(row), int(i) + 1) for i, row in np.argwhere(top == top.max(0)))
+    return Grid(("class", *titles, "range"), tuple(lines), sorted_by=len(titles) + 1, best=best)
+
+
+def histogram(shares: Float[np.ndarray, " values"], what: str) -> Histogram | None:
+    """Count shares in bins of 1, 2, 5 or 10 percent; None if there are none.
+
+    >>> found = histogram(np.array([0.905, 0.925, 0.93, 1.0, np.nan]), "clients")
+    >>> [(bar.name, bar.text) for bar in found.bars if bar.text]
+    [('90–91 %', '1'), ('92–93 %', '1'), ('93–94 %', '1'), ('99–100 %', '1')]
+    >>> found.text
+    '4 clients: median 92.8 %, 10th percentile 91.1 %, worst 90.5 %'
+    """
+    values = 100 * shares[np.isfinite(shares)]
+    if not len(values):
+        return None
+    low, high = float(values.min()), float(values.max())
+    width = next((w for w in _WIDTHS if (high - w * (low // w)) / w <= _BARS), _WIDTHS[-1])
+    first = min(width * int(low // width), 100 - width)
+    last = max(width * int(np.ceil(high / width)), first + width)
+    edges = np.arange(first, last + 1, width)
+    # Rounding must not put 0.93 · 100 below the edge at 93.
+    heights, _ = np.histogram(values.round(9), edges)
+    bars = tuple(
+        Bar(f"{left}–{left + width} %", height / heights.max(), str(height) if height else "")
+        for left, height in zip(edges.tolist(), heights.tolist(), strict=False)
+    )
+    middle, tenth = np.median(values), np.percentile(values, 10)
+    plain = f"{len(values):,} {what}: median {middle:.1f} %, 10th percentile {tenth:.1f} %, worst {low:.1f} %"
+    return Histogram(bars, plain)
+
+
+def _expected(
+    by_seed: Mapping[int, Predictions], partitions: Mapping[int, PartitionStatistics]
+) -> np.ndarray:
+    """What clients can expect, of all runs together."""
+    found = []
+    for seed, predictions in by_seed.items():
+        accuracy = class_accuracy(confusion_counts([predictions], partitions[seed].num_classes))
+        found.append(expected_client_accuracy(accuracy, partitions[seed]))
+    return np.concatenate(found)
+
+
+def _worst_first(accuracy: Float[np.ndarray, " classes"]) -> list[int]:
+    order = np.argsort(accuracy, kind="stable")
+    return [int(c) for c in order if np.isfinite(accuracy[c])]
+
+
+def _class_bar(name: str, counts: Integer[np.ndarray, " predicted"], accuracy: float) -> Bar:
+    return Bar(name, float(accuracy), f"{100 * accuracy:.1f} % of {counts.sum():,}")
+
+
+def _confused(counts: Integer[np.ndarray, "classes predicted"], names: Sequence[str]) -> list[Confused]:
+    """Wrong predictions, the most frequent first."""
+    wrong = counts.copy()
+    np.fill_diagonal(wrong, 0)
+    labels, predicted = wrong.nonzero()
+    order = np.argsort(-wrong[labels, predicted], kind="stable")[:_PAIRS]
+    columns, every = [*names, _NOBODY], counts.sum(1)
+    pairs: list[tuple[int, int]] = list(zip(labels[order].tolist(), predicted[order].tolist(), strict=True))
+    return [
+        Confused(names[a], columns[b], int(wrong[a, b]), f"{100 * wrong[a, b] / every[a]:.1f} %")
+        for a, b in pairs
+    ]
+
+
+def _matrix(counts: Integer[np.ndarray, "classes predicted"], names: Sequence[str]) -> Matrix:
+    """All counts; with a column for examples without a prediction if there are such."""
+    some = counts[:, -1].any()
+    shown = counts if some else counts[:, :-1]
+    every = np.maximum(counts.sum(1, keepdims=True), 1)
+    lines = tuple(
+        tuple(Heat(f"{count:,}" if count else "", share) for count, share in zip(line, shares, strict=True))
+        for line, shares in zip(shown.tolist(), (shown / every).tolist(), strict=True)
+    )
+    return Matrix(tuple(names), (*names, _NOBODY) if some else tuple(names), lines)

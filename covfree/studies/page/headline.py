@@ -1,0 +1,191 @@
+"""What came out, in a few sentences: which method is best, by how much, how sure, and at what cost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from math import isfinite, sqrt
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+from covfree.studies.table import percent
+from covfree.studies.tables import Cell, as_bytes
+
+# Points of accuracy within which a method that sends less is worth a word.
+_NEAR = 0.01
+
+
+class Scored(NamedTuple):
+    """A method on a federation.
+
+    Attributes:
+        title: its name.
+        accuracy: by seed.
+        bytes: that all clients send and, if any method's receive something, receive.
+    """
+
+    title: str
+    accuracy: Mapping[int, float]
+    bytes: float
+
+    @property
+    def mean(self) -> float:
+        """Mean accuracy over the seeds."""
+        return fmean(self.accuracy.values())
+
+    def over(self, other: Scored) -> list[float]:
+        """Differences to another's accuracy, seed by seed."""
+        seeds = [seed for seed in self.accuracy if seed in other.accuracy]
+        return [self.accuracy[seed] - other.accuracy[seed] for seed in seeds]
+
+
+def interval(differences: Sequence[float]) -> tuple[float, float] | None:
+    """The 95 % confidence interval of the mean by Student's t; None for fewer than two differences.
+
+    >>> low, high = interval([0.01, 0.02, 0.03])
+    >>> print(f"{low:.4f} {high:.4f}")
+    -0.0048 0.0448
+    """
+    from scipy.stats import t
+
+    if len(differences) < 2:
+        return None
+    half = float(t.ppf(0.975, len(differences) - 1)) * stdev(differences) / sqrt(len(differences))
+    return fmean(differences) - half, fmean(differences) + half
+
+
+def ranked(scored: Sequence[Scored]) -> list[Scored]:
+    """The best first; without those whose accuracy is not a number."""
+    return sorted((one for one in scored if isfinite(one.mean)), key=lambda one: -one.mean)
+
+
+def headline(scored: Sequence[Scored], num_tests: int, bytes_name: str) -> list[str]:
+    """Say what came out on one federation.
+
+    Args:
+        scored: the methods.
+        num_tests: examples of the test part.
+        bytes_name: what `Scored.bytes` counts, such as "bytes up".
+    """
+    first, *others = _of_all(scored, num_tests, bytes_name)
+    return [first, *others, *_left_out(scored)]
+
+
+def _left_out(scored: Sequence[Scored]) -> list[str]:
+    """Which methods the rest is not about, as they have no mean; nothing if that is all of them."""
+    lost = [one for one in scored if not isfinite(one.mean)]
+    if len(lost) == len(scored):
+        return []
+    return [
+        f"{one.title} is left out: with {sum(not isfinite(x) for x in one.accuracy.values())} of "
+        f"{len(one.accuracy)} {'seed' if len(one.accuracy) == 1 else 'seeds'} it has no test accuracy."
+        for one in lost
+    ]
+
+
+def _of_all(scored: Sequence[Scored], num_tests: int, bytes_name: str) -> list[str]:
+    order = ranked(scored)
+    if not order:
+        return ["No method has a test accuracy."]
+    best, *others = order
+    seeds = len(best.accuracy)
+    values = list(best.accuracy.values())
+    share = percent(best.mean, stdev(values) if seeds > 1 else None)
+    over = f"over {seeds} seeds" if seeds > 1 else "with one seed"
+    if not others:
+        first = f"{best.title}: {share} % test accuracy {over}, for {as_bytes(best.bytes)} ({bytes_name})."
+        return [first, *_sureness(best, num_tests)]
+    ahead, cost = _ahead(best, others[0], share, over), _cost(best, others, bytes_name)
+    return [*ahead, *_sureness(best, num_tests), cost]
+
+
+def behind(scored: Sequence[Scored]) -> list[Cell]:
+    """How far each method is behind the best, in points: mean and standard deviation over seeds."""
+    order, cells = ranked(scored), []
+    for one in scored:
+        if one is (order[0] if order else None):
+            cells.append(Cell("best", 0.0))
+            continue
+        apart = one.over(order[0]) if order else []
+        if not apart or not isfinite(fmean(apart)):
+            cells.append(Cell("–", float("nan")))
+            continue
+        text = percent(fmean(apart), stdev(apart) if len(apart) > 1 else None)
+        cells.append(Cell(text.replace("-", "−"), fmean(apart)))
+    return cells
+
+
+def over_places(places: Sequence[Sequence[Scored]]) -> list[str]:
+    """Say which method is best on how many federations, and on how many of these others are as good.
+
+    Args:
+        places: the methods of each federation.
+    """
+    tops = [_at_the_top(order) for each in places if (order := ranked(each))]
+    if not tops:
+        return ["No method has a test accuracy."]
+    firsts = Counter(title for titles in tops for title in titles)
+    ties = Counter(title for titles in tops for title in titles if len(titles) > 1)
+    (title, number), *others = firsts.most_common()
+    total = len(tops)
+    of = f"all {total}" if number == total else f"{number} of {total}"
+    words = [f"{title} has the highest test accuracy on {of} federations{_tied(ties[title])}"]
+    words += [f"{other} on {count}{_tied(ties[other])}" for other, count in others]
+    return [f"{', '.join(words)}."]
+
+
+def _at_the_top(order: Sequence[Scored]) -> list[str]:
+    """The methods with the highest accuracy, to the digits that are shown."""
+    best = percent(order[0].mean, None)
+    return [one.title for one in order if percent(one.mean, None) == best]
+
+
+def _tied(number: int) -> str:
+    return f" (a tie on {number})" if number else ""
+
+
+def _ahead(best: Scored, second: Scored, share: str, over: str) -> list[str]:
+    """Which is best, by how much, and how sure."""
+    first = f"{best.title} has the highest test accuracy: {share} % {over}."
+    apart = best.over(second)
+    if not apart:
+        return [first]
+    found, mean = interval(apart), 100 * fmean(apart)
+    if found is None:
+        by = f"It is {mean:.2f} points above" if round(mean, 2) else "It has the same accuracy as"
+        return [first, f"{by} {second.title}."]
+    low, high = (f"{100 * each:.2f}".replace("-", "−") for each in found)
+    if found[0] > 0:
+        wins = f"and it is higher with {sum(each > 0 for each in apart)} of {len(apart)} seeds"
+        sure = f"95 % interval {low} to {high}, {wins}"
+        return [first, f"It is {mean:.2f} points above {second.title} ({sure})."]
+    both = f"{best.title} and {second.title} are level at the top: {share} % and {100 * second.mean:.2f} %"
+    why = f"{mean:.2f} points, 95 % interval {low} to {high}"
+    return [f"{both} test accuracy {over}.", f"The seeds do not tell the two apart (difference {why})."]
+
+
+def _sureness(best: Scored, num_tests: int) -> list[str]:
+    """With one seed, what is known of chance."""
+    if len(best.accuracy) > 1 or not num_tests:
+        return []
+    error = 100 * sqrt(best.mean * (1 - best.mean) / num_tests)
+    return [
+        f"One seed does not tell how much of this is chance; {num_tests:,} test examples alone make a "
+        f"standard error of {error:.2f} points."
+    ]
+
+
+def _cost(best: Scored, others: Sequence[Scored], bytes_name: str) -> str:
+    """What the best costs, and what is nearly as good for less."""
+    text = f"{best.title} takes {as_bytes(best.bytes)} ({bytes_name})"
+    near = [one for one in others if one.bytes < best.bytes and best.mean - one.mean <= _NEAR]
+    if near:
+        cheap = min(near, key=lambda one: one.bytes)
+        return f"{text}; {cheap.title} comes within a point of it for {as_bytes(cheap.bytes)}."
+    second = others[0]
+    if 0 < 1.005 * best.bytes < second.bytes:
+        return f"{text}, {second.bytes / best.bytes:.3g} times less than {second.title}."
+    size = as_bytes(second.bytes)
+    if size == as_bytes(best.bytes):
+        return f"{text}, as much as {second.title}."
+    return f"{text}, {second.title} {size}."

@@ -1,0 +1,62 @@
+"""Matplotlib's figures as elements of a page."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import TYPE_CHECKING
+
+from covfree.studies.plots import style as figures
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Colours that the page's style knows, where they are others on a dark page.
+_COLOURS = {
+    "#000000": "var(--text)",
+    "#ffffff": "var(--card)",
+    figures.BLUE.lower(): "var(--bar)",
+    figures.VERMILLION.lower(): "var(--miss)",
+}
+
+
+def as_svg(figure: Figure, prefix: str) -> str:
+    """Draw a figure as an ``<svg>`` element that has the page's width and colours.
+
+    Args:
+        figure: made with `covfree.studies.plots.style`.
+        prefix: of the names within it, which must differ from those of other pictures on the page.
+    """
+    file = io.BytesIO()
+    with figures.style():
+        figure.savefig(file, format="svg", metadata={"Date": None}, transparent=True)
+    text = file.getvalue().decode()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+    used = set(re.findall(r"(?:url\(|href=\")#([^\")]+)", text))
+    # What is written as text is outside of tags, and stays.
+    text = re.sub(r"<[^>]*>", lambda tag: _rewritten(tag[0], prefix, used), text)
+    text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
+    width = 72 * figure.get_figwidth()
+    text = re.sub(r'(<svg[^>]*?) width="[^"]*"', rf'\1 style="--width: {width:.0f}"', text, count=1)
+    return re.sub(r">\s+<", "><", text).strip()
+
+
+def _rewritten(tag: str, prefix: str, used: set[str]) -> str:
+    """A tag with the page's names and colours."""
+
+    # Names of groups are of no use here; those that something refers to stay.
+    def name(found: re.Match[str]) -> str:
+        return f' id="{prefix}{found[1]}"' if found[1] in used else ""
+
+    tag = re.sub(r' id="([^"]*)"', name, tag)
+    tag = re.sub(r"(url\(|href=\")#", rf"\g<1>#{prefix}", tag)
+    for colour, variable in _COLOURS.items():
+        tag = re.sub(rf"((?:fill|stroke): ){colour}", rf"\g<1>{variable}", tag)
+    # Hundredths of a point are more than enough.
+    return re.sub(r"\d+\.\d{3,}", _rounded, tag)
+
+
+def _rounded(number: re.Match[str]) -> str:
+    return f"{float(number[0]):.2f}"

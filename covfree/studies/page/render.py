@@ -1,0 +1,86 @@
+"""A page as HTML."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from covfree.core.atomic import replacing
+from covfree.core.optional import optional
+from covfree.studies.page.content import Page
+
+# Characters of a command's line.
+_WIDTH = 92
+
+
+def write_page(page: Page, path: Path) -> None:
+    """Write a page: one file, which is there as a whole or not at all."""
+    text = as_html(page)
+    with replacing(path) as draft:
+        draft.write(text.encode())
+
+
+def as_html(page: Page) -> str:
+    """The page, with its style, its script and its pictures in it."""
+    jinja2 = optional("jinja2", "cli")
+    environment = jinja2.Environment(
+        # By package and not by folder, so that it is found wherever the package is installed.
+        loader=jinja2.PackageLoader("covfree.studies.page", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"shown": shown, "unbroken": unbroken}
+    return environment.get_template("page.html.jinja").render(page=page)
+
+
+def shown(value: Any) -> str:
+    """A setting in words.
+
+    >>> shown([0.1, 0.5]), shown("lda"), shown(False)
+    ('0.1, 0.5', 'lda', 'no')
+    """
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(shown, value))
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def unbroken(text: str) -> str:
+    """Keep numbers on one line with their units.
+
+    >>> unbroken("0.3 % for 2.1 MB").replace("\N{NO-BREAK SPACE}", "_")
+    '0.3_% for 2.1_MB'
+    """
+    return re.sub(r"(?<=[\d±]) (?=[±%]|\d|[kMG]?B\b|points)", "\N{NO-BREAK SPACE}", text)
+
+
+def command_line(command: str, settings: Mapping[str, Any]) -> str:
+    """Write the command line that runs a command with these settings, by the names of options.
+
+    >>> command_line("compare", {"dataset": "my data.npz", "seeds": [3], "ridge": None, "tune": True})
+    "covfree compare --dataset 'my data.npz' --seeds 3, --tune"
+    """
+    line, lines = f"covfree {command}", list[str]()
+    for name, value in settings.items():
+        if value is None or value is False:
+            continue
+        words = [f"--{name.replace('_', '-')}"]
+        if isinstance(value, list):
+            # The last comma makes a list of one seed a list.
+            words.append(",".join(map(str, value)) + ("," if name == "seeds" and len(value) == 1 else ""))
+        elif value is not True:
+            words.append(str(value))
+        option = shlex.join(words)
+        if len(line) + len(option) > _WIDTH:
+            lines.append(line)
+            line = f"  {option}"
+        else:
+            line += f" {option}"
+    return " \\\n".join([*lines, line])

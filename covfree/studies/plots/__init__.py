@@ -1,0 +1,1 @@
+"""Pictures of studies, with Matplotlib: how they look, and one file for each kind."""

@@ -1,0 +1,147 @@
+"""The picture of ``covfree finetune``: accuracy against rounds and against bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from covfree.finetune import registry
+from covfree.studies.curves import Curve
+from covfree.studies.plots import style as figures
+from covfree.studies.training import RANDOM
+from covfree.studies.variants import entries
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# One for each algorithm; dots are kept for the closed-form stage.
+_DASHES = ("-", "--", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (3, 1)), (0, (8, 2)), (0, (5, 1, 1, 1)), (0, (2, 1)))
+
+
+def plot(path: Path, title: str, every: Sequence[Curve], num_classes: int) -> list[Path]:
+    """Draw accuracy against rounds and against bytes up, as PNG, PDF and SVG.
+
+    Colours are starts, dashes algorithms. Lines are means over the seeds, bands standard deviations. A stage
+    in closed form is dotted and comes from chance, 1/C.
+
+    Args:
+        path: of one of the files; its suffix is replaced.
+        title: over the picture.
+        every: the curves.
+        num_classes: C.
+
+    Returns:
+        The paths of the files.
+    """
+    with figures.style():
+        return figures.save_all(draw(title, every, num_classes), path)
+
+
+def draw(title: str, every: Sequence[Curve], num_classes: int, *, narrow: bool = False) -> Figure:
+    """The figure; see `plot`. A narrow one has its parts below each other."""
+    from matplotlib.ticker import MaxNLocator
+
+    handles = _handles(every)
+    # The legend's lines come on top of the axes.
+    width, height, lines = (figures.PHONE, 5.6, 2) if narrow else (figures.PAGE, 3.2, 1)
+    figure = figures.new_figure(width, height + 0.05 * len(handles))
+    figures.set_title(figure, title)
+    by_round, by_bytes = np.ravel(figure.subplots(lines, 3 - lines, sharey=True))
+    ends: list[float] = []
+    for curve, style in zip(every, _styles(every), strict=True):
+        rounds, size, accuracy = _lines(curve)
+        mean, deviation = 100 * accuracy.mean(0), 100 * accuracy.std(0, ddof=min(1, len(accuracy) - 1))
+        ends += [*(mean - deviation), *(mean + deviation)]
+        for axes, places, before in ((by_round, rounds, -1.0), (by_bytes, size, 0.0)):
+            _draw_curve(axes, curve, places, mean, deviation, style)
+            if curve.init != RANDOM:
+                from_chance = [before, places[0]], [100 / num_classes, mean[0]]
+                axes.plot(*from_chance, linestyle=":", color=style["color"])
+    _set_limits(by_round, np.array(ends))
+    for axes in (by_round, by_bytes)[:lines]:
+        axes.set_ylabel("test accuracy, %")
+    by_round.set_xlabel("rounds after the start")
+    by_round.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    by_bytes.set_xlabel("bytes up, all clients together")
+    figures.byte_axis(by_bytes.xaxis)
+    for axes in (by_round, by_bytes):
+        axes.grid()
+    figures.legend_below(figure, handles)
+    return figure
+
+
+def _styles(every: Sequence[Curve]) -> list[dict[str, Any]]:
+    """Colour and dashes of each curve."""
+    inits, algorithms = _names(every)
+    colours = dict(zip(inits, figures.palette(len(inits)), strict=True))
+    dashes = {name: _DASHES[i % len(_DASHES)] for i, name in enumerate(algorithms)}
+    return [{"color": colours[curve.init], "linestyle": dashes[curve.algorithm]} for curve in every]
+
+
+def _names(every: Sequence[Curve]) -> tuple[list[str], list[str]]:
+    """Starts and algorithms, each once."""
+    inits = dict.fromkeys(curve.init for curve in every)
+    return list(inits), list(dict.fromkeys(curve.algorithm for curve in every))
+
+
+def _handles(every: Sequence[Curve]) -> list[Any]:
+    """The legend: a line for each start, for each algorithm, and for what else is drawn."""
+    from matplotlib.lines import Line2D
+
+    styles, (inits, algorithms) = _styles(every), _names(every)
+    colours = {curve.init: style["color"] for curve, style in zip(every, styles, strict=True)}
+    dashes = {curve.algorithm: style["linestyle"] for curve, style in zip(every, styles, strict=True)}
+    titles = {init: "random" if init == RANDOM else entries()[init].title for init in inits}
+    lines: list[tuple[str, dict[str, Any]]] = [
+        *((f"from {titles[init]}", {"color": colours[init], "marker": "o"}) for init in inits),
+        *((f"by {registry()[name].title}", {"linestyle": dashes[name]}) for name in algorithms),
+    ]
+    if inits != [RANDOM]:
+        lines.append(("closed-form stage", {"linestyle": ":"}))
+    if any(run.diverged is not None for curve in every for run in curve.runs):
+        lines.append(("diverged", {"linestyle": "", "marker": "x"}))
+    return [Line2D([], [], label=label, **{"color": figures.GREY, **style}) for label, style in lines]
+
+
+def _draw_curve(
+    axes: Axes,
+    curve: Curve,
+    places: np.ndarray,
+    mean: np.ndarray,
+    deviation: np.ndarray,
+    style: dict[str, Any],
+) -> None:
+    axes.plot(places, mean, label=curve.title, **style)
+    mark = {"color": style["color"], "linestyle": ""}
+    if len(curve.runs) > 1:
+        axes.fill_between(
+            places, mean - deviation, mean + deviation, alpha=0.15, linewidth=0, color=style["color"]
+        )
+    axes.plot(places[:1], mean[:1], marker="o", **mark)
+    if any(run.diverged is not None for run in curve.runs):
+        axes.plot(places[-1:], mean[-1:], marker="x", markersize=8, markeredgewidth=1.5, **mark)
+
+
+def _set_limits(axes: Axes, ends: np.ndarray) -> None:
+    """The range of training: the dotted lines come in from below."""
+    seen = ends[np.isfinite(ends)]
+    if not len(seen):
+        return
+    margin = 0.06 * max(np.ptp(seen), 1.0)
+    axes.set_ylim(max(seen.min() - margin, 0), min(seen.max() + margin, 100.5))
+
+
+def _lines(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rounds [r], bytes up until then [r], and accuracies [seeds, r], as far as all runs came."""
+    length = min(len(run.evaluated) for run in curve.runs)
+    shown = [run.evaluated[:length] for run in curve.runs]
+    size = []
+    for run, records in zip(curve.runs, shown, strict=True):
+        total = np.cumsum([record["bytes_up"] for record in run.history])
+        size.append(total[[record["round"] for record in records]])
+    rounds = np.array([record["round"] for record in shown[0]])
+    return rounds, np.mean(size, 0), np.array([[record["accuracy"] for record in one] for one in shown])

@@ -1,0 +1,88 @@
+"""The points of accuracy against bytes: what they are called, which are alike, and which no other beats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from covfree.studies import Result
+from covfree.studies.plots import style as figures
+
+
+class Family(NamedTuple):
+    """Methods whose clients send the same kind of statistics; they share a colour and a mark."""
+
+    title: str
+    colour: str
+    mark: str
+    methods: frozenset[str]
+
+
+def _family(title: str, colour: str, mark: str, methods: str) -> Family:
+    return Family(title, colour, mark, frozenset(methods.split()))
+
+
+FAMILIES = (
+    _family("class means", figures.BLUE, "o", "fedncm fedcof fedcof-paper fedcof-random qda-means"),
+    _family(
+        "several means or directions",
+        figures.SKY,
+        "v",
+        "fedcof-components fedcof-residuals stsa-e fedran",
+    ),
+    _family("means and variances", figures.GREEN, "^", "fedcof-spherical fedcof-diagonal naive-bayes"),
+    _family("Gram matrices", figures.ORANGE, "s", "fed3r fed3r-within fed3r-random afl fedcgs"),
+    _family("class covariances", figures.VERMILLION, "D", "fedcof-oracle qda"),
+    _family("virtual features", figures.PURPLE, "p", "ccvr fedpft fishermix proto-hyper"),
+    _family("heads of clients", figures.BROWN, "P", "ensemble"),
+    _family("several rounds of sums", figures.BLACK, "*", "fedcof-refined deepafl safle"),
+)
+OTHER = _family("other", figures.GREY, "X", "")
+
+
+class Point(NamedTuple):
+    """A method in the picture.
+
+    Attributes:
+        method: its name, with its numbers.
+        title: how the picture names it.
+        size: bytes of all clients together, mean over the seeds.
+        accuracy: in percent, mean over the seeds.
+        deviation: its standard deviation over the seeds; None of a single seed.
+    """
+
+    method: str
+    title: str
+    size: float
+    accuracy: float
+    deviation: float | None
+
+    @property
+    def family(self) -> Family:
+        """What its clients send."""
+        name = self.method.partition(":")[0]
+        return next((family for family in FAMILIES if name in family.methods), OTHER)
+
+
+def point_of(result: Result, down: bool) -> Point:
+    """The point of a result; its bytes are those up, or up and down."""
+    mean, deviation = result.accuracy
+    size = result.mean(lambda run: run.sent.statistics + (run.received if down else 0))
+    spread = None if deviation is None else 100 * deviation
+    return Point(result.method, result.title, size, 100 * mean, spread)
+
+
+def pareto_front(points: Sequence[Point]) -> list[int]:
+    """Places of the points that are more accurate than any other of as many bytes or fewer, by bytes.
+
+    Of points at the same bytes with the same accuracy, the first is taken.
+
+    >>> sizes_and_accuracies = [(10, 90), (10, 93), (20, 92), (40, 95), (40, 95)]
+    >>> pareto_front([Point("", "", size, accuracy, None) for size, accuracy in sizes_and_accuracies])
+    [1, 3]
+    """
+    front: list[int] = []
+    for place in sorted(range(len(points)), key=lambda i: (points[i].size, -points[i].accuracy)):
+        if not front or points[place].accuracy > points[front[-1]].accuracy:
+            front.append(place)
+    return front

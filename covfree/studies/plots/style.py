@@ -1,0 +1,173 @@
+"""How pictures look: sizes, type, colours, axes of bytes, files. Matplotlib is imported where it is used."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from covfree.core.optional import optional
+
+if TYPE_CHECKING:
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+# Inches: the width of a column, and of the text, of a paper in two columns.
+COLUMN, PAGE = 3.3, 6.9
+# Of a picture that a telephone shows at its own width.
+PHONE = 4.0
+# Points; no text is smaller, and titles are a little larger.
+TYPE, TITLE = 8.0, 9.0
+FORMATS = ("png", "pdf", "svg")
+
+# Okabe and Ito's colours, which colour-blind readers tell apart; without yellow, which white paper hides.
+BLUE, VERMILLION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
+SKY, PURPLE, BLACK, GREY = "#56B4E9", "#CC79A7", "#000000", "#7F7F7F"
+BROWN = "#8C564B"
+COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE, BLACK)
+
+_SETTINGS: dict[str, Any] = {
+    "font.size": TYPE,
+    "axes.titlesize": TYPE,
+    "axes.labelsize": TYPE,
+    "xtick.labelsize": TYPE,
+    "ytick.labelsize": TYPE,
+    "legend.fontsize": TYPE,
+    "legend.frameon": False,
+    "figure.titlesize": TITLE,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 5,
+    # Text stays text, to be searched and edited; the same picture gives the same file.
+    "svg.fonttype": "none",
+    "svg.hashsalt": "covfree",
+    "pdf.fonttype": 42,
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Draw and write within: Matplotlib's settings are these until it ends."""
+    with optional("matplotlib", "cli").rc_context(_SETTINGS):
+        yield
+
+
+def new_figure(width: float | int, height: float | int) -> Figure:
+    """Make a figure of so many inches, of which Matplotlib keeps no record and which opens no window."""
+    agg, figures = (optional(f"matplotlib.{name}", "cli") for name in ("backends.backend_agg", "figure"))
+    figure = figures.Figure(figsize=(width, height), dpi=200, layout="constrained")
+    agg.FigureCanvasAgg(figure)
+    return figure
+
+
+def save(figure: Figure, path: str | PathLike[str]) -> None:
+    """Write a figure in the format of the file's suffix, without the time, so that files can be compared."""
+    dated = {".pdf": "CreationDate", ".svg": "Date"}.get(Path(path).suffix.lower())
+    with style():
+        figure.savefig(path, metadata=None if dated is None else {dated: None})
+
+
+def save_all(figure: Figure, path: Path) -> list[Path]:
+    """Write a figure as PNG, PDF and SVG beside each other; returns the paths.
+
+    Args:
+        figure: what to write.
+        path: of one of the files; its suffix is replaced.
+    """
+    paths = [path.with_suffix(f".{suffix}") for suffix in FORMATS]
+    for each in paths:
+        save(figure, each)
+    return paths
+
+
+def palette(count: int) -> list[str]:
+    """So many different colours: those of Okabe and Ito, then darker and lighter ones of them.
+
+    >>> palette(2)
+    ['#0072b2', '#d55e00']
+    >>> len(set(palette(21)))
+    21
+    """
+    from matplotlib.colors import to_hex, to_rgb
+
+    own, shades = COLOURS[:-1], []  # black has no darker shade
+    for level in range(1 + count // len(own)):
+        # No share of black or white first, then shares of black, of white, of more black, …
+        share, end = min(0.35 * ((level + 1) // 2), 0.8), float(level % 2 == 0)
+        red_green_blue = [(1 - share) * np.array(to_rgb(each)) + share * end for each in own]
+        shades += [to_hex((red, green, blue)) for red, green, blue in red_green_blue]
+        if level == 0:
+            shades.append(to_hex(BLACK))
+    return shades[:count]
+
+
+def byte_axis(axis: Axis, most: int | None = None) -> None:
+    """Write bytes on an axis with units: 10 kB, 100 kB, 1 MB.
+
+    Args:
+        axis: its limits and its scale, linear or logarithmic, are set already.
+        most: ticks, about; None for 6 on a linear axis and for as many as fit on a logarithmic one.
+    """
+    from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
+
+    if axis.get_scale() == "log":
+        low, high = axis.get_view_interval()
+        steps = (1.0,) if math.log10(high / low) > 2 else (1.0, 2.0, 5.0)
+        axis.set_major_locator(LogLocator(subs=steps, numticks=most))
+        axis.set_minor_locator(LogLocator(subs="auto") if len(steps) == 1 else NullLocator())
+        axis.set_minor_formatter(lambda *_: "")
+    else:
+        axis.set_major_locator(MaxNLocator(most or 6))
+    axis.set_major_formatter(EngFormatter("B"))
+
+
+def text_width(text: str, size: float = TYPE) -> float:
+    """How wide a line of text is, in points."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    return text_to_path.get_text_width_height_descent(text, FontProperties(size=size), ismath=False)[0]
+
+
+def wrapped(text: str, width: float | int, size: float = TYPE) -> str:
+    """Break text into lines of at most so many points; words alone that are too long are broken too."""
+    for characters in range(max(len(text), 1), 1, -1):
+        lines = textwrap.wrap(text, characters)
+        if all(text_width(line, size) <= width for line in lines):
+            return "\n".join(lines)
+    return text
+
+
+def set_title(figure: Figure, text: str) -> None:
+    """Title a figure over its whole width, in as many lines as it takes; without text there is no title."""
+    if not text:
+        return
+    width = 72 * figure.get_figwidth() - 8
+    title = figure.suptitle(wrapped(text, width, TITLE), x=4 / (72 * figure.get_figwidth()), ha="left")
+    # Names of data sets may hold dollar signs.
+    title.set_parse_math(False)
+
+
+def legend_below(figure: Figure, handles: Sequence[Any]) -> None:
+    """Put a legend below everything, in as many columns as fit the figure's width."""
+    widest = max(text_width(str(handle.get_label())) for handle in handles)
+    columns = int(72 * figure.get_figwidth() // (widest + 4.5 * TYPE))
+    figure.legend(
+        handles=list(handles),
+        loc="outside lower center",
+        ncols=max(1, min(columns, len(handles))),
+        handlelength=2.2,
+        columnspacing=1.2,
+        borderaxespad=0.2,
+    )

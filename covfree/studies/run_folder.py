@@ -1,0 +1,142 @@
+"""The folder of a run, or of several: what it was started with, and what came of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import covfree
+from covfree.core.atomic import remove_abandoned, replacing
+from covfree.core.types import LinearHead
+from covfree.data import FeatureSet
+from covfree.finetune.registry import Rates
+from covfree.heads import MappedHead
+
+_NAME = "settings.json"
+# What only this command writes into its folder, as patterns.
+_WRITTEN = {
+    "compare": (_NAME, "runs.jsonl", "accuracy_vs_bytes.*"),
+    "finetune": (f"*-seed*/{_NAME}", "accuracy.*"),
+    "partition": ("partition.*",),
+}
+
+
+def make_folder(out: Path | None, command: str) -> None:
+    """Make the folder for a command's files, if there is to be one.
+
+    Raises:
+        ValueError: if it cannot be made, or holds files of another command.
+    """
+    if out is None:
+        return
+    for other, patterns in _WRITTEN.items():
+        found = [path for pattern in patterns for path in sorted(out.glob(pattern)) if other != command]
+        if found:
+            raise ValueError(
+                f"--out: {out} holds files of covfree {other}, such as {found[0].relative_to(out)}; give "
+                f"covfree {command} a folder of its own"
+            )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--out: cannot make the folder {out} ({error.strerror})") from error
+
+
+def holds_runs(out: Path) -> bool:
+    """Whether a folder holds runs of fine-tuning, each in a folder of its own."""
+    return any(out.glob(_WRITTEN["finetune"][0]))
+
+
+def check_settings(folder: Path, settings: Mapping[str, Any], resume: bool) -> None:
+    """Raise if a folder holds runs with other settings, or runs that shall not go on.
+
+    Args:
+        folder: where `write_settings` wrote.
+        settings: what the runs are started with, by the names of options.
+        resume: whether they shall go on.
+    """
+    earlier = read_settings(folder)
+    if earlier is None:
+        return
+    if not resume:
+        raise ValueError(f"--out: {folder} holds a run; --resume goes on with it, or give another folder")
+    theirs = earlier["settings"]
+    for name in sorted({*settings, *theirs}):
+        if theirs.get(name) != settings.get(name):
+            raise ValueError(
+                f"--resume: {folder} holds a run with --{name.replace('_', '-')} "
+                f"{_shown(theirs.get(name))}, got {_shown(settings.get(name))}"
+            )
+
+
+def write_settings(folder: Path, settings: Mapping[str, Any], **more: Any) -> None:
+    """Write down what runs are started with, and more."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {"settings": dict(settings), **more}
+    # As a whole or not at all: a run that is killed here can be started again.
+    with replacing(folder / _NAME) as draft:
+        draft.write((json.dumps(content, indent=2) + "\n").encode())
+
+
+def read_settings(folder: Path, *names: str) -> dict[str, Any] | None:
+    """What `write_settings` wrote, the settings and the other names; None if there is nothing."""
+    file = folder / _NAME
+    if not file.exists():
+        return None
+    try:
+        earlier = json.loads(file.read_text(encoding="utf-8"))
+        return {name: earlier[name] for name in ("settings", *names)}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"--resume: {file}: expected the settings of a run ({error})") from error
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return "its default" if value is None else str(value)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where a run keeps its settings, its history and its checkpoints.
+
+    Attributes:
+        path: the folder.
+        settings: what the run is started with, by the names of options.
+    """
+
+    path: Path
+    settings: Mapping[str, Any]
+
+    def check(self, resume: bool) -> None:
+        """Raise if another run lies here, or one that shall not go on."""
+        check_settings(self.path, self.settings, resume)
+
+    def rates(self) -> tuple[Rates, list[dict[str, Any]] | None] | None:
+        """The rates of the run that lies here, and what was tried for them; None if there is no run."""
+        earlier = read_settings(self.path, "rates", "tried")
+        return None if earlier is None else (Rates(*earlier["rates"]), earlier["tried"])
+
+    def begin(self, rates: Rates, tried: list[dict[str, Any]] | None) -> None:
+        """Write down what the run is started with."""
+        write_settings(self.path, self.settings, rates=list(rates), tried=tried)
+
+
+def save_result(folder: Path, result: Any, data: FeatureSet) -> None:
+    """The trained head, and a network's parameters, in files that need nothing but NumPy to be read."""
+    remove_abandoned(folder)
+    head = result
+    if not isinstance(result, LinearHead | MappedHead):
+        from flax.traverse_util import flatten_dict
+
+        params, head = result
+        arrays: Any = {name: np.asarray(leaf) for name, leaf in flatten_dict(params, sep="/").items()}
+        with replacing(folder / "backbone.npz") as file:
+            np.savez(file, **arrays)
+    dim = data.train_features.shape[1]
+    covfree.save_head(head, folder / "head.npz", class_names=data.class_names, dim=dim)

@@ -1,0 +1,264 @@
+"""Where the data of ``covfree compare`` and ``finetune`` comes from: a file of features, or images."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from covfree import backbones
+from covfree.backbones import BACKBONES, Backbone, Preprocessing
+from covfree.backbones.hub import Weights, find_weights
+from covfree.data import FeatureSet, load, load_npz
+from covfree.data.dataset import held_out
+from covfree.data.decode import decoded_batches
+from covfree.data.extract import feature_key
+from covfree.data.image_set import ImageSet
+from covfree.data.images import load_images
+from covfree.data.partitions import PARTITIONERS
+from covfree.studies import Federation, LeftOut
+from covfree.studies.extraction import backbone_of, extract
+
+
+class Images(NamedTuple):
+    """Images, and the network for them.
+
+    Attributes:
+        images: the image set.
+        network: without a classifier.
+        weights: of the network.
+    """
+
+    images: ImageSet
+    network: Backbone
+    weights: Weights
+
+    def pixels(self, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """All images as the network's input, uint8: of training, and of the test, split as features are."""
+        is_test = self.images.is_test
+        if is_test is None:
+            is_test = held_out(self.images.labels, seed)
+        with closing(decoded_batches(self.images, self.preprocessing, batch_size=64)) as batches:
+            every = np.concatenate([batch.pixels[: batch.size] for batch in batches])
+        return every[~is_test], every[is_test]
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """What the weights want."""
+        return self.weights.preprocessing or self.network.spec.preprocessing
+
+
+class Source(NamedTuple):
+    """Data of a federation.
+
+    Attributes:
+        config: what it is, for the results.
+        outline: the data of seed 0 as far as it is known at once: of images, without features.
+        load: the data for a seed.
+        images: where the features come from, if they come from images.
+    """
+
+    config: dict[str, Any]
+    outline: FeatureSet
+    load: Callable[[int], FeatureSet]
+    images: Images | None = None
+
+
+def load_named(dataset: str, test_file: Path | None, *, seed: int = 0) -> FeatureSet:
+    """What ``--dataset`` and ``--test-file`` name; errors name these."""
+    try:
+        return load(dataset, test=test_file, seed=seed)
+    except ValueError as error:
+        options = {"dataset": "--dataset", "test": "--test-file"}
+        name, colon, text = str(error).partition(":")
+        raise ValueError(f"{options.get(name, name)}{colon}{text}") from error
+
+
+def of_file(dataset: str, test_file: Path | None) -> Source:
+    """Features in a file, or the digits."""
+    config = {"dataset": dataset, "test_file": None if test_file is None else str(test_file)}
+    by_seed = _once(partial(load_named, dataset, test_file))
+    return Source(config, by_seed(0), by_seed)
+
+
+def of_images(source: str, backbone: str, weights: str | None) -> Source:
+    """Images, whose features are computed the first time and then lie in the cache."""
+    name = backbone_of(backbone)
+    found = find_weights(weights, BACKBONES[name])
+    made = of_image_set(load_images(source), name, found)
+    return made._replace(config={"images": source, **made.config})
+
+
+def of_image_set(images: ImageSet, name: str, weights: Weights) -> Source:
+    """The same of an open image set, a backbone's name in the table and its weights."""
+    network = backbones.backbone(name)
+    key = feature_key(images, network, weights=weights.sha256, preprocessing=weights.preprocessing)
+
+    @cache
+    def features() -> Path:
+        return extract(images, name, weights, cache_file(f"{images.name}-{name}", key)).path
+
+    def read(*, seed: int) -> FeatureSet:
+        return load_npz(features(), seed=seed)._replace(name=images.name)
+
+    config = {"backbone": name, "weights": weights.source}
+    return Source(config, _outline(images), _once(read), Images(images, network, weights))
+
+
+def source_of(
+    dataset: str | None,
+    test_file: Path | None,
+    images: str | None,
+    backbone: str | None,
+    weights: str | None,
+) -> Source:
+    """What ``--dataset`` and ``--test-file`` mean, or ``--images``, ``--backbone`` and ``--weights``."""
+    if images is None:
+        for name, value in {"backbone": backbone, "weights": weights}.items():
+            if value is not None:
+                raise ValueError(f"--{name}: expected --images beside it")
+        if test_file is not None and dataset in (None, "digits"):
+            raise ValueError("--test-file: expected none with --dataset digits, which has a test part")
+        return _checked(of_file(dataset or "digits", test_file))
+    for name, value in {"dataset": dataset, "test-file": test_file}.items():
+        if value is not None:
+            raise ValueError(f"--{name}: expected none beside --images")
+    if backbone is None:
+        raise ValueError("--images: expected --backbone beside it")
+    return _checked(of_images(images, backbone, weights))
+
+
+def sources_of(
+    dataset: str | None,
+    test_file: Path | None,
+    images: str | None,
+    backbone: str | None,
+    weights: str | None,
+) -> dict[str, Source]:
+    """Sources by name, as `source_of` finds them: ``--dataset`` may name several, with commas between."""
+    names = [None] if dataset is None else [dataset] if Path(dataset).is_file() else dataset.split(",")
+    if test_file is not None and len(names) > 1:
+        raise ValueError("--test-file: expected one --dataset beside it, got several")
+    sources: dict[str, Source] = {}
+    for name in names:
+        source = source_of(name if name is None else name.strip(), test_file, images, backbone, weights)
+        if source.outline.name in sources:
+            raise ValueError(f"--dataset: expected different data sets, got {source.outline.name} twice")
+        sources[source.outline.name] = source
+    return sources
+
+
+def _checked(source: Source) -> Source:
+    """The source, if there is something to tell apart; says so if tests are of classes that nobody has."""
+    data = source.outline
+    known = np.unique(data.train_labels)
+    if len(known) < 2:
+        raise ValueError(
+            f"{data.name}: expected examples of two classes or more to train on, got {len(known)}"
+        )
+    strange = ~np.isin(data.test_labels, known)
+    if strange.any():
+        first = class_name(data, int(data.test_labels[strange][0]))
+        print(
+            f"covfree: {data.name}: {strange.sum():,} of {len(strange):,} test examples are of classes with "
+            f"no training examples, such as {first}; no method can get them right",
+            file=sys.stderr,
+        )
+    return source
+
+
+def class_name(data: FeatureSet, label: int) -> str:
+    """How a class is shown: by its name, if the data has one."""
+    return str(label) if data.class_names is None else data.class_names[label]
+
+
+def heading(data: FeatureSet, federation: Federation, seeds: int, lost: Sequence[LeftOut]) -> str:
+    """What results are of, in one line; what is on no client is said of all seeds."""
+    spread = f"{federation.clients} clients, {federation.partition}"
+    if federation.partition != "iid":
+        spread += f" {federation.alpha:g}"
+    if data.clients is not None:
+        spread = f"{data.clients.max() + 1} clients of its own"
+    sizes = f"{len(data.train_labels)} train, {len(data.test_labels)} test"
+    counted = f"{seeds} seed{'s' if seeds > 1 else ''}"
+    return ", ".join([f"{data.name}: {sizes}, {spread}, {counted}", *on_no_client(lost)])
+
+
+def on_no_client(lost: Sequence[LeftOut]) -> list[str]:
+    """What the seeds' partitions leave out, in words; none if they leave out nothing."""
+    numbers = [
+        (min(values), max(values), word)
+        for values, word in zip(zip(*lost, strict=True), ("example", "class"), strict=True)
+    ]
+    words = [
+        f"{_span(low, high)} {word if high == 1 else {'class': 'classes'}.get(word, word + 's')}"
+        for low, high, word in numbers
+        if high
+    ]
+    return [f"{' and '.join(words)} on no client"] if words else []
+
+
+def _span(low: int, high: int) -> str:
+    return f"{low:,}" if low == high else f"{low:,}–{high:,}"
+
+
+def law_of(data: FeatureSet, federation: Federation) -> str:
+    """How examples are spread over clients, with the partitioner's own name for its number."""
+    if data.clients is not None:
+        return "clients of its own"
+    # After the labels and the number of clients comes the partitioner's number, if it has one.
+    third = list(inspect.signature(PARTITIONERS[federation.partition]).parameters)[2]
+    if third == "seed":
+        return federation.partition
+    name = {"alpha": "α", "sigma": "σ"}.get(third, third.removeprefix("num_").replace("partition", "client"))
+    name = name.replace("_", " ")
+    return f"{federation.partition}, {name} = {federation.alpha:g}"
+
+
+def cache_file(stem: str, key: dict[str, Any]) -> Path:
+    """Where features with this key are kept."""
+    own, common = os.environ.get("COVFREE_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    folder = Path(own) if own else (Path(common) if common else Path.home() / ".cache") / "covfree"
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    return folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', stem)[:80]}-{digest}.npz"
+
+
+def _once(read: Callable[..., FeatureSet]) -> Callable[[int], FeatureSet]:
+    """The data for a seed; what is split the same for every seed is read once."""
+
+    @cache
+    def first() -> FeatureSet:
+        return read(seed=0)
+
+    def for_seed(seed: int) -> FeatureSet:
+        return first() if seed == 0 or first().fixed_split else read(seed=seed)
+
+    return for_seed
+
+
+def _outline(images: ImageSet) -> FeatureSet:
+    """What is known without features: whose the training examples are, and of which class."""
+    train = np.ones(len(images), bool) if images.is_test is None else ~images.is_test
+    labels = np.asarray(images.labels)
+    none = np.zeros((0, 0), np.float32)
+    return FeatureSet(
+        name=images.name,
+        train_features=none,
+        train_labels=labels[train],
+        test_features=none,
+        test_labels=labels[~train],
+        num_classes=len(images.class_names),
+        clients=None if images.clients is None else np.zeros(int(train.sum()), np.int32),
+        fixed_split=images.is_test is not None,
+        class_names=images.class_names,
+    )

@@ -1,0 +1,118 @@
+"""Named methods, each with its numbers: from texts such as ``fedcof:shrinkage=0.1``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
+from covfree.core.registries import Entry
+from covfree.methods import Method
+from covfree.methods import registry as methods_of_one_round
+from covfree.methods.field.registry import registry as staged_methods
+from covfree.methods.refine import registry as refined_methods
+from covfree.studies.federation import several
+
+
+class Variant(NamedTuple):
+    """A named method with its numbers.
+
+    Attributes:
+        title: how tables name it.
+        method: the method.
+    """
+
+    title: str
+    method: Method
+
+
+def entries() -> dict[str, Entry[Method]]:
+    """All named methods, of one round and of more."""
+    return {**methods_of_one_round(), **refined_methods(), **staged_methods()}
+
+
+def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None = None) -> dict[str, Variant]:
+    """Make named methods with all combinations of the numbers that each accepts.
+
+    Args:
+        names: names of methods (see `covfree.methods.registry`), each of which may carry numbers of its own:
+            ``"fedcof:shrinkage=0.1:head=ridge"``.
+        numbers: values to combine, by name; each method takes those that it accepts and does not set itself.
+
+    Returns:
+        The methods by name. Where a number has several values, or is the method's own, it is in the name.
+
+    Raises:
+        TypeError: if ``names`` is one text.
+        ValueError: if a name is unknown or given twice, a value is none that the method takes, or a number
+            is accepted by none of the methods.
+
+    >>> list(variants(["fedncm", "fedcof"], {"shrinkage": [0.1, 1.0]}))
+    ['fedncm', 'fedcof:shrinkage=0.1', 'fedcof:shrinkage=1.0']
+    """
+    several("names", names, "names of methods")
+    numbers, known, found = numbers or {}, entries(), dict[str, Variant]()
+    made: dict[str, tuple[str, dict[str, Any]]] = {}
+    asked = [_parsed(text) for text in names]
+    for name, own in asked:
+        if name not in known:
+            raise ValueError(f"methods: unknown method {name!r}; expected some of {', '.join(known)}")
+        for number in own:
+            if number not in known[name].accepts:
+                takes = ", ".join(sorted(known[name].accepts)) or "no number"
+                raise ValueError(f"methods: {name} takes {takes}, got {number}")
+    for number in numbers:
+        if not any(number in known[name].accepts for name, _ in asked):
+            takers = [name for name, entry in known.items() if number in entry.accepts]
+            which = f"{asked[0][0]} does not take it" if len(asked) == 1 else "none of the methods takes it"
+            raise ValueError(f"{number}: {which}; expected one of {', '.join(takers)}")
+    for name, own in asked:
+        entry = known[name]
+        common = {k: v for k, v in numbers.items() if k in entry.accepts and k not in own}
+        swept = {k for k, v in common.items() if len(v) > 1}
+        for values in product(*common.values()):
+            given = {**dict(zip(common, values, strict=True)), **own}
+            shown = [f"{k}={v}" for k, v in given.items() if k in swept or k in own]
+            key = ":".join([name, *shown])
+            if key in found:
+                raise ValueError(f"methods: expected different names, got {key} twice")
+            # 1 and 1.0 are the same number.
+            for other, its in made.items():
+                if its == (name, given):
+                    raise ValueError(f"methods: expected different methods, got {other} and {key}, the same")
+            made[key] = name, given
+            title, defaults, _ = entry.title.partition(" (")
+            words = [f"{k}={v}" for k, v in given.items()] if defaults else shown
+            try:
+                method = entry.make(**given)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"methods: {key}: {error}" if own else str(error)) from error
+            found[key] = Variant(f"{title} ({', '.join(words)})" if words else entry.title, method)
+    if not found:
+        raise ValueError("methods: expected names of methods, got none")
+    return found
+
+
+def _parsed(text: str) -> tuple[str, dict[str, Any]]:
+    """A name and numbers of its own."""
+    name, *parts = text.split(":")
+    own = {}
+    for part in parts:
+        number, equals, value = part.partition("=")
+        if not equals:
+            raise ValueError(f"methods: expected a number such as {name}:shrinkage=0.1, got {text!r}")
+        number = number.strip().replace("-", "_")
+        if number in own:
+            raise ValueError(f"methods: expected {number} once, got {text!r}")
+        own[number] = as_number(value.strip())
+    return name.strip(), own
+
+
+def as_number(text: str) -> Any:
+    """An integer, a real number, or the text itself, such as 'auto'."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

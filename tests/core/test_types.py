@@ -1,0 +1,156 @@
+"""Rows, moments and the linear head; saving and loading."""
+
+import copy
+import dataclasses
+import pickle
+
+import federations
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from federations import CLASSES
+from flax.training.train_state import TrainState
+
+import covfree
+from covfree.heads import EnsembleHead, GaussianHead, MappedHead
+from covfree.statistics.feature_maps import Adapter
+
+
+def test_rows_of_dense_means():
+    means = jnp.arange(24.0).reshape(2, 4, 3)
+    counts = jnp.arange(8).reshape(2, 4)
+    rows = covfree.Rows.from_means(means, counts)
+    np.testing.assert_array_equal(rows.mean, means.reshape(8, 3))
+    np.testing.assert_array_equal(rows.count, counts.reshape(8))
+    assert rows.label.tolist() == [0, 1, 2, 3] * 2
+    one = covfree.Rows.from_means(means[0], counts[0])
+    assert one.label.tolist() == [0, 1, 2, 3]
+
+
+def test_rows_of_examples():
+    rows = covfree.Rows.from_examples(jnp.ones((3, 2)), jnp.array([2, -1, 0]))
+    assert rows.count.tolist() == [1, 1, 1]
+    assert covfree.first_moments(rows, 3).count.tolist() == [1, 0, 1]
+
+
+def test_records_are_pytrees():
+    rows = covfree.Rows(jnp.ones((3, 2)), jnp.ones(3), jnp.zeros(3, jnp.int32))
+    for record in (rows, covfree.first_moments(rows, 2), covfree.fit(covfree.fedncm(), *federations.make(0))):
+        leaves, structure = jax.tree.flatten(record)
+        assert len(leaves) == len(jax.tree.leaves(jax.jit(lambda x: x)(record)))
+        again = jax.tree.unflatten(structure, leaves)
+        assert type(again) is type(record)
+        for a, b in zip(leaves, jax.tree.leaves(again), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("kind", ["linear", "gaussian", "mapped", "ensemble", "adapter"])
+def test_heads_are_functions_to_jax(untyped, kind):
+    linear = covfree.LinearHead(jnp.arange(6.0).reshape(2, 3), jnp.zeros(3), jnp.array([1.0, 0.0, 1.0]))
+    adapter = Adapter(jnp.ones((2, 1)), jnp.ones((1, 2)))
+    head = {
+        "linear": linear,
+        "gaussian": GaussianHead(jnp.arange(6.0).reshape(3, 2), jnp.ones((3, 2)), jnp.zeros(3)),
+        "mapped": MappedHead(adapter, linear),
+        "ensemble": EnsembleHead(
+            linear.weight.T,
+            linear.bias,
+            *(jnp.array(x) for x in ([0, 0, 1], [0, 2, 2])),
+            linear.bias,
+            linear.present,
+        ),
+        "adapter": adapter,
+    }[kind]
+    features = jnp.array([[1.0, -2.0], [0.5, 3.0]])
+    scores = head(features)
+    for other in (
+        jax.jit(head),
+        jax.checkpoint(head),
+        jax.vmap(jax.jit(head)),
+        pickle.loads(pickle.dumps(head)),
+        copy.deepcopy(head),
+        dataclasses.replace(head),
+    ):
+        np.testing.assert_allclose(other(features), scores, rtol=1e-6)
+    np.testing.assert_allclose(head(features.tolist()), scores, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"features: expected \[..., 2\].* got \[4, 3\]"):
+        head(np.ones((4, 3), np.float32))
+
+
+def test_an_optimiser_steps_on_a_head():
+    head = covfree.LinearHead(jnp.eye(2), jnp.zeros(2))
+    features, labels = jnp.eye(2), jnp.array([1, 1])
+    optimiser = optax.adamw(0.1)
+
+    def loss(head):
+        return optax.softmax_cross_entropy_with_integer_labels(head(features), labels).mean()
+
+    def of_params(params):
+        return loss(params["head"])
+
+    state = TrainState.create(apply_fn=None, params={"head": head}, tx=optimiser)
+    for _ in range(3):
+        state = jax.jit(lambda state: state.apply_gradients(grads=jax.grad(of_params)(state.params)))(state)
+    assert isinstance(state.params["head"], covfree.LinearHead)
+    assert loss(state.params["head"]) < loss(head)
+
+
+def test_head_takes_any_batch():
+    head = covfree.LinearHead(jnp.arange(6.0).reshape(2, 3), jnp.array([0.0, 1.0, -jnp.inf]))
+    features = jnp.ones((4, 5, 2))
+    scores = head(features)
+    assert scores.shape == (4, 5, 3)
+    assert head(features[0, 0]).tolist() == [3.0, 6.0, -np.inf]
+    np.testing.assert_array_equal(jax.vmap(jax.vmap(head))(features), scores)
+
+
+def test_heads_are_subtracted_averaged_and_differentiated_leaf_by_leaf():
+    features, labels, clients = federations.make(0).clean
+    features = features.astype(np.float32)
+    fit = jax.vmap(
+        lambda gamma: covfree.fit(covfree.fedcof(gamma), features, labels, clients, num_classes=CLASSES)
+    )
+    heads = jax.jit(fit)(jnp.array([0.1, 1.0]))
+    first, second = (jax.tree.map(lambda leaf, k=k: leaf[k], heads) for k in (0, 1))
+    assert set(heads.present.ravel().tolist()) == {0, 1}
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(heads))
+    change = jax.tree.map(jnp.subtract, second, first)
+    again = jax.tree.map(jnp.add, first, change)
+    np.testing.assert_allclose(again(features), second(features), rtol=1e-4, atol=1e-4)
+    mean = jax.tree.map(lambda a, b: (a + b) / 2, first, second)
+    np.testing.assert_allclose(mean(features), (first(features) + second(features)) / 2, rtol=1e-4, atol=1e-4)
+
+    def loss(head):
+        return -jnp.take_along_axis(jax.nn.log_softmax(head(features)), labels[:, None], 1).mean()
+
+    slope = jax.grad(loss)(first)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(slope))
+    np.testing.assert_array_equal(slope.present, 0)
+    absent = np.asarray(first.present) == 0
+    np.testing.assert_array_equal(np.asarray(slope.weight)[:, absent], 0)
+    assert np.abs(slope.weight).max() > 0
+    # Weight decay of all leaves shrinks marks, and changes no absence.
+    optimiser = optax.adamw(0.1, weight_decay=1.0)
+    updates, _ = optimiser.update(slope, optimiser.init(first), first)
+    decayed = optax.apply_updates(first, updates)
+    assert 0 < decayed.present.max() < 1
+    np.testing.assert_array_equal(np.isneginf(decayed(features)), np.isneginf(first(features)))
+
+
+def test_moments_of_nothing():
+    rows = covfree.Rows(jnp.full((3, 2), jnp.nan), jnp.zeros(3, jnp.int32), jnp.array([0, 1, -1]))
+    moments = covfree.first_moments(rows, CLASSES)
+    np.testing.assert_array_equal(moments.mean, 0)
+    np.testing.assert_array_equal(moments.grand_mean, 0)
+    assert not np.asarray(moments.present).any()
+    assert moments.within_degrees == moments.spread_degrees == 0
+
+
+def test_counts_of_all_classes_together_do_not_wrap():
+    """Three classes of 10⁹ each fit int32; their sum does not."""
+    moments = covfree.Moments(jnp.full(3, 10**9), jnp.full(3, 10**9), 1e9 * jnp.array([[1.0], [2.0], [6.0]]))
+    np.testing.assert_allclose(moments.num_examples, 3e9, rtol=1e-6)
+    np.testing.assert_allclose(moments.grand_mean, [3.0], rtol=1e-6)
+    np.testing.assert_allclose([moments.spread_degrees, moments.within_degrees], 3e9, rtol=1e-6)
