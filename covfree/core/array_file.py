@@ -1,14 +1,24 @@
-"""Arrays by name in a ``.safetensors`` file: numbers as its tensors, texts as its metadata, in JSON."""
+"""Arrays by name in an ``.npz`` or a ``.safetensors`` file.
+
+In the latter numbers are its tensors, texts its metadata, in JSON.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+import struct
 from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
+from zipfile import ZIP_STORED, ZipFile
 
 import numpy as np
 
 from covfree.core.optional import optional
+
+# Bytes that are read at a time.
+_BLOCK = 2**22
 
 
 def write_safetensors(arrays: Mapping[str, np.ndarray]) -> bytes:
@@ -36,3 +46,59 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
     # The second, of metadata that are no JSON.
     except (safetensors.SafetensorError, ValueError) as error:
         raise ValueError(f"{path}: expected a safetensors file of arrays ({error})") from error
+
+
+def names_in(array: np.ndarray) -> tuple[str, ...]:
+    """Names of a file, which may be bytes or numbers, as text."""
+    return tuple((np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array.astype(str)).tolist())
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an ``.npz`` file, whose checksums agree.
+
+    ``features`` that are not compressed are memory-mapped, read-only: they may be larger than memory.
+
+    Raises:
+        ValueError: if the file is none of plain arrays, or was altered; it names the path.
+        FileNotFoundError: if there is no such file.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    with path.open("rb") as stream:
+        # NumPy takes what is no archive for pickled objects, and speaks of loading them.
+        if (start := stream.read(2)) != b"PK":
+            raise ValueError(
+                f"{path}: expected an .npz file of plain arrays, got a file that begins {start!r}"
+            )
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+            mapped = _map(stream, file.zip, "features")
+            entries = {name: mapped[name] if name in mapped else file[name] for name in file.files}
+            # Entries that are no arrays come as bytes.
+            return {name: entry for name, entry in entries.items() if isinstance(entry, np.ndarray)}
+    # Of any kind: damage may reach every part of the decoders. A lone .npy array is no context manager.
+    except Exception as error:
+        raise ValueError(f"{path}: expected an .npz file of plain arrays ({error})") from error
+
+
+def _map(stream: BinaryIO, archive: ZipFile, name: str) -> dict[str, np.ndarray]:
+    """An array of an ``.npz`` file where it lies on the disk, by its name; nothing if that cannot be."""
+    info = archive.NameToInfo.get(f"{name}.npy")
+    if info is None or info.compress_type != ZIP_STORED:
+        return {}
+    with archive.open(info) as member:
+        if np.lib.format.read_magic(member) != (1, 0):
+            return {}
+        shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(member)
+        header = member.tell()
+        # The archive compares the checksum when it comes to the end.
+        while member.read(_BLOCK):
+            pass
+    size = math.prod(shape) * dtype.itemsize
+    if dtype.hasobject or size == 0 or header + size != info.file_size:
+        return {}
+    # In front of an entry lie 30 bytes, its name, and extra fields, both of lengths that are there too.
+    stream.seek(info.header_offset + 26)
+    start = info.header_offset + 30 + sum(struct.unpack("<HH", stream.read(4)))
+    order = "F" if fortran_order else "C"
+    return {name: np.asarray(np.memmap(stream, dtype, "r", start + header, shape, order))}

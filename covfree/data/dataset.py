@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import math
-import struct
 from os import PathLike
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeAlias
-from zipfile import ZIP_STORED, ZipFile
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from covfree.core.array_file import names_in, read_npz
 from covfree.core.checks import check
 from covfree.core.optional import optional
 
 # Labels are indices: one above this is an identifier that was not turned into an index.
 MOST_CLASSES = 1_000_000
-# Bytes that are read at a time.
-_BLOCK = 2**22
 
 StrPath: TypeAlias = str | PathLike[str]
 
@@ -145,62 +141,6 @@ def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> Fe
             f"labels, got shape {list(names.shape)}"
         )
     return data._replace(num_classes=len(names), class_names=names_in(names))
-
-
-def names_in(array: np.ndarray) -> tuple[str, ...]:
-    """Names of a file, which may be bytes or numbers, as text."""
-    return tuple((np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array.astype(str)).tolist())
-
-
-def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an ``.npz`` file, whose checksums agree.
-
-    ``features`` that are not compressed are memory-mapped, read-only: they may be larger than memory.
-
-    Raises:
-        ValueError: if the file is none of plain arrays, or was altered; it names the path.
-        FileNotFoundError: if there is no such file.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file")
-    with path.open("rb") as stream:
-        # NumPy takes what is no archive for pickled objects, and speaks of loading them.
-        if (start := stream.read(2)) != b"PK":
-            raise ValueError(
-                f"{path}: expected an .npz file of plain arrays, got a file that begins {start!r}"
-            )
-    try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            mapped = _map(stream, file.zip, "features")
-            entries = {name: mapped[name] if name in mapped else file[name] for name in file.files}
-            # Entries that are no arrays come as bytes.
-            return {name: entry for name, entry in entries.items() if isinstance(entry, np.ndarray)}
-    # Of any kind: damage may reach every part of the decoders. A lone .npy array is no context manager.
-    except Exception as error:
-        raise ValueError(f"{path}: expected an .npz file of plain arrays ({error})") from error
-
-
-def _map(stream: BinaryIO, archive: ZipFile, name: str) -> dict[str, np.ndarray]:
-    """An array of an ``.npz`` file where it lies on the disk, by its name; nothing if that cannot be."""
-    info = archive.NameToInfo.get(f"{name}.npy")
-    if info is None or info.compress_type != ZIP_STORED:
-        return {}
-    with archive.open(info) as member:
-        if np.lib.format.read_magic(member) != (1, 0):
-            return {}
-        shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(member)
-        header = member.tell()
-        # The archive compares the checksum when it comes to the end.
-        while member.read(_BLOCK):
-            pass
-    size = math.prod(shape) * dtype.itemsize
-    if dtype.hasobject or size == 0 or header + size != info.file_size:
-        return {}
-    # In front of an entry lie 30 bytes, its name, and extra fields, both of lengths that are there too.
-    stream.seek(info.header_offset + 26)
-    start = info.header_offset + 30 + sum(struct.unpack("<HH", stream.read(4)))
-    order = "F" if fortran_order else "C"
-    return {name: np.asarray(np.memmap(stream, dtype, "r", start + header, shape, order))}
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:

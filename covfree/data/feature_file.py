@@ -12,8 +12,9 @@ from zipfile import ZipFile, ZipInfo
 
 import numpy as np
 
+from covfree.core.array_file import read_npz
 from covfree.core.atomic import lock, remove_abandoned, replacing
-from covfree.data.dataset import StrPath, read_npz
+from covfree.data.dataset import StrPath
 
 DTYPES = ("float16", "float32")
 _OWN = ("features", "key")

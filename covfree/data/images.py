@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from covfree.data.dataset import MOST_CLASSES, StrPath, read_npz
+from covfree.core.array_file import read_npz
+from covfree.data.dataset import MOST_CLASSES, StrPath
 from covfree.data.folders import image_folder
 from covfree.data.from_tfds import tfds
 from covfree.data.image_set import ImageSet

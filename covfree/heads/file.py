@@ -12,11 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.core.array_file import read_safetensors, write_safetensors
+from covfree.core.array_file import names_in, read_npz, read_safetensors, write_safetensors
 from covfree.core.atomic import replacing
 from covfree.core.checks import check_positive
 from covfree.core.types import Head, LinearHead
-from covfree.data.dataset import names_in, read_npz
 from covfree.heads import GaussianHead, MappedHead
 from covfree.statistics.feature_maps import Adapter, FourierFeatures, ReluFeatures
 

@@ -6,8 +6,8 @@ import zipfile
 import numpy as np
 import pytest
 
+from covfree.core.array_file import read_npz
 from covfree.data import FeatureSet, load, load_digits, load_npz
-from covfree.data.dataset import read_npz
 
 EXAMPLES, DIM, CLASSES = 30, 4, 3
 
