@@ -29,7 +29,7 @@ from jax.tree_util import Partial
 
 import covfree
 from covfree import finetune, rounds
-from covfree.finetune.fednova import path_length
+from covfree.finetune.optimisers import as_optimiser, reach
 
 # Steps of a client on average: 10,000 images of 10 clients in batches of 64.
 STEPS = 16
@@ -126,13 +126,13 @@ def normalised(on: Federation) -> Any:
     own = _one_round(algorithm, on).result.own.trained
     sizes = np.bincount(on.clients, minlength=on.options.clients)
     steps = epochs * -(-sizes // ROUND_BATCH)
-    weight = sizes / [float(path_length(count, LEARNING_RATE, MOMENTUM, 0.0)) for count in steps]
+    weight = sizes / [float(reach(as_optimiser("client", descent), count)) / LEARNING_RATE for count in steps]
     return jax.tree.map(lambda x, y: np.einsum("c,c...->c...", weight, x[None] - y), model.trained, own)
 
 
 def nova(rate: float, momentum: float) -> Make:
     """FedNova whose clients descend otherwise."""
-    return partial(finetune.fednova, client_lr=rate, momentum=momentum)
+    return partial(finetune.fednova, client=Partial(optax.sgd, rate, momentum=momentum))
 
 
 class Change(NamedTuple):

@@ -1,20 +1,21 @@
-"""FedAvg, and what differs from it by the server's optimiser: FedAvgM, FedAdam, FedYogi, FedAdagrad."""
+"""FedAvg, and what differs from it by the server's optimiser or the client's: FedAdam, …, FedProx."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.tree_util import Partial
 
 from covfree.core.checks import check_choice, check_strength
-from covfree.core.types import PRNGKey, Scalar
-from covfree.finetune.local import Optimiser, Training, as_optimiser
+from covfree.finetune.baselines.prompts import without_padding
+from covfree.finetune.local import Training
 from covfree.finetune.model import Model, check_model
-from covfree.finetune.optimisers import adaptive
-from covfree.finetune.prompts import without_padding
+from covfree.finetune.optimisers import Optimiser, adaptive, add_proximal, as_optimiser
 from covfree.rounds.algorithm import Algorithm, ClientData
 
 Weighting: TypeAlias = Literal["examples", "uniform"]
@@ -85,8 +86,7 @@ def client(
     own = numbers.training(numbers.model, trained, statistics, data, key, round=number, anchor=trained)
     weight = client_weight(numbers, data)
     change = scaled(weight, jax.tree.map(jnp.subtract, trained, own.trained))
-    update = Update(change, scaled(weight, own.statistics), weight)
-    return update, (), {"loss": own.loss, "steps": own.steps}
+    return Update(change, scaled(weight, own.statistics), weight), (), own.metrics
 
 
 def scaled(weight: jax.Array, tree: Any) -> Any:
@@ -126,6 +126,24 @@ def result(numbers: Numbers, state: State, memory: Any) -> Any:
     """The model, as its own function gives it."""
     model = numbers.model
     return model.finish(state.trained, model.frozen, state.statistics)
+
+
+def federated(
+    model: Model,
+    training: Training,
+    server_optimiser: Any,
+    weighting: Weighting,
+    name: str,
+    **others: Callable[..., Any],
+) -> Algorithm:
+    """An algorithm with FedAvg's numbers; ``others`` are functions in the place of some of FedAvg's."""
+    model = without_padding(check_model(model))
+    check_choice("weighting", weighting, ("examples", "uniform"))
+    numbers = Numbers(
+        model, training, as_optimiser("server", server_optimiser), jnp.asarray(weighting == "uniform")
+    )
+    plain = {"init": init, "broadcast": broadcast, "client": client, "server": server, "result": result}
+    return Algorithm(numbers, name, **{**plain, **others}, num_classes=model.num_classes)
 
 
 def fedavg(
@@ -171,64 +189,88 @@ def fedavg(
     return federated(model, training, server, weighting, name)
 
 
-def federated(
+def _proximal(mu: Scalar, client: Any) -> Any:
+    return optax.chain(add_proximal(mu), client())
+
+
+def fedprox(model: Model, client: Any = 0.01, mu: Scalar = 0.01, **options: Any) -> Algorithm:
+    """FedProx: each client minimises its loss plus μ/2 ‖y − x‖², with x the server's model.
+
+    The term's gradient comes before the client's optimiser, momentum included. With μ = 0 it is FedAvg.
+
+    Args:
+        model: see `fedavg`.
+        client: see `fedavg`.
+        mu: μ, at least 0.
+        options: others of `fedavg`.
+
+    Source: Li et al. (2020), Algorithm 2.
+    """
+    near = Partial(_proximal, check_strength("mu", mu), as_optimiser("client", client))
+    return fedavg(model, near, name="fedprox", **options)
+
+
+@dataclass(frozen=True)
+class _Rule:
+    rule: Any
+
+    def __call__(self, *numbers: Any, **named: Any) -> optax.GradientTransformation:
+        return adaptive(self.rule, *numbers, **named)
+
+
+_SERVERS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+    "fedadam": (_Rule("adam"), ("b1", "b2", "tau")),
+    "fedadam-torch": (optax.adam, ("b1", "b2", "eps")),
+    "fedadam-flower": (_Rule("adam-flower"), ("b1", "b2", "tau")),
+    "fedyogi": (_Rule("yogi"), ("b1", "b2", "tau")),
+    "fedadagrad": (_Rule("adagrad"), ("b1", "tau")),
+}
+
+
+def _adaptive(name: str, model: Model, client: Any, server_lr: Scalar, options: dict[str, Any]) -> Algorithm:
+    make, accepted = _SERVERS[name]
+    numbers = {each: options.pop(each) for each in accepted if each in options}
+    for each, number in {"server_lr": server_lr, **numbers}.items():
+        check_strength(each, number)
+    return fedavg(model, client, Partial(make, server_lr, **numbers), name=name, **options)
+
+
+def fedadam(
     model: Model,
-    training: Training,
-    server_optimiser: Any,
-    weighting: Weighting,
-    name: str,
+    client: Any = 0.01,
+    server_lr: Scalar = 0.01,
     *,
-    client: Callable[..., Any] = client,
-    server: Callable[..., Any] = server,
+    form: Literal["reddi", "torch", "flower"] = "reddi",
+    **options: Any,
 ) -> Algorithm:
-    """An algorithm with FedAvg's state, and other functions in the place of some of FedAvg's."""
-    model = without_padding(check_model(model))
-    check_choice("weighting", weighting, ("examples", "uniform"))
-    numbers = Numbers(
-        model, training, as_optimiser("server", server_optimiser), jnp.asarray(weighting == "uniform")
-    )
-    functions = init, broadcast, client, server, result
-    return Algorithm(numbers, name, *functions, num_classes=model.num_classes)
-
-
-def _adam(*numbers: Any, **named: Any) -> optax.GradientTransformation:
-    return adaptive("adam", *numbers, **named)
-
-
-def _yogi(*numbers: Any, **named: Any) -> optax.GradientTransformation:
-    return adaptive("yogi", *numbers, **named)
-
-
-def _adagrad(*numbers: Any, **named: Any) -> optax.GradientTransformation:
-    return adaptive("adagrad", *numbers, **named)
-
-
-def _adaptive(make: Any, model: Model, client: Any, server_lr: Scalar, options: dict[str, Any]) -> Algorithm:
-    check_strength("server_lr", server_lr)
-    numbers = {name: options.pop(name) for name in ("b1", "b2", "tau") if name in options}
-    server = jax.tree_util.Partial(make, server_lr, **numbers)
-    return fedavg(model, client, server, name=f"fed{make.__name__[1:]}", **options)
-
-
-def fedadam(model: Model, client: Any = 0.01, server_lr: Scalar = 0.01, **options: Any) -> Algorithm:
     """FedAdam: `fedavg` whose server takes Adam's steps.
+
+    Three forms are in use, and rates of one do not fit another. ``"reddi"`` is the paper's, see `adaptive`:
+    v starts at τ² and nothing is corrected, so that with small changes (√v < τ = 1e-3) it is momentum with a
+    rate of η/τ. ``"torch"`` is PyTorch's Adam, which FLSim has and the tables of Fed3R and FedCOF are made
+    with: corrected, β₂ = 0.999, ε = 1e-8. ``"flower"`` is that of Flower's strategy: v starts at 0, and the
+    correction is that of the step after. From the same rates their trajectories differ widely.
 
     Args:
         model: see `fedavg`.
         client: see `fedavg`.
         server_lr: η of the server.
-        options: others of `fedavg`, and ``b1``, ``b2``, ``tau`` of `adaptive`.
+        form: which Adam.
+        options: others of `fedavg`; ``b1``, ``b2`` and ``tau`` of `adaptive`, or if the form is ``"torch"``
+            ``b1``, ``b2`` and ``eps`` of ``optax.adam``.
 
     Source: Reddi et al. (2021), Algorithm 2.
     """
-    return _adaptive(_adam, model, client, server_lr, options)
+    check_choice("form", form, ("reddi", "torch", "flower"))
+    name = "fedadam" if form == "reddi" else f"fedadam-{form}"
+    return _adaptive(name, model, client, server_lr, options)
 
 
 def fedyogi(model: Model, client: Any = 0.01, server_lr: Scalar = 0.01, **options: Any) -> Algorithm:
     """FedYogi: `fedavg` whose server takes Yogi's steps; see `fedadam`."""
-    return _adaptive(_yogi, model, client, server_lr, options)
+    return _adaptive("fedyogi", model, client, server_lr, options)
 
 
 def fedadagrad(model: Model, client: Any = 0.01, server_lr: Scalar = 0.01, **options: Any) -> Algorithm:
     """FedAdagrad: `fedavg` whose server takes Adagrad's steps, β₁ = 0 unless given; see `fedadam`."""
-    return _adaptive(_adagrad, model, client, server_lr, {"b1": 0.0, **options})
+    return _adaptive("fedadagrad", model, client, server_lr, {"b1": 0.0, **options})

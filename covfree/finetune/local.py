@@ -9,85 +9,16 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, Int32
 
 from covfree.backbones.rewriting import with_fast_forms
-from covfree.core.checks import check_positive, check_strength
+from covfree.core.checks import check_positive
 from covfree.core.keys import derive
-from covfree.core.types import PRNGKey, is_traced, masked
+from covfree.core.types import PRNGKey, masked
 from covfree.finetune.model import Model
+from covfree.finetune.optimisers import Optimiser, as_optimiser
 from covfree.rounds.algorithm import ClientData
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Optimiser:
-    """An optax transformation as part of a pytree.
-
-    Attributes:
-        numbers: its numbers, where it is made of them inside compiled functions: another learning rate then
-            compiles nothing anew.
-        make: ``(*numbers) -> transformation``.
-    """
-
-    numbers: tuple[Any, ...]
-    make: Callable[..., Any] = field(metadata={"static": True})
-
-    def __call__(self) -> optax.GradientTransformationExtraArgs:
-        """The transformation, which takes extra arguments and lets those go that it does not know."""
-        return optax.with_extra_args_support(self.make(*self.numbers))
-
-
-@dataclass(frozen=True)
-class _Fixed:
-    transformation: Any
-
-    def __call__(self) -> Any:
-        return self.transformation
-
-
-def as_optimiser(name: str, optimiser: Any) -> Optimiser:
-    """An optimiser of what may stand for one.
-
-    Args:
-        name: what to call it in errors.
-        optimiser: a number, the learning rate of gradient descent; ``jax.tree_util.Partial(optax.adam,
-            0.1)``, whose numbers may be swept; or an optax transformation.
-
-    Raises:
-        TypeError: if it is none of them.
-        ValueError: if a number is not finite, or a learning rate is negative.
-    """
-    if isinstance(optimiser, Optimiser):
-        return optimiser
-    if isinstance(optimiser, jax.tree_util.Partial):
-        for where, number in [*enumerate(optimiser.args), *optimiser.keywords.items()]:
-            for leaf in jax.tree.leaves(number):
-                # They are traced: a flag or a schedule would fail deep inside.
-                if isinstance(leaf, bool) or callable(leaf):
-                    raise TypeError(
-                        f"{name}: expected numbers in the Partial, got {where}={number!r}; write "
-                        "Partial(functools.partial(optimiser, …), …) with what is none in the inner one"
-                    )
-                if not is_traced(leaf) and not np.isfinite(leaf).all():
-                    raise ValueError(
-                        f"{name}: expected finite numbers in the Partial, got {where}={number!r}"
-                    )
-        return Optimiser((optimiser,), _called)
-    if hasattr(optimiser, "init") and hasattr(optimiser, "update"):  # optax.MultiSteps is no transformation
-        return Optimiser((), _Fixed(optimiser))
-    if callable(optimiser):
-        raise TypeError(
-            f"{name}: expected an optax transformation or a learning rate, got {optimiser!r}; call what "
-            "makes a transformation, put a schedule into one, such as optax.sgd(schedule)"
-        )
-    return Optimiser((check_strength(name, optimiser),), optax.sgd)
-
-
-def _called(make: Any) -> Any:
-    return make()
 
 
 def _draws(part: Any) -> bool:
@@ -123,27 +54,31 @@ class Local(NamedTuple):
         trained: its parameters.
         statistics: its running statistics.
         steps: K_i, how many steps it took.
-        loss: mean loss of its batches as it met them.
+        factor: of the schedule, by which its steps were multiplied.
+        optimiser: the last state of its optimiser.
+        metrics: what the history tells: ``loss``, the mean of its batches as it met them, and ``steps``.
     """
 
     trained: Any
     statistics: Any
     steps: Int32[Array, ""]
-    loss: Float[Array, ""]
+    factor: Any
+    optimiser: Any
+    metrics: dict[str, Any]
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Training:
-    """How a client trains.
+    """How a client trains in a round; all algorithms here share it.
 
     Attributes:
-        optimiser: of its steps.
+        optimiser: of its steps; it starts afresh in each round.
         epochs: passes over its examples; None if ``steps`` is given.
         steps: steps whatever the number of its examples.
         batch_size: examples of a step.
         schedule: from the round, from 0, to a factor of the optimiser's updates; None for 1.
-        own_classes: whether a client's loss is over the classes that it has, as if there were no other.
+        own_classes: whether a client's softmax is over the classes that it has, as if there were no other.
     """
 
     optimiser: Optimiser
@@ -267,5 +202,6 @@ class Training:
                 stacklevel=2,
             )
         carry = (trained, statistics, state, jnp.zeros(()))
-        trained, statistics, _, lost = jax.lax.fori_loop(0, epochs, epoch, carry)
-        return Local(trained, statistics, total, lost / jnp.maximum(total, 1))
+        trained, statistics, state, lost = jax.lax.fori_loop(0, epochs, epoch, carry)
+        metrics = {"loss": lost / jnp.maximum(total, 1), "steps": total}
+        return Local(trained, statistics, total, factor, state, metrics)

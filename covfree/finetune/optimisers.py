@@ -1,15 +1,104 @@
-"""Optax transformations for federated optimisation: the server's adaptive ones, the clients' corrections."""
+"""Optimisers on optax: what stands for one, the servers' adaptive ones, the clients' proximal term."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from covfree.core.checks import check_choice, check_strength
-from covfree.core.types import Scalar
+from covfree.core.types import Scalar, is_traced
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Optimiser:
+    """An optax transformation as part of a pytree.
+
+    Attributes:
+        numbers: its numbers, where it is made of them inside compiled functions: another learning rate then
+            compiles nothing anew.
+        make: ``(*numbers) -> transformation``.
+    """
+
+    numbers: tuple[Any, ...]
+    make: Callable[..., Any] = field(metadata={"static": True})
+
+    def __call__(self) -> optax.GradientTransformationExtraArgs:
+        """The transformation, which takes extra arguments and lets those go that it does not know."""
+        return optax.with_extra_args_support(self.make(*self.numbers))
+
+
+@dataclass(frozen=True)
+class _Fixed:
+    transformation: Any
+
+    def __call__(self) -> Any:
+        return self.transformation
+
+
+def _called(make: Any) -> Any:
+    return make()
+
+
+def as_optimiser(name: str, optimiser: Any) -> Optimiser:
+    """An optimiser of what may stand for one.
+
+    Args:
+        name: what to call it in errors.
+        optimiser: a number, the learning rate of gradient descent; ``jax.tree_util.Partial(optax.adam,
+            0.1)``, whose numbers may be swept; or an optax transformation.
+
+    Raises:
+        TypeError: if it is none of them.
+        ValueError: if a number is not finite, or a learning rate is negative.
+    """
+    if isinstance(optimiser, Optimiser):
+        return optimiser
+    if isinstance(optimiser, jax.tree_util.Partial):
+        for where, number in [*enumerate(optimiser.args), *optimiser.keywords.items()]:
+            for leaf in jax.tree.leaves(number):
+                # They are traced: a flag or a schedule would fail deep inside.
+                if isinstance(leaf, bool) or callable(leaf):
+                    raise TypeError(
+                        f"{name}: expected numbers in the Partial, got {where}={number!r}; write "
+                        "Partial(functools.partial(optimiser, …), …) with what is none in the inner one"
+                    )
+                if not is_traced(leaf) and not np.isfinite(leaf).all():
+                    raise ValueError(
+                        f"{name}: expected finite numbers in the Partial, got {where}={number!r}"
+                    )
+        return Optimiser((optimiser,), _called)
+    if hasattr(optimiser, "init") and hasattr(optimiser, "update"):  # optax.MultiSteps is no transformation
+        return Optimiser((), _Fixed(optimiser))
+    if callable(optimiser):
+        raise TypeError(
+            f"{name}: expected an optax transformation or a learning rate, got {optimiser!r}; call what "
+            "makes a transformation, put a schedule into one, such as optax.sgd(schedule)"
+        )
+    return Optimiser((check_strength(name, optimiser),), optax.sgd)
+
+
+def reach(optimiser: Optimiser, steps: Any, factor: Any = 1.0) -> jax.Array:
+    """η‖a‖₁: how far an optimiser goes in so many steps, if the gradient is always 1.
+
+    Plain descent goes ηK; momentum ρ η (K − ρ(1 − ρᴷ)/(1 − ρ))/(1 − ρ); a proximal term, or weight decay, of
+    strength μ (1 − (1 − ημ)ᴷ)/μ. Each step is multiplied by ``factor``.
+    """
+    transformation, zero = optimiser(), jnp.zeros(())
+
+    def step(_: Any, carry: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
+        place, state = carry
+        one = jnp.ones(())
+        updates, state = transformation.update(one, state, place, value=one, anchor=zero)
+        return place + (factor * updates).astype(place.dtype), state
+
+    return -jax.lax.fori_loop(0, steps, step, (zero, transformation.init(zero)))[0]
 
 
 class AdaptiveState(NamedTuple):
@@ -18,14 +107,16 @@ class AdaptiveState(NamedTuple):
     Attributes:
         first: m.
         second: v.
+        count: t, how many steps there were.
     """
 
     first: Any
     second: Any
+    count: jax.Array
 
 
 def adaptive(
-    rule: Literal["adam", "yogi", "adagrad"],
+    rule: Literal["adam", "yogi", "adagrad", "adam-flower"],
     learning_rate: Scalar,
     *,
     b1: Scalar = 0.9,
@@ -38,6 +129,9 @@ def adaptive(
     x ← x − η m/(√v + τ), from m = 0 and v = τ². It differs from optax's own: ``optax.adam`` corrects for the
     start, ``optax.yogi`` also starts m and v elsewhere, ``optax.adagrad`` has no m and its ε inside the root.
 
+    ``"adam-flower"`` is the Adam of Flower's strategy: v starts at 0, and the t-th step is multiplied by
+    √(1 − β₂ᵗ⁺¹)/(1 − β₁ᵗ⁺¹), Adam's correction of the step after it.
+
     Args:
         rule: how v is made.
         learning_rate: η.
@@ -47,33 +141,42 @@ def adaptive(
 
     Source: Reddi et al. (2021), "Adaptive Federated Optimization", Algorithm 2.
     """
-    check_choice("rule", rule, ("adam", "yogi", "adagrad"))
+    check_choice("rule", rule, ("adam", "yogi", "adagrad", "adam-flower"))
     for name, number in (("learning_rate", learning_rate), ("b1", b1), ("b2", b2), ("tau", tau)):
         check_strength(name, number)
+    corrected = rule == "adam-flower"
 
     def init(params: Any) -> AdaptiveState:
         zeros = jax.tree.map(jnp.zeros_like, params)
-        return AdaptiveState(zeros, jax.tree.map(lambda x: x + jnp.square(tau).astype(x.dtype), zeros))
+        begun = 0 if corrected else tau
+        second = jax.tree.map(lambda x: x + jnp.square(begun).astype(x.dtype), zeros)
+        return AdaptiveState(zeros, second, jnp.zeros((), jnp.int32))
 
     def second(v: jax.Array, g: jax.Array) -> jax.Array:
         square = jnp.square(g)
         if rule == "adagrad":
             return v + square
-        if rule == "adam":
-            return b2 * v + (1 - b2) * square
-        return v - (1 - b2) * square * jnp.sign(v - square)
+        if rule == "yogi":
+            return v - (1 - b2) * square * jnp.sign(v - square)
+        return b2 * v + (1 - b2) * square
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, AdaptiveState]:
+    def update(updates: Any, state: AdaptiveState, params: Any = None) -> tuple[Any, AdaptiveState]:
         first = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.first, updates)
         seconds = jax.tree.map(second, state.second, updates)
-        step = jax.tree.map(lambda m, v: -learning_rate * m / (jnp.sqrt(v) + tau), first, seconds)
-        return step, AdaptiveState(first, seconds)
+        count, rate = state.count + 1, jnp.asarray(learning_rate)
+        if corrected:
+            later = (count + 1).astype(jnp.result_type(float))
+            rate = rate * jnp.sqrt(1 - jnp.power(b2, later)) / (1 - jnp.power(b1, later))
+        step = jax.tree.map(lambda m, v: (-rate * m / (jnp.sqrt(v) + tau)).astype(m.dtype), first, seconds)
+        return step, AdaptiveState(first, seconds, count)
 
     return optax.GradientTransformation(init, update)
 
 
 def add_proximal(mu: Scalar) -> optax.GradientTransformationExtraArgs:
-    """Add μ(y − x) to the gradient at y, with x the extra argument ``anchor``: FedProx's proximal term.
+    """Add μ(y − x) to the gradient at y, with x the server's model: FedProx's proximal term.
+
+    For the clients of any algorithm: ``optax.chain(add_proximal(0.1), optax.sgd(0.01, momentum=0.9))``.
 
     Args:
         mu: μ, at least 0.
@@ -84,17 +187,5 @@ def add_proximal(mu: Scalar) -> optax.GradientTransformationExtraArgs:
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         return jax.tree.map(lambda g, y, x: g + mu * (y - x), updates, params, extra["anchor"]), state
-
-    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
-
-
-def add_correction() -> optax.GradientTransformationExtraArgs:
-    """Add the extra argument ``correction`` to the gradient: SCAFFOLD's c − c_i.
-
-    Source: Karimireddy et al. (2020), "SCAFFOLD", equation 3.
-    """
-
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        return jax.tree.map(jnp.add, updates, extra["correction"]), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from covfree.core.checks import check_positive
 from covfree.core.types import AnyArray, PRNGKey
 from covfree.finetune.local import Training
-from covfree.finetune.model import Model, check_model, linear_features
+from covfree.finetune.model import Model, check_model
 from covfree.rounds.algorithm import Algorithm, ClientData
 
 
@@ -94,25 +94,6 @@ class Prototypes(NamedTuple):
         square = jnp.square(features.astype(dtype) - mean[labels]).sum(1)
         return jnp.where(held[labels], square, 0)
 
-    def check(self, model: Model) -> None:
-        """Raise unless there is one for each of the model's classes."""
-        if model.num_classes not in (None, len(self.mean)):
-            raise ValueError(
-                f"prototypes: expected {model.num_classes}, one for each of the model's classes, got "
-                f"{len(self.mean)}"
-            )
-
-
-def check_features_train(model: Any) -> Model:
-    """The model; an error if training leaves its features as they are, so that nothing can be held near."""
-    check_model(model)
-    if model.features is linear_features:
-        raise ValueError(
-            "model: expected one whose features are trained, adapter_model(head) or a network_model, got a "
-            "linear_model"
-        )
-    return model
-
 
 def train_own(
     training: Training,
@@ -127,8 +108,7 @@ def train_own(
         model, own.trained, own.statistics, data, key, round=own.round, penalty=penalty, anchor=model.trained
     )
     took_part = (data.num_examples > 0).astype(jnp.int32)
-    metrics = {"loss": local.loss, "steps": local.steps}
-    return Own(local.trained, local.statistics, own.round + took_part), metrics
+    return Own(local.trained, local.statistics, own.round + took_part), local.metrics
 
 
 class _Numbers(NamedTuple):
@@ -256,3 +236,22 @@ def _predicted(model: Any, features: jax.Array, places: jax.Array, known: jax.Ar
         return scores.argmax(1)
     # Who knows of no class predicts none.
     return jnp.where((known > 0).any(1), jnp.where(known > 0, scores, -jnp.inf).argmax(1), -1)
+
+
+def client_classes(labels: Any, clients: Any, *, num_classes: int) -> Bool[np.ndarray, "clients classes"]:
+    """Say which classes each client has.
+
+    Args:
+        labels: [examples] of training; below 0 is padding.
+        clients: [examples] whose each is; below 0 is padding.
+        num_classes: C.
+
+    >>> client_classes(np.array([0, 2, 1]), np.array([0, 0, 1]), num_classes=3).astype(int)
+    array([[1, 0, 1],
+           [0, 1, 0]])
+    """
+    labels, clients = np.asarray(labels), np.asarray(clients)
+    kept = (labels >= 0) & (clients >= 0)
+    has = np.zeros((int(clients[kept].max(initial=-1)) + 1, num_classes), bool)
+    has[clients[kept], labels[kept]] = True
+    return has

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import optax
 from jax.tree_util import Partial
 
 from covfree.core.registries import Registry
-from covfree.core.types import Scalar
-from covfree.finetune.averaging import fedadagrad, fedadam, fedavg, fedyogi
-from covfree.finetune.fednova import fednova
-from covfree.finetune.fedprox import fedprox
+from covfree.finetune.averaging import fedadagrad, fedadam, fedavg, fedprox, fedyogi
+from covfree.finetune.baselines.fednova import fednova
+from covfree.finetune.baselines.scaffold import scaffold
 from covfree.finetune.model import Model
-from covfree.finetune.scaffold import scaffold
 from covfree.rounds.algorithm import Algorithm
 
 
@@ -35,8 +34,9 @@ class Entry(NamedTuple):
 
     Attributes:
         title: how tables name it.
-        make: ``(model, client_lr, server_lr, **options) -> Algorithm``; the options are ``epochs`` and
-            ``batch_size`` of `fedavg`, and those in ``accepts``.
+        make: ``(model, client, server_lr, **options) -> Algorithm``, where ``client`` is a rate or an optax
+            transformation; the options are ``epochs``, ``steps``, ``batch_size`` and ``schedule`` of
+            `fedavg`, and those in ``accepts``.
         head: rates with which a linear head on features trains untuned, see docs/fine-tuning.md.
         network: rates for a network; of plain servers as FedCOF's authors have them (Table 13).
         accepts: numbers that the algorithm has besides.
@@ -49,26 +49,31 @@ class Entry(NamedTuple):
     accepts: frozenset[str] = frozenset()
 
 
-def _momentum(model: Model, client_lr: Scalar, server_lr: Scalar, **options: Any) -> Algorithm:
+def _momentum(model: Model, client: Any, server_lr: Scalar, **options: Any) -> Algorithm:
     server = Partial(optax.sgd, server_lr, momentum=0.9)
-    return fedavg(model, client_lr, server, name="fedavgm", **options)
+    return fedavg(model, client, server, name="fedavgm", **options)
 
 
-def _prox(model: Model, client_lr: Scalar, server_lr: Scalar, mu: Scalar = 0.01, **options: Any) -> Algorithm:
-    return fedprox(model, client_lr, mu, server=server_lr, **options)
+def _prox(model: Model, client: Any, server_lr: Scalar, mu: Scalar = 0.01, **options: Any) -> Algorithm:
+    return fedprox(model, client, mu, server=server_lr, **options)
 
 
 _MEAN, _NETWORK_MEAN = Rates(0.1, 1.0), Rates(1e-3, 1.0)
-_ADAPTIVE, _NETWORK_ADAPTIVE = Rates(0.1, 0.01), Rates(0.03, 3e-4)
+_ADAPTIVE = Rates(0.1, 0.01), Rates(0.03, 3e-4)
+_NUMBERS = frozenset({"b1", "b2", "tau"})
 
 _REGISTRY: Registry[Entry] = Registry(
     {
         "fedavg": Entry("FedAvg", fedavg, _MEAN, _NETWORK_MEAN),
         # Momentum of 0.9 adds ten steps up.
         "fedavgm": Entry("FedAvgM", _momentum, Rates(0.1, 0.3), Rates(1e-3, 0.3)),
-        "fedadam": Entry("FedAdam", fedadam, _ADAPTIVE, _NETWORK_ADAPTIVE),
-        "fedyogi": Entry("FedYogi", fedyogi, _ADAPTIVE, _NETWORK_ADAPTIVE),
-        "fedadagrad": Entry("FedAdagrad", fedadagrad, _ADAPTIVE, _NETWORK_ADAPTIVE),
+        "fedadam": Entry("FedAdam", fedadam, *_ADAPTIVE, _NUMBERS),
+        "fedadam-torch": Entry(
+            "FedAdam, PyTorch's", partial(fedadam, form="torch"), *_ADAPTIVE, frozenset({"b1", "b2", "eps"})
+        ),
+        "fedadam-flower": Entry("FedAdam, Flower's", partial(fedadam, form="flower"), *_ADAPTIVE, _NUMBERS),
+        "fedyogi": Entry("FedYogi", fedyogi, *_ADAPTIVE, _NUMBERS),
+        "fedadagrad": Entry("FedAdagrad", fedadagrad, *_ADAPTIVE, frozenset({"b1", "tau"})),
         "fedprox": Entry("FedProx", _prox, _MEAN, _NETWORK_MEAN, frozenset({"mu"})),
         "scaffold": Entry("SCAFFOLD", scaffold, _MEAN, _NETWORK_MEAN),
         "fednova": Entry("FedNova", fednova, _MEAN, _NETWORK_MEAN),

@@ -26,8 +26,8 @@ ROUNDS: dict[str, tuple[str, Callable[..., Any]]] = {
         partial(finetune.fedavg, client=_DESCENT, weighting="uniform"),
     ),
     "fedprox": ("FedProx", partial(finetune.fedprox, client=_DESCENT, mu=PROXIMAL)),
-    "scaffold": ("SCAFFOLD", partial(finetune.scaffold, client_lr=LEARNING_RATE, momentum=MOMENTUM)),
-    "fednova": ("FedNova", partial(finetune.fednova, client_lr=LEARNING_RATE, momentum=MOMENTUM)),
+    "scaffold": ("SCAFFOLD", partial(finetune.scaffold, client=_DESCENT)),
+    "fednova": ("FedNova", partial(finetune.fednova, client=_DESCENT)),
     "fedadam": ("FedAdam", partial(finetune.fedadam, client=_DESCENT, server_lr=SERVER_RATE)),
 }
 _HEADS: dict[str, tuple[str, covfree.Method]] = {

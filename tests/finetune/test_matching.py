@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from covfree.finetune import matching
+from covfree.finetune.baselines import matching
 
 KEY = jax.random.key(0)
 SUMMARISE = jax.jit(matching.summarise)

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from covfree.core.checks import check_positive, check_strength
 from covfree.core.types import LinearHead, PRNGKey, Scalar
 from covfree.finetune import averaging
+from covfree.finetune.baselines.matching import Networks, summarise
+from covfree.finetune.baselines.prompts import without_padding
 from covfree.finetune.local import Training
-from covfree.finetune.matching import Networks, summarise
 from covfree.finetune.model import Model, check_model
-from covfree.finetune.prompts import without_padding
 from covfree.rounds.algorithm import Algorithm, ClientData
 from covfree.rounds.uploads import Table
 
@@ -87,7 +87,7 @@ def _client(
     prompts, kept = own.trained["prompts"], pool.kept & (weight > 0)
     used = ((prompts != pool.items).any(1) & kept).astype(jnp.int32)
     update = Update(change, weight, used, Table(prompts, kept))
-    return update, (), {"loss": own.loss, "steps": own.steps}
+    return update, (), own.metrics
 
 
 def _server(numbers: _Numbers, state: State, total: Update) -> State:
@@ -129,9 +129,8 @@ def pfpt(
     Clients train a pool of prompts and a head. Heads are averaged, weighted by examples. Prompts are not, as
     those in one place of the pool may have become different ones at different clients: they are matched. Each
     client's set is modelled as a random choice of summarising prompts, each with noise of its own, and the
-    server finds those by turns of assignment and gradient steps (`covfree.finetune.matching`). Prompts that
-    no client of a round changed are left out. The pool's size differs from round to round; the history
-    has it as ``prompts``.
+    server finds those by turns of assignment and gradient steps. Prompts that no client of a round changed
+    are left out. The pool's size differs from round to round; the history has it as ``prompts``.
 
     Each client's upload holds its prompts as a table, which is not a sum: PFPT cannot run behind secure
     aggregation. Late uploads are refused, as prompts are matched with those of their own round.

@@ -1,11 +1,8 @@
-"""OLL, only local labels: clients train and predict as if there were no classes but their own."""
+"""OLL, only local labels: clients train as if there were no classes but their own."""
 
 from __future__ import annotations
 
 from typing import Any
-
-import numpy as np
-from jaxtyping import Bool
 
 from covfree.finetune import averaging
 from covfree.finetune.local import Training
@@ -39,22 +36,3 @@ def oll(
     """
     training = Training.of(client, **options, own_classes=True)
     return averaging.federated(model, training, server, weighting, "oll")
-
-
-def client_classes(labels: Any, clients: Any, *, num_classes: int) -> Bool[np.ndarray, "clients classes"]:
-    """Say which classes each client has.
-
-    Args:
-        labels: [examples] of training; below 0 is padding.
-        clients: [examples] whose each is; below 0 is padding.
-        num_classes: C.
-
-    >>> client_classes(np.array([0, 2, 1]), np.array([0, 0, 1]), num_classes=3).astype(int)
-    array([[1, 0, 1],
-           [0, 1, 0]])
-    """
-    labels, clients = np.asarray(labels), np.asarray(clients)
-    kept = (labels >= 0) & (clients >= 0)
-    has = np.zeros((int(clients[kept].max(initial=-1)) + 1, num_classes), bool)
-    has[clients[kept], labels[kept]] = True
-    return has

@@ -1,0 +1,81 @@
+"""FedNova: clients that take different numbers of steps, averaged without favour."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from covfree.core.types import PRNGKey
+from covfree.finetune import averaging
+from covfree.finetune.local import Training
+from covfree.finetune.model import Model
+from covfree.finetune.optimisers import reach
+from covfree.rounds.algorithm import Algorithm, ClientData
+
+
+class Update(NamedTuple):
+    """What a client uploads: sums.
+
+    Attributes:
+        change: w_i (x − y_i)/ℓ_i, its change for each unit of its way.
+        statistics: w_i times its running statistics.
+        weight: w_i.
+        length: w_i ℓ_i.
+    """
+
+    change: Any
+    statistics: Any
+    weight: jax.Array
+    length: jax.Array
+
+
+def _client(
+    numbers: averaging.Numbers, sent: Any, data: ClientData, memory: tuple[()], key: PRNGKey
+) -> tuple[Update, tuple[()], dict[str, Any]]:
+    trained, statistics, number = sent
+    own = numbers.training(numbers.model, trained, statistics, data, key, round=number, anchor=trained)
+    weight = averaging.client_weight(numbers, data)
+    length = reach(numbers.training.optimiser, own.steps, own.factor)
+    scale = weight / jnp.where(length > 0, length, 1)
+    change = averaging.scaled(scale, jax.tree.map(jnp.subtract, trained, own.trained))
+    weighed = averaging.scaled(weight, own.statistics)
+    return Update(change, weighed, weight, weight * length), (), own.metrics
+
+
+def _server(numbers: averaging.Numbers, state: averaging.State, total: Update) -> averaging.State:
+    weight = total.weight
+    length = averaging.mean(total.length, weight)
+    direction = jax.tree.map(lambda x: length.astype(x.dtype) * x, averaging.mean(total.change, weight))
+    return averaging.step(numbers, state, direction, averaging.mean(total.statistics, weight), weight)
+
+
+def fednova(
+    model: Model,
+    client: Any = 0.01,
+    server: Any = 1.0,
+    *,
+    weighting: averaging.Weighting = "examples",
+    **options: Any,
+) -> Algorithm:
+    """FedNova: the mean of the clients' changes for each unit of their ways, times the mean way.
+
+    x ← x − server(ℓ Σ w_i (x − y_i)/ℓ_i / Σ w_i), ℓ = Σ w_i ℓ_i / Σ w_i. A client's way ℓ_i = η‖a_i‖₁ is how
+    far its optimiser would go in its steps if the gradient were always 1: K_i η for gradient descent, longer
+    with momentum, shorter with weight decay or a proximal term (`add_proximal`). Clients with more steps do
+    not pull the model towards their own optimum, as they do in FedAvg. Where all take the same number it is
+    FedAvg.
+
+    Args:
+        model: see `fedavg`.
+        client: see `fedavg`; of adaptive optimisers, such as Adam, ℓ_i is about K_i η.
+        server: see `fedavg`.
+        weighting: see `fedavg`.
+        options: ``epochs``, ``steps``, ``batch_size``, ``schedule`` of `fedavg`.
+
+    Source: Wang et al. (2020), "Tackling the Objective Inconsistency Problem in Heterogeneous Federated
+    Optimization", equation 7 and section 4.
+    """
+    training = Training.of(client, **options)
+    return averaging.federated(model, training, server, weighting, "fednova", client=_client, server=_server)

@@ -1,0 +1,199 @@
+"""FedProto, and FedCGS's personalisation: models of clients' own that are held near class means of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from covfree.core.checks import check_positive, check_strength
+from covfree.core.types import PRNGKey, Scalar
+from covfree.finetune.local import Training, class_counts
+from covfree.finetune.model import Model, check_model, linear_features
+from covfree.finetune.personal import Own, Prototypes, own_models, train_own
+from covfree.rounds.algorithm import Algorithm, ClientData
+
+
+class _Numbers(NamedTuple):
+    model: Model
+    training: Training
+    prototypes: Prototypes
+    strength: Any
+
+
+class Update(NamedTuple):
+    """What a client of FedProto uploads: sums.
+
+    Attributes:
+        mean: class means of its features; 0 of a class that it lacks.
+        holders: 1 for each class that it has.
+    """
+
+    mean: Float[Array, "classes dim"]
+    holders: Float[Array, " classes"]
+
+
+def _init(numbers: _Numbers, num_clients: int, key: PRNGKey) -> tuple[Prototypes, Own]:
+    return numbers.prototypes, Own.start(numbers.model)
+
+
+def _broadcast(numbers: _Numbers, state: Prototypes) -> Prototypes:
+    return state
+
+
+def _held_near(
+    name: str,
+    model: Model,
+    prototypes: Prototypes,
+    strength: Scalar,
+    training: Training,
+    client: Callable[..., Any],
+    server: Callable[..., Any],
+) -> Algorithm:
+    """An algorithm whose state is the prototypes, and whose clients remember their models."""
+    if check_model(model).features is linear_features:
+        raise ValueError(
+            "model: expected one whose features are trained, adapter_model(head) or a network_model, got a "
+            "linear_model"
+        )
+    if model.num_classes not in (None, len(prototypes.mean)):
+        raise ValueError(
+            f"prototypes: expected {model.num_classes}, one for each of the model's classes, got "
+            f"{len(prototypes.mean)}"
+        )
+    numbers = _Numbers(model, training, prototypes, check_strength("strength", strength))
+    functions = _init, _broadcast, client, server, own_models
+    return Algorithm(numbers, name, *functions, num_classes=model.num_classes)
+
+
+def _near_means(
+    numbers: _Numbers, prototypes: Prototypes, data: ClientData, own: Own, key: PRNGKey
+) -> tuple[tuple[()], Own, dict[str, Any]]:
+    counts = class_counts(data, prototypes.mean.shape[0])
+
+    def penalty(features: jax.Array, labels: jax.Array) -> jax.Array:
+        share = jnp.maximum(counts[labels], 1) / jnp.maximum(data.num_examples, 1)
+        return numbers.strength * prototypes.distance(features, labels) / share
+
+    return (), *train_own(numbers.training, numbers.model, data, own, key, penalty)
+
+
+def _kept(numbers: _Numbers, state: Prototypes, total: tuple[()]) -> Prototypes:
+    return state
+
+
+def fedcgs_personal(
+    model: Model, prototypes: Prototypes, strength: Scalar = 0.01, client: Any = 0.01, **options: Any
+) -> Algorithm:
+    """FedCGS's personalisation: each client minimises its loss plus λ Σ_j (1/N_ij) Σ_{y = j} ‖f(x) − μ_j‖².
+
+    The class means μ_j of all clients come from the closed-form stage and stay fixed; one round is one more
+    download. Clients send nothing.
+
+    In print 1/N_ij stands before the sum over classes j, on which it depends; it belongs inside. Each class
+    then counts alike. Of a client with n_i examples, the sum is the mean over its examples of
+    (n_i/N_i,y) ‖f(x) − μ_y‖², and that is what minibatches estimate. (The authors' code has a plain mean.)
+
+    Args:
+        model: what all start from, with features of the prototypes' dimension: `network_model`, or
+            `adapter_model` for frozen features.
+        prototypes: of the closed-form stage.
+        strength: λ, at least 0.
+        client: see `fedavg`.
+        options: see `local_only`.
+
+    Returns:
+        An algorithm whose result is `ClientModels`.
+
+    Raises:
+        ValueError: if a number is out of its range, or there are not as many prototypes as classes.
+
+    Source: Guan et al. (2025), "Capture Global Feature Statistics for One-Shot Federated Learning",
+    equation 12.
+    """
+    if not isinstance(prototypes, Prototypes):
+        raise TypeError(
+            "prototypes: expected covfree.finetune.Prototypes(*covfree.class_means(features, labels, C)), "
+            f"got {type(prototypes).__name__}"
+        )
+    training = Training.of(client, **options)
+    return _held_near("fedcgs-personal", model, prototypes, strength, training, _near_means, _kept)
+
+
+def _near_prototypes(
+    numbers: _Numbers, prototypes: Prototypes, data: ClientData, own: Own, key: PRNGKey
+) -> tuple[Update, Own, dict[str, Any]]:
+    def penalty(features: jax.Array, labels: jax.Array) -> jax.Array:
+        return numbers.strength * prototypes.distance(features, labels)
+
+    own, metrics = train_own(numbers.training, numbers.model, data, own, key, penalty)
+    return _class_means(numbers, own, data), own, metrics
+
+
+def _class_means(numbers: _Numbers, own: Own, data: ClientData) -> Update:
+    """Means of the client's features by its own model, as in evaluation."""
+    model, size = numbers.model, numbers.training.batch_size
+    counts = class_counts(data, numbers.prototypes.mean.shape[0])
+
+    def add(batch: Any, sums: jax.Array) -> jax.Array:
+        inputs, labels = data.take(batch * size + jnp.arange(size))
+        features, _ = model.features(own.trained, model.frozen, own.statistics, inputs, False, None)
+        return sums.at[jnp.where(labels >= 0, labels, len(sums))].add(
+            features.astype(sums.dtype), mode="drop"
+        )
+
+    batches = -(-data.num_examples // size)
+    sums = jax.lax.fori_loop(0, batches, add, jnp.zeros_like(numbers.prototypes.mean))
+    mean = sums / jnp.maximum(counts, 1)[:, None].astype(sums.dtype)
+    return Update(mean, (counts > 0).astype(sums.dtype))
+
+
+def _averaged(numbers: _Numbers, state: Prototypes, total: Update) -> Prototypes:
+    held = total.holders > 0
+    mean = total.mean / jnp.where(held, total.holders, 1)[:, None]
+    # Of a class that nobody of the round has, the prototype stays.
+    return Prototypes(
+        jnp.where(held[:, None], mean, state.mean), jnp.where(held, total.holders, state.counts)
+    )
+
+
+def fedproto(
+    model: Model,
+    num_classes: int,
+    dim: int,
+    strength: Scalar = 0.01,
+    client: Any = 0.01,
+    **options: Any,
+) -> Algorithm:
+    """FedProto: each client minimises its loss plus λ times the mean of ‖f(x) − μ_y‖² over its examples.
+
+    After training a client sends the class means of its features, and the server averages them over the
+    clients that have the class: μ_c ← Σ_k μ_kc / K_c. Models stay with the clients. In the first round there
+    are no prototypes, and the term is 0.
+
+    The paper writes the term with local class means, λ Σ_c ‖μ_kc − μ_c‖, and weights n_kc/N_c in the average
+    beside a division by K_c, which would make prototypes K_c times too small. The authors' code has single
+    examples and the plain average, as here, but a mean over dimensions: its λ is d times this one.
+
+    Args:
+        model: what all start from; see `fedcgs_personal`.
+        num_classes: C.
+        dim: d, of the model's features.
+        strength: λ, at least 0.
+        client: see `fedavg`.
+        options: see `local_only`.
+
+    Returns:
+        An algorithm whose result is `ClientModels`, and whose state is the `Prototypes`.
+
+    Source: Tan et al. (2022), "FedProto: Federated Prototype Learning across Heterogeneous Clients",
+    Algorithm 1, equations 5 and 6.
+    """
+    check_positive("num_classes", num_classes)
+    check_positive("dim", dim)
+    start = Prototypes(jnp.zeros((num_classes, dim)), jnp.zeros(num_classes))
+    training = Training.of(client, **options)
+    return _held_near("fedproto", model, start, strength, training, _near_prototypes, _averaged)

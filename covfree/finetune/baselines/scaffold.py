@@ -1,0 +1,125 @@
+"""SCAFFOLD: clients' gradients corrected by what all clients' are."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.tree_util import Partial
+
+from covfree.core.types import PRNGKey
+from covfree.finetune import averaging
+from covfree.finetune.local import Training
+from covfree.finetune.model import Model
+from covfree.finetune.optimisers import as_optimiser
+from covfree.rounds.algorithm import Algorithm, ClientData
+
+
+class State(NamedTuple):
+    """What the server holds.
+
+    Attributes:
+        inner: as FedAvg's.
+        control: c.
+        num_clients: N, of all clients that have examples.
+    """
+
+    inner: averaging.State
+    control: Any
+    num_clients: jax.Array
+
+
+class Update(NamedTuple):
+    """What a client uploads: sums.
+
+    Attributes:
+        inner: FedAvg's with the weight 1.
+        control: c_i⁺ − c_i.
+    """
+
+    inner: averaging.Update
+    control: Any
+
+
+def _corrected(client: Any) -> Any:
+    """The client's optimiser of gradients to which ``correction`` is added; it sums up what comes in."""
+
+    def init(params: Any) -> Any:
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), params)
+
+    def update(updates: Any, total: Any, params: Any = None, *, correction: Any, **others: Any) -> Any:
+        total = jax.tree.map(lambda s, g: s + g.astype(s.dtype), total, updates)
+        return jax.tree.map(jnp.add, updates, correction), total
+
+    return optax.chain(optax.GradientTransformationExtraArgs(init, update), client())
+
+
+def _init(numbers: averaging.Numbers, num_clients: int, key: PRNGKey) -> tuple[State, Any]:
+    inner, _ = averaging.init(numbers, num_clients, key)
+    zeros = jax.tree.map(jnp.zeros_like, inner.trained)
+    return State(inner, zeros, jnp.asarray(num_clients, jnp.float32)), zeros
+
+
+def _broadcast(numbers: averaging.Numbers, state: State) -> Any:
+    return averaging.broadcast(numbers, state.inner), state.control
+
+
+def _client(
+    numbers: averaging.Numbers, sent: Any, data: ClientData, memory: Any, key: PRNGKey
+) -> tuple[Update, Any, dict[str, Any]]:
+    (trained, statistics, number), control = sent
+    correction = jax.tree.map(jnp.subtract, control, memory)
+    own = numbers.training(
+        numbers.model, trained, statistics, data, key, round=number, anchor=trained, correction=correction
+    )
+    weight = averaging.client_weight(numbers, data)
+    gradients, _ = own.optimiser
+    remembered = jax.tree.map(
+        lambda total, old: jnp.where(weight > 0, (total / jnp.maximum(own.steps, 1)).astype(old.dtype), old),
+        gradients,
+        memory,
+    )
+    change = jax.tree.map(jnp.subtract, trained, own.trained)
+    change, weighed = averaging.scaled(weight, (change, own.statistics))
+    moved = averaging.scaled(jnp.ones(()), jax.tree.map(jnp.subtract, remembered, memory))
+    return Update(averaging.Update(change, weighed, weight), moved), remembered, own.metrics
+
+
+def _server(numbers: averaging.Numbers, state: State, total: Update) -> State:
+    inner = averaging.server(numbers, state.inner, total.inner)
+    control = jax.tree.map(
+        lambda c, moved: c + (moved / state.num_clients).astype(c.dtype), state.control, total.control
+    )
+    return State(inner, control, state.num_clients)
+
+
+def _result(numbers: averaging.Numbers, state: State, memory: Any) -> Any:
+    return averaging.result(numbers, state.inner, ())
+
+
+def scaffold(model: Model, client: Any = 0.01, server: Any = 1.0, **options: Any) -> Algorithm:
+    """SCAFFOLD: each client descends g − c_i + c, its gradient less its own mean one plus everybody's.
+
+    Clients remember c_i from round to round, and c_i⁺ is the mean of the gradients g that the client met on
+    its way. The server has x ← x − server(mean of x − y_i) and c ← c + (1/N) Σ (c_i⁺ − c_i). All start at 0,
+    and clients have weight 1. The fixed point is the optimum of the mean of the clients' losses, whatever
+    their data.
+
+    For gradient descent c_i⁺ is the paper's option II, c_i − c + (x − y_i)/(K_i η), as x − y_i is η times the
+    sum of g − c_i + c. With momentum or a schedule x − y_i is another sum, by which controls would grow
+    without bound; the mean of the gradients is the same control for any optimiser.
+
+    Args:
+        model: see `fedavg`.
+        client: see `fedavg`; any optimiser.
+        server: see `fedavg`.
+        options: ``epochs``, ``steps``, ``batch_size``, ``schedule`` of `fedavg`.
+
+    Source: Karimireddy et al. (2020), "SCAFFOLD", Algorithm 1, option II.
+    """
+    descent = Partial(_corrected, as_optimiser("client", client))
+    functions = {"init": _init, "broadcast": _broadcast, "client": _client, "server": _server}
+    training = Training.of(descent, **options)
+    return averaging.federated(model, training, server, "uniform", "scaffold", **functions, result=_result)
