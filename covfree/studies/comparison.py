@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from covfree.core.atomic import replacing
-from covfree.studies import Federation, Job, Result, Run, report
+from covfree.studies import Federation, Job, Result, Run, accuracy_table, report, summarise, sweep
 from covfree.studies.jobs import say
 from covfree.studies.page import compared_page, write_page
 from covfree.studies.plots import accuracy as accuracy_plot
@@ -84,13 +84,13 @@ class Comparison:
             config: settings, by the names of options.
             given: those that a command line to repeat it says.
         """
-        results = sweep.summarise(self.runs, self.titles)
+        results = summarise(self.runs, self.titles)
         content = report.as_json(config, report.environment(), results)
         several = len(self.sources) * len(self.places) > 1
         lost = self._left_out(results)
         title = self._several(lost) if several else self._one()
         if several:
-            table = sweep.accuracy_table(results)
+            table = accuracy_table(results)
             columns = Columns(table.columns, broken=table.columns[1:])
             records = report.as_records(results)
             show(form, title, columns, table.lines, records, content, table.best, lost, report.names(results))

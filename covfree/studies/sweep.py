@@ -91,9 +91,9 @@ def run(
     >>> from covfree import studies
     >>> from covfree.data import load_digits
     >>> from functools import partial
-    >>> runs = sweep.run(
+    >>> runs = studies.run(
     ...     {"digits": lambda seed: load_digits(seed=seed)},
-    ...     sweep.federations([20], ["inner_dirichlet"], [0.1, 10.0]),
+    ...     studies.federations([20], ["inner_dirichlet"], [0.1, 10.0]),
     ...     {"FedNCM": covfree.fedncm()},
     ...     seeds=[0],
     ... )
