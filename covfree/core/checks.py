@@ -130,8 +130,11 @@ def check_row_structure(rows: Rows, *, dim: int | None = None) -> None:
     ):
         if array is None and name in ("covariance", "sketch"):
             continue
-        if array is None or not right(_dtype(array)):
-            raise TypeError(f"{name}: expected {expected}, got {None if array is None else _dtype(array)}")
+        if not hasattr(array, "dtype"):  # a list would be a tree of numbers in the tree of rows
+            kind = None if array is None else type(array).__name__
+            raise TypeError(f"{name}: expected an array of {expected}, got {kind}")
+        if not right(_dtype(array)):
+            raise TypeError(f"{name}: expected {expected}, got {_dtype(array)}")
     shape = np.shape(rows.mean)
     if len(shape) != 2 or (dim is not None and shape[1] != dim):
         raise ValueError(f"mean: expected shape [rows, {'dim' if dim is None else dim}], got {list(shape)}")

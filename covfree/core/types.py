@@ -112,6 +112,7 @@ class Rows:
         >>> Rows.from_means(jnp.ones((5, 3, 2)), jnp.ones((5, 3))).mean.shape
         (15, 2)
         """
+        means, counts = (x if hasattr(x, "dtype") else np.asarray(x) for x in (means, counts))
         return cls.from_subset_means(jnp.expand_dims(means, -2), jnp.expand_dims(counts, -1))
 
     @classmethod

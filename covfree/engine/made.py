@@ -64,7 +64,8 @@ def accumulate_parts(
     part = part if isinstance(part, Partial) else Partial(part)
     how = How(num_classes, False, axis_name)
     # A loop has derivatives in reverse only if its length is known when it is traced.
-    traced = isinstance(num_parts, int) and is_traced(*jax.tree.leaves((method, part)))
+    closed = [cell.cell_contents for cell in getattr(part.func, "__closure__", None) or ()]
+    traced = isinstance(num_parts, int) and is_traced(*jax.tree.leaves((method, part, closed)))
     run: Any = _total_over_parts if traced else _compiled_total_over_parts
 
     def source(each: Round, params: Any, sent: Any) -> Any:

@@ -29,6 +29,15 @@ def test_rows_of_dense_means():
     assert one.label.tolist() == [0, 1, 2, 3]
 
 
+def test_lists_are_taken_or_refused_by_name(untyped):
+    rows = covfree.Rows.from_means([[1.0, 2.0], [3.0, 4.0]], [1, 2])
+    assert covfree.first_moments(rows, 2).total.tolist() == [[1, 2], [6, 8]]
+    with pytest.raises(TypeError, match="mean: expected an array of floats, got list"):
+        covfree.first_moments(covfree.Rows([[1.0]], [1], [0]), 2)
+    with pytest.raises(TypeError, match="label: expected an array of integers, got list"):
+        covfree.first_moments(covfree.Rows(jnp.ones((1, 1)), jnp.ones(1), [0]), 2)
+
+
 def test_rows_of_examples():
     rows = covfree.Rows.from_examples(jnp.ones((3, 2)), jnp.array([2, -1, 0]))
     assert rows.count.tolist() == [1, 1, 1]

@@ -271,4 +271,8 @@ def test_parts_have_derivatives_in_reverse():
         rows = covfree.Rows.from_examples(x.reshape(12, 2), jnp.tile(labels, 3))
         return loss(covfree.accumulate(FEDCOF, rows, num_classes=2))
 
-    np.testing.assert_allclose(jax.grad(in_parts)(x), jax.grad(at_once)(x), atol=1e-6)
+    def closed(x):
+        return loss(covfree.accumulate_parts(FEDCOF, lambda index: part(x, index), 3, num_classes=2))
+
+    for way in (in_parts, closed):
+        np.testing.assert_allclose(jax.grad(way)(x), jax.grad(at_once)(x), atol=1e-6)
