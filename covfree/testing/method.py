@@ -244,7 +244,8 @@ def check_method(
             number; what is computed in float32 may differ by 1e-4 at least.
         exclude: laws that are none for this method, each with the reason. ``scaling`` is none where a number
             is in the features' unit; ``order``, ``clients`` and ``messages`` where clients draw at random
-            what they send; ``gradients`` where there is no reverse derivative.
+            what they send; ``gradients`` where there is no reverse derivative, or derivatives take something
+            as given, as those of `automatic` shrinkage do what it chose.
 
     Raises:
         AssertionError: if a law is broken: its name, what it says, and the numbers.
