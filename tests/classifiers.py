@@ -14,6 +14,9 @@ import covfree
 from covfree.methods import registry
 
 KEY = jax.random.key(0)
+# Methods of a single message from each client; the others are tested in tests/methods/test_refined.py and
+# tests/methods/test_deepafl_safle.py.
+ONE_SHOT = [name for name, entry in registry().items() if entry.make().one_shot]
 # Methods as a table would run them, by the numbers that they accept; "auto" is a rule, not a formula, and
 # has no oracle, so where a shrinkage is accepted one is given.
 NUMBERS = {"shrinkage": 0.4, "ridge": 0.7}

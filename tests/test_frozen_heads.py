@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import covfree
-from covfree.studies.variants import entries
+from covfree.methods import registry
 
 if __name__ == "__main__":
     jax.config.update("jax_enable_x64", True)
@@ -48,7 +48,7 @@ def federation(number):
 def scores(name):
     """Of the head at test points, one table for each federation."""
     method, test = (
-        entries()[name].make(**NUMBERS.get(name, {})),
+        registry()[name].make(**NUMBERS.get(name, {})),
         np.random.default_rng(9).normal(size=(8, DIM)),
     )
     heads = [
@@ -58,7 +58,7 @@ def scores(name):
     return np.stack([np.asarray(head(test + 5.0 * (i == 1))) for i, head in enumerate(heads)])
 
 
-@pytest.mark.parametrize("name", entries())
+@pytest.mark.parametrize("name", registry())
 def test_heads_are_as_they_were(name):
     from precision import x64
 
@@ -68,8 +68,8 @@ def test_heads_are_as_they_were(name):
 
 def test_no_head_is_of_an_unknown_method():
     with np.load(HEADS) as frozen:
-        assert sorted(frozen.files) == sorted(entries())
+        assert sorted(frozen.files) == sorted(registry())
 
 
 if __name__ == "__main__":
-    np.savez_compressed(HEADS, **{name: scores(name) for name in entries()})  # pyright: ignore[reportArgumentType]
+    np.savez_compressed(HEADS, **{name: scores(name) for name in registry()})  # pyright: ignore[reportArgumentType]

@@ -32,13 +32,13 @@ from covfree.cli.options import (
 )
 from covfree.data import FeatureSet
 from covfree.heads.metrics import CLIENT_NAMES, NAMES
+from covfree.methods import registry
 from covfree.statistics.transforms import Transform
 from covfree.studies import Federation, federations
 from covfree.studies.comparison import Comparison
 from covfree.studies.run_folder import make_folder
 from covfree.studies.source import Source, sources_of
 from covfree.studies.tables import Format
-from covfree.studies.variants import entries
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ def compare_command(
     methods: Annotated[
         str,
         typer.Option(
-            help=f"'all', or comma-separated: {', '.join(entries())}. Each may have numbers of its own: "
+            help=f"'all', or comma-separated: {', '.join(registry())}. Each may have numbers of its own: "
             "fedcof:shrinkage=0.1:head=ridge. Such may stand beside 'all': all,stsa-e:ridge=1."
         ),
     ] = "fedncm,fed3r,fedcof",

@@ -16,10 +16,10 @@ from covfree.backbones import BACKBONES
 from covfree.core.checks import check_strength
 from covfree.data import FeatureSet
 from covfree.data.partitions import PARTITIONERS
+from covfree.methods import registry
 from covfree.statistics.transforms import Transform
 from covfree.studies import Federation, Variant, variants
 from covfree.studies.federation import COUNTED
-from covfree.studies.variants import entries
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ WEIGHTS = typer.Option(
 
 def method_names(methods: str) -> list[str]:
     """Names that are separated by commas; 'all' stands for every named method."""
-    return [each for name in split_names(methods) for each in (entries() if name == "all" else [name])]
+    return [each for name in split_names(methods) for each in (registry() if name == "all" else [name])]
 
 
 def split_names(text: str) -> list[str]:

@@ -1,10 +1,15 @@
-"""What is known by name: the type of the registries of methods, refined methods and algorithms."""
+"""What is known by name: the type of the registries of methods and of algorithms."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from inspect import signature
 from typing import Generic, TypeVar
+
+# Annotations of arguments that take a number.
+_NUMBER = re.compile(r"\b(int|Scalar)\b")
 
 Made = TypeVar("Made")
 Named = TypeVar("Named")
@@ -16,13 +21,23 @@ class Entry(Generic[Made]):
 
     Attributes:
         title: how tables name it; defaults that options may change stand in parentheses.
-        make: the method with its defaults; takes the keywords in ``accepts``.
-        accepts: the numbers that the command line may pass on.
+        make: makes the method; every argument has a default.
+        family: what its clients send, in words; methods of a family share a colour in pictures.
     """
 
     title: str
     make: Callable[..., Made]
-    accepts: frozenset[str] = frozenset()
+    family: str
+
+    @property
+    def accepts(self) -> frozenset[str]:
+        """Names of the maker's arguments that are numbers or words, as the command line passes them on."""
+        arguments = signature(self.make).parameters.values()
+        return frozenset(
+            argument.name
+            for argument in arguments
+            if isinstance(argument.default, (float, str)) or _NUMBER.search(str(argument.annotation))
+        )
 
 
 class Registry(Mapping[str, Named]):

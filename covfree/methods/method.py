@@ -103,9 +103,14 @@ class Method(Generic[H]):
         sends_sums = self.message is None and isinstance(self.summary, Examples)
         return 0 if sends_sums else self.rounds_over_rows
 
+    @property
+    def one_shot(self) -> bool:
+        """Whether each client sends one message, of which the server makes the head."""
+        return self.message_rounds == len(self.rounds)
+
     def check_message(self) -> None:
         """Raise unless a client's message is all that the method needs of it."""
-        if self.message_rounds < len(self.rounds):
+        if not self.one_shot:
             more = len(self.rounds) - self.message_rounds
             raise ValueError(
                 f"method: expected one of a single message from each client, got {self.name!r}, whose "

@@ -11,13 +11,16 @@ from covfree.methods.fed3r import fed3r
 from covfree.methods.fedcof import HeadChoice, fedcof, fedcof_oracle
 from covfree.methods.fedncm import fedncm
 from covfree.methods.field.afl import afl
+from covfree.methods.field.deepafl import deepafl
 from covfree.methods.field.ensemble import ensemble
 from covfree.methods.field.fedran import fedran
 from covfree.methods.field.fisher import fishermix, proto_hyper
 from covfree.methods.field.gaussian import fedcgs, naive_bayes, qda
+from covfree.methods.field.safle import safle
 from covfree.methods.field.sampled import ccvr, fedpft
 from covfree.methods.field.stsa import stsa_e
 from covfree.methods.method import Method
+from covfree.methods.refine.refined import refined
 from covfree.methods.shifted import fedcof_components, fedcof_residuals
 from covfree.statistics.feature_maps import fourier_features, relu_features
 
@@ -50,54 +53,51 @@ def _qda_means(shrinkage: Scalar | str | Shrinkage = "auto") -> Method:
     return qda(shrinkage, covariance="means")
 
 
+def _fedcof_refined(
+    shrinkage: Scalar | str | Shrinkage = "auto", rounds: int = 3, directions: int | None = None
+) -> Method:
+    return refined(fedcof(shrinkage), rounds, directions)
+
+
+# What clients send; methods that send the same share a colour in pictures.
+_MEANS = "class means"
+_MORE = "several means or directions"
+_VARIANCES = "means and variances"
+_GRAM = "Gram matrices"
+_COVARIANCES = "class covariances"
+_VIRTUAL = "virtual features"
+_HEADS = "heads of clients"
+_SUMS = "several rounds of sums"
+
 _REGISTRY: Registry[Entry[Method[Any]]] = Registry(
     {
-        "fedncm": Entry("FedNCM", fedncm),
-        "fed3r": Entry("Fed3R", fed3r, frozenset({"ridge"})),
-        "fed3r-within": Entry("Fed3R, no between-class scatter", _fed3r_within, frozenset({"ridge"})),
-        "fed3r-random": Entry(
-            "Fed3R-RF, random Fourier features", _fed3r_random, frozenset({"ridge", "num_features", "sigma"})
-        ),
-        "afl": Entry("AFL", afl, frozenset({"ridge"})),
-        "fedcgs": Entry("FedCGS", fedcgs),
-        "fedcof": Entry(
-            "FedCOF (LDA, automatic γ)",
-            fedcof,
-            frozenset({"shrinkage", "num_subsets", "subset_size", "head", "scatter"}),
-        ),
-        "fedcof-paper": Entry("FedCOF, paper (ridge head, γ = 1)", _fedcof_paper),
-        "fedcof-components": Entry(
-            "FedCOF, variance components",
-            fedcof_components,
-            frozenset({"shrinkage", "num_subsets", "subset_size"}),
-        ),
-        "fedcof-residuals": Entry(
-            "FedCOF, residual directions", fedcof_residuals, frozenset({"shrinkage", "num_directions"})
-        ),
-        "fedcof-random": Entry(
-            "FedCOF, random ReLU features", _fedcof_random, frozenset({"shrinkage", "num_features"})
-        ),
-        "stsa-e": Entry(
-            "STSA-E, random ReLU features", stsa_e, frozenset({"ridge", "num_subsets", "num_features"})
-        ),
-        "fedran": Entry(
-            "FedRAN, random ReLU features", fedran, frozenset({"ridge", "num_directions", "num_features"})
-        ),
-        "fedcof-spherical": Entry(
-            "FedCOF, spherical covariances", _fedcof_spherical, frozenset({"shrinkage", "head"})
-        ),
-        "fedcof-diagonal": Entry(
-            "FedCOF, diagonal covariances", _fedcof_diagonal, frozenset({"shrinkage", "head"})
-        ),
-        "fedcof-oracle": Entry("FedCOF oracle", fedcof_oracle, frozenset({"shrinkage", "head"})),
-        "naive-bayes": Entry("Gaussian naive Bayes", naive_bayes),
-        "qda": Entry("Quadratic discriminant analysis", qda, frozenset({"shrinkage"})),
-        "qda-means": Entry("Quadratic, from class means", _qda_means, frozenset({"shrinkage"})),
-        "ccvr": Entry("CCVR", ccvr),
-        "fishermix": Entry("GH-OFL, FisherMix", fishermix, frozenset({"shrinkage"})),
-        "proto-hyper": Entry("GH-OFL, Proto-Hyper", proto_hyper, frozenset({"shrinkage"})),
-        "fedpft": Entry("FedPFT", fedpft, frozenset({"num_components"})),
-        "ensemble": Entry("Ensemble of clients' heads", ensemble),
+        "fedncm": Entry("FedNCM", fedncm, _MEANS),
+        "fed3r": Entry("Fed3R", fed3r, _GRAM),
+        "fed3r-within": Entry("Fed3R, no between-class scatter", _fed3r_within, _GRAM),
+        "fed3r-random": Entry("Fed3R-RF, random Fourier features", _fed3r_random, _GRAM),
+        "afl": Entry("AFL", afl, _GRAM),
+        "fedcgs": Entry("FedCGS", fedcgs, _GRAM),
+        "fedcof": Entry("FedCOF (LDA, automatic γ)", fedcof, _MEANS),
+        "fedcof-paper": Entry("FedCOF, paper (ridge head, γ = 1)", _fedcof_paper, _MEANS),
+        "fedcof-components": Entry("FedCOF, variance components", fedcof_components, _MORE),
+        "fedcof-residuals": Entry("FedCOF, residual directions", fedcof_residuals, _MORE),
+        "fedcof-random": Entry("FedCOF, random ReLU features", _fedcof_random, _MEANS),
+        "stsa-e": Entry("STSA-E, random ReLU features", stsa_e, _MORE),
+        "fedran": Entry("FedRAN, random ReLU features", fedran, _MORE),
+        "fedcof-spherical": Entry("FedCOF, spherical covariances", _fedcof_spherical, _VARIANCES),
+        "fedcof-diagonal": Entry("FedCOF, diagonal covariances", _fedcof_diagonal, _VARIANCES),
+        "fedcof-oracle": Entry("FedCOF oracle", fedcof_oracle, _COVARIANCES),
+        "naive-bayes": Entry("Gaussian naive Bayes", naive_bayes, _VARIANCES),
+        "qda": Entry("Quadratic discriminant analysis", qda, _COVARIANCES),
+        "qda-means": Entry("Quadratic, from class means", _qda_means, _MEANS),
+        "ccvr": Entry("CCVR", ccvr, _VIRTUAL),
+        "fishermix": Entry("GH-OFL, FisherMix", fishermix, _VIRTUAL),
+        "proto-hyper": Entry("GH-OFL, Proto-Hyper", proto_hyper, _VIRTUAL),
+        "fedpft": Entry("FedPFT", fedpft, _VIRTUAL),
+        "ensemble": Entry("Ensemble of clients' heads", ensemble, _HEADS),
+        "fedcof-refined": Entry("FedCOF, refined (3 rounds)", _fedcof_refined, _SUMS),
+        "deepafl": Entry("DeepAFL (5 layers)", deepafl, _SUMS),
+        "safle": Entry("SAFLe", safle, _SUMS),
     }
 )
 

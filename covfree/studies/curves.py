@@ -11,12 +11,12 @@ from typing import Any
 
 from rich.progress import Progress, TaskID
 
+from covfree import methods
 from covfree.finetune import registry
 from covfree.studies.history import Record
 from covfree.studies.table import percent
 from covfree.studies.tables import Cell, Columns, as_bytes, as_seconds
 from covfree.studies.training import RANDOM, Run
-from covfree.studies.variants import entries
 
 COLUMNS = Columns(
     ("start → algorithm", "start, %", "last, %", "best, %", "best round", "bytes up", "bytes down", "time"),
@@ -35,7 +35,7 @@ class Curve:
     @property
     def title(self) -> str:
         """How tables name it."""
-        start = "Random" if self.init == RANDOM else entries()[self.init].title
+        start = "Random" if self.init == RANDOM else methods.registry()[self.init].title
         return f"{start} → {registry()[self.algorithm].title}"
 
     def spread(self, value: Callable[[Run], Any]) -> tuple[float, float | None]:

@@ -22,19 +22,17 @@ from covfree.finetune import Model, linear_model, network_model, random_head, re
 from covfree.finetune.model import Norms, Trained
 from covfree.finetune.registry import Rates
 from covfree.heads import MappedHead
-from covfree.methods.field.registry import registry as staged_methods
 from covfree.studies import Federation, variants
 from covfree.studies.history import History, Record, Tell
 from covfree.studies.predictions import Predictions, count_predictions, scores_of
 from covfree.studies.run_folder import save_result
 from covfree.studies.source import Source
 from covfree.studies.timing import timed
-from covfree.studies.variants import entries
 
 RANDOM = "random"
 # Methods with a linear head, perhaps of random features: no other can be trained.
-_UNTRAINABLE = {"naive-bayes", "qda", "qda-means", *staged_methods()}
-TRAINABLE = tuple(name for name in entries() if name not in _UNTRAINABLE)
+_UNTRAINABLE = {"naive-bayes", "qda", "qda-means", "deepafl", "safle"}
+TRAINABLE = tuple(name for name in covfree.methods.registry() if name not in _UNTRAINABLE)
 # Images whose features are computed together.
 _BATCH = 64
 

@@ -6,11 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
-from covfree.core.registries import Entry
-from covfree.methods import Method
-from covfree.methods import registry as methods_of_one_round
-from covfree.methods.field.registry import registry as staged_methods
-from covfree.methods.refine import registry as refined_methods
+from covfree.methods import Method, registry
 from covfree.studies.federation import several
 
 
@@ -24,11 +20,6 @@ class Variant(NamedTuple):
 
     title: str
     method: Method
-
-
-def entries() -> dict[str, Entry[Method]]:
-    """All named methods, of one round and of more."""
-    return {**methods_of_one_round(), **refined_methods(), **staged_methods()}
 
 
 def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None = None) -> dict[str, Variant]:
@@ -51,7 +42,7 @@ def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None =
     ['fedncm', 'fedcof:shrinkage=0.1', 'fedcof:shrinkage=1.0']
     """
     several("names", names, "names of methods")
-    numbers, known, found = numbers or {}, entries(), dict[str, Variant]()
+    numbers, known, found = numbers or {}, registry(), dict[str, Variant]()
     made: dict[str, tuple[str, dict[str, Any]]] = {}
     asked = [_parsed(text) for text in names]
     for name, own in asked:

@@ -110,7 +110,7 @@ BAD = {
         ["--methods", "fedncm", "--ridge", "1"],
         "--ridge: fedncm does not take it; expected one of fed3r",
     ),
-    "another": (["--methods", "fed3r", "--shrinkage", "1"], "shrinkage: .* one of fedcof, .*fedcof-oracle"),
+    "another": (["--methods", "fed3r", "--shrinkage", "1"], "shrinkage: .* one of .*fedcof, .*fedcof-oracle"),
     "a third": (
         ["--methods", "fed3r,fedncm", "--num-subsets", "2"],
         "--num-subsets: .* one of fedcof",

@@ -6,6 +6,7 @@ import multiprocessing
 import pickle
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,15 +15,9 @@ import pytest
 import covfree
 from covfree import finetune, methods
 from covfree.core.registries import Entry, Registry
-from covfree.methods import refine
-from covfree.methods.field import registry as staged
 
 
-@pytest.mark.parametrize(
-    "registry",
-    [methods.registry(), refine.registry(), staged.registry(), finetune.registry()],
-    ids=["methods", "refine", "staged", "finetune"],
-)
+@pytest.mark.parametrize("registry", [methods.registry(), finetune.registry()], ids=["methods", "finetune"])
 def test_an_unknown_name_is_an_error_that_lists_the_known(registry):
     with pytest.raises(KeyError) as error:
         registry["x"]
@@ -34,10 +29,10 @@ def test_an_unknown_name_is_an_error_that_lists_the_known(registry):
 
 
 def test_a_registry_does_not_change(untyped):
-    made = {"a": Entry("A", dict)}
+    made = {"a": Entry("A", dict, "")}
     registry = Registry(made)
-    made["b"] = Entry("B", dict)
-    assert list(registry.items()) == [("a", Entry("A", dict, frozenset()))]
+    made["b"] = Entry("B", dict, "")
+    assert list(registry.items()) == [("a", Entry("A", dict, ""))]
     with pytest.raises(TypeError, match="does not support item assignment"):
         registry["b"] = made["b"]
 
@@ -46,11 +41,7 @@ def made():
     """All that is known by name, with its defaults, and every shrinkage rule in a method."""
     head = covfree.LinearHead(np.zeros((5, 3), np.float32), np.zeros(3, np.float32))
     model = finetune.linear_model(head)
-    found = {
-        (which.__name__, name): entry.make()
-        for which in (methods, refine, staged)
-        for name, entry in which.registry().items()
-    }
+    found: dict[Any, Any] = {("method", name): entry.make() for name, entry in methods.registry().items()}
     for name, entry in finetune.registry().items():
         found["finetune", name] = entry.make(model, *entry.head)
     for name, function in vars(covfree.estimators).items():
@@ -65,7 +56,7 @@ def made():
 def test_what_is_registered_can_be_pickled_copied_and_spawned(untyped):
     """Each copy has an equal structure, of an equal hash: compiled functions are those of the original."""
     found = made()
-    assert len({kind for kind, _ in found}) == 5
+    assert len({kind for kind, _ in found}) == 3
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         spawned = pool.submit(copy.copy, found).result()
     for name, one in found.items():
@@ -85,7 +76,7 @@ def test_what_is_registered_can_be_pickled_copied_and_spawned(untyped):
 def numbers():
     """What makes each entry, and the arguments that are numbers or seeds, by which a method may be swept."""
     head = covfree.LinearHead(np.zeros((5, 3), np.float32), np.zeros(3, np.float32))
-    makers = {name: entry.make for r in (methods, refine, staged) for name, entry in r.registry().items()}
+    makers = {name: entry.make for name, entry in methods.registry().items()}
     for name, entry in finetune.registry().items():
         makers[name] = partial(entry.make, finetune.linear_model(head), *entry.head)
     makers["fourier_features"] = partial(covfree.fourier_features, 3)

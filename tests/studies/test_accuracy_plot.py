@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 import covfree
+from covfree.methods import registry
 from covfree.studies import Result, Run
 from covfree.studies.plots import style as figures
 from covfree.studies.plots.accuracy import draw, plot
 from covfree.studies.plots.placing import place_labels, side_by_side
 from covfree.studies.plots.points import FAMILIES
-from covfree.studies.variants import entries
 
-TITLES = {name: entry.title for name, entry in entries().items()}
+TITLES = {name: entry.title for name, entry in registry().items()}
 LONG = "a$b$ " + "very long name " * 9 + "x" * 99
 
 
@@ -87,14 +87,13 @@ def test_nothing_covers_anything(count, kind):
 
 def test_families_have_a_colour_and_a_mark_of_their_own_and_every_method_has_a_family():
     assert len({family.colour for family in FAMILIES}) == len({f.mark for f in FAMILIES}) == len(FAMILIES)
-    members = sorted(name for family in FAMILIES for name in family.methods)
-    assert members == sorted(entries())
+    assert {entry.family for entry in registry().values()} == {family.title for family in FAMILIES}
     with figures.style():
         figure = draw("title", results(len(TITLES), "spread"))
     assert [text.get_text() for text in figure.legends[0].texts] == [family.title for family in FAMILIES]
-    family = {name: family for family in FAMILIES for name in family.methods}
+    family = {family.title: family for family in FAMILIES}
     drawn_colours = [container[0].get_color() for container in figure.axes[0].containers]
-    assert drawn_colours == [family[name].colour for name in TITLES]
+    assert drawn_colours == [family[entry.family].colour for entry in registry().values()]
 
 
 def test_what_clients_receive_is_counted_if_any_receives():

@@ -14,10 +14,12 @@ from covfree.core.checks import check_above_zero, check_positive, check_seed, ch
 from covfree.core.keys import derive
 from covfree.core.lapack import eigh
 from covfree.core.products import product, symmetric_product
-from covfree.core.types import AnyArray, LinearHead, Scalar
+from covfree.core.types import AnyArray, LinearHead, Scalar, accumulation_dtype
 from covfree.heads.mapped import MappedHead
-from covfree.methods import Examples, Method, Round
 from covfree.methods.field.least_squares import Normal, OverExamples, least_squares, normal_terms
+from covfree.methods.method import Method
+from covfree.methods.rounds import Round
+from covfree.methods.summaries import Examples
 
 
 @jax.tree_util.register_dataclass
@@ -43,7 +45,7 @@ class DeepFeatures:
 
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch width"]:
         """Map each feature vector."""
-        features = jnp.asarray(features, jnp.promote_types(jnp.result_type(features), jnp.float32))
+        features = jnp.asarray(features, accumulation_dtype(features))
         dim = features.shape[-1]
         # So that squares neither overflow nor vanish; the norm is scaled away below, and this with it.
         largest = jax.lax.stop_gradient(jnp.abs(features).max(-1, keepdims=True))

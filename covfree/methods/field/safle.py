@@ -12,8 +12,10 @@ from jaxtyping import Array, Float, Int
 from covfree.core.checks import check_above_zero, check_positive, check_seed
 from covfree.core.types import LinearHead, Scalar
 from covfree.heads.mapped import MappedHead
-from covfree.methods import Examples, Method, Round
 from covfree.methods.field.least_squares import Normal, OverExamples, least_squares, normal_terms
+from covfree.methods.method import Method
+from covfree.methods.rounds import Round
+from covfree.methods.summaries import Examples
 from covfree.statistics.buckets import BucketFeatures, bucket_features, gaussian_thresholds
 
 
@@ -61,7 +63,7 @@ def _mean_terms(
 
 
 def _centre(numbers: _Numbers, state: tuple[()], total: _Mean) -> tuple[jax.Array]:
-    return (total.total / jnp.maximum(total.number, 1),)
+    return (total.total / jnp.maximum(total.number, 1).astype(total.total.dtype),)
 
 
 def _scale_terms(

@@ -1,4 +1,3 @@
 """Closed-form heads made exact over a few rounds of small messages."""
 
 from covfree.methods.refine.refined import refined as refined
-from covfree.methods.refine.registry import registry as registry

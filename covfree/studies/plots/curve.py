@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from covfree import methods
 from covfree.finetune import registry
 from covfree.studies.curves import Curve
 from covfree.studies.plots import style as figures
 from covfree.studies.training import RANDOM
-from covfree.studies.variants import entries
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -95,7 +95,7 @@ def _handles(every: Sequence[Curve]) -> list[Any]:
     styles, (inits, algorithms) = _styles(every), _names(every)
     colours = {curve.init: style["color"] for curve, style in zip(every, styles, strict=True)}
     dashes = {curve.algorithm: style["linestyle"] for curve, style in zip(every, styles, strict=True)}
-    titles = {init: "random" if init == RANDOM else entries()[init].title for init in inits}
+    titles = {init: "random" if init == RANDOM else methods.registry()[init].title for init in inits}
     lines: list[tuple[str, dict[str, Any]]] = [
         *((f"from {titles[init]}", {"color": colours[init], "marker": "o"}) for init in inits),
         *((f"by {registry()[name].title}", {"linestyle": dashes[name]}) for name in algorithms),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from covfree.methods import registry
 from covfree.studies import Result
 from covfree.studies.plots import style as figures
 
@@ -15,29 +16,19 @@ class Family(NamedTuple):
     title: str
     colour: str
     mark: str
-    methods: frozenset[str]
-
-
-def _family(title: str, colour: str, mark: str, methods: str) -> Family:
-    return Family(title, colour, mark, frozenset(methods.split()))
 
 
 FAMILIES = (
-    _family("class means", figures.BLUE, "o", "fedncm fedcof fedcof-paper fedcof-random qda-means"),
-    _family(
-        "several means or directions",
-        figures.SKY,
-        "v",
-        "fedcof-components fedcof-residuals stsa-e fedran",
-    ),
-    _family("means and variances", figures.GREEN, "^", "fedcof-spherical fedcof-diagonal naive-bayes"),
-    _family("Gram matrices", figures.ORANGE, "s", "fed3r fed3r-within fed3r-random afl fedcgs"),
-    _family("class covariances", figures.VERMILLION, "D", "fedcof-oracle qda"),
-    _family("virtual features", figures.PURPLE, "p", "ccvr fedpft fishermix proto-hyper"),
-    _family("heads of clients", figures.BROWN, "P", "ensemble"),
-    _family("several rounds of sums", figures.BLACK, "*", "fedcof-refined deepafl safle"),
+    Family("class means", figures.BLUE, "o"),
+    Family("several means or directions", figures.SKY, "v"),
+    Family("means and variances", figures.GREEN, "^"),
+    Family("Gram matrices", figures.ORANGE, "s"),
+    Family("class covariances", figures.VERMILLION, "D"),
+    Family("virtual features", figures.PURPLE, "p"),
+    Family("heads of clients", figures.BROWN, "P"),
+    Family("several rounds of sums", figures.BLACK, "*"),
 )
-OTHER = _family("other", figures.GREY, "X", "")
+OTHER = Family("other", figures.GREY, "X")
 
 
 class Point(NamedTuple):
@@ -60,8 +51,8 @@ class Point(NamedTuple):
     @property
     def family(self) -> Family:
         """What its clients send."""
-        name = self.method.partition(":")[0]
-        return next((family for family in FAMILIES if name in family.methods), OTHER)
+        entry = registry().get(self.method.partition(":")[0])
+        return OTHER if entry is None else next(each for each in FAMILIES if each.title == entry.family)
 
 
 def point_of(result: Result, down: bool) -> Point:
