@@ -22,6 +22,7 @@ from covfree.cli import extract as extract_module
 from covfree.data import from_tfds
 from covfree.data.feature_file import read_feature_file
 from covfree.data.images import load_images
+from covfree.studies import extraction
 from covfree.studies import source as source_module
 
 # As small as features of squeezenet can be, so that tests are fast.
@@ -195,9 +196,9 @@ def test_the_bar_shows_how_fast_it_is(features, monkeypatch):
     def steps(images, *_, out, progress, **__):
         for done in range(0, 25, 8):
             progress(done, 24)
-        return extract_module.Extracted(out, 24, {})
+        return extraction.Extracted(out, 24, {})
 
-    monkeypatch.setattr(extract_module, "extract_features", steps)
+    monkeypatch.setattr(extraction, "extract_features", steps)
     text = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", features().err)
     assert re.search(r"[\d,]+ images/s +━+ +24/24", text), text
 
