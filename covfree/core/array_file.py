@@ -43,7 +43,7 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
             names, texts = file.keys(), file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in names}
         return arrays | {name: np.asarray(json.loads(text)) for name, text in texts.items()}
-    # The second, of metadata that are no JSON.
+    # ValueError: the metadata are not JSON.
     except (safetensors.SafetensorError, ValueError) as error:
         raise ValueError(f"{path}: expected a safetensors file of arrays ({error})") from error
 
@@ -65,7 +65,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     with path.open("rb") as stream:
-        # NumPy takes what is no archive for pickled objects, and speaks of loading them.
+        # NumPy's own error would speak of pickled objects.
         if (start := stream.read(2)) != b"PK":
             raise ValueError(
                 f"{path}: expected an .npz file of plain arrays, got a file that begins {start!r}"
@@ -74,15 +74,15 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             mapped = _map(stream, file.zip, "features")
             entries = {name: mapped[name] if name in mapped else file[name] for name in file.files}
-            # Entries that are no arrays come as bytes.
+            # Entries other than arrays, which come as bytes, are left out.
             return {name: entry for name, entry in entries.items() if isinstance(entry, np.ndarray)}
-    # Of any kind: damage may reach every part of the decoders. A lone .npy array is no context manager.
+    # Damage may raise any error in the decoders, and a lone .npy array is no context manager.
     except Exception as error:
         raise ValueError(f"{path}: expected an .npz file of plain arrays ({error})") from error
 
 
 def _map(stream: BinaryIO, archive: ZipFile, name: str) -> dict[str, np.ndarray]:
-    """An array of an ``.npz`` file where it lies on the disk, by its name; nothing if that cannot be."""
+    """Memory-map one array of an ``.npz`` file, by its name; empty if it cannot be mapped."""
     info = archive.NameToInfo.get(f"{name}.npy")
     if info is None or info.compress_type != ZIP_STORED:
         return {}
@@ -91,13 +91,13 @@ def _map(stream: BinaryIO, archive: ZipFile, name: str) -> dict[str, np.ndarray]
             return {}
         shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(member)
         header = member.tell()
-        # The archive compares the checksum when it comes to the end.
+        # Read to the end: there the archive compares the checksum.
         while member.read(_BLOCK):
             pass
     size = math.prod(shape) * dtype.itemsize
     if dtype.hasobject or size == 0 or header + size != info.file_size:
         return {}
-    # In front of an entry lie 30 bytes, its name, and extra fields, both of lengths that are there too.
+    # An entry's header has 30 bytes, its name and extra fields; the 30 bytes hold the lengths of both.
     stream.seek(info.header_offset + 26)
     start = info.header_offset + 30 + sum(struct.unpack("<HH", stream.read(4)))
     order = "F" if fortran_order else "C"

@@ -17,13 +17,13 @@ except ImportError:  # Windows, where a file that somebody writes to cannot be r
     fcntl = None
 
 _PREFIX, _SUFFIX = ".covfree-", ".tmp"
-# Seconds without a change after which nobody is expected to go on writing.
+# A temporary file that did not change for so many seconds was abandoned.
 _AGE = 3600.0
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a binary file that takes the place of ``path`` when all is written and on the disk.
+    """Open a binary file that replaces ``path`` once all of it is on the disk.
 
     Until then it has a name of its own in the same folder (see `is_temporary`), so that two writers of one
     path do not mix: the last to end wins. Its mode follows the umask, as that of any new file.
@@ -48,12 +48,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file of this name is one that `replacing` has not ended."""
+    """Whether this is the name of a temporary file of `replacing`."""
     return name.startswith(_PREFIX) and name.endswith(_SUFFIX)
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove what killed writers left in a folder.
+    """Remove the temporary files that killed writers left in a folder.
 
     A file is abandoned if it has not changed for an hour and nobody holds its lock. A writer holds the lock
     until it ends, however it ends, so no living writer of this machine loses its file. The hour protects
@@ -76,7 +76,7 @@ def _is_abandoned(path: Path) -> bool:
 
 
 def lock(file: BinaryIO, *, wait: bool = False) -> bool:
-    """Take the lock of a file, which ends when the file is closed; False if another has it, unless we wait.
+    """Lock a file until it is closed. False if another process holds the lock, unless ``wait``.
 
     Where there are no locks, on Windows and some file systems, nothing keeps two processes apart.
     """

@@ -43,7 +43,7 @@ def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int |
     if is_traced(features, labels, clients):
         return
     most = _INT32_MAX if num_classes is None else min(num_classes - 1, _INT32_MAX)
-    # On the device or the host, wherever the features are: only what is wrong is looked for.
+    # Checked where the features are, on the device or the host; the row is looked for only if one is wrong.
     look = _on_device if isinstance(features, jax.Array) else _on_host
     if look(features, labels, clients, most):
         return
@@ -98,9 +98,9 @@ def _on_host(features: Any, labels: Any, clients: Any, most: int) -> bool:
 
 
 def _on_device(features: jax.Array, labels: Any, clients: Any, most: int) -> bool:
-    """Whether the values are sound, of which one bit leaves the device."""
+    """Whether the values are sound. Only this one bit leaves the device."""
     integers = [array for array in (labels, clients) if array is not None]
-    # Of host arrays jax would cut the large numbers.
+    # jax would truncate large integers of host arrays.
     kept = [array >= 0 if isinstance(array, jax.Array) else np.asarray(array) >= 0 for array in integers]
     high = labels.max(initial=0) if isinstance(labels, jax.Array) else np.max(labels, initial=0)
     return int(high) <= most and bool(_finite(features, kept))
@@ -130,7 +130,7 @@ def check_row_structure(rows: Rows, *, dim: int | None = None) -> None:
     ):
         if array is None and name in ("covariance", "sketch"):
             continue
-        if not hasattr(array, "dtype"):  # a list would be a tree of numbers in the tree of rows
+        if not hasattr(array, "dtype"):  # The numbers of a list would become leaves of the rows.
             kind = None if array is None else type(array).__name__
             raise TypeError(f"{name}: expected an array of {expected}, got {kind}")
         if not right(_dtype(array)):
@@ -161,7 +161,7 @@ def check_integer(name: str, value: Any, minimum: int) -> int:
 
 
 def check_means(means: Any, counts: Any, *_: Any, **__: Any) -> None:
-    """Raise unless the first arguments, of those of any function, are one class's means and counts."""
+    """Raise unless the first two arguments are the means and counts of one class."""
     if not _floating(_dtype(means)):
         raise TypeError(f"means: expected floats, got {_dtype(means)}")
     if not _numeric(_dtype(counts)):
@@ -283,7 +283,7 @@ def _place(row: int, clients: np.ndarray | None) -> str:
 
 
 def _computed(dtype: np.dtype) -> np.dtype:
-    """The type in which jax computes with arrays of this one."""
+    """The data type in which jax computes with arrays of this type."""
     return jax.dtypes.canonicalize_dtype(dtype)
 
 
@@ -298,7 +298,7 @@ def first_non_finite(values: np.ndarray, used: np.ndarray) -> tuple[int, int] | 
         return None
     dtype = _computed(values.dtype)
     with np.errstate(invalid="ignore", over="ignore"):
-        # What a row comes to, not a mask of the features' size: sums of small types do not leave float64.
+        # One sum a row needs less memory than a mask of all features; such sums cannot overflow float64.
         if values.dtype.itemsize <= 4:
             finite = np.isfinite(values.sum(1, dtype=np.float64))
         else:

@@ -1,4 +1,4 @@
-"""Where arrays enter jax, which cuts integers that it cannot hold without an error; and where heads leave.
+"""Checks where arrays enter jax, which truncates large integers silently, and where heads leave.
 
 Labels and clients are int32 inside. What comes may be of any integer type: a small one might not hold what it
 is compared with, a large one holds numbers that int32 does not.
@@ -58,7 +58,7 @@ def compiled(
                 try:
                     check(*args, **kwargs)
                 except TypeError:
-                    # If arguments are missing, this says so of the function, not of its check.
+                    # If arguments are missing, the error names the function, not its check.
                     signature.bind(*args, **kwargs)
                     raise
             cut = any(map(_is_cut, jax.tree.leaves((args, kwargs))))
@@ -69,7 +69,7 @@ def compiled(
                 arguments = jax.tree_util.tree_map_with_path(_uncut, arguments)
             return run(**(pad_rows(arguments, padded) if padded else arguments))
 
-        # What else there is of a jitted function: `solve_rows.lower(...)`.
+        # The other methods of a jitted function, as in `solve_rows.lower(...)`.
         for name in ("lower", "trace", "eval_shape", "clear_cache"):
             setattr(door, name, getattr(run, name))
         return door
@@ -78,7 +78,7 @@ def compiled(
 
 
 def _is_cut(leaf: Any) -> bool:
-    """Whether integers of the host are beyond int32, which jax will make of them."""
+    """Whether host integers exceed int32, to which jax would truncate them."""
     if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "iu" or leaf.size == 0:
         return False
     if jax.dtypes.canonicalize_dtype(leaf.dtype) == np.int64:
@@ -114,7 +114,7 @@ def as_int32(name: str, integers: Any) -> Integer[Array, "..."]:
 
 
 def as_counts(counts: Any) -> Any:
-    """Counts of any type as jax takes them: integers of the host that int32 does not hold, as floats."""
+    """Counts as jax takes them: host integers that exceed int32 become floats."""
     return counts.astype(jnp.result_type(float)) if _is_cut(counts) else whole(jnp.asarray(counts))
 
 
@@ -148,7 +148,7 @@ def fits_int32(clients: np.ndarray) -> bool:
 
 
 def consecutive(clients: np.ndarray, first: int = 0) -> np.ndarray:
-    """The clients numbered anew from ``first`` on, in their order and without gaps; −1 for padding."""
+    """Renumber clients from ``first`` on, in order and without gaps; padding becomes −1."""
     known = np.unique(clients[clients >= 0])
     return np.where(clients >= 0, first + np.searchsorted(known, clients), -1).astype(np.int32)
 

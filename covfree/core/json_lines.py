@@ -35,7 +35,7 @@ class JsonLines(Generic[Record]):
         self.path = path
         self.records: list[Record] = []
         content = path.read_bytes() if path.exists() else b""
-        # What follows the last end of a line was cut short.
+        # Text after the last newline is a record that was cut short.
         for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), start=1):
             try:
                 self.records.append(read(json.loads(line)))
@@ -43,7 +43,7 @@ class JsonLines(Generic[Record]):
                 raise ValueError(f"{path}: line {number}: expected {expected} ({error!r})") from error
 
     def add(self, record: Record, content: Any) -> None:
-        """Add a record, and what its line holds."""
+        """Append a record, whose line is ``content`` in JSON."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         line = json.dumps(content).encode() + b"\n"
         with self.path.open("a+b") as file:
@@ -56,7 +56,7 @@ class JsonLines(Generic[Record]):
 
 
 def _sound_size(file: BinaryIO) -> int:
-    """The size up to the last end of a line. Who holds the lock finds no line that is still being written."""
+    """The size up to the last newline. Under the lock, no other process is writing a line."""
     end = file.seek(0, os.SEEK_END)
     while end > 0:
         start = max(end - _BLOCK, 0)

@@ -24,12 +24,12 @@ from jaxtyping import Array, Bool, Float
 
 from covfree.core.products import product
 
-# The oldest jax lowers what is for other platforms too.
+# The oldest supported jax lowers the branches of all platforms.
 _EVERY_BRANCH = jax.__version_info__ < (0, 6, 1)
 
 
 def lanes(one: Callable[..., Any], many: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """A function of arrays that ``vmap`` calls for one lane after the other on CPUs, and elsewhere for all.
+    """A function that ``vmap`` applies to one lane after another on CPUs, and elsewhere to all at once.
 
     Args:
         one: the function for one lane.
@@ -69,7 +69,7 @@ def _many_lanes(one: Callable[..., Any], many: Any, axes: tuple[int | None, ...]
 
     @every.def_vmap
     def _(size: int, batched: list[bool], *arrays: Any) -> tuple[Any, Any]:
-        # Lanes of lanes are lanes.
+        # Nested vmaps share one axis of lanes.
         lanes = next(
             x.shape[int(mine)] for x, mine, axis in zip(arrays, batched, axes, strict=True) if axis == 0
         )
@@ -93,7 +93,7 @@ def _many_lanes(one: Callable[..., Any], many: Any, axes: tuple[int | None, ...]
 def cond_of_lanes(
     rare: Bool[Array, ""], unusual: Callable[..., Any], usual: Callable[..., Any], *arrays: Any
 ) -> Any:
-    """``lax.cond``, of which ``vmap`` runs the unusual branch only if a lane needs it.
+    """``lax.cond`` whose unusual branch runs, under ``vmap``, only if a lane needs it.
 
     ``vmap`` of ``lax.cond`` itself runs both branches for each lane.
 

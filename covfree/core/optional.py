@@ -7,7 +7,7 @@ from typing import Any
 
 
 def how_to_get(extra: str) -> str:
-    """What brings an extra; covfree is on no registry, so it is installed from its clone."""
+    """The command that installs an extra, from a clone: covfree is on no registry."""
     return f"pip install '.[{extra}]' in covfree's clone"
 
 

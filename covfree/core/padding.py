@@ -11,8 +11,8 @@ import numpy as np
 
 from covfree.core.types import is_traced
 
-# Sizes are powers of two up to the second number, eight an octave up to the third, and all sizes above it:
-# there compiling is little beside the work, and a copy is not.
+# Sizes: powers of two up to the second number, then eight an octave up to the third. Larger arrays are not
+# padded: beside their work compilation costs little, and a copy much.
 _FEWEST, _LONG, _MOST = 32, 4096, 2**16
 
 
@@ -30,7 +30,7 @@ def few_sizes(rows: int) -> int:
 
 
 def as_arrays(arguments: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Arguments of a function, some of which may be lists, with arrays in the place of these."""
+    """Arguments of a function; those of these names that are lists become arrays."""
     arrays = dict(arguments)
     for name in names:
         if not hasattr(arrays[name], "shape"):
@@ -69,12 +69,12 @@ def _padded(array: Any, size: int, fill: Any) -> Any:
     if length == size:
         return array
     if fill < 0 and array.dtype.kind == "u":
-        # What int32 does not hold stays above all else.
+        # Numbers that exceed int32 stay above all others.
         array = array.clip(0, np.iinfo(np.int32).max).astype(np.int32)
     if isinstance(array, jax.Array):
         if next(iter(array.devices())).platform != "cpu":
             return jnp.pad(array, [(0, size - length)] + [(0, 0)] * (array.ndim - 1), constant_values=fill)
-        # On the host padding compiles nothing.
+        # NumPy pads without a compilation.
         padded = _padded(np.asarray(array), size, fill)
         return jax.device_put(padded, array.sharding) if array.committed else padded
     padded = np.empty((size, *array.shape[1:]), jax.dtypes.canonicalize_dtype(array.dtype))

@@ -41,11 +41,11 @@ class RowTypes:
 
     @classmethod
     def common(cls, types: Sequence[RowTypes]) -> RowTypes:
-        """Those that hold the rows of all of these, which have covariances or have none."""
+        """The types that hold all of these tables; either all or none have covariances."""
         covariances = [own.covariance for own in types if own.covariance is not None]
         return cls(
             np.result_type(*(own.mean for own in types)),
-            # An integer beside floats would make wider floats of both in NumPy.
+            # NumPy would promote an integer type and a float type to a wider float.
             np.dtype(jnp.result_type(*(own.count for own in types))),
             np.result_type(*covariances) if covariances else None,
         )

@@ -12,21 +12,21 @@ from jaxtyping import Array, Float, Integer, Num
 
 from covfree.core.types import AnyArray, accumulation_dtype
 
-# Adding m equal numbers one after the other can lose m/10 eps. Up to the first length that is nothing; up
-# to the second, one more pass is enough.
+# Summing m equal numbers in order can lose m/10 eps. Groups up to the first length need no further pass;
+# groups up to the second need one.
 _LONG = (256, 2**16)
-# Items that are worked on at once. What is made of a part stays in the processor's cache, where a whole table
-# would be written to memory and read again; products of so many rows run at full speed.
+# Items in a part. Results for a part stay in the processor's cache, and products of so many rows run at full
+# speed; results for a whole table would be written to memory and read again.
 PART = 2048
-# The mean of equal numbers is off by less than this many eps of it. `weighted_means` gives it exactly. By way
-# of a total it is rounded thrice, by half an eps each: times the count, added up over parts, divided again.
+# A mean of equal numbers is off by less than this many eps. `weighted_means` is exact. A mean from a total is
+# rounded three times by half an eps: multiplied by the count, summed over parts, divided again.
 _ROUNDING = 2
 
 
 def deviations(
     values: Float[Array, "*items dim"], mean: Float[Array, "*items dim"]
 ) -> Float[Array, "*items dim"]:
-    """Values less their mean, from `weighted_means` or `Moments`; exactly 0 if they are within its rounding.
+    """Values less their mean (of `weighted_means` or `Moments`); exactly 0 within the mean's rounding.
 
     Equal values have no spread, and no rule without a scale must take their rounding for one.
     """
@@ -50,11 +50,10 @@ def fold_parts(step: Callable[[Carry, Any], Carry], carry: Carry, items: Any) ->
     """
     length = jax.tree.leaves(items)[0].shape[0]
     if not isinstance(length, int):
-        # The symbol of `jax.export`, which does not tell how many parts there are.
+        # A symbolic length of `jax.export`: the number of parts is unknown.
         return step(carry, items)
     size = max(1, -(-length // max(1, length // PART)))
-    # What is over comes first: the carry of the loop then depends on the items, as its type under shard_map
-    # asks.
+    # The remainder comes first, so that the loop's carry depends on the items: under shard_map its type must.
     more = max(0, length - 1) // size
     first = length - more * size
     carry = step(carry, jax.tree.map(lambda x: x[:first], items))
@@ -152,22 +151,22 @@ def weighted_means(
 
     def mean_about(centre: jax.Array, items: tuple[jax.Array, ...], whole: jax.Array) -> jax.Array:
         sums = fold_parts(partial(add, centre), jnp.zeros_like(centre), items)
-        # Divided before it is added: XLA would turn a plain sum plus ``centre`` into one that starts there,
-        # and each small difference would be rounded away.
+        # Divide before adding: otherwise XLA starts the sum at ``centre`` and rounds away each small
+        # difference.
         return centre + sums / whole
 
     items = values, weight, group
     if length == 0:
         return jnp.zeros((num_groups, values.shape[1]), dtype)
-    # Past the last item where a group has none.
+    # For a group without items, the index is past the last item.
     first = jax.ops.segment_min(jnp.arange(length, dtype=jnp.int32), group, num_groups)
-    # The mean does not depend on the centre: nothing that leads to it has a derivative.
+    # The mean does not depend on the centre, so the centre needs no derivative.
     still = jax.lax.stop_gradient((items, whole))
     centre = still[0][0].at[first].get(mode="fill", fill_value=0).astype(dtype)
     if not isinstance(length, int) or length > _LONG[0]:
         longest = jax.ops.segment_sum(jnp.ones_like(group), group, num_groups).max(initial=0)
         more = sum((longest > long).astype(jnp.int32) for long in _LONG)
-        # A loop that runs 0 to 2 times: one pass to compile, where a condition for each would be two.
+        # A loop of 0 to 2 steps compiles the pass once; two conditions would compile it twice.
         centre = jax.lax.fori_loop(0, more, lambda _, centre: mean_about(centre, *still), centre)
     return mean_about(centre, items, whole)
 

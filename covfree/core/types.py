@@ -135,7 +135,7 @@ class Rows:
         """
         shape = jnp.shape(counts)
         if len(shape) not in (2, 3) or jnp.shape(means)[:-1] != shape:
-            # In the terms of `from_means`, whose callers are more.
+            # Most users call `from_means`, so the error speaks of its arguments.
             raise ValueError(
                 "means: expected [classes, dim] or [clients, classes, dim] (and subsets before dim in "
                 f"from_subset_means) with counts to match, got {list(jnp.shape(means))} and {list(shape)}"
@@ -239,7 +239,7 @@ class Message:
 def masked(
     scores: Float[Array, "*batch classes"], present: Float[Array, " classes"] | None
 ) -> Float[Array, "*batch classes"]:
-    """Scores with −∞ in the place of a class that is absent (``present`` of 0)."""
+    """Scores in which absent classes (``present`` of 0) have −∞."""
     if present is None:
         return scores
     return jnp.where(jnp.broadcast_to(present > 0, scores.shape), scores, -jnp.inf)
@@ -253,7 +253,7 @@ def as_features(features: Any, dim: int) -> Any:
     return features
 
 
-# Compared and hashed by identity, as `jax.jit(head)` needs it of a function.
+# Compared and hashed by identity: `jax.jit(head)` needs a hashable function.
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class LinearHead:
