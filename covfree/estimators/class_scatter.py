@@ -1,4 +1,4 @@
-"""The scatter of every class by itself, for heads that do not share one covariance; and that clients sent."""
+"""The scatter of each class, for heads with a covariance for each class; covariances that clients sent."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from covfree.core.types import AnyArray, Moments, Rows, accumulation_dtype
 from covfree.estimators.moments import row_counts, row_labels, valid_rows
 from covfree.estimators.scatter import centred_rows
 
-# Rows of one class that are multiplied at once: few enough that a class's last block wastes little, enough
-# for a product at speed.
+# Rows of a block, all of one class: few, so that the last block wastes little; enough for fast products.
 _BLOCK = 64
 
 
@@ -32,7 +31,7 @@ def class_scatters(rows: Rows, moments: Moments) -> Float[Array, "classes dim di
     """
     num_classes, dim = moments.total.shape
     valid = valid_rows(rows, num_classes)
-    # One class more for padding, whose factor is 0.
+    # Padding is one more class, whose factor is 0.
     label = jnp.where(valid, row_labels(rows), num_classes)
     factor = centred_rows(rows, moments, jnp.ones_like(moments.total[:, 0]))
     size = factor.shape[0]
@@ -41,9 +40,9 @@ def class_scatters(rows: Rows, moments: Moments) -> Float[Array, "classes dim di
     blocks = -(-counts // _BLOCK)
     rank = jnp.arange(size, dtype=jnp.int32) - (jnp.cumsum(counts) - counts)[label[order]]
     place = (jnp.cumsum(blocks) - blocks)[label[order]] * _BLOCK + rank
-    # Every block holds rows of one class; ceil(count/B) blocks a class are at most this many.
+    # Each block holds rows of one class: Σ_c ceil(count_c/B) is at most this.
     num_blocks = -(-size // _BLOCK) + num_classes + 1
-    # Row `size` is a line of zeros, for places that no row takes.
+    # Row `size` is zero; unused places of blocks point to it.
     table = jnp.full(num_blocks * _BLOCK, size).at[place].set(order)
     owner = jnp.full(num_blocks, num_classes, label.dtype).at[place // _BLOCK].set(label[order])
     padded = jnp.concatenate([factor, jnp.zeros((1, dim), factor.dtype)])

@@ -1,4 +1,4 @@
-"""Phase one: what each class sums to."""
+"""The first round: counts and sums of each class."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def valid_rows(rows: Rows, num_classes: int) -> Bool[Array, " rows"]:
 
 
 def row_labels(rows: Rows) -> Integer[Array, " rows"]:
-    """Labels as int32: a small type might not hold the number of classes."""
+    """Labels as int32: a narrower type might not hold the number of classes."""
     return as_int32("label", rows.label)
 
 

@@ -130,7 +130,7 @@ def _test(z: jax.Array, relative: jax.Array, informative: jax.Array) -> ShiftTes
 
 
 def _over(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
-    """Quotient; 0 where the denominator is not above 0."""
+    """The quotient; 0 unless the denominator is above 0."""
     known = denominator > 0
     return jnp.where(known, numerator / jnp.where(known, denominator, 1), 0)
 
@@ -155,7 +155,7 @@ def _ratio_test(rows: Rows, moments: Moments) -> ShiftTest:
     clients = jax.ops.segment_sum(jnp.ones_like(owner), owner, num_classes)
     above = jnp.maximum(clients - 1, 0).astype(between.dtype)
     rest = jnp.maximum(moments.num_rows - 1, 0).astype(between.dtype)
-    # Independent pieces of the scatter within clients: their degrees of freedom, and their traces over these.
+    # Independent pieces of the scatter within clients: degrees of freedom, and mean squares.
     degrees = jnp.maximum(held - 1, 0).astype(between.dtype)
     trace = jax.ops.segment_sum(jnp.square(parts.within).sum(1), slot, size)
     piece, terms = _over(trace, degrees), (degrees > 0).astype(between.dtype)

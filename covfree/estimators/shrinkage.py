@@ -20,7 +20,7 @@ from covfree.estimators.automatic import automatic
 from covfree.estimators.scatter import Freedom
 from covfree.estimators.shrinkage_rule import Shrinkage, mean_variance
 
-# Rules without a number, which may be taken for names.
+# Rules without a number, which somebody may pass by name: the error then says what to write.
 _PLAIN = ("empirical_bayes", "ledoit_wolf", "oas", "pseudo_observations")
 
 

@@ -115,7 +115,7 @@ def _of_clients(
         return _leading(jnp.where((within < size)[:, None], mine, 0), num_directions, degrees)
 
     def or_nothing(operand: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        # A bound on the clients may be far above their number: those that are none cost nothing.
+        # ``num_clients`` may be far above the number of clients: the absent ones cost nothing.
         nothing = (
             jnp.zeros((num_directions, residual.shape[1]), residual.dtype),
             jnp.zeros((), residual.dtype),
@@ -142,17 +142,17 @@ def _leading(
     values, vectors = (x[..., ::-1] for x in eigh(smaller))
     leading = vectors[:, :number].T
     if examples <= dim:
-        # Not √λ v: rounding of R Rᵀ is then that of the directions alone, not of their lengths too.
+        # Projecting instead of √λ v keeps the rounding of R Rᵀ out of the lengths.
         rows = product(leading, scaled)
     else:
         shown = values[:number]
         rows = jnp.where(shown > 0, jnp.sqrt(jnp.where(shown > 0, shown, 1)), 0)[:, None] * leading
-    # Past the degrees there is rounding alone.
+    # Beyond the degrees of freedom there is only rounding.
     beyond = jnp.arange(len(values), dtype=degrees.dtype)
     others = jnp.where((beyond >= number) & (beyond < degrees), jnp.maximum(values, 0), 0)
     trace = others.sum()
     left_out = jnp.square(others).sum() / jnp.where(trace > 0, trace, 1)
-    # One sign of the two, so that the order of examples does not show: the largest entry is positive.
+    # Fix the sign (largest entry positive), so that the order of examples does not matter.
     peak = jnp.take_along_axis(rows, jnp.abs(rows).argmax(1, keepdims=True), axis=1)
     rows = jnp.where(peak < 0, -rows, rows) * unit
     rows = jnp.where(beyond[: rows.shape[0], None] < degrees, rows, 0)

@@ -75,7 +75,7 @@ def _subset_groups(
 
 
 def check_one_client(features: Any, labels: Any, num_classes: int, *_: Any, **__: Any) -> None:
-    """Raise unless the first arguments, of those of any function, are one client's examples and C."""
+    """Raise unless the first arguments are one client's features and labels, and C."""
     if np.ndim(features) == 3:
         raise ValueError(
             f"features: expected shape [examples, dim] of one client, got {list(np.shape(features))}; "

@@ -14,11 +14,11 @@ from covfree.core.lapack import cholesky, triangular_solve
 from covfree.core.products import product, symmetric_product
 from covfree.core.types import PRNGKey
 
-# How much of a component's covariance is kept: all, its diagonal, or one variance.
+# The form of a component's covariance: full, diagonal, or one variance.
 Structure: TypeAlias = Literal["diagonal", "spherical", "full"]
 
-# What every variance is raised by, as a share of the group's mean variance: it keeps a component that has
-# closed in on a few examples at a density that float32 can still compare with others.
+# Added to every variance, as a share of the group's mean variance. Without it the density of a component that
+# has closed in on a few examples would leave the range of float32.
 _FLOOR = 1e-4
 
 
@@ -57,10 +57,10 @@ def nearest_seeds(
 
     def draw(step: Any, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         nearest, distance = state
-        # All are equally far from nothing.
+        # Without a seed all examples are equally far.
         chance = jnp.where(step == 0, kept.astype(values.dtype), distance)
         level = jnp.cumsum(chance)
-        # Numbers for the draws, not for the examples: they do not depend on how much padding there is.
+        # One random number a draw, not an example: draws then do not depend on padding.
         uniform = jax.random.uniform(jax.random.fold_in(key, step), (num_draws,), values.dtype)
         target = level[-1] * uniform
         drawn = jnp.argmax((chance > 0)[None, :] & (level[None, :] > target[:, None]), axis=1)
@@ -71,7 +71,7 @@ def nearest_seeds(
 
         choices = jax.lax.map(left, values[drawn])
         after = choices[choices.sum(1).argmin()]
-        # Beyond the last distinct example, and beyond one component for two examples, no more are taken.
+        # No further seed beyond the last distinct example, or beyond one component for two examples.
         taken = (step == 0) | ((chance.max() > 0) & (step < most))
         closer = taken & ((after < distance) | (step == 0))
         return jnp.where(closer, step, nearest), jnp.where(closer, after, distance)
@@ -103,7 +103,7 @@ def maximise(
 
         spread = jax.lax.map(one, (share.T, mean, divisor))
     else:
-        # Nothing cancels below the floor: the examples are centred and scaled.
+        # Examples are centred and scaled, so cancellation stays below the floor.
         square = product(share.T, jnp.square(values)) / divisor[:, None] - jnp.square(mean)
         spread = jnp.maximum(square, 0) + _FLOOR
         if covariance == "spherical":

@@ -1,4 +1,4 @@
-"""A client's scatter times a few directions: of d² numbers only those that are asked for."""
+"""The product of a client's scatter with a few directions, without the d × d matrix."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from covfree.statistics.groups import as_examples
 
 
 class ScatterProducts(NamedTuple):
-    """What some examples know of their scatter; adds up over examples.
+    """Products of a scatter with directions; they add up over examples.
 
     Attributes:
         product: S Q, with S = Σ_i (f_i − μ_{y_i})(f_i − μ_{y_i})ᵀ.

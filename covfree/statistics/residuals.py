@@ -1,4 +1,4 @@
-"""What clients' class means hide: residuals, how many each client has, and vectors that show them."""
+"""Residuals about clients' class means: which clients have how many, and vectors that show them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def senders_of(
             "see count_clients"
         )
     slot = jnp.where(kept, owner, num_clients)
-    # An example adds one degree of freedom, its row takes one back.
+    # Each example adds one degree of freedom, each row removes one.
     owner_of_row = jax.ops.segment_max(slot, jnp.where(kept, row, num_rows), num_rows)
     seen = means.count > 0
     size = jax.ops.segment_sum(kept.astype(jnp.int32), slot, num_clients)

@@ -17,7 +17,7 @@ from covfree.core.sums import mean_groups
 from covfree.core.types import AnyArray, PRNGKey, Rows, accumulation_dtype, is_traced
 from covfree.statistics.groups import as_examples, subset_groups
 
-# What a client may send of the spread about a mean: the variance of each feature, or their average.
+# The spread about a mean that a client may send: the variance of each feature, or their average.
 CovarianceType: TypeAlias = Literal["diagonal", "spherical"]
 
 
@@ -26,7 +26,7 @@ _LONG = 3584
 
 
 def bucket(rows: int) -> int:
-    """Round up to a size that federations of about one size share, and with it compiled functions.
+    """Round a number of rows up, so that federations of similar size share compiled functions.
 
     Another seed changes the number of client-class pairs by up to a tenth if there are few hundred, and by
     less if there are more. So there are two sizes an octave (224, 320, 448, …) up to 3584, eight above. None
@@ -79,10 +79,10 @@ def client_pairs(
     labels, clients = np.asarray(labels), np.asarray(clients)
     check_int32("labels", labels)
     if not fits_int32(clients):
-        # Else a pair's number might be beyond int64.
+        # Otherwise the number of a pair could exceed int64.
         clients = consecutive(clients)
     kept = (labels >= 0) & (clients >= 0)
-    # A pair as one number, which sorts several times faster than pairs; Python's int for the bound.
+    # One number for a pair sorts several times faster than two; the bound is a Python int.
     width = int(labels.max(initial=0)) + 1
     pairs, sizes = np.unique(
         clients[kept].astype(np.int64) * width + labels[kept].astype(np.int64), return_counts=True
@@ -191,12 +191,12 @@ def rows_of(
 def _rows_of(
     features: Array, labels: Array, clients: Array, row: Array, num_rows: int, covariance: str | None
 ) -> Rows:
-    """`rows_of` whose number is not looked at."""
+    """`rows_of` without its checks."""
     means, counts = mean_groups(features, row, num_rows)
     slot = jnp.where(row >= 0, row, num_rows)
 
     def of_row(values: jax.Array) -> jax.Array:
-        """What all examples of a row share; −1 for padding."""
+        """The value that all examples of a row share; −1 for padding."""
         shared = jax.ops.segment_max(values.astype(jnp.int32), slot, num_rows)
         return jnp.where(counts > 0, shared, -1)
 

@@ -42,7 +42,7 @@ class Transform:
 CountNoise: TypeAlias = Literal["uniform", "gaussian", "laplace"]
 
 
-# A standard draw, and what makes σ of it for counts n and ε.
+# By name: the standard draw, and its scale for counts n and ε.
 _LAWS: dict[str, tuple[Callable[..., jax.Array], Callable[..., Any]]] = {
     "uniform": (partial(jax.random.uniform, minval=-1.0, maxval=1.0), lambda n, epsilon: (1 - epsilon) * n),
     "gaussian": (jax.random.normal, lambda n, epsilon: 1 / jnp.sqrt(epsilon)),
@@ -60,7 +60,7 @@ def _noisy(epsilon: Scalar, rows: Rows, key: PRNGKey, kind: CountNoise) -> Rows:
     noise = scale(exact, jnp.asarray(epsilon, dtype)) * draw(derive(key, "count noise"), count.shape, dtype)
     noisy = jnp.where(used, jnp.maximum(exact + noise, 0), 0)
     if rows.sketch is not None:
-        # Residual directions count degrees of freedom, which tell of no class.
+        # The counts of residual directions are degrees of freedom, not examples of a class.
         noisy = jnp.where(rows.sketch, count.astype(dtype), noisy)
     return replace(rows, count=noisy)
 
@@ -77,7 +77,7 @@ def _laplace(epsilon: Scalar, rows: Rows, key: PRNGKey) -> Rows:
     return _noisy(epsilon, rows, key, "laplace")
 
 
-# Functions of the module: transforms are told apart by them, after pickling too.
+# Functions of the module, so that transforms stay equal after pickling.
 _NOISES = {"uniform": _uniform, "gaussian": _gaussian, "laplace": _laplace}
 
 

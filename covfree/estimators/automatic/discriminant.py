@@ -22,21 +22,21 @@ from covfree.estimators.automatic.predicted import (
 from covfree.estimators.moments import centred_means
 from covfree.estimators.scatter import Freedom
 
-# Eigenvalues up to this many eps of the largest are rounding, which was seen to reach 3. `rank_cut`, made for
-# systems that are solved, would cut off what is small beside clients' offsets.
+# Eigenvalues up to this many eps of the largest count as rounding (up to 3 eps were observed). `rank_cut`,
+# made for solves, would also cut eigenvalues that are merely small beside clients' offsets.
 _ROUNDING = 4.0
 
 
 class Basis(NamedTuple):
-    """What is needed of the features, in the eigenbasis of a covariance.
+    """Class means and clients' offsets in the eigenbasis of a covariance.
 
     From a factor the basis spans its rows alone; every other direction has the eigenvalue ``floor``.
 
     Attributes:
         values: eigenvalues, without the floor.
-        floor: what the covariance holds in every direction.
+        floor: the multiple of the identity that the covariance contains.
         means: class means about the grand mean; 0 for an absent class.
-        outside: what of their products lies outside the basis.
+        outside: the part of the means' inner products that lies outside the basis.
         vectors: the offsets' directions z_j, which lie in the basis.
         dim: dimensions of the features.
     """
@@ -50,7 +50,7 @@ class Basis(NamedTuple):
 
     @classmethod
     def of(cls, covariance: Scatter, moments: Moments, offsets: Offsets, unit: Float[Array, ""]) -> Basis:
-        """Of a covariance over ``unit``; means and directions are over its root."""
+        """The basis of ``covariance / unit``; means and directions are divided by √unit."""
         centred, offset = (rows / jnp.sqrt(unit) for rows in (centred_means(moments), offsets.vector))
         values, vectors = eigh(covariance.core())
         rounding = _ROUNDING * jnp.finfo(values.dtype).eps * values.max(initial=0)
@@ -66,8 +66,8 @@ class Basis(NamedTuple):
             return product(product(rows, factor.T), vectors) * scale[None, :]
 
         means, inside = coordinates(centred), coordinates(offset)
-        # In directions of small eigenvalues a strong z_j has small coordinates, which tell how strong it is
-        # and which rounding drowns. Those of what the coordinates leave of z_j mend them.
+        # The coordinates of a strong z_j along small eigenvalues show its strength, and rounding drowns them.
+        # Adding the coordinates of the residual, twice, restores them.
         for _ in range(2):
             inside += coordinates(offset - product(product(inside * scale[None, :], vectors.T), factor))
         outside = product(centred, centred.T) - product(means, means.T)
@@ -82,9 +82,9 @@ def predicted_error(
     candidates: Float[Array, " candidates"],
     scales: Float[Array, " scales"],
 ) -> Float[Array, "candidates scales"]:
-    """Error E for each γ among the candidates and each scale s, as the derivation's section 10 has it.
+    """Predicted test error for each γ and each scale s (docs/derivation.md, section 10).
 
-    All in units of the mean variance.
+    All arguments are in units of the mean variance.
     """
     values, floor, means, outside, vectors, dim = basis
     count = moments.count.astype(values.dtype)
@@ -95,7 +95,7 @@ def predicted_error(
     unknown = 1 / jnp.maximum(count[chosen], 1)[:, None]
     strength, used, told_apart = offsets.strength, offsets.strength > 0, offsets.told_apart
     number = used.astype(values.dtype)
-    # What T is seen in: what is left, or all rows, a z_j as one of covariance (λ_jρ + c)Σ.
+    # T is estimated from the remainder, or from all rows, with each z_j a row of covariance (λ_jρ + c)Σ.
     rows = jnp.concatenate([number, jnp.where(offsets.unseen > 0, offsets.copies, 0)])
     reached = jnp.concatenate([strength, offsets.unseen])
     within = Freedom(
@@ -118,7 +118,7 @@ def predicted_error(
     def one_candidate(gamma: jax.Array) -> jax.Array:
         inverse, hidden = 1 / (spectrum + gamma), 1 / (floor + gamma)
         whole = (inverse * spectrum).sum() + (dim - values.shape[0]) * hidden * floor
-        # Little is left of each 1 − z_jᵀHz_j where offsets are strong, and it says how strong.
+        # The stronger the offsets, the smaller 1 − z_jᵀHz_j.
         left = jnp.where(used, 1 - product(jnp.square(vectors), inverse[:, None])[:, 0], 0).sum()
         in_offsets = jnp.where(told_apart, number.sum() - left, 0)
         trace, optimism = deterministic_equivalents(whole - in_offsets, within)
@@ -131,7 +131,7 @@ def predicted_error(
         part = 1 / (noise + strength * offset_trace)
         square, felt = strength * jnp.square(part), noise * part
 
-        # Distances of the means, under H and HΣ̂H; what lies outside the basis is `hidden`.
+        # Distances between the means under H and HΣ̂H; outside the basis H is `hidden`.
         own, cross = products(means, jnp.stack([inverse, jnp.square(inverse) * spectrum]))
         out = jnp.stack([hidden, jnp.square(hidden) * floor])[:, None]
         own, cross = (
@@ -153,7 +153,7 @@ def predicted_error(
         offset = offset / jnp.where(square.sum() > 0, square.sum(), 1)
         offset = jnp.where(told_apart, offset, offsets.ratio * variance)
         owed = trace * unknown + own[1][chosen][:, None] - cross[1]
-        # What is not known of the class mean: its noise, and what H lets through of the offsets in it.
+        # Errors of the class mean: its noise, and the offsets in it that H does not suppress.
         more_noise = unknown + offsets.noise * own[0][chosen][:, None]
         variance = variance * (1 + more_noise) + offset * (1 + own[2][chosen][:, None])
         margin = 0.5 * distance - owed

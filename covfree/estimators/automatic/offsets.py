@@ -1,4 +1,4 @@
-"""Clients that differ: class rows as a two-way layout of classes and clients, from sums by client."""
+"""Offsets of clients, from sums by client: class rows as a two-way layout of classes and clients."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from covfree.estimators.automatic.senders import SAMPLE
 from covfree.estimators.moments import row_clients, row_counts, row_labels, valid_rows
 from covfree.estimators.scatter import Freedom
 
-# Directions in which clients' offsets reach the covariance less than this share of the mean are left to the
-# rest: they tell nothing, and rounding would.
+# A direction is not separated if offsets enter it with less than this share of the mean strength: it would
+# show rounding.
 _LEAST_STRENGTH = 1e-3
-# The degrees of freedom within clients are to be at least this share of all, or the two are not told apart.
+# Offsets are separated only if at least this share of the degrees of freedom lies within clients.
 _LEAST_WITHIN = 0.25
-# Candidates of tr Δ/tr Σ, 6 % apart: from no offsets to such as drown all else.
+# Candidates of tr Δ/tr Σ, 15 % apart: from no offsets to overwhelming ones.
 _RATIOS = np.concatenate([[0.0], np.logspace(-3, 4, 113)])
 
-# Twice log-likelihoods that differ by less are the same.
+# Twice the log-likelihoods are taken as equal if they differ by less.
 _TOLD = 0.01
-# Clients may be left out whose rows weigh this little, and all offsets still be told from the rest.
+# The sample counts as complete if the clients outside it weigh at most this share.
 _NEGLIGIBLE = 1e-4
 
 
@@ -45,24 +45,24 @@ class ClientSums(NamedTuple):
 
 
 class Offsets(NamedTuple):
-    """The covariance Σ̂ = Σ_r y_r y_rᵀ in two parts, Σ_j z_j z_jᵀ and what is left; see `offsets_of`.
+    """The covariance Σ̂ = Σ_r y_r y_rᵀ in two parts, Σ_j z_j z_jᵀ and the remainder; see `offsets_of`.
 
-    z_j = √λ_j δ_j + noise of covariance c Σ, with δ_j independent of each other and as one client's offset;
-    what is left holds no offset, but for directions too weak to count. Noise is independent between the parts
-    where classes weigh the same, and on average elsewhere.
+    z_j = √λ_j δ_j + noise of covariance c Σ. The δ_j are independent, each distributed as an offset of one
+    client. The remainder contains no offsets, except in directions too weak to separate. Noise in the two
+    parts is independent if classes have equal weight, and on average otherwise.
 
     Attributes:
-        strength: λ_j; 0 where Σ̂ does not hold δ_j.
-        vector: z_j; 0 there.
+        strength: λ_j; 0 if Σ̂ does not contain δ_j.
+        vector: z_j; 0 where the strength is 0.
         share: p_cj, the weight of δ_j in the mean of class c.
-        unseen: λ of as many more directions, of which only the strength is known.
-        copies: how many there are of each of these: 0 where the sums are of all clients.
+        unseen: λ of further directions, whose vectors are unknown: those of clients outside the sample.
+        copies: how many directions have each λ of ``unseen``; 0 if the sums cover all clients.
         noise: c.
-        degrees: of freedom of what is left, by class.
+        degrees: degrees of freedom of the remainder, by class.
         ratio: ρ = tr Δ/tr Σ.
-        free: share of tr Σ̂ that Σ makes, not Δ.
-        known: whether it is known whose the rows are.
-        told_apart: whether enough is left to know Σ by it. If not, Δ is to be taken as ρΣ.
+        free: the share of tr Σ̂ that is due to Σ, not to Δ.
+        known: whether the rows name their clients.
+        told_apart: whether the remainder suffices to estimate Σ. If not, take Δ = ρΣ.
     """
 
     strength: Float[Array, " directions"]
@@ -108,7 +108,7 @@ def client_sums(
 
 
 def no_offsets(moments: Moments, freedom: Freedom) -> Offsets:
-    """All rows taken as independent: nothing in the first part."""
+    """No offsets: all rows count as independent."""
     dtype, (num_classes, dim) = freedom.weight.dtype, moments.total.shape
     zero = jnp.zeros((), dtype)
     return Offsets(
@@ -127,12 +127,12 @@ def no_offsets(moments: Moments, freedom: Freedom) -> Offsets:
 
 
 def offsets_of(sums: ClientSums, moments: Moments, freedom: Freedom, level: Float[Array, ""]) -> Offsets:
-    r"""Split the covariance at what can hold clients' offsets; the derivation, section 10, has the formulas.
+    r"""Separate clients' offsets from the covariance (formulas: docs/derivation.md, section 10).
 
-    Where the sums are of a sample of the clients, these are taken for a federation of their own, of which all
-    rows are m copies, m the ratio of Σ_c w_c N_c. Copies alike in sign have the directions of one, with
-    1/√m of its shares; in m − 1 others the copies differ, which no class mean holds, and their strength is
-    Σ_c w_c n_ck.
+    If the sums cover a sample of the clients, all rows are modelled as m copies of the sample, with m the
+    ratio of Σ_c w_c N_c. Offsets that all copies share enter class means, with 1/√m of a single copy's
+    shares. Differences between copies span m − 1 further directions for each client, of strength
+    Σ_c w_c n_ck, which no class mean contains.
 
     Args:
         sums: of *all* rows.
@@ -165,7 +165,7 @@ def offsets_of(sums: ClientSums, moments: Moments, freedom: Freedom, level: Floa
     directions = used.sum(dtype=dtype)
     noise = (freedom.weight * spent).sum() / jnp.maximum(directions + more * holders.sum(dtype=dtype), 1)
     degrees = freedom.degrees - spent
-    # About the means of the sample's own classes.
+    # Centre on the class means of the sample.
     totals = sums.totals - product(share.T, sums.classes)
     vector = product(vectors.T, totals) * jnp.sqrt(inverse)[:, None]
     offsets = Offsets(
@@ -193,7 +193,7 @@ def _ratio(
     level: Float[Array, ""],
     weight: Float[Array, " classes"],
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """ρ and σ² of the greatest likelihood, from ‖z_j‖²/d and tr(Σ̂)/d."""
+    """Maximum-likelihood ρ and σ², from ‖z_j‖²/d and tr(Σ̂)/d."""
     used, holders, tiny = offsets.strength > 0, offsets.unseen > 0, jnp.finfo(level.dtype).tiny
     unseen = offsets.copies * holders.sum(dtype=level.dtype)
     degrees = offsets.degrees.sum() + unseen
@@ -201,7 +201,7 @@ def _ratio(
 
     def likelihood(ratio: jax.Array) -> tuple[jax.Array, jax.Array]:
         scale = jnp.where(used, jnp.maximum(offsets.strength * ratio + offsets.noise, tiny), 1)
-        # What is left, the rows of clients unseen with it, as one observation of so many degrees of freedom.
+        # The remainder, with the unseen directions, is one observation of ``degrees`` degrees of freedom.
         left = (offsets.degrees * weight).sum() + offsets.copies * offsets.unseen.sum() * ratio
         left = jnp.maximum(left + unseen * offsets.noise, tiny)
         remains = jnp.maximum(level - square.sum(), 0) * degrees / left
@@ -211,7 +211,7 @@ def _ratio(
 
     ratios = jnp.asarray(_RATIOS, level.dtype)
     likelihoods, variances = jax.vmap(likelihood)(ratios)
-    # The first that the rows do not tell from the best. Where they tell nothing, as of clients with one row
-    # each of equal weight, all ratios are as likely, and rounding must not choose.
+    # The smallest ratio that is as likely as the best. With one row of equal weight from each client all
+    # ratios are equally likely, and rounding must not choose.
     best = jnp.argmax(likelihoods >= likelihoods.max() - _TOLD)
     return ratios[best], variances[best]

@@ -1,4 +1,4 @@
-"""The probability that a linear head errs, predicted without a single example."""
+"""The test error of a linear head, predicted without examples."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from jaxtyping import Array, Bool, Float, Integer
 from covfree.core.types import Moments
 from covfree.estimators.scatter import Freedom
 
-# Classes whose error is predicted, at most: enough for a mean over classes, at a bounded cost.
+# The error is predicted for at most so many classes: enough for their mean, at a bounded cost.
 _MOST_CLASSES = 128
-# Gauss-Hermite nodes and weights: 16 leave an error below 0.003 with 1,000 rivals, and below 1e-8 with one.
+# 16 Gauss-Hermite nodes: the error is below 0.003 with 1,000 rivals, and below 1e-8 with one.
 _NODES, _WEIGHTS = np.polynomial.hermite.hermgauss(16)
 
 
 def sampled_classes(
     moments: Moments,
 ) -> tuple[Integer[Array, " chosen"], Float[Array, " chosen"]]:
-    """Classes that stand for all, and the share of the examples that each stands for.
+    """A sample of classes, and the share of the examples that each represents.
 
-    All of them up to 128; beyond, a systematic sample, each class as often as its share says.
+    Up to 128 classes all are taken; beyond, a systematic sample in proportion to their shares.
     """
     count = moments.count.astype(moments.total.dtype)
     prior = count / jnp.maximum(count.sum(), 1)
@@ -70,7 +70,7 @@ def deterministic_equivalents(
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """T ≈ tr(HΣ) from tr(HΣ̂), and φ with HΣH ≈ HΣ̂H/φ, for H = (Σ̂ + γI)⁻¹."""
     degrees, weight = jnp.where(freedom.weight > 0, freedom.degrees, 0), freedom.weight
-    # Each of Σ_j ν_j eigenvalues is below 1; rounding must not undo that.
+    # HΣ̂ has Σ_j ν_j eigenvalues, each below 1: keep the trace below their number despite rounding.
     root = implied_trace(jnp.maximum(degrees.sum() - trace, 1e-6 * degrees.sum()), degrees, weight)
     optimism = (degrees * weight / jnp.square(1 + weight * root)).sum()
     return root, jnp.where(optimism > 0, optimism, 1)
@@ -79,10 +79,10 @@ def deterministic_equivalents(
 def implied_trace(
     left: Float[Array, ""], degrees: Float[Array, " scatters"], weight: Float[Array, " scatters"]
 ) -> Float[Array, ""]:
-    """T ≥ 0 with Σ_j ν_j/(1 + w_j T) = left, what Σ_j ν_j w_j T/(1 + w_j T) leaves of Σ_j ν_j.
+    """Solve Σ_j ν_j/(1 + w_j T) = left for T ≥ 0.
 
-    The sum side is convex and decreasing, so that Newton's method climbs to the root from 0 without
-    overshooting; where the root is far, each step at least doubles T.
+    The left side is convex and decreasing in T, so Newton's method climbs from 0 to the root without
+    overshooting; far from the root each step at least doubles T.
     """
 
     def climb(_: Any, root: jax.Array) -> jax.Array:

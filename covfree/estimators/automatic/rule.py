@@ -14,9 +14,9 @@ from covfree.estimators.moments import centred_means
 from covfree.estimators.scatter import Freedom
 from covfree.estimators.shrinkage_rule import Shrinkage, mean_variance
 
-# Candidates γ/t, a quarter of a decade apart: from "none" to "nearest mean", whatever the features' scale.
+# Candidates of γ/t, a quarter of a decade apart: from no shrinkage to the nearest-mean head.
 _CANDIDATES = np.logspace(-4, 2, 25)
-# How far (in decades) γ and s may be from what is expected of them. Candidates of s are as far apart.
+# Prior standard deviations of γ and s, in decades. Candidates of s are one such deviation apart.
 _DECADES = 0.4
 _SCALE_DECADES = 0.2
 _SCALES = 10 ** (_SCALE_DECADES * np.arange(-2, 3))
@@ -60,7 +60,7 @@ def _automatic(
     freedom: Freedom,
     sums: ClientSums | None,
 ) -> tuple[jax.Array, jax.Array]:
-    # Static data of methods: a compiled function there could be neither copied nor pickled as itself.
+    # A plain function: methods hold it as static data, where a jitted one could not be copied or pickled.
     return _compiled(covariance, moments, freedom, sums)
 
 
@@ -71,11 +71,11 @@ def _compiled(
     freedom: Freedom,
     sums: ClientSums | None,
 ) -> tuple[jax.Array, jax.Array]:
-    # It hangs on a maximum over candidates, and eigenvectors of equal eigenvalues have no derivative.
+    # No derivative: the choice is discrete, and eigenvectors of equal eigenvalues have none.
     covariance, moments, freedom, sums = jax.lax.stop_gradient((covariance, moments, freedom, sums))
     level, degrees = mean_variance(covariance), freedom.degrees.sum()
     seen = (level > 0) & (degrees > 0)
-    # In units of the mean variance everything is of order one, and candidates are plain numbers.
+    # In units of the mean variance all numbers are of order one.
     unit = jnp.where(seen, level, 1)
     if sums is None:
         offsets, scales = no_offsets(moments, freedom), jnp.ones(1, level.dtype)

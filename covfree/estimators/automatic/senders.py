@@ -1,4 +1,4 @@
-"""Which clients' sums are kept: all of them, or a fair sample that stands for all."""
+"""Which clients' sums the automatic rule keeps: all, or a fair sample."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ import numpy as np
 from covfree.core.types import Rows
 from covfree.estimators.moments import row_clients
 
-# Clients whose sums are kept: those of the numbers below this.
+# Sums are kept of clients numbered below this.
 SAMPLE = 256
-# Where in its stretch of the clients each of the sample is drawn: as even as the stretches themselves, but in
-# step with nothing that clients may be ordered by.
+# The position drawn in each stretch of the clients: evenly spread, and out of step with any order of clients.
 _DRAWN = ((np.arange(SAMPLE) * 157) % SAMPLE).astype(np.int32)
 
 
 def fair_numbers(rank: Any, senders: Any) -> Any:
-    """Numbers of clients whose sums are kept where they are below 256, for the ranks 0 … senders − 1.
+    """Number the clients of ranks 0 … senders − 1 so that a fair sample has the numbers below 256.
 
-    Up to 256 senders keep their ranks. Of more, the order of ranks is cut into 256 stretches, and one
-    of each is numbered by its stretch; the others by 256 and above.
+    Up to 256 senders keep their ranks. With more, the ranks are cut into 256 stretches. One client of each
+    stretch gets the stretch's number; the others get 256 and above.
 
     Args:
         rank: NumPy or jax array of ranks.
@@ -41,10 +40,10 @@ def fair_numbers(rank: Any, senders: Any) -> Any:
 
 
 def numbered(rows: Rows, axis_name: Any = None) -> Rows:
-    """The rows with their clients numbered anew: those that sent any, by `fair_numbers` of their order.
+    """Renumber the clients of rows by `fair_numbers` of their order.
 
-    Clients without rows take no number, and numbers may be of any size: simulation and deployment number
-    alike. Clients unknown (below 0) stay so.
+    Only clients with rows count, and the numbers that come may have any size, so simulation and deployment
+    agree. Unknown clients (below 0) stay unknown.
 
     Args:
         rows: *all* rows.
