@@ -3,10 +3,10 @@
 Run ``python benchmarks/rounds.py [--torch PYTHON] [--out FILE.json]``; PYTHON is an interpreter with torch.
 Every measurement is a process of its own, peers one after the other and again, best of both. A round is that
 of all clients, one epoch in batches of 32; compilation is told apart. The floor is the products alone: scores
-of all examples by one product, and the gradient by another. "Over devices" has a
-CPU device for each core, and the clients spread over them. × are multiples of the time of a round. Growth: 60
-examples of 64 features a client, by FedAvg, and by SCAFFOLD, whose clients remember on the host; memory is
-what the process grows by.
+of all examples by one product, and the gradient by another. The CNN is of Flax's own layers, measured on all
+cores and on one. "Over devices" has a CPU device for each core, and the clients spread over them. × are
+multiples of the time of a round. Growth: 60 examples of 64 features a client, by FedAvg, and by SCAFFOLD,
+whose clients remember on the host; memory is what the process grows by.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Size(NamedTuple):
 
 SIZES = {
     "linear": Size(100, (1280,), 101, 0.1, 10),
-    "cnn": Size(20, (28, 28, 1), 10, 0.05, 5),
+    "cnn": Size(20, (28, 28, 1), 10, 0.05, 10),
     **{f"fedavg {number}": Size(number, (64,), 10, 0.1, 3) for number in GROWTH},
     **{f"scaffold {number}": Size(number, (64,), 10, 0.1, 3) for number in GROWTH},
 }
@@ -56,19 +56,17 @@ def examples(size: Size) -> tuple[np.ndarray, np.ndarray]:
 
 
 def cnn(key: Any) -> Any:
-    """Two convolutions and two dense layers, as a covfree model."""
+    """Two convolutions and two dense layers of plain Flax, as a covfree model."""
     import jax
     from flax import linen as nn
 
-    from covfree.backbones import convolve, max_pool
     from covfree.finetune import Model
 
     class Features(nn.Module):
         @nn.compact
         def __call__(self, x: Any) -> Any:
             for width in (16, 32):
-                x = nn.relu(nn.Conv(width, (3, 3), conv_general_dilated=convolve)(x))
-                x = max_pool(x, (2, 2), (2, 2))
+                x = nn.max_pool(nn.relu(nn.Conv(width, (3, 3))(x)), (2, 2), (2, 2))
             return nn.relu(nn.Dense(64)(x.reshape(len(x), -1)))
 
     body, head = Features(), nn.Dense(10)
@@ -159,9 +157,9 @@ def by_torch(task: str) -> dict[str, Any]:
 PEERS = {"covfree": by_covfree, "sharded": lambda task: by_covfree(task, cores()), "torch": by_torch}
 
 
-def measured(task: str, peer: str, python: str) -> dict[str, Any]:
-    """What a process of its own measures."""
-    command = [python, __file__, "--measure", task, "--peer", peer]
+def measured(task: str, peer: str, python: str, number: int | None = None) -> dict[str, Any]:
+    """What a process of its own measures, on so many cores; None for all."""
+    command = [python, __file__, "--measure", task, "--peer", peer, "--cores", str(number or cores())]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
     if done.returncode:
         raise SystemExit(f"{peer}, {task}: {done.stderr}")
@@ -183,7 +181,7 @@ def table(results: Mapping[str, Any]) -> str:
     ]
     for task, found in results["peers"].items():
         ours, theirs = found["covfree"], found.get("torch")
-        sharded = f"{found['sharded']['round'] * 1e3:.0f} ms"
+        sharded = f"{found['sharded']['round'] * 1e3:.0f} ms" if "sharded" in found else ""
         other = f"{theirs['round'] / ours['round']:.1f} ×" if theirs else ""
         accuracy = f"{ours['accuracy']:.3f}" + (f", {theirs['accuracy']:.3f}" if theirs else "")
         floor = "" if ours["floor"] is None else f"{ours['floor'] * 1e3:.0f} ms"
@@ -212,20 +210,25 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--measure", choices=SIZES, help=argparse.SUPPRESS)
     parser.add_argument("--peer", choices=PEERS, help=argparse.SUPPRESS)
+    parser.add_argument("--cores", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.cores])
         print(json.dumps(PEERS[arguments.peer](arguments.measure)))
         return
     pythons = {"covfree": sys.executable, "sharded": sys.executable}
     if arguments.torch:
         pythons["torch"] = arguments.torch
     peers: dict[str, Any] = {}
-    for task in ("linear", "cnn"):
-        runs: dict[str, list[dict[str, Any]]] = {peer: [] for peer in pythons}
+    for task, number in (("linear", None), ("cnn", None), ("cnn", 1)):
+        own = {name: python for name, python in pythons.items() if (name, number) != ("sharded", 1)}
+        runs: dict[str, list[dict[str, Any]]] = {peer: [] for peer in own}
         for _ in range(arguments.repeats):
-            for peer, python in pythons.items():
-                runs[peer].append(measured(task, peer, python))
-        peers[task] = {peer: best(own) for peer, own in runs.items()}
+            for peer, python in own.items():
+                runs[peer].append(measured(task, peer, python, number))
+        name = task if number is None else f"{task}, one core"
+        peers[name] = {peer: best(found) for peer, found in runs.items()}
     growth = {
         f"{name} {number}": measured(f"{name} {number}", "covfree", sys.executable)
         for name in ("fedavg", "scaffold")
