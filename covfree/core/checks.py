@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from covfree.core.gathered import Gathered, blocks
 from covfree.core.types import Rows, is_traced
 
 _INT32_MAX = np.iinfo(np.int32).max
@@ -57,10 +58,10 @@ def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int |
             "(below 0 is padding)"
         )
     used = labels >= 0 if owners is None else (labels >= 0) & (owners >= 0)
-    position = first_non_finite(np.asarray(features), used)
+    position = first_non_finite(features, used)
     if position is not None:
         row, column = position
-        value = np.asarray(features)[row, column]
+        value = np.asarray(features[row])[column]
         raise ValueError(
             f"features: {_place(row, owners)} (class {labels[row]}) holds {value} at position {column}; "
             f"expected {finite_numbers(value, _dtype(features))}"
@@ -94,7 +95,7 @@ def _on_host(features: Any, labels: Any, clients: Any, most: int) -> bool:
     """Whether the values are sound."""
     labels = np.asarray(labels)
     used = labels >= 0 if clients is None else (labels >= 0) & (np.asarray(clients) >= 0)
-    return not (labels > most).any() and first_non_finite(np.asarray(features), used) is None
+    return not (labels > most).any() and first_non_finite(features, used) is None
 
 
 def _on_device(features: jax.Array, labels: Any, clients: Any, most: int) -> bool:
@@ -292,10 +293,18 @@ def finite_numbers(value: Any, dtype: np.dtype) -> str:
     return f"numbers that are finite in {_computed(dtype)}" if np.isfinite(value) else "finite numbers"
 
 
-def first_non_finite(values: np.ndarray, used: np.ndarray) -> tuple[int, int] | None:
+def first_non_finite(values: Any, used: np.ndarray) -> tuple[int, int] | None:
     """Row and column of the first number in use that is not finite in the type that is computed with."""
+    values = values if isinstance(values, Gathered) else np.asarray(values)
     if values.shape[1] == 0:
         return None
+    for part in blocks(values):
+        if (found := _first_non_finite(np.asarray(values[part]), used[part])) is not None:
+            return part.start + found[0], found[1]
+    return None
+
+
+def _first_non_finite(values: np.ndarray, used: np.ndarray) -> tuple[int, int] | None:
     dtype = _computed(values.dtype)
     with np.errstate(invalid="ignore", over="ignore"):
         # One sum a row needs less memory than a mask of all features; such sums cannot overflow float64.

@@ -10,6 +10,7 @@ import numpy as np
 
 from covfree.core.array_file import names_in, read_npz
 from covfree.core.checks import check
+from covfree.core.gathered import Features, part_of
 from covfree.core.optional import optional
 
 # Labels are indices: one above this is an identifier that was not turned into an index.
@@ -23,7 +24,7 @@ class FeatureSet(NamedTuple):
 
     Attributes:
         name: how tables name it.
-        train_features: [examples, dim].
+        train_features: [examples, dim]; of a file of 1 GiB or more what stays in it, see `load_npz`.
         train_labels: [examples], in [0, num_classes).
         test_features: [test examples, dim].
         test_labels: [test examples].
@@ -37,9 +38,9 @@ class FeatureSet(NamedTuple):
     """
 
     name: str
-    train_features: np.ndarray
+    train_features: Features
     train_labels: np.ndarray
-    test_features: np.ndarray
+    test_features: Features
     test_labels: np.ndarray
     num_classes: int
     clients: np.ndarray | None = None
@@ -94,6 +95,10 @@ def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> Fe
             ``is_test``, a third of each class is held out by ``seed``.
         seed: see ``test``.
 
+    Features of 1 GiB or more that are not compressed stay in the file. Both parts are then
+    `covfree.core.gathered.Gathered`, indexed as arrays are; `covfree.fit` and `covfree.evaluate` read
+    them part by part.
+
     Returns:
         The feature set; clients are numbered from 0 in the order of their sorted names, first those with
         training examples, then those with test examples alone.
@@ -112,6 +117,7 @@ def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> Fe
     if test is not None and is_test is not None:
         raise ValueError(f"{path}: expected either is_test in the file or a separate test file, got both")
     names = arrays.get("class_names")
+    own_test = None
     if test is not None:
         other = _read(Path(test))
         if names is not None and not np.array_equal(names, other.get("class_names", names)):
@@ -121,7 +127,7 @@ def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> Fe
                 f"{test}: features: expected dim {features.shape[1]} as in {path}, "
                 f"got {other['features'].shape[1]}"
             )
-        features = np.concatenate([features, other["features"]])
+        own_test = other["features"]
         is_test = np.repeat([False, True], [len(labels), len(other["labels"])])
         labels = np.concatenate([labels, other["labels"]])
         if clients is not None:
@@ -132,7 +138,7 @@ def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> Fe
         raise ValueError(f"{path}: is_test: expected booleans, got {is_test.dtype}")
     if clients is not None and clients.dtype.kind not in "iuUS":
         raise ValueError(f"{path}: clients: expected integers or strings, got {clients.dtype}")
-    data = _split(str(path), features, labels, clients, seed, is_test)
+    data = _split(str(path), features, labels, clients, seed, is_test, own_test)
     if names is None:
         return data
     if names.ndim != 1 or len(names) < data.num_classes:
@@ -165,7 +171,9 @@ def _split(
     clients: np.ndarray | None,
     seed: int,
     is_test: np.ndarray | None = None,
+    own_test: np.ndarray | None = None,
 ) -> FeatureSet:
+    """The two parts; ``own_test`` has the features of the second where they are apart from the others."""
     fixed_split = is_test is not None
     if is_test is None:
         is_test = held_out(labels, seed)
@@ -177,9 +185,11 @@ def _split(
     owners, client_names = (None, None) if clients is None else _numbered(clients, train)
     return FeatureSet(
         name=Path(name).stem,
-        train_features=features[train],
+        train_features=part_of(features, train[: len(features)]),
         train_labels=labels[train].astype(np.int32),
-        test_features=features[is_test],
+        test_features=(
+            part_of(features, is_test) if own_test is None else part_of(own_test, is_test[len(features) :])
+        ),
         test_labels=labels[is_test].astype(np.int32),
         num_classes=int(labels.max()) + 1,
         clients=None if owners is None else owners[train],

@@ -6,9 +6,9 @@ from covfree.engine.batch import fit as fit
 from covfree.engine.batch import solve_message as solve_message
 from covfree.engine.batch import solve_rows as solve_rows
 from covfree.engine.batch import solve_totals as solve_totals
-from covfree.engine.batch import summarise as summarise
 from covfree.engine.diagnosis import Diagnosis as Diagnosis
 from covfree.engine.diagnosis import diagnose as diagnose
+from covfree.engine.examples import summarise as summarise
 from covfree.engine.made import accumulate_parts as accumulate_parts
 from covfree.engine.sharded import accumulate_sharded as accumulate_sharded
 from covfree.engine.sharded import shard_rows as shard_rows

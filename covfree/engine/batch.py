@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import jax
@@ -12,18 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer
 
-from covfree.core.checks import check, check_example_structure, check_positive
-from covfree.core.doors import as_array, as_int32, compiled, consecutive, finite, fits_int32
+from covfree.core.checks import check, check_positive
+from covfree.core.doors import as_array, as_int32, compiled, finite
+from covfree.core.gathered import blocks, is_large
 from covfree.core.keys import check_key
 from covfree.core.padding import as_arrays
 from covfree.core.row_types import count_sum, summable
 from covfree.core.types import AnyArray, H, Head, Message, PRNGKey, Rows, is_traced
-from covfree.engine.totals import How, accumulate, in_memory
+from covfree.engine.examples import examples_of, over_examples, over_rows, summarise
+from covfree.engine.totals import How, accumulate, in_memory, through
 from covfree.heads.mapped import MappedHead
 from covfree.methods import Method
 from covfree.methods.message_form import Merge
 from covfree.methods.method import check_method
-from covfree.statistics.rows import bucket
 
 
 def solve_totals(method: Method[H], *totals: Any) -> H:
@@ -136,56 +137,6 @@ def state_of_message(method: Method[Any], message: Message, num_classes: int) ->
     return state if method.received is None else method.received(state, message.rows)
 
 
-def summarise(
-    method: Method,
-    features: Float[AnyArray, "examples dim"],
-    labels: Integer[AnyArray, " examples"],
-    clients: Integer[AnyArray, " examples"],
-    *,
-    key: PRNGKey | None = None,
-) -> Rows:
-    """Make the rows that all clients of a simulated federation send, as one table.
-
-    Args:
-        method: the method.
-        features: features of all examples.
-        labels: their classes; below 0 is padding.
-        clients: their clients; below 0 is padding.
-        key: PRNG key for methods that draw at random.
-
-    Returns:
-        The rows as they leave the clients, padded to a size that federations of about the same size share;
-        under ``jit``, to the number of examples. Clients whose numbers int32 cannot hold are numbered anew,
-        from 0 in their order.
-
-    Raises:
-        TypeError: if ``method`` is no method, or a data type is wrong.
-        ValueError: if a shape is wrong, or a label is beyond int32.
-    """
-    check_method(method)
-    check_example_structure(features, labels, clients)
-    if is_traced(labels, clients):
-        sizes = method.summary.bounds(labels.shape[0])
-    else:
-        if not fits_int32(np.asarray(clients)):
-            clients = consecutive(np.asarray(clients))
-        labels = as_int32("labels", labels)
-        sizes = tuple(bucket(size) for size in method.summary.sizes(np.asarray(labels), np.asarray(clients)))
-    return _summarise(method.client_part(), features, labels, clients, key, sizes)
-
-
-@partial(jax.jit, static_argnames="sizes")
-def _summarise(
-    method: Method, features: Any, labels: Any, clients: Any, key: Any, sizes: tuple[int, ...]
-) -> Rows:
-    if method.feature_map is not None:
-        # Padding may hold NaN, at which a map's derivative is NaN too, though nobody uses what it gives.
-        kept = (labels >= 0) & (jnp.asarray(clients) >= 0)
-        features = jnp.where(kept[:, None], features, jnp.zeros_like(features))
-    features = method.mapped(features)
-    return method.sent(method.summary.all_clients(features, labels, clients, sizes, key), key)
-
-
 def fit(
     method: Method[H],
     features: Any,
@@ -199,7 +150,8 @@ def fit(
 
     Args:
         method: e.g. ``covfree.fedcof()``, `covfree.refined` of it, or ``covfree.deepafl()``.
-        features: [examples, dim], floating point; half precisions are summed in float32.
+        features: [examples, dim], floating point; half precisions are summed in float32. On the host and of
+            1 GiB or more, such as a memory-mapped file, they are read part by part in each round.
         labels: [examples], integers; below 0 is padding.
         clients: [examples], integers in any order, gaps allowed; below 0 is padding.
         num_classes: C; by default the largest label plus 1. Needed under ``jit``.
@@ -235,28 +187,21 @@ def fit(
         num_classes = int(largest()) + 1 if np.size(labels) else 0
         if num_classes < 1:
             raise ValueError("labels: expected at least one label of 0 or above, got none")
+    how, first = How(num_classes, method.whole_clients), method.rounds_over_rows
     # Clients stay on the host: jax may not hold their numbers.
     clients = clients if isinstance(clients, jax.Array) else np.asarray(clients)
+    if is_large(features):
+        source = over_rows(method, features, labels, clients, how, key)
+        state = through(method.rounds[:first], method.params, source)
+        source = over_examples(method, features, labels, clients, how)
+        return solve_totals(method, *through(method.rounds[first:], method.params, source, state))
     features, labels = as_array(features), as_int32("labels", labels)
     rows = summarise(method, features, labels, clients, key=key)
-    how, first = How(num_classes, method.whole_clients), method.rounds_over_rows
     state = in_memory(method.rounds[:first], method.params, rows, how)
     if first < len(method.rounds):
         examples = examples_of(method, features, jnp.where(as_array(clients >= 0), labels, -1))
         state = in_memory(method.rounds[first:], method.params, examples, how, state)
     return solve_totals(method, *state)
-
-
-@jax.jit
-def _mapped(method: Method[Any], features: Any) -> jax.Array:
-    return method.mapped(features)
-
-
-def examples_of(method: Method[Any], features: Any, labels: Any) -> Rows:
-    """Examples as the rows of rounds that run over them."""
-    if method.feature_map is not None:
-        features = _mapped(method.client_part(), features)
-    return Rows.from_examples(features, labels)
 
 
 def _check_evaluation(head: Any, features: Any, labels: Any) -> None:
@@ -271,6 +216,24 @@ def _check_evaluation(head: Any, features: Any, labels: Any) -> None:
         )
 
 
+def _in_parts(whole: Callable[..., Array]) -> Callable[..., Array]:
+    """An accuracy that is computed part by part where features are large."""
+
+    # With what else there is of a compiled function.
+    @wraps(whole)
+    def accuracy(head: Any, features: Any, labels: Any) -> Array:
+        if not is_large(features):
+            return whole(head, features, labels)
+        _check_evaluation(head, features, labels)
+        labels = np.asarray(labels)
+        own = [(part, (labels[part] >= 0).sum()) for part in blocks(features)]
+        right = sum(number * whole(head, features[part], labels[part]) for part, number in own if number)
+        return jnp.asarray(right) / sum(number for _, number in own)
+
+    return accuracy
+
+
+@_in_parts
 @compiled(check=_check_evaluation, padded={"features": 0, "labels": -1})
 def evaluate(
     head: Head, features: Float[AnyArray, "examples dim"], labels: Integer[AnyArray, " examples"]
@@ -279,7 +242,7 @@ def evaluate(
 
     Args:
         head: a classifier.
-        features: test features.
+        features: test features; large ones on the host are read part by part, as `fit` reads them.
         labels: their classes; below 0 is padding. A class that the head never saw, or
             does not know, counts as an error.
 

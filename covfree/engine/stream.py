@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,19 +15,18 @@ import jax
 
 from covfree.core.checks import check_positive, check_type
 from covfree.core.optional import optional
-from covfree.core.sums import Compensated, fold_parts
+from covfree.core.sums import Compensated
 from covfree.core.types import H, Rows
 from covfree.engine.batch import solve_totals
 from covfree.engine.checkpoint import State, identity_of, load_state, save_state
 from covfree.engine.parts import FolderParts, Parts, TableParts
+from covfree.engine.reading import add_part, ahead
 from covfree.engine.shapes import Form, passed
 from covfree.engine.totals import How, check_over_rows, through
 from covfree.methods import Method
-from covfree.methods.rounds import Round, dense
+from covfree.methods.rounds import Round
 from covfree.protocol.folder import MessageFolder
 
-# Parts that are read ahead.
-_AHEAD = 2
 # Seconds of work that a sudden end may cost.
 _EVERY = 30.0
 
@@ -120,15 +117,6 @@ def solve_stream(
     return _run(method, source, solve, num_classes, dim, part_rows, checkpoint, progress)
 
 
-@partial(jax.jit, static_argnums=(0, 5), donate_argnums=3)
-def _add(client: Any, params: Any, sent: Any, running: Compensated, rows: Rows, how: How) -> Compensated:
-    def add(running: Compensated, rows: Rows) -> Compensated:
-        return running.plus(dense(client(params, sent, rows, how.num_classes)))
-
-    # In pieces that stay in the processor's cache, unless a client's rows might be in two of them.
-    return add(running, rows) if how.whole else fold_parts(add, running, rows)
-
-
 @dataclass
 class _Reading:
     """The source of totals over parts that are read one after the other, and where it is.
@@ -149,11 +137,11 @@ class _Reading:
 
     def __call__(self, each: Round, params: Any, sent: Any) -> Any:
         """A round's total."""
-        add = partial(_add, each.client, params, sent)
+        add = partial(add_part, each.client, params, sent)
         read = partial(self.parts.read, check=self.state.round == 0)
         self.show(self.state.round, self.state.part)
-        with closing(_ahead(read, range(self.state.part, len(self.parts.places) - 1))) as ahead:
-            for part in ahead:
+        with closing(ahead(read, range(self.state.part, len(self.parts.places) - 1))) as read_ahead:
+            for part in read_ahead:
                 # To the device while it computes; then one part at a time, or all would be there.
                 rows = jax.device_put(part)
                 jax.block_until_ready(self.state.running)
@@ -238,21 +226,6 @@ def _cut(
     parts = FolderParts(source, part_rows, num_classes, method.whole_clients, dim)
     method.check_sends(parts.sends)
     return parts
-
-
-def _ahead(read: Callable[[int], Result], indices: range) -> Generator[Result, None, None]:
-    """What ``read`` gives, read ahead by a thread of its own, which ends with the iterator."""
-    waiting: deque[Future[Result]] = deque()
-    reader = ThreadPoolExecutor(1, "covfree-reader")
-    try:
-        for index in indices:
-            waiting.append(reader.submit(read, index))
-            if len(waiting) > _AHEAD:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        reader.shutdown(cancel_futures=True)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from covfree.core.doors import compiled
 from covfree.core.sharding import whole as on_all_devices
@@ -150,6 +151,11 @@ class InMemory:
 
     rows: Rows
     how: How
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that are no padding."""
+        return int((np.asarray(self.rows.count) > 0).sum())
 
     def __call__(self, each: Round, params: Any, sent: Any) -> Any:
         """A round's total."""

@@ -13,7 +13,8 @@ from covfree.core.checks import check_choice, check_positive
 from covfree.core.products import product
 from covfree.core.types import AnyArray, Message, PRNGKey, Rows
 from covfree.engine import solve_totals
-from covfree.engine.batch import examples_of, state_of_message
+from covfree.engine.batch import state_of_message
+from covfree.engine.examples import examples_of
 from covfree.engine.shapes import passed
 from covfree.engine.totals import serve
 from covfree.estimators.automatic import fair_numbers

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from covfree.core.atomic import replacing
+from covfree.core.gathered import blocks
 from covfree.studies import Federation, Job, Result, Run, accuracy_table, report, summarise, sweep
 from covfree.studies.jobs import say
 from covfree.studies.page import compared_page, write_page
@@ -168,5 +169,6 @@ def _contents(source: Source) -> str:
     data, digest = source.load(0), hashlib.sha256()
     for array in (data.train_features, data.train_labels, data.test_features, data.test_labels):
         digest.update(f"{array.dtype}{array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).data)
+        for part in blocks(array):
+            digest.update(np.ascontiguousarray(array[part]).data)
     return digest.hexdigest()[:16]

@@ -8,14 +8,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import covfree
+from covfree.core.gathered import Features
 from covfree.core.types import Message
 from covfree.data import FeatureSet
-from covfree.engine.batch import examples_of
-from covfree.engine.totals import How, InMemory, through, with_numbers
+from covfree.engine.examples import over_examples, over_rows
+from covfree.engine.totals import How, InMemory, through
 from covfree.heads import metrics
 from covfree.methods import Method
 from covfree.studies.federation import Federation, LeftOut, left_out
@@ -70,7 +70,7 @@ class Place:
 
     Attributes:
         data: features and labels, of training and test.
-        features: [examples, dim], of training.
+        features: [examples, dim], of training; large ones stay on the host.
         labels: [examples].
         clients: [examples]; below 0 is on no client.
         seed: of the split, the partition and the methods.
@@ -79,7 +79,7 @@ class Place:
     """
 
     data: FeatureSet
-    features: jax.Array
+    features: jax.Array | Features
     labels: jax.Array
     clients: np.ndarray
     seed: int
@@ -132,7 +132,8 @@ def _solved(method: Method, place: Place) -> _Solved:
     """The method's rounds, those over the rows that clients make and those over their examples."""
     data, features, labels, owners = place.data, place.features, place.labels, place.clients
     key, classes = jax.random.key(place.seed), data.num_classes
-    rows, summary_seconds = timed(partial(covfree.summarise, method, features, labels, owners, key=key))
+    first, how = method.rounds_over_rows, How(classes, method.whole_clients)
+    source, summary_seconds = timed(partial(over_rows, method, features, labels, owners, how, key))
     # Where the message is rows, the server evaluates the rounds over them; else clients do, and send sums.
     by_server = method.message is None and method.message_rounds > 0
     seconds = {"clients": summary_seconds, "server": 0.0}
@@ -143,23 +144,19 @@ def _solved(method: Method, place: Place) -> _Solved:
         return result
 
     of_rows = partial(do, owner="server") if by_server else do
-    first, how = method.rounds_over_rows, How(classes, method.whole_clients)
-    source = InMemory(with_numbers(rows), how)
     state = through(method.rounds[:first], method.params, source, do=of_rows)
     if first < len(method.rounds):
-        kept = jnp.where(jnp.asarray(owners) >= 0, labels, -1)
-        source = InMemory(examples_of(method, features, kept), how)
-        state = through(method.rounds[first:], method.params, source, state, do=do)
+        examples = over_examples(method, features, labels, owners, how)
+        state = through(method.rounds[first:], method.params, examples, state, do=do)
     head = do("server", partial(covfree.solve_totals, method, *state))
     sent = covfree.sent_bytes(method, data.train_labels, owners, dim=features.shape[1])
-    if by_server:
+    if by_server and isinstance(source, InMemory):
         # Rows are counted as they are, as a transform may have dropped some.
         own = replace(method, rounds=method.rounds[:first])
         before = covfree.sent_bytes(own, data.train_labels, owners, dim=features.shape[1])
-        made = covfree.message_bytes(Message(rows))
+        made = covfree.message_bytes(Message(source.rows))
         sent = made._replace(statistics=made.statistics + sent.statistics - before.statistics)
-    count = int((np.asarray(rows.count) > 0).sum())
-    return _Solved(head, sent, count, seconds["clients"], seconds["server"])
+    return _Solved(head, sent, source.num_rows, seconds["clients"], seconds["server"])
 
 
 def _measured(

@@ -14,6 +14,7 @@ import numpy as np
 
 import covfree
 from covfree.core.checks import check_type
+from covfree.core.gathered import Features, is_large
 from covfree.data import FeatureSet
 from covfree.methods import Method
 from covfree.studies.federation import Federation, several
@@ -164,11 +165,11 @@ def _runs(
 
 
 class _Loaded(NamedTuple):
-    """Data of a seed, its training examples on the device."""
+    """Data of a seed, its training examples on the device unless they are large."""
 
     data: FeatureSet
     name: str
-    features: jax.Array
+    features: jax.Array | Features
     labels: jax.Array
 
     @staticmethod
@@ -179,7 +180,9 @@ class _Loaded(NamedTuple):
                 f"{name}: expected data without clients of its own where several federations are made, got "
                 f"{data.clients.max() + 1} clients"
             )
-        return _Loaded(data, name, jax.device_put(data.train_features), jax.device_put(data.train_labels))
+        features = data.train_features
+        features = features if is_large(features) else jax.device_put(features)
+        return _Loaded(data, name, features, jax.device_put(data.train_labels))
 
     def place(self, federation: Federation, seed: int) -> Place:
         """Spread the examples over clients."""

@@ -1,0 +1,232 @@
+"""From clients' examples to the rows of rounds: in memory, or part by part where features are large."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Integer
+
+from covfree.core.checks import check_example_structure
+from covfree.core.doors import as_int32, consecutive, fits_int32
+from covfree.core.gathered import Features, Gathered, blocks, is_large
+from covfree.core.padding import few_sizes
+from covfree.core.sums import Compensated
+from covfree.core.types import AnyArray, PRNGKey, Rows, accumulation_dtype, is_traced
+from covfree.engine.parts import padded_rows
+from covfree.engine.reading import add_part, ahead
+from covfree.engine.totals import How, InMemory, with_numbers, zeros_of
+from covfree.estimators.automatic import fair_numbers
+from covfree.methods import Method
+from covfree.methods.method import check_method
+from covfree.methods.rounds import Round, dense
+from covfree.methods.summaries import Examples
+from covfree.statistics.rows import bucket
+
+# Bytes of features that are gathered at once for clients to summarise, unless one client has more.
+_GATHERED = 2**28
+
+
+def summarise(
+    method: Method,
+    features: Float[AnyArray | Gathered, "examples dim"],
+    labels: Integer[AnyArray, " examples"],
+    clients: Integer[AnyArray, " examples"],
+    *,
+    key: PRNGKey | None = None,
+) -> Rows:
+    """Make the rows that all clients of a simulated federation send, as one table.
+
+    Args:
+        method: the method.
+        features: features of all examples.
+        labels: their classes; below 0 is padding.
+        clients: their clients; below 0 is padding.
+        key: PRNG key for methods that draw at random.
+
+    Features on the host of 1 GiB or more, such as a memory-mapped file, are gathered a few clients at a time;
+    which examples a method deals to which of several subsets then depends on that.
+
+    Returns:
+        The rows as they leave the clients, padded to a size that federations of about the same size share;
+        under ``jit``, to the number of examples. Clients whose numbers int32 cannot hold are numbered anew,
+        from 0 in their order.
+
+    Raises:
+        TypeError: if ``method`` is no method, or a data type is wrong.
+        ValueError: if a shape is wrong, or a label is beyond int32.
+    """
+    check_method(method)
+    check_example_structure(features, labels, clients)
+    if is_large(features):
+        return _summarise_in_parts(method, features, np.asarray(labels), np.asarray(clients), key)
+    if is_traced(labels, clients):
+        sizes = method.summary.bounds(labels.shape[0])
+    else:
+        if not fits_int32(np.asarray(clients)):
+            clients = consecutive(np.asarray(clients))
+        labels = as_int32("labels", labels)
+        sizes = tuple(bucket(size) for size in method.summary.sizes(np.asarray(labels), np.asarray(clients)))
+    return _summarise(method.client_part(), features, labels, clients, key, sizes)
+
+
+@partial(jax.jit, static_argnames="sizes")
+def _summarise(
+    method: Method, features: Any, labels: Any, clients: Any, key: Any, sizes: tuple[int, ...]
+) -> Rows:
+    if method.feature_map is not None:
+        # Padding may hold NaN, at which a map's derivative is NaN too, though nobody uses what it gives.
+        kept = (labels >= 0) & (jnp.asarray(clients) >= 0)
+        features = jnp.where(kept[:, None], features, jnp.zeros_like(features))
+    features = method.mapped(features)
+    return method.sent(method.summary.all_clients(features, labels, clients, sizes, key), key)
+
+
+@jax.jit
+def _mapped(method: Method[Any], features: Any) -> jax.Array:
+    return method.mapped(features)
+
+
+def examples_of(method: Method[Any], features: Any, labels: Any) -> Rows:
+    """Examples as the rows of rounds that run over them."""
+    if method.feature_map is not None:
+        features = _mapped(method.client_part(), features)
+    return Rows.from_examples(features, labels)
+
+
+def over_rows(
+    method: Method[Any], features: Any, labels: Any, clients: Any, how: How, key: PRNGKey | None
+) -> InMemory | InParts:
+    """The source of the rounds over clients' rows; takes what `summarise` takes."""
+    if not is_large(features) or not isinstance(method.summary, Examples) or method.transforms:
+        return InMemory(with_numbers(summarise(method, features, labels, clients, key=key)), how)
+    # Rows would be a copy of the examples.
+    labels, clients = np.asarray(labels), np.asarray(clients)
+    used = (labels >= 0) & (clients >= 0)
+    senders, rank = np.unique(clients[used], return_inverse=True)
+    numbers = np.full(len(labels), -1, np.int32)
+    numbers[used] = fair_numbers(np.arange(len(senders)), len(senders))[rank]
+    return InParts(method, features, np.where(used, labels, -1), numbers, how)
+
+
+def over_examples(
+    method: Method[Any], features: Any, labels: Any, clients: Any, how: How
+) -> InMemory | InParts:
+    """The source of the rounds over examples; those without a client are padding."""
+    if is_large(features):
+        labels = np.where(np.asarray(clients) >= 0, np.asarray(labels), -1)
+        return InParts(method, features, labels, None, how)
+    return InMemory(examples_of(method, features, jnp.where(jnp.asarray(clients) >= 0, labels, -1)), how)
+
+
+@dataclass(frozen=True, eq=False)
+class InParts:
+    """The source of totals over examples on the host, which are gone through part by part in each round.
+
+    Attributes:
+        method: whose clients' map of the features is used.
+        features: [examples, dim], large.
+        labels: [examples]; below 0 is padding.
+        clients: [examples], numbered as parts agree on; None where rounds do not know clients.
+        how: they are added up.
+    """
+
+    method: Method[Any]
+    features: Features
+    labels: np.ndarray
+    clients: np.ndarray | None
+    how: How
+
+    @property
+    def num_rows(self) -> int:
+        """Examples that are no padding."""
+        return int((self.labels >= 0).sum())
+
+    def __call__(self, each: Round, params: Any, sent: Any) -> Any:
+        """A round's total."""
+        parts = list(blocks(self.features))
+        size, running = parts[0].stop, None
+        add = partial(add_part, each.client, params, sent)
+
+        def read(index: int) -> tuple[np.ndarray, ...]:
+            features = np.asarray(self.features[parts[index]])
+            columns = [self.labels] if self.clients is None else [self.labels, self.clients]
+            return _padded(features, size, *(column[parts[index]] for column in columns))
+
+        with closing(ahead(read, range(len(parts)))) as every:
+            for part in every:
+                rows = _rows(self.method.client_part(), *part)
+                if running is None:
+                    zeros = partial(zeros_of, partial(_terms, each, self.how.num_classes), params, sent, rows)
+                    running = Compensated(zeros(), zeros())
+                # One part at a time, or all would be on the device.
+                running = jax.block_until_ready(add(running, rows, self.how))
+        assert running is not None
+        return running.value
+
+
+def _terms(each: Round, num_classes: int, params: Any, sent: Any, rows: Rows) -> Any:
+    return dense(each.client(params, sent, rows, num_classes))
+
+
+@partial(jax.jit, static_argnums=0)
+def _rows(method: Method[Any], features: Any, labels: Any, clients: Any = None) -> Rows:
+    features = method.mapped(features)
+    return Rows.from_examples(features.astype(accumulation_dtype(features)), labels, clients)
+
+
+def _padded(features: np.ndarray, size: int, *columns: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Features with zeros below them up to a number of rows, and labels or clients with −1."""
+    short = size - len(features)
+    if short:
+        features = np.concatenate([features, np.zeros((short, features.shape[1]), features.dtype)])
+    return features, *(np.append(column, np.full(short, -1)).astype(np.int32) for column in columns)
+
+
+def _summarise_in_parts(
+    method: Method[Any], features: Features, labels: np.ndarray, clients: np.ndarray, key: PRNGKey | None
+) -> Rows:
+    """What `summarise` gives, of features that are gathered for a few whole clients at a time."""
+    if not fits_int32(clients):
+        clients = consecutive(clients)
+    labels = np.asarray(as_int32("labels", labels))
+    used = np.flatnonzero((labels >= 0) & (clients >= 0))
+    order = used[np.argsort(clients[used], kind="stable")]
+    ends = np.cumsum(np.unique(clients[used], return_counts=True)[1])
+    room = _GATHERED * len(features) // features.nbytes
+    parts, first = [], 0
+    while first < len(order):
+        fitting = ends[ends <= first + room]
+        last = int(fitting[-1] if len(fitting) and fitting[-1] > first else ends[ends > first][0])
+        # In the file's order, which is a client's own.
+        parts.append(np.sort(order[first:last]))
+        first = last
+    parts = parts or [order]
+    size = few_sizes(max(map(len, parts)))
+    own = [method.summary.sizes(labels[part], clients[part]) for part in parts]
+    # The largest of each: one function for all parts.
+    sizes = tuple(bucket(max(each)) for each in zip(*own, strict=True))
+    # Transforms draw for all rows at once.
+    part_of_clients = replace(method.client_part(), transforms=())
+
+    def read(index: int) -> tuple[np.ndarray, ...]:
+        part = parts[index]
+        return _padded(features[part], size, labels[part], clients[part])
+
+    made = []
+    with closing(ahead(read, range(len(parts)))) as every:
+        for part in every:
+            rows = jax.tree.map(np.asarray, _summarise(part_of_clients, *part, key, sizes))
+            made.append(jax.tree.map(lambda leaf, kept=rows.count > 0: leaf[kept], rows))
+    rows = jax.tree.map(lambda *leaves: np.concatenate(leaves), *made)
+    return _sent(method.client_part(), padded_rows(rows, bucket(len(rows.count))), key)
+
+
+@jax.jit
+def _sent(method: Method[Any], rows: Rows, key: PRNGKey | None) -> Rows:
+    return method.sent(rows, key)

@@ -1,0 +1,47 @@
+"""Parts of a table that are read ahead, and added up one after the other."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+import jax
+
+from covfree.core.sums import Compensated, fold_parts
+from covfree.core.types import Rows
+from covfree.engine.totals import How
+from covfree.methods.rounds import dense
+
+# Parts that are read ahead.
+_AHEAD = 2
+
+Result = TypeVar("Result")
+
+
+@partial(jax.jit, static_argnums=(0, 5), donate_argnums=3)
+def add_part(client: Any, params: Any, sent: Any, running: Compensated, rows: Rows, how: How) -> Compensated:
+    """Add the terms of a part's rows to a round's running total, which is given away."""
+
+    def add(running: Compensated, rows: Rows) -> Compensated:
+        return running.plus(dense(client(params, sent, rows, how.num_classes)))
+
+    # In pieces that stay in the processor's cache, unless a client's rows might be in two of them.
+    return add(running, rows) if how.whole else fold_parts(add, running, rows)
+
+
+def ahead(read: Callable[[int], Result], indices: range) -> Generator[Result, None, None]:
+    """What ``read`` gives, read ahead by a thread of its own, which ends with the iterator."""
+    waiting: deque[Future[Result]] = deque()
+    reader = ThreadPoolExecutor(1, "covfree-reader")
+    try:
+        for index in indices:
+            waiting.append(reader.submit(read, index))
+            if len(waiting) > _AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        reader.shutdown(cancel_futures=True)
