@@ -9,10 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.core.gathered import Gathered, blocks
+from covfree.core.gathered import Gathered, blocks, is_large
 from covfree.core.types import Rows, is_traced
 
 _INT32_MAX = np.iinfo(np.int32).max
+# Labels are identifiers if there are as many classes and, of each that occurs, so many that do not.
+_MANY_CLASSES, _GAPS = 2**15, 16
 
 
 def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int | None = None) -> None:
@@ -66,6 +68,25 @@ def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int |
             f"features: {_place(row, owners)} (class {labels[row]}) holds {value} at position {column}; "
             f"expected {finite_numbers(value, _dtype(features))}"
         )
+
+
+def num_classes_of(labels: Any) -> int:
+    """Return the number of classes, the largest label plus 1; 0 if there is none.
+
+    Raises:
+        ValueError: if most classes below the largest label do not occur, as where labels are identifiers:
+            what is kept of a class would not fit in memory.
+    """
+    number = int(labels.max()) + 1 if np.size(labels) else 0
+    if number > _MANY_CLASSES:
+        known = np.unique(np.asarray(labels))
+        known = known[known >= 0]
+        if number > _GAPS * len(known):
+            raise ValueError(
+                f"labels: expected classes numbered from 0 without large gaps, got {number - 1} as the "
+                f"largest of {len(known)} labels; number them anew: np.unique(labels, return_inverse=True)[1]"
+            )
+    return max(number, 0)
 
 
 def check_example_structure(features: Any, labels: Any = None, clients: Any = None) -> None:
@@ -298,7 +319,7 @@ def first_non_finite(values: Any, used: np.ndarray) -> tuple[int, int] | None:
     values = values if isinstance(values, Gathered) else np.asarray(values)
     if values.shape[1] == 0:
         return None
-    for part in blocks(values):
+    for part in blocks(values) if is_large(values) else [slice(0, len(values))]:
         if (found := _first_non_finite(np.asarray(values[part]), used[part])) is not None:
             return part.start + found[0], found[1]
     return None

@@ -68,7 +68,7 @@ def part_of(array: np.ndarray, kept: np.ndarray) -> Features:
 
 def is_large(features: Any) -> bool:
     """Whether features lie on the host and are to be gone through part by part."""
-    return isinstance(features, np.ndarray | Gathered) and features.nbytes >= LARGE
+    return isinstance(features, Gathered) or (isinstance(features, np.ndarray) and features.nbytes >= LARGE)
 
 
 def blocks(features: Any) -> Iterator[slice]:

@@ -9,12 +9,9 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from covfree.core.array_file import names_in, read_npz
-from covfree.core.checks import check
+from covfree.core.checks import check, num_classes_of
 from covfree.core.gathered import Features, part_of
 from covfree.core.optional import optional
-
-# Labels are indices: one above this is an identifier that was not turned into an index.
-MOST_CLASSES = 1_000_000
 
 StrPath: TypeAlias = str | PathLike[str]
 
@@ -81,7 +78,7 @@ def load_digits(*, seed: int = 0) -> FeatureSet:
     Source: Alpaydin and Kaynak (1998), Optical Recognition of Handwritten Digits, UCI.
     """
     pixels, labels = optional("sklearn.datasets", "cli").load_digits(return_X_y=True)
-    return _split("digits", (pixels / 16).astype(np.float32), labels.astype(np.int32), None, seed)
+    return _split("digits", (pixels / 16).astype(np.float32), labels.astype(np.int32), None, seed, 10)
 
 
 def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> FeatureSet:
@@ -138,15 +135,20 @@ def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> Fe
         raise ValueError(f"{path}: is_test: expected booleans, got {is_test.dtype}")
     if clients is not None and clients.dtype.kind not in "iuUS":
         raise ValueError(f"{path}: clients: expected integers or strings, got {clients.dtype}")
-    data = _split(str(path), features, labels, clients, seed, is_test, own_test)
     if names is None:
-        return data
-    if names.ndim != 1 or len(names) < data.num_classes:
+        try:
+            num_classes = num_classes_of(labels)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+    elif names.ndim == 1 and len(names) > labels.max(initial=0):
+        num_classes = len(names)
+    else:
         raise ValueError(
-            f"{path}: class_names: expected at least {data.num_classes} names, as that many classes have "
+            f"{path}: class_names: expected at least {labels.max() + 1} names, as that many classes have "
             f"labels, got shape {list(names.shape)}"
         )
-    return data._replace(num_classes=len(names), class_names=names_in(names))
+    data = _split(str(path), features, labels, clients, seed, num_classes, is_test, own_test)
+    return data if names is None else data._replace(class_names=names_in(names))
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
@@ -155,7 +157,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     if missing:
         raise ValueError(f"{path}: expected arrays features and labels, got {sorted(arrays)}")
     try:
-        check(arrays["features"], arrays["labels"], num_classes=MOST_CLASSES)
+        check(arrays["features"], arrays["labels"])
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
     if (arrays["labels"] < 0).any():
@@ -170,6 +172,7 @@ def _split(
     labels: np.ndarray,
     clients: np.ndarray | None,
     seed: int,
+    num_classes: int,
     is_test: np.ndarray | None = None,
     own_test: np.ndarray | None = None,
 ) -> FeatureSet:
@@ -191,7 +194,7 @@ def _split(
             part_of(features, is_test) if own_test is None else part_of(own_test, is_test[len(features) :])
         ),
         test_labels=labels[is_test].astype(np.int32),
-        num_classes=int(labels.max()) + 1,
+        num_classes=num_classes,
         clients=None if owners is None else owners[train],
         fixed_split=fixed_split,
         test_clients=None if owners is None or (owners[is_test] < 0).all() else owners[is_test],

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from covfree.core.array_file import read_npz
-from covfree.data.dataset import MOST_CLASSES, StrPath
+from covfree.core.checks import num_classes_of
+from covfree.data.dataset import StrPath
 from covfree.data.folders import image_folder
 from covfree.data.from_tfds import tfds
 from covfree.data.image_set import ImageSet
@@ -94,11 +95,13 @@ def image_arrays(
     digest.update(memoryview(images).cast("B"))
     if labels.dtype.kind not in "iu":
         raise TypeError(f"{name}: labels: expected integers, got {labels.dtype}")
-    if labels.size and not 0 <= labels.min() <= labels.max() < MOST_CLASSES:
-        wrong = labels.min() if labels.min() < 0 else labels.max()
-        raise ValueError(f"{name}: labels: expected indices of classes from 0, got {wrong}")
+    if labels.size and labels.min() < 0:
+        raise ValueError(f"{name}: labels: expected indices of classes from 0, got {labels.min()}")
     if class_names is None:
-        class_names = [str(label) for label in range(int(labels.max()) + 1 if labels.size else 0)]
+        try:
+            class_names = [str(label) for label in range(num_classes_of(labels))]
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
     if clients is not None and np.asarray(clients).dtype.kind == "S":
         clients = np.char.decode(clients, "utf-8")
     return ImageSet(

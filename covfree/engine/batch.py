@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer
 
-from covfree.core.checks import check, check_positive
+from covfree.core.checks import check, check_positive, num_classes_of
 from covfree.core.doors import as_array, as_int32, compiled, finite
 from covfree.core.gathered import blocks, is_large
 from covfree.core.keys import check_key
@@ -182,9 +182,7 @@ def fit(
     if num_classes is None:
         if is_traced(labels):
             raise ValueError("num_classes: expected the number of classes, as labels are traced; got None")
-        # No initial value: −1 is none of an unsigned type.
-        largest = labels.max if isinstance(labels, jax.Array) else np.asarray(labels).max
-        num_classes = int(largest()) + 1 if np.size(labels) else 0
+        num_classes = num_classes_of(labels if isinstance(labels, jax.Array) else np.asarray(labels))
         if num_classes < 1:
             raise ValueError("labels: expected at least one label of 0 or above, got none")
     how, first = How(num_classes, method.whole_clients), method.rounds_over_rows

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import covfree
-from covfree.core.checks import check_choice, check_integer, check_integers
+from covfree.core.checks import check_choice, check_integer, check_integers, num_classes_of
 
 FEATURES = np.arange(8.0, dtype=np.float32).reshape(4, 2)
 LABELS = np.array([0, 1, 2, 1])
@@ -228,3 +228,21 @@ def test_integers_are_told_from_other_types():
             check_integer("k", value, 1)
     with pytest.raises(TypeError, match="labels: expected integers, got object"):
         check_integers("labels", np.array([1, None]), 0)
+
+
+def test_identifiers_are_no_labels(tmp_path):
+    """One large label would make a table of so many classes; nothing is allocated before it is refused."""
+    labels = np.arange(40) % 10
+    labels[7] = 900_000
+    hint = r"labels: expected classes numbered from 0 .* got 900000 as the largest of 11 labels; .*np\.unique"
+    features = np.zeros((40, 2), np.float32)
+    with pytest.raises(ValueError, match=hint):
+        covfree.fit(covfree.fedcof(), features, labels, labels)
+    np.savez(tmp_path / "a.npz", features=features, labels=labels)
+    with pytest.raises(ValueError, match=rf"a\.npz: {hint}"):
+        covfree.data.load_npz(tmp_path / "a.npz")
+    with pytest.raises(ValueError, match=f"arrays: {hint}"):
+        covfree.data.image_arrays(np.zeros((40, 2, 2, 3), np.uint8), labels)
+    # Many classes, most of which occur; and padding.
+    assert num_classes_of(np.arange(-1, 40_000)) == 40_000
+    assert num_classes_of(np.array([-3, -1])) == 0

@@ -18,6 +18,8 @@ from precision import FLOAT32, assert_heads_close
 
 import covfree
 from covfree.engine import parts, stream
+from covfree.engine.reading import add_part
+from covfree.engine.reading import ahead as read_ahead
 from covfree.engine.shapes import passed
 from covfree.engine.stream import accumulate_stream, solve_stream
 from covfree.engine.totals import How
@@ -122,7 +124,7 @@ def test_sums_are_updated_in_place():
     (first, *_) = passed(FEDCOF, lambda: cut.padding, CLASSES)
     running, part = stream._nothing(first.upload), jax.device_put(cut.read(0, True))
     client = FEDCOF.rounds[0].client
-    stream._add(client, FEDCOF.params, (), running, part, How(CLASSES, False))
+    add_part(client, FEDCOF.params, (), running, part, How(CLASSES, False))
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(running))
 
 
@@ -138,18 +140,18 @@ def test_memory_maps(tmp_path):
 @pytest.mark.parametrize("length", [0, 1, PART, 5 * PART + 1])
 def test_one_function_a_phase_for_any_number_of_rows(length):
     totals(FEDCOF, table())
-    before = stream._add._cache_size()
+    before = add_part._cache_size()
     moments, _ = totals(FEDCOF, table(length))
-    assert stream._add._cache_size() == before
+    assert add_part._cache_size() == before
     assert moments.count.sum() == np.where(table(length).label >= 0, table(length).count, 0).sum()
 
 
 def test_a_phase_compiles_once():
-    before = stream._add._cache_size()
+    before = add_part._cache_size()
     # A size of part that no other test has.
     totals(FEDCOF, table(), part_rows=7)
     totals(covfree.fedcof(shrinkage=covfree.automatic()), table(50), part_rows=7)
-    assert stream._add._cache_size() == before + 2
+    assert add_part._cache_size() == before + 2
 
 
 def test_labels_without_a_sign_and_ids_beyond_int32():
@@ -574,7 +576,7 @@ def test_parts_are_read_ahead():
             started.set()
         return index
 
-    with closing(stream._ahead(read, range(5))) as ahead:
+    with closing(read_ahead(read, range(5))) as ahead:
         assert next(ahead) == 0
         # The second is read although nobody has asked for it.
         assert started.wait(10)
