@@ -106,7 +106,7 @@ def fit_command(
     if calibrate:
         kept = np.where(owners >= 0, data.train_labels, -1)
         try:
-            temperature = covfree.calibrate_temperature(head, data.train_features, kept)
+            temperature = covfree.calibrate_temperature(head, np.asarray(data.train_features), kept)
             head = covfree.with_temperature(head, temperature)
         except TypeError:
             raise ValueError(f"--calibrate: expected a method with a linear head, got {method}") from None

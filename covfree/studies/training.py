@@ -96,6 +96,9 @@ class Task(NamedTuple):
 def make_task(source: Source, federation: Federation, seed: int, train: Trained) -> Task:
     """The federation of a seed. A head alone is trained on features, which do not change then."""
     data = source.load(seed)
+    # Rounds go over the examples again and again: large ones are read into memory.
+    parts = {name: np.asarray(getattr(data, name)) for name in ("train_features", "test_features")}
+    data = data._replace(**parts)
     clients = federation.assign(data, seed).astype(np.int32)
     covfree.check(data.train_features, data.train_labels, clients, num_classes=data.num_classes)
     if train == "head" or source.images is None:
