@@ -224,7 +224,7 @@ def _by_patches(
     return jnp.matmul(patches, kernel.reshape(-1, kernel.shape[-1]), precision=precision)
 
 
-def _depthwise(x: jax.Array, kernel: jax.Array, *, strides: Sequence[int], padding: Padding) -> jax.Array:
+def _depthwise(x: jax.Array, kernel: jax.Array, *, strides: Sequence[int], padding: _Pads) -> jax.Array:
     """Each channel by itself, summed in float32 at least."""
     size = kernel.shape[:2]
     images = _moved(_padded(x, padding), size, strides)

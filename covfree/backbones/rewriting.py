@@ -55,13 +55,8 @@ def _run(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
     if primitive is _CONVOLUTION:
         return [_convolved(*inputs, **params)]
     if primitive is _MAXIMUM and _is_of_images(**params):
-        return [
-            max_pool(
-                inputs[0],
-                *(params[f"window_{name}"][1:3] for name in ("dimensions", "strides")),
-                params["padding"][1:3],
-            )
-        ]
+        window, strides = params["window_dimensions"][1:3], params["window_strides"][1:3]
+        return [max_pool(inputs[0], window, strides, params["padding"][1:3])]
     if primitive.name in ("jit", "pjit"):
         return _evaluate(params["jaxpr"].jaxpr, params["jaxpr"].consts, inputs)
     settings = primitive.get_bind_params(params)

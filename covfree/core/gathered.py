@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -66,7 +66,7 @@ def part_of(array: np.ndarray, kept: np.ndarray) -> Features:
     return array if kept.all() else Gathered(array, np.flatnonzero(kept))
 
 
-def is_large(features: Any) -> bool:
+def is_large(features: Any) -> TypeGuard[Features]:
     """Whether features lie on the host and are to be gone through part by part."""
     return isinstance(features, Gathered) or (isinstance(features, np.ndarray) and features.nbytes >= LARGE)
 
