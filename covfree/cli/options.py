@@ -37,7 +37,10 @@ _ALPHA = (
     "sigma of lognormal_sizes, classes or shards a client for pathological and shards, "
     "uniform share of dominant_classes."
 )
-_PARTITION = f"How examples are spread: {', '.join(PARTITIONERS)}."
+_PARTITION = (
+    f"How examples are spread: {', '.join(PARTITIONERS)}. Further arguments follow after colons: "
+    "pathological:class_assignment_mode=deterministic."
+)
 # None if they were not given, as they are refused where they change nothing.
 CLIENTS = typer.Option(help=_CLIENTS, show_default="100")
 ALPHA = typer.Option(help=_ALPHA, show_default="0.1")
@@ -229,10 +232,10 @@ def assigned(federation: Federation, data: FeatureSet, seed: int) -> np.ndarray:
         ValueError: naming the options, if the partition cannot be made, or if the data's own clients hold no
             training example.
     """
-    if federation.partition not in PARTITIONERS:
-        raise ValueError(
-            f"--partition: expected one of {', '.join(PARTITIONERS)}, got {federation.partition!r}"
-        )
+    try:
+        federation.check()
+    except ValueError as error:
+        raise ValueError(f"--{error}") from error
     try:
         return federation.assign(data, seed)
     except ValueError as error:
@@ -240,7 +243,7 @@ def assigned(federation: Federation, data: FeatureSet, seed: int) -> np.ndarray:
             raise
         given = f"--partition {federation.partition} --clients {federation.clients}"
         text = re.sub(r"\w+", lambda word: _ARGUMENTS.get(word[0], word[0]), str(error))
-        if federation.partition in COUNTED and federation.alpha == USUAL.alpha:
+        if federation.law in COUNTED and federation.alpha == USUAL.alpha:
             text += f"; give --alpha, whose default of {USUAL.alpha} is for other partitions"
         raise ValueError(f"{given} --alpha {federation.alpha:g}: {text}") from error
 

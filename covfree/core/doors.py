@@ -168,7 +168,8 @@ def finite(head: AnyHead) -> AnyHead:
             raise ValueError(
                 f"head: holds {values[place]} in {jax.tree_util.keystr(path).lstrip('.')} of shape "
                 f"{list(values.shape)} at {place}; expected finite numbers. What clients sent is too large, "
-                "or is no sum of squares where one is expected"
+                "or is no sum of squares where one is expected; or a covariance is singular, which shrinkage "
+                "above 0 mends"
             )
     return head
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from covfree.core.linalg import Scatter, factorise, solve
-from covfree.core.types import AnyArray, LinearHead, Moments
+from covfree.core.types import AnyArray, LinearHead, Moments, is_traced
 from covfree.estimators.moments import centred_means
 from covfree.heads.columns import fitting, head_for_present, log_priors
 
@@ -37,7 +37,8 @@ def lda_head(
         probabilities. A class without examples, or with prior 0, is marked absent.
 
     Raises:
-        ValueError: if Σ and the moments differ in size, or ``priors`` has another shape than [classes].
+        ValueError: if Σ and the moments differ in size, ``priors`` has another shape than [classes],
+            or a prior is negative or not finite, or all are 0 (unless traced).
 
     Source: Fisher (1936); Hastie, Tibshirani and Friedman, The Elements of Statistical Learning, eq. 4.10.
     Equivalent to ``sklearn.discriminant_analysis.LinearDiscriminantAnalysis(solver="lsqr")``, less the term.
@@ -66,6 +67,8 @@ def lda_head_of(
         priors = jnp.asarray(priors)
         if priors.shape != moments.count.shape:
             raise ValueError(f"priors: expected shape {moments.count.shape}, got {priors.shape}")
+        if not is_traced(priors) and not (jnp.isfinite(priors).all() and priors.min() >= 0 < priors.max()):
+            raise ValueError(f"priors: expected finite numbers of at least 0, some above, got {priors}")
         present &= priors > 0
         log_prior = jnp.log(jnp.where(priors > 0, priors / priors.sum(), 1)).astype(mean.dtype)
     bias = -0.5 * jnp.sum((mean + centre).T * weight, axis=0) + log_prior

@@ -29,7 +29,7 @@ def ridge_head(
     Raises:
         ValueError: if G and the moments differ in size.
 
-    Source: Fed3R (Fanì et al. 2024), eq. 4 and 7; FedCOF (Goswami et al. 2024), Alg. 1.
+    Source: Fed3R (Fanì et al. 2024), eq. 4 and Alg. 1; FedCOF (Goswami et al. 2024), Alg. 1.
 
     >>> import jax.numpy as jnp
     >>> moments = Moments(jnp.array([1, 1]), jnp.array([1, 1]), jnp.array([[2.0, 0.0], [0.0, 3.0]]))

@@ -93,7 +93,7 @@ def fed3r(
     Raises:
         ValueError: if ``ridge`` is negative or not finite, or ``scatter`` unknown.
 
-    Source: Fanì, Camoriano, Caputo and Ciccone (2024), eq. 4 to 7; Fed3R-RF: its section 4.2; without
+    Source: Fanì, Camoriano, Caputo and Ciccone (2024), eq. 4 to 6 and Alg. 1; without
     between-class scatter, FedCOF (Goswami et al. 2024), section 4.3.
     """
     check_strength("ridge", ridge)

@@ -209,8 +209,8 @@ def as_algorithm(
         TypeError: if the method is none.
         ValueError: if a round of the method keeps rows, so that its uploads cannot be sums.
 
-    Source: secure aggregation of FedCOF: Goswami et al. (2024), Appendix I.2, which prints the client's
-    covariance terms without the factor N_c − 1 and with the divisor K − 1 of all clients.
+    Source: secure aggregation of FedCOF: Goswami et al. (2024), Appendix I.2. A client's term
+    there is (N_c − 1) n_kc (μ_kc − μ_c)(μ_kc − μ_c)ᵀ too; the server divides by K − 1, of all clients.
 
     >>> import covfree
     >>> as_algorithm(covfree.fedcof(), num_classes=10, uploads="sums").rounds

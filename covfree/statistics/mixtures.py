@@ -40,7 +40,7 @@ def gaussian_mixture(
 
     The components start from examples drawn one after the other, far from those drawn before (greedy
     k-means++), each with the examples that are nearest to it. The steps
-    maximise the likelihood, but for a floor: every variance is raised by 1e-4 of the group's mean variance
+    maximise the likelihood, but for this: every variance is raised by 1e-4 of the group's mean variance
     (and a full covariance's diagonal by its trace times eps, so that its Cholesky factor exists). They end
     early where a step gains less than 1e-6 in log-likelihood for each example and feature.
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Integer
 
 from covfree.data import FeatureSet
 from covfree.data.partitions import PARTITIONERS
+from covfree.studies.names import parsed
 
 # What the one number of a partition counts, where it counts.
 COUNTED = {"shards": "shards", "pathological": "classes"}
@@ -23,7 +26,8 @@ class Federation:
 
     Attributes:
         clients: number of clients.
-        partition: a name in `covfree.partitions.PARTITIONERS`.
+        partition: a name in `covfree.partitions.PARTITIONERS`, with the partitioner's other arguments if need
+            be: ``"pathological:class_assignment_mode=deterministic"``.
         alpha: the partitioner's one number (``alpha`` of the Dirichlet laws, ``sigma`` of the sizes, …);
             ``iid`` has none, and ignores it.
     """
@@ -31,6 +35,30 @@ class Federation:
     clients: int
     partition: str
     alpha: float | int
+
+    @property
+    def law(self) -> str:
+        """The partitioner's name."""
+        return self.partition.partition(":")[0]
+
+    def check(self) -> dict[str, Any]:
+        """Return the arguments of the partitioner that ``partition`` sets.
+
+        Raises:
+            ValueError: if the name or an argument is unknown.
+        """
+        known = ", ".join(PARTITIONERS)
+        name, own = parsed(self.partition, "partition: expected arguments such as dirichlet:self_balancing=1")
+        if name not in PARTITIONERS:
+            raise ValueError(f"partition: expected one of {known}, got {self.partition!r}")
+        others = list(inspect.signature(PARTITIONERS[name]).parameters.values())[2:]
+        takes = [each.name for each in others if each.kind is each.KEYWORD_ONLY and each.name != "seed"]
+        for argument in own:
+            if argument not in takes:
+                raise ValueError(
+                    f"partition: {name} takes {', '.join(takes) or 'no argument'}, got {argument}"
+                )
+        return own
 
     def assign(self, data: FeatureSet, seed: int) -> Integer[np.ndarray, " examples"]:
         """The client of each training example: the data's own, or the partition's; −1 where it has none.
@@ -42,25 +70,26 @@ class Federation:
             if (data.clients < 0).all():
                 raise ValueError(f"{data.name}: clients: expected some with training examples, got none")
             return data.clients
-        if self.partition not in PARTITIONERS:
-            raise ValueError(f"partition: expected one of {', '.join(PARTITIONERS)}, got {self.partition!r}")
+        own = self.check()
         try:
-            return self._draw(data.train_labels, seed)
+            # Whoever asks counts them (`left_out`), for all seeds in one line.
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "on no client")
+                return self._draw(data.train_labels, seed, own)
         except TypeError as error:
             raise ValueError(str(error)) from error
 
-    def _draw(self, labels: np.ndarray, seed: int) -> np.ndarray:
-        partitioner = PARTITIONERS[self.partition]
-        if self.partition == "iid":
+    def _draw(self, labels: np.ndarray, seed: int, own: dict[str, Any]) -> np.ndarray:
+        partitioner = PARTITIONERS[self.law]
+        if self.law == "iid":
             return partitioner(labels, self.clients, seed=seed)
-        if self.partition not in COUNTED:
-            return partitioner(labels, self.clients, self.alpha, seed=seed)
+        if self.law not in COUNTED:
+            return partitioner(labels, self.clients, self.alpha, **own, seed=seed)
         if self.alpha != int(self.alpha):
             raise ValueError(
-                f"expected a whole number, got {self.alpha:g} for alpha, the {COUNTED[self.partition]} of a "
-                f"client"
+                f"expected a whole number, got {self.alpha:g} for alpha, the {COUNTED[self.law]} of a client"
             )
-        return partitioner(labels, self.clients, int(self.alpha), seed=seed)
+        return partitioner(labels, self.clients, int(self.alpha), **own, seed=seed)
 
 
 def federations(

@@ -217,7 +217,7 @@ def law_of(data: FeatureSet, federation: Federation) -> str:
     if data.clients is not None:
         return "clients of its own"
     # After the labels and the number of clients comes the partitioner's number, if it has one.
-    third = list(inspect.signature(PARTITIONERS[federation.partition]).parameters)[2]
+    third = list(inspect.signature(PARTITIONERS[federation.law]).parameters)[2]
     if third == "seed":
         return federation.partition
     name = {"alpha": "α", "sigma": "σ"}.get(third, third.removeprefix("num_").replace("partition", "client"))

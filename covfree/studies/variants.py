@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from covfree.methods import Method, registry
 from covfree.studies.federation import several
+from covfree.studies.names import parsed
 
 
 class Variant(NamedTuple):
@@ -44,7 +45,10 @@ def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None =
     several("names", names, "names of methods")
     numbers, known, found = numbers or {}, registry(), dict[str, Variant]()
     made: dict[str, tuple[str, dict[str, Any]]] = {}
-    asked = [_parsed(text) for text in names]
+    asked = [
+        parsed(text, f"methods: expected a number such as {text.partition(':')[0]}:shrinkage=0.1")
+        for text in names
+    ]
     for name, own in asked:
         if name not in known:
             raise ValueError(f"methods: unknown method {name!r}; expected some of {', '.join(known)}")
@@ -82,28 +86,3 @@ def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None =
     if not found:
         raise ValueError("methods: expected names of methods, got none")
     return found
-
-
-def _parsed(text: str) -> tuple[str, dict[str, Any]]:
-    """A name and numbers of its own."""
-    name, *parts = text.split(":")
-    own = {}
-    for part in parts:
-        number, equals, value = part.partition("=")
-        if not equals:
-            raise ValueError(f"methods: expected a number such as {name}:shrinkage=0.1, got {text!r}")
-        number = number.strip().replace("-", "_")
-        if number in own:
-            raise ValueError(f"methods: expected {number} once, got {text!r}")
-        own[number] = as_number(value.strip())
-    return name.strip(), own
-
-
-def as_number(text: str) -> Any:
-    """An integer, a real number, or the text itself, such as 'auto'."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text

@@ -25,7 +25,7 @@ _FLOAT_BYTES = 4
 
 
 def _values(means: int, dim: int, matrices: int = 0) -> int:
-    """Numbers in so many means of dimension d, and d × d matrices: FedCOF, section 3.2."""
+    """Numbers in so many means of dimension d, and d × d matrices: FedCOF, appendix H."""
     return means * dim + matrices * dim * dim
 
 

@@ -174,7 +174,8 @@ def test_what_is_on_no_client_is_said(compare, cli, tmp_path):
     lost = []
     for seed in (0, 1):
         labels = load_digits(seed=seed).train_labels
-        owners = pathological(labels, 2, 2, seed=seed)
+        with pytest.warns(UserWarning, match="on no client"):
+            owners = pathological(labels, 2, 2, seed=seed)
         lost.append(((owners < 0).sum(), 10 - len(set(labels[owners >= 0].tolist()))))
     assert min(lost) > (500, 4)
     (record,) = content(compare(*some, "--alpha", 2, "--format", "json"))["results"]

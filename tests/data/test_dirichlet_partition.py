@@ -75,7 +75,8 @@ def test_the_urn_has_the_law_of_explicit_proportions(filling):
 def test_counts_are_dirichlet_multinomial_while_no_class_runs_out():
     num_classes, size, alpha, num_clients = 10, 20, 0.2, 400
     labels = np.repeat(np.arange(num_classes), num_clients * size)
-    clients = inner_dirichlet(labels, num_clients, alpha, partition_sizes=[size] * num_clients, seed=0)
+    with pytest.warns(UserWarning, match="on no client: 72,000 of 80,000 examples"):
+        clients = inner_dirichlet(labels, num_clients, alpha, partition_sizes=[size] * num_clients, seed=0)
     held = clients >= 0
     assert held.sum() == num_clients * size
     counts = pair_counts(labels[held], clients[held], num_clients, num_classes)
@@ -125,10 +126,12 @@ def test_more_classes_and_clients_than_most_data():
 
 def test_partition_sizes():
     labels = np.repeat(np.arange(3), 10)
-    clients = inner_dirichlet(labels, 4, 1.0, partition_sizes=[0, 5, 20, 0], seed=0)
+    with pytest.warns(UserWarning, match="on no client: 5 of 30 examples, with all examples of 0 classes"):
+        clients = inner_dirichlet(labels, 4, 1.0, partition_sizes=[0, 5, 20, 0], seed=0)
     assert np.bincount(clients[clients >= 0], minlength=4).tolist() == [0, 5, 20, 0]
     assert (clients == -1).sum() == 5
-    none = inner_dirichlet(labels, 2, 1.0, partition_sizes=[0, 0], filling="interleaved", seed=0)
+    with pytest.warns(UserWarning, match="30 of 30 examples, with all examples of 3 classes"):
+        none = inner_dirichlet(labels, 2, 1.0, partition_sizes=[0, 0], filling="interleaved", seed=0)
     assert (none == -1).all()
     for sizes, error, message in [
         ([10, 10], ValueError, r"partition_sizes: expected shape \[num_partitions\] = \[4\], got \[2\]"),
@@ -209,3 +212,16 @@ def test_min_partition_size():
         dirichlet(labels, 10, 1.0, min_partition_size=51, seed=0)
     with pytest.raises(ValueError, match="max_attempts: expected an integer of at least 1, got 0"):
         dirichlet(labels, 10, 1.0, max_attempts=0, seed=0)
+
+
+def test_a_concentration_for_each_client():
+    """Client k has α_k/Σα of each class on average; equal α are the one number, draw for draw."""
+    labels = np.repeat(np.arange(300), 40)
+    clients = dirichlet(labels, 3, [4.0, 1.0, 3.0], seed=0)
+    np.testing.assert_allclose(np.bincount(clients) / labels.size, [0.5, 0.125, 0.375], atol=0.03)
+    same = dirichlet(labels, 3, 0.5, self_balancing=True, seed=1)
+    np.testing.assert_array_equal(same, dirichlet(labels, 3, np.full(3, 0.5), self_balancing=True, seed=1))
+    with pytest.raises(ValueError, match=r"alpha: expected a number, or \[num_partitions\] = \[3\] of them"):
+        dirichlet(labels, 3, [1.0, 2.0], seed=0)
+    with pytest.raises(ValueError, match="alpha: expected a finite number above 0"):
+        dirichlet(labels, 2, [1.0, 0.0], seed=0)

@@ -53,6 +53,8 @@ def test_each_example_is_assigned_once(name, federation):
         assert sizes.min() >= 1
 
 
+# Eight clients of a random class each leave some of the ten out.
+@pytest.mark.filterwarnings("ignore:on no client")
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_a_seed_is_a_partition(name):
     labels = np.repeat(np.arange(10), 40)
@@ -73,6 +75,7 @@ def test_one_client_one_class_and_as_many_clients_as_examples(name):
     assert function(np.array([0]), 1, *parameters, seed=0).tolist() == [0]
 
 
+@pytest.mark.filterwarnings("ignore:on no client")
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_labels_are_names_only(name):
     labels = np.repeat(np.arange(5), 20)

@@ -22,13 +22,15 @@ def test_two_shards_of_pure_classes():
 
 
 def test_shard_size_with_a_number_leaves_the_rest():
-    clients = shards(LABELS, 5, 2, shard_size=7, seed=0)
+    with pytest.warns(UserWarning, match="on no client: 530 of 600 examples"):
+        clients = shards(LABELS, 5, 2, shard_size=7, seed=0)
     assert np.bincount(clients[clients >= 0]).tolist() == [14] * 5
     assert (clients == -1).sum() == 600 - 70
 
 
 def test_shard_size_alone_deals_all_whole_shards():
-    clients = shards(LABELS, 4, shard_size=90, seed=0)  # 6 shards and 60 over
+    with pytest.warns(UserWarning, match="on no client: 60 of 600 examples"):
+        clients = shards(LABELS, 4, shard_size=90, seed=0)  # 6 shards and 60 over
     assert np.bincount(clients[clients >= 0]).tolist() == [180, 180, 90, 90]
 
 
@@ -48,6 +50,8 @@ def test_shard_errors(arguments, message):
         shards(LABELS, 3, **arguments, seed=0)
 
 
+# Few clients may leave classes out.
+@pytest.mark.filterwarnings("ignore:on no client")
 @pytest.mark.parametrize("mode", ["random", "deterministic", "first-deterministic"])
 @settings(derandomize=True, deadline=None, max_examples=30)
 @given(k=st.integers(1, 30), per_client=st.integers(1, 10), seed=st.integers(0, 99))
@@ -72,8 +76,21 @@ def test_exactly_so_many_classes(mode, k, per_client, seed):
 def test_when_all_classes_are_used(mode, num_partitions):
     clients = pathological(LABELS, num_partitions, 3, class_assignment_mode=mode, seed=0)
     assert clients.min() == 0
-    fewer = pathological(LABELS, 7, 3, class_assignment_mode="deterministic", seed=0)
+    with pytest.warns(UserWarning, match=r"on no client: 60 of 600 examples, with all examples of 1 class$"):
+        fewer = pathological(LABELS, 7, 3, class_assignment_mode="deterministic", seed=0)
     assert set(LABELS[fewer == -1]) == {9}
+
+
+def test_one_class_a_client():
+    """Fed3R's split of CIFAR-100, and what the random choice of classes leaves out of it."""
+    labels = np.repeat(np.arange(100), 50)
+    whole = pathological(labels, 100, 1, class_assignment_mode="deterministic", seed=0)
+    np.testing.assert_array_equal(whole, labels)
+    with pytest.warns(UserWarning, match="on no client") as caught:
+        drawn = pathological(labels, 100, 1, seed=0)
+    lost = 100 - np.unique(labels[drawn >= 0]).size
+    assert 20 < lost < 50  # 100 (1 - 1/100)¹⁰⁰ = 36.6 on average
+    assert f"{50 * lost:,} of 5,000 examples, with all examples of {lost} classes" in str(caught[0].message)
 
 
 @pytest.mark.parametrize("mode", ["random", "first-deterministic"])

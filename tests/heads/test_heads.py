@@ -94,6 +94,9 @@ def test_lda_with_priors(precision):
     # Their scale does not matter, and shares of the counts are the default.
     again = lda_head(matrix, moments, priors=precision.array(7 * priors))
     assert_heads_close(again, head, precision.tolerance)
+    for wrong in (-priors, 0 * priors, np.array([1.0, -2.0, 0.0, 5.0, 3.0, 1.0])):
+        with pytest.raises(ValueError, match="priors: expected finite numbers of at least 0, some above"):
+            covfree.lda_head(matrix, moments, priors=precision.array(wrong))
     shares = lda_head(matrix, moments, priors=precision.array(count))
     assert_heads_close(shares, lda_head(matrix, moments), precision.tolerance)
 

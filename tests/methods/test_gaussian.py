@@ -93,6 +93,32 @@ def test_a_feature_that_never_varies_decides_nothing():
     assert np.isfinite(both[0]).all()
 
 
+def test_the_unit_of_a_feature_changes_nothing():
+    """And a constant feature leaves the covariances of an unshrunk quadratic head an inverse."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(60, dtype=np.int32) % 3
+    features = rng.normal(size=(60, 3)) + 3 * np.eye(3)[labels]
+    features[:, 2] = 5
+    clients = np.arange(60) % 5
+    units = np.array([1e5, 1e-3, 1.0])
+    mine, scaled = (
+        covfree.fit(covfree.naive_bayes(), FLOAT32.array(x), labels, clients)(FLOAT32.array(x))
+        for x in (features, features * units)
+    )
+    np.testing.assert_array_equal(mine.argmax(1), scaled.argmax(1))
+    assert_close(jax.nn.softmax(mine), jax.nn.softmax(scaled), 1e-3)
+    varying = FLOAT32.array(features[:, :2])
+    whole = covfree.fit(covfree.qda(0.0, 1.0), FLOAT32.array(features), labels, clients)
+    assert (whole(FLOAT32.array(features)).argmax(1) == labels).mean() > 0.85
+    collinear = FLOAT32.array(features[:, [0, 1, 1]])
+    with pytest.raises(ValueError, match="a covariance is singular, which shrinkage above 0 mends"):
+        covfree.fit(covfree.qda(0.0, 1.0), collinear, labels, clients)
+    assert covfree.fit(covfree.qda(0.1, 1.0), collinear, labels, clients)(varying[:, [0, 1, 1]]).shape == (
+        60,
+        3,
+    )
+
+
 @pytest.mark.usefixtures("untyped")
 @pytest.mark.parametrize(
     ("build", "error", "message"),

@@ -12,6 +12,7 @@ from covfree.data import FeatureSet, load_digits
 from covfree.data.partitions import PARTITIONERS
 from covfree.studies import timing
 from covfree.studies.federation import left_out
+from covfree.studies.source import law_of
 
 METHODS = {"ncm": covfree.fedncm(), "cof": covfree.fedcof(0.1)}
 
@@ -134,6 +135,21 @@ def test_errors_name_what_is_wrong():
     assert run.clients == 7
 
 
+def test_a_partitioner_takes_its_other_arguments():
+    """After the name; results keep the text, from which the federation is made again."""
+    data = small(0)
+    place = studies.Federation(3, "pathological:class_assignment_mode=deterministic", 1)
+    np.testing.assert_array_equal(place.assign(data, 0), data.train_labels)
+    assert law_of(data, place) == f"{place.partition}, classes per client = 1"
+    for partition, message in {
+        "pathological:mode=random": "partition: pathological takes class_assignment_mode, got mode",
+        "iid:filling=1": "partition: iid takes no argument, got filling",
+        "shards:shard_size": "partition: expected arguments such as",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            studies.Federation(3, partition, 1).assign(data, 0)
+
+
 def test_what_is_on_no_client_is_counted():
     labels = np.array([0, 0, 1, 1, 2])
     assert left_out(labels, np.array([0, -1, -1, -1, 3])) == (3, 1)
@@ -142,7 +158,8 @@ def test_what_is_on_no_client_is_counted():
     (run,) = runs(
         seeds=(0,), federations=[studies.Federation(2, "pathological", 1)], methods={"ncm": METHODS["ncm"]}
     )
-    owners = PARTITIONERS["pathological"](small(0).train_labels, 2, 1, seed=0)
+    with pytest.warns(UserWarning, match="on no client: 20 of"):
+        owners = PARTITIONERS["pathological"](small(0).train_labels, 2, 1, seed=0)
     assert run.left_out == (int((owners < 0).sum()), 1)
     assert run.left_out.examples == 20
 

@@ -7,7 +7,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from covfree.core.checks import check_above_zero, check_choice, check_integer, check_integers
-from covfree.data.partitions.partition import Clients, by_class, check_num_partitions, equal_sizes, generator
+from covfree.data.partitions.partition import (
+    Clients,
+    by_class,
+    check_num_partitions,
+    equal_sizes,
+    generator,
+    warn_of_left_out,
+)
 
 
 def inner_dirichlet(
@@ -55,7 +62,8 @@ def inner_dirichlet(
 
     Returns:
         [n] int32 client of each example. Without `partition_sizes`, every example is assigned and no client
-        is empty. With it, clients of size 0 are empty and the examples left over are -1.
+        is empty. With it, clients of size 0 are empty and the examples left over are -1; a warning says how
+        many.
 
     Raises:
         ValueError: an argument is out of its range, or `partition_sizes` is not [K] or sums to more than n.
@@ -98,7 +106,7 @@ def inner_dirichlet(
     start = np.repeat(np.cumsum(counts) - counts, drawn)
     clients = np.full(labels.size, -1, np.int32)
     clients[examples[start + rank]] = slot_client[order]
-    return clients
+    return warn_of_left_out(labels, clients)
 
 
 def _random_turns(room: list[int], rng: np.random.Generator) -> np.ndarray:
@@ -175,7 +183,7 @@ def _uniforms(rng: np.random.Generator) -> Iterator[float]:
 def dirichlet(
     labels: ArrayLike,
     num_partitions: int,
-    alpha: float | int,
+    alpha: float | int | ArrayLike,
     *,
     min_partition_size: int = 0,
     self_balancing: bool = False,
@@ -195,8 +203,8 @@ def dirichlet(
     Args:
         labels: [n] class of each example, integers ≥ 0.
         num_partitions: the number of clients K, at most n.
-        alpha: α > 0, the concentration of the symmetric Dirichlet. The smaller, the fewer clients hold most
-            of a class.
+        alpha: α > 0, the concentration of the symmetric Dirichlet; or [K] one for each client, Dir(α_1, …,
+            α_K). The smaller, the fewer clients hold most of a class; client k has α_k/Σα of each on average.
         min_partition_size: redraw everything until each client has at least this many examples.
         self_balancing: go through the classes in ascending order, and give no more to a client that holds
             more than n/K examples. Client sizes become more even, and fewer clients share the later classes.
@@ -219,8 +227,7 @@ def dirichlet(
     """
     labels = check_integers("labels", labels, 0)
     num_partitions = check_num_partitions(num_partitions, labels.size)
-    # Above this bound the proportions have long been uniform to the last bit, and NumPy's draw overflows.
-    alpha = min(float(check_above_zero("alpha", alpha)), 1e100)
+    concentration = _concentration(alpha, num_partitions)
     min_partition_size = check_integer("min_partition_size", min_partition_size, 0)
     max_attempts = check_integer("max_attempts", max_attempts, 1)
     if min_partition_size * num_partitions > labels.size:
@@ -232,7 +239,7 @@ def dirichlet(
     examples, counts, _ = by_class(labels, rng)
     smallest = 0
     for _ in range(max_attempts):
-        owners = _class_splits(counts.tolist(), num_partitions, alpha, self_balancing, rng)
+        owners = _class_splits(counts.tolist(), concentration, self_balancing, rng)
         smallest = int(np.bincount(owners, minlength=num_partitions).min())
         if smallest >= min_partition_size:
             clients = np.empty(labels.size, np.int32)
@@ -240,15 +247,33 @@ def dirichlet(
             return clients
     raise ValueError(
         f"min_partition_size = {min_partition_size} was not met in max_attempts = {max_attempts} draws with "
-        f"alpha = {alpha:g}, num_partitions = {num_partitions} (smallest client of the last: {smallest}); "
+        f"alpha = {alpha}, num_partitions = {num_partitions} (smallest client of the last: {smallest}); "
         "use a larger alpha, fewer partitions, self_balancing=True or a smaller min_partition_size"
     )
 
 
+def _concentration(alpha: object, num_partitions: int) -> np.ndarray:
+    """α of each client."""
+    if np.ndim(alpha) == 0:  # pyright: ignore
+        given = np.full(num_partitions, float(check_above_zero("alpha", alpha)))
+    else:
+        given = np.asarray(alpha, np.float64)
+        if given.shape != (num_partitions,):
+            raise ValueError(
+                f"alpha: expected a number, or [num_partitions] = [{num_partitions}] of them, got shape "
+                f"{list(given.shape)}"
+            )
+        for value in given.tolist():
+            check_above_zero("alpha", value)
+    # Above this bound the proportions have long been those of α to the last bit, and NumPy's draw overflows.
+    return given / max(1, given.max() / 1e100)
+
+
 def _class_splits(
-    counts: list[int], num_partitions: int, alpha: float, self_balancing: bool, rng: np.random.Generator
+    counts: list[int], alpha: np.ndarray, self_balancing: bool, rng: np.random.Generator
 ) -> np.ndarray:
     """Draw once for `dirichlet`: the client of each example, examples in the order of `by_class`."""
+    num_partitions = alpha.size
     average = sum(counts) / num_partitions
     sizes = np.zeros(num_partitions, np.int64)
     splits = []
@@ -256,7 +281,7 @@ def _class_splits(
         # A Dirichlet vector set to zero at the full clients and renormalised is a Dirichlet over the others.
         # Not all can be full: their sizes would sum to more than n.
         open_clients = np.flatnonzero(sizes <= average) if self_balancing else np.arange(num_partitions)
-        cumulative = np.cumsum(rng.dirichlet(np.full(open_clients.size, alpha)))
+        cumulative = np.cumsum(rng.dirichlet(alpha[open_clients]))
         cuts = np.minimum(np.floor(cumulative * count + rng.random()), count)
         cuts[-1] = count  # despite rounding in the sum
         given = np.diff(cuts, prepend=0).astype(np.int64)

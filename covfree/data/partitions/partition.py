@@ -1,5 +1,7 @@
 """Partitions that do not look at the labels, and what all partitioners share."""
 
+import warnings
+
 import numpy as np
 from jaxtyping import Int32, Int64
 from numpy.typing import ArrayLike
@@ -117,6 +119,20 @@ def natural_id(ids: ArrayLike) -> Clients:
 def _random_of_sizes(sizes: np.ndarray, rng: np.random.Generator) -> Clients:
     """Assign sum(sizes) examples uniformly at random so that client k has sizes[k] of them."""
     return rng.permutation(np.repeat(np.arange(sizes.size, dtype=np.int32), sizes))
+
+
+def warn_of_left_out(labels: np.ndarray, clients: Clients) -> Clients:
+    """Return the clients after a warning of how many examples, and whole classes, none of them holds."""
+    held = clients >= 0
+    if not held.all():
+        classes = np.unique(labels).size - np.unique(labels[held]).size
+        # At the line that called the partitioner.
+        warnings.warn(
+            f"on no client: {labels.size - held.sum():,} of {labels.size:,} examples, with all examples of "
+            f"{classes:,} class{'es' if classes != 1 else ''}",
+            stacklevel=3,
+        )
+    return clients
 
 
 def check_num_examples(labels: ArrayLike | int) -> int:

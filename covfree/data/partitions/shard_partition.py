@@ -7,7 +7,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from covfree.core.checks import check_choice, check_integer, check_integers, check_share
-from covfree.data.partitions.partition import Clients, by_class, check_num_partitions, equal_sizes, generator
+from covfree.data.partitions.partition import (
+    Clients,
+    by_class,
+    check_num_partitions,
+    equal_sizes,
+    generator,
+    warn_of_left_out,
+)
 
 
 def shards(
@@ -39,7 +46,8 @@ def shards(
         seed: seed of the draw, ≥ 0.
 
     Returns:
-        [n] int32 client of each example, -1 where `shard_size` leaves examples over. No client is empty.
+        [n] int32 client of each example, -1 where `shard_size` leaves examples over; a warning says how many.
+        No client is empty.
 
     Raises:
         ValueError: neither number is given, one is out of its range, there are too few examples for the
@@ -88,7 +96,7 @@ def shards(
     owner[dealt_shards] = np.repeat(np.arange(num_partitions), shards_of_client)
     clients = np.full(labels.size, -1, np.int32)
     clients[examples[: lengths.sum()]] = np.repeat(owner, lengths)
-    return clients
+    return warn_of_left_out(labels, clients)
 
 
 def pathological(
@@ -106,7 +114,8 @@ def pathological(
     Of the C classes that occur in `labels`, in ascending order, `class_assignment_mode` gives client k
 
     - "random": a uniform choice without replacement;
-    - "deterministic": the classes k, k + 1, … modulo C;
+    - "deterministic": the classes k, k + 1, … modulo C. With one class a client and as many clients as
+      classes, it is Fed3R's split of CIFAR-100 (Fanì et al. 2024, α = 0), which holds all examples;
     - "first-deterministic": class k modulo C and a uniform choice of others.
 
     Args:
@@ -118,8 +127,10 @@ def pathological(
 
     Returns:
         [n] int32 client of each example. No client is empty. The examples of a class that no client has are
-        -1. This can happen with "random" at any K, with "deterministic" only if
-        K < C - `num_classes_per_partition` + 1, and with "first-deterministic" only if K < C.
+        -1, and a warning says how many. This can happen with "random" at any K, with "deterministic" only if
+        K < C - `num_classes_per_partition` + 1, and with "first-deterministic" only if K < C. With "random"
+        each class is left out with probability (1 - `num_classes_per_partition`/C)^K: with one class for
+        each of 100 clients, 37 of 100 classes.
 
     Raises:
         ValueError: an argument is out of its range, or more clients have a class than it has examples.
@@ -160,7 +171,7 @@ def pathological(
         held_by = client_of_choice[first_holder[c] : first_holder[c] + holders[c]]
         of_class = examples[first_example[c] : first_example[c] + counts[c]]
         clients[of_class] = np.repeat(held_by, equal_sizes(of_class.size, held_by.size))
-    return clients
+    return warn_of_left_out(labels, clients)
 
 
 def _class_choices(

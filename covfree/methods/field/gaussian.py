@@ -26,8 +26,8 @@ from covfree.methods.rounds import Factor, phases
 from covfree.methods.summaries import ClassMeans, Examples
 from covfree.statistics.feature_maps import FeatureMap
 
-# Variances below this share of the largest are rounding, or features that never vary.
-_FLOOR = 1e-9
+# A feature varies if its deviation exceeds so many times the rounding of its own size.
+_ROUNDING = 16
 
 
 def _total_phase(params: Scalar, totals: tuple[Moments], rows: Rows, num_classes: int) -> Factor:
@@ -140,9 +140,19 @@ def as_matrix_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
     return rule
 
 
+def _least_variance(moments: Moments, pooled: jax.Array) -> jax.Array:
+    """The variance of each feature that its own rounding may leave: below it the feature never varies."""
+    size = jnp.square(moments.mean).max(0) + pooled
+    smallest = jnp.square(_ROUNDING * jnp.finfo(pooled.dtype).eps) * size
+    return jnp.where(smallest > 0, smallest, 1)
+
+
 def _quadratic_head(numbers: _Numbers, system: None, moments: Moments, scatters: jax.Array) -> GaussianHead:
     pooled = pooled_covariance(numbers.shrinkage, moments, scatters).dense()
     dim = pooled.shape[0]
+    # A feature that never varies would leave no inverse.
+    variances = jnp.diagonal(pooled)
+    pooled = pooled + jnp.diag(jnp.maximum(_least_variance(moments, variances) - variances, 0))
     return gaussian_head(_drawn_together(scatters, pooled, moments, numbers.degrees * dim), moments)
 
 
@@ -157,7 +167,8 @@ def qda(
     Σ̃_c = (S_c + κ Σ̃)/(ν_c + κ), with S_c the class's scatter of ν_c degrees of freedom, Σ̃ the shrunk
     covariance of all classes together, and κ = prior·d. This is the posterior mean of Σ_c under a prior about
     Σ̃ with the weight of κ observations. A class with few examples has about the common covariance. For
-    κ → ∞ the head is linear discriminant analysis.
+    κ → ∞ the head is linear discriminant analysis. A feature that never varies has the variance of its
+    rounding.
 
     Memory C·d² at the server. Bytes up: 4·M·(d² + d), as FedCOF's oracle; from means alone 4·M·d.
 
@@ -187,9 +198,10 @@ def qda(
 def _naive_head(prior: Scalar, system: None, moments: Moments, squares: jax.Array) -> GaussianHead:
     pooled = squares.sum(0) / jnp.maximum(moments.spread_degrees, 1)
     # A feature that never varies would decide everything.
-    floor = _FLOOR * pooled.max()
-    pooled = jnp.maximum(pooled, jnp.where(floor > 0, floor, 1))
-    return gaussian_head(jnp.maximum(_drawn_together(squares, pooled, moments, prior), floor), moments)
+    floor = _least_variance(moments, pooled)
+    pooled = jnp.maximum(pooled, floor)
+    drawn = jnp.maximum(_drawn_together(squares, pooled, moments, prior), floor[None, :])
+    return gaussian_head(drawn, moments)
 
 
 def naive_bayes(
@@ -198,7 +210,9 @@ def naive_bayes(
     """Make Gaussian naive Bayes: every class has its own variance of each feature, and no correlations.
 
     v_c = (s_c + κ v)/(ν_c + κ), with s_c the class's sums of squares of ν_c degrees of freedom, v the
-    variances of all classes together, and κ = prior. Bytes up: 8·M·d; from means alone 4·M·d.
+    variances of all classes together, and κ = prior. A variance is at least (16·eps)²(v_j + max_c μ_cj²) of
+    its own feature j, its rounding, so that no feature's unit matters to the others. Bytes up: 8·M·d; from
+    means alone 4·M·d.
 
     Args:
         prior: κ, the number of observations that the common variances count for. Must be above 0 if a class

@@ -185,7 +185,7 @@ def head(state: RecursiveRidge) -> LinearHead:
         The head. Equivalent to `covfree.ridge_head` of the same examples, so to
         ``covfree.fit(covfree.fed3r(ridge), ...)``: columns of norm 1, no bias.
 
-    Source: Fed3R (Fanì et al. 2024), eq. 4 and 7.
+    Source: Fed3R (Fanì et al. 2024), eq. 4 and Alg. 1.
 
     >>> import jax.numpy as jnp
     >>> state = update(recursive_ridge(2, 1, 1.0), jnp.array([[3.0, 0.0]]), jnp.array([0]))
