@@ -44,7 +44,7 @@ def draw(path: Path, seed: int = 0) -> np.ndarray:
     # A small, a middling and a large client in colours, the others in grey.
     shown = np.argsort(counts)[[CLIENTS // 10, CLIENTS // 2, CLIENTS - CLIENTS // 10]]
     with figures.style():
-        figure = figures.new_figure(figures.PHONE, 1.05)
+        figure = figures.new_figure(figures.PHONE, 1.65)
         hold, send, see = figure.subplots(1, 3, sharex=True, sharey=True)
         for axes, points, size in ((hold, examples, 2), (send, means, 6), (see, scaled, 6)):
             owner = clients if axes is hold else np.arange(CLIENTS)
@@ -55,13 +55,13 @@ def draw(path: Path, seed: int = 0) -> np.ndarray:
             axes.set(
                 xlim=(-WIDTH, WIDTH), ylim=(-HEIGHT, HEIGHT), xticks=[], yticks=[], aspect="equal", anchor="S"
             )
-        hold.set_title(f"{CLIENTS} clients\nhold examples,")
-        send.set_title("each sends the\nmean of its own,")
-        see.set_title("which the server\nmultiplies by √n")
+        hold.set_title(f"{CLIENTS} clients hold\ndata, 3 in colour;")
+        send.set_title("each sends the\nmean of its own;")
+        see.set_title("stretched by √n,\nthey spread like data")
         (estimate,) = see.plot(*ellipse(estimated), color=figures.VERMILLION)
-        true.set_label("covariance\nof examples")
-        estimate.set_label("the server's\nestimate")
-        figure.legend(handles=[true, estimate], loc="outside right center", handlelength=1.5)
+        true.set_label("covariance of the data")
+        estimate.set_label("the server's estimate")
+        figure.legend(handles=[true, estimate], loc="outside lower center", ncols=2, handlelength=1.5)
         figures.save_all(figure, path)
     return estimated
 
