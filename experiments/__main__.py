@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from covfree.cli import main
-from covfree.cli.options import split_names
 from experiments.tables.data import Found
 from experiments.tables.overrides import check_overrides
 from experiments.tables.page import PAGE, page, state_of
@@ -58,7 +57,8 @@ def run_command(
     changed = {key: as_value(value) for key, value in (_pair("set", text) for text in override or [])}
     read = read_table(find_table(table), changed)
     try:
-        cells = [cell for cell in read.cells if cell.is_meant(split_names(only))]
+        words = [word.strip() for word in only.split(",") if word.strip()]
+        cells = [cell for cell in read.cells if cell.is_meant(words)]
     except ValueError as error:
         raise ValueError(f"--only: {error}") from error
     if not cells:

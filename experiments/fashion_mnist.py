@@ -34,7 +34,7 @@ from baselines.ways import CENTRAL, WAYS
 import covfree
 from covfree.core.atomic import replacing
 from covfree.studies.report import environment
-from covfree.studies.tables import as_bytes
+from covfree.studies.table import as_bytes
 
 HELP = {
     "images": "images of all clients together",

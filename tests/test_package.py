@@ -79,10 +79,10 @@ def test_late_modules_are_there_when_they_are_used_and_not_before():
     code = (
         "import sys, covfree; before = [n for n in covfree._LATE if f'covfree.{n}' in sys.modules]; "
         "print(before, covfree.rounds.run.__name__, covfree.finetune.fedavg.__name__, "
-        "covfree.testing.check_head.__name__, covfree.studies.Job.__name__, "
+        "covfree.testing.check_head.__name__, covfree.studies.Study.__name__, "
         "set(covfree._LATE) <= set(dir(covfree)), hasattr(covfree, 'nothing'))"
     )
-    assert run(code) == "[] run fedavg check_head Job True False"
+    assert run(code) == "[] run fedavg check_head Study True False"
 
 
 def test_import_starts_no_device_and_sets_no_option():

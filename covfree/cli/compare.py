@@ -22,7 +22,7 @@ from covfree.cli.options import (
     TestFile,
     assigned,
     check_file,
-    count_noise_of,
+    named_option,
     names_of,
     numbers_of,
     refuse_partition,
@@ -33,12 +33,13 @@ from covfree.cli.options import (
 from covfree.data import FeatureSet
 from covfree.heads.metrics import CLIENT_NAMES, NAMES
 from covfree.methods import registry
-from covfree.statistics.transforms import Transform
-from covfree.studies import Federation, federations
-from covfree.studies.comparison import Comparison
+from covfree.studies import Federation, Study, federations
+from covfree.studies.present import present
+from covfree.studies.progress import Progress
 from covfree.studies.run_folder import make_folder
 from covfree.studies.source import Source, sources_of
-from covfree.studies.tables import Format
+from covfree.studies.table import Format
+from covfree.studies.variants import with_noise
 
 T = TypeVar("T")
 
@@ -128,10 +129,9 @@ def compare_command(
     texts |= {"num_components": num_components, "rounds": rounds, "directions": directions}
     numbers, chosen_seeds = numbers_of(texts), seeds_of(seeds)
     chosen = variants_of(methods, numbers)
-    made: dict[str, Any] = {name: variant.method for name, variant in chosen.items()}
     if noise is not None:
-        transform = count_noise_of(noise)
-        made = {name: _with_noise(name, method, transform) for name, method in made.items()}
+        with named_option("noise"):
+            chosen = with_noise(chosen, noise)
     if resume and out is None:
         raise ValueError("--resume: expected --out beside it")
     spread = {"clients": clients, "partition": partition, "alpha": alpha}
@@ -163,13 +163,21 @@ def compare_command(
     if report is not None:
         check_file("report", report, ".html", (dataset, test_file, images, weights, config), out)
     make_folder(out, "compare")
-    titles = {name: variant.title for name, variant in chosen.items()}
-    comparison = Comparison(sources, places, chosen_seeds, titles, settings, out, figures, report)
-    comparison.check(resume)
-    comparison.run(made)
+    study = Study(
+        sources, places, chosen, chosen_seeds, figures, report is not None, folder=out, settings=settings
+    )
+    study.check(resume)
+    with Progress() as progress:
+        runs = list(study.runs(progress))
+    if not runs:
+        cell, error = next(iter(study.failed.items()))
+        raise ValueError(f"{cell.method}: {error}")
     asked = {"methods": list(chosen), "seeds": chosen_seeds if "," in seeds else len(chosen_seeds)}
     # The results name the weights that were found, which need not be what the option takes.
-    comparison.show(output_format, {**settings, **asked}, {**settings, **asked, "weights": weights})
+    shown = {**settings, **asked}
+    present("compare", study, runs, output_format, shown, {**shown, "weights": weights}, report)
+    if study.failed:
+        raise typer.Exit(1)
 
 
 def _values(name: str, text: str | None, kind: Callable[[str], T], expected: str) -> list[T]:
@@ -193,13 +201,6 @@ def _check_places(name: str, source: Source, places: list[Federation]) -> None:
         )
     for place in places:
         assigned(place, source.outline, seed=0)
-
-
-def _with_noise(name: str, method: Any, transform: Transform) -> Any:
-    try:
-        return method.with_transforms(transform)
-    except ValueError as error:
-        raise ValueError(f"--noise: {name}: {str(error).removeprefix('transforms: ')}") from error
 
 
 def _single(values: list[Any]) -> Any:

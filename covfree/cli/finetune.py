@@ -22,6 +22,7 @@ from covfree.cli.options import (
     at_least,
     check_file,
     federation_of,
+    named_option,
     names_of,
     partition_settings,
 )
@@ -29,13 +30,13 @@ from covfree.core.checks import check_strength
 from covfree.core.optional import optional
 from covfree.finetune import registry
 from covfree.finetune.registry import Rates
-from covfree.rounds.schedule import participation as draw
-from covfree.studies.finetuning import Finetuning
-from covfree.studies.jobs import Job, Plan, folder_of
-from covfree.studies.run_folder import holds_runs, make_folder
+from covfree.studies import Study
+from covfree.studies.present import present
+from covfree.studies.progress import Progress
+from covfree.studies.run_folder import make_folder
 from covfree.studies.source import source_of
-from covfree.studies.tables import Format
-from covfree.studies.training import RANDOM, TRAINABLE, Settings
+from covfree.studies.table import Format
+from covfree.studies.training import RANDOM, TRAINABLE, Training, participation_of
 
 Part = Literal["head", "backbone", "all"]
 NormMode = Literal["frozen", "batch"]
@@ -106,7 +107,7 @@ def finetune_command(
         at_least(name, size, 1)
     inits = names_of("init", init, (RANDOM, *TRAINABLE))
     algorithms = names_of("algorithm", algorithm, registry())
-    plan = _plan(algorithms, part, client_lr, server_lr, mu, tune_rates)
+    rates = _rates(algorithms, part, client_lr, server_lr, mu, tune_rates)
     if part != "head" and images is None:
         raise ValueError(f"--train {part}: expected --images, as features have no backbone left to train")
     if resume and out is None:
@@ -120,14 +121,11 @@ def finetune_command(
     federation = federation_of(source.outline, clients, partition, alpha)
     # Once before any work, so that a bad argument shows at once.
     owners = assigned(federation, source.outline, seed=0)
-    drawn = participation_of(participation, int(owners.max()) + 1)
+    with named_option("participation"):
+        drawn = participation_of(participation, int(owners.max()) + 1)
     options = {"epochs": epochs, "batch_size": batch_size} | ({} if mu is None else {"mu": mu})
     if report is not None:
         check_file("report", report, ".html", (dataset, test_file, images, weights, config), out)
-    settings = Settings(
-        *(rounds, drawn, part, norms, options, every, checkpoint_every, width),
-        predictions=report is not None,
-    )
     given = {
         **source.config,
         "train": part,
@@ -144,35 +142,45 @@ def finetune_command(
         "width": width,
     }
     make_folder(out, "finetune")
-    jobs = [
-        Job(each, name, seed, folder_of(out, each, name, seed, given))
-        for seed in range(seeds)
+    trainings = [
+        Training(
+            *(each, name, rates[name], rounds, drawn, part, norms, options),
+            every=every,
+            save_every=checkpoint_every,
+            width=width,
+            tune=tune_rates,
+        )
         for name in algorithms
         for each in inits
     ]
-    for job in jobs:
-        if job.folder is not None:
-            job.folder.check(resume)
-    if out is not None and not resume and holds_runs(out):
-        raise ValueError(f"--out: {out} holds runs; --resume goes on with them, or give another folder")
-    finetuning = Finetuning(source, federation, jobs, out, report)
-    finetuning.run(settings, plan)
+    study = Study(
+        {source.outline.name: source},
+        [federation],
+        {training.name: training for training in trainings},
+        range(seeds),
+        predictions=report is not None,
+        folder=out,
+        settings=given,
+    )
+    study.check(resume)
+    with Progress(width=12) as progress:
+        runs = list(study.runs(progress))
     shown = {**given, "init": inits, "algorithm": algorithms, "rounds": rounds, "seeds": seeds}
     # The results name the weights that were found, which need not be what the option takes.
     repeat = {**shown, "weights": weights, "norms": None if part == "head" else norms}
-    finetuning.show(output_format, shown, repeat)
-    if any(run.diverged for run in finetuning.runs):
+    present("finetune", study, runs, output_format, shown, repeat, report)
+    if any(run.diverged for run in runs):
         raise typer.Exit(1)
 
 
-def _plan(
+def _rates(
     algorithms: list[str],
     part: Part,
     client_lr: float | None,
     server_lr: float | None,
     mu: float | None,
     tune_rates: bool,
-) -> Plan:
+) -> dict[str, Rates]:
     """The rates of each algorithm, checked."""
     given = {"client-lr": client_lr, "server-lr": server_lr}
     for name, rate in given.items():
@@ -193,17 +201,4 @@ def _plan(
         rates[name] = Rates(
             own.client if client_lr is None else client_lr, own.server if server_lr is None else server_lr
         )
-    return Plan(rates, tune_rates)
-
-
-def participation_of(text: str, num_clients: int) -> int | float:
-    """A number of clients, or their share."""
-    try:
-        number = int(text) if text.strip().lstrip("+-").isdigit() else float(text)
-        draw(num_clients, number, 1, seed=0)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"--participation: expected a share in (0, 1] or a number of clients up to {num_clients}, got "
-            f"{text!r} ({error})"
-        ) from error
-    return number
+    return rates

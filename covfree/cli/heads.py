@@ -37,8 +37,7 @@ from covfree.methods import registry
 from covfree.studies.federation import left_out
 from covfree.studies.predictions import scores_of
 from covfree.studies.source import class_name, on_no_client, source_of
-from covfree.studies.table import percent
-from covfree.studies.tables import Columns, Format, show
+from covfree.studies.table import Format, Table, percent, show
 
 # Methods whose head a file holds.
 SAVED = tuple(name for name in registry() if name not in ("deepafl", "safle"))
@@ -169,7 +168,7 @@ def evaluate_command(
     }
     title = f"{head} on {data.name}: {len(part.labels):,} examples"
     text = json.dumps(content, indent=2, ensure_ascii=False)
-    show(output_format, title, Columns(("figure", "value")), lines, [record], text)
+    show(output_format, title, Table(("figure", "value"), tuple(lines)), [record], text)
     if confusion is not None:
         _write_confusion(confusion, np.asarray(metrics.confusion_matrix(scores, part.labels)), classes)
         print(f"covfree: wrote {confusion}", file=sys.stderr)

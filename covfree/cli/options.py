@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import typer
 
-import covfree
 from covfree.backbones import BACKBONES
 from covfree.core.checks import check_strength
 from covfree.data import FeatureSet
 from covfree.data.partitions import PARTITIONERS
 from covfree.methods import registry
-from covfree.statistics.transforms import Transform
-from covfree.studies import Federation, Variant, variants
-from covfree.studies.federation import COUNTED
+from covfree.studies.federation import COUNTED, Federation
+from covfree.studies.variants import Variant, variants
 
 T = TypeVar("T")
 
@@ -68,6 +67,16 @@ WEIGHTS = typer.Option(
     help="Its weights: a .safetensors or .pth file, or owner/name@commit on the Hugging Face hub; covfree "
     "backbones lists them. Without it those that a Python package brings, for efficientnet_lite0."
 )
+
+
+@contextmanager
+def named_option(name: str) -> Iterator[None]:
+    """Let an error that names an argument name the option that it is given by."""
+    try:
+        yield
+    except ValueError as error:
+        text = str(error)
+        raise ValueError(f"--{text}" if text.startswith(f"{name}:") else text) from error
 
 
 def method_names(methods: str) -> list[str]:
@@ -170,19 +179,6 @@ def variants_of(
         if any(f"unknown method {each!r}" in text for each in trained()):
             text += "; covfree finetune trains by it in rounds"
         raise ValueError(f"--{shown}:{text}") from error
-
-
-def count_noise_of(text: str) -> Transform:
-    """Noise from the name of its law and ε."""
-    kind, _, epsilon = text.partition(":")
-    try:
-        number = float(epsilon)
-    except ValueError:
-        raise ValueError(f"--noise: expected a law and a number such as laplace:1, got {text!r}") from None
-    try:
-        return covfree.count_noise(cast(Any, kind), number)
-    except ValueError as error:
-        raise ValueError(f"--noise: {error}") from error
 
 
 # What partitioners call what `--clients` and `--alpha` give.

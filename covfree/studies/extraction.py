@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -15,9 +14,10 @@ from covfree.backbones.hub import Weights
 from covfree.data.extract import encode_texts, extract_features
 from covfree.data.image_set import ImageSet, LabelledSet
 from covfree.data.images import load_images
-from covfree.data.kept import Extracted, Progress
+from covfree.data.kept import Extracted
+from covfree.data.kept import Progress as Tell
 from covfree.data.texts import TextSet
-from covfree.studies.progress import progress_bar
+from covfree.studies.progress import Progress, say
 
 # Of what was left aside, as much is named.
 _SHOWN = 3
@@ -81,7 +81,7 @@ def extract(
     """Compute features of images into a file under a bar, and say in the end what was done."""
     network = backbones.backbone(name)
 
-    def compute(progress: Progress) -> Extracted:
+    def compute(progress: Tell) -> Extracted:
         return extract_features(
             images,
             network,
@@ -108,21 +108,18 @@ def encode(
 
 
 def _under_bar(
-    examples: LabelledSet, noun: str, name: str, compute: Callable[[Progress], Extracted]
+    examples: LabelledSet, noun: str, name: str, compute: Callable[[Tell], Extracted]
 ) -> Extracted:
     start = time.perf_counter()
-    with progress_bar() as bar:
-        task = bar.add_task(name, total=None)
+    with Progress(width=40) as bar:
 
         def show(now: int, total: int) -> None:
-            speed = bar.tasks[0].speed
-            text = f"{speed:,.0f} {noun}/s" if speed else name
-            bar.update(task, completed=now, total=total, description=text)
+            bar.step(f"{bar.speed:,.0f} {noun}/s" if bar.speed else name, now, total)
 
         found = compute(show)
     for example, reason in found.skipped.items():
-        _say(f"skipped {example}: {reason}")
-    _say(_summary(examples, noun, found, time.perf_counter() - start))
+        say(f"skipped {example}: {reason}")
+    say(_summary(examples, noun, found, time.perf_counter() - start))
     return found
 
 
@@ -139,7 +136,3 @@ def _summary(examples: LabelledSet, noun: str, found: Extracted, seconds: float)
         else "nothing to compute"
     )
     return f"{', '.join(parts)}: {found.path}, {found.path.stat().st_size:,} bytes"
-
-
-def _say(text: str) -> None:
-    print(f"covfree: {text}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""How the results of ``covfree compare`` are shown: a table, and records."""
+"""How the results of a study are shown: a table, and records for JSON and CSV."""
 
 from __future__ import annotations
 
@@ -12,32 +12,12 @@ import jax
 import numpy as np
 
 import covfree
-from covfree.studies import Result, Run
-from covfree.studies.table import percent
-from covfree.studies.tables import Cell, Columns, as_bytes, as_flops, as_seconds
+from covfree.studies.result import Result, Run
+from covfree.studies.table import Cell, Table, as_bytes, as_flops, as_seconds, percent
 
-COLUMNS = Columns(
-    ("method", "accuracy, %", "bytes up", "per client", "client FLOPs", "client time", "server time"),
-    broken=("bytes up", "bytes down", "per client", "client FLOPs", "client time", "server time"),
-)
-
-
-def cells(result: Result, down: bool) -> tuple[Cell, ...]:
-    """A line of the table, with or without bytes down."""
-    more = {name: result.spread(lambda run, name=name: run.figures[name]) for name in _more(result)}
-    sent, received = (result.mean(lambda run: run.sent.statistics), result.mean(lambda run: run.received))
-    each, flops = result.mean(_bytes_per_client), result.mean(lambda run: run.client_flops)
-    seconds = [result.median(lambda run: run.client_seconds), result.median(lambda run: run.server_seconds)]
-    return (
-        Cell(result.title),
-        Cell(percent(*result.accuracy), result.accuracy[0]),
-        *(Cell(_shown(name, *spread), spread[0]) for name, spread in more.items()),
-        Cell(as_bytes(sent), sent),
-        *([Cell(as_bytes(received), received)] if down else []),
-        Cell(as_bytes(each), each),
-        Cell(as_flops(flops), flops),
-        *(Cell(as_seconds(time), time) for time in seconds),
-    )
+_BROKEN = ("bytes up", "bytes down", "per client", "client FLOPs", "client time", "server time", "best round")
+_TRAINED = ("start → algorithm", "start, %", "last, %", "gain", "best, %", "best round")
+_COSTS = ("client FLOPs", "client time", "server time")
 
 
 def environment() -> dict[str, str]:
@@ -52,69 +32,172 @@ def environment() -> dict[str, str]:
     }
 
 
-def as_records(results: Sequence[Result]) -> list[dict[str, Any]]:
+def is_trained(results: Sequence[Result]) -> bool:
+    """Whether the results are those of trainings."""
+    return bool(results[0].runs[0].history)
+
+
+def receives(results: Sequence[Result]) -> bool:
+    """Whether clients of any method receive anything before the head."""
+    return any(run.received for result in results for run in result.runs)
+
+
+def table(results: Sequence[Result]) -> Table:
+    """A line a method, on one federation."""
+    if is_trained(results):
+        columns = (*_TRAINED, "bytes up", "bytes down", "time")
+        return Table(columns, tuple(map(_trained_line, results)), broken=_BROKEN)
+    down = receives(results)
+    more = [f"{name}, {'nats' if name == 'nll' else '%'}" for name in _more(results[0])]
+    sizes = ("bytes up", "bytes down", "per client") if down else ("bytes up", "per client")
+    columns = ("method", "accuracy, %", *more, *sizes, *_COSTS)
+    return Table(columns, tuple(_line(result, down) for result in results), broken=_BROKEN)
+
+
+def _line(result: Result, down: bool) -> tuple[Cell, ...]:
+    more = {name: result.spread(lambda run, name=name: run.figures[name]) for name in _more(result)}
+    sizes = [result.mean(lambda run: run.sent.statistics)]
+    sizes += [result.mean(lambda run: run.received)] if down else []
+    sizes.append(result.mean(_bytes_per_client))
+    flops = result.mean(lambda run: run.client_flops)
+    seconds = [result.median(lambda run: run.client_seconds), result.median(lambda run: run.server_seconds)]
+    return (
+        Cell(result.title),
+        Cell(percent(*result.accuracy), result.accuracy[0]),
+        *(Cell(_shown(name, *spread), spread[0]) for name, spread in more.items()),
+        *(Cell(as_bytes(size), size) for size in sizes),
+        Cell(as_flops(flops), flops),
+        *(Cell(as_seconds(time), time) for time in seconds),
+    )
+
+
+def start_of(run: Run) -> float:
+    """Accuracy before any training."""
+    return run.evaluated[0]["accuracy"]
+
+
+def gain_of(run: Run) -> float:
+    """What training gained in accuracy, or lost if it is below 0."""
+    return run.accuracy - start_of(run)
+
+
+def _trained_line(result: Result) -> tuple[Cell, ...]:
+    diverged = any(run.diverged for run in result.runs)
+    start, last, gain, best = (
+        result.spread(value) for value in (start_of, lambda run: run.accuracy, gain_of, _best)
+    )
+    sizes = [result.mean(lambda run: run.sent.statistics), result.mean(lambda run: run.received)]
+    seconds = result.median(lambda run: run.client_seconds)
+    best_round = result.median(lambda run: run.best["round"])
+    return (
+        Cell(f"{result.title}{' (diverged)' if diverged else ''}"),
+        *(Cell(percent(*share), share[0]) for share in (start, last)),
+        Cell(f"{100 * gain[0]:+.2f}".replace("-", "−"), gain[0]),
+        Cell(percent(*best), best[0]),
+        Cell(f"{best_round:.0f}", best_round),
+        *(Cell(as_bytes(size), size) for size in sizes),
+        Cell(as_seconds(seconds), seconds),
+    )
+
+
+def _best(run: Run) -> float:
+    return run.best["accuracy"]
+
+
+def records(results: Sequence[Result]) -> list[dict[str, Any]]:
     """One record a method, as JSON and CSV show them: means over the seeds, of seconds the medians.
 
     If there are several federations, records name theirs.
     """
-    records = []
+    if is_trained(results):
+        return [_trained_record(result) for result in results]
     several = len({result.place for result in results}) > 1
-    for result in results:
-        mean, deviation = result.accuracy
-        records.append(
-            {
-                **(_place(result) if several else {}),
-                "method": result.method,
-                "title": result.title,
-                "seeds": len(result.runs),
-                "accuracy_mean": mean,
-                "accuracy_sd": deviation,
-                **_figures(result),
-                "bytes_up": result.mean(lambda run: run.sent.statistics),
-                "bytes_up_with_counts": result.mean(lambda run: run.sent.total),
-                "bytes_down": result.mean(lambda run: run.received),
-                "bytes_up_per_client": result.mean(_bytes_per_client),
-                "client_flops": result.mean(lambda run: run.client_flops),
-                "client_seconds": result.median(lambda run: run.client_seconds),
-                "server_seconds": result.median(lambda run: run.server_seconds),
-            }
-        )
-    return records
+    return [{**(_place(result) if several else {}), **_record(result)} for result in results]
+
+
+def _record(result: Result) -> dict[str, Any]:
+    mean, deviation = result.accuracy
+    return {
+        "method": result.method,
+        "title": result.title,
+        "seeds": len(result.runs),
+        "accuracy_mean": mean,
+        "accuracy_sd": deviation,
+        **_figures(result),
+        "bytes_up": result.mean(lambda run: run.sent.statistics),
+        "bytes_up_with_counts": result.mean(lambda run: run.sent.total),
+        "bytes_down": result.mean(lambda run: run.received),
+        "bytes_up_per_client": result.mean(_bytes_per_client),
+        "client_flops": result.mean(lambda run: run.client_flops),
+        "client_seconds": result.median(lambda run: run.client_seconds),
+        "server_seconds": result.median(lambda run: run.server_seconds),
+    }
+
+
+def _trained_record(result: Result) -> dict[str, Any]:
+    init, _, algorithm = result.method.partition(" → ")
+    record: dict[str, Any] = {"init": init, "algorithm": algorithm, "title": result.title}
+    record["seeds"] = len(result.runs)
+    for name, value in (("start", start_of), ("last", lambda run: run.accuracy), ("best", _best)):
+        record[f"{name}_accuracy_mean"], record[f"{name}_accuracy_sd"] = result.spread(value)
+    record["gain_mean"], record["gain_sd"] = result.spread(gain_of)
+    record["bytes_up"] = result.mean(lambda run: run.sent.statistics)
+    record["bytes_down"] = result.mean(lambda run: run.received)
+    record["seconds"] = result.median(lambda run: run.client_seconds)
+    record["diverged"] = sum(run.diverged is not None for run in result.runs)
+    return record
+
+
+def as_json(config: Mapping[str, Any], environment: Mapping[str, str], results: Sequence[Result]) -> str:
+    """Everything but the rounds, which histories hold: settings, machine, what the table shows, every run."""
+    found = records(results)
+    for record, result in zip(found, results, strict=True):
+        record["runs"] = [_trained_run(run) if run.history else _run(run) for run in result.runs]
+    content: dict[str, Any] = {"config": dict(config), "environment": dict(environment), "results": found}
+    return json.dumps(content, indent=2, ensure_ascii=False)
+
+
+def _run(run: Run) -> dict[str, Any]:
+    record = {
+        "seed": run.seed,
+        "accuracy": run.accuracy,
+        "bytes_up": run.sent.statistics,
+        "bytes_up_with_counts": run.sent.total,
+        "bytes_down": run.received,
+        "clients": run.clients,
+        "rows": run.rows,
+        "client_flops": run.client_flops,
+        "client_seconds": run.client_seconds,
+        "server_seconds": run.server_seconds,
+    }
+    record |= {name: _finite(figure) for name, figure in run.figures.items()}
+    return record | ({"left_out": run.left_out._asdict()} if any(run.left_out) else {})
+
+
+def _trained_run(run: Run) -> dict[str, Any]:
+    client_lr, server_lr = run.rates or (None, None)
+    return {
+        "seed": run.seed,
+        "client_lr": client_lr,
+        "server_lr": server_lr,
+        "rounds": len(run.history) - 1,
+        "start_accuracy": start_of(run),
+        "last_accuracy": run.accuracy,
+        "best_accuracy": run.best["accuracy"],
+        "best_round": run.best["round"],
+        "bytes_up": run.sent.statistics,
+        "bytes_down": run.received,
+        "seconds": run.client_seconds,
+        "diverged_in_round": run.diverged,
+        "tried": run.tried,
+    }
 
 
 def names(results: Sequence[Result]) -> str:
     """What `--methods` calls the methods that tables show by their titles."""
     called = dict.fromkeys((result.method, result.title) for result in results)
     shown = [f"{name} is {title}" for name, title in called if name != title.lower()]
-    return f"On the command line {'; '.join(shown)}." if shown else ""
-
-
-def as_json(config: Mapping[str, Any], environment: Mapping[str, str], results: Sequence[Result]) -> str:
-    """Everything: the configuration, the machine, what the table shows, every run."""
-    records = as_records(results)
-    for record, result in zip(records, results, strict=True):
-        record["runs"] = [_run_record(run) for run in result.runs]
-    content: dict[str, Any] = {"config": dict(config), "environment": dict(environment), "results": records}
-    return json.dumps(content, indent=2, ensure_ascii=False)
-
-
-def columns(results: Sequence[Result]) -> Columns:
-    """The head of the table: with the figures that were measured, and bytes down if there are any."""
-    method, accuracy, up, *others = COLUMNS.names
-    down = ["bytes down"] if receives(results) else []
-    return Columns(
-        (method, accuracy, *map(_with_unit, _more(results[0])), up, *down, *others), COLUMNS.broken
-    )
-
-
-def _with_unit(name: str) -> str:
-    """How the table's head calls a figure."""
-    return f"{name}, {'nats' if name == 'nll' else '%'}"
-
-
-def receives(results: Sequence[Result]) -> bool:
-    """Whether clients of any method receive anything before the head."""
-    return any(run.received for result in results for run in result.runs)
+    return f"On the command line {'; '.join(shown)}." if shown and not is_trained(results) else ""
 
 
 def _more(result: Result) -> list[str]:
@@ -150,23 +233,6 @@ def _place(result: Result) -> dict[str, Any]:
         return {"dataset": dataset}
     parts = ("partition", federation.partition), ("clients", federation.clients), ("alpha", federation.alpha)
     return {"dataset": dataset, **dict(parts)}
-
-
-def _run_record(run: Run) -> dict[str, Any]:
-    record = {
-        "seed": run.seed,
-        "accuracy": run.accuracy,
-        "bytes_up": run.sent.statistics,
-        "bytes_up_with_counts": run.sent.total,
-        "bytes_down": run.received,
-        "clients": run.clients,
-        "rows": run.rows,
-        "client_flops": run.client_flops,
-        "client_seconds": run.client_seconds,
-        "server_seconds": run.server_seconds,
-    }
-    record |= {name: _finite(figure) for name, figure in run.figures.items()}
-    return record | ({"left_out": run.left_out._asdict()} if any(run.left_out) else {})
 
 
 def _bytes_per_client(run: Run) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,12 @@ import covfree
 from covfree.core.atomic import remove_abandoned, replacing
 from covfree.core.types import LinearHead
 from covfree.data import FeatureSet
-from covfree.finetune.registry import Rates
 from covfree.heads import MappedHead
 
-_NAME = "settings.json"
+_NAME, RUNS = "settings.json", "runs.jsonl"
 # What only this command writes into its folder, as patterns.
 _WRITTEN = {
-    "compare": (_NAME, "runs.jsonl", "accuracy_vs_bytes.*"),
+    "compare": (_NAME, RUNS, "accuracy_vs_bytes.*"),
     "finetune": (f"*-seed*/{_NAME}", "accuracy.*"),
     "partition": ("partition.*",),
 }
@@ -47,7 +45,7 @@ def make_folder(out: Path | None, command: str) -> None:
         raise ValueError(f"--out: cannot make the folder {out} ({error.strerror})") from error
 
 
-def holds_runs(out: Path) -> bool:
+def holds_trainings(out: Path) -> bool:
     """Whether a folder holds runs of fine-tuning, each in a folder of its own."""
     return any(out.glob(_WRITTEN["finetune"][0]))
 
@@ -72,6 +70,24 @@ def check_settings(folder: Path, settings: Mapping[str, Any], resume: bool) -> N
                 f"--resume: {folder} holds a run with --{name.replace('_', '-')} "
                 f"{_shown(theirs.get(name))}, got {_shown(settings.get(name))}"
             )
+
+
+def check_data(folder: Path, contents: Mapping[str, str]) -> None:
+    """Raise if a folder holds runs on data of the same names with other contents.
+
+    Args:
+        folder: where `write_settings` wrote.
+        contents: what tells data apart, by name.
+    """
+    earlier = read_settings(folder, "data")
+    if earlier is None and (folder / RUNS).exists():
+        raise ValueError(
+            f"--out: {folder} holds {RUNS} without settings.json, which says what the runs are of; "
+            f"give another folder"
+        )
+    for name, now in contents.items():
+        if earlier is not None and earlier["data"].get(name) != now:
+            raise ValueError(f"--resume: {folder} holds runs on other contents of {name}")
 
 
 def write_settings(folder: Path, settings: Mapping[str, Any], **more: Any) -> None:
@@ -99,32 +115,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, list):
         return ",".join(map(str, value))
     return "its default" if value is None else str(value)
-
-
-@dataclass(frozen=True)
-class RunFolder:
-    """Where a run keeps its settings, its history and its checkpoints.
-
-    Attributes:
-        path: the folder.
-        settings: what the run is started with, by the names of options.
-    """
-
-    path: Path
-    settings: Mapping[str, Any]
-
-    def check(self, resume: bool) -> None:
-        """Raise if another run lies here, or one that shall not go on."""
-        check_settings(self.path, self.settings, resume)
-
-    def rates(self) -> tuple[Rates, list[dict[str, Any]] | None] | None:
-        """The rates of the run that lies here, and what was tried for them; None if there is no run."""
-        earlier = read_settings(self.path, "rates", "tried")
-        return None if earlier is None else (Rates(*earlier["rates"]), earlier["tried"])
-
-    def begin(self, rates: Rates, tried: list[dict[str, Any]] | None) -> None:
-        """Write down what the run is started with."""
-        write_settings(self.path, self.settings, rates=list(rates), tried=tried)
 
 
 def save_result(folder: Path, result: Any, data: FeatureSet) -> None:

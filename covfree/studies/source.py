@@ -19,6 +19,7 @@ import numpy as np
 from covfree import backbones
 from covfree.backbones import BACKBONES, Backbone, Preprocessing
 from covfree.backbones.hub import Weights, find_weights
+from covfree.core.gathered import blocks
 from covfree.data import FeatureSet, load, load_npz
 from covfree.data.dataset import held_out
 from covfree.data.decode import decoded_batches
@@ -26,8 +27,8 @@ from covfree.data.extract import feature_key
 from covfree.data.image_set import ImageSet
 from covfree.data.images import load_images
 from covfree.data.partitions import PARTITIONERS
-from covfree.studies import Federation, LeftOut
 from covfree.studies.extraction import backbone_of, extract
+from covfree.studies.federation import Federation, LeftOut
 
 
 class Images(NamedTuple):
@@ -72,6 +73,10 @@ class Source(NamedTuple):
     outline: FeatureSet
     load: Callable[[int], FeatureSet]
     images: Images | None = None
+
+    def __call__(self, seed: int) -> FeatureSet:
+        """The data for a seed, as a study asks for it."""
+        return self.load(seed)
 
 
 def load_named(dataset: str, test_file: Path | None, *, seed: int = 0) -> FeatureSet:
@@ -223,6 +228,16 @@ def law_of(data: FeatureSet, federation: Federation) -> str:
     name = {"alpha": "α", "sigma": "σ"}.get(third, third.removeprefix("num_").replace("partition", "client"))
     name = name.replace("_", " ")
     return f"{federation.partition}, {name} = {federation.alpha:g}"
+
+
+def contents_of(data: FeatureSet) -> str:
+    """Tells data apart: a digest of all features and labels, and of which are the test part."""
+    digest = hashlib.sha256()
+    for array in (data.train_features, data.train_labels, data.test_features, data.test_labels):
+        digest.update(f"{array.dtype}{array.shape}".encode())
+        for part in blocks(array):
+            digest.update(np.ascontiguousarray(array[part]).data)
+    return digest.hexdigest()[:16]
 
 
 def cache_file(stem: str, key: dict[str, Any]) -> Path:

@@ -1,24 +1,69 @@
-"""Learning rates chosen on training clients that are set aside."""
+"""A run of training, kept in a folder; its learning rates chosen on training clients that are set aside."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from covfree.finetune.registry import Rates
-from covfree.studies.training import Settings, Start, Task, train
+from covfree.studies.progress import Listener
+from covfree.studies.result import Run
+from covfree.studies.run_folder import read_settings, write_settings
+from covfree.studies.task import Task
+from covfree.studies.training import History, Training, train
 
 # The default, and a tenth and ten times of it: of equal accuracies the first is taken.
 _FACTORS = (1.0, 0.1, 10.0)
-ROUNDS = 10
+_ROUNDS = 10
 
 
-def set_aside(task: Task, seed: int) -> Task:
+def run_training(
+    training: Training,
+    task: Task,
+    *,
+    out: Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    predictions: bool = False,
+    listener: Listener | None = None,
+) -> Run:
+    """Train in a federation; a run that was stopped goes on from its last checkpoint.
+
+    Args:
+        training: what to train and how.
+        task: the federation.
+        out: the folder of the study, if its runs are kept.
+        settings: what the run is kept with, by the names of options.
+        predictions: whether the test examples are counted by class and prediction at the end.
+        listener: is told each round.
+    """
+    listener = listener or Listener()
+    folder = None if out is None else training.folder(out, task.seed)
+    earlier = None if folder is None else read_settings(folder, "rates", "tried")
+    rates, tried = training.rates, None
+    if earlier is not None:
+        rates, tried = Rates(*earlier["rates"]), earlier["tried"]
+    elif training.tune:
+        rates, tried = tuned(training, task, listener)
+    if folder is not None and earlier is None:
+        write_settings(folder, settings or {}, rates=list(rates), tried=tried)
+    name = f"{training.name}, seed {task.seed}"
+    history = History(name, training.rounds, folder and folder / "history.jsonl", listener)
+    run = train(replace(training, rates=rates), task, folder, history, predictions)
+    if run.diverged is not None:
+        listener.say(
+            f"{name}: diverged in round {run.diverged}; what came before is kept. A smaller "
+            f"--client-lr (now {rates.client:g}) or --server-lr ({rates.server:g}) may help"
+        )
+    return replace(run, tried=tried)
+
+
+def set_aside(task: Task) -> Task:
     """The same federation whose test part is a fifth of the training clients, which take no part.
 
     Raises:
@@ -28,7 +73,7 @@ def set_aside(task: Task, seed: int) -> Task:
     if len(holders) < 2:
         raise ValueError(f"--tune: expected at least 2 clients that hold examples, got {len(holders)}")
     # A stream of its own, apart from the split's and the partition's.
-    rng = np.random.default_rng([seed, 2])
+    rng = np.random.default_rng([task.seed, 2])
     aside = np.isin(task.clients, rng.choice(holders, max(1, len(holders) // 5), replace=False))
     kept = ~aside & (task.clients >= 0)
     data = task.data._replace(
@@ -38,33 +83,18 @@ def set_aside(task: Task, seed: int) -> Task:
         test_labels=task.data.train_labels[aside],
     )
     clients = np.unique(task.clients[kept], return_inverse=True)[1].astype(np.int32)
-    return Task(data, clients, task.inputs[kept], task.inputs[aside], task.network)
+    return Task(data, clients, task.seed, task.inputs[kept], task.inputs[aside], task.network)
 
 
-def tune(
-    task: Task,
-    start: Start,
-    init: str,
-    algorithm: str,
-    base: Rates,
-    settings: Settings,
-    seed: int,
-    *,
-    tell: Callable[[int, int, dict[str, Any]], None] = lambda done, number, tried: None,
-) -> tuple[Rates, list[dict[str, Any]]]:
+def tuned(training: Training, task: Task, listener: Listener) -> tuple[Rates, list[dict[str, Any]]]:
     """The rates with which accuracy on clients that were set aside is highest, in the mean of a few rounds.
 
     A mean, and not what the last round comes to: rates that are too high go up and down.
 
     Args:
-        task: from `set_aside`.
-        start: from it, so that it has not seen those clients either.
-        init: its name.
-        algorithm: name in the registry.
-        base: rates in the middle of the grid.
-        settings: of the runs; of fewer rounds here.
-        seed: of whatever is drawn.
-        tell: is told how many pairs of rates were tried, of how many, and what came of the last.
+        training: whose rates are in the middle of the grid.
+        task: the federation, whose starts are made anew from the clients that take part.
+        listener: is told what came of each pair of rates.
 
     Returns:
         The rates, and the accuracy with each of the grid; None where it diverged.
@@ -72,22 +102,36 @@ def tune(
     Raises:
         ValueError: if all diverged.
     """
-    number = settings.participation
+    task.aside = apart = task.aside or set_aside(task)
+    number = training.participation
     if isinstance(number, int):
-        number = min(number, int(task.clients.max()) + 1)
-    rounds = min(ROUNDS, settings.rounds)
-    short = replace(settings, rounds=rounds, participation=number, every=1, predictions=False)
+        number = min(number, int(apart.clients.max()) + 1)
+    rounds, name = min(_ROUNDS, training.rounds), f"{training.name}, seed {task.seed}"
     tried: list[dict[str, Any]] = []
     grid = list(product(_FACTORS, _FACTORS))
     for client, server in grid:
         # To what one would write: 0.1 · 0.1 is 0.010000000000000002.
-        rates = Rates(*(float(f"{x:.6g}") for x in (base.client * client, base.server * server)))
-        run = train(task, start, init, algorithm, rates, short, seed)
+        rates = Rates(
+            *(float(f"{x:.6g}") for x in (training.rates.client * client, training.rates.server * server))
+        )
+        run = train(replace(training, rates=rates, rounds=rounds, participation=number, every=1), apart)
         accuracy = None if run.diverged else fmean(record["accuracy"] for record in run.evaluated[1:])
         tried.append({"client_lr": rates.client, "server_lr": rates.server, "accuracy": accuracy})
-        tell(len(tried), len(grid), tried[-1])
+        share = "diverged" if accuracy is None else f"{100 * accuracy:.2f} %"
+        pair = f"--client-lr {rates.client:g} --server-lr {rates.server:g}"
+        listener.step(
+            f"{name}: tuning, {pair}: {share}",
+            len(tried),
+            len(grid),
+            f"{name}: tuning {len(tried)}/{len(grid)}, {pair}: {share}",
+        )
     sound = [each for each in tried if each["accuracy"] is not None]
     if not sound:
+        init, algorithm = training.init, training.algorithm
         raise ValueError(f"--tune: {init}, {algorithm}: every learning rate that was tried diverged")
     best = max(sound, key=lambda each: each["accuracy"])
+    listener.say(
+        f"{name}: tuned to --client-lr {best['client_lr']:g} --server-lr {best['server_lr']:g}, by the mean "
+        f"accuracy of rounds 1 to {rounds} on clients set aside"
+    )
     return Rates(best["client_lr"], best["server_lr"]), tried

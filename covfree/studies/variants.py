@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from covfree.methods import Method, registry
+from covfree.statistics.transforms import count_noise
 from covfree.studies.federation import several
 from covfree.studies.names import parsed
 
@@ -86,3 +87,31 @@ def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None =
     if not found:
         raise ValueError("methods: expected names of methods, got none")
     return found
+
+
+def with_noise(variants: Mapping[str, Variant], noise: str) -> dict[str, Variant]:
+    """The same methods with noise on the counts that clients send.
+
+    Args:
+        variants: the methods by name.
+        noise: the name of a law and ε, such as ``laplace:1``; see `covfree.count_noise`.
+
+    Raises:
+        ValueError: naming the method, if its clients send no counts; or if the text is none of noise.
+    """
+    kind, _, epsilon = noise.partition(":")
+    try:
+        number = float(epsilon)
+    except ValueError:
+        raise ValueError(f"noise: expected a law and a number such as laplace:1, got {noise!r}") from None
+    try:
+        transform = count_noise(cast(Any, kind), number)
+    except ValueError as error:
+        raise ValueError(f"noise: {error}") from error
+    noisy = {}
+    for name, variant in variants.items():
+        try:
+            noisy[name] = variant._replace(method=variant.method.with_transforms(transform))
+        except ValueError as error:
+            raise ValueError(f"noise: {name}: {str(error).removeprefix('transforms: ')}") from error
+    return noisy

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 import covfree
-from covfree.cli.finetune import participation_of
 from covfree.rounds import participation
+from covfree.studies.training import participation_of
 from experiments.tables.data import Data
 from experiments.tables.settings import federation_of, method_of
 

@@ -19,7 +19,7 @@ from covfree.data import FeatureSet, extract_features, image_folder, load_images
 from covfree.data.extract import feature_key
 from covfree.data.image_set import ImageSet
 from covfree.studies.source import Images, cache_file, of_file, of_image_set
-from covfree.studies.training import Network
+from covfree.studies.task import Network
 from experiments.tables.parts import joined, leave_out, most_common
 from experiments.tables.settings import data_name
 from experiments.tables.spec import PAPERS

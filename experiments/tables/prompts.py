@@ -10,7 +10,7 @@ import numpy as np
 from prompting import ALGORITHMS, Keys, Training, accuracy, prompted
 
 from covfree import finetune, rounds
-from covfree.cli.finetune import participation_of
+from covfree.studies.training import participation_of
 from experiments.tables.data import Data
 from experiments.tables.settings import federation_of
 

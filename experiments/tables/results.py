@@ -13,7 +13,7 @@ import numpy as np
 
 from covfree.core.json_lines import JsonLines
 from covfree.studies import Federation, Run
-from covfree.studies.file import RunFile
+from covfree.studies.result import RunFile
 from experiments.tables.counts import count
 from experiments.tables.formulas import compared
 from experiments.tables.printed import in_form_of, is_cut

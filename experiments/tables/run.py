@@ -11,8 +11,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from covfree import studies
-from covfree.studies.file import RunFile, fingerprint
+from covfree.studies import Study
+from covfree.studies.progress import Listener
+from covfree.studies.result import RunFile, fingerprint
 from experiments.tables import arrivals, measures, one_shot, personal, prompts, trained
 from experiments.tables.data import Data, Found, NotAtHand
 from experiments.tables.identities import Identities
@@ -103,21 +104,25 @@ def _sweep(data: Data, cells: list[Cell], results: Results, done: Done, tell: Te
         groups.setdefault(group, {})[name] = method_of(cell.settings)
     for (federation, seeds), methods in groups.items():
         _check_runs(results.runs_file, methods)
-        begun: list[studies.Begun] = []
-        made = studies.run(
-            {data.name: data.load},
-            [federation],
-            methods,
-            range(seeds),
-            file=results.runs_file,
-            tell=begun.append,
-        )
-        for run in made:
-            done.computed, done.kept = done.computed + len(begun), done.kept + 1 - len(begun)
-            if begun:
+        begun = _Begun()
+        study = Study({data.name: data.load}, [federation], methods, range(seeds), folder=results.folder)
+        for run in study.runs(begun):
+            done.computed, done.kept = done.computed + begun.is_new, done.kept + (not begun.is_new)
+            if begun.is_new:
                 about = f"{data.name}, alpha {federation.alpha:g}, {run.method}, seed {run.seed}"
                 tell(f"{about}: {run.accuracy:.4f}")
-            begun.clear()
+            begun.is_new = False
+        for cell, error in study.failed.items():
+            raise ValueError(f"{data.name}: {cell.method}, seed {cell.seed}: {error}")
+
+
+class _Begun(Listener):
+    """Whether the run that comes next is made, and not there already."""
+
+    is_new = False
+
+    def step(self, text: str, done: int, total: int, line: str = "") -> None:
+        self.is_new = True
 
 
 def _check_runs(file: Path, methods: Mapping[str, Any]) -> None:

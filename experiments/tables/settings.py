@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from string import Formatter
 from typing import Any
 
-from covfree.cli.options import count_noise_of
 from covfree.methods import Method
 from covfree.studies import Federation, variants
+from covfree.studies.variants import with_noise
 
 # Settings that say which features a cell is of.
 OF_DATA = ("data", "backbone", "weights", "pixels", "top_classes", "target", "clients_per_domain")
@@ -64,7 +64,7 @@ def method_name(settings: Mapping[str, Any]) -> str:
 
 def method_of(settings: Mapping[str, Any]) -> Method:
     """A method in closed form: ``method``, with ``noise`` on the counts that clients send, if it is there."""
-    (made,) = variants([settings["method"]]).values()
-    if settings.get("noise") is None:
-        return made.method
-    return made.method.with_transforms(count_noise_of(settings["noise"]))
+    made = variants([settings["method"]])
+    if settings.get("noise") is not None:
+        made = with_noise(made, settings["noise"])
+    return next(iter(made.values())).method

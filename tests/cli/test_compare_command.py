@@ -18,8 +18,8 @@ from covfree.cli.options import method_names
 from covfree.data import load_digits
 from covfree.data.partitions import PARTITIONERS, inner_dirichlet
 from covfree.methods import registry
-from covfree.studies import Result, Run, comparison, tables
-from covfree.studies.report import as_records
+from covfree.studies import Result, Run, Study, Table, table
+from covfree.studies.report import records as records_of
 
 # A method of each kind of message; that every method runs is told by tests/methods.
 PICTURES = [f"accuracy_vs_bytes.{suffix}" for suffix in ("pdf", "png", "svg")]
@@ -134,7 +134,7 @@ def test_one_slow_run_does_not_make_a_method_slow():
         )
         for seed, time in enumerate((0.003, 7.0, 0.001))
     )
-    (record,) = as_records([Result("fedncm", "FedNCM", tuple(runs))])
+    (record,) = records_of([Result("fedncm", "FedNCM", tuple(runs))])
     assert (record["client_seconds"], record["server_seconds"]) == (0.003, 0.006)
 
 
@@ -271,7 +271,7 @@ def test_figures_are_never_cut(capsys, monkeypatch, terminal):
     line += tuple(f"9{n}.00 ± 0.1{n}" for n in range(6))
     for width in (40, 80, 200):
         monkeypatch.setenv("COLUMNS", str(width))
-        tables.show("table", "title " * 20, tables.Columns(names), [line], [], "")
+        table.show("table", "title " * 20, Table(names, (line,)), [], "")
         text = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
         assert "title " * 20 in text
         assert all(cell in text for cell in (*names, *line))
@@ -494,7 +494,7 @@ def test_interrupting(compare, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(comparison.sweep, "run", interrupted)
+    monkeypatch.setattr(Study, "runs", interrupted)
     outcome = compare("--methods", "fedncm", "--seeds", 1)
     assert outcome.code == 130
     assert outcome.out == ""
@@ -506,7 +506,7 @@ def test_a_bug_shows_where_it_is(compare, monkeypatch, error):
     def broken(*_, **__):
         raise error("broken")
 
-    monkeypatch.setattr(comparison.sweep, "run", broken)
+    monkeypatch.setattr(Study, "runs", broken)
     with pytest.raises(error, match="broken"):
         compare("--methods", "fedncm", "--seeds", 1)
 

@@ -21,10 +21,10 @@ from covfree.data.partitions import inner_dirichlet
 from covfree.finetune import random_head, registry
 from covfree.finetune.registry import Rates
 from covfree.methods import registry as methods_of_one_round
-from covfree.studies.curves import Curve, curves
+from covfree.studies import Run, summarise
 from covfree.studies.plots import style as figures
 from covfree.studies.plots.curve import draw, plot
-from covfree.studies.training import Run
+from covfree.studies.training import Training
 
 # Few clients of the digits, always the same, so that all runs share compiled functions.
 SMALL = ("finetune", "--clients", 6, "--alpha", 2, "--participation", "1.0", "--format", "json")
@@ -291,7 +291,17 @@ def fake(init, algorithm, seed, accuracies):
         {"round": r, "accuracy": a, "bytes_up": 1000, "bytes_down": 0, "seconds": 0.1}
         for r, a in enumerate(accuracies)
     ]
-    return Run(init, algorithm, seed, Rates(0.1, 1.0), records)
+    name = Training(init, algorithm, Rates(0.1, 1.0), 2, 1.0).name
+    sent = covfree.SentBytes(1000 * len(records), 0)
+    return Run(name, seed, accuracies[-1], sent, 0, 5, history=records)
+
+
+def curves(runs):
+    """Results with their titles."""
+    names = dict.fromkeys(run.method for run in runs)
+    parts = {name: name.split(" → ") for name in names}
+    titles = {name: Training(*pair, Rates(0.1, 1.0), 2, 1.0).title for name, pair in parts.items()}
+    return summarise(runs, titles)
 
 
 def test_curves_over_seeds_and_of_unequal_length(tmp_path):
@@ -299,11 +309,10 @@ def test_curves_over_seeds_and_of_unequal_length(tmp_path):
     runs = [fake("fedcof", "fedavg", 0, [0.5, 0.6, 0.7]), fake("fedcof", "fedavg", 1, [0.5, 0.8])]
     del runs[0].history[1]["accuracy"]
     first, second = curves([*runs, fake("random", "fedavg", 0, [0.1, 0.2, 0.1])])
-    assert first == Curve("fedcof", "fedavg", tuple(runs))
+    assert first.runs == tuple(runs)
     assert first.title == "FedCOF (LDA, automatic γ) → FedAvg"
     assert second.title == "Random → FedAvg"
     assert [run.best["round"] for run in first.runs] == [2, 1]
-    assert runs[0].total("bytes_up") == 3000
     assert first.spread(lambda run: run.best["accuracy"]) == pytest.approx((0.75, 0.05 * 2**0.5))
     for path in plot(tmp_path / "curves.png", "title", [second, *curves(runs[:1])], 10):
         assert path.stat().st_size > 1000
@@ -321,7 +330,7 @@ def test_the_picture_of_many_curves_can_be_read():
     styles = {}
     for curve in every:
         (line,) = (line for line in by_round.lines if line.get_label() == curve.title)
-        styles[curve.init, curve.algorithm] = line.get_color(), str(line._unscaled_dash_pattern)
+        styles[tuple(curve.method.split(" → "))] = line.get_color(), str(line._unscaled_dash_pattern)
     assert len(set(styles.values())) == len(runs)
     assert len({colour for colour, _ in styles.values()}) == len(inits)
     assert min(text.get_fontsize() for text in shown) >= 8

@@ -12,7 +12,7 @@ import pytest
 from covfree.cli.app import run
 from covfree.data.partitions import partition_statistics
 from covfree.studies.page.details import detail
-from covfree.studies.page.headline import Scored, behind, headline, over_places
+from covfree.studies.page.headline import Scored, behind, gains, headline, over_places
 from covfree.studies.page.pictures import as_svg
 from covfree.studies.plots import style as figures
 from covfree.studies.predictions import Predictions
@@ -248,9 +248,29 @@ def test_the_headline_says_how_sure_it_is():
     alone = headline([half, second], 100, "bytes up")
     assert alone[0].startswith("B: 90.60 ± 0.60 % test accuracy")
     assert alone[1:] == ["E is left out: with 1 of 2 seeds it has no test accuracy."]
-    assert [cell.text for cell in behind([second, lost, ahead])] == ["−1.90 ± 0.10", "–", "best"]
+    assert behind([second, lost, ahead]) == ["−1.90 ± 0.10", "–", "best"]
     assert over_places([[ahead, second], [second], [ahead, close]]) == [
         "A has the highest test accuracy on 2 of 3 federations, B on 1."
+    ]
+
+
+def test_the_headline_says_what_training_lost():
+    """The refined head was better before any round than anything that was trained."""
+    refined = Scored("Refined → FedAvg", {0: 0.9424}, 2000, {0: 0.9450})
+    random = Scored("Random → FedAvg", {0: 0.9010}, 1000, {0: 0.1})
+    ncm = Scored("FedNCM → FedAvg", {0: 0.8900}, 1000, {0: 0.8960})
+    said = gains([random, refined, ncm], ["first.", "second."])
+    assert said == [
+        "No training reaches the best start: 94.50 % before any round of Refined → FedAvg, 94.24 % at most "
+        "after training.",
+        "first.",
+        "From its start of 94.50 %, Refined → FedAvg lost 0.26 points by training.",
+        "Training also made worse: FedNCM → FedAvg (0.60 points).",
+        "second.",
+    ]
+    assert gains([random], ["first."]) == [
+        "first.",
+        "From its start of 10.00 %, Random → FedAvg gained 80.10 points by training.",
     ]
 
 
@@ -288,26 +308,23 @@ def test_details_of_few_and_of_many_classes():
     partitions = {0: partition_statistics(labels, np.arange(120) % 7, 40)}
     few = {0: Predictions(((0, 0, 3), (0, 1, 1), (1, -1, 2), (1, 1, 2)))}
     found = detail("A", few, {0: partition_statistics(np.array([0, 1]), np.array([0, 1]), 3)}, "xyz")
-    assert [(bar.name, bar.text) for bar in found.classes] == [("y", "50.0 % of 4"), ("x", "75.0 % of 4")]
-    assert found.classes_text == "1 without test examples"
-    assert found.text == "worst class y: 50.0 %; most often y is taken for none"
-    assert found.matrix is not None
-    assert found.matrix.columns == ("x", "y", "z", "none")
-    assert [[cell.text for cell in line] for line in found.matrix.lines] == [
+    bars = [(bar["name"], bar["text"]) for bar in found["classes"]]
+    assert bars == [("y", "50.0 % of 4"), ("x", "75.0 % of 4")]
+    assert found["classes_text"] == "1 without test examples"
+    assert found["text"] == "worst class y: 50.0 %; most often y is taken for none"
+    assert found["matrix"]["columns"] == ["x", "y", "z", "none"]
+    assert [[cell["text"] for cell in line] for line in found["matrix"]["lines"]] == [
         ["3", "1", "", ""],
         ["", "2", "", "2"],
         [""] * 4,
     ]
-    assert found.clients is not None
-    assert found.clients.text.startswith("2 clients: median 62.5 %")
+    assert found["clients"]["text"].startswith("2 clients: median 62.5 %")
     # Class c has c of 40 wrong, all taken for the next one.
     pairs = tuple(pair for c in range(40) for pair in ((c, c, 40 - c), (c, (c + 1) % 40, c)) if pair[2] > 0)
     found = detail("A", {0: Predictions(pairs)}, partitions, [f"class {c}" for c in range(40)])
-    assert found.matrix is None
-    assert [bar.name for bar in found.classes] == [f"class {c}" for c in range(39, 9, -1)]
-    assert found.classes_text == "the worst 30 of 40 classes"
-    assert found.spread is not None
-    assert sum(int(bar.text or 0) for bar in found.spread.bars) == 40
-    first = found.confused[0]
-    assert (first.label, first.predicted, first.number, first.share) == ("class 39", "class 0", 39, "97.5 %")
-    assert len(found.confused) == 20
+    assert found["matrix"] is None
+    assert [bar["name"] for bar in found["classes"]] == [f"class {c}" for c in range(39, 9, -1)]
+    assert found["classes_text"] == "the worst 30 of 40 classes"
+    assert sum(int(bar["text"] or 0) for bar in found["spread"]["bars"]) == 40
+    assert list(found["confused"][0].values()) == ["class 39", "class 0", 39, "97.5 %"]
+    assert len(found["confused"]) == 20

@@ -11,8 +11,8 @@ import pytest
 import covfree
 from covfree.data import load_digits
 from covfree.data.partitions import inner_dirichlet, pathological
-from covfree.studies.report import COLUMNS
-from covfree.studies.tables import Columns, show
+from covfree.studies import Result, Run, Table, report
+from covfree.studies.table import show
 
 SWEEP = ("--alpha", "1,4", "--methods", "fedncm,fedcof", "--shrinkage", "0.1,1", "--seeds", 2)
 
@@ -98,8 +98,8 @@ def test_a_wide_table_comes_in_blocks_that_fit(capsys, monkeypatch):
         (method, *(f"{row}{column}.25 ± 0.50" for column in range(8)))
         for row, method in enumerate(("FedNCM", "FedCOF (LDA)"))
     ]
-    columns = Columns(("method", *names), broken=names)
-    show("table", "digits", columns, lines, [], "", best=frozenset({(0, 3), (1, 7)}))
+    best = frozenset({(0, 3), (1, 7)})
+    show("table", "digits", Table(("method", *names), tuple(lines), best, broken=names), [], "")
     title, *shown = capsys.readouterr().out.rstrip().splitlines()
     assert title == "digits"
     assert max(map(len, shown)) <= 80
@@ -124,8 +124,22 @@ def test_a_wide_table_comes_in_blocks_that_fit(capsys, monkeypatch):
 def test_a_table_of_one_federation_fits_in_one_block(capsys, monkeypatch):
     """The names of methods are broken, figures are not."""
     monkeypatch.setenv("COLUMNS", "80")
-    line = ("FedCOF (LDA, automatic γ)", "94.46 ± 0.77", "48.8 kB", "18.0 kB", "76.9 k", "16.8 ms", "83.7 ms")
-    show("table", "digits", COLUMNS, [line], [], "")
+    runs = (
+        Run("fedcof", seed, share, covfree.SentBytes(48_800, 8), 0, 3, 9, 76_900, 0.0168, 0.0837)
+        for seed, share in enumerate((0.939155, 0.950045))
+    )
+    made = report.table([Result("fedcof", "FedCOF (LDA, automatic γ)", tuple(runs))])
+    line = (
+        "FedCOF (LDA, automatic γ)",
+        "94.46 ± 0.77",
+        "48.8 kB",
+        "16.3 kB",
+        "76.9 k",
+        "16.8 ms",
+        "83.7 ms",
+    )
+    assert made.lines == (line,)
+    show("table", "digits", made, [], "")
     _, *shown = capsys.readouterr().out.rstrip().splitlines()
     assert max(map(len, shown)) <= 80
     first, second = ([cell.strip() for cell in each.split("│")] for each in shown[-2:])

@@ -1,18 +1,18 @@
 """``covfree finetune --tune``: rates chosen on training clients, never on the test part."""
 
 import json
+from dataclasses import replace
 
-import jax
 import numpy as np
 import pytest
 
 from covfree.finetune.registry import Rates
 from covfree.studies import Federation
-from covfree.studies.curves import LiveTuning
-from covfree.studies.progress import progress_bar
+from covfree.studies.progress import Listener, Progress
 from covfree.studies.source import of_file
-from covfree.studies.training import Settings, make_start, make_task
-from covfree.studies.tuning import set_aside, tune
+from covfree.studies.task import clients_of, task_of
+from covfree.studies.training import Training
+from covfree.studies.tuning import set_aside, tuned
 
 
 @pytest.fixture
@@ -56,45 +56,47 @@ def test_rates_are_tuned_on_training_clients_that_are_set_aside(cli, features, c
         (client, server) for client in (0.01, 0.1, 1.0) for server in (0.1, 1.0, 10.0)
     }
 
-    federation = Federation(10, "inner_dirichlet", 0.1)
-    task = make_task(of_file(str(features(1)), None), federation, 0, "head")
-    apart = set_aside(task, 0)
+    def task(test_seed):
+        data = of_file(str(features(test_seed)), None)(0)
+        clients = clients_of(data, Federation(10, "inner_dirichlet", 0.1), 0)
+        return task_of(data, clients, 0, data.train_features)
+
+    whole = task(1)
+    apart = set_aside(whole)
     train = {tuple(row) for row in apart.inputs.tolist()}
     held = {tuple(row) for row in apart.test_inputs.tolist()}
     assert len(held) == 12  # two clients of ten
     assert not train & held
-    assert train | held == {tuple(row) for row in task.inputs.tolist()}
+    assert train | held == {tuple(row) for row in whole.inputs.tolist()}
     assert sorted(set(apart.clients.tolist())) == list(range(8))
     # Another test part changes nothing of what rates are tuned on.
-    other = set_aside(make_task(of_file(str(features(2)), None), federation, 0, "head"), 0)
-    for ours, theirs in zip(jax.tree.leaves(apart[1:]), jax.tree.leaves(other[1:]), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    other = set_aside(task(2))
+    for name in ("clients", "inputs", "test_inputs"):
+        np.testing.assert_array_equal(getattr(apart, name), getattr(other, name))
     np.testing.assert_array_equal(apart.data.test_labels, other.data.test_labels)
     # What was tried again is the same; and rates so large that nothing is finite.
-    start, settings = make_start("fedncm", apart, 0), Settings(2, 0.3)
-    rates, tried = tune(apart, start, "fedncm", "fedavg", Rates(0.1, 1.0), settings, 0)
+    training = Training("fedncm", "fedavg", Rates(0.1, 1.0), rounds=2, participation=0.3)
+    rates, tried = tuned(training, whole, Listener())
     assert (rates, tried) == (Rates(run["client_lr"], run["server_lr"]), run["tried"])
     said = []
+
+    class Told(Listener):
+        def step(self, text, done, total, line=""):
+            # Rounds have no line here.
+            if "tuning" in line:
+                said.append((text, done, total, line))
+
     with pytest.raises(ValueError, match=r"--tune: fedncm, fedavg: every learning rate .* diverged"):
-        tune(
-            apart,
-            start,
-            "fedncm",
-            "fedavg",
-            Rates(3e38, 3e38),
-            settings,
-            0,
-            tell=lambda *now: said.append(now),
-        )
-    assert [now[:2] for now in said] == [(place, 9) for place in range(1, 10)]
-    bar = progress_bar()
-    live = LiveTuning(bar, bar.add_task("run: tuning"), "run")
+        tuned(replace(training, rates=Rates(3e38, 3e38)), whole, Told())
+    assert [now[1:3] for now in said] == [(place, 9) for place in range(1, 10)]
     capsys.readouterr()
-    live(*said[-1])
+    progress = Progress()
+    progress.step(*said[-1])
     assert capsys.readouterr().err.endswith(": diverged\n")
     # On a terminal a bar, and no lines.
-    bar.disable = False
-    live(*said[-1])
+    progress.bar.disable = False
+    progress.step(*said[-1])
     assert capsys.readouterr().err == ""
-    assert (bar.tasks[0].completed, bar.tasks[0].total) == (9, 9)
-    assert bar.tasks[0].description.startswith("run: tuning, --client-lr ")
+    (shown,) = progress.bar.tasks
+    assert (shown.completed, shown.total) == (9, 9)
+    assert shown.description.startswith("fedncm → fedavg, seed 0: tuning, --client-lr ")

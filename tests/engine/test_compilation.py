@@ -52,13 +52,13 @@ def test_the_default_job_compiles_few_functions():
 
 def test_another_seed_of_a_sweep_compiles_nothing():
     """Of the federations of `make demo`, with 242 to 289 client-class pairs: rows, sums, solve, counts."""
-    runs = studies.run(
+    runs = studies.Study(
         {"digits": lambda seed: load_digits(seed=seed)},
         studies.federations([100], ["inner_dirichlet"], [0.1]),
         {"means": covfree.fedcof(0.1), "examples": covfree.fed3r()},
         seeds=range(4),
         predictions=True,
-    )
+    ).runs()
     assert compilations(lambda: [next(runs).accuracy, next(runs).accuracy]) > 0
     assert compilations(lambda: [run.accuracy for run in runs]) == 0
 

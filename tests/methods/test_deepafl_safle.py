@@ -168,10 +168,8 @@ def test_padding_adds_nothing_and_units_do_not_matter():
 def test_compared_as_other_methods():
     texts = ["deepafl:num_layers=1:width=96:inner=16", "safle:num_buckets=1:group_size=2"]
     chosen, federation = studies.variants(texts), studies.Federation(20, "inner_dirichlet", 0.1)
-    runs = {
-        run.method: run
-        for run in studies.run({"digits": lambda seed: load_digits(seed=seed)}, [federation], chosen, [0])
-    }
+    study = studies.Study({"digits": lambda seed: load_digits(seed=seed)}, [federation], chosen, [0])
+    runs = {run.method: run for run in study.runs()}
     data = load_digits(seed=0)
     clients = federation.assign(data, 0)
     for name in texts:

@@ -61,10 +61,10 @@ def test_runs_are_counted_only_if_asked_and_made_again_if_they_lack_counts(tmp_p
     data = {"digits": lambda seed: load_digits(seed=seed)}
     jobs = data, studies.federations([6], ["inner_dirichlet"], [2.0]), {"FedNCM": covfree.fedncm()}, [0]
     file = tmp_path / "runs.jsonl"
-    (plain,) = studies.run(*jobs, file=file)
+    (plain,) = studies.Study(*jobs, folder=tmp_path).runs()
     assert plain.predictions is None
     assert "predictions" not in json.loads(file.read_text())
-    (counted,) = studies.run(*jobs, predictions=True, file=file)
+    (counted,) = studies.Study(*jobs, predictions=True, folder=tmp_path).runs()
     assert (counted.accuracy, counted.sent) == (plain.accuracy, plain.sent)
     assert counted.predictions is not None
     counts = confusion_counts([counted.predictions], 10)
@@ -73,9 +73,12 @@ def test_runs_are_counted_only_if_asked_and_made_again_if_they_lack_counts(tmp_p
     assert counts.trace() / counts.sum() == pytest.approx(plain.accuracy)
     # What the file holds now is the run with counts, whoever asks, and nothing is run.
     for asked in (True, False):
-        (again,) = studies.run(
-            *jobs, predictions=asked, file=file, tell=lambda begun: pytest.fail(f"{begun}")
-        )
+        (again,) = studies.Study(
+            {"digits": lambda seed: pytest.fail("nothing is left to do")},
+            *jobs[1:],
+            predictions=asked,
+            folder=tmp_path,
+        ).runs()
         assert again == counted
     owners = inner_dirichlet(loaded.train_labels, 6, 2.0, seed=0)
     partition = partition_statistics(loaded.train_labels, owners, 10)

@@ -7,6 +7,7 @@ import covfree
 from covfree import studies
 from covfree.studies import Federation, Run
 from covfree.studies.federation import LeftOut
+from covfree.studies.result import fingerprint
 
 
 def fake(method, seed, accuracy, dataset="digits", federation=None):
@@ -88,9 +89,9 @@ def test_methods_by_their_texts():
         "fedcof:shrinkage=auto": "FedCOF (shrinkage=auto)",
     }
     methods = {name: variant.method for name, variant in found.items()}
-    prints = {name: studies.file.fingerprint(method) for name, method in methods.items()}
+    prints = {name: fingerprint(method) for name, method in methods.items()}
     assert len(set(prints.values())) == 4
-    assert prints["fedcof:shrinkage=0.1"] == studies.file.fingerprint(covfree.fedcof(0.1))
+    assert prints["fedcof:shrinkage=0.1"] == fingerprint(covfree.fedcof(0.1))
     # One value for all is in no name, and in the title where it takes a default's place.
     (one,) = studies.variants(["fedcof"], {"shrinkage": [0.1]}).items()
     assert (one[0], one[1].title) == ("fedcof", "FedCOF (shrinkage=0.1)")

@@ -10,8 +10,10 @@ import covfree
 from covfree import studies
 from covfree.data import FeatureSet, load_digits
 from covfree.data.partitions import PARTITIONERS
-from covfree.studies import timing
+from covfree.studies import Study, timing
 from covfree.studies.federation import left_out
+from covfree.studies.progress import Listener
+from covfree.studies.result import RunFile
 from covfree.studies.source import law_of
 
 METHODS = {"ncm": covfree.fedncm(), "cof": covfree.fedcof(0.1)}
@@ -28,9 +30,23 @@ def small(seed: int) -> FeatureSet:
 FEDERATIONS = studies.federations([5], ["inner_dirichlet", "iid"], [0.5, 5.0])
 
 
-def runs(told=None, methods=METHODS, seeds=(0, 1), federations=FEDERATIONS, file=None):
-    tell = None if told is None else told.append
-    return list(studies.run({"small": small}, federations, methods, seeds, file=file, tell=tell))
+class Told(Listener):
+    """Keeps what it is told: numbers of runs, and what is said of them."""
+
+    def __init__(self):
+        self.steps = []
+
+    def step(self, text, done, total, line=""):
+        assert line == f"covfree: run {done + 1} of {total}: {text}"
+        self.steps.append((done + 1, text))
+
+    @property
+    def numbers(self):
+        return [number for number, _ in self.steps]
+
+
+def runs(told=None, methods=METHODS, seeds=(0, 1), federations=FEDERATIONS, folder=None, data=small):
+    return list(Study({"small": data}, federations, methods, seeds, folder=folder).runs(told))
 
 
 def without_times(made):
@@ -38,13 +54,12 @@ def without_times(made):
 
 
 def test_every_combination_as_fit_makes_it():
-    told = []
-    made = runs(told)
+    made = runs(told := Told())
     keys = [(run.seed, run.federation, run.method) for run in made]
     assert keys == [(s, f, m) for s in (0, 1) for f in FEDERATIONS for m in METHODS]
-    assert [(begun.job.seed, begun.job.federation, begun.job.method) for begun in told] == keys
-    assert [begun.number for begun in told] == list(range(1, 13))
-    assert [begun.first for begun in told] == [True] * 2 + [False] * 10
+    assert told.numbers == list(range(1, 13))
+    assert [text.startswith(method) for (_, text), (*_, method) in zip(told.steps, keys, strict=True)]
+    assert [text.endswith("compiling, then running") for _, text in told.steps] == [True] * 2 + [False] * 10
     # iid has no alpha, and comes once.
     assert [f.partition for f in FEDERATIONS] == ["inner_dirichlet", "inner_dirichlet", "iid"]
     for run in made:
@@ -59,31 +74,21 @@ def test_every_combination_as_fit_makes_it():
 
 
 def test_a_sweep_goes_on_where_it_stopped(tmp_path):
-    file = tmp_path / "new" / "runs.jsonl"
-    whole = runs()
-
-    class Stop(Exception):
-        pass
-
-    def stop(begun):
-        if begun.number == 6:
-            raise Stop
-
-    found = []
-    with pytest.raises(Stop):
-        found.extend(studies.run({"small": small}, FEDERATIONS, METHODS, (0, 1), file=file, tell=stop))
-    assert len(file.read_text().splitlines()) == 5
-    told = []
-    again = runs(told, file=file)
-    assert [begun.number for begun in told] == list(range(6, 13))
+    folder = tmp_path / "new"
+    file, whole = folder / "runs.jsonl", runs()
+    stopped = Study({"small": small}, FEDERATIONS, METHODS, (0, 1), folder=folder).runs()
+    found = [next(stopped) for _ in range(5)]
+    stopped.close()
+    assert len(file.read_text().splitlines()) == len(found) == 5
+    again = runs(told := Told(), folder=folder)
+    assert told.numbers == list(range(6, 13))
     assert without_times(again) == without_times(whole)
     # The five are those of the file, to the times.
-    assert again[:5] == [run for run, _ in studies.file.RunFile(file).runs][:5]
+    assert again[:5] == [run for run, _ in RunFile(file).runs][:5]
     # Nothing is left to do; data are not even loaded. Other jobs take what is theirs and leave the rest.
-    loaded = studies.run({"small": lambda seed: 1 / 0}, FEDERATIONS, METHODS, (0, 1), file=file)
-    assert list(loaded) == again
-    more = runs(told := [], seeds=(1, 7), methods={"ncm": METHODS["ncm"]}, file=file)
-    assert [begun.job.seed for begun in told] == [7, 7, 7]
+    assert runs(folder=folder, data=lambda seed: 1 / 0) == again
+    more = runs(told := Told(), seeds=(1, 7), methods={"ncm": METHODS["ncm"]}, folder=folder)
+    assert ["seed 7" in text for _, text in told.steps] == [True] * 3
     assert more[:3] == [run for run in again if run.seed == 1 and run.method == "ncm"]
     assert len(file.read_text().splitlines()) == 15
 
@@ -91,13 +96,12 @@ def test_a_sweep_goes_on_where_it_stopped(tmp_path):
 @pytest.mark.parametrize("cut", [1, 30])
 def test_a_line_that_was_cut_short_is_made_again(tmp_path, cut):
     file = tmp_path / "runs.jsonl"
-    one = {"methods": {"ncm": METHODS["ncm"]}, "seeds": (0,), "file": file}
+    one = {"methods": {"ncm": METHODS["ncm"]}, "seeds": (0,), "folder": tmp_path}
     whole = runs(**one)
     content = file.read_bytes()
     file.write_bytes(content[:-cut])
-    told = []
-    again = runs(told, **one)
-    assert [begun.number for begun in told] == [3]
+    again = runs(told := Told(), **one)
+    assert told.numbers == [3]
     assert without_times(again) == without_times(whole)
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert [line["seed"] for line in lines] == [0, 0, 0]
@@ -109,13 +113,12 @@ def test_a_line_that_is_no_run_is_an_error(tmp_path):
     for text in ("no JSON\n", "{}\n", "[]\n"):
         file.write_text(text)
         with pytest.raises(ValueError, match=r"runs\.jsonl: line 1: expected a run"):
-            runs(file=file)
+            runs(folder=tmp_path)
         assert file.read_text() == text
 
 
 def test_another_method_of_the_same_name_is_an_error(tmp_path):
-    file = tmp_path / "runs.jsonl"
-    few = {"seeds": (0,), "federations": FEDERATIONS[:1], "file": file}
+    few = {"seeds": (0,), "federations": FEDERATIONS[:1], "folder": tmp_path}
     runs(methods={"cof": covfree.fedcof(0.1)}, **few)
     for other in (covfree.fedcof(0.2), covfree.fedcof(0.1, head="ridge"), covfree.fedncm()):
         with pytest.raises(ValueError, match="another method named 'cof'"):
@@ -130,8 +133,8 @@ def test_errors_name_what_is_wrong():
         runs(federations=[studies.Federation(5, "pathological", 0.1)])
     own = lambda seed: small(seed)._replace(clients=np.arange(60) % 7)  # noqa: E731
     with pytest.raises(ValueError, match=r"small: expected data without clients of its own .*got 7 clients"):
-        list(studies.run({"small": own}, FEDERATIONS, METHODS, [0]))
-    (run,) = studies.run({"small": own}, FEDERATIONS[:1], {"ncm": METHODS["ncm"]}, [0])
+        runs(seeds=[0], data=own)
+    (run,) = runs(seeds=[0], federations=FEDERATIONS[:1], methods={"ncm": METHODS["ncm"]}, data=own)
     assert run.clients == 7
 
 
@@ -207,7 +210,7 @@ def test_wrong_types_are_named_before_any_run(untyped):
         ({"methods": {"ncm": "fedncm"}}, "methods: ncm: expected a method, got a str"),
     ):
         with pytest.raises(TypeError, match=text):
-            studies.run(**{**good, **bad})
+            Study(**{**good, **bad})
 
 
 def test_methods_as_variants_gives_them():
@@ -220,17 +223,35 @@ def test_methods_as_variants_gives_them():
 def test_seeds_may_be_any_integers_of_an_iterator(tmp_path):
     data = {name: lambda seed: load_digits(seed=seed) for name in ("a", "b")}
     places = [studies.Federation(5, "inner_dirichlet", 1.0)]
-    runs = studies.run(
-        data, places, {"x": covfree.fedncm()}, iter(np.arange(2)), file=tmp_path / "runs.jsonl"
-    )
-    assert [(run.dataset, run.seed) for run in runs] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+    study = Study(data, places, {"x": covfree.fedncm()}, iter(np.arange(2)), folder=tmp_path)
+    assert [(run.dataset, run.seed) for run in study.runs()] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+
+
+def test_a_method_that_fails_does_not_end_the_others():
+    """What it says is kept; an error that only a bug raises ends the study."""
+
+    def broken(error):
+        def head(*_):
+            raise error
+
+        return covfree.fedcof(0.1, head=head)
+
+    few = {"seeds": (0,), "federations": FEDERATIONS[:1]}
+    methods = {"broken": broken(ValueError("no such classes")), "ncm": METHODS["ncm"]}
+    study = Study({"small": small}, FEDERATIONS[:1], methods, (0,))
+    assert [run.method for run in study.runs()] == ["ncm"]
+    assert {cell.method: text for cell, text in study.failed.items()} == {"broken": "no such classes"}
+    with pytest.raises(KeyError, match="bug"):
+        runs(methods={"broken": broken(KeyError("bug"))}, **few)
 
 
 def test_runs_of_other_jobs_need_no_figures(tmp_path):
     def run(name, **arguments):
-        place, file = [studies.Federation(5, "inner_dirichlet", 1.0)], tmp_path / "runs.jsonl"
-        data = {name: lambda seed: load_digits(seed=seed)}
-        return list(studies.run(data, place, {"x": covfree.fedncm()}, [0], file=file, **arguments))
+        place, data = (
+            [studies.Federation(5, "inner_dirichlet", 1.0)],
+            {name: lambda seed: load_digits(seed=seed)},
+        )
+        return list(Study(data, place, {"x": covfree.fedncm()}, [0], folder=tmp_path, **arguments).runs())
 
     run("a")
     (made,) = run("b", figures=["balanced"])

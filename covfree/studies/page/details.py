@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Integer
 
 from covfree.data.partitions import PartitionStatistics
-from covfree.studies.page.content import Bar, Confused, Detail, Grid, Heat, Histogram, Matrix
 from covfree.studies.predictions import (
     Predictions,
     class_accuracy,
@@ -16,7 +16,7 @@ from covfree.studies.predictions import (
     expected_client_accuracy,
     measured_client_accuracy,
 )
-from covfree.studies.tables import Cell
+from covfree.studies.table import Cell, Table
 
 # Classes that are shown one by one; of more, the worst.
 _SHOWN = 30
@@ -31,7 +31,7 @@ def detail(
     predictions: Mapping[int, Predictions],
     partitions: Mapping[int, PartitionStatistics],
     names: Sequence[str],
-) -> Detail:
+) -> dict[str, Any]:
     """Sum up a method's runs.
 
     Args:
@@ -52,31 +52,31 @@ def detail(
     if len(worst):
         words.append(f"worst class {names[worst[0]]}: {100 * accuracy[worst[0]]:.1f} %")
     if confused:
-        words.append(f"most often {confused[0].label} is taken for {confused[0].predicted}")
+        words.append(f"most often {confused[0]['label']} is taken for {confused[0]['predicted']}")
     few = len(names) <= _SHOWN
     absent = len(names) - len(worst)
     left_out = [] if len(worst) <= _SHOWN else [f"the worst {_SHOWN} of {len(worst):,} classes"]
     left_out += [f"{absent:,} without test examples"] if absent else []
-    return Detail(
-        title=title,
-        text="; ".join(words),
-        classes=tuple(_class_bar(names[c], counts[c], accuracy[c]) for c in worst[:_SHOWN]),
-        classes_text="; ".join(left_out),
-        spread=histogram(accuracy, "classes") if len(worst) > _SHOWN else None,
-        clients=histogram(by_client, "clients"),
-        clients_title=(
+    return {
+        "title": title,
+        "text": "; ".join(words),
+        "classes": [_class_bar(names[c], counts[c], accuracy[c]) for c in worst[:_SHOWN]],
+        "classes_text": "; ".join(left_out),
+        "spread": histogram(accuracy, "classes") if len(worst) > _SHOWN else None,
+        "clients": histogram(by_client, "clients"),
+        "clients_title": (
             "on each client's own test examples"
             if measured
             else "expected: each client's mean of the classes' accuracies, by its share of training examples"
         ),
-        matrix=_matrix(counts, names) if few else None,
-        confused=() if few else tuple(confused[:_PAIRS]),
-    )
+        "matrix": _matrix(counts, names) if few else None,
+        "confused": [] if few else confused[:_PAIRS],
+    }
 
 
 def class_by_class(
     titles: Sequence[str], predictions: Sequence[Mapping[int, Predictions]], names: Sequence[str]
-) -> Grid | None:
+) -> Table | None:
     """Lay out the accuracy by class and method, the classes on which methods differ most first.
 
     Args:
@@ -99,16 +99,16 @@ def class_by_class(
         lines.append((Cell(names[c]), *shares, Cell(f"{apart[c]:.1f}", float(apart[c]))))
     top = accuracy[:, shown].round(1)
     best = frozenset((int(row), int(i) + 1) for i, row in np.argwhere(top == top.max(0)))
-    return Grid(("class", *titles, "range"), tuple(lines), sorted_by=len(titles) + 1, best=best)
+    return Table(("class", *titles, "range"), tuple(lines), best, sorted_by=len(titles) + 1)
 
 
-def histogram(shares: Float[np.ndarray, " values"], what: str) -> Histogram | None:
+def histogram(shares: Float[np.ndarray, " values"], what: str) -> dict[str, Any] | None:
     """Count shares in bins of 1, 2, 5 or 10 percent; None if there are none.
 
     >>> found = histogram(np.array([0.905, 0.925, 0.93, 1.0, np.nan]), "clients")
-    >>> [(bar.name, bar.text) for bar in found.bars if bar.text]
+    >>> [(bar['name'], bar['text']) for bar in found['bars'] if bar['text']]
     [('90–91 %', '1'), ('92–93 %', '1'), ('93–94 %', '1'), ('99–100 %', '1')]
-    >>> found.text
+    >>> found['text']
     '4 clients: median 92.8 %, 10th percentile 91.1 %, worst 90.5 %'
     """
     values = 100 * shares[np.isfinite(shares)]
@@ -121,13 +121,18 @@ def histogram(shares: Float[np.ndarray, " values"], what: str) -> Histogram | No
     edges = np.arange(first, last + 1, width)
     # Rounding must not put 0.93 · 100 below the edge at 93.
     heights, _ = np.histogram(values.round(9), edges)
-    bars = tuple(
-        Bar(f"{left}–{left + width} %", height / heights.max(), str(height) if height else "")
+    bars = [
+        _bar(f"{left}–{left + width} %", height / heights.max(), str(height) if height else "")
         for left, height in zip(edges.tolist(), heights.tolist(), strict=False)
-    )
+    ]
     middle, tenth = np.median(values), np.percentile(values, 10)
     plain = f"{len(values):,} {what}: median {middle:.1f} %, 10th percentile {tenth:.1f} %, worst {low:.1f} %"
-    return Histogram(bars, plain)
+    return {"bars": bars, "text": plain}
+
+
+def _bar(name: str, length: float, text: str) -> dict[str, Any]:
+    """A bar with its name, its length in [0, 1] and what is written beside it."""
+    return {"name": name, "length": length, "text": text}
 
 
 def _expected(
@@ -146,11 +151,11 @@ def _worst_first(accuracy: Float[np.ndarray, " classes"]) -> list[int]:
     return [int(c) for c in order if np.isfinite(accuracy[c])]
 
 
-def _class_bar(name: str, counts: Integer[np.ndarray, " predicted"], accuracy: float) -> Bar:
-    return Bar(name, float(accuracy), f"{100 * accuracy:.1f} % of {counts.sum():,}")
+def _class_bar(name: str, counts: Integer[np.ndarray, " predicted"], accuracy: float) -> dict[str, Any]:
+    return _bar(name, float(accuracy), f"{100 * accuracy:.1f} % of {counts.sum():,}")
 
 
-def _confused(counts: Integer[np.ndarray, "classes predicted"], names: Sequence[str]) -> list[Confused]:
+def _confused(counts: Integer[np.ndarray, "classes predicted"], names: Sequence[str]) -> list[dict[str, Any]]:
     """Wrong predictions, the most frequent first."""
     wrong = counts.copy()
     np.fill_diagonal(wrong, 0)
@@ -159,18 +164,26 @@ def _confused(counts: Integer[np.ndarray, "classes predicted"], names: Sequence[
     columns, every = [*names, _NOBODY], counts.sum(1)
     pairs: list[tuple[int, int]] = list(zip(labels[order].tolist(), predicted[order].tolist(), strict=True))
     return [
-        Confused(names[a], columns[b], int(wrong[a, b]), f"{100 * wrong[a, b] / every[a]:.1f} %")
+        {
+            "label": names[a],
+            "predicted": columns[b],
+            "number": int(wrong[a, b]),
+            "share": f"{100 * wrong[a, b] / every[a]:.1f} %",
+        }
         for a, b in pairs
     ]
 
 
-def _matrix(counts: Integer[np.ndarray, "classes predicted"], names: Sequence[str]) -> Matrix:
+def _matrix(counts: Integer[np.ndarray, "classes predicted"], names: Sequence[str]) -> dict[str, Any]:
     """All counts; with a column for examples without a prediction if there are such."""
     some = counts[:, -1].any()
     shown = counts if some else counts[:, :-1]
     every = np.maximum(counts.sum(1, keepdims=True), 1)
-    lines = tuple(
-        tuple(Heat(f"{count:,}" if count else "", share) for count, share in zip(line, shares, strict=True))
-        for line, shares in zip(shown.tolist(), (shown / every).tolist(), strict=True)
-    )
-    return Matrix(tuple(names), (*names, _NOBODY) if some else tuple(names), lines)
+    columns = [*names, *([_NOBODY] if some else [])]
+    lines = [
+        [{"text": f"{count:,}" if count else "", "share": share} for count, share in zip(*both, strict=True)]
+        for both in zip(shown.tolist(), (shown / every).tolist(), strict=True)
+    ]
+    # Half the page is too narrow for many columns; long names of theirs stand upright.
+    broad, long = len(columns) > 11, any(len(name) > 4 for name in columns)
+    return {"names": names, "columns": columns, "lines": lines, "broad": broad, "has_long_names": long}

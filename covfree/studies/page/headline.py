@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import isfinite, sqrt
 from statistics import fmean, stdev
+from types import MappingProxyType
 from typing import NamedTuple
 
-from covfree.studies.table import percent
-from covfree.studies.tables import Cell, as_bytes
+from covfree.studies.table import Cell, as_bytes, percent
 
 # Points of accuracy within which a method that sends less is worth a word.
 _NEAR = 0.01
@@ -22,16 +22,23 @@ class Scored(NamedTuple):
         title: its name.
         accuracy: by seed.
         bytes: that all clients send and, if any method's receive something, receive.
+        starts: by seed, the accuracy before training; empty if there is none.
     """
 
     title: str
     accuracy: Mapping[int, float]
     bytes: float
+    starts: Mapping[int, float] = MappingProxyType({})
 
     @property
     def mean(self) -> float:
         """Mean accuracy over the seeds."""
         return fmean(self.accuracy.values())
+
+    @property
+    def gain(self) -> float:
+        """What training gained in the mean, in points; below 0 what it lost."""
+        return 100 * fmean(self.accuracy[seed] - start for seed, start in self.starts.items())
 
     def over(self, other: Scored) -> list[float]:
         """Differences to another's accuracy, seed by seed."""
@@ -69,6 +76,37 @@ def headline(scored: Sequence[Scored], num_tests: int, bytes_name: str) -> list[
     """
     first, *others = _of_all(scored, num_tests, bytes_name)
     return [first, *others, *_left_out(scored)]
+
+
+def gains(scored: Sequence[Scored], said: Sequence[str]) -> list[str]:
+    """Say what training gained or lost, beside what came out after it.
+
+    Where the best start is above all that was trained, that comes first.
+
+    Args:
+        scored: trainings, with their starts.
+        said: the headline.
+    """
+    order = ranked(scored)
+    if not order:
+        return list(said)
+    best, start = order[0], max(order, key=lambda one: fmean(one.starts.values()))
+    before = fmean(start.starts.values())
+    first, own = [], fmean(best.starts.values())
+    if before > best.mean:
+        first = [
+            f"No training reaches the best start: {100 * before:.2f} % before any round of {start.title}, "
+            f"{100 * best.mean:.2f} % at most after training."
+        ]
+    change = f"lost {-best.gain:.2f}" if best.gain < 0 else f"gained {best.gain:.2f}"
+    words = [f"From its start of {100 * own:.2f} %, {best.title} {change} points by training."]
+    if lost := [one for one in order[1:] if one.gain < 0]:
+        each = ", ".join(f"{one.title} ({-one.gain:.2f} points)" for one in lost)
+        words.append(
+            f"Training also made worse: {each}." if best.gain < 0 else f"Training made worse: {each}."
+        )
+    head, *others = said
+    return [*first, head, *words, *others]
 
 
 def _left_out(scored: Sequence[Scored]) -> list[str]:

@@ -11,20 +11,19 @@ from typing import Any
 
 from covfree.core.atomic import replacing
 from covfree.core.optional import optional
-from covfree.studies.page.content import Page
 
 # Characters of a command's line.
 _WIDTH = 92
 
 
-def write_page(page: Page, path: Path) -> None:
+def write_page(page: Mapping[str, Any], path: Path) -> None:
     """Write a page: one file, which is there as a whole or not at all."""
     text = as_html(page)
     with replacing(path) as draft:
         draft.write(text.encode())
 
 
-def as_html(page: Page) -> str:
+def as_html(page: Mapping[str, Any]) -> str:
     """The page, with its style, its script and its pictures in it."""
     jinja2 = optional("jinja2", "cli")
     environment = jinja2.Environment(

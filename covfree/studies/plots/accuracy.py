@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from covfree.studies import Result
 from covfree.studies.plots import style as figures
 from covfree.studies.plots.placing import place_labels, side_by_side
 from covfree.studies.plots.points import FAMILIES, OTHER, Family, Point, pareto_front, point_of
 from covfree.studies.report import receives
+from covfree.studies.result import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

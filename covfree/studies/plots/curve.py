@@ -10,19 +10,20 @@ import numpy as np
 
 from covfree import methods
 from covfree.finetune import registry
-from covfree.studies.curves import Curve
 from covfree.studies.plots import style as figures
-from covfree.studies.training import RANDOM
+from covfree.studies.result import Result
+from covfree.studies.training import RANDOM, start_and_algorithm
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # One for each algorithm; dots are kept for the closed-form stage.
-_DASHES = ("-", "--", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (3, 1)), (0, (8, 2)), (0, (5, 1, 1, 1)), (0, (2, 1)))
+_ON_AND_OFF = ((6, 1, 1, 1, 1, 1), (3, 1), (8, 2), (5, 1, 1, 1), (2, 1), (9, 1, 3, 1), (12, 3))
+_DASHES = ("-", "--", "-.", *((0, pattern) for pattern in _ON_AND_OFF))
 
 
-def plot(path: Path, title: str, every: Sequence[Curve], num_classes: int) -> list[Path]:
+def plot(path: Path, title: str, every: Sequence[Result], num_classes: int) -> list[Path]:
     """Draw accuracy against rounds and against bytes up, as PNG, PDF and SVG.
 
     Colours are starts, dashes algorithms. Lines are means over the seeds, bands standard deviations. A stage
@@ -41,7 +42,7 @@ def plot(path: Path, title: str, every: Sequence[Curve], num_classes: int) -> li
         return figures.save_all(draw(title, every, num_classes), path)
 
 
-def draw(title: str, every: Sequence[Curve], num_classes: int, *, narrow: bool = False) -> Figure:
+def draw(title: str, every: Sequence[Result], num_classes: int, *, narrow: bool = False) -> Figure:
     """The figure; see `plot`. A narrow one has its parts below each other."""
     from matplotlib.ticker import MaxNLocator
 
@@ -58,7 +59,7 @@ def draw(title: str, every: Sequence[Curve], num_classes: int, *, narrow: bool =
         ends += [*(mean - deviation), *(mean + deviation)]
         for axes, places, before in ((by_round, rounds, -1.0), (by_bytes, size, 0.0)):
             _draw_curve(axes, curve, places, mean, deviation, style)
-            if curve.init != RANDOM:
+            if start_and_algorithm(curve.method)[0] != RANDOM:
                 from_chance = [before, places[0]], [100 / num_classes, mean[0]]
                 axes.plot(*from_chance, linestyle=":", color=style["color"])
     _set_limits(by_round, np.array(ends))
@@ -74,33 +75,32 @@ def draw(title: str, every: Sequence[Curve], num_classes: int, *, narrow: bool =
     return figure
 
 
-def _styles(every: Sequence[Curve]) -> list[dict[str, Any]]:
+def _styles(every: Sequence[Result]) -> list[dict[str, Any]]:
     """Colour and dashes of each curve."""
-    inits, algorithms = _names(every)
+    colours, dashes = _looks(every)
+    parts = [start_and_algorithm(curve.method) for curve in every]
+    return [{"color": colours[init], "linestyle": dashes[algorithm]} for init, algorithm in parts]
+
+
+def _looks(every: Sequence[Result]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Colours by start, dashes by algorithm."""
+    inits, algorithms = zip(*(start_and_algorithm(curve.method) for curve in every), strict=True)
+    inits, algorithms = list(dict.fromkeys(inits)), list(dict.fromkeys(algorithms))
     colours = dict(zip(inits, figures.palette(len(inits)), strict=True))
-    dashes = {name: _DASHES[i % len(_DASHES)] for i, name in enumerate(algorithms)}
-    return [{"color": colours[curve.init], "linestyle": dashes[curve.algorithm]} for curve in every]
+    return colours, {name: _DASHES[i % len(_DASHES)] for i, name in enumerate(algorithms)}
 
 
-def _names(every: Sequence[Curve]) -> tuple[list[str], list[str]]:
-    """Starts and algorithms, each once."""
-    inits = dict.fromkeys(curve.init for curve in every)
-    return list(inits), list(dict.fromkeys(curve.algorithm for curve in every))
-
-
-def _handles(every: Sequence[Curve]) -> list[Any]:
+def _handles(every: Sequence[Result]) -> list[Any]:
     """The legend: a line for each start, for each algorithm, and for what else is drawn."""
     from matplotlib.lines import Line2D
 
-    styles, (inits, algorithms) = _styles(every), _names(every)
-    colours = {curve.init: style["color"] for curve, style in zip(every, styles, strict=True)}
-    dashes = {curve.algorithm: style["linestyle"] for curve, style in zip(every, styles, strict=True)}
-    titles = {init: "random" if init == RANDOM else methods.registry()[init].title for init in inits}
+    colours, dashes = _looks(every)
+    titles = {init: "random" if init == RANDOM else methods.registry()[init].title for init in colours}
     lines: list[tuple[str, dict[str, Any]]] = [
-        *((f"from {titles[init]}", {"color": colours[init], "marker": "o"}) for init in inits),
-        *((f"by {registry()[name].title}", {"linestyle": dashes[name]}) for name in algorithms),
+        *((f"from {titles[init]}", {"color": colour, "marker": "o"}) for init, colour in colours.items()),
+        *((f"by {registry()[name].title}", {"linestyle": style}) for name, style in dashes.items()),
     ]
-    if inits != [RANDOM]:
+    if list(colours) != [RANDOM]:
         lines.append(("closed-form stage", {"linestyle": ":"}))
     if any(run.diverged is not None for curve in every for run in curve.runs):
         lines.append(("diverged", {"linestyle": "", "marker": "x"}))
@@ -109,7 +109,7 @@ def _handles(every: Sequence[Curve]) -> list[Any]:
 
 def _draw_curve(
     axes: Axes,
-    curve: Curve,
+    curve: Result,
     places: np.ndarray,
     mean: np.ndarray,
     deviation: np.ndarray,
@@ -135,7 +135,7 @@ def _set_limits(axes: Axes, ends: np.ndarray) -> None:
     axes.set_ylim(max(seen.min() - margin, 0), min(seen.max() + margin, 100.5))
 
 
-def _lines(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _lines(curve: Result) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rounds [r], bytes up until then [r], and accuracies [seeds, r], as far as all runs came."""
     length = min(len(run.evaluated) for run in curve.runs)
     shown = [run.evaluated[:length] for run in curve.runs]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from covfree.methods import registry
-from covfree.studies import Result
 from covfree.studies.plots import style as figures
+from covfree.studies.result import Result
 
 
 class Family(NamedTuple):

@@ -1,0 +1,162 @@
+"""The page of a study: what came out, tables, pictures, and why. The template turns it into HTML.
+
+A page is plain dicts. The template escapes every text but drawings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from covfree.data import FeatureSet
+from covfree.data.partitions import partition_statistics
+from covfree.studies import report
+from covfree.studies.page.details import class_by_class, detail
+from covfree.studies.page.headline import Scored, behind, gains, headline, over_places
+from covfree.studies.page.pictures import as_svg
+from covfree.studies.page.render import command_line
+from covfree.studies.plots import accuracy, curve, style
+from covfree.studies.plots.partition import plot_partition
+from covfree.studies.result import Result, accuracy_table, place_names
+from covfree.studies.source import class_name, law_of
+from covfree.studies.table import Table
+
+Datasets = Mapping[str, Callable[[int], FeatureSet]]
+_NOTES = (
+    "± is one standard deviation over the seeds. A seed draws the split (if the data has none of its own), "
+    "the partition and what methods draw. Intervals are Student's t of the differences seed by seed: they "
+    "tell of chance in splits and partitions, not of other data.",
+    "Counts of predictions are of all seeds together.",
+)
+_NOTES_OF_TRAINING = (
+    "Accuracies are of the test part after the last round, where nothing else is said; “best” is the highest "
+    "of all rounds, which only the test part itself tells. A gain below 0 is what training lost. ± is one "
+    "standard deviation over the seeds. Intervals are Student's t of the differences seed by seed.",
+    "By class and client: after the last round, all seeds together.",
+)
+
+
+def page_of(
+    command: str,
+    title: str,
+    results: Sequence[Result],
+    datasets: Datasets,
+    settings: Mapping[str, Any],
+    given: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Put together what the runs came to.
+
+    Args:
+        command: that made them.
+        title: what the results are of.
+        results: with counts of predictions in every run.
+        datasets: by name, the data for a seed.
+        settings: by the names of options, of data, methods and seeds too.
+        given: what the command line to repeat it says, by the names of options.
+    """
+    places = list(dict.fromkeys(result.place for result in results))
+    groups = [[result for result in results if result.place == place] for place in places]
+    several, down = len(places) > 1, report.is_trained(results) or report.receives(results)
+    scored = [[_scored(result, down) for result in group] for group in groups]
+    names = place_names(places) if several else [title]
+    notes = _NOTES_OF_TRAINING if report.is_trained(results) else (report.names(results), *_NOTES)
+    return {
+        "title": title,
+        "places": [
+            _place(name, group, own, datasets[group[0].place[0]], down, f"p{number}")
+            for number, (name, group, own) in enumerate(zip(names, groups, scored, strict=True))
+        ],
+        "settings": settings,
+        "environment": report.environment(),
+        "command": command_line(command, given),
+        "notes": [note for note in notes if note],
+        "headline": over_places(scored) if several else [],
+        "grid": accuracy_table(results) if several else None,
+    }
+
+
+def _scored(result: Result, down: bool) -> Scored:
+    size = result.mean(lambda run: run.sent.statistics + (run.received if down else 0))
+    starts = {run.seed: report.start_of(run) for run in result.runs if run.history}
+    return Scored(result.title, {run.seed: run.accuracy for run in result.runs}, size, starts)
+
+
+def _place(
+    name: str,
+    results: Sequence[Result],
+    scored: Sequence[Scored],
+    load: Callable[[int], FeatureSet],
+    down: bool,
+    prefix: str,
+) -> dict[str, Any]:
+    """The results on one federation."""
+    federation, trained = results[0].runs[0].federation, report.is_trained(results)
+    assert federation is not None
+    seeds = list(dict.fromkeys(run.seed for result in results for run in result.runs))
+    data = {seed: load(seed) for seed in seeds}
+    first = data[seeds[0]]
+    partitions = {
+        seed: partition_statistics(each.train_labels, federation.assign(each, seed), each.num_classes)
+        for seed, each in data.items()
+    }
+    names = [class_name(first, label) for label in range(first.num_classes)]
+    bytes_name = f"bytes {'up and down' if down else 'up'}, all{' rounds and' * trained} clients together"
+    order = sorted(range(len(results)), key=lambda i: _rank(results[i]))
+    ranked, ranked_scores = [results[i] for i in order], [scored[i] for i in order]
+    titles = [result.title for result in ranked]
+    predictions = [
+        {run.seed: run.predictions for run in result.runs if run.predictions is not None} for result in ranked
+    ]
+    spread = f"How training examples are spread: {law_of(first, federation)}, seed {seeds[0]}"
+    said = headline(scored, len(first.test_labels), bytes_name)
+    return {
+        "title": name,
+        "headline": gains(scored, said) if trained else said,
+        "grid": _with_gap(report.table(ranked), ranked_scores, 2 if trained else 1),
+        "pictures": [
+            _curves(results, first.num_classes) if trained else _points(results, bytes_name, prefix),
+            {
+                "title": spread,
+                "text": partitions[seeds[0]].as_table(),
+                "drawings": [as_svg(plot_partition(partitions[seeds[0]]), f"{prefix}d")],
+            },
+        ],
+        "details": [detail(*each, partitions, names) for each in zip(titles, predictions, strict=True)],
+        "classes": class_by_class(titles, predictions, names),
+    }
+
+
+def _rank(result: Result) -> tuple[bool, float]:
+    """The best first; what is not a number last."""
+    mean = result.accuracy[0]
+    return mean != mean, -mean
+
+
+def _with_gap(table: Table, scored: Sequence[Scored], place: int) -> Table:
+    """The terminal's table, sorted by the column of accuracies, and after it how far each is behind."""
+    columns = (*table.columns[: place + 1], "behind the best", *table.columns[place + 1 :])
+    lines = tuple(
+        (*line[: place + 1], gap, *line[place + 1 :])
+        for line, gap in zip(table.lines, behind(scored), strict=True)
+    )
+    return Table(columns, lines, frozenset({(0, place)}), sorted_by=place)
+
+
+def _points(results: Sequence[Result], bytes_name: str, prefix: str) -> dict[str, Any]:
+    with style.style():
+        drawn = [accuracy.draw("", results)]
+        if drawn[0].get_figwidth() > style.PHONE:
+            drawn.append(accuracy.draw("", results, width=style.PHONE))
+        drawings = [as_svg(figure, f"{prefix}{size}") for figure, size in zip(drawn, "ab", strict=False)]
+    text = f"Test accuracy against {bytes_name}, a point a method; the table has the numbers."
+    return {"title": f"Accuracy against {bytes_name}", "text": text, "drawings": drawings}
+
+
+def _curves(results: Sequence[Result], num_classes: int) -> dict[str, Any]:
+    with style.style():
+        drawings = [
+            as_svg(curve.draw("", results, num_classes, narrow=narrow), f"c{narrow:d}")
+            for narrow in (False, True)
+        ]
+    text = "Test accuracy against rounds, and against bytes up; a line a start and algorithm."
+    return {"title": "Accuracy by round and by bytes", "text": text, "drawings": drawings}

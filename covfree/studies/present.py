@@ -1,0 +1,104 @@
+"""What a study came to: printed, written into its folder, drawn, and laid out as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from covfree.core.atomic import replacing
+from covfree.studies import report
+from covfree.studies.federation import LeftOut
+from covfree.studies.page import page_of, write_page
+from covfree.studies.plots import accuracy, curve
+from covfree.studies.progress import say
+from covfree.studies.result import Result, Run, accuracy_table, place_names, summarise
+from covfree.studies.source import heading, on_no_client
+from covfree.studies.study import Study
+from covfree.studies.table import Format, show
+
+
+def present(
+    command: str,
+    study: Study,
+    runs: Sequence[Run],
+    form: Format,
+    config: Mapping[str, Any],
+    given: Mapping[str, Any],
+    page: Path | None = None,
+) -> None:
+    """Print the results, and write them where there is a folder, and the page if there is to be one.
+
+    Args:
+        command: that made the runs.
+        study: what they are of.
+        runs: one at least.
+        form: what to print.
+        config: settings, by the names of options.
+        given: those that a command line to repeat it says.
+        page: the file for the page.
+    """
+    results = summarise(runs, study.titles)
+    content = report.as_json(config, report.environment(), results)
+    several = len(study.datasets) * len(list(study.federations)) > 1
+    lost = _left_out(results)
+    title = _several(study, lost) if several else _one(study, [run.left_out for run in runs])
+    table = accuracy_table(results) if several else report.table(results)
+    below = report.names(results)
+    show(form, title, table, report.records(results), content, lost, below)
+    for cell, error in study.failed.items():
+        say(f"{study.name(cell)}: failed, and is left out: {error}")
+    if page is not None:
+        given = {**given, "report": page.name}
+        write_page(page_of(command, title, results, study.datasets, config, given), page)
+        say(f"wrote {page}")
+    if study.folder is None:
+        return
+    written = [study.folder / "results.json"]
+    with replacing(written[0]) as draft:
+        draft.write((content + "\n").encode())
+    if not several and report.is_trained(results):
+        classes = _load(study).num_classes
+        written += curve.plot(study.folder / "accuracy.png", title, results, classes)[:1]
+    elif not several:
+        written += accuracy.plot(study.folder / "accuracy_vs_bytes.png", title, results)[:1]
+    pictures = " (also as PDF and SVG)" if len(written) > 1 else ""
+    say(f"wrote {' and '.join(map(str, written))}{pictures}")
+
+
+def _load(study: Study) -> Any:
+    (load,) = study.datasets.values()
+    return load(0)
+
+
+def _one(study: Study, lost: Sequence[LeftOut]) -> str:
+    (place,) = study.federations
+    return heading(_load(study), place, len(list(study.seeds)), lost)
+
+
+def _several(study: Study, lost: Sequence[str]) -> str:
+    """What is the same everywhere, and what is left out where."""
+    clients, partitions, alphas = (
+        {getattr(place, name) for place in study.federations} for name in ("clients", "partition", "alpha")
+    )
+    own = [name for name, load in study.datasets.items() if load(0).clients is not None]
+    words, seeds = [" and ".join(study.datasets)], len(list(study.seeds))
+    if own:
+        words.append(f"clients of its own in {' and '.join(own)}")
+    if len(own) == len(study.datasets):
+        clients = partitions = alphas = set[Any]()
+    words += [f"{number} clients" for number in clients if len(clients) == 1]
+    words += [partition for partition in partitions if len(partitions) == 1]
+    words += [f"alpha {alpha:g}" for alpha in alphas if len(alphas) == 1 and partitions != {"iid"}]
+    words += [f"{seeds} seed{'s' if seeds > 1 else ''}", "test accuracy in %"]
+    return "\n".join([", ".join(words), *lost])
+
+
+def _left_out(results: Sequence[Result]) -> list[str]:
+    """What is on no client, by federation."""
+    lines = []
+    places = list(dict.fromkeys(result.place for result in results))
+    for place, name in zip(places, place_names(places), strict=True):
+        lost = [run.left_out for result in results if result.place == place for run in result.runs]
+        lines += [f"{name}: {text}" for text in on_no_client(lost)]
+    return lines

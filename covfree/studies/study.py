@@ -1,0 +1,306 @@
+"""Data sets × federations × methods × seeds, run one after the other, and never twice."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.errors
+import numpy as np
+
+from covfree.core.checks import check_type
+from covfree.core.gathered import is_large
+from covfree.data import FeatureSet
+from covfree.methods import Method
+from covfree.studies.federation import Federation, left_out, several
+from covfree.studies.one_shot import run_method
+from covfree.studies.progress import Listener
+from covfree.studies.result import Run, RunFile, fingerprint, place_names
+from covfree.studies.run_folder import RUNS, check_data, check_settings, holds_trainings, write_settings
+from covfree.studies.source import contents_of
+from covfree.studies.task import Task, clients_of, task_of
+from covfree.studies.variants import Variant
+
+if TYPE_CHECKING:
+    from covfree.studies.training import Training
+
+# What a method that cannot do with an example raises. Any other error is a bug, and ends the study.
+_FAILURES = (ValueError, FloatingPointError, MemoryError, jax.errors.JaxRuntimeError)
+
+
+class Cell(NamedTuple):
+    """A run of a study.
+
+    Attributes:
+        dataset: name of the data.
+        seed: of the split, the partition and the method.
+        federation: how examples are spread over clients, unless the data says so.
+        method: its name.
+    """
+
+    dataset: str
+    seed: int
+    federation: Federation
+    method: str
+
+
+@dataclass
+class Study:
+    """Every method on every federation of every data set for every seed.
+
+    Attributes:
+        datasets: by name, the data for a seed (its split may depend on it).
+        federations: how examples are spread over clients, unless the data says so.
+        methods: by name: methods in closed form, which `variants` makes, or trainings.
+        seeds: of splits, partitions and methods.
+        figures: names in `covfree.metrics.NAMES`: measured beside the accuracy, in `Run.figures`. Those of
+            clients need data that says whose its test examples are.
+        predictions: whether test examples are counted by class and prediction, in `Run.predictions`.
+        folder: keeps the runs: those in closed form in ``runs.jsonl``, a line each, and every training in a
+            folder of its own. It may hold runs of other cells, which stay. Runs that lack the predictions
+            asked for are made again.
+        settings: what the runs are kept with, by the names of options: runs with others do not go on.
+        failed: why there is no run, of the cells whose method failed.
+
+    Raises:
+        TypeError: if an argument is of the wrong type.
+
+    >>> import covfree
+    >>> from covfree import studies
+    >>> from covfree.data import load_digits
+    >>> study = studies.Study(
+    ...     {"digits": lambda seed: load_digits(seed=seed)},
+    ...     studies.federations([20], ["inner_dirichlet"], [0.1, 10.0]),
+    ...     {"FedNCM": covfree.fedncm()},
+    ...     seeds=[0],
+    ... )
+    >>> [(run.federation.alpha, round(run.accuracy, 2)) for run in study.runs()]
+    [(0.1, 0.9), (10.0, 0.9)]
+    """
+
+    datasets: Mapping[str, Callable[[int], FeatureSet]]
+    federations: Iterable[Federation]
+    methods: Mapping[str, Method | Variant | Training]
+    seeds: Iterable[int]
+    figures: Sequence[str] = ()
+    predictions: bool = False
+    folder: Path | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    failed: dict[Cell, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_type("datasets", self.datasets, Mapping)
+        check_type("methods", self.methods, Mapping)
+        for name, load in self.datasets.items():
+            if not callable(load):
+                raise TypeError(
+                    f"datasets: {name}: expected a function of the seed, got a {type(load).__name__}"
+                )
+        for name, method in self.methods.items():
+            if not isinstance(method, Method | Variant) and not hasattr(method, "algorithm"):
+                raise TypeError(f"methods: {name}: expected a method, got a {type(method).__name__}")
+        several("federations", self.federations, "federations")
+        several("seeds", self.seeds, "seeds")
+        # Iterators are consumed once; json rejects NumPy integers.
+        self.federations = list(self.federations)
+        self.seeds = [operator.index(seed) for seed in dict.fromkeys(self.seeds)]
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The runs that there are to be, in the order in which they are made."""
+        return [
+            Cell(dataset, seed, federation, method)
+            for dataset in self.datasets
+            for seed in self.seeds
+            for federation in self.federations
+            for method in self.methods
+        ]
+
+    @property
+    def titles(self) -> dict[str, str]:
+        """How tables name the methods that have a title."""
+        return {name: each.title for name, each in self.methods.items() if not isinstance(each, Method)}
+
+    @property
+    def trainings(self) -> list[Training]:
+        """The methods that are no closed forms."""
+        return [each for each in self.methods.values() if not isinstance(each, Method | Variant)]
+
+    def check(self, resume: bool) -> None:
+        """Raise if the folder holds runs with other settings or data, or ones that shall not go on.
+
+        Args:
+            resume: whether runs that it holds shall go on.
+        """
+        if self.folder is None:
+            return
+        for training in self.trainings:
+            for seed in self.seeds:
+                own = self.kept_with(training, seed)
+                check_settings(training.folder(self.folder, seed), own, resume)
+        if self.trainings and not resume and holds_trainings(self.folder):
+            raise ValueError(
+                f"--out: {self.folder} holds runs; --resume goes on with them, or give another folder"
+            )
+        if len(self.trainings) == len(self.methods):
+            return
+        now = {name: contents_of(load(0)) for name, load in self.datasets.items()}
+        check_settings(self.folder, self.settings, resume)
+        check_data(self.folder, now)
+        write_settings(self.folder, self.settings, data=now)
+
+    def kept_with(self, training: Training, seed: int) -> dict[str, Any]:
+        """What a training is kept with."""
+        own = {"init": training.init, "algorithm": training.algorithm, "seed": seed}
+        return {**self.settings, **own}
+
+    def runs(self, listener: Listener | None = None) -> Iterator[Run]:
+        """Make the runs, each given as it is done; what the folder holds is given as it is.
+
+        A run is kept before it is given, so that a study that was stopped goes on. A method in closed form
+        that fails does not end the study: what it says is in `failed`.
+
+        Args:
+            listener: is told how far it is.
+
+        Raises:
+            ValueError: if a partition cannot be made, data with clients of its own meets several
+                federations, the folder holds runs of another method by the same name, or a training fails.
+        """
+        listener, cells, compiled = listener or Listener(), self.cells, set[Any]()
+        kept, prints, done = self._kept()
+        numbers = {cell: number for number, cell in enumerate(cells, start=1)}
+        for (dataset, seed), group in groupby(cells, lambda cell: (cell.dataset, cell.seed)):
+            # Data are not loaded, nor partitions made, where nothing is left to do.
+            loaded = None
+            for federation, own in groupby(group, lambda cell: cell.federation):
+                place = None
+                for cell in own:
+                    if cell in done:
+                        yield done[cell]
+                        continue
+                    loaded = loaded or _Loaded(self, dataset, seed)
+                    place = place or _Place(loaded, federation)
+                    if cell.method in prints:
+                        key = cell.method, loaded.data.train_features.shape
+                        self._tell(cell, numbers[cell], key in compiled, listener)
+                        compiled.add(key)
+                    try:
+                        run = place.run(cell, listener)
+                    except _FAILURES as error:
+                        if cell.method not in prints:
+                            raise
+                        self.failed[cell] = str(error)
+                        continue
+                    if kept is not None and cell.method in prints:
+                        kept.add(run, prints[cell.method])
+                    yield run
+
+    def name(self, cell: Cell) -> str:
+        """How a run is called where it is told."""
+        places = [(dataset, place) for dataset in self.datasets for place in self.federations]
+        words = [cell.method, f"seed {cell.seed}"]
+        if len(places) > 1:
+            words.append(dict(zip(places, place_names(places), strict=True))[cell.dataset, cell.federation])
+        return ", ".join(words)
+
+    def _tell(self, cell: Cell, number: int, compiled: bool, listener: Listener) -> None:
+        # Another seed's tables may have another size, for which some functions are compiled again: that is
+        # not known before.
+        doing, total = f"{self.name(cell)}{'' if compiled else ': compiling, then running'}", len(self.cells)
+        listener.step(doing, number - 1, total, f"covfree: run {number} of {total}: {doing}")
+
+    def _kept(self) -> tuple[RunFile | None, dict[str, str], dict[Cell, Run]]:
+        """The file of runs in closed form, the methods' fingerprints, and the study's runs that it holds.
+
+        Of several runs of a cell the last counts.
+        """
+        prints = {
+            name: fingerprint(each.method if isinstance(each, Variant) else each)
+            for name, each in self.methods.items()
+            if isinstance(each, Method | Variant)
+        }
+        if self.folder is None or not prints:
+            return None, prints, {}
+        kept, cells, done = RunFile(self.folder / RUNS), set(self.cells), dict[Cell, Run]()
+        for run, method in kept.runs:
+            if prints.get(run.method, method) != method:
+                raise ValueError(
+                    f"{kept.path}: holds runs of another method named {run.method!r}, with other numbers or "
+                    f"of another version; give this one another name, or the study another folder"
+                )
+            assert run.federation is not None
+            cell = Cell(run.dataset, run.seed, run.federation, run.method)
+            if cell in cells and (lacking := set(self.figures) - set(run.figures)):
+                raise ValueError(
+                    f"{kept.path}: holds runs without {', '.join(sorted(lacking))}; measure the same, or "
+                    f"give the study another folder"
+                )
+            if run.predictions is not None or not self.predictions:
+                done[cell] = run
+        return kept, prints, done
+
+
+class _Loaded:
+    """Data of a seed. For methods in closed form its training examples are on the device, unless large."""
+
+    def __init__(self, study: Study, dataset: str, seed: int) -> None:
+        self.study, self.seed, self.data = study, seed, study.datasets[dataset](seed)
+        self.images = getattr(study.datasets[dataset], "images", None)
+        if self.data.clients is not None and len(list(study.federations)) > 1:
+            raise ValueError(
+                f"{dataset}: expected data without clients of its own where several federations are made, "
+                f"got {self.data.clients.max() + 1} clients"
+            )
+        if study.trainings:
+            # Rounds go over the examples again and again: large ones are read into memory.
+            train, test = np.asarray(self.data.train_features), np.asarray(self.data.test_features)
+            self.data = self.data._replace(train_features=train, test_features=test)
+        self.features = self.data.train_features
+        if len(study.trainings) < len(study.methods) and not is_large(self.features):
+            self.features = jax.device_put(self.features)
+
+
+class _Place:
+    """A federation of a seed, and what its runs share."""
+
+    def __init__(self, loaded: _Loaded, federation: Federation) -> None:
+        self._loaded, self._clients = loaded, clients_of(loaded.data, federation, loaded.seed)
+        self._tasks: dict[bool, Task] = {}
+
+    def run(self, cell: Cell, listener: Listener) -> Run:
+        """Make a run."""
+        study, way = self._loaded.study, self._loaded.study.methods[cell.method]
+        if isinstance(way, Method | Variant):
+            method = way.method if isinstance(way, Variant) else way
+            more = {"figures": study.figures, "predictions": study.predictions}
+            run = run_method(cell.method, method, self._task(False), **more)
+        else:
+            run = self._train(way, cell.seed, listener)
+        lost = left_out(self._loaded.data.train_labels, self._clients)
+        return replace(run, left_out=lost, dataset=cell.dataset, federation=cell.federation)
+
+    def _train(self, training: Training, seed: int, listener: Listener) -> Run:
+        from covfree.studies.training import start_of
+        from covfree.studies.tuning import run_training
+
+        study, images = self._loaded.study, self._loaded.images
+        task = self._task(training.train != "head" and images is not None)
+        # All of them before any training, so that a head that cannot be trained shows at once.
+        for each in study.trainings:
+            start_of(each.init, task)
+        more = {"settings": study.kept_with(training, seed), "predictions": study.predictions}
+        return run_training(training, task, out=study.folder, listener=listener, **more)
+
+    def _task(self, of_pixels: bool) -> Task:
+        """What is given of the examples: features, or the images for a network."""
+        if of_pixels not in self._tasks:
+            data, images = self._loaded.data, self._loaded.images if of_pixels else None
+            task = task_of(data, self._clients, self._loaded.seed, self._loaded.features, images)
+            self._tasks[of_pixels] = task
+        return self._tasks[of_pixels]
