@@ -98,9 +98,8 @@ class Study:
         check_type("methods", self.methods, Mapping)
         for name, load in self.datasets.items():
             if not callable(load):
-                raise TypeError(
-                    f"datasets: {name}: expected a function of the seed, got a {type(load).__name__}"
-                )
+                got = type(load).__name__
+                raise TypeError(f"datasets: {name}: expected a function of the seed, got a {got}")
         for name, method in self.methods.items():
             if not isinstance(method, Method | Variant) and not hasattr(method, "algorithm"):
                 raise TypeError(f"methods: {name}: expected a method, got a {type(method).__name__}")
@@ -144,9 +143,8 @@ class Study:
                 own = self.kept_with(training, seed)
                 check_settings(training.folder(self.folder, seed), own, resume)
         if self.trainings and not resume and holds_trainings(self.folder):
-            raise ValueError(
-                f"--out: {self.folder} holds runs; --resume goes on with them, or give another folder"
-            )
+            text = "holds runs; --resume goes on with them, or give another folder"
+            raise ValueError(f"--out: {self.folder} {text}")
         if len(self.trainings) == len(self.methods):
             return
         now = {name: contents_of(load(0)) for name, load in self.datasets.items()}
@@ -230,17 +228,15 @@ class Study:
         kept, cells, done = RunFile(self.folder / RUNS), set(self.cells), dict[Cell, Run]()
         for run, method in kept.runs:
             if prints.get(run.method, method) != method:
-                raise ValueError(
-                    f"{kept.path}: holds runs of another method named {run.method!r}, with other numbers or "
-                    f"of another version; give this one another name, or the study another folder"
-                )
+                what = f"another method named {run.method!r}, with other numbers or of another version"
+                text = f"holds runs of {what}; give this one another name, or the study another folder"
+                raise ValueError(f"{kept.path}: {text}")
             assert run.federation is not None
             cell = Cell(run.dataset, run.seed, run.federation, run.method)
             if cell in cells and (lacking := set(self.figures) - set(run.figures)):
-                raise ValueError(
-                    f"{kept.path}: holds runs without {', '.join(sorted(lacking))}; measure the same, or "
-                    f"give the study another folder"
-                )
+                what = ", ".join(sorted(lacking))
+                text = f"holds runs without {what}; measure the same, or give the study another folder"
+                raise ValueError(f"{kept.path}: {text}")
             if run.predictions is not None or not self.predictions:
                 done[cell] = run
         return kept, prints, done
@@ -299,8 +295,8 @@ class _Place:
 
     def _task(self, of_pixels: bool) -> Task:
         """What is given of the examples: features, or the images for a network."""
-        if of_pixels not in self._tasks:
-            data, images = self._loaded.data, self._loaded.images if of_pixels else None
-            task = task_of(data, self._clients, self._loaded.seed, self._loaded.features, images)
-            self._tasks[of_pixels] = task
-        return self._tasks[of_pixels]
+        loaded, tasks = self._loaded, self._tasks
+        if of_pixels not in tasks:
+            images = loaded.images if of_pixels else None
+            tasks[of_pixels] = task_of(loaded.data, self._clients, loaded.seed, loaded.features, images)
+        return tasks[of_pixels]
