@@ -23,7 +23,8 @@ import numpy as np
 from common import machine, peak_memory, second_call, write
 
 import covfree
-from covfree.methods import ClassMeans, DirectedMeans, Mixtures, registry
+from covfree.methods import registry
+from covfree.methods.rounds import option
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "client_sizes"
 
@@ -96,7 +97,7 @@ def features_of(labels: np.ndarray, classes: int, dim: int) -> jax.Array:
 
 def too_large(method: covfree.Method, labels: np.ndarray, owners: np.ndarray, classes: int, dim: int) -> str:
     """Why a method cannot be run at this size; empty if it can."""
-    if isinstance(method.summary, Mixtures):
+    if method.summary.name == "Mixtures":
         pairs, largest = method.summary.sizes(labels, owners)
         times = pairs * largest / len(labels)
         if times > MOST_PADDING:
@@ -108,11 +109,11 @@ def too_large(method: covfree.Method, labels: np.ndarray, owners: np.ndarray, cl
     dim = dim if method.feature_map is None else method.feature_map.num_features
     number = np.zeros(MOST_ROWS, np.int32)
     rows = covfree.Rows(np.zeros((MOST_ROWS, dim), np.float32), number, number, number)
-    if isinstance(method.summary, ClassMeans) and method.summary.covariance is not None:
-        shape = (MOST_ROWS, dim) if method.summary.covariance == "diagonal" else (MOST_ROWS,)
+    if covariance := option(method.summary.make, "covariance"):
+        shape = (MOST_ROWS, dim) if covariance == "diagonal" else (MOST_ROWS,)
         rows = replace(rows, covariance=np.zeros(shape, np.float32))
-    if isinstance(method.summary, DirectedMeans):
-        rest = None if method.summary.centred else np.zeros(MOST_ROWS, np.float32)
+    if method.summary.name == "DirectedMeans":
+        rest = None if option(method.summary.make, "centred") else np.zeros(MOST_ROWS, np.float32)
         rows = replace(rows, sketch=np.zeros(MOST_ROWS, np.bool_), covariance=rest)
     totals = jax.eval_shape(partial(covfree.accumulate, num_classes=classes), method, rows)
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(totals))

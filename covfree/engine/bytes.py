@@ -87,7 +87,7 @@ def sent_bytes(
     if not method.message_rounds:
         return rounds
     if method.message is None:
-        rows, floats = method.summary.floats(labels, clients, dim)
+        rows, floats, _ = method.summary.cost(labels, clients, dim)
         own = FLOAT_BYTES * floats
     else:
         rows = count_rows(labels, clients)

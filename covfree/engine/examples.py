@@ -25,7 +25,6 @@ from covfree.estimators.automatic import fair_numbers
 from covfree.methods import Method
 from covfree.methods.method import check_method
 from covfree.methods.rounds import Round, dense
-from covfree.methods.summaries import Examples
 from covfree.statistics.rows import bucket
 
 # Bytes of features that are gathered at once for clients to summarise, unless one client has more.
@@ -82,9 +81,8 @@ def _summarise(
     if method.feature_map is not None:
         # Padding may hold NaN, at which a map's derivative is NaN too, though nobody uses what it gives.
         kept = (labels >= 0) & (jnp.asarray(clients) >= 0)
-        features = jnp.where(kept[:, None], features, jnp.zeros_like(features))
-    features = method.mapped(features)
-    return method.sent(method.summary.all_clients(features, labels, clients, sizes, key), key)
+        features = method.feature_map(jnp.where(kept[:, None], features, jnp.zeros_like(features)))
+    return method.sent(method.summary.make(features, labels, clients, sizes, key), key)
 
 
 @jax.jit
@@ -103,7 +101,7 @@ def over_rows(
     method: Method[Any], features: Any, labels: Any, clients: Any, how: How, key: PRNGKey | None
 ) -> InMemory | InParts:
     """The source of the rounds over clients' rows; takes what `summarise` takes."""
-    if not is_large(features) or not isinstance(method.summary, Examples) or method.transforms:
+    if not is_large(features) or not method.summary.stays or method.transforms:
         return InMemory(with_numbers(summarise(method, features, labels, clients, key=key)), how)
     # Rows would be a copy of the examples.
     labels, clients = np.asarray(labels), np.asarray(clients)

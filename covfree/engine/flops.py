@@ -49,7 +49,7 @@ def client_flops(
     if method.flops is not None:
         flops += method.flops(method.params, size, dim, classes)
     if method.message is None:
-        return flops + method.summary.flops(labels, clients, dim)
+        return flops + method.summary.cost(labels, clients, dim).flops
     flops += size * dim + 2 * size * dim**2
     if method.message.solved:
         flops += count_clients(labels, clients) * dim**3 // 3 + 2 * dim**2 * count_rows(labels, clients)

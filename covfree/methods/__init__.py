@@ -1,7 +1,6 @@
 """The named methods, each a few lines that choose parts."""
 
 from covfree.core.registries import Entry as Entry
-from covfree.methods.directed_means import DirectedMeans as DirectedMeans
 from covfree.methods.fed3r import fed3r as fed3r
 from covfree.methods.fedcof import fedcof as fedcof
 from covfree.methods.fedcof import fedcof_oracle as fedcof_oracle
@@ -17,7 +16,7 @@ from covfree.methods.field.gaussian import qda as qda
 from covfree.methods.field.sampled import ccvr as ccvr
 from covfree.methods.field.sampled import fedpft as fedpft
 from covfree.methods.field.stsa import stsa_e as stsa_e
-from covfree.methods.local_heads import LocalHeads as LocalHeads
+from covfree.methods.local_heads import send_heads as send_heads
 from covfree.methods.message_form import MessageForm as MessageForm
 from covfree.methods.method import Method as Method
 from covfree.methods.registry import registry as registry
@@ -27,6 +26,8 @@ from covfree.methods.rounds import Round as Round
 from covfree.methods.rounds import phases as phases
 from covfree.methods.shifted import fedcof_components as fedcof_components
 from covfree.methods.shifted import fedcof_residuals as fedcof_residuals
-from covfree.methods.summaries import ClassMeans as ClassMeans
-from covfree.methods.summaries import Examples as Examples
-from covfree.methods.summaries import Mixtures as Mixtures
+from covfree.methods.summaries import Summary as Summary
+from covfree.methods.summaries import keep_examples as keep_examples
+from covfree.methods.summaries import send_class_means as send_class_means
+from covfree.methods.summaries import send_directions as send_directions
+from covfree.methods.summaries import send_mixtures as send_mixtures

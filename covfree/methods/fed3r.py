@@ -18,7 +18,7 @@ from covfree.methods.fedncm import moments_phase
 from covfree.methods.message_form import gram_matrices
 from covfree.methods.method import Method, sent_matrix
 from covfree.methods.rounds import Factor, phases
-from covfree.methods.summaries import Examples
+from covfree.methods.summaries import keep_examples
 from covfree.statistics.feature_maps import FeatureMap
 
 
@@ -102,7 +102,7 @@ def fed3r(
         return Method(
             ridge,
             "fed3r",
-            Examples(),
+            keep_examples(),
             phases(gram_phase),
             gram_system,
             _gram_head,
@@ -112,7 +112,7 @@ def fed3r(
     return Method(
         ridge,
         "fed3r-within",
-        Examples(),
+        keep_examples(),
         phases(moments_phase, within_phase),
         _within_system,
         _within_head,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args, overload
 
 import jax
@@ -21,12 +20,11 @@ from covfree.estimators.shrinkage import as_shrinkage
 from covfree.estimators.shrinkage_rule import Shrinkage
 from covfree.heads import lda_head, ridge_head
 from covfree.heads.mapped import MappedHead
-from covfree.methods.local_heads import LocalHeads
 from covfree.methods.message_form import MessageForm, class_covariance_matrices
 from covfree.methods.method import Method, sent_matrix
-from covfree.methods.rounds import Factor, Round
-from covfree.methods.summaries import ClassMeans, Examples, Summary
-from covfree.methods.within import FromMeans, FromVariances, Within
+from covfree.methods.rounds import Factor, Round, bound, option
+from covfree.methods.summaries import Summary, keep_examples, send_class_means
+from covfree.methods.within import Within, from_means, from_variances, moments_of
 from covfree.statistics.feature_maps import FeatureMap
 
 # A function takes the shrunk within-class covariance and the moments.
@@ -57,64 +55,55 @@ class _Spread(NamedTuple):
 
 def _degrees(within: Within, first: Any) -> jax.Array:
     """A in Σ̂ = Ŵ/A that makes Σ̂ unbiased where classes share Σ: N − C if every class shows its spread."""
-    return jnp.maximum(within.moments(first).within_degrees, 1) * within.freedom(first).expected
+    return jnp.maximum(moments_of(first).within_degrees, 1) * within.freedom(first).expected
 
 
-@dataclass(frozen=True)
-class _FirstPhase:
-    within: Within
-
-    def __call__(self, shrinkage: Shrinkage, totals: tuple[()], rows: Rows, num_classes: int) -> Any:
-        return self.within.first(rows, num_classes)
+def _first_phase(
+    shrinkage: Shrinkage, state: tuple[()], rows: Rows, num_classes: int, *, within: Within
+) -> Any:
+    return within.first(rows, num_classes)
 
 
-@dataclass(frozen=True)
-class _SpreadPhase:
+def _spread_phase(
+    shrinkage: Shrinkage, state: tuple[Any], rows: Rows, num_classes: int, *, within: Within
+) -> _Spread:
     """Rows y_r with Σ̂ = Σ_r y_r y_rᵀ, and what the shrinkage rule must know of them."""
-
-    within: Within
-
-    def __call__(self, shrinkage: Shrinkage, totals: tuple[Any], rows: Rows, num_classes: int) -> _Spread:
-        (first,) = totals
-        moments = self.within.moments(first)
-        degrees = _degrees(self.within, first)
-        factor = self.within.factor(rows, first) / jnp.sqrt(degrees)
-        inner = self.within.inner(rows, first)
-        weight = self.within.class_weight(first)
-        if weight is not None:
-            weight = weight / self.within.freedom(first).expected
-        statistics = shrinkage.statistics(factor, rows, moments, weight)
-        return _Spread(Factor(factor), None if inner is None else inner / degrees, statistics)
+    (first,) = state
+    degrees = _degrees(within, first)
+    factor = within.factor(rows, first) / jnp.sqrt(degrees)
+    inner = None if within.inner is None else within.inner(rows, first) / degrees
+    weight = None
+    if within.class_weight is not None:
+        weight = within.class_weight(first) / within.freedom(first).expected
+    statistics = shrinkage.statistics(factor, rows, moments_of(first), weight)
+    return _Spread(Factor(factor), inner, statistics)
 
 
-@dataclass(frozen=True)
-class _System:
+def _system(
+    shrinkage: Shrinkage, first: Any, spread: _Spread, *, within: Within, gram: ScatterChoice | None
+) -> Scatter:
     """Shrunk covariance, or the Gram matrix made from it where the head is ridge regression."""
-
-    within: Within
-    gram: ScatterChoice | None
-
-    def __call__(self, shrinkage: Shrinkage, first: Any, spread: _Spread) -> Scatter:
-        moments = self.within.moments(first)
-        scatter = with_inner(spread.scatter, spread.inner)
-        freedom = self.within.freedom(first)
-        freedom = freedom.scaled(1 / freedom.expected)
-        covariance = shrinkage.apply(scatter, moments, freedom, spread.statistics)
-        if self.gram is None:
-            return covariance
-        # Ŵ itself, as in the paper: where classes of a single row show no spread, nothing makes up for it.
-        observed = covariance.unshifted.scaled(_degrees(self.within, first))
-        within = observed.shifted(covariance.shift * moments.within_degrees)
-        return total_gram(within, moments, scatter=self.gram)
+    moments = moments_of(first)
+    scatter = with_inner(spread.scatter, spread.inner)
+    freedom = within.freedom(first)
+    freedom = freedom.scaled(1 / freedom.expected)
+    covariance = shrinkage.apply(scatter, moments, freedom, spread.statistics)
+    if gram is None:
+        return covariance
+    # Ŵ itself, as in the paper: where classes of a single row show no spread, nothing makes up for it.
+    observed = covariance.unshifted.scaled(_degrees(within, first))
+    return total_gram(observed.shifted(covariance.shift * moments.within_degrees), moments, scatter=gram)
 
 
-@dataclass(frozen=True)
-class _Head:
-    within: Within
-    function: Callable[[Scatter, Moments], Head]
-
-    def __call__(self, shrinkage: Shrinkage, system: Scatter, first: Any, spread: _Spread) -> Head:
-        return self.function(system, self.within.moments(first))
+def _head(
+    shrinkage: Shrinkage,
+    system: Scatter,
+    first: Any,
+    spread: _Spread,
+    *,
+    function: Callable[[Scatter, Moments], Head],
+) -> Head:
+    return function(system, moments_of(first))
 
 
 @overload
@@ -190,8 +179,8 @@ def fedcof(
     Source: Goswami, Magistri, Wang, Twardowski, Bagdanov and van de Weijer (2024), Alg. 1.
     """
     check_choice("weighting", weighting, get_args(Weighting))
-    summary = ClassMeans(num_subsets, subset_size)
-    return fedcof_like("fedcof", summary, FromMeans(weighting), shrinkage, head, scatter, feature_map)
+    summary = send_class_means(num_subsets, subset_size)
+    return fedcof_like("fedcof", summary, from_means(weighting), shrinkage, head, scatter, feature_map)
 
 
 @overload
@@ -235,14 +224,14 @@ def fedcof_oracle(
     if covariance == "full":
         return fedcof_like(
             "fedcof-oracle",
-            Examples(),
-            FromMeans("per_class"),
+            keep_examples(),
+            from_means("per_class"),
             shrinkage,
             head,
             message=class_covariance_matrices(_oracle_merge),
         )
     method = fedcof_like(
-        f"fedcof-{covariance}", ClassMeans(covariance=covariance), FromVariances(), shrinkage, head
+        f"fedcof-{covariance}", send_class_means(covariance=covariance), from_variances(), shrinkage, head
     )
     _check_rule(method.params)
     return method
@@ -269,9 +258,9 @@ def fedcof_like(
         params=as_shrinkage(shrinkage),
         name=name,
         summary=summary,
-        rounds=(Round(_FirstPhase(within)), Round(_SpreadPhase(within))),
-        system=_System(within, scatter if head == "ridge" else None),
-        head=_Head(within, function),
+        rounds=(Round(bound(_first_phase, within=within)), Round(bound(_spread_phase, within=within))),
+        system=bound(_system, within=within, gram=scatter if head == "ridge" else None),
+        head=bound(_head, function=function),
         message=message,
         feature_map=feature_map,
     )
@@ -292,12 +281,12 @@ def estimating(method: Method) -> tuple[Method, Within]:
     Raises:
         ValueError: if the method's rows are no means of features.
     """
-    if isinstance(method.summary, LocalHeads):
+    if method.summary.name == "LocalHeads":
         raise ValueError(
             f"method: expected one whose clients send means, got {method.name!r}, which sends heads"
         )
-    phase = method.rounds[-1].client
-    return (method, phase.within) if isinstance(phase, _SpreadPhase) else estimating(fedcof())
+    within = option(method.rounds[-1].client, "within")
+    return (method, within) if isinstance(within, Within) else estimating(fedcof())
 
 
 def linear_system(method: Method) -> tuple[Within, ScatterChoice | None]:
@@ -309,10 +298,9 @@ def linear_system(method: Method) -> tuple[Within, ScatterChoice | None]:
     Raises:
         ValueError: if the method has no such head.
     """
-    if isinstance(method.system, _System) and isinstance(method.head, _Head):
-        within, gram = method.system.within, method.system.gram
-        if method.head.function is (lda_head if gram is None else ridge_head):
-            return within, gram
+    within, gram = option(method.system, "within"), option(method.system, "gram")
+    if within is not None and option(method.head, "function") is (lda_head if gram is None else ridge_head):
+        return within, gram
     raise ValueError(
         "method: expected one with an LDA or ridge head of an estimated covariance, such as "
         f"covfree.fedcof(), got {method.name!r}"

@@ -7,7 +7,7 @@ from covfree.estimators import first_moments
 from covfree.heads import ncm_head
 from covfree.methods.method import Method
 from covfree.methods.rounds import phases
-from covfree.methods.summaries import ClassMeans
+from covfree.methods.summaries import send_class_means
 
 
 def moments_phase(params: object, totals: tuple[()], rows: Rows, num_classes: int) -> Moments:
@@ -26,4 +26,4 @@ def fedncm() -> Method[LinearHead]:
 
     Source: Legate, Bernier, Caccia, Oyallon and Belilovsky (2023).
     """
-    return Method(None, "fedncm", ClassMeans(), phases(moments_phase), None, _head)
+    return Method(None, "fedncm", send_class_means(), phases(moments_phase), None, _head)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,8 @@ import numpy as np
 from covfree.core.checks import check_strength
 from covfree.core.types import Rows
 from covfree.heads import softmax_head
-from covfree.methods.summaries import OfManyClients
+from covfree.methods.rounds import bound
+from covfree.methods.summaries import Cost, Summary
 from covfree.statistics import count_rows
 from covfree.statistics.groups import as_examples
 from covfree.statistics.residuals import count_clients, senders_of
@@ -21,83 +23,69 @@ from covfree.statistics.rows import client_sizes, deal_rows, rows_of
 _STEPS = 100
 
 
-@dataclass(frozen=True)
-class LocalHeads(OfManyClients):
-    """A `Summary`: for each class of a client the column of its own softmax head, [w_kc, b_kc].
+def send_heads(l2: float = 1e-3) -> Summary:
+    """Make a summary of the column of its own softmax head, [w_kc, b_kc], for each class of a client.
 
     Each client trains `softmax_head` on its own examples and classes. Its rows are no means of features: they
     have d + 1 numbers, and estimators of covariances have no use for them.
 
-    Attributes:
+    Args:
         l2: weight of the penalty, see `softmax_head`.
     """
+    check_strength("l2", l2)
+    return Summary("LocalHeads", bound(_columns, l2=l2), _sizes, _cost, _own_sizes)
 
-    l2: float = 1e-3
 
-    def __post_init__(self) -> None:
-        check_strength("l2", self.l2)
+def _sizes(labels: Any, clients: Any) -> tuple[int, ...]:
+    """Rows and clients; examples of the largest client, and most classes of one."""
+    classes, examples = client_sizes(labels, clients)
+    largest = int(examples.max(initial=1)), int(classes.max(initial=1))
+    return count_rows(labels, clients), max(1, count_clients(labels, clients)), *largest
 
-    def sizes(self, labels: np.ndarray, clients: np.ndarray) -> tuple[int, ...]:
-        """Number of rows and of clients; examples of the largest client, and most classes of one."""
-        classes, examples = client_sizes(labels, clients)
-        largest = int(examples.max(initial=1)), int(classes.max(initial=1))
-        return count_rows(labels, clients), max(1, count_clients(labels, clients)), *largest
 
-    def bounds(self, num_examples: int) -> tuple[int, ...]:
-        """A row and a client for each example; or all examples, each of a class, at one client."""
-        return (max(1, num_examples),) * 4
+def _own_sizes(labels: Any, num_classes: int) -> tuple[int, ...]:
+    size = max(1, labels.shape[0])
+    return min(size, num_classes), 1, size, min(size, num_classes)
 
-    def own_sizes(self, labels: jax.Array, num_classes: int) -> tuple[int, ...]:
-        """One client with all examples, and a row for each class or example at most."""
-        size = max(1, labels.shape[0])
-        return min(size, num_classes), 1, size, min(size, num_classes)
 
-    def all_clients(
-        self,
-        features: jax.Array,
-        labels: jax.Array,
-        clients: jax.Array,
-        sizes: tuple[int, ...],
-        key: jax.Array | None,
-    ) -> Rows:
-        """Columns of all clients' heads, ordered by client and class."""
-        num_rows, num_clients, client_size, client_classes = sizes
-        features, labels, clients = as_examples(features, labels=labels, clients=clients)
-        row = deal_rows(labels, clients, 1, 2, None)
-        rows = rows_of(features, labels, clients, row, num_rows)
-        if not len(labels):
-            return replace(rows, mean=jnp.zeros((num_rows, features.shape[1] + 1), rows.mean.dtype))
-        senders = senders_of(clients, row, rows, num_clients, client_size)
-        # Rows of a client follow one another.
-        first = jax.ops.segment_min(jnp.where(row >= 0, row, num_rows), senders.slot, num_clients)
-        order, start = jnp.argsort(senders.slot), jnp.cumsum(senders.size) - senders.size
-        place, column = (jnp.arange(n, dtype=jnp.int32) for n in (client_size, client_classes))
+def _cost(labels: Any, clients: Any, dim: int) -> Cost:
+    """At most, in 100 steps of L-BFGS of 8·n·d·C each; a client with one class has nothing to train."""
+    rows = count_rows(labels, clients)
+    classes, examples = (sizes.astype(float) for sizes in client_sizes(labels, clients))
+    trained = 8 * _STEPS * examples * dim * np.where(classes > 1, classes, 0)
+    return Cost(rows, rows * (dim + 1), int(trained.sum()) + len(labels) * dim)
 
-        def trained(begin: jax.Array, size: jax.Array, first: jax.Array) -> jax.Array:
-            mine = order.at[begin + place].get(mode="clip")
-            label = jnp.where(place < size, row[mine] - first, -1)
-            head = softmax_head(features[mine], label, client_classes, l2=self.l2, num_steps=_STEPS)
-            return jnp.concatenate([head.weight.T, head.bias[:, None]], axis=1)
 
-        def add(columns: jax.Array, own: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
-            begin, size, first, held = own
-            # A bound on the clients may be far above their number: those that are none cost nothing.
-            nothing = jnp.zeros((client_classes, columns.shape[1]), columns.dtype)
-            head = jax.lax.cond(size > 0, trained, lambda *_: nothing, begin, size, first)
-            target = jnp.where(column < held, first + column, num_rows)
-            return columns.at[target].set(head, mode="drop"), None
+def _columns(
+    features: Any, labels: Any, clients: Any, sizes: tuple[int, ...], key: Any, *, l2: float
+) -> Rows:
+    """Columns of all clients' heads, ordered by client and class."""
+    num_rows, num_clients, client_size, client_classes = sizes
+    features, labels, clients = as_examples(features, labels=labels, clients=clients)
+    row = deal_rows(labels, clients, 1, 2, None)
+    rows = rows_of(features, labels, clients, row, num_rows)
+    if not len(labels):
+        return replace(rows, mean=jnp.zeros((num_rows, features.shape[1] + 1), rows.mean.dtype))
+    senders = senders_of(clients, row, rows, num_clients, client_size)
+    # Rows of a client follow one another.
+    first = jax.ops.segment_min(jnp.where(row >= 0, row, num_rows), senders.slot, num_clients)
+    order, start = jnp.argsort(senders.slot), jnp.cumsum(senders.size) - senders.size
+    place, column = (jnp.arange(n, dtype=jnp.int32) for n in (client_size, client_classes))
 
-        columns = jnp.zeros((num_rows, features.shape[1] + 1), rows.mean.dtype)
-        own = (start, senders.size, first, senders.size - senders.hidden)
-        return replace(rows, mean=jax.lax.scan(add, columns, own)[0])
+    def trained(begin: jax.Array, size: jax.Array, first: jax.Array) -> jax.Array:
+        mine = order.at[begin + place].get(mode="clip")
+        label = jnp.where(place < size, row[mine] - first, -1)
+        head = softmax_head(features[mine], label, client_classes, l2=l2, num_steps=_STEPS)
+        return jnp.concatenate([head.weight.T, head.bias[:, None]], axis=1)
 
-    def floats(self, labels: np.ndarray, clients: np.ndarray, dim: int) -> tuple[int, int]:
-        """A column and its bias for each class of a client."""
-        rows = count_rows(labels, clients)
-        return rows, rows * (dim + 1)
+    def add(columns: jax.Array, own: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
+        begin, size, first, held = own
+        # A bound on the clients may be far above their number: those that are none cost nothing.
+        nothing = jnp.zeros((client_classes, columns.shape[1]), columns.dtype)
+        head = jax.lax.cond(size > 0, trained, lambda *_: nothing, begin, size, first)
+        target = jnp.where(column < held, first + column, num_rows)
+        return columns.at[target].set(head, mode="drop"), None
 
-    def flops(self, labels: np.ndarray, clients: np.ndarray, dim: int) -> int:
-        """At most, in 100 steps of L-BFGS of 8·n·d·C each; a client with one class has nothing to train."""
-        classes, examples = (sizes.astype(float) for sizes in client_sizes(labels, clients))
-        trained = 8 * _STEPS * examples * dim * np.where(classes > 1, classes, 0)
-        return int(trained.sum()) + len(labels) * dim
+    columns = jnp.zeros((num_rows, features.shape[1] + 1), rows.mean.dtype)
+    own = (start, senders.size, first, senders.size - senders.hidden)
+    return replace(rows, mean=jax.lax.scan(add, columns, own)[0])

@@ -17,7 +17,7 @@ from covfree.core.linalg import Scatter
 from covfree.core.types import AnyArray, H, Head, Message, Rows, is_traced
 from covfree.methods.message_form import MessageForm
 from covfree.methods.rounds import Round
-from covfree.methods.summaries import Examples, Summary
+from covfree.methods.summaries import Summary
 from covfree.statistics.feature_maps import FeatureMap
 from covfree.statistics.transforms import Transform
 
@@ -48,7 +48,7 @@ class Method(Generic[H]):
         head: ``(params, system, *state) -> Head``, of the server's state after the last round.
         message: what a client sends instead, if the rows of the summary are its examples, how the state after
             all rounds comes of that, and what it costs. None if it sends the rows, over which the server runs
-            the rounds; or, of a summary `Examples`, if clients answer in each round with sums.
+            the rounds; or, if the examples stay, if clients answer in each round with sums.
         feature_map: a map of features. Clients apply it before they summarise, the head before it classifies.
         transforms: transforms of the rows before they leave a client, in this order.
         whole_clients: whether all rows of a client must lie in one part for the rounds' terms to add up. So
@@ -84,10 +84,10 @@ class Method(Generic[H]):
             raise TypeError(f"summary: expected a Summary, got {self.summary!r}")
         if self.message is not None and not isinstance(self.message, MessageForm):
             raise TypeError(f"message: expected a MessageForm, or None for rows, got {self.message!r}")
-        if self.message is not None and not isinstance(self.summary, Examples):
+        if self.message is not None and not self.summary.stays:
             raise ValueError(
                 f"message: expected None where the summary makes rows, which are sent; got {self.message!r} "
-                f"with {self.summary!r}"
+                f"with {self.summary.name}"
             )
         if any(each.examples for each in self.rounds[: self.rounds_over_rows]):
             raise ValueError("rounds: expected those over examples after those over rows")
@@ -100,7 +100,7 @@ class Method(Generic[H]):
     @property
     def message_rounds(self) -> int:
         """How many rounds a client's message stands for: those over rows, or 0 if it sends sums in each."""
-        sends_sums = self.message is None and isinstance(self.summary, Examples)
+        sends_sums = self.message is None and self.summary.stays
         return 0 if sends_sums else self.rounds_over_rows
 
     @property
@@ -125,7 +125,7 @@ class Method(Generic[H]):
         The form, and the map of features that is behind it, with a checksum of its seeds and single numbers.
         Of arrays the shape alone counts: clients on other devices may have rounded them otherwise.
         """
-        form = type(self.summary).__name__ if self.message is None else self.message.name
+        form = self.summary.name if self.message is None else self.message.name
         if self.feature_map is None:
             return form
         # A map that is no pytree has no numbers to compare.

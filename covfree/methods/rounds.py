@@ -15,6 +15,33 @@ from covfree.core.types import Rows
 
 
 @dataclass(frozen=True)
+class Bound:
+    """A function with some of its keyword arguments; unlike `functools.partial`, equal to one made anew.
+
+    Attributes:
+        function: a function of a module, so that it can be pickled.
+        options: names and values, which are hashable.
+    """
+
+    function: Callable[..., Any]
+    options: tuple[tuple[str, Any], ...]
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call the function."""
+        return self.function(*arguments, **dict(self.options))
+
+
+def bound(function: Callable[..., Any], /, **options: Any) -> Bound:
+    """Fix keyword arguments of a function."""
+    return Bound(function, tuple(options.items()))
+
+
+def option(function: Any, name: str) -> Any:
+    """The value of a `Bound` function's option; None if it has none of this name."""
+    return dict(function.options).get(name) if isinstance(function, Bound) else None
+
+
+@dataclass(frozen=True)
 class Round:
     """One round: what clients are sent, what each makes of its rows, and what the server makes of the sum.
 

@@ -9,11 +9,10 @@ from covfree.core.checks import check_choice
 from covfree.core.types import LinearHead, Scalar
 from covfree.estimators import Weighting
 from covfree.estimators.shrinkage import Shrinkage
-from covfree.methods.directed_means import DirectedMeans
 from covfree.methods.fedcof import HeadChoice, fedcof_like
 from covfree.methods.method import Method
-from covfree.methods.summaries import ClassMeans
-from covfree.methods.within import FromComponents, FromDirections
+from covfree.methods.summaries import send_class_means, send_directions
+from covfree.methods.within import from_components, from_directions
 from covfree.statistics.feature_maps import FeatureMap
 
 
@@ -68,10 +67,10 @@ def fedcof_components(
     Source: covfree; the derivation is in docs/shift.md.
     """
     check_choice("weighting", weighting, get_args(Weighting))
-    summary = ClassMeans(num_subsets, subset_size)
+    summary = send_class_means(num_subsets, subset_size)
     if num_subsets == 1:
         raise ValueError("num_subsets: expected 2 or more, as one mean a class shows no spread; got 1")
-    within = FromComponents(weighting)
+    within = from_components(weighting)
     method = fedcof_like("fedcof-components", summary, within, shrinkage, head, feature_map=feature_map)
     return replace(method, whole_clients=True)
 
@@ -121,5 +120,5 @@ def fedcof_residuals(
 
     Source: covfree; the derivation is in docs/shift.md.
     """
-    summary, within = DirectedMeans(num_directions), FromDirections()
+    summary, within = send_directions(num_directions), from_directions()
     return fedcof_like("fedcof-residuals", summary, within, shrinkage, head, feature_map=feature_map)

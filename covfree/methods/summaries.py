@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol, get_args, runtime_checkable
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -12,266 +13,266 @@ import numpy as np
 from covfree.core.checks import check_choice, check_positive
 from covfree.core.padding import few_sizes
 from covfree.core.types import Rows, accumulation_dtype, is_traced
+from covfree.methods.rounds import bound
 from covfree.statistics import client_rows, count_rows
+from covfree.statistics.directions import directed_rows
 from covfree.statistics.groups import as_examples
 from covfree.statistics.mixtures import Structure, client_mixtures, mixture_sizes
-from covfree.statistics.rows import CovarianceType, check_subsets, pair_sizes, rows_of
+from covfree.statistics.residuals import count_clients
+from covfree.statistics.rows import CovarianceType, check_subsets, client_sizes, pair_sizes, rows_of
 
 
-@runtime_checkable
-class Summary(Protocol):
-    """How examples become rows; hashable, so that it is part of a compiled function's key."""
+class Cost(NamedTuple):
+    """What all clients together send and compute.
 
-    def one_client(
-        self, features: jax.Array, labels: jax.Array, num_classes: int, key: jax.Array | None
-    ) -> Rows:
-        """Rows of one client."""
-        ...
+    Attributes:
+        rows: that they send.
+        floats: floating-point numbers in these.
+        flops: floating-point operations, from features to rows.
+    """
 
-    def sizes(self, labels: np.ndarray, clients: np.ndarray) -> tuple[int, ...]:
-        """What `all_clients` must know of the federation in advance: sizes, or bounds on them."""
-        ...
-
-    def bounds(self, num_examples: int) -> tuple[int, ...]:
-        """Sizes that any federation of so many examples keeps within."""
-        ...
-
-    def all_clients(
-        self,
-        features: jax.Array,
-        labels: jax.Array,
-        clients: jax.Array,
-        sizes: tuple[int, ...],
-        key: jax.Array | None,
-    ) -> Rows:
-        """Rows of all clients, padded to a number that the sizes decide."""
-        ...
-
-    def floats(self, labels: np.ndarray, clients: np.ndarray, dim: int) -> tuple[int, int]:
-        """Rows that all clients send, and the floating-point numbers in them."""
-        ...
-
-    def flops(self, labels: np.ndarray, clients: np.ndarray, dim: int) -> int:
-        """Floating-point operations of all clients together, from features to rows."""
-        ...
-
-
-class OfManyClients(Summary, Protocol):
-    """A `Summary` that makes one client's rows as it makes those of many."""
-
-    def one_client(
-        self, features: jax.Array, labels: jax.Array, num_classes: int, key: jax.Array | None
-    ) -> Rows:
-        """Rows of one client, padded to what `own_sizes` say."""
-        labels = jnp.where(labels < num_classes, labels, -1)
-        rows = self.all_clients(
-            features, labels, jnp.zeros_like(labels), self.own_sizes(labels, num_classes), key
-        )
-        return replace(rows, client=None)
-
-    def own_sizes(self, labels: jax.Array, num_classes: int) -> tuple[int, ...]:
-        """Sizes of a federation of this client alone."""
-        return self.bounds(labels.shape[0])
+    rows: int
+    floats: int
+    flops: int
 
 
 @dataclass(frozen=True)
-class ClassMeans(OfManyClients):
-    """A row for each class of a client, or for each of several random subsets of it.
+class Summary:
+    """How examples become rows: a record of functions; hashable, as it is part of a compiled function's key.
 
     Attributes:
+        name: what is sent, in a word, which messages carry.
+        make: ``(features, labels, clients, sizes, key) -> Rows`` of all clients, padded as the sizes say.
+        sizes: ``(labels, clients) -> tuple`` of integers that ``make`` must know of the federation, on the
+            host: of rows, of clients, of the largest client. Upper bounds on them do as well.
+        cost: ``(labels, clients, dim) -> Cost``, on the host.
+        own_sizes: ``(labels, num_classes) -> tuple`` of a client alone; None for one size an example.
+        alone: ``(features, labels, num_classes) -> Rows`` of a client alone, or None where ``make`` is to be
+            called; None if it always is.
+        counts: whether ``own_sizes`` counts labels. Then a client's rows are better made outside ``jit``.
+        stays: whether the rows are the examples, which never leave the client.
+    """
+
+    name: str
+    make: Callable[[Any, Any, Any, tuple[int, ...], Any], Rows]
+    sizes: Callable[[Any, Any], tuple[int, ...]]
+    cost: Callable[[Any, Any, int], Cost]
+    own_sizes: Callable[[Any, int], tuple[int, ...]] | None = None
+    alone: Callable[[Any, Any, int], Rows | None] | None = None
+    counts: bool = False
+    stays: bool = False
+
+    def bounds(self, num_examples: int) -> tuple[int, ...]:
+        """Sizes that any federation of so many examples keeps within."""
+        none = np.zeros(0, np.int32)
+        return (max(1, num_examples),) * len(self.sizes(none, none))
+
+    def one_client(
+        self, features: jax.Array, labels: jax.Array, num_classes: int, key: jax.Array | None
+    ) -> Rows:
+        """Make the rows of one client, with padding."""
+        labels = jnp.where(labels < num_classes, labels, -1)
+        rows = None if self.alone is None else self.alone(features, labels, num_classes)
+        if rows is None:
+            size = labels.shape[0]
+            sizes = self.bounds(size) if self.own_sizes is None else self.own_sizes(labels, num_classes)
+            rows = self.make(features, labels, jnp.zeros_like(labels), sizes, key)
+        return replace(rows, client=None)
+
+
+def send_class_means(
+    num_subsets: int | None = 1, subset_size: int = 2, covariance: CovarianceType | None = None
+) -> Summary:
+    """Make a summary of a row for each class of a client, or for each of several random subsets of it.
+
+    Args:
         num_subsets: most subsets of a class; None for no bound but ``subset_size``.
         subset_size: examples that a subset has at least, unless the class has fewer.
         covariance: what is sent of the spread about each mean.
     """
-
-    num_subsets: int | None = 1
-    subset_size: int = 2
-    covariance: CovarianceType | None = None
-
-    def __post_init__(self) -> None:
-        check_subsets(self.num_subsets, self.subset_size)
-        check_choice("covariance", self.covariance, (None, *get_args(CovarianceType)))
-
-    def one_client(
-        self, features: jax.Array, labels: jax.Array, num_classes: int, key: jax.Array | None
-    ) -> Rows:
-        """Rows of one client: one a class, unless it has fewer examples."""
-        if self.num_subsets != 1 or labels.shape[0] < num_classes:
-            return super().one_client(features, labels, num_classes, key)
-        features, labels = as_examples(features, labels=labels)
-        # The class is the row: there is nothing to sort.
-        row = jnp.where(labels < num_classes, labels, -1)
-        return replace(rows_of(features, row, row, row, num_classes, self.covariance), client=None)
-
-    def own_sizes(self, labels: jax.Array, num_classes: int) -> tuple[int, ...]:
-        """A row for each example, or each subset of a class."""
-        most = labels.shape[0] if self.num_subsets is None else self.num_subsets * num_classes
-        return (max(1, min(labels.shape[0], most)),)
-
-    def sizes(self, labels: np.ndarray, clients: np.ndarray) -> tuple[int, ...]:
-        """Number of rows."""
-        return (count_rows(labels, clients, self.num_subsets, subset_size=self.subset_size),)
-
-    def bounds(self, num_examples: int) -> tuple[int, ...]:
-        """A row for each example, at most."""
-        return (max(1, num_examples),)
-
-    def all_clients(
-        self,
-        features: jax.Array,
-        labels: jax.Array,
-        clients: jax.Array,
-        sizes: tuple[int, ...],
-        key: jax.Array | None,
-    ) -> Rows:
-        """Rows of all clients, ordered by client and class."""
-        return client_rows(
-            features,
-            labels,
-            clients,
-            num_rows=sizes[0],
-            num_subsets=self.num_subsets,
-            subset_size=self.subset_size,
-            covariance=self.covariance,
-            key=key,
-        )
-
-    def floats(self, labels: np.ndarray, clients: np.ndarray, dim: int) -> tuple[int, int]:
-        """A mean a row, and its covariance's diagonal or one variance."""
-        (rows,) = self.sizes(labels, clients)
-        beside = {None: 0, "diagonal": dim, "spherical": 1}[self.covariance]
-        return rows, rows * (dim + beside)
-
-    def flops(self, labels: np.ndarray, clients: np.ndarray, dim: int) -> int:
-        """One addition for each number; to square what is left about the mean takes three more."""
-        return len(labels) * dim * (1 if self.covariance is None else 4)
+    check_subsets(num_subsets, subset_size)
+    check_choice("covariance", covariance, (None, *get_args(CovarianceType)))
+    subsets = {"num_subsets": num_subsets, "subset_size": subset_size}
+    return Summary(
+        "ClassMeans",
+        bound(_class_means, **subsets, covariance=covariance),
+        bound(_means_sizes, **subsets),
+        bound(_means_cost, **subsets, covariance=covariance),
+        bound(_own_means_sizes, num_subsets=num_subsets),
+        bound(_own_class_means, covariance=covariance) if num_subsets == 1 else None,
+    )
 
 
-@dataclass(frozen=True)
-class Examples:
-    """Each example is a row: the rounds' terms are made where the examples are, and only sums leave it."""
-
-    def one_client(
-        self, features: jax.Array, labels: jax.Array, num_classes: int, key: jax.Array | None
-    ) -> Rows:
-        """The client's examples."""
-        features, labels = as_examples(features, labels=labels)
-        return Rows.from_examples(features.astype(accumulation_dtype(features)), labels)
-
-    def sizes(self, labels: np.ndarray, clients: np.ndarray) -> tuple[int, ...]:
-        """Number of examples."""
-        return (max(1, len(labels)),)
-
-    def bounds(self, num_examples: int) -> tuple[int, ...]:
-        """A row for each example."""
-        return (max(1, num_examples),)
-
-    def all_clients(
-        self,
-        features: jax.Array,
-        labels: jax.Array,
-        clients: jax.Array,
-        sizes: tuple[int, ...],
-        key: jax.Array | None,
-    ) -> Rows:
-        """All examples as they are; those without a client become padding."""
-        features, labels, clients = as_examples(features, labels=labels, clients=clients)
-        rows = Rows.from_examples(
-            features.astype(accumulation_dtype(features)), jnp.where(clients >= 0, labels, -1), clients
-        )
-        short = sizes[0] - labels.shape[0]
-        return (
-            rows
-            if short <= 0
-            else jax.tree.map(lambda x: jnp.pad(x, [(0, short)] + [(0, 0)] * (x.ndim - 1)), rows)
-        )
-
-    def floats(self, labels: np.ndarray, clients: np.ndarray, dim: int) -> tuple[int, int]:
-        """All features, where they are sent as they are."""
-        kept = int(((np.asarray(labels) >= 0) & (np.asarray(clients) >= 0)).sum())
-        return kept, kept * dim
-
-    def flops(self, labels: np.ndarray, clients: np.ndarray, dim: int) -> int:
-        """None."""
-        return 0
+def _class_means(
+    features: Any, labels: Any, clients: Any, sizes: tuple[int, ...], key: Any, **options: Any
+) -> Rows:
+    """Ordered by client and class."""
+    return client_rows(features, labels, clients, num_rows=sizes[0], key=key, **options)
 
 
-@dataclass(frozen=True)
-class Mixtures(OfManyClients):
-    """A row for each component of a Gaussian mixture of each client's class, with the component's covariance.
+def _own_class_means(
+    features: Any, labels: Any, num_classes: int, *, covariance: CovarianceType | None
+) -> Rows | None:
+    """One a class: the class is the row, and there is nothing to sort."""
+    if labels.shape[0] < num_classes:
+        return None
+    features, row = as_examples(features, labels=labels)
+    return rows_of(features, row, row, row, num_classes, covariance)
 
-    Attributes:
+
+def _means_sizes(labels: Any, clients: Any, **subsets: Any) -> tuple[int, ...]:
+    return (count_rows(labels, clients, **subsets),)
+
+
+def _own_means_sizes(labels: Any, num_classes: int, *, num_subsets: int | None) -> tuple[int, ...]:
+    most = labels.shape[0] if num_subsets is None else num_subsets * num_classes
+    return (max(1, min(labels.shape[0], most)),)
+
+
+def _means_cost(
+    labels: Any, clients: Any, dim: int, *, covariance: CovarianceType | None, **subsets: Any
+) -> Cost:
+    """One addition for each number; to square what is left about the mean takes three more."""
+    rows = count_rows(labels, clients, **subsets)
+    numbers = dim + {None: 0, "diagonal": dim, "spherical": 1}[covariance]
+    return Cost(rows, rows * numbers, len(labels) * dim * (1 if covariance is None else 4))
+
+
+def keep_examples() -> Summary:
+    """Make the summary whose rows are the examples: rounds sum where these are, and only sums leave them."""
+    return Summary("Examples", _examples, _examples_sizes, _examples_cost, _own_examples, stays=True)
+
+
+def _examples(features: Any, labels: Any, clients: Any, sizes: tuple[int, ...], key: Any) -> Rows:
+    """As they are; those without a client become padding."""
+    features, labels, clients = as_examples(features, labels=labels, clients=clients)
+    labels = jnp.where(clients >= 0, labels, -1)
+    rows = Rows.from_examples(features.astype(accumulation_dtype(features)), labels, clients)
+    short = sizes[0] - labels.shape[0]
+    if short <= 0:
+        return rows
+    return jax.tree.map(lambda x: jnp.pad(x, [(0, short)] + [(0, 0)] * (x.ndim - 1)), rows)
+
+
+def _examples_sizes(labels: Any, clients: Any) -> tuple[int, ...]:
+    return (max(1, len(labels)),)
+
+
+def _own_examples(labels: Any, num_classes: int) -> tuple[int, ...]:
+    return (labels.shape[0],)
+
+
+def _examples_cost(labels: Any, clients: Any, dim: int) -> Cost:
+    """All features, where they are sent as they are."""
+    kept = int(((np.asarray(labels) >= 0) & (np.asarray(clients) >= 0)).sum())
+    return Cost(kept, kept * dim, 0)
+
+
+def send_mixtures(num_components: int = 1, covariance: Structure = "diagonal") -> Summary:
+    """Make a summary of a row for each component of a Gaussian mixture of each client's class.
+
+    Args:
         num_components: most components of a client's class.
-        covariance: structure of the components' covariances.
+        covariance: structure of the components' covariances, which are sent too.
     """
+    check_positive("num_components", num_components)
+    check_choice("covariance", covariance, get_args(Structure))
+    options = {"num_components": num_components, "covariance": covariance}
+    return Summary(
+        "Mixtures",
+        bound(_mixtures, **options),
+        mixture_sizes,
+        bound(_mixtures_cost, **options),
+        _own_mixtures_sizes,
+        counts=True,
+    )
 
-    num_components: int = 1
-    covariance: Structure = "diagonal"
 
-    def __post_init__(self) -> None:
-        check_positive("num_components", self.num_components)
-        check_choice("covariance", self.covariance, get_args(Structure))
+def _mixtures(
+    features: Any, labels: Any, clients: Any, sizes: tuple[int, ...], key: Any, **options: Any
+) -> Rows:
+    """Ordered by client, class and component."""
+    if key is None:
+        raise ValueError("key: expected a PRNG key as mixtures start from random examples, got None")
+    if not labels.shape[0]:
+        # A mixture is of one example at least; padding is one.
+        features, labels = jnp.zeros((1, features.shape[1]), features.dtype), jnp.full(1, -1, jnp.int32)
+        clients = labels
+    groups, size = sizes
+    return client_mixtures(features, labels, clients, num_groups=groups, group_size=size, key=key, **options)
 
-    def one_client(
-        self, features: jax.Array, labels: jax.Array, num_classes: int, key: jax.Array | None
-    ) -> Rows:
-        """Rows of one client, padded to what `own_sizes` say."""
-        if labels.shape[0] == 0:
-            # A mixture is of one example at least; padding is one.
-            features, labels = jnp.zeros((1, features.shape[1]), features.dtype), jnp.full(1, -1, jnp.int32)
-        return super().one_client(features, labels, num_classes, key)
 
-    def own_sizes(self, labels: jax.Array, num_classes: int) -> tuple[int, ...]:
-        """Counted where the labels are known, as a mixture's cost grows with the bounds."""
-        if is_traced(labels):
-            return self.bounds(labels.shape[0])
-        pairs, examples = self.sizes(np.asarray(labels), np.zeros(labels.shape[0], int))
-        # Few sizes: compiling takes longer than fitting some empty groups.
-        return min(max(num_classes, pairs), few_sizes(pairs)), few_sizes(examples)
+def _own_mixtures_sizes(labels: Any, num_classes: int) -> tuple[int, ...]:
+    """Counted where the labels are known, as a mixture's cost grows with the sizes."""
+    size = max(1, labels.shape[0])
+    if is_traced(labels):
+        return size, size
+    pairs, examples = mixture_sizes(np.asarray(labels), np.zeros(labels.shape[0], int))
+    # Few sizes: compiling takes longer than fitting some empty groups.
+    return min(max(num_classes, pairs), few_sizes(pairs)), few_sizes(examples)
 
-    def sizes(self, labels: np.ndarray, clients: np.ndarray) -> tuple[int, ...]:
-        """Number of client-class pairs, and examples of the largest."""
-        return mixture_sizes(labels, clients)
 
-    def bounds(self, num_examples: int) -> tuple[int, ...]:
-        """A pair for each example, or all examples in one."""
-        return max(1, num_examples), max(1, num_examples)
+def _mixtures_cost(
+    labels: Any, clients: Any, dim: int, *, num_components: int, covariance: Structure
+) -> Cost:
+    """A mean and a covariance for each component, where no class has equal examples; at most 50 steps."""
+    sizes = pair_sizes(labels, clients)
+    components = np.clip(sizes // 2, 1, num_components)
+    rows, full = int(components.sum()), covariance == "full"
+    step = components * sizes * dim * (3 * dim if full else 8) + components * (dim**3 // 3 if full else 0)
+    numbers = dim + {"full": dim * dim, "diagonal": dim, "spherical": 1}[covariance]
+    return Cost(rows, rows * numbers, int(50 * step.sum()))
 
-    def all_clients(
-        self,
-        features: jax.Array,
-        labels: jax.Array,
-        clients: jax.Array,
-        sizes: tuple[int, ...],
-        key: jax.Array | None,
-    ) -> Rows:
-        """Rows of all clients, ordered by client, class and component."""
-        if key is None:
-            raise ValueError("key: expected a PRNG key as mixtures start from random examples, got None")
-        num_groups, group_size = sizes
-        return client_mixtures(
-            features,
-            labels,
-            clients,
-            num_groups=num_groups,
-            group_size=group_size,
-            num_components=self.num_components,
-            covariance=self.covariance,
-            key=key,
-        )
 
-    def _components(self, labels: np.ndarray, clients: np.ndarray) -> np.ndarray:
-        return np.clip(pair_sizes(labels, clients) // 2, 1, self.num_components)
+def send_directions(num_directions: int, centred: bool = True) -> Summary:
+    """Make a summary of a row for each class of a client, then its residual directions.
 
-    def floats(self, labels: np.ndarray, clients: np.ndarray, dim: int) -> tuple[int, int]:
-        """A mean and a covariance for each component, where no class has equal examples."""
-        rows = int(self._components(labels, clients).sum())
-        return rows, rows * (dim + {"full": dim * dim, "diagonal": dim, "spherical": 1}[self.covariance])
+    Args:
+        num_directions: most directions of a client.
+        centred: whether they are directions of its residuals, not of its examples. Of examples it sends the
+            trace of what the directions leave out too.
+    """
+    check_positive("num_directions", num_directions)
+    options = {"num_directions": num_directions, "centred": centred}
+    return Summary(
+        "DirectedMeans",
+        bound(_directions, **options),
+        _directions_sizes,
+        bound(_directions_cost, **options),
+        _own_directions_sizes,
+    )
 
-    def flops(self, labels: np.ndarray, clients: np.ndarray, dim: int) -> int:
-        """At most, in 50 steps; see `gaussian_mixture`."""
-        sizes, components = pair_sizes(labels, clients), self._components(labels, clients)
-        step = components * sizes * dim * (3 * dim if self.covariance == "full" else 8)
-        if self.covariance == "full":
-            step = step + components * dim**3 // 3
-        return int(50 * step.sum())
+
+def _directions(
+    features: Any, labels: Any, clients: Any, sizes: tuple[int, ...], key: Any, **options: Any
+) -> Rows:
+    """Means, ordered by client and class, then the directions, ordered by client."""
+    rows, senders, most = sizes
+    more = {"num_rows": rows, "num_clients": senders, "client_size": most, **options}
+    return directed_rows(features, labels, clients, **more)
+
+
+def _directions_sizes(labels: Any, clients: Any) -> tuple[int, ...]:
+    """Rows that are means, clients, and examples of the largest client."""
+    largest = client_sizes(labels, clients)[1].max(initial=1)
+    return count_rows(labels, clients), max(1, count_clients(labels, clients)), int(largest)
+
+
+def _own_directions_sizes(labels: Any, num_classes: int) -> tuple[int, ...]:
+    size = max(1, labels.shape[0])
+    return min(size, num_classes), 1, size
+
+
+def _directions_cost(labels: Any, clients: Any, dim: int, *, num_directions: int, centred: bool) -> Cost:
+    """A mean a row, and of each client min(q, n_k − rows, d) directions; if centred at 0, min(q, n_k, d).
+
+    Directions of examples come with a number beside each row. A mean and a residual cost n·d each, then with
+    s = min(n, d) a product and an ``eigh`` of size s.
+    """
+    rows, sizes = client_sizes(labels, clients)
+    degrees = sizes - rows if centred else sizes
+    lines = int(rows.sum() + np.minimum(np.minimum(degrees, num_directions), dim).sum())
+    sizes = sizes.astype(float)
+    smaller = np.minimum(sizes, dim)
+    flops = (2 * sizes * dim + 2 * sizes * dim * smaller + 9 * smaller**3).sum()
+    return Cost(lines, lines * (dim if centred else dim + 1), int(flops))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,164 +12,86 @@ import jax.numpy as jnp
 from covfree.core.types import Moments, Rows
 from covfree.estimators import Freedom, Weighting, first_moments, within_factor
 from covfree.estimators.class_scatter import row_scatter
-from covfree.estimators.components import (
-    ComponentMoments,
-    component_factor,
-    component_freedom,
-    component_moments,
-)
+from covfree.estimators.components import component_factor, component_freedom, component_moments
 from covfree.estimators.directed import DirectedMoments, directed_factor, directed_freedom, directed_moments
 from covfree.estimators.moments import example_moments
 from covfree.estimators.scatter import centred_rows, class_weights
-
-
-@runtime_checkable
-class Within(Protocol):
-    """An estimator of the within-class scatter Ŵ as a sum over rows; hashable."""
-
-    def first(self, rows: Rows, num_classes: int) -> Any:
-        """What must be known of all rows first; adds up over rows."""
-        ...
-
-    def moments(self, first: Any) -> Moments:
-        """The class moments in it."""
-        ...
-
-    def factor(self, rows: Rows, first: Any) -> jax.Array:
-        """Y with YᵀY = Ŵ, up to what `inner` adds."""
-        ...
-
-    def inner(self, rows: Rows, first: Any) -> jax.Array | None:
-        """What clients sent of the scatter inside the rows: its diagonal, or one number for all."""
-        ...
-
-    def freedom(self, first: Any) -> Freedom:
-        """Of Ŵ/(N − C)."""
-        ...
-
-    def class_weight(self, first: Any) -> jax.Array | None:
-        """w_c with Ŵ/(N − C) = Σ_r w_c n_r (x_r − μ_c)(x_r − μ_c)ᵀ; None if Ŵ is made otherwise."""
-        ...
+from covfree.methods.rounds import bound
 
 
 @dataclass(frozen=True)
-class FromMeans:
-    """FedCOF: from how the rows' means spread."""
+class Within:
+    """An estimator of the within-class scatter Ŵ as a sum over rows: a record of functions; hashable.
 
-    weighting: Weighting
+    Attributes:
+        first: ``(rows, num_classes) -> first``, what must be known of all rows first; adds up over rows. It
+            is the `Moments`, or has them as ``moments``.
+        factor: ``(rows, first) -> Y`` with YᵀY = Ŵ, up to what ``inner`` adds.
+        freedom: ``(first) -> Freedom`` of Ŵ/(N − C).
+        inner: ``(rows, first) -> array``, what clients sent of the scatter inside the rows: its diagonal, or
+            one number for all; None for nothing.
+        class_weight: ``(first) -> w_c`` with Ŵ/(N − C) = Σ_r w_c n_r (x_r − μ_c)(x_r − μ_c)ᵀ; None if Ŵ is
+            made otherwise.
+    """
 
-    def first(self, rows: Rows, num_classes: int) -> Moments:
-        """The moments are enough."""
-        return first_moments(rows, num_classes)
-
-    def moments(self, first: Moments) -> Moments:
-        """Themselves."""
-        return first
-
-    def factor(self, rows: Rows, first: Moments) -> jax.Array:
-        """As `within_factor`."""
-        return within_factor(rows, first, weighting=self.weighting)
-
-    def inner(self, rows: Rows, first: Moments) -> None:
-        """Estimated, not sent."""
-        return None
-
-    def freedom(self, first: Moments) -> Freedom:
-        """K_c − 1 degrees for each class."""
-        return Freedom.of_classes(first, self.class_weight(first))
-
-    def class_weight(self, first: Moments) -> jax.Array:
-        """Of the weighting."""
-        return class_weights(first, self.weighting) / jnp.maximum(first.within_degrees, 1)
+    first: Callable[[Rows, int], Any]
+    factor: Callable[[Rows, Any], jax.Array]
+    freedom: Callable[[Any], Freedom]
+    inner: Callable[[Rows, Any], jax.Array] | None = None
+    class_weight: Callable[[Any], jax.Array] | None = None
 
 
-@dataclass(frozen=True)
-class FromVariances:
-    """The clients' own variances about their means, and how the means spread: no sampling error."""
-
-    def first(self, rows: Rows, num_classes: int) -> Moments:
-        """Every example was an observation, not every mean."""
-        return example_moments(rows, num_classes)
-
-    def moments(self, first: Moments) -> Moments:
-        """Themselves."""
-        return first
-
-    def factor(self, rows: Rows, first: Moments) -> jax.Array:
-        """Of the scatter between the means."""
-        return centred_rows(rows, first, jnp.ones_like(first.total[:, 0]))
-
-    def inner(self, rows: Rows, first: Moments) -> jax.Array:
-        """Σ_r (n_r − 1) S_r of the variances that came with the rows."""
-        if rows.covariance is None:
-            raise ValueError("rows: expected a covariance with each row, as the method sends it; got none")
-        return jnp.asarray(row_scatter(rows, first.total.shape[0]))
-
-    def freedom(self, first: Moments) -> Freedom:
-        """N_c − 1 degrees for each class."""
-        weight = jnp.full_like(first.total[:, 0], 1) / jnp.maximum(first.within_degrees, 1)
-        return Freedom.of_classes(first, weight)
-
-    def class_weight(self, first: Any) -> None:
-        """None: the variances come on top."""
-        return None
+def moments_of(first: Any) -> Moments:
+    """The class moments in what is known of all rows first."""
+    return first if isinstance(first, Moments) else first.moments
 
 
-@dataclass(frozen=True)
-class FromComponents:
+def from_means(weighting: Weighting) -> Within:
+    """FedCOF's: from how the rows' means spread, with K_c − 1 degrees of freedom for each class."""
+    weight = bound(_class_weight, weighting=weighting)
+    factor = bound(within_factor, weighting=weighting)
+    return Within(first_moments, factor, bound(_class_freedom, weight=weight), class_weight=weight)
+
+
+def _class_weight(moments: Moments, *, weighting: Weighting) -> jax.Array:
+    return class_weights(moments, weighting) / jnp.maximum(moments.within_degrees, 1)
+
+
+def _class_freedom(moments: Moments, *, weight: Callable[[Moments], jax.Array]) -> Freedom:
+    return Freedom.of_classes(moments, weight(moments))
+
+
+def from_variances() -> Within:
+    """Clients' own variances about their means, and how the means spread: no sampling error."""
+    freedom = bound(_class_freedom, weight=_equal_weight)
+    return Within(example_moments, _between_factor, freedom, _sent_variances)
+
+
+def _equal_weight(moments: Moments) -> jax.Array:
+    return jnp.full_like(moments.total[:, 0], 1) / jnp.maximum(moments.within_degrees, 1)
+
+
+def _between_factor(rows: Rows, moments: Moments) -> jax.Array:
+    return centred_rows(rows, moments, jnp.ones_like(moments.total[:, 0]))
+
+
+def _sent_variances(rows: Rows, moments: Moments) -> jax.Array:
+    """Σ_r (n_r − 1) S_r of the variances that came with the rows."""
+    if rows.covariance is None:
+        raise ValueError("rows: expected a covariance with each row, as the method sends it; got none")
+    return jnp.asarray(row_scatter(rows, moments.total.shape[0]))
+
+
+def from_components(weighting: Weighting) -> Within:
     """From the spread of a client's own means, free of client shift, and how clients are seen to differ."""
-
-    weighting: Weighting
-
-    def first(self, rows: Rows, num_classes: int) -> ComponentMoments:
-        """The moments, and how many means stand for each client's class."""
-        return component_moments(rows, num_classes)
-
-    def moments(self, first: ComponentMoments) -> Moments:
-        """Of all rows."""
-        return first.moments
-
-    def factor(self, rows: Rows, first: ComponentMoments) -> jax.Array:
-        """As `component_factor`."""
-        return component_factor(rows, first, weighting=self.weighting)
-
-    def inner(self, rows: Rows, first: ComponentMoments) -> None:
-        """Estimated, not sent."""
-        return None
-
-    def freedom(self, first: ComponentMoments) -> Freedom:
-        """As `component_freedom`."""
-        return component_freedom(first, self.weighting)
-
-    def class_weight(self, first: Any) -> None:
-        """None: the spread within a client weighs more."""
-        return None
+    factor = bound(component_factor, weighting=weighting)
+    return Within(component_moments, factor, bound(component_freedom, weighting=weighting))
 
 
-@dataclass(frozen=True)
-class FromDirections:
+def from_directions() -> Within:
     """From the scatter between means, and the leading directions of that inside them."""
+    return Within(directed_moments, _directed_factor, directed_freedom)
 
-    def first(self, rows: Rows, num_classes: int) -> DirectedMoments:
-        """The moments, and the number of directions."""
-        return directed_moments(rows, num_classes)
 
-    def moments(self, first: DirectedMoments) -> Moments:
-        """Of the rows that are means."""
-        return first.moments
-
-    def factor(self, rows: Rows, first: DirectedMoments) -> jax.Array:
-        """As `directed_factor`."""
-        return directed_factor(rows, first.moments)
-
-    def inner(self, rows: Rows, first: DirectedMoments) -> None:
-        """All of it is in the directions."""
-        return None
-
-    def freedom(self, first: DirectedMoments) -> Freedom:
-        """As `directed_freedom`."""
-        return directed_freedom(first)
-
-    def class_weight(self, first: Any) -> None:
-        """None: the directions come on top."""
-        return None
+def _directed_factor(rows: Rows, first: DirectedMoments) -> jax.Array:
+    return directed_factor(rows, first.moments)

@@ -14,7 +14,7 @@ from covfree.core.doors import check_int32
 from covfree.core.keys import check_key
 from covfree.core.padding import as_arrays, pad_rows
 from covfree.core.types import AnyArray, Message, PRNGKey, Rows, is_traced
-from covfree.methods import Method, Mixtures
+from covfree.methods import Method
 from covfree.methods.method import check_method
 from covfree.statistics.groups import as_examples
 
@@ -64,7 +64,7 @@ def client_message(
     check(features, labels, num_classes=num_classes)
     features, labels = as_examples(features, labels=labels)
     # Mixtures are compiled for sizes that they count themselves.
-    make = Method.made if isinstance(method.summary, Mixtures) else _made
+    make = Method.made if method.summary.counts else _made
     part = method.client_part()
     if method.message is not None:
         part = replace(part, params=method.params)

@@ -8,7 +8,7 @@ from precision import x64
 
 import covfree
 from covfree.core.doors import as_int32
-from covfree.methods import Examples, Method
+from covfree.methods import Method, keep_examples
 
 pytestmark = pytest.mark.usefixtures("untyped")
 
@@ -160,7 +160,7 @@ MISUSE = {
     ),
     "a method that would send its examples": (
         lambda: covfree.client_message(
-            Method(None, "own", Examples(), NCM.rounds, None, NCM.head), FEATURES, LABELS, num_classes=3
+            Method(None, "own", keep_examples(), NCM.rounds, None, NCM.head), FEATURES, LABELS, num_classes=3
         ),
         "method: expected one of a single message from each client, got 'own', whose clients send sums",
     ),

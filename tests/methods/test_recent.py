@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression
 
 import covfree
 from covfree.data import load_digits
-from covfree.methods import LocalHeads
+from covfree.methods import send_heads
 
 KEY = jax.random.key(0)
 
@@ -179,4 +179,4 @@ def test_what_an_ensemble_is_not_for():
     with pytest.raises(ValueError, match="average: expected one of"):
         covfree.ensemble("votes")
     with pytest.raises(ValueError, match="l2: expected a finite number of at least 0"):
-        LocalHeads(-1.0)
+        send_heads(-1.0)

@@ -13,26 +13,36 @@ from federations import CLASSES, DIM
 from precision import assert_close
 
 import covfree
-from covfree.methods import Examples
-from covfree.methods.summaries import ClassMeans, Mixtures, Summary
+from covfree.methods import (
+    Summary,
+    keep_examples,
+    send_class_means,
+    send_mixtures,
+)
 
 KEY = jax.random.key(2)
 MEANS = [
-    ClassMeans(),
-    ClassMeans(covariance="diagonal"),
-    ClassMeans(covariance="spherical"),
-    ClassMeans(3),
-    ClassMeans(None, 4),
+    send_class_means(),
+    send_class_means(covariance="diagonal"),
+    send_class_means(covariance="spherical"),
+    send_class_means(3),
+    send_class_means(None, 4),
 ]
-ALL = [*MEANS, Examples(), Mixtures(2)]
-each = pytest.mark.parametrize("summary", ALL, ids=str)
+ALL = [*MEANS, keep_examples(), send_mixtures(2)]
+
+
+def named(value):
+    return value.name if isinstance(value, Summary) else str(value)
+
+
+each = pytest.mark.parametrize("summary", ALL, ids=named)
 
 
 def rows_of(summary: Summary, sizes=None, made: federations.Federation | None = None) -> covfree.Rows:
     """Of a federation, by default of two clients (a mixture compiles for each size), with padding."""
     x, y, k = ragged("fedpft") if made is None else made
     sizes = summary.sizes(y, k) if sizes is None else sizes
-    return summary.all_clients(jnp.asarray(x), jnp.asarray(y), jnp.asarray(k), sizes, KEY)
+    return summary.make(jnp.asarray(x), jnp.asarray(y), jnp.asarray(k), sizes, KEY)
 
 
 def kept(rows: covfree.Rows) -> np.ndarray:
@@ -56,7 +66,7 @@ def test_floats_are_the_numbers_in_the_rows(summary):
     numbers = np.asarray(rows.mean)[sent].size
     if rows.covariance is not None:
         numbers += np.asarray(rows.covariance)[sent].size
-    assert summary.floats(labels, clients, DIM) == (sent.sum(), numbers)
+    assert summary.cost(labels, clients, DIM)[:2] == (sent.sum(), numbers)
 
 
 @each
@@ -73,7 +83,7 @@ def test_every_example_is_in_a_row_of_its_class_and_client(summary):
             np.testing.assert_allclose(sums, features[mine].sum(0), atol=1e-4)
 
 
-@pytest.mark.parametrize("summary", MEANS, ids=str)
+@pytest.mark.parametrize("summary", MEANS, ids=named)
 def test_sizes_are_just_enough(summary):
     """One row fewer cannot hold all; a row more is padding."""
     _, labels, clients = ragged()
@@ -98,7 +108,7 @@ def test_bounds_are_at_least_the_sizes(summary, number):
     assert min(summary.bounds(number)) >= 1  # a compiled function needs a row
 
 
-@pytest.mark.parametrize("summary", MEANS[:3], ids=str)
+@pytest.mark.parametrize("summary", MEANS[:3], ids=named)
 def test_one_client_is_as_among_all(summary):
     """Where nothing is drawn; a row for each class (and subset), and nobody's by name."""
     everybody = rows_of(summary, made=ragged())
@@ -106,7 +116,7 @@ def test_one_client_is_as_among_all(summary):
         x, y = deployed.examples(client)
         rows = summary.one_client(jnp.asarray(x), jnp.asarray(y), CLASSES, None)
         assert rows.client is None
-        assert rows.count.shape == (min(deployed.SIZE, (summary.num_subsets or deployed.SIZE) * CLASSES),)
+        assert rows.count.shape == (CLASSES,)
         own = np.asarray(everybody.client) == client
         for field in ("mean", "count", "label", "covariance"):
             expected, actual = getattr(everybody, field), getattr(rows, field)
@@ -115,7 +125,7 @@ def test_one_client_is_as_among_all(summary):
                 assert_close(np.asarray(actual)[kept(rows)], np.asarray(expected)[own], 1e-5)
 
 
-@pytest.mark.parametrize("summary", [*MEANS, Mixtures(2)], ids=str)
+@pytest.mark.parametrize("summary", [*MEANS, send_mixtures(2)], ids=named)
 def test_a_label_past_the_end_is_padding(summary):
     x, y = deployed.examples(83)
     (at,) = np.flatnonzero(y >= 0)
@@ -127,18 +137,18 @@ def test_a_label_past_the_end_is_padding(summary):
 def test_examples_are_rows_as_they_are():
     """Those without a client are padding; a size beyond their number is filled up."""
     features, labels, clients = ragged()
-    rows = rows_of(Examples(), (100,), ragged())
+    rows = rows_of(keep_examples(), (100,), ragged())
     np.testing.assert_array_equal(rows.mean[:80], features)
     np.testing.assert_array_equal(rows.label[:80], np.where(clients >= 0, labels, -1))
     np.testing.assert_array_equal(rows.client[:80], clients)
     np.testing.assert_array_equal(rows.count, [1] * 80 + [0] * 20)
     assert kept(rows).sum() == ragged().kept.sum()
     half = ragged().with_features(features.astype(np.float16))
-    assert rows_of(Examples(), made=half).mean.dtype == np.float32
+    assert rows_of(keep_examples(), made=half).mean.dtype == np.float32
 
 
 @pytest.mark.parametrize(
-    ("summary", "name"), [(ClassMeans(3), "num_subsets"), (Mixtures(), "mixtures")], ids=str
+    ("summary", "name"), [(send_class_means(3), "num_subsets"), (send_mixtures(), "mixtures")], ids=named
 )
 def test_what_draws_needs_a_key(summary, name):
     with pytest.raises(ValueError, match=f"key: expected a PRNG key as {name}"):
@@ -148,26 +158,30 @@ def test_what_draws_needs_a_key(summary, name):
 @each
 def test_operations_grow_with_the_examples(summary):
     labels, clients = np.arange(40) % 2, np.zeros(40, int)
-    one, two = (summary.flops(np.tile(labels, r), np.tile(clients, r), DIM) for r in (1, 2))
+    one, two = (summary.cost(np.tile(labels, r), np.tile(clients, r), DIM).flops for r in (1, 2))
     assert two == 2 * one
-    assert (one > 0) != isinstance(summary, Examples)
-    assert summary.flops(labels[:0], clients[:0], DIM) == 0
+    assert (one > 0) != summary.stays
+    assert summary.cost(labels[:0], clients[:0], DIM).flops == 0
 
 
 @pytest.mark.usefixtures("untyped")
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
-        (lambda: ClassMeans(0), ValueError, "num_subsets: expected an integer of at least 1, got 0"),
-        (lambda: ClassMeans(1.5), TypeError, r"num_subsets: expected an integer of at least 1, got 1\.5"),
-        (lambda: ClassMeans(2, 0), ValueError, "subset_size: expected an integer of at least 1, got 0"),
+        (lambda: send_class_means(0), ValueError, "num_subsets: expected an integer of at least 1, got 0"),
         (
-            lambda: ClassMeans(covariance="full"),
+            lambda: send_class_means(1.5),
+            TypeError,
+            r"num_subsets: expected an integer of at least 1, got 1\.5",
+        ),
+        (lambda: send_class_means(2, 0), ValueError, "subset_size: expected an integer of at least 1, got 0"),
+        (
+            lambda: send_class_means(covariance="full"),
             ValueError,
             r"covariance: expected one of \(None, 'diagonal', 'spherical'\), got 'full'",
         ),
-        (lambda: Mixtures(0), ValueError, "num_components: expected an integer of at least 1, got 0"),
-        (lambda: Mixtures(2, "round"), ValueError, "covariance: expected one of .*, got 'round'"),
+        (lambda: send_mixtures(0), ValueError, "num_components: expected an integer of at least 1, got 0"),
+        (lambda: send_mixtures(2, "round"), ValueError, "covariance: expected one of .*, got 'round'"),
     ],
 )
 def test_errors(make, error, text):

@@ -106,7 +106,7 @@ def test_methods_are_algorithms(name):
         done = run(as_algorithm(method, num_classes=CLASSES), *DATA, key=KEY)
         np.testing.assert_allclose(done.result(DATA[0]), scores, **close)
         # A message's rows are counted with their counts and labels, and with whose they are.
-        sketches = method.summary.__class__.__name__ == "DirectedMeans"
+        sketches = method.summary.name == "DirectedMeans"
         assert done.history[0]["bytes_up"] - sent.counts / 8 * (4 + sketches) == sent.total
     if name == "fedpft":
         with pytest.raises(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import covfree
-from covfree.methods import ClassMeans, Method, phases
+from covfree.methods import Method, phases, send_class_means
 from covfree.testing import check_method
 from covfree.testing.method import METHOD_LAWS
 
@@ -28,7 +28,8 @@ def means_head(params, system, moments):
     return covfree.LinearHead(mean.T, bias, moments.present.astype(mean.dtype))
 
 
-SOUND = Method(0.0, "distance", ClassMeans(), phases(moments_phase), None, means_head)
+MEANS = send_class_means()
+SOUND = Method(0.0, "distance", MEANS, phases(moments_phase), None, means_head)
 
 
 def check(method, *laws, **options):
@@ -46,60 +47,45 @@ def broken_head(change):
     return replace(SOUND, head=head)
 
 
-class Summary(ClassMeans):
+class Unequal:
     """Class means, told apart by identity."""
 
-    __hash__ = object.__hash__
-
-    def __eq__(self, other):
-        return self is other
+    def __call__(self, *arguments):
+        return MEANS.make(*arguments)
 
     def __deepcopy__(self, memo):
         return type(self)()
 
 
-@dataclass(frozen=True)
-class ByPlace(ClassMeans):
+def by_place(features, labels, clients, sizes, key):
     """The later examples count for more."""
-
-    def all_clients(self, features, labels, clients, sizes, key):
-        growing = features * jnp.linspace(1, 2, len(labels))[:, None].astype(features.dtype)
-        return super().all_clients(growing, labels, clients, sizes, key)
+    growing = features * jnp.linspace(1, 2, len(labels))[:, None].astype(features.dtype)
+    return MEANS.make(growing, labels, clients, sizes, key)
 
 
-@dataclass(frozen=True)
-class ByNumber(ClassMeans):
+def by_number(features, labels, clients, sizes, key):
     """Clients of large numbers count for more."""
-
-    def all_clients(self, features, labels, clients, sizes, key):
-        grown = features * (1 + jnp.asarray(clients)[:, None].astype(features.dtype))
-        return super().all_clients(grown, labels, clients, sizes, key)
+    grown = features * (1 + jnp.asarray(clients)[:, None].astype(features.dtype))
+    return MEANS.make(grown, labels, clients, sizes, key)
 
 
-@dataclass(frozen=True)
-class Centred(ClassMeans):
+def centred(features, labels, clients, sizes, key):
     """Padding counts in the mean that is taken off."""
-
-    def all_clients(self, features, labels, clients, sizes, key):
-        centred = features - jnp.nan_to_num(features).mean(0)[None, :]
-        return super().all_clients(centred, labels, clients, sizes, key)
+    centred = features - jnp.nan_to_num(features).mean(0)[None, :]
+    return MEANS.make(centred, labels, clients, sizes, key)
 
 
-@dataclass(frozen=True)
-class Spoiling(ClassMeans):
+def spoiling(labels, clients):
     """Writes into the caller's array."""
-
-    def sizes(self, labels, clients):
+    if len(clients):
         clients[0] += 1
-        return super().sizes(labels, clients)
+    return MEANS.sizes(labels, clients)
 
 
-@dataclass(frozen=True)
-class OtherAlone(ClassMeans):
+def other_alone(features, labels, num_classes):
     """A client alone makes something else of its examples."""
-
-    def one_client(self, features, labels, num_classes, key):
-        return super().one_client(2 * features, labels, num_classes, key)
+    assert MEANS.alone is not None
+    return MEANS.alone(2 * features, labels, num_classes)
 
 
 def largest_phase(params, totals, rows, num_classes):
@@ -135,17 +121,17 @@ class WordyHead(covfree.LinearHead):
 BROKEN = {
     "pytree": replace(SOUND, params=np.float32(np.nan)),
     "scores": broken_head(lambda head, moments: WordyHead(**vars(head))),
-    "pure": replace(SOUND, summary=Spoiling()),
+    "pure": replace(SOUND, summary=replace(MEANS, sizes=spoiling)),
     "jit": broken_head(on_values),
-    "padding": replace(SOUND, summary=Centred()),
-    "order": replace(SOUND, summary=ByPlace()),
-    "clients": replace(SOUND, summary=ByNumber()),
+    "padding": replace(SOUND, summary=replace(MEANS, make=centred)),
+    "order": replace(SOUND, summary=replace(MEANS, make=by_place)),
+    "clients": replace(SOUND, summary=replace(MEANS, make=by_number)),
     "classes": broken_head(lambda head, _: replace(head, bias=head.bias + jnp.arange(6.0))),
     "finite": broken_head(lambda head, _: replace(head, present=None)),
     "learns": broken_head(lambda head, _: replace(head, weight=-head.weight)),
     "scaling": broken_head(lambda head, moments: replace(head, bias=head.bias + 5.0 * moments.num_rows)),
     "splitting": replace(SOUND, rounds=phases(largest_phase), head=over_largest),
-    "messages": replace(SOUND, summary=OtherAlone()),
+    "messages": replace(SOUND, summary=replace(MEANS, alone=other_alone)),
     "gradients": replace(SOUND, head=stopped),
 }
 
@@ -178,9 +164,9 @@ def test_padding_is_blamed_for_what_padding_does():
 
 def test_records_that_compile_anew_are_caught():
     with pytest.raises(AssertionError, match=r"breaks the law 'pytree'.*\n.*a copy has another structure"):
-        check(replace(SOUND, summary=Summary()), "pytree")
+        check(replace(SOUND, summary=replace(MEANS, make=Unequal())), "pytree")
     with pytest.raises(AssertionError, match=r"breaks the law 'trace'.*\n.*traced 2 times"):
-        check(replace(SOUND, summary=Summary()), "trace")
+        check(replace(SOUND, summary=replace(MEANS, make=Unequal())), "trace")
 
 
 def test_every_law_has_something_that_breaks_it():

@@ -15,7 +15,7 @@ from covfree.methods.fed3r import gram_merge, gram_phase
 from covfree.methods.message_form import own_solutions
 from covfree.methods.method import Method
 from covfree.methods.rounds import phases
-from covfree.methods.summaries import Examples
+from covfree.methods.summaries import keep_examples
 
 
 class AflNumbers(NamedTuple):
@@ -70,4 +70,4 @@ def afl(gamma: Scalar = 1.0, *, ridge: Scalar = 0.0) -> Method[LinearHead]:
     Federated Learning with Pre-trained Models".
     """
     numbers = AflNumbers(check_strength("gamma", gamma), check_strength("ridge", ridge))
-    return Method(numbers, "afl", Examples(), phases(gram_phase), _system, _head, own_solutions(_merge))
+    return Method(numbers, "afl", keep_examples(), phases(gram_phase), _system, _head, own_solutions(_merge))

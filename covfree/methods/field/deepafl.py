@@ -16,10 +16,10 @@ from covfree.core.lapack import eigh
 from covfree.core.products import product, symmetric_product
 from covfree.core.types import AnyArray, LinearHead, Scalar, accumulation_dtype
 from covfree.heads.mapped import MappedHead
-from covfree.methods.field.least_squares import Normal, OverExamples, least_squares, normal_terms
+from covfree.methods.field.least_squares import Normal, least_squares, normal_terms, over_examples
 from covfree.methods.method import Method
 from covfree.methods.rounds import Round
-from covfree.methods.summaries import Examples
+from covfree.methods.summaries import keep_examples
 
 
 @jax.tree_util.register_dataclass
@@ -239,7 +239,7 @@ def deepafl(
     check_strength("ridge", ridge)
     check_above_zero("layer_ridge", layer_ridge)
     numbers = _Numbers(ridge, layer_ridge, check_seed("seed", seed), width, inner, num_layers)
-    head = Round(OverExamples(_head_terms), _solve_head, head=True)
-    layer = Round(OverExamples(_layer_terms), _solve_layer)
+    head = Round(over_examples(_head_terms), _solve_head, head=True)
+    layer = Round(over_examples(_layer_terms), _solve_layer)
     rounds = (head, *(layer, head) * num_layers)
-    return Method(numbers, "deepafl", Examples(), rounds, None, _head, flops=_flops)
+    return Method(numbers, "deepafl", keep_examples(), rounds, None, _head, flops=_flops)

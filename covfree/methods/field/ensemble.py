@@ -14,7 +14,7 @@ from covfree.heads import EnsembleHead
 from covfree.heads.columns import head_for_present
 from covfree.methods.fedncm import moments_phase
 from covfree.methods.field.sampled import keep_phase
-from covfree.methods.local_heads import LocalHeads
+from covfree.methods.local_heads import send_heads
 from covfree.methods.method import Method
 from covfree.methods.rounds import phases
 from covfree.statistics.groups import subset_groups
@@ -81,7 +81,7 @@ def ensemble(
     Source: the baseline of one-shot federated learning, Guha, Talwalkar and Smith (2019), with softmax heads.
     """
     check_choice("average", average, ("probabilities", "scores"))
-    summary = LocalHeads(l2)
+    summary = send_heads(l2)
     if average == "scores":
         return Method(None, "ensemble-scores", summary, phases(moments_phase), None, _average_scores)
     return Method(None, "ensemble", summary, phases(moments_phase, keep_phase), None, _average_probabilities)

@@ -15,9 +15,9 @@ from covfree.estimators.directed import valid_directions
 from covfree.estimators.moments import row_means
 from covfree.heads import ridge_head
 from covfree.heads.mapped import MappedHead
-from covfree.methods.directed_means import DirectedMeans
 from covfree.methods.method import Method, sent_matrix
 from covfree.methods.rounds import Factor, phases
+from covfree.methods.summaries import send_directions
 from covfree.statistics.feature_maps import relu_features
 
 
@@ -97,7 +97,7 @@ def fedran(
     method: Any = Method(
         check_strength("ridge", ridge),
         "fedran",
-        DirectedMeans(num_directions, centred=False),
+        send_directions(num_directions, centred=False),
         phases(_phase),
         _system,
         _head,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -26,8 +25,8 @@ from covfree.methods.field.gaussian import (
 )
 from covfree.methods.message_form import class_covariance_matrices
 from covfree.methods.method import Method
-from covfree.methods.rounds import phases
-from covfree.methods.summaries import Examples
+from covfree.methods.rounds import Bound, bound, phases
+from covfree.methods.summaries import keep_examples
 
 # (1 − a)Σ + a·t·I with the paper's a = 0.05 is this rule times 0.95, a factor that changes no direction.
 _PAPER = 0.05 / 0.95
@@ -77,39 +76,39 @@ def _drawn(
     return product(features, directions), labels
 
 
-@dataclass(frozen=True)
-class _DrawnHead:
+def _drawn_head(
+    numbers: _Numbers,
+    system: Scatter,
+    moments: Moments,
+    scatters: jax.Array,
+    *,
+    num_samples: int,
+    rank: int | None = None,
+) -> LinearHead:
     """Trained on the draws: a softmax head, or a residual of some rank beside the scores of LDA."""
-
-    num_samples: int
-    rank: int | None
-
-    def __call__(
-        self, numbers: _Numbers, system: Scatter, moments: Moments, scatters: jax.Array
-    ) -> LinearHead:
-        # A class far from all others would hide other directions from the penalty and the steps of training.
-        # LDA's scores are those of the common covariance, which nothing may shorten.
-        directions = fisher_directions(system, moments, apart=_APART if self.rank is None else float("inf"))
-        features, labels = _drawn(numbers, directions, system, moments, scatters, self.num_samples)
-        if self.rank is None or numbers.distilled is None or numbers.temperature is None:
-            head = softmax_head(features, labels, moments.count.shape[0], l2=numbers.l2)
-        else:
-            head = residual_head(
-                product(centred_means(moments), directions),
-                features,
-                labels,
-                moments,
-                distilled=numbers.distilled,
-                temperature=numbers.temperature,
-                l2=numbers.l2,
-                rank=self.rank,
-            )
-        return unprojected(head, directions, moments)
+    # A class far from all others would hide other directions from the penalty and the steps of training.
+    # LDA's scores are those of the common covariance, which nothing may shorten.
+    directions = fisher_directions(system, moments, apart=_APART if rank is None else float("inf"))
+    features, labels = _drawn(numbers, directions, system, moments, scatters, num_samples)
+    if rank is None or numbers.distilled is None or numbers.temperature is None:
+        head = softmax_head(features, labels, moments.count.shape[0], l2=numbers.l2)
+    else:
+        head = residual_head(
+            product(centred_means(moments), directions),
+            features,
+            labels,
+            moments,
+            distilled=numbers.distilled,
+            temperature=numbers.temperature,
+            l2=numbers.l2,
+            rank=rank,
+        )
+    return unprojected(head, directions, moments)
 
 
-def _method(name: str, numbers: _Numbers, head: _DrawnHead) -> Method[LinearHead]:
-    rounds = phases(moments_phase, scatters_phase)
-    return Method(numbers, name, Examples(), rounds, _system, head, class_covariance_matrices(scatters_merge))
+def _method(name: str, numbers: _Numbers, head: Bound) -> Method[LinearHead]:
+    rounds, message = phases(moments_phase, scatters_phase), class_covariance_matrices(scatters_merge)
+    return Method(numbers, name, keep_examples(), rounds, _system, head, message)
 
 
 def fishermix(
@@ -149,7 +148,7 @@ def fishermix(
         check_seed("seed", seed),
         check_strength("l2", l2),
     )
-    return _method("fishermix", numbers, _DrawnHead(num_samples, None))
+    return _method("fishermix", numbers, bound(_drawn_head, num_samples=num_samples))
 
 
 def proto_hyper(
@@ -197,7 +196,7 @@ def proto_hyper(
         check_share("distilled", distilled),
         check_above_zero("temperature", temperature),
     )
-    return _method("proto-hyper", numbers, _DrawnHead(num_samples, rank))
+    return _method("proto-hyper", numbers, bound(_drawn_head, num_samples=num_samples, rank=rank))
 
 
 def _rule(shrinkage: Scalar | str | Shrinkage | None) -> Shrinkage:

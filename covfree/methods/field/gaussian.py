@@ -23,7 +23,7 @@ from covfree.methods.fedncm import moments_phase
 from covfree.methods.message_form import class_covariance_matrices, gram_matrices
 from covfree.methods.method import Method, sent_matrix
 from covfree.methods.rounds import Factor, phases
-from covfree.methods.summaries import ClassMeans, Examples
+from covfree.methods.summaries import keep_examples, send_class_means
 from covfree.statistics.feature_maps import FeatureMap
 
 # A feature varies if its deviation exceeds so many times the rounding of its own size.
@@ -79,7 +79,7 @@ def fedcgs(shrinkage: Scalar = 0.0, *, feature_map: FeatureMap | None = None) ->
     return Method(
         shrinkage,
         "fedcgs",
-        Examples(),
+        keep_examples(),
         rounds,
         _total_system,
         _total_head,
@@ -189,10 +189,9 @@ def qda(
     numbers = _Numbers(rule, prior)
     rounds = phases(moments_phase, scatters_phase)
     if covariance == "means":
-        return Method(numbers, "qda-means", ClassMeans(), rounds, None, _quadratic_head)
-    return Method(
-        numbers, "qda", Examples(), rounds, None, _quadratic_head, class_covariance_matrices(scatters_merge)
-    )
+        return Method(numbers, "qda-means", send_class_means(), rounds, None, _quadratic_head)
+    message = class_covariance_matrices(scatters_merge)
+    return Method(numbers, "qda", keep_examples(), rounds, None, _quadratic_head, message)
 
 
 def _naive_head(prior: Scalar, system: None, moments: Moments, squares: jax.Array) -> GaussianHead:
@@ -229,6 +228,6 @@ def naive_bayes(
     check_choice("covariance", covariance, ("sent", "means"))
     if covariance == "means":
         rounds = phases(moments_phase, _squares_phase)
-        return Method(prior, "naive-bayes-means", ClassMeans(), rounds, None, _naive_head)
-    summary = ClassMeans(covariance="diagonal")
+        return Method(prior, "naive-bayes-means", send_class_means(), rounds, None, _naive_head)
+    summary = send_class_means(covariance="diagonal")
     return Method(prior, "naive-bayes", summary, phases(_examples_phase, _squares_phase), None, _naive_head)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -15,40 +14,38 @@ from covfree.core.products import product, symmetric_product
 from covfree.core.sums import fold_parts
 from covfree.core.types import LinearHead, Rows, Scalar, accumulation_dtype
 from covfree.heads.columns import head_for_present
+from covfree.methods.rounds import Bound, bound
 from covfree.statistics.groups import as_examples
 
 # (params, state, features, classes one-hot, which are no padding) to sums over these examples.
 Terms: TypeAlias = Callable[[Any, Any, jax.Array, jax.Array, jax.Array], Any]
 
 
-@dataclass(frozen=True)
-class OverExamples:
-    """A round's client that sums over examples, part by part: what is made of a part is as large as it.
+def over_examples(terms: Terms) -> Bound:
+    """Make a round's client that sums over examples, part by part: what is made of a part is as large as it.
 
-    Attributes:
+    Args:
         terms: ``(params, sent, features, targets, kept) -> pytree`` of sums over some examples, with one-hot
-            targets; where ``kept`` is false these are 0, and the sums must not see the example.
+            targets; where ``kept`` is false these are 0, and the sums must not see the example. Half
+            precisions are summed in float32.
     """
+    return bound(_over_examples, terms=terms)
 
-    terms: Terms
 
-    def __call__(self, params: Any, sent: Any, rows: Rows, num_classes: int) -> Any:
-        """The sums over rows that are examples; half precisions are summed in float32."""
-        features, labels = as_examples(
-            rows.mean, labels=jnp.where(jnp.asarray(rows.count) > 0, rows.label, -1)
-        )
-        dtype = accumulation_dtype(features)
+def _over_examples(params: Any, sent: Any, rows: Rows, num_classes: int, *, terms: Terms) -> Any:
+    labels = jnp.where(jnp.asarray(rows.count) > 0, rows.label, -1)
+    examples = as_examples(rows.mean, labels=labels)
+    dtype = accumulation_dtype(examples[0])
 
-        def terms(part: tuple[jax.Array, jax.Array]) -> Any:
-            features, labels = part
-            kept = (labels >= 0) & (labels < num_classes)
-            features = jnp.where(kept[:, None], features, 0).astype(dtype)
-            targets = jax.nn.one_hot(jnp.where(kept, labels, -1), num_classes, dtype=dtype)
-            return self.terms(params, sent, features, targets, kept)
+    def of_part(part: tuple[jax.Array, jax.Array]) -> Any:
+        features, labels = part
+        kept = (labels >= 0) & (labels < num_classes)
+        features = jnp.where(kept[:, None], features, 0).astype(dtype)
+        targets = jax.nn.one_hot(jnp.where(kept, labels, -1), num_classes, dtype=dtype)
+        return terms(params, sent, features, targets, kept)
 
-        examples = features, labels
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(terms, examples))
-        return fold_parts(lambda total, part: jax.tree.map(jnp.add, total, terms(part)), zeros, examples)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of_part, examples))
+    return fold_parts(lambda total, part: jax.tree.map(jnp.add, total, of_part(part)), zeros, examples)
 
 
 class Normal(NamedTuple):

@@ -12,10 +12,10 @@ from jaxtyping import Array, Float, Int
 from covfree.core.checks import check_above_zero, check_positive, check_seed
 from covfree.core.types import LinearHead, Scalar
 from covfree.heads.mapped import MappedHead
-from covfree.methods.field.least_squares import Normal, OverExamples, least_squares, normal_terms
+from covfree.methods.field.least_squares import Normal, least_squares, normal_terms, over_examples
 from covfree.methods.method import Method
 from covfree.methods.rounds import Round
-from covfree.methods.summaries import Examples
+from covfree.methods.summaries import keep_examples
 from covfree.statistics.buckets import BucketFeatures, bucket_features, gaussian_thresholds
 
 
@@ -96,9 +96,9 @@ def _head(numbers: _Numbers, system: None, features: BucketFeatures, head: Linea
 
 
 _ROUNDS = (
-    Round(OverExamples(_mean_terms), _centre),
-    Round(OverExamples(_scale_terms), _buckets),
-    Round(OverExamples(_head_terms), _solve),
+    Round(over_examples(_mean_terms), _centre),
+    Round(over_examples(_scale_terms), _buckets),
+    Round(over_examples(_head_terms), _solve),
 )
 
 
@@ -152,4 +152,4 @@ def safle(
     check_positive("group_size", group_size)
     check_seed("seed", seed)
     numbers = _Numbers(check_above_zero("ridge", ridge), seed, num_buckets, group_size)
-    return Method(numbers, "safle", Examples(), _ROUNDS, None, _head, flops=_flops)
+    return Method(numbers, "safle", keep_examples(), _ROUNDS, None, _head, flops=_flops)

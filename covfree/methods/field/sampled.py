@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -16,8 +15,8 @@ from covfree.methods.fedncm import moments_phase
 from covfree.methods.field.gaussian import scatters_merge, scatters_phase
 from covfree.methods.message_form import class_covariance_matrices
 from covfree.methods.method import Method
-from covfree.methods.rounds import Kept, phases
-from covfree.methods.summaries import Examples, Mixtures
+from covfree.methods.rounds import Kept, bound, phases
+from covfree.methods.summaries import keep_examples, send_mixtures
 
 
 class _Numbers(NamedTuple):
@@ -32,19 +31,16 @@ def _trained(numbers: _Numbers, rows: Rows, num_classes: int, num_samples: int) 
     return softmax_head(features, labels, num_classes, l2=numbers.l2)
 
 
-@dataclass(frozen=True)
-class _ClassesHead:
+def _classes_head(
+    numbers: _Numbers, system: None, moments: Moments, scatters: jax.Array, *, num_samples: int
+) -> LinearHead:
     """Trained on virtual features of every class's Gaussian."""
-
-    num_samples: int
-
-    def __call__(self, numbers: _Numbers, system: None, moments: Moments, scatters: jax.Array) -> LinearHead:
-        num_classes = moments.count.shape[0]
-        degrees = jnp.maximum(moments.count - 1, 1).astype(scatters.dtype)
-        label = jnp.arange(num_classes, dtype=jnp.int32)
-        covariance = scatters / degrees[:, None, None]
-        rows = Rows(moments.mean, moments.count, label, covariance=covariance)
-        return _trained(numbers, rows, num_classes, self.num_samples)
+    num_classes = moments.count.shape[0]
+    degrees = jnp.maximum(moments.count - 1, 1).astype(scatters.dtype)
+    label = jnp.arange(num_classes, dtype=jnp.int32)
+    covariance = scatters / degrees[:, None, None]
+    rows = Rows(moments.mean, moments.count, label, covariance=covariance)
+    return _trained(numbers, rows, num_classes, num_samples)
 
 
 def ccvr(num_samples: int = 10_000, *, l2: Scalar = 1e-3, seed: Scalar = 0) -> Method[LinearHead]:
@@ -69,10 +65,10 @@ def ccvr(num_samples: int = 10_000, *, l2: Scalar = 1e-3, seed: Scalar = 0) -> M
     return Method(
         _Numbers(check_seed("seed", seed), check_strength("l2", l2)),
         "ccvr",
-        Examples(),
+        keep_examples(),
         phases(moments_phase, scatters_phase),
         None,
-        _ClassesHead(num_samples),
+        bound(_classes_head, num_samples=num_samples),
         class_covariance_matrices(scatters_merge),
     )
 
@@ -82,14 +78,11 @@ def keep_phase(numbers: Any, totals: tuple[Moments], rows: Rows, num_classes: in
     return Kept(rows)
 
 
-@dataclass(frozen=True)
-class _MixturesHead:
+def _mixtures_head(
+    numbers: _Numbers, system: None, moments: Moments, rows: Rows, *, num_samples: int
+) -> LinearHead:
     """Trained on virtual features of every client's mixtures."""
-
-    num_samples: int
-
-    def __call__(self, numbers: _Numbers, system: None, moments: Moments, rows: Rows) -> LinearHead:
-        return _trained(numbers, rows, moments.count.shape[0], self.num_samples)
+    return _trained(numbers, rows, moments.count.shape[0], num_samples)
 
 
 def fedpft(
@@ -121,8 +114,8 @@ def fedpft(
     return Method(
         _Numbers(check_seed("seed", seed), check_strength("l2", l2)),
         "fedpft",
-        Mixtures(num_components, covariance),
+        send_mixtures(num_components, covariance),
         phases(moments_phase, keep_phase),
         None,
-        _MixturesHead(num_samples),
+        bound(_mixtures_head, num_samples=num_samples),
     )

@@ -14,7 +14,7 @@ from covfree.methods.fed3r import within_phase
 from covfree.methods.fedncm import moments_phase
 from covfree.methods.method import Method
 from covfree.methods.rounds import phases
-from covfree.methods.summaries import ClassMeans
+from covfree.methods.summaries import send_class_means
 from covfree.statistics.feature_maps import relu_features
 
 
@@ -61,7 +61,7 @@ def stsa_e(
     method: Any = Method(
         check_strength("ridge", ridge),
         "stsa-e",
-        ClassMeans(num_subsets),
+        send_class_means(num_subsets),
         phases(moments_phase, within_phase),
         _system,
         _head,

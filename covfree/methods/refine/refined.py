@@ -23,9 +23,8 @@ from covfree.heads.ridge import ridge_head_of
 from covfree.methods.fedcof import linear_system
 from covfree.methods.method import Method, check_method
 from covfree.methods.refine.search import Search, advance, begin
-from covfree.methods.rounds import Round
-from covfree.methods.summaries import Examples
-from covfree.methods.within import Within
+from covfree.methods.rounds import Round, bound, option
+from covfree.methods.within import moments_of
 from covfree.statistics import class_means
 from covfree.statistics.products import scatter_products
 
@@ -76,13 +75,11 @@ class _Plan:
     """What the refined method knows of the method: how its totals make the system of its head.
 
     Attributes:
-        within: its estimate of the within-class scatter.
         gram: the parts of a ridge head's Gram matrix; None for LDA.
         system: the method's.
         directions: q, asked for in a round at most; None for as many as the head has independent columns.
     """
 
-    within: Within
     gram: ScatterChoice | None
     system: Callable[..., Scatter]
     directions: int | None
@@ -95,18 +92,12 @@ class _Plan:
         return min(most, num_classes, dim)
 
 
-@dataclass(frozen=True)
-class _Begin:
+def _begin(first: Any, state: tuple[Any, ...], total: Any, *, plan: _Plan) -> Progress:
     """The server of the last round over rows: start from the head of the method's totals."""
-
-    plan: _Plan
-
-    def __call__(self, first: Any, state: tuple[Any, ...], total: Any) -> Progress:
-        plan, totals = self.plan, (*state, total)
-        moments = plan.within.moments(totals[0])
-        right = (centred_means(moments) if plan.gram is None else moments.total).T
-        system = factorise(plan.system(first, *totals))
-        return Progress(moments, begin(system, right, plan.most(right.shape)))
+    totals = (*state, total)
+    moments = moments_of(totals[0])
+    right = (centred_means(moments) if plan.gram is None else moments.total).T
+    return Progress(moments, begin(factorise(plan.system(first, *totals)), right, plan.most(right.shape)))
 
 
 def _ask(numbers: Numbers, progress: Progress) -> tuple[jax.Array, jax.Array | None]:
@@ -133,65 +124,60 @@ def _answer(
     return Answer(found.product, found.trace, degrees.astype(found.trace.dtype).sum())
 
 
-@dataclass(frozen=True)
-class _Take:
+def _take(numbers: Numbers, progress: Progress, answer: Answer, *, plan: _Plan) -> Progress:
     """The server of a round of products.
 
     Sums are scaled up for missing clients, by degrees of freedom: what clients' means do not show of the
     scatter is taken to be, for each degree, as large as that of the clients that answered. If nobody did, the
     round changes nothing.
     """
-
-    plan: _Plan
-
-    def __call__(self, numbers: Numbers, progress: Progress, answer: Answer) -> Progress:
-        moments, search, rows = progress
-        known = None if rows is None else first_moments(rows, moments.count.shape[0])
-        expected = moments.num_examples if known is None else known.hidden_degrees
-        expected = expected.astype(answer.degrees.dtype)
-        came = answer.degrees > 0
-        scale = jnp.where(came, expected / jnp.where(came, answer.degrees, 1), 0)
-        image, trace = scale * answer.product, scale * answer.trace
-        if rows is not None and known is not None:
-            between = centred_rows(rows, known, jnp.ones_like(known.total[:, 0]))
-            image += product(between.T, product(between, search.directions))
-            trace += jnp.square(between).sum()
-        came |= expected == 0
-        asked = search._replace(directions=jnp.where(came, search.directions, 0))
-        image, trace = jnp.where(came, image, 0), jnp.where(came, trace, 0)
-        new = advance(
-            asked, self._images(numbers, moments, asked, image, trace), self.plan.most(search.right.shape)
-        )
-        weight, error = (
-            jnp.where(came, getattr(new, name), getattr(search, name)) for name in ("weight", "error")
-        )
-        return Progress(moments, new._replace(weight=weight, error=error), rows)
-
-    def _images(
-        self, numbers: Numbers, moments: Moments, search: Search, image: jax.Array, trace: jax.Array
-    ) -> jax.Array:
-        """The exact system times the directions, of the product and the trace of the scatter W."""
-        degrees = jnp.maximum(moments.within_degrees, 1)
-        dim = search.right.shape[0]
-        gamma = loading(numbers.shrinkage, trace / degrees / dim, dim, degrees)
-        if self.plan.gram is None:
-            return image / degrees + gamma * search.directions
-        # Gram matrix + λI: the parts beside W are known.
-        none = Scatter.from_factor(jnp.zeros_like(search.directions[:, :1].T))
-        rest = total_gram(none, moments, scatter=self.plan.gram)
-        return image + rest.times(search.directions) + gamma * degrees * search.directions
+    moments, search, rows = progress
+    known = None if rows is None else first_moments(rows, moments.count.shape[0])
+    expected = moments.num_examples if known is None else known.hidden_degrees
+    expected = expected.astype(answer.degrees.dtype)
+    came = answer.degrees > 0
+    scale = jnp.where(came, expected / jnp.where(came, answer.degrees, 1), 0)
+    image, trace = scale * answer.product, scale * answer.trace
+    if rows is not None and known is not None:
+        between = centred_rows(rows, known, jnp.ones_like(known.total[:, 0]))
+        image += product(between.T, product(between, search.directions))
+        trace += jnp.square(between).sum()
+    came |= expected == 0
+    asked = search._replace(directions=jnp.where(came, search.directions, 0))
+    image, trace = jnp.where(came, image, 0), jnp.where(came, trace, 0)
+    images = _images(numbers, moments, asked, image, trace, plan.gram)
+    new = advance(asked, images, plan.most(search.right.shape))
+    weight, error = (
+        jnp.where(came, getattr(new, name), getattr(search, name)) for name in ("weight", "error")
+    )
+    return Progress(moments, new._replace(weight=weight, error=error), rows)
 
 
-@dataclass(frozen=True)
-class _Finish:
+def _images(
+    numbers: Numbers,
+    moments: Moments,
+    search: Search,
+    image: jax.Array,
+    trace: jax.Array,
+    gram: ScatterChoice | None,
+) -> jax.Array:
+    """The exact system times the directions, of the product and the trace of the scatter W."""
+    degrees = jnp.maximum(moments.within_degrees, 1)
+    dim = search.right.shape[0]
+    gamma = loading(numbers.shrinkage, trace / degrees / dim, dim, degrees)
+    if gram is None:
+        return image / degrees + gamma * search.directions
+    # Gram matrix + λI: the parts beside W are known.
+    none = Scatter.from_factor(jnp.zeros_like(search.directions[:, :1].T))
+    rest = total_gram(none, moments, scatter=gram)
+    return image + rest.times(search.directions) + gamma * degrees * search.directions
+
+
+def _finish(
+    numbers: Numbers, system: None, moments: Moments, search: Search, rows: Rows | None, *, plan: _Plan
+) -> LinearHead:
     """The head as it stands."""
-
-    plan: _Plan
-
-    def __call__(
-        self, numbers: Numbers, system: None, moments: Moments, search: Search, rows: Rows | None
-    ) -> LinearHead:
-        return (lda_head_of if self.plan.gram is None else ridge_head_of)(search.weight, moments)
+    return (lda_head_of if plan.gram is None else ridge_head_of)(search.weight, moments)
 
 
 def _keep(progress: Progress, rows: Rows) -> Progress:
@@ -204,13 +190,10 @@ def _report(numbers: Numbers, progress: Progress) -> dict[str, Any]:
     return {"error": progress.search.error} if progress.search.span.shape[1] else {}
 
 
-@dataclass(frozen=True)
-class _Flops:
-    plan: _Plan
-    rounds: int
-
-    def __call__(self, numbers: Numbers, num_examples: int, dim: int, num_classes: int) -> int:
-        return 4 * num_examples * dim * min(dim, self.rounds * self.plan.most((dim, num_classes)))
+def _flops(
+    numbers: Numbers, num_examples: int, dim: int, num_classes: int, *, plan: _Plan, rounds: int
+) -> int:
+    return 4 * num_examples * dim * min(dim, rounds * plan.most((dim, num_classes)))
 
 
 def refined(
@@ -269,12 +252,12 @@ def refined(
     check_positive("rounds", rounds)
     if directions is not None:
         check_positive("directions", directions)
-    within, gram = linear_system(method)
-    if isinstance(method.summary, Examples):
+    _, gram = linear_system(method)
+    if method.summary.stays:
         raise ValueError(
             f"method: expected one whose covariance is estimated, got {method.name!r}, which is exact"
         )
-    if getattr(method.summary, "num_subsets", None) != 1:
+    if option(method.summary.make, "num_subsets") != 1:
         raise ValueError(
             "method: expected one whose clients send one mean for each class, num_subsets=1; got "
             f"{method.name!r}"
@@ -288,19 +271,19 @@ def refined(
     exact = as_shrinkage(shrinkage)  # pyright: ignore[reportArgumentType]
     check_loading(exact)
     assert method.system is not None  # as it is of a linear system
-    plan = _Plan(within, gram, method.system, directions)
+    plan = _Plan(gram, method.system, directions)
     own = [replace(each, numbers=_first) for each in method.rounds]
-    own[-1] = replace(own[-1], server=_Begin(plan), head=True)
-    products = Round(_answer, _Take(plan), _ask, examples=True, head=True)
+    own[-1] = replace(own[-1], server=bound(_begin, plan=plan), head=True)
+    products = Round(_answer, bound(_take, plan=plan), _ask, examples=True, head=True)
     made: Any = replace(
         method,
         params=Numbers(method.params, exact),
         name=f"{method.name}-refined",
         rounds=(*own, *(products,) * rounds),
         system=None,
-        head=_Finish(plan),
+        head=bound(_finish, plan=plan),
         received=_keep,
         report=_report,
-        flops=_Flops(plan, rounds),
+        flops=bound(_flops, plan=plan, rounds=rounds),
     )
     return made
