@@ -65,8 +65,8 @@ def fedavg():
 
 
 WAYS = {
-    "fit": (lambda: lambda: fit(covfree.fedcof()), (167, 33)),
-    "fit, a number": (lambda: lambda: fit(covfree.fedcof(1.0)), (151, 29)),
+    "fit": (lambda: lambda: fit(covfree.fedcof()), (164, 33)),
+    "fit, a number": (lambda: lambda: fit(covfree.fedcof(1.0)), (149, 29)),
     "refined": (lambda: lambda: fit(covfree.refined(covfree.fedcof(), 1)), (194, 36)),
     "received": (received, (172, 33)),
     "a round of FedAvg": (fedavg, (96, 19)),
