@@ -56,7 +56,7 @@ def draw(path: Path, seed: int = 0) -> np.ndarray:
                 xlim=(-WIDTH, WIDTH), ylim=(-HEIGHT, HEIGHT), xticks=[], yticks=[], aspect="equal", anchor="S"
             )
         hold.set_title(f"{CLIENTS} clients hold\ndata, 3 in colour;")
-        send.set_title("each sends the\nmean of its own;")
+        send.set_title("each sends its\nmean and count n;")
         see.set_title("stretched by √n,\nthey spread like data")
         (estimate,) = see.plot(*ellipse(estimated), color=figures.VERMILLION)
         true.set_label("covariance of the data")
