@@ -74,6 +74,9 @@ def finetune_command(
             help="Batch norms of a network: their statistics stay, or are trained too.", show_default="frozen"
         ),
     ] = None,
+    augment: Annotated[
+        bool, typer.Option("--augment", help="Crop and flip images at random in training; with --images.")
+    ] = False,
     tune_rates: Annotated[
         bool,
         typer.Option("--tune", help="Choose the learning rates on a fifth of the training clients."),
@@ -116,6 +119,8 @@ def finetune_command(
         optional("orbax.checkpoint", "rounds")  # of checkpoints: says that it is missing before any work
     if norms is not None and part == "head":
         raise ValueError("--norms: expected --train backbone or all beside it, as a head has no batch norms")
+    if augment and part == "head":
+        raise ValueError("--augment: expected --train backbone or all beside it, as a head sees features")
     norms = norms or "frozen"
     source = source_of(dataset, test_file, images, backbone, weights)
     federation = federation_of(source.outline, clients, partition, alpha)
@@ -136,6 +141,7 @@ def finetune_command(
         "epochs": epochs,
         "batch_size": batch_size,
         "norms": norms,
+        "augment": augment,
         "tune": tune_rates,
         **partition_settings(source.outline, federation),
         "every": every,
@@ -149,6 +155,7 @@ def finetune_command(
             save_every=checkpoint_every,
             width=width,
             tune=tune_rates,
+            augment=augment,
         )
         for name in algorithms
         for each in inits

@@ -6,6 +6,10 @@ _optional("optax", "finetune")
 
 from covfree.finetune.adapter import Adapter as Adapter
 from covfree.finetune.adapter import adapter_model as adapter_model
+from covfree.finetune.augmentation import augmented as augmented
+from covfree.finetune.augmentation import crop_and_flip as crop_and_flip
+from covfree.finetune.augmentation import crop_images as crop_images
+from covfree.finetune.augmentation import flip_images as flip_images
 from covfree.finetune.averaging import fedadagrad as fedadagrad
 from covfree.finetune.averaging import fedadam as fedadam
 from covfree.finetune.averaging import fedavg as fedavg

@@ -16,7 +16,7 @@ import numpy as np
 import covfree
 import covfree.rounds
 from covfree.core.types import LinearHead
-from covfree.finetune import Model, linear_model, network_model, random_head, registry
+from covfree.finetune import Model, augmented, linear_model, network_model, random_head, registry
 from covfree.finetune.model import Norms, Trained
 from covfree.finetune.registry import Rates
 from covfree.heads import MappedHead
@@ -53,6 +53,7 @@ class Training:
         save_every: rounds from one checkpoint to the next.
         width: clients that are simulated at once.
         tune: whether the rates are chosen around the given ones, see `covfree.studies.tuning`.
+        augment: whether images are cropped and flipped at random in training.
     """
 
     init: str
@@ -67,6 +68,7 @@ class Training:
     save_every: int = 10
     width: int = 1
     tune: bool = False
+    augment: bool = False
 
     @property
     def name(self) -> str:
@@ -244,6 +246,7 @@ def _model(training: Training, task: Task, head: Any) -> Model:
     if task.network is None:
         return linear_model(head)
     backbone, params, preprocessing = task.network
-    return network_model(
+    model = network_model(
         backbone, params, head, train=training.train, norms=training.norms, preprocessing=preprocessing
     )
+    return augmented(model) if training.augment else model

@@ -244,6 +244,7 @@ BAD = {
         ["--norms", "frozen"],
         "--norms: expected --train backbone or all beside it, as a head",
     ),
+    "augmented features": (["--augment"], "--augment: expected --train backbone or all beside it, as a head"),
     "tune with one client": (["--clients", 1, "--tune", "--init", "fedncm"], "--tune: expected at least 2"),
 }
 

@@ -50,7 +50,19 @@ def test_a_network_is_trained_on_pixels(cli, photos, tmp_path):
     weights = tmp_path / "squeezenet.safetensors"
     outcome = cli(
         *("finetune", "--images", photos, "--backbone", "squeezenet1-1", "--weights", weights),
-        *("--train", "all", "--init", "fedncm", "--algorithm", "fedavg", "--rounds", 2, "--every", 2),
+        *(
+            "--train",
+            "all",
+            "--augment",
+            "--init",
+            "fedncm",
+            "--algorithm",
+            "fedavg",
+            "--rounds",
+            2,
+            "--every",
+            2,
+        ),
         *("--clients", 3, "--alpha", 5, "--participation", 2, "--batch-size", 4, "--format", "json"),
         *("--out", tmp_path / "out"),
     )
