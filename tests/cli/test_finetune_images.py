@@ -15,7 +15,7 @@ from covfree.backbones.weights import tensor_shapes
 from covfree.cli import extract as extract_module
 from covfree.data.extract import features_of_pixels
 from covfree.studies import source as source_module
-from covfree.studies import training as training_module
+from covfree.studies import task as task_module
 from covfree.studies.source import of_images
 
 # As small as features of squeezenet can be, so that tests are fast.
@@ -34,7 +34,7 @@ def photos(tmp_path, monkeypatch):
 
     monkeypatch.setattr(source_module, "find_weights", found)
     # As large as batches of the features are, so that both share a compiled function.
-    monkeypatch.setattr(training_module, "_BATCH", COUNT)
+    monkeypatch.setattr(task_module, "_BATCH", COUNT)
     monkeypatch.setenv("COVFREE_CACHE", str(tmp_path / "cache"))
     save_file(
         seeded.tensors(tensor_shapes(NETWORK.shapes), NETWORK.name), tmp_path / "squeezenet.safetensors"
