@@ -117,8 +117,9 @@ def by_covfree(task: str, devices: int = 1) -> dict[str, Any]:
             clients,
             key=key,
             rounds=size.rounds,
-            memory=place,
-            mesh=jax.make_mesh((devices,), ("clients",)) if devices > 1 else None,
+            place=rounds.Placement(
+                memory=place, mesh=jax.make_mesh((devices,), ("clients",)) if devices > 1 else None
+            ),
         )
     )
     memory = peak_memory() - before

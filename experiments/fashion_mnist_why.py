@@ -29,7 +29,8 @@ from jax.tree_util import Partial
 
 import covfree
 from covfree import finetune, rounds
-from covfree.finetune.optimisers import as_optimiser, reach
+from covfree.finetune.local import as_optimiser
+from covfree.finetune.optimisers import reach
 
 # Steps of a client on average: 10,000 images of 10 clients in batches of 64.
 STEPS = 16

@@ -85,9 +85,8 @@ def personalised(
 
     def run(algorithm: rounds.Algorithm, number: int) -> Any:
         # FedAvg-FT has two runs, of different names.
-        saved = None if checkpoint is None else checkpoint / algorithm.name
-        given: Any = {"rounds": number, "checkpoint": saved, "checkpoint_every": _EVERY}
-        return rounds.run(algorithm, *train, key=key, **given).result
+        saved = checkpoint and rounds.Checkpoint(checkpoint / algorithm.name, every=_EVERY)
+        return rounds.run(algorithm, *train, key=key, rounds=number, checkpoint=saved).result
 
     known = None
     if method == "local":

@@ -115,7 +115,7 @@ def small_transformer(folder: Path, file: Path) -> tuple[Backbone, Any, Data]:
         key=jax.random.key(2),
         rounds=1,
     )
-    params, head = run.result
+    params, head = run.result.feature_map.params, run.result.head
     known = data.test_labels < about["classes"]
     features = features_of(network, params, data.test_images[known])
     right = float(covfree.evaluate(head, features, data.test_labels[known]))
@@ -197,11 +197,13 @@ def run_seed(
             key=keys.rounds,
             rounds=setting.rounds,
             participation=setting.drawn,
-            every=setting.every,
-            evaluate=lambda found, held=held, on=on_features: {
-                "accuracy": 100
-                * accuracy(finetune.linear_model(found) if on else found, held, data.test_labels)
-            },
+            evaluate=rounds.Evaluation(
+                lambda found, held=held, on=on_features: {
+                    "accuracy": 100
+                    * accuracy(finetune.linear_model(found) if on else found, held, data.test_labels)
+                },
+                every=setting.every,
+            ),
         )
         before = sent if name == "FedAvg-PT from FedCOF" else 0
         passed = before + np.cumsum([record["bytes_up"] + record["bytes_down"] for record in run.history])

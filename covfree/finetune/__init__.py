@@ -24,6 +24,7 @@ from covfree.finetune.baselines.prototypes import fedcgs_personal as fedcgs_pers
 from covfree.finetune.baselines.prototypes import fedproto as fedproto
 from covfree.finetune.baselines.scaffold import scaffold as scaffold
 from covfree.finetune.model import Model as Model
+from covfree.finetune.model import NetworkMap as NetworkMap
 from covfree.finetune.model import linear_model as linear_model
 from covfree.finetune.model import network_model as network_model
 from covfree.finetune.model import random_head as random_head

@@ -12,10 +12,11 @@ import optax
 from jax.tree_util import Partial
 
 from covfree.core.checks import check_choice, check_strength
+from covfree.core.types import PRNGKey, Scalar
 from covfree.finetune.baselines.prompts import without_padding
-from covfree.finetune.local import Training
+from covfree.finetune.local import Optimiser, Training, as_optimiser
 from covfree.finetune.model import Model, check_model
-from covfree.finetune.optimisers import Optimiser, adaptive, add_proximal, as_optimiser
+from covfree.finetune.optimisers import adaptive, add_proximal
 from covfree.rounds.algorithm import Algorithm, ClientData
 
 Weighting: TypeAlias = Literal["examples", "uniform"]
@@ -124,8 +125,7 @@ def server(numbers: Numbers, state: State, total: Update) -> State:
 
 def result(numbers: Numbers, state: State, memory: Any) -> Any:
     """The model, as its own function gives it."""
-    model = numbers.model
-    return model.finish(state.trained, model.frozen, state.statistics)
+    return numbers.model.result(state.trained, state.statistics)
 
 
 def federated(

@@ -9,16 +9,85 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Int32
 
 from covfree.backbones.rewriting import with_fast_forms
-from covfree.core.checks import check_positive
+from covfree.core.checks import check_positive, check_strength
 from covfree.core.keys import derive
-from covfree.core.types import PRNGKey, masked
+from covfree.core.types import PRNGKey, is_traced, masked
 from covfree.finetune.model import Model
-from covfree.finetune.optimisers import Optimiser, as_optimiser
 from covfree.rounds.algorithm import ClientData
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Optimiser:
+    """An optax transformation as part of a pytree.
+
+    Attributes:
+        numbers: its numbers, where it is made of them inside compiled functions: another learning rate then
+            compiles nothing anew.
+        make: ``(*numbers) -> transformation``.
+    """
+
+    numbers: tuple[Any, ...]
+    make: Callable[..., Any] = field(metadata={"static": True})
+
+    def __call__(self) -> optax.GradientTransformationExtraArgs:
+        """The transformation, which takes extra arguments and lets those go that it does not know."""
+        return optax.with_extra_args_support(self.make(*self.numbers))
+
+
+@dataclass(frozen=True)
+class _Fixed:
+    transformation: Any
+
+    def __call__(self) -> Any:
+        return self.transformation
+
+
+def _called(make: Any) -> Any:
+    return make()
+
+
+def as_optimiser(name: str, optimiser: Any) -> Optimiser:
+    """An optimiser of what may stand for one.
+
+    Args:
+        name: what to call it in errors.
+        optimiser: a number, the learning rate of gradient descent; ``jax.tree_util.Partial(optax.adam,
+            0.1)``, whose numbers may be swept; or an optax transformation.
+
+    Raises:
+        TypeError: if it is none of them.
+        ValueError: if a number is not finite, or a learning rate is negative.
+    """
+    if isinstance(optimiser, Optimiser):
+        return optimiser
+    if isinstance(optimiser, jax.tree_util.Partial):
+        for where, number in [*enumerate(optimiser.args), *optimiser.keywords.items()]:
+            for leaf in jax.tree.leaves(number):
+                # They are traced: a flag or a schedule would fail deep inside.
+                if isinstance(leaf, bool) or callable(leaf):
+                    raise TypeError(
+                        f"{name}: expected numbers in the Partial, got {where}={number!r}; write "
+                        "Partial(functools.partial(optimiser, …), …) with what is none in the inner one"
+                    )
+                if not is_traced(leaf) and not np.isfinite(leaf).all():
+                    raise ValueError(
+                        f"{name}: expected finite numbers in the Partial, got {where}={number!r}"
+                    )
+        return Optimiser((optimiser,), _called)
+    if hasattr(optimiser, "init") and hasattr(optimiser, "update"):  # optax.MultiSteps is no transformation
+        return Optimiser((), _Fixed(optimiser))
+    if callable(optimiser):
+        raise TypeError(
+            f"{name}: expected an optax transformation or a learning rate, got {optimiser!r}; call what "
+            "makes a transformation, put a schedule into one, such as optax.sgd(schedule)"
+        )
+    return Optimiser((check_strength(name, optimiser),), optax.sgd)
 
 
 def _draws(part: Any) -> bool:
@@ -158,9 +227,9 @@ class Training:
                 own = class_counts(data, scores.shape[1]) > 0
                 scores = masked(scores, own.astype(scores.dtype))
             loss = model.loss(scores, labels)
-            if jnp.shape(loss) != labels.shape:
+            if jnp.shape(loss) != labels.shape[:1]:
                 raise ValueError(
-                    f"loss: expected {list(labels.shape)}, a number for each example, got "
+                    f"loss: expected {list(labels.shape[:1])}, a number for each example, got "
                     f"{list(jnp.shape(loss))}; the mean is taken of those that are no padding"
                 )
             if penalty is not None:

@@ -43,9 +43,11 @@ class Model:
         features: ``(trained, frozen, statistics, inputs, train, key) -> (features [batch, dim], statistics)``
             with ``train`` a bool that is static, and ``key`` for dropout.
         scores: ``(trained, frozen, features) -> scores [batch, classes]``.
-        finish: ``(trained, frozen, statistics) -> what a run's result is``.
-        loss: ``(scores [batch, classes], labels [batch]) -> [batch]``, what training makes small.
-        num_classes: C, which labels must be below; None if it does not matter.
+        finish: ``(trained, frozen, statistics) -> result`` makes what a run gives, which can be called; None
+            for the model itself.
+        loss: ``(scores [batch, classes], labels [batch, …]) -> [batch]``, what training makes small.
+        num_classes: C; labels are then classes, integers below it. None for a loss of other labels, such as
+            ``replace(linear_model(head), loss=…, num_classes=None)`` for regression or several labels each.
     """
 
     trained: Any
@@ -53,14 +55,20 @@ class Model:
     statistics: Any
     features: Callable[..., tuple[Any, Any]] = field(metadata={"static": True})
     scores: Callable[..., Any] = field(metadata={"static": True})
-    finish: Callable[..., Any] = field(metadata={"static": True})
+    finish: Callable[..., Any] | None = field(default=None, metadata={"static": True})
     loss: Callable[[Any, Any], Any] = field(default=cross_entropy, metadata={"static": True})
     num_classes: int | None = field(default=None, metadata={"static": True})
 
-    def __call__(self, inputs: AnyArray) -> Float[Array, "batch classes"]:
+    def __call__(self, inputs: Any) -> Float[Array, "batch classes"]:
         """Scores of each class, as in evaluation."""
         features, _ = self.features(self.trained, self.frozen, self.statistics, inputs, False, None)
         return self.scores(self.trained, self.frozen, features)
+
+    def result(self, trained: Any, statistics: Any) -> Any:
+        """What a run ends with that trained it to these parameters and statistics."""
+        if self.finish is None:
+            return replace(self, trained=trained, statistics=statistics)
+        return self.finish(trained, self.frozen, statistics)
 
 
 def check_model(model: Any) -> Model:
@@ -191,9 +199,33 @@ class _NetworkScores(_Network):
 
 
 class _NetworkResult(_Network):
-    def __call__(self, trained: Any, frozen: Any, statistics: Any) -> tuple[Any, LinearHead]:
+    def __call__(self, trained: Any, frozen: Any, statistics: Any) -> MappedHead:
         network, head = self.parts(trained, frozen)
-        return {"params": network, **frozen["statistics"], **statistics}, head
+        params = {"params": network, **frozen["statistics"], **statistics}
+        return MappedHead(NetworkMap(params, self.backbone, self.preprocessing), head)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class NetworkMap:
+    """A backbone with its parameters: the map of images to features under a head.
+
+    Attributes:
+        params: the backbone's parameters.
+        backbone: the backbone.
+        preprocessing: normalises images that come as grey levels; None for images that are normalised.
+    """
+
+    params: Any
+    backbone: Backbone = field(metadata={"static": True})
+    preprocessing: Preprocessing | None = field(metadata={"static": True})
+
+    def __call__(self, images: AnyArray) -> Float[Array, "batch dim"]:
+        """Features of images, in float32 at least."""
+        if self.preprocessing is not None:
+            images = normalise(images, self.preprocessing)
+        features = self.backbone.apply(self.params, images)
+        return features.astype(jnp.promote_types(features.dtype, jnp.float32))
 
 
 def network_model(
@@ -208,7 +240,8 @@ def network_model(
 ) -> Model:
     """Train a backbone with a linear head on images, or one of the two.
 
-    The result of a run is ``(params, head)``: the backbone's parameters and the head.
+    The result of a run is a `MappedHead`, to be called on images: its ``feature_map.params`` are the
+    backbone's parameters, its ``head`` the linear head.
 
     Args:
         backbone: from ``covfree.backbones.backbone(name)``.

@@ -1,87 +1,16 @@
-"""Optimisers on optax: what stands for one, the servers' adaptive ones, the clients' proximal term."""
+"""Optimisers on optax: the servers' adaptive ones, the clients' proximal term, and how far steps go."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from covfree.core.checks import check_choice, check_strength
-from covfree.core.types import Scalar, is_traced
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Optimiser:
-    """An optax transformation as part of a pytree.
-
-    Attributes:
-        numbers: its numbers, where it is made of them inside compiled functions: another learning rate then
-            compiles nothing anew.
-        make: ``(*numbers) -> transformation``.
-    """
-
-    numbers: tuple[Any, ...]
-    make: Callable[..., Any] = field(metadata={"static": True})
-
-    def __call__(self) -> optax.GradientTransformationExtraArgs:
-        """The transformation, which takes extra arguments and lets those go that it does not know."""
-        return optax.with_extra_args_support(self.make(*self.numbers))
-
-
-@dataclass(frozen=True)
-class _Fixed:
-    transformation: Any
-
-    def __call__(self) -> Any:
-        return self.transformation
-
-
-def _called(make: Any) -> Any:
-    return make()
-
-
-def as_optimiser(name: str, optimiser: Any) -> Optimiser:
-    """An optimiser of what may stand for one.
-
-    Args:
-        name: what to call it in errors.
-        optimiser: a number, the learning rate of gradient descent; ``jax.tree_util.Partial(optax.adam,
-            0.1)``, whose numbers may be swept; or an optax transformation.
-
-    Raises:
-        TypeError: if it is none of them.
-        ValueError: if a number is not finite, or a learning rate is negative.
-    """
-    if isinstance(optimiser, Optimiser):
-        return optimiser
-    if isinstance(optimiser, jax.tree_util.Partial):
-        for where, number in [*enumerate(optimiser.args), *optimiser.keywords.items()]:
-            for leaf in jax.tree.leaves(number):
-                # They are traced: a flag or a schedule would fail deep inside.
-                if isinstance(leaf, bool) or callable(leaf):
-                    raise TypeError(
-                        f"{name}: expected numbers in the Partial, got {where}={number!r}; write "
-                        "Partial(functools.partial(optimiser, …), …) with what is none in the inner one"
-                    )
-                if not is_traced(leaf) and not np.isfinite(leaf).all():
-                    raise ValueError(
-                        f"{name}: expected finite numbers in the Partial, got {where}={number!r}"
-                    )
-        return Optimiser((optimiser,), _called)
-    if hasattr(optimiser, "init") and hasattr(optimiser, "update"):  # optax.MultiSteps is no transformation
-        return Optimiser((), _Fixed(optimiser))
-    if callable(optimiser):
-        raise TypeError(
-            f"{name}: expected an optax transformation or a learning rate, got {optimiser!r}; call what "
-            "makes a transformation, put a schedule into one, such as optax.sgd(schedule)"
-        )
-    return Optimiser((check_strength(name, optimiser),), optax.sgd)
+from covfree.core.types import Scalar
+from covfree.finetune.local import Optimiser
 
 
 def reach(optimiser: Optimiser, steps: Any, factor: Any = 1.0) -> jax.Array:
@@ -107,12 +36,12 @@ class AdaptiveState(NamedTuple):
     Attributes:
         first: m.
         second: v.
-        count: t, how many steps there were.
+        steps: t, how many there were.
     """
 
     first: Any
     second: Any
-    count: jax.Array
+    steps: jax.Array
 
 
 def adaptive(
@@ -160,15 +89,15 @@ def adaptive(
             return v - (1 - b2) * square * jnp.sign(v - square)
         return b2 * v + (1 - b2) * square
 
-    def update(updates: Any, state: AdaptiveState, params: Any = None) -> tuple[Any, AdaptiveState]:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, AdaptiveState]:
         first = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.first, updates)
         seconds = jax.tree.map(second, state.second, updates)
-        count, rate = state.count + 1, jnp.asarray(learning_rate)
+        steps, rate = state.steps + 1, jnp.asarray(learning_rate)
         if corrected:
-            later = (count + 1).astype(jnp.result_type(float))
+            later = (steps + 1).astype(jnp.result_type(float))
             rate = rate * jnp.sqrt(1 - jnp.power(b2, later)) / (1 - jnp.power(b1, later))
         step = jax.tree.map(lambda m, v: (-rate * m / (jnp.sqrt(v) + tau)).astype(m.dtype), first, seconds)
-        return step, AdaptiveState(first, seconds, count)
+        return step, AdaptiveState(first, seconds, steps)
 
     return optax.GradientTransformation(init, update)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -63,9 +63,9 @@ class ClientModels:
         return replace(self.model, trained=trained, statistics=statistics)
 
     def result(self, client: int) -> Any:
-        """What `Model.finish` makes of one client's model, such as its head."""
+        """What a run would end with that trained this client's model, such as its head."""
         model = self.of(client)
-        return model.finish(model.trained, model.frozen, model.statistics)
+        return model.result(model.trained, model.statistics)
 
 
 class Prototypes(NamedTuple):
@@ -173,7 +173,8 @@ def client_accuracy(
     Args:
         models: `ClientModels`, where each client's examples go through its own; or one head or `Model` for
             all.
-        features: [examples, …], as in training; e.g. examples that clients hold back for tests.
+        features: [examples, …], or a pytree of such arrays, as in training; e.g. examples that clients hold
+            back for tests.
         labels: [examples] classes; below 0 is padding.
         clients: [examples] whose each is; below 0 is padding.
         own_classes: which classes each client knows of; it predicts no other, and is wrong if it knows of
@@ -187,11 +188,11 @@ def client_accuracy(
         ValueError: if shapes or clients' numbers do not fit.
     """
     check_positive("batch_size", batch_size)
-    labels, clients = np.asarray(labels), np.asarray(clients)
+    rows, labels, clients = len(jax.tree.leaves(features)[0]), np.asarray(labels), np.asarray(clients)
     for name, array in (("labels", labels), ("clients", clients)):
-        if array.shape != np.shape(features)[:1] or array.dtype.kind not in "iu":
+        if array.shape != (rows,) or array.dtype.kind not in "iu":
             raise ValueError(
-                f"{name}: expected {np.shape(features)[:1]} integers, one for each row of features, got "
+                f"{name}: expected {(rows,)} integers, one for each row of features, got "
                 f"shape {array.shape}, {array.dtype}"
             )
     clients = np.where(labels >= 0, clients, -1)
@@ -203,39 +204,52 @@ def client_accuracy(
         if known is not None and number > known:
             raise ValueError(f"clients: expected numbers below {known}, as {name} has them; got {number - 1}")
         number = max(number, known or 0)
+    own = isinstance(models, ClientModels)
+    places, who = _batches(clients if own else np.minimum(clients, 0), batch_size)
+    known = None if own_classes is None else jnp.asarray(np.asarray(own_classes, np.float32))
+    batches = jnp.asarray(places), jnp.asarray(clients[places]), jnp.asarray(who)
+    found = _predicted(models, jax.tree.map(jnp.asarray, features), known, *batches)
     right = np.zeros(len(labels), bool)
-    features = jnp.asarray(features)
-    for model, places in _by_model(models, clients):
-        for start in range(0, len(places), batch_size):
-            here = places[start : start + batch_size]
-            padded = np.append(here, np.zeros(batch_size - len(here), int))
-            known = None if own_classes is None else np.asarray(own_classes, np.float32)[clients[padded]]
-            right[here] = np.asarray(_predicted(model, features, padded, known))[: len(here)] == labels[here]
+    right[places[places >= 0]] = np.asarray(found)[places >= 0] == labels[places[places >= 0]]
     kept = clients >= 0
     total = np.bincount(clients[kept], minlength=number)
-    found = np.bincount(clients[kept], right[kept], minlength=number)
-    return np.where(total > 0, found / np.maximum(total, 1), np.nan)
+    hits = np.bincount(clients[kept], right[kept], minlength=number)
+    return np.where(total > 0, hits / np.maximum(total, 1), np.nan)
 
 
-def _by_model(models: Any, clients: np.ndarray) -> Iterator[tuple[Any, np.ndarray]]:
-    """Each model, and the places of the examples that go through it."""
-    if not isinstance(models, ClientModels):
-        yield models, np.flatnonzero(clients >= 0)
-        return
-    order = np.argsort(clients, kind="stable")
-    order = order[clients[order] >= 0]
-    who, starts = np.unique(clients[order], return_index=True)
-    for client, places in zip(who, np.split(order, starts[1:]), strict=True):
-        yield models.of(int(client)), places
+def _batches(group: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Places [batches, size] of examples of one group each, −1 for padding; and the group of each batch."""
+    order = np.argsort(group, kind="stable")
+    order = order[group[order] >= 0]
+    counts = np.bincount(group[order], minlength=1)
+    size = min(most, 1 << max(int(counts.max()) - 1, 0).bit_length())
+    number = -(-counts // size)
+    place = np.arange(len(order)) - (np.cumsum(counts) - counts)[group[order]]
+    places = np.full((number.sum(), size), -1)
+    places[(np.cumsum(number) - number)[group[order]] + place // size, place % size] = order
+    return places, np.repeat(np.arange(len(counts)), number)
 
 
 @jax.jit
-def _predicted(model: Any, features: jax.Array, places: jax.Array, known: jax.Array | None) -> jax.Array:
-    scores = model(features[places])
-    if known is None:
-        return scores.argmax(1)
-    # Who knows of no class predicts none.
-    return jnp.where((known > 0).any(1), jnp.where(known > 0, scores, -jnp.inf).argmax(1), -1)
+def _predicted(
+    models: Any, features: Any, known: jax.Array | None, places: jax.Array, clients: jax.Array, who: jax.Array
+) -> jax.Array:
+    """The class that is predicted of each example, batch after batch in one function."""
+
+    def one_batch(batch: tuple[jax.Array, ...]) -> jax.Array:
+        places, clients, number = batch
+        model = models
+        if isinstance(models, ClientModels):
+            trained, statistics, _ = jax.tree.map(lambda x: x[number], models.own)
+            model = replace(models.model, trained=trained, statistics=statistics)
+        scores = model(jax.tree.map(lambda x: x[jnp.maximum(places, 0)], features))
+        if known is None:
+            return scores.argmax(1)
+        mine = known[clients] > 0
+        # Who knows of no class predicts none.
+        return jnp.where(mine.any(1), jnp.where(mine, scores, -jnp.inf).argmax(1), -1)
+
+    return jax.lax.map(one_batch, (places, clients, who))
 
 
 def client_classes(labels: Any, clients: Any, *, num_classes: int) -> Bool[np.ndarray, "clients classes"]:

@@ -10,6 +10,7 @@ import optax
 from jax.tree_util import Partial
 
 from covfree.core.registries import Registry
+from covfree.core.types import Scalar
 from covfree.finetune.averaging import fedadagrad, fedadam, fedavg, fedprox, fedyogi
 from covfree.finetune.baselines.fednova import fednova
 from covfree.finetune.baselines.scaffold import scaffold

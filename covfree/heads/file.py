@@ -199,7 +199,8 @@ def _map_arrays(feature_map: Any) -> dict[str, np.ndarray]:
     if kind is None:
         raise TypeError(
             "head: expected a map of fourier_features, relu_features or an adapter before it, got "
-            f"{type(feature_map).__name__}"
+            f"{type(feature_map).__name__}; of a trained network save result.head, and beside it "
+            "result.feature_map.params"
         )
     arrays = {f"map_{name}": _plain(getattr(feature_map, name)) for name in _MAPS[kind][1]}
     return {"map": np.array(kind), **arrays}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import jax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Num
 
 from covfree.core.types import AnyArray, Head
 
@@ -23,7 +23,7 @@ class MappedHead:
     feature_map: Head
     head: Head
 
-    def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch classes"]:
+    def __call__(self, features: Num[AnyArray, "..."]) -> Float[Array, "... classes"]:
         """Scores of each class."""
         scores: jax.Array = self.head(self.feature_map(features))
         return scores

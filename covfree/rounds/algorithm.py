@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from covfree.core.types import AnyArray
 
@@ -21,27 +22,28 @@ class ClientData:
     the examples that are worked on. A client of its own has ``ClientData.own(features, labels)``.
 
     Attributes:
-        features: [table, …] the table's features, of any rank: vectors, images, ….
-        labels: [table] their classes.
+        features: [table, …] the table's features, of any rank: vectors, images, …; or a pytree of such
+            arrays, such as ``{"ids": …, "mask": …}``.
+        labels: [table] their classes; or [table, …] what else is to be predicted.
         index: [size] where in the table the client's examples are, those first; −1 for padding.
         client: number of the client, from 0.
     """
 
-    features: AnyArray
+    features: Any
     labels: AnyArray
     index: AnyArray
     client: AnyArray
 
     @classmethod
-    def own(cls, features: AnyArray, labels: AnyArray, client: int = 0) -> ClientData:
+    def own(cls, features: Any, labels: AnyArray, client: int = 0) -> ClientData:
         """Make the data of a client whose examples are all in these arrays.
 
         Args:
-            features: [examples, …].
-            labels: [examples]; below 0 is padding.
+            features: [examples, …], or a pytree of such arrays.
+            labels: [examples] classes, below 0 is padding; or [examples, …] what else is to be predicted.
             client: its number.
         """
-        padding = jnp.asarray(labels) < 0
+        padding = jnp.asarray(labels) < 0 if is_classes(labels) else jnp.zeros(len(labels), bool)
         # Padding comes last, as `index` promises.
         order = jnp.argsort(padding, stable=True)
         index = jnp.where(padding[order], -1, order).astype(jnp.int32)
@@ -52,22 +54,30 @@ class ClientData:
         """n_k, how many examples the client has."""
         return (self.index >= 0).sum(dtype=jnp.int32)
 
-    def take(self, places: AnyArray) -> tuple[jax.Array, jax.Array]:
+    def take(self, places: AnyArray) -> tuple[Any, jax.Array]:
         """Some of the client's examples.
 
         Args:
             places: [batch] places among the client's examples; padding where there is none.
 
         Returns:
-            Features [batch, …], and labels [batch], which are −1 for padding.
+            Features [batch, …], and labels [batch], which are −1 for padding. Of padding, features are those
+            of some example, and labels that are no classes are 0.
         """
         index = jnp.asarray(self.index).at[places].get(mode="fill", fill_value=-1)
-        labels = jnp.where(index >= 0, jnp.asarray(self.labels)[index], -1)
-        return jnp.asarray(self.features)[jnp.maximum(index, 0)], labels
+        safe, labels = jnp.maximum(index, 0), jnp.asarray(self.labels)
+        nothing = -1 if is_classes(labels) else jnp.zeros((), labels.dtype)
+        labels = jnp.where((index >= 0).reshape(-1, *(1,) * (labels.ndim - 1)), labels[safe], nothing)
+        return jax.tree.map(lambda x: jnp.asarray(x)[safe], self.features), labels
 
-    def all(self) -> tuple[jax.Array, jax.Array]:
+    def all(self) -> tuple[Any, jax.Array]:
         """All of the client's examples, padded to ``size``; labels of padding are −1."""
         return self.take(jnp.arange(self.index.shape[0]))
+
+
+def is_classes(labels: Any) -> bool:
+    """Whether labels are classes, an integer for each example, of which those below 0 are padding."""
+    return np.ndim(labels) == 1 and jnp.issubdtype(jnp.result_type(labels), jnp.integer)
 
 
 @jax.tree_util.register_dataclass
@@ -99,9 +109,11 @@ class Algorithm:
         result: ``(params, state, memory) -> what is wanted``, such as a head; None as long as there is
             none. The memory is that of all clients, with an axis of clients in front.
         rounds: how many rounds it takes; None for as many as one likes.
-        whole: whether a client looks at all of its examples at once (`ClientData.all`). Clients of about one
-            size are then put together. If not, it takes them in batches, and padding costs it nothing.
-        num_classes: C, which labels must be below; None if it does not matter.
+        whole: whether a client looks at all of its examples at once (`ClientData.all`), so that it computes
+            with padding too; only clients of about one size are then padded to one. If not, it takes them in
+            batches, and padding costs no more than the order of its examples does.
+        num_classes: C; labels are then classes, integers below it. None if labels may be anything, such as
+            targets of a regression.
         same_clients: whether all rounds need the same clients, as they are steps of one computation.
         report: ``(params, state) -> dict`` of numbers that the history of a round tells of the state after
             it; None for nothing.

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,11 +15,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from covfree.core.atomic import lock, replacing
+from covfree.core.checks import check_positive
 from covfree.core.optional import optional
 from covfree.engine.parts import digest
 
 # Numbers that errors show; of more only the shape.
 _FEW = 4
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder in which a run is saved, and from which it goes on if it is there.
+
+    ``history.jsonl`` in it gets a line of JSON for each round as it ends; numbers that are not finite are
+    null there. Needs the ``rounds`` extra.
+
+    Attributes:
+        folder: the folder.
+        every: rounds from one saving to the next; the end of the run is always saved.
+    """
+
+    folder: str | PathLike[str]
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        check_positive("checkpoint: every", self.every)
 
 
 class Mark(NamedTuple):
@@ -43,11 +68,27 @@ class Mark(NamedTuple):
         return f"other values of {ours.shown}" if ours.shown else "another there"
 
 
-class Checkpoints:
-    """The folder that holds the newest state of a run.
+class Saved(NamedTuple):
+    """What a run holds after a round, beside its arrays.
+
+    Attributes:
+        done: rounds.
+        delays: rounds in which the uploads of a round may arrive.
+        items: of each round, how many items its tables had: the structure of the arrays follows from these.
+        record: of the last round, before it was evaluated.
+    """
+
+    done: int
+    delays: int
+    items: list[list[int]]
+    record: dict[str, Any]
+
+
+class Folder:
+    """The folder of a `Checkpoint`, which one run at a time has.
 
     Raises:
-        ValueError: if the folder holds the state of another run.
+        ValueError: if another run has it.
     """
 
     def __init__(self, folder: Path, identity: Callable[[int], Mapping[str, Mark]]) -> None:
@@ -55,48 +96,68 @@ class Checkpoints:
         self._ocp = optional("orbax.checkpoint", "rounds")
         # It tells of each file at the level of warnings.
         logging.getLogger("absl").setLevel(logging.ERROR)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = (folder / "lock").open("ab")
+        if not lock(self._lock):
+            self._lock.close()
+            raise ValueError(f"checkpoint: expected a folder of no other run, but one writes to {folder} now")
         options = self._ocp.CheckpointManagerOptions(max_to_keep=1, enable_async_checkpointing=False)
         self._manager = self._ocp.CheckpointManager(folder.resolve(), options=options)
-        self._identity, self._folder = identity, folder
+        self._identity, self._folder, self._lines = identity, folder, folder / "history.jsonl"
 
-    def save(self, done: int, trees: Any, history: list[dict[str, Any]], items: list[list[int]]) -> None:
-        """Save what the run holds after so many rounds: as a whole or not at all.
+    def tell(self, record: Mapping[str, Any]) -> None:
+        """Add a round's record to the history."""
+        with self._lines.open("a") as file:
+            file.write(f"{json.dumps(_finite(record), allow_nan=False)}\n")
 
-        Args:
-            done: rounds.
-            trees: what the run holds.
-            history: of the rounds.
-            items: how many items the tables of each round had, by which the structure of ``trees`` is known.
-        """
+    def save(self, trees: Any, saved: Saved) -> None:
+        """Save what the run holds: as a whole or not at all."""
         args = self._ocp.args
         leaves = _named(trees)
         # Orbax saves no array without an item.
         empty = {name: leaf for name, leaf in leaves.items() if np.size(leaf) == 0}
         shapes = {name: [list(leaf.shape), str(leaf.dtype)] for name, leaf in empty.items()}
         kept = {name: leaf for name, leaf in leaves.items() if name not in empty} or {"none": np.zeros(1)}
-        about = {"identity": dict(self._identity(done)), "history": history, "items": items, "empty": shapes}
+        about = {"identity": dict(self._identity(saved.done)), **saved._asdict(), "empty": shapes}
         self._manager.save(
-            done, args=args.Composite(arrays=args.StandardSave(kept), about=args.JsonSave(about))
+            saved.done, args=args.Composite(arrays=args.StandardSave(kept), about=args.JsonSave(about))
         )
 
     def load(
-        self, rounds: int, structure: Callable[[list[list[int]]], Any]
-    ) -> tuple[int, Any, list[dict[str, Any]], list[list[int]]] | None:
-        """Rounds that are done, what the run held then, its history and ``items``; None if nothing is saved.
+        self, rounds: int, structure: Callable[[Saved], Any]
+    ) -> tuple[Any, Saved, list[dict[str, Any]]] | None:
+        """What the run held, and the records of its rounds; None if nothing is saved.
+
+        The history then has the lines of these rounds, but for the last one's if it was not evaluated.
 
         Args:
             rounds: that the run is to have.
-            structure: of what the run holds after rounds of so many ``items``, as a pytree.
+            structure: of what the run holds, as a pytree.
         """
-        done = self._manager.latest_step()
+        done, args = self._manager.latest_step(), self._ocp.args
         if done is None:
+            self._lines.write_text("")
             return None
-        args = self._ocp.args
         about = self._manager.restore(done, args=args.Composite(about=args.JsonRestore()))["about"]
         if done > rounds:
             raise ValueError(f"rounds: expected at least {done}, as {self._folder} holds, got {rounds}")
+        self._check(about["identity"], done)
+        saved = Saved(**{name: about[name] for name in Saved._fields})
+        lines = self._lines.read_text().splitlines()[:done] if self._lines.exists() else []
+        if len(lines) < done - 1:
+            raise ValueError(f"checkpoint: expected {done} lines in {self._lines}, got {len(lines)}")
+        with replacing(self._lines) as file:
+            file.write("".join(f"{line}\n" for line in lines).encode())
+        arrays = self._manager.restore(done, args=args.Composite(arrays=args.StandardRestore()))["arrays"]
+        for name, (shape, dtype) in about["empty"].items():
+            arrays[name] = jnp.zeros(shape, dtype)
+        tree = structure(saved)
+        held = tree.unflatten([arrays[f"leaf{i}"] for i in range(tree.num_leaves)])
+        return held, saved, [_numbers(json.loads(line)) for line in lines]
+
+    def _check(self, identity: Mapping[str, list[str]], done: int) -> None:
         ours, none = self._identity(done), Mark("")
-        theirs = {name: Mark(*mark) for name, mark in about["identity"].items()}
+        theirs = {name: Mark(*mark) for name, mark in identity.items()}
         differing = [
             f"{name} ({theirs.get(name, none).beside(ours.get(name, none))})"
             for name in {**ours, **theirs}
@@ -108,18 +169,31 @@ class Checkpoints:
                 f"is of one that differs in {', '.join(differing)}. Call with what it was started with to go "
                 "on; give another folder, or delete this one, to start anew"
             )
-        arrays = self._manager.restore(done, args=args.Composite(arrays=args.StandardRestore()))["arrays"]
-        for name, (shape, dtype) in about["empty"].items():
-            arrays[name] = jnp.zeros(shape, dtype)
-        tree = structure(about["items"])
-        held = tree.unflatten([arrays[f"leaf{i}"] for i in range(tree.num_leaves)])
-        return done, held, about["history"], about["items"]
 
     def close(self) -> None:
         """Let go of the folder."""
         self._manager.close()
+        self._lock.close()
 
 
 def _named(trees: Any) -> dict[str, Any]:
     """The leaves by number: their tree is known to whoever loads them."""
     return {f"leaf{index}": leaf for index, leaf in enumerate(jax.tree.leaves(trees))}
+
+
+def _finite(value: Any) -> Any:
+    """None for each number that is not finite, for which JSON has no word."""
+    if isinstance(value, Mapping):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _numbers(value: Any) -> Any:
+    """NaN in the place of None."""
+    if isinstance(value, dict):
+        return {name: _numbers(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_numbers(part) for part in value]
+    return math.nan if value is None else value

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,12 +22,12 @@ class Examples(NamedTuple):
     """The examples of all clients, those of a client one after the other in ``order``.
 
     Attributes:
-        features: [examples, …].
-        labels: [examples].
-        order: [examples + padding] places of the examples, by client.
+        features: [examples, …], or a pytree of such arrays.
+        labels: [examples, …].
+        order: [examples] places of the examples, by client.
     """
 
-    features: Array
+    features: Any
     labels: Array
     order: Int32[Array, " places"]
 
@@ -37,7 +36,7 @@ class Members(NamedTuple):
     """Some clients of a round, padded to a number that is compiled for.
 
     Attributes:
-        client: number of each; −1 for padding.
+        client: number of each; −1 for padding, which comes last.
         start: where in the order its examples start.
         size: how many it has; 0 for padding.
         arrives: for each delay, whether the upload arrives so many rounds later.
@@ -49,36 +48,20 @@ class Members(NamedTuple):
     arrives: Bool[Array, "members delays"]
 
 
-# Algorithm, broadcast, examples of all clients, and the key of which clients' are made.
-_Shared: TypeAlias = tuple[Algorithm, Any, Examples, Any]
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Static:
-    """Something without arrays that a compiled function gives back."""
-
-    value: Any = field(metadata={"static": True})
-
-
 class Answers(NamedTuple):
     """What came from the members.
 
     Attributes:
-        sums: of their uploads' `Parts`, with an axis of delays in front.
-        tables: of their uploads' `Parts`, with an axis of members in front.
+        uploads: their sums, added, with an axis of delays in front; their tables, with one of members.
         memory: what each remembers now.
         sound: whether all of that is finite.
         metrics: of each.
-        structure: of an upload's `Parts`.
     """
 
-    sums: Compensated
-    tables: list[list[Array]]
+    uploads: Parts
     memory: Any
     sound: Bool[Array, " members"]
     metrics: dict[str, Array]
-    structure: Static
 
 
 @partial(jax.jit, static_argnames=("longest", "width", "mesh"))
@@ -112,11 +95,12 @@ def answers(
         width: members that run at once.
         mesh: devices over which members are spread.
     """
+    structure: Any = None
 
-    def all_of(shared: _Shared, members: Members, memory: Any) -> Answers:
+    def all_of(shared: Any, members: Members, memory: Any) -> tuple[Any, ...]:
         algorithm, broadcast, examples, keys = shared
 
-        def one(member: Members, memory: Any) -> tuple[Parts, Any, Array, Any]:
+        def one(member: Members, memory: Any) -> tuple[Any, Any]:
             place = jnp.arange(longest, dtype=jnp.int32)
             index = examples.order[jnp.minimum(member.start + place, examples.order.shape[0] - 1)]
             index = jnp.where(place < member.size, index, -1)
@@ -127,42 +111,49 @@ def answers(
             sent = member.arrives.any()
             # Where nothing arrives the client is as if it had not taken part.
             remembered = jax.tree.map(lambda new, old: jnp.where(sent, new, old), remembered, memory)
-            return Parts.of(upload), remembered, is_finite(remembered), metrics
+            return Parts.of(upload), (remembered, is_finite(remembered), metrics)
 
-        def at_once(members: Members, memory: Any) -> tuple[Any, ...]:
+        def at_once(members: Members, memory: Any) -> tuple[Any, Any]:
             if width > 1:
                 return jax.vmap(one)(members, memory)
             # `vmap` of a loop whose length differs by client copies what it carries in every step.
             answer = one(*jax.tree.map(lambda x: x[0], (members, memory)))
             return jax.tree.map(lambda x: x[None], answer)
 
-        def several(sums: Compensated, chunk: tuple[Members, Any]) -> tuple[Compensated, tuple[Any, ...]]:
-            members, memory = chunk
-            parts, *others = at_once(members, memory)
+        def several(sums: Compensated, chunk: tuple[Members, Any]) -> tuple[Compensated, Any]:
+            def work() -> tuple[Compensated, Any]:
+                parts, others = at_once(*chunk)
 
-            def plus(sums: Compensated, item: tuple[Any, Array]) -> tuple[Compensated, None]:
-                part, arrives = item
+                def plus(sums: Compensated, item: tuple[Any, Array]) -> tuple[Compensated, None]:
+                    term, arrives = item
 
-                def by_delay(leaf: Array) -> Array:
-                    kept = arrives.reshape(-1, *(1,) * leaf.ndim)
-                    return jnp.where(kept, leaf[None], jnp.zeros((), leaf.dtype))
+                    def by_delay(leaf: Array) -> Array:
+                        kept = arrives.reshape(-1, *(1,) * leaf.ndim)
+                        return jnp.where(kept, leaf[None], jnp.zeros((), leaf.dtype))
 
-                return sums.plus(jax.tree.map(by_delay, part)), None
+                    return sums.plus(jax.tree.map(by_delay, term)), None
 
-            sums = jax.lax.scan(plus, sums, (parts.sums, members.arrives))[0]
-            return sums, (parts.tables, *others)
+                added = jax.lax.scan(plus, sums, (parts.sums, chunk[0].arrives))[0]
+                return added, (parts.tables, *others)
+
+            nothing = parts.tables, chunk[1], jnp.ones(width, bool), metrics
+            return jax.lax.cond(chunk[0].client[0] >= 0, work, lambda: (sums, nothing))
 
         chunks = jax.tree.map(lambda x: x.reshape(-1, width, *x.shape[1:]), (members, memory))
-        first = jax.tree.map(lambda x: x[0, 0], chunks)
-        parts: Parts = jax.eval_shape(one, *first)[0]
+        first = jax.tree.map(lambda x: x[0], chunks)
+        shapes = jax.eval_shape(
+            lambda *chunk: (lambda parts, others: (parts, others[-1]))(*at_once(*chunk)), *first
+        )
+        parts, metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         delays = members.arrives.shape[1]
-        zeros = jax.tree.map(lambda leaf: jnp.zeros((delays, *leaf.shape), leaf.dtype), parts.sums)
-        sums, each = jax.lax.scan(several, Compensated(zeros, zeros), chunks)
+        begun = jax.tree.map(lambda x: jnp.zeros((delays, *x.shape[1:]), x.dtype), parts.sums)
+        sums, each = jax.lax.scan(several, Compensated(begun, begun), chunks)
         each = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), each)
         if mesh is not None:
             sums = jax.lax.psum(sums, mesh.axis_names)
-        tables, memory, sound, metrics = each
-        return Answers(sums, tables, memory, sound, metrics, Static(parts.structure))
+        nonlocal structure
+        structure = parts.structure
+        return sums, *each
 
     run: Any = all_of
     if mesh is not None:
@@ -172,12 +163,12 @@ def answers(
             all_of,
             mesh=mesh,
             in_specs=(whole, spread, spread),
-            out_specs=Answers(whole, spread, spread, spread, spread, whole),  # pyright: ignore[reportArgumentType]
+            out_specs=(whole, spread, spread, spread, spread),
         )
-    given = run((algorithm, broadcast, examples, derive(key, "clients")), members, memory)
-    if before is None:
-        return given
-    return given._replace(sums=before.plus(given.sums.total).plus(given.sums.lost))
+    sums, tables, *others = run((algorithm, broadcast, examples, derive(key, "clients")), members, memory)
+    if before is not None:
+        sums = before.plus(sums.total).plus(sums.lost)
+    return Answers(Parts(sums, tables, structure), *others)
 
 
 @partial(jax.jit, static_argnames=("num_clients",))
@@ -193,13 +184,13 @@ def broadcast(algorithm: Algorithm, state: Any) -> Any:
 
 
 @jax.jit
-def due(sums: Compensated, pending: Any) -> tuple[list[Array], Any]:
+def due(sums: Compensated, pending: Any) -> tuple[Any, Any]:
     """The uploads' sums that arrive in this round, and those of later rounds; None without delays."""
     whole = sums.value
     if pending is not None:
-        whole = [jnp.add(*pair) for pair in zip(whole, pending, strict=True)]
-        pending = [jnp.concatenate([x[1:], jnp.zeros_like(x[:1])]) for x in whole]
-    return [x[0] for x in whole], pending
+        whole = jax.tree.map(jnp.add, whole, pending)
+        pending = jax.tree.map(lambda x: jnp.concatenate([x[1:], jnp.zeros_like(x[:1])]), whole)
+    return jax.tree.map(lambda x: x[0], whole), pending
 
 
 @jax.jit

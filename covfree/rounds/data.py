@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,8 +12,12 @@ import numpy as np
 
 from covfree.core.doors import as_array, as_int32
 from covfree.engine.parts import digest
+from covfree.rounds.algorithm import is_classes
 from covfree.rounds.checkpoint import Mark
 from covfree.rounds.cohort import Examples, Members
+
+# Numbers that are sorted in the time in which a function is compiled, over as many rounds as runs have.
+_SORTED = 2**16
 
 
 class Group(NamedTuple):
@@ -52,61 +57,25 @@ class Federation:
         """From flat arrays, checked.
 
         Args:
-            features: [examples, …], floats, or integers such as pixels.
-            labels: [examples], integers; below 0 is padding.
+            features: [examples, …], floats, or integers such as pixels; or a pytree of such arrays.
+            labels: [examples], integers, below 0 is padding; or [examples, …] any numbers.
             clients: [examples], integers; below 0 is padding.
             whole: whether clients look at all of their examples at once, so that those of about one size
                 are best put together.
-            num_classes: C, which labels must be below; None for any.
+            num_classes: C: labels must be integers below it; None for anything.
 
         Raises:
             TypeError: if a data type is wrong.
             ValueError: if a shape or a value is wrong.
         """
-        shape, dtype = np.shape(features), jnp.dtype(getattr(features, "dtype", np.float32))
-        if len(shape) < 2:
-            raise ValueError(f"features: expected shape [examples, …], got {list(shape)}")
-        for name, array in (("labels", labels), ("clients", clients)):
-            if np.asarray(array).dtype.kind not in "iu":
-                raise TypeError(f"{name}: expected integers, got {np.asarray(array).dtype}")
-            if np.shape(array) != shape[:1]:
-                raise ValueError(
-                    f"{name}: expected shape [{shape[0]}], one for each row of features, got "
-                    f"{list(np.shape(array))}"
-                )
-        owner = np.where(np.asarray(as_int32("labels", labels)) >= 0, np.asarray(clients), -1)
-        if not (owner >= 0).any():
-            raise ValueError("clients: expected an example of a client at least, got none")
-        if owner.max() >= shape[0] + 2**20:
-            raise ValueError(
-                f"clients: expected numbers from 0 without large gaps, got {owner.max()}; number them anew: "
-                "np.unique(clients, return_inverse=True)[1]"
-            )
-        if num_classes is not None and (past := (np.asarray(labels) >= num_classes) & (owner >= 0)).any():
-            row = int(past.argmax())
-            raise ValueError(
-                f"labels: row {row} of client {owner[row]} has label {np.asarray(labels)[row]}; expected "
-                f"labels below num_classes = {num_classes} (below 0 is padding)"
-            )
-        if jnp.issubdtype(dtype, jnp.floating):
-            finite = np.asarray(_finite(features))
-            if (wrong := ~finite & (owner >= 0)).any():
-                row = int(wrong.argmax())
-                raise ValueError(
-                    f"features: row {row} of client {owner[row]} (class {np.asarray(labels)[row]}) holds a "
-                    "number that is not finite; expected finite numbers"
-                )
+        owner = _owners(features, labels, clients, num_classes)
         order = np.argsort(owner, kind="stable").astype(np.int32)
         order = order[(owner < 0).sum() :]
         size = np.bincount(owner[owner >= 0]).astype(np.int32)
         start = (np.cumsum(size) - size).astype(np.int32)
-        longest = np.full(len(size), size.max())
-        if whole:
-            # Powers of 4 from 16: few functions are compiled, and padding is bounded.
-            steps = np.ceil(np.log2(np.maximum(size, 16) / 16) / 2)
-            longest = np.minimum(longest, (16 * 4**steps).astype(int))
-        table = Examples(as_array(features), as_int32("labels", labels), as_array(order))
-        return cls(table, start, size, longest)
+        labels = as_int32("labels", labels) if is_classes(labels) else as_array(labels)
+        table = Examples(jax.tree.map(as_array, features), labels, as_array(order))
+        return cls(table, start, size, _padded_sizes(size, whole))
 
     @property
     def num_clients(self) -> int:
@@ -127,15 +96,16 @@ class Federation:
             multiple: of which the members' number must be one.
             delays: how many there are.
         """
-        delay, drawn = delay[drawn >= 0], drawn[drawn >= 0]
+        most, delay, drawn = len(drawn), delay[drawn >= 0], drawn[drawn >= 0]
         # Those that run at once have about as much to do.
         order = np.lexsort((drawn, -self.size[drawn]))
         drawn, delay = drawn[order], delay[order]
         groups = []
         for longest in np.unique(self.longest[drawn]) if len(drawn) else self.longest[:1]:
             here = self.longest[drawn] == longest
-            # Rounded up, so that rounds share a compiled function.
-            number = -(-max(1, int(here.sum())) // multiple) * multiple
+            # Rounded up, so that rounds share a compiled function; padding takes memory and no time.
+            few = min(1 << (max(1, int(here.sum())) - 1).bit_length(), most, (self.longest == longest).sum())
+            number = -(-max(1, few) // multiple) * multiple
             padding = number - int(here.sum())
             clients = np.append(drawn[here], np.full(padding, -1)).astype(np.int32)
             arrives = np.append(delay[here], np.full(padding, -1))[:, None] == np.arange(delays)
@@ -152,14 +122,84 @@ class Federation:
     def identity(self) -> dict[str, Mark]:
         """What tells the examples, and who has which, from those of another federation."""
         order, size = np.asarray(self.examples.order), self.size
+        parts, _ = jax.tree_util.tree_flatten_with_path(self.examples.features)
         return {
-            "features": Mark.of(self.examples.features),
+            **{f"features{jax.tree_util.keystr(path)}": Mark.of(part) for path, part in parts},
             "labels": Mark.of(self.examples.labels),
             "clients": Mark(f"{len(size)} clients of {len(order)} examples", digest([order, size])),
         }
+
+
+def _owners(features: Any, labels: Any, clients: Any, num_classes: int | None) -> np.ndarray:
+    """The client of each example, −1 for padding; raise unless the arrays fit."""
+    parts = jax.tree.leaves(features)
+    if not parts or any(np.ndim(part) < 1 for part in parts):
+        raise ValueError(f"features: expected arrays [examples, …], got {type(features).__name__}")
+    number = np.shape(parts[0])[0]
+    # A table of its own has an axis of features; of a pytree, an array may have one number an example.
+    if any(np.shape(part)[0] != number for part in parts) or (parts[0] is features and np.ndim(features) < 2):
+        shapes = [list(np.shape(part)) for part in parts]
+        raise ValueError(f"features: expected shape [examples, …], got {', '.join(map(str, shapes))}")
+    kind, which = np.asarray(labels).dtype, f"num_classes = {num_classes} (below 0 is padding)"
+    if num_classes is not None and kind.kind not in "iu":
+        raise TypeError(
+            f"labels: expected integers, got {kind}; for what is no class, take a model or an algorithm "
+            "whose num_classes is None"
+        )
+    if np.asarray(clients).dtype.kind not in "iu":
+        raise TypeError(f"clients: expected integers, got {np.asarray(clients).dtype}")
+    classes = num_classes is not None or is_classes(labels)
+    for name, array, wanted in (("labels", labels, classes), ("clients", clients, True)):
+        if np.shape(array)[:1] != (number,) or (wanted and np.ndim(array) != 1):
+            raise ValueError(
+                f"{name}: expected shape [{number}], one for each row of features, got "
+                f"{list(np.shape(array))}"
+            )
+    owner = np.asarray(clients)
+    if classes:
+        owner = np.where(np.asarray(as_int32("labels", labels)) >= 0, owner, -1)
+    if not (owner >= 0).any():
+        raise ValueError("clients: expected an example of a client at least, got none")
+    if owner.max() >= number + 2**20:
+        raise ValueError(
+            f"clients: expected numbers from 0 without large gaps, got {owner.max()}; number them anew: "
+            "np.unique(clients, return_inverse=True)[1]"
+        )
+    if num_classes is not None and (past := (np.asarray(labels) >= num_classes) & (owner >= 0)).any():
+        row = int(past.argmax())
+        raise ValueError(
+            f"labels: row {row} of client {owner[row]} has label {np.asarray(labels)[row]}; expected labels "
+            f"below {which}"
+        )
+    for part in parts:
+        if not jnp.issubdtype(getattr(part, "dtype", np.float32), jnp.floating):
+            continue
+        if (wrong := ~np.asarray(_finite(part)) & (owner >= 0)).any():
+            row = int(wrong.argmax())
+            raise ValueError(
+                f"features: row {row} of client {owner[row]} holds a number that is not finite; expected "
+                "finite numbers"
+            )
+    return owner
 
 
 @jax.jit
 def _finite(features: jax.Array) -> jax.Array:
     """Whether all numbers of each example are finite."""
     return jnp.isfinite(features).reshape(features.shape[0], -1).all(1)
+
+
+def _padded_sizes(size: np.ndarray, whole: bool) -> np.ndarray:
+    """The size to which each client's examples are padded, at most the largest client's.
+
+    Sizes are powers of 4 from 16, so that few functions are compiled. Where padding costs a number to be
+    sorted, and no more, neighbouring sizes are one if that costs less than compiling another function.
+    """
+    steps = np.ceil(np.log2(np.maximum(size, 16) / 16) / 2)
+    padded = np.minimum(size.max(), (16 * 4**steps).astype(int))
+    if whole:
+        return padded
+    for small, large in itertools.pairwise(np.unique(padded)):
+        if (padded == small).sum() * (large - small) < _SORTED:
+            padded = np.where(padded == small, large, padded)
+    return padded

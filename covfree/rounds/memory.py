@@ -2,16 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
+
+from covfree.core.checks import check_choice, check_positive
 
 # Where the bank lies: beside the computation, or in the host's memory where clients are too many for that.
 Place = Literal["device", "host"]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a simulation runs, and what it keeps there; nothing of it changes the result, but for rounding.
+
+    Attributes:
+        width: clients that are simulated at once by ``vmap``. More than one pays on accelerators.
+        memory: where clients' memory lies: ``"device"``, or ``"host"`` for more clients than fit there.
+        mesh: devices over which the clients of a round are spread; each has a copy of all examples.
+        multiple: of which the number of clients that run together is one.
+    """
+
+    width: int = 1
+    memory: Place = "device"
+    mesh: Mesh | None = None
+    multiple: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_positive("place: width", self.width)
+        check_choice("place: memory", self.memory, get_args(Place))
+        if not isinstance(self.mesh, Mesh | None):
+            raise TypeError(f"place: mesh: expected a jax.sharding.Mesh or None, got {self.mesh!r}")
+        if self.mesh is not None:
+            # Of the kind that leaves to the compiler what is not said; `jax.make_mesh` makes another.
+            object.__setattr__(self, "mesh", Mesh(self.mesh.devices, self.mesh.axis_names))
+        devices = 1 if self.mesh is None else self.mesh.size
+        object.__setattr__(self, "multiple", self.width * devices)
 
 
 @dataclass

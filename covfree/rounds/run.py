@@ -2,30 +2,63 @@
 
 from __future__ import annotations
 
-import json
-import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
-from covfree.core.checks import check_choice, check_positive
+from covfree.core.checks import check_positive
 from covfree.core.keys import participation_seed
 from covfree.core.types import PRNGKey
 from covfree.rounds import cohort
 from covfree.rounds.algorithm import Algorithm, check_algorithm
-from covfree.rounds.checkpoint import Checkpoints
+from covfree.rounds.checkpoint import Checkpoint, Folder, Saved
 from covfree.rounds.data import Federation
-from covfree.rounds.memory import Bank, Place
+from covfree.rounds.memory import Bank, Placement
 from covfree.rounds.schedule import Schedule, as_schedule
 from covfree.rounds.simulation import Held, Simulation
+
+Records = list[dict[str, Any]]
+_HERE = Placement()
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is measured of an algorithm's result, and when.
+
+    Attributes:
+        measure: from the result to numbers that the history records, such as ``{"accuracy": 0.9}``.
+        every: rounds from one evaluation to the next; the last round is always evaluated, and so is the one
+            after which the run stops.
+        best: name of a number, such as ``"accuracy"``: `Run.best` is then the result with the largest.
+            Evaluate on validation data: a test accuracy by which a round was chosen is too high.
+    """
+
+    measure: Callable[[Any], Mapping[str, Any]]
+    every: int = 1
+    best: str | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.measure):
+            raise TypeError(f"evaluate: expected a function or None, got {self.measure!r}")
+        check_positive("evaluate: every", self.every)
+
+    def __call__(self, result: Any) -> dict[str, Any]:
+        """The numbers, as JSON has them; none of a result that there is not yet."""
+        if result is None:
+            return {}
+        measured = self.measure(result)
+        if not isinstance(measured, Mapping):
+            raise TypeError(f'evaluate: expected a dict such as {{"accuracy": 0.9}}, got {measured!r}')
+        return {name: np.asarray(value).tolist() for name, value in measured.items()}
 
 
 class Run(NamedTuple):
@@ -35,16 +68,17 @@ class Run(NamedTuple):
         result: what the algorithm is run for, such as a head.
         state: the server's state after the last round.
         memory: what each client remembers, with an axis of clients in front.
-        history: a dict for each round; the keys are those of ``history.jsonl``.
+        history: a dict for each round: ``round``, ``clients``, ``bytes_up``, ``bytes_down``, ``seconds``,
+            means of the clients' metrics, and what was measured.
         stopped: why the run ended before its last round; None if it did not.
-        best: the result after ``best_round``, if ``best`` named a number; else None.
+        best: the result after ``best_round``, if `Evaluation` names a number to choose by; else None.
         best_round: the round whose evaluation was best, the earliest of equals; None if there is none.
     """
 
     result: Any
     state: Any
     memory: Any
-    history: list[dict[str, Any]]
+    history: Records
     stopped: str | None
     best: Any = None
     best_round: int | None = None
@@ -58,53 +92,38 @@ def run(
     *,
     key: PRNGKey,
     rounds: int | None = None,
-    participation: Schedule | np.ndarray | float | int = 1.0,
-    evaluate: Callable[[Any], Mapping[str, Any]] | None = None,
-    every: int = 1,
-    best: str | None = None,
-    stop: Callable[[list[dict[str, Any]]], bool] | None = None,
-    checkpoint: str | PathLike[str] | None = None,
-    checkpoint_every: int = 1,
-    history: str | PathLike[str] | None = None,
-    width: int = 1,
-    memory: Place = "device",
-    mesh: Mesh | None = None,
+    participation: Schedule | np.ndarray | np.number | float | int = 1.0,
+    evaluate: Evaluation | Callable[[Any], Mapping[str, Any]] | None = None,
+    stop: Callable[[Records], bool] | None = None,
+    checkpoint: Checkpoint | str | PathLike[str] | None = None,
+    place: Placement | None = None,
     each_client: bool = False,
 ) -> Run:
     """Simulate a federation that runs an algorithm.
 
     The examples lie in one table, of which clients are views: memory does not grow with the number of clients
-    but by what they remember. Uploads are added as they are made. Neither ``width`` nor ``mesh`` changes the
-    result, but for rounding.
+    but by what they remember. Uploads are added as they are made. All that is computed is the algorithm's own
+    functions; a server and clients of their own call the same.
 
     Args:
         algorithm: e.g. ``covfree.finetune.fedavg(...)``.
-        features: [examples, …], numbers of any rank: feature vectors, images.
-        labels: [examples], integers; below 0 is padding.
+        features: [examples, …], numbers of any rank: feature vectors, images; or a pytree of such arrays,
+            such as ``{"ids": …, "mask": …}``.
+        labels: [examples], integers; below 0 is padding. If the algorithm has no number of classes,
+            [examples, …] numbers of any kind.
         clients: [examples], integers from 0; below 0 is padding. Numbers without examples are clients that
             have none.
         key: PRNG key of all that is drawn. A client's draws in a round depend on the round and its number.
         rounds: how many; may be left out where the algorithm takes a fixed number.
         participation: a `covfree.rounds.Schedule`; the clients of each round as an array, −1 for nobody;
             or how many clients a round draws: a number (1 is one client) or a share (1.0 is all).
-        evaluate: from the algorithm's result to numbers that the history records, such as an accuracy.
-            Rounds after which there is no result yet are not evaluated.
-        every: rounds from one evaluation to the next; the last round is always evaluated, and so is the one
-            after which the run stops.
-        best: name of a number of ``evaluate``, such as ``"accuracy"``. `Run.best` is then the result with the
-            largest. Evaluate on validation data: a test accuracy by which a round was chosen is too high.
-            For algorithms of any number of rounds.
+        evaluate: an `Evaluation`, or its function alone. It is also called once before the first round, so
+            that what is wrong with it is seen at once.
         stop: from the history so far to whether to stop; asked after each round, and before going on. A
-            record has what ``evaluate`` measured only where it was asked (``every``), and metrics of clients
-            only if one with examples took part.
-        checkpoint: a folder in which what the run holds is saved, and from which it goes on if it is there
-            (needs the ``rounds`` extra).
-        checkpoint_every: rounds from one saving to the next; the end of the run is always saved.
-        history: a file that gets a line of JSON for each round as it ends; numbers that are not finite are
-            null there.
-        width: clients that are simulated at once by ``vmap``. More than one pays on accelerators.
-        memory: where clients' memory lies: ``"device"``, or ``"host"`` for more clients than fit there.
-        mesh: devices over which the clients of a round are spread.
+            record has what was measured only where it was asked, and metrics of clients only if one with
+            examples took part.
+        checkpoint: a `Checkpoint`, or its folder alone.
+        place: a `Placement`; None for one client at a time on the first device.
         each_client: whether the history also has the metrics of each client that took part, beside their
             means: ``each_client``, a dict of lists. The loss of a client without examples is nan, and so are
             other metrics in floats.
@@ -126,93 +145,201 @@ def run(
     [0, 0, 1, 1]
     """
     check_algorithm(algorithm)
-    for name, function in (("evaluate", evaluate), ("stop", stop)):
-        if function is not None and not callable(function):
-            raise TypeError(f"{name}: expected a function or None, got {function!r}")
-    if not isinstance(mesh, Mesh | None):
-        raise TypeError(f"mesh: expected a jax.sharding.Mesh or None, got {mesh!r}")
+    if stop is not None and not callable(stop):
+        raise TypeError(f"stop: expected a function or None, got {stop!r}")
+    if evaluate is not None and not isinstance(evaluate, Evaluation):
+        evaluate = Evaluation(evaluate)
+    if evaluate is not None and evaluate.best is not None and algorithm.rounds is not None:
+        raise ValueError(
+            f"evaluate: expected no best where {algorithm.name!r} takes a fixed number of rounds, got "
+            f"{evaluate.best!r}"
+        )
+    if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
+        checkpoint = Checkpoint(checkpoint)
     rounds = _number_of_rounds(algorithm, rounds)
-    check_positive("every", every)
-    check_positive("checkpoint_every", checkpoint_every)
-    check_positive("width", width)
-    check_choice("memory", memory, get_args(Place))
     key = _as_key(key)
-    if best is not None and (evaluate is None or algorithm.rounds is not None):
-        why = "evaluate, which measures it" if evaluate is None else "an algorithm of any number of rounds"
-        raise ValueError(f"best: expected {why}, beside best={best!r}; got none")
     federation = Federation.of(
         features, labels, clients, whole=algorithm.whole, num_classes=algorithm.num_classes
     )
     drawn = _schedule(algorithm, participation, federation.num_clients, rounds, key)
-    if mesh is not None:
-        # Of the kind that leaves to the compiler what is not said; `jax.make_mesh` makes another.
-        mesh = Mesh(mesh.devices, mesh.axis_names)
-    delays = int(drawn.delay.max(initial=0)) + 1
-    simulation = Simulation(algorithm, federation, drawn, delays, key, width, mesh, each_client)
-
-    state, one = cohort.start(algorithm, key, num_clients=federation.num_holders)
-    if mesh is not None:
-        # Where the next round finds them: else all would be compiled once more for it.
-        state, one = jax.device_put((state, one), NamedSharding(mesh, PartitionSpec()))
-    bank = Bank.of(one, federation.num_clients, memory)
-    held = Held(state, bank.leaves, simulation.nothing_pending(state, bank))
-    if best is not None:
-        held = held._replace(best=(held.state, _copied(held.memory)))
-    done, records, items, saved = 0, [], [], None
+    place = _HERE if place is None else place
+    # Where rounds find them: else all would be sent, or compiled, anew for each.
+    where = None if place.mesh is None else NamedSharding(place.mesh, PartitionSpec())
+    algorithm, examples = jax.device_put((algorithm, federation.examples), where)
+    federation, delays = replace(federation, examples=examples), int(drawn.delay.max(initial=0)) + 1
+    simulation = Simulation(algorithm, federation, drawn, delays, key, place, each_client)
+    start = cohort.start(algorithm, key, num_clients=federation.num_holders)
+    state, one = jax.device_put(start, where)
+    bank = Bank.of(one, federation.num_clients, place.memory)
+    held = Held(state, bank.leaves, simulation.nothing_pending(state, bank) if delays > 1 else None)
+    book = _Book(simulation, rounds, evaluate, stop)
+    if evaluate is not None and evaluate.best is not None:
+        held = held._replace(best=(state, _copied(bank.leaves)))
     if checkpoint is not None:
-        saved = Checkpoints(Path(checkpoint), simulation.identity(state, one, best))
-        first = held
-        earlier = saved.load(rounds, lambda items: simulation.structure_after(items, first, bank))
-        if earlier is not None:
-            done, held, records, items = earlier
-            bank = Bank.holding(held.memory, memory)
-    kept = done
-    lines = _Lines(history, records)
-    stopped = _stopped(stop, records)
-    for number in range(rounds if stopped else done, rounds):
-        began = time.perf_counter()
-        new = simulation.round(number, held, bank)
-        if new.unsound is not None:
-            stopped = f"round {number}: {new.unsound} is not finite; the run ends with the state before it"
-            warnings.warn(f"{algorithm.name}: {stopped}", RuntimeWarning, stacklevel=2)
-            break
-        for who, memory_of in new.memories:
-            bank.remember(who, memory_of)
-        items.append(new.items)
-        held, record = Held(new.state, bank.leaves, new.pending, held.best), new.record
-        due = number % every == every - 1 or number == rounds - 1
-        if due:
-            record |= _measured(evaluate, algorithm, held, record)
-        record["seconds"] = time.perf_counter() - began
-        records.append({"round": number, **record})
-        stopped = _stopped(stop, records)
-        if stopped is not None and not due:
-            records[-1] |= _measured(evaluate, algorithm, held, record)
-        lines.add(records[-1])
-        if best is not None and _best_round(best, records) == number:
-            held = held._replace(best=(held.state, _copied(held.memory)))
-        if saved is not None and number % checkpoint_every == checkpoint_every - 1:
-            saved.save(number + 1, held, records, items)
-            kept = number + 1
-        if stopped is not None:
-            break
-    if saved is not None:
-        if len(records) > kept:
-            saved.save(len(records), held, records, items)
-        saved.close()
+        identity = simulation.identity(state, one, evaluate and evaluate.best)
+        book.folder, book.save_every = Folder(Path(checkpoint.folder), identity), checkpoint.every
+    try:
+        if book.folder is not None:
+            held = book.load(held, bank)
+            bank = Bank.holding(held.memory, place.memory)
+        if evaluate is not None and not book.records:
+            book.measure_start(held, bank)
+        for number in range(rounds if book.stopped else len(book.records), rounds):
+            began = time.perf_counter()
+            new = book.simulation.round(number, held, bank)
+            if new.unsound is not None:
+                book.stopped = (
+                    f"round {number}: {new.unsound} is not finite; the run ends with the state before it"
+                )
+                warnings.warn(f"{algorithm.name}: {book.stopped}", RuntimeWarning, stacklevel=2)
+                break
+            for who, memory_of in new.memories:
+                bank.remember(who, memory_of)
+            if algorithm.rounds is not None:
+                book.items.append(new.items)
+            held = Held(new.state, bank.leaves, new.pending, held.best)
+            held = book.end(held, {"round": number, **new.record, "seconds": time.perf_counter() - began})
+            if book.stopped:
+                break
+        if book.folder is not None:
+            book.save(held)
+    finally:
+        if book.folder is not None:
+            book.folder.close()
     result = algorithm.result(algorithm.params, held.state, held.memory)
-    done = Run(result, held.state, held.memory, records, stopped)
-    chosen = None if best is None else _best_round(best, records)
-    if chosen is None:
+    done = Run(result, held.state, held.memory, book.records, book.stopped)
+    if book.best_round is None:
         return done
-    return done._replace(best=algorithm.result(algorithm.params, *held.best), best_round=chosen)
+    best = algorithm.result(algorithm.params, *held.best)
+    return done._replace(best=best, best_round=book.best_round)
 
 
-def _best_round(name: str, records: list[dict[str, Any]]) -> int | None:
-    """The round of the largest of these numbers; of rounds without one and of NaN nothing is known."""
-    measured = [(record[name], -record["round"]) for record in records if name in record]
-    measured = [pair for pair in measured if pair[0] == pair[0]]
-    return -max(measured)[1] if measured else None
+@dataclass
+class _Book:
+    """What is told of the rounds of a run: their records, what was measured, which was best; and saved.
+
+    Attributes:
+        simulation: of the rounds.
+        rounds: how many are to be done.
+        evaluate: what is measured.
+        stop: asks whether to stop.
+        records: of the rounds that were done.
+        items: of the tables of these rounds, if the algorithm has a fixed number of rounds.
+        stopped: why no more are done; None if there is no reason.
+        best_round: the one whose evaluation was best so far.
+        folder: where the run is saved, each ``save_every`` rounds; None for nowhere.
+        saved: how many rounds were done when it was saved last.
+    """
+
+    simulation: Simulation
+    rounds: int
+    evaluate: Evaluation | None
+    stop: Callable[[Records], bool] | None
+    records: Records = field(default_factory=list)
+    items: list[list[int]] = field(default_factory=list)
+    stopped: str | None = None
+    best_round: int | None = None
+    folder: Folder | None = None
+    save_every: int = 1
+    saved: int = 0
+
+    def end(self, held: Held, record: dict[str, Any], due: bool = True) -> Held:
+        """Take a round in: save what is held if that is ``due``, measure, ask whether to stop, tell of it."""
+        number = record["round"]
+        self.records.append(record)
+        if self.folder is not None and due and number % self.save_every == self.save_every - 1:
+            self.save(held)
+        try:
+            asked = self.evaluate is not None and (
+                number % self.evaluate.every == self.evaluate.every - 1 or number == self.rounds - 1
+            )
+            if asked:
+                held = self._measured(held)
+            if self.stop is not None and self.stop(self.records):
+                self.stopped = f"round {number}: stop(history) was true"
+                if self.evaluate is not None and not asked:
+                    held = self._measured(held)
+        except BaseException:
+            if self.folder is not None:
+                self.save(held)
+            raise
+        if self.folder is not None:
+            self.folder.tell(self.records[-1])
+        return held
+
+    def _measured(self, held: Held) -> Held:
+        """Measure the result of the last round; what is held has it as the best one if it is."""
+        measured, memory = self._evaluated(held)
+        if taken := sorted(set(measured) & set(self.records[-1])):
+            raise ValueError(f"evaluate: expected names that the history does not have, got {taken}")
+        self.records[-1] |= measured
+        return held._replace(best=(held.state, memory)) if self._is_best(self.records[-1]) else held
+
+    def _evaluated(self, held: Held) -> tuple[dict[str, Any], Any]:
+        # Later rounds write into the clients' memory; what an evaluation keeps must stay as it is.
+        memory, algorithm = _copied(held.memory), self.simulation.algorithm
+        result = algorithm.result(algorithm.params, held.state, memory)
+        return ({} if self.evaluate is None else self.evaluate(result)), memory
+
+    def _is_best(self, record: dict[str, Any]) -> bool:
+        name = None if self.evaluate is None else self.evaluate.best
+        score = None if name is None else record.get(name)
+        # NaN is no number to choose by.
+        if name is None or score is None or score != score:
+            return False
+        if self.best_round is not None and not score > self.records[self.best_round][name]:
+            return False
+        self.best_round = record["round"]
+        return True
+
+    def measure_start(self, held: Held, bank: Bank) -> None:
+        """Evaluate the start, and raise if the history cannot record what is measured."""
+        measured, _ = self._evaluated(held)
+        best = None if self.evaluate is None else self.evaluate.best
+        if measured and (taken := sorted(set(measured) & self.simulation.names(held.state, bank))):
+            raise ValueError(f"evaluate: expected names that the history does not have, got {taken}")
+        if measured and best is not None and best not in measured:
+            raise ValueError(f"evaluate: expected {best!r}, to choose the best by, among {sorted(measured)}")
+
+    def load(self, first: Held, bank: Bank) -> Held:
+        """What was saved, if anything was; a last round that was saved before it was measured is measured."""
+
+        def structure(saved: Saved) -> Any:
+            here = self.simulation._replace(delays=saved.delays)
+            pending = here.nothing_pending(first.state, bank)
+            return here.structure_after(saved.items, first._replace(pending=pending), bank)
+
+        found = None if self.folder is None else self.folder.load(self.rounds, structure)
+        if found is None:
+            return first
+        held, saved, self.records = found
+        self.items, self.saved = saved.items, saved.done
+        self.simulation = self.simulation._replace(delays=max(self.simulation.delays, saved.delays))
+        nothing = self.simulation.nothing_pending(first.state, bank)
+        held = held._replace(pending=_longer(held.pending, nothing))
+        for record in self.records:
+            self._is_best(record)
+        if self.best_round == saved.done - 1:
+            held = held._replace(best=(held.state, _copied(held.memory)))
+        if len(self.records) < saved.done:
+            return self.end(held, saved.record, due=False)
+        if self.stop is not None and self.stop(self.records):
+            self.stopped = f"round {saved.done - 1}: stop(history) was true"
+        return held
+
+    def save(self, held: Held) -> None:
+        """Save what is held after the last round, unless it is saved."""
+        if self.folder is not None and self.saved < len(self.records):
+            self.saved = len(self.records)
+            about = Saved(self.saved, self.simulation.delays, self.items, self.records[-1])
+            self.folder.save(held, about)
+
+
+def _longer(pending: Any, nothing: Any) -> Any:
+    """What is pending, with room for as many delays as there are in ``nothing``, which is zero."""
+    if pending is None or nothing is None:
+        return nothing
+    return jax.tree.map(lambda x, zero: jnp.concatenate([x, zero[len(x) :]]), pending, nothing)
 
 
 def _copied(memory: Any) -> Any:
@@ -227,35 +354,6 @@ def _as_key(key: Any) -> PRNGKey:
     if np.shape(key) != (2,) or not np.issubdtype(np.asarray(key).dtype, np.unsignedinteger):
         raise TypeError(f"key: expected a PRNG key, jax.random.key(0), got {key!r}")
     return jax.random.wrap_key_data(jnp.asarray(key))
-
-
-def _stopped(
-    stop: Callable[[list[dict[str, Any]]], bool] | None, records: list[dict[str, Any]]
-) -> str | None:
-    """Why to stop after these rounds, if there is a reason."""
-    if stop is None or not records or not stop(records):
-        return None
-    return f"round {records[-1]['round']}: stop(history) was true"
-
-
-def _measured(
-    evaluate: Callable[[Any], Mapping[str, Any]] | None,
-    algorithm: Algorithm,
-    held: Held,
-    record: Mapping[str, Any],
-) -> dict[str, Any]:
-    if evaluate is None:
-        return {}
-    # Later rounds write into the clients' memory; what ``evaluate`` keeps must stay as it is.
-    result = algorithm.result(algorithm.params, held.state, _copied(held.memory))
-    if result is None:
-        return {}
-    measured = evaluate(result)
-    if not isinstance(measured, Mapping):
-        raise TypeError(f'evaluate: expected a dict such as {{"accuracy": 0.9}}, got {measured!r}')
-    if taken := sorted({"round", "seconds", *record} & set(measured)):
-        raise ValueError(f"evaluate: expected names that the history does not have, got {taken}")
-    return {name: _plain(value) for name, value in measured.items()}
 
 
 def _number_of_rounds(algorithm: Algorithm, rounds: int | None) -> int:
@@ -283,7 +381,7 @@ def _schedule(
                 f"in {algorithm.name!r}"
             )
         return drawn
-    if isinstance(participation, int | float):
+    if np.ndim(participation) == 0 and not isinstance(participation, Schedule):
         once = as_schedule(participation, num_clients, 1, seed=seed)
         return Schedule(*(np.repeat(part, rounds, 0) for part in once))
     drawn = as_schedule(participation, num_clients, rounds, seed=seed)
@@ -294,37 +392,3 @@ def _schedule(
             f"{algorithm.name!r}, none of them late, as its rounds are steps over the same clients"
         )
     return drawn
-
-
-class _Lines:
-    """The file that gets a line of JSON for each round."""
-
-    def __init__(self, path: str | PathLike[str] | None, records: list[dict[str, Any]]) -> None:
-        self._path = None if path is None else Path(path)
-        if self._path is not None:
-            # Of rounds after the checkpoint, which are run again, lines may be there.
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._path.write_text("".join(map(_line, records)))
-
-    def add(self, record: dict[str, Any]) -> None:
-        if self._path is not None:
-            with self._path.open("a") as file:
-                file.write(_line(record))
-
-
-def _line(record: Any) -> str:
-    return f"{json.dumps(_finite(record), allow_nan=False)}\n"
-
-
-def _finite(value: Any) -> Any:
-    """None for each number that is not finite, for which JSON has no word."""
-    if isinstance(value, Mapping):
-        return {name: _finite(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _plain(value: Any) -> Any:
-    """A number as JSON has it, or a list of numbers."""
-    return np.asarray(value).tolist()

@@ -68,7 +68,11 @@ def schedule(
 
 
 def as_schedule(
-    participation: Schedule | np.ndarray | float | int, num_clients: int, num_rounds: int, *, seed: int
+    participation: Schedule | np.ndarray | np.number | float | int,
+    num_clients: int,
+    num_rounds: int,
+    *,
+    seed: int,
 ) -> Schedule:
     """Convert an argument ``participation`` to a `Schedule`, and check it.
 
@@ -84,6 +88,8 @@ def as_schedule(
         ValueError: if the schedule is too short, or has a client that does not exist or is twice in a round.
     """
     num_rounds = check_integer("rounds", num_rounds, 1)
+    if isinstance(participation, np.integer | np.floating):
+        participation = participation.item()
     if isinstance(participation, bool) or not isinstance(participation, int | float | np.ndarray | Schedule):
         raise TypeError(
             "participation: expected clients of a round, a number or a share, or an array of clients, got "

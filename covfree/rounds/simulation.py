@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from covfree.core.keys import derive
 from covfree.core.sums import Compensated
@@ -19,8 +19,8 @@ from covfree.engine.totals import zeros_of
 from covfree.rounds import cohort
 from covfree.rounds.algorithm import Algorithm, ClientData
 from covfree.rounds.checkpoint import Mark
-from covfree.rounds.data import Federation
-from covfree.rounds.memory import Bank
+from covfree.rounds.data import Federation, Group
+from covfree.rounds.memory import Bank, Placement
 from covfree.rounds.schedule import Schedule
 from covfree.rounds.uploads import Parts, packed, size_in_bytes
 
@@ -69,8 +69,7 @@ class Simulation(NamedTuple):
     schedule: Schedule
     delays: int
     key: PRNGKey
-    width: int
-    mesh: Mesh | None
+    place: Placement
     each_client: bool
 
     def round(self, number: int, held: Held, bank: Bank) -> Round:
@@ -80,78 +79,65 @@ class Simulation(NamedTuple):
         drawn, delay = self.schedule.clients[number], self.schedule.delay[number]
         before: Compensated | None = None
         structure: Any = None
-        tables, senders, memories, arrived, metrics, sizes, who = [], [], [], 0, [], [], []
-        unsound: str | None = None
-        for group in self.federation.groups(drawn, delay, self._multiple, self.delays):
-            given = cohort.answers(
-                self.algorithm,
-                sent,
-                self.federation.examples,
-                group.members,
-                bank.of_clients(group.clients),
-                key,
-                before,
-                longest=group.longest,
-                width=self.width,
-                mesh=self.mesh,
-            )
-            before, structure = given.sums, given.structure.value
+        memories, told, tables, senders, unsound = [], [], [], [], None
+        for group in self.federation.groups(drawn, delay, self.place.multiple, self.delays):
+            given = self._answers(group, sent, bank.of_clients(group.clients), key, before)
+            before, structure = given.uploads.sums, given.uploads.structure
             here = np.any(np.asarray(group.members.arrives), axis=1)
             memories.append((np.where(here, group.clients, -1), given.memory))
-            tables.append([[_items(here, part) for part in table] for table in given.tables])
-            senders.append([np.repeat(group.clients[here], table[0].shape[1]) for table in given.tables])
-            # A client without examples sends nothing.
-            arrived += int((here & (np.asarray(group.members.size) > 0)).sum())
-            metrics.append(jax.tree.map(lambda x, here=here: np.asarray(x)[here], given.metrics))
-            sizes.append(np.asarray(group.members.size)[here])
-            who.append(group.clients[here])
+            parts = group.clients, group.members.size, given.metrics
+            told.append(jax.tree.map(lambda x, here=here: np.asarray(x)[here], parts))
+            tables.append(jax.tree.map(partial(_items, here), given.uploads.tables))
+            senders.append([np.repeat(group.clients[here], own[0].shape[1]) for own in given.uploads.tables])
             if (lost := here & ~np.asarray(given.sound)).any():
                 unsound = f"what client {group.clients[lost].min()} remembers"
         now, pending = cohort.due(cast(Compensated, before), held.pending)
-        # By client, in whatever groups the clients ran.
+        who, sizes, metrics = jax.tree.map(lambda *parts: np.concatenate(parts), *told)
+        # By client, in whatever groups they ran.
+        orders = [np.argsort(np.concatenate(own), kind="stable") for own in zip(*senders, strict=True)]
         rows = [
-            packed([np.concatenate(parts)[np.argsort(np.concatenate(of), kind="stable")] for parts in own])
-            for own, of in zip(_each(tables), zip(*senders, strict=True), strict=True)
+            packed(jax.tree.map(lambda *parts, order=order: np.concatenate(parts)[order], *own))
+            for own, order in zip(zip(*tables, strict=True), orders, strict=True)
         ]
-        total = Parts(now, rows, structure).upload()
-        state, finite = cohort.serve(self.algorithm, held.state, total)
+        state, finite = cohort.serve(self.algorithm, held.state, Parts(now, rows, structure).upload())
+        # A client without examples sends nothing.
+        arrived = int((sizes > 0).sum())
         record: dict[str, Any] = {"clients": arrived}
         record["bytes_up"] = arrived * size_in_bytes(now) + sum(size_in_bytes(table[:-1]) for table in rows)
         record["bytes_down"] = int((drawn >= 0).sum()) * size_in_bytes(sent)
-        joined = jax.tree.map(lambda *parts: np.concatenate(parts), *metrics)
-        record |= _means(joined, np.concatenate(sizes))
+        record |= _means(metrics, sizes)
         if self.algorithm.report is not None:
-            told = self.algorithm.report(self.algorithm.params, state)
-            record |= {name: np.asarray(value).tolist() for name, value in told.items()}
+            reported = self.algorithm.report(self.algorithm.params, state)
+            record |= {name: np.asarray(value).tolist() for name, value in reported.items()}
         # Not of infinite ones: an example of a class that is absent has such a loss.
         if unsound is None and np.isnan(record.get("loss", 0.0)):
             unsound = "the clients' loss"
         if self.each_client:
-            record["each_client"] = _by_client(joined, np.concatenate(sizes), np.concatenate(who))
+            record["each_client"] = _by_client(metrics, sizes, who)
         items = [len(table[-1]) for table in rows]
         return Round(state, pending, memories, record, items, unsound if finite else "the state")
 
-    @property
-    def _multiple(self) -> int:
-        return self.width * (1 if self.mesh is None else self.mesh.size)
+    def _answers(self, group: Group, sent: Any, memory: Any, key: PRNGKey, before: Any) -> cohort.Answers:
+        return cohort.answers(
+            self.algorithm,
+            sent,
+            self.federation.examples,
+            group.members,
+            memory,
+            key,
+            before,
+            longest=group.longest,
+            width=self.place.width,
+            mesh=self.place.mesh,
+        )
 
-    def _given(self, state: Any, bank: Bank) -> cohort.Answers:
+    def given(self, state: Any, bank: Bank) -> cohort.Answers:
         """Zeros in the shapes of what one group of members gives."""
-        group = self.federation.groups(np.zeros(1, int), np.zeros(1, int), self._multiple, self.delays)[0]
+        one = np.zeros(1, int)
+        group = self.federation.groups(one, one, self.place.multiple, self.delays)[0]
 
         def run(state: Any, memory: Any) -> cohort.Answers:
-            return cohort.answers(
-                self.algorithm,
-                cohort.broadcast(self.algorithm, state),
-                self.federation.examples,
-                group.members,
-                memory,
-                self.key,
-                None,
-                longest=group.longest,
-                width=self.width,
-                mesh=self.mesh,
-            )
+            return self._answers(group, cohort.broadcast(self.algorithm, state), memory, self.key, None)
 
         return zeros_of(run, state, bank.of_clients(group.clients))
 
@@ -159,13 +145,21 @@ class Simulation(NamedTuple):
         """What is pending before the first round; None if all uploads arrive in their round."""
         if self.delays == 1:
             return None
-        given = self._given(state, bank)
+        given = self.given(state, bank).uploads
         if given.tables:
             raise ValueError(
                 "participation: expected no late uploads, as those of "
                 f"{self.algorithm.name!r} hold tables, which are of their own round; got some"
             )
         return given.sums.total
+
+    def names(self, state: Any, bank: Bank) -> set[str]:
+        """What the record of a round says, under which names."""
+        report = self.algorithm.report
+        told = {} if report is None else jax.eval_shape(report, self.algorithm.params, state)
+        return {"round", "clients", "bytes_up", "bytes_down", "seconds", "each_client", *told} | {
+            *self.given(state, bank).metrics
+        }
 
     def structure_after(self, items: list[list[int]], held: Held, bank: Bank) -> Any:
         """The structure of what the run holds after some rounds.
@@ -176,14 +170,13 @@ class Simulation(NamedTuple):
             bank: before the first round.
         """
         state = held.state
-        for counts in items if self.algorithm.rounds is not None else ():
-            given = self._given(state, bank)
-            sums = [x[0] for x in given.sums.total]
+        for counts in items:
+            given = self.given(state, bank).uploads
             tables = [
-                [jnp.zeros((number, *x.shape[2:]), x.dtype) for x in table]
+                jax.tree.map(lambda x, number=number: jnp.zeros((number, *x.shape[2:]), x.dtype), table)
                 for number, table in zip(counts, given.tables, strict=True)
             ]
-            total = Parts(sums, tables, given.structure.value).upload()
+            total = Parts([x[0] for x in given.sums.total], tables, given.structure).upload()
             state = zeros_of(cohort.serve, self.algorithm, state, total)[0]
         return jax.tree.structure(held._replace(state=state))
 
@@ -202,12 +195,13 @@ class Simulation(NamedTuple):
             "what clients and the server compute": Mark("", self._computation(state, memory)),
             **self.federation.identity(),
             "key": Mark.of(jax.random.key_data(self.key)),
-            "longest delay": Mark(str(self.delays - 1)),
             **({} if best is None else {"best": Mark(best)}),
         }
 
         def after(done: int) -> dict[str, Mark]:
-            drawn = digest(part[:done] for part in self.schedule)
+            rounds = zip(*(part[:done] for part in self.schedule), strict=True)
+            # Without those who are nobody: schedules of more columns are the same.
+            drawn = digest(part[who >= 0] for who, late in rounds for part in (who, late))
             return about | {"participation": Mark(f"clients and delays in {done} rounds", drawn)}
 
         return after
@@ -228,14 +222,9 @@ class Simulation(NamedTuple):
         return digest([np.frombuffer(text.encode(), np.uint8), *map(np.asarray, traced.consts)])
 
 
-def _each(groups: list[list[list[np.ndarray]]]) -> list[list[tuple[np.ndarray, ...]]]:
-    """Of the tables of several groups, for each table and each of its arrays what the groups have."""
-    return [list(zip(*tables, strict=True)) for tables in zip(*groups, strict=True)]
-
-
-def _items(here: np.ndarray, table: Any) -> np.ndarray:
+def _items(here: np.ndarray, part: Any) -> np.ndarray:
     """Items of the tables of those members that are here, one table below the other."""
-    return np.asarray(table)[here].reshape(-1, *table.shape[2:])
+    return np.asarray(part)[here].reshape(-1, *part.shape[2:])
 
 
 def _means(metrics: dict[str, np.ndarray], sizes: np.ndarray) -> dict[str, float]:

@@ -38,7 +38,7 @@ def is_table(part: Any) -> bool:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Parts:
-    """An upload in its parts: those of several clients have an axis in front, which an upload has not.
+    """An upload in its parts, lists of arrays, which may have an axis more than an upload's own types allow.
 
     Attributes:
         sums: arrays that are added.
@@ -46,7 +46,7 @@ class Parts:
         structure: how they make the upload.
     """
 
-    sums: list[Any]
+    sums: Any
     tables: list[list[Any]]
     structure: Any = field(metadata={"static": True})
 

@@ -11,9 +11,8 @@ import numpy as np
 
 import covfree
 from covfree.core.atomic import remove_abandoned, replacing
-from covfree.core.types import LinearHead
 from covfree.data import FeatureSet
-from covfree.heads import MappedHead
+from covfree.finetune import NetworkMap
 
 _NAME, RUNS = "settings.json", "runs.jsonl"
 # What only this command writes into its folder, as patterns.
@@ -121,10 +120,10 @@ def save_result(folder: Path, result: Any, data: FeatureSet) -> None:
     """The trained head, and a network's parameters, in files that need nothing but NumPy to be read."""
     remove_abandoned(folder)
     head = result
-    if not isinstance(result, LinearHead | MappedHead):
+    if isinstance(getattr(result, "feature_map", None), NetworkMap):
         from flax.traverse_util import flatten_dict
 
-        params, head = result
+        params, head = result.feature_map.params, result.head
         arrays: Any = {name: np.asarray(leaf) for name, leaf in flatten_dict(params, sep="/").items()}
         with replacing(folder / "backbone.npz") as file:
             np.savez(file, **arrays)

@@ -89,7 +89,7 @@ class Task:
         """A result's head, and its features of the test examples."""
         if self.network is None:
             return result, self.test_inputs
-        params, head = result
+        params, head = result.feature_map.params, result.head
         return head, self.network._replace(params=params).features(self.test_inputs)
 
 

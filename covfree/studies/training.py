@@ -199,7 +199,8 @@ def train(
     history = history or History("", training.rounds, None, Listener())
     start, entry = start_of(training.init, task), registry()[training.algorithm]
     options = {k: v for k, v in training.options.items() if k != "mu" or k in entry.accepts}
-    head = start.head if task.network is None else (task.network.params, start.head)
+    model = _model(training, task, start.head)
+    head = start.head if task.network is None else model.result(model.trained, model.statistics)
     history.records.append({**start.record, "accuracy": task.accuracy(head)})
     checkpoint = folder and folder / "checkpoint"
     if checkpoint is None or not checkpoint.exists():
@@ -208,19 +209,19 @@ def train(
         # It is said by `Run.diverged`.
         warnings.filterwarnings("ignore", ".*the state is not finite", RuntimeWarning)
         ended = covfree.rounds.run(
-            entry.make(_model(training, task, start.head), *training.rates, **options),
+            entry.make(model, *training.rates, **options),
             task.inputs,
             task.data.train_labels,
             task.clients,
             key=jax.random.key(task.seed),
             rounds=training.rounds,
             participation=training.participation,
-            evaluate=lambda result: {"accuracy": task.accuracy(result)},
-            every=training.every,
+            evaluate=covfree.rounds.Evaluation(
+                lambda result: {"accuracy": task.accuracy(result)}, every=training.every
+            ),
             stop=history,
-            checkpoint=checkpoint,
-            checkpoint_every=training.save_every,
-            width=training.width,
+            checkpoint=checkpoint and covfree.rounds.Checkpoint(checkpoint, every=training.save_every),
+            place=covfree.rounds.Placement(width=training.width),
         )
     history(ended.history)
     if folder is not None:

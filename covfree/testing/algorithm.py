@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.rounds import Algorithm, ClientData, add, cohort, run
+from covfree.rounds import Algorithm, ClientData, Placement, add, cohort, run
 from covfree.rounds.uploads import Parts, packed
 from covfree.testing.case import assert_copied
 from covfree.testing.federations import CLASSES
@@ -134,11 +134,11 @@ def padding(subject: _Subject) -> None:
 
 def cutting(subject: _Subject) -> None:
     """A cohort that is cut into clients, into several at once or over devices gives the same state."""
-    options: dict[str, Any] = {"width": 4}
+    place = Placement(width=4)
     if len(devices := jax.devices()) > 1:
         # In one run, as each is compiled anew; two at once on each of two devices are four.
-        options = {"width": 2, "mesh": jax.sharding.Mesh(np.array(devices[:2]), ("clients",))}
-    assert_close(subject.run(**options).state, subject.done.state, SINGLE, "four clients at once")
+        place = Placement(width=2, mesh=jax.sharding.Mesh(np.array(devices[:2]), ("clients",)))
+    assert_close(subject.run(place=place).state, subject.done.state, SINGLE, "four clients at once")
 
 
 def absence(subject: _Subject) -> None:

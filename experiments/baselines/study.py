@@ -199,8 +199,10 @@ class Federation:
             self.clients,
             key=shared.key("rounds"),
             rounds=number,
-            every=options.every,
-            evaluate=lambda variables: {"accuracy": shared.accuracy(shared.predictions(variables))},
+            evaluate=rounds.Evaluation(
+                lambda variables: {"accuracy": shared.accuracy(shared.predictions(variables))},
+                every=options.every,
+            ),
         )
         history = [(0, shared.accuracy(shared.predictions(start)))]
         history += [

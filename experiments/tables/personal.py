@@ -46,7 +46,7 @@ def run(own: Mapping[str, Any], data: Data, seed: int, folder: Path) -> dict[str
 
     start = Start(
         model(network.params, finetune.random_head(dim, classes, key=key)),
-        lambda result: model(*result),
+        lambda result: model(result.feature_map.params, result.head),
         finetune.Prototypes(*covfree.class_means(means[train.features], train.labels, classes)),
     )
     accuracy = personalised(

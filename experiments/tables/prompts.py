@@ -48,8 +48,7 @@ def run(own: Mapping[str, Any], data: Data, seed: int, folder: Path) -> dict[str
         key=keys.rounds,
         rounds=own["rounds"],
         participation=participation_of(str(own["participation"]), int(owners.max()) + 1),
-        checkpoint=folder / "checkpoint",
-        checkpoint_every=_EVERY,
+        checkpoint=rounds.Checkpoint(folder / "checkpoint", every=_EVERY),
     )
     return {
         "value": 100 * accuracy(done.result, images.test_features, images.test_labels),

@@ -10,9 +10,10 @@ import pytest
 from jax.tree_util import Partial
 
 import covfree.finetune as ft
+from covfree.finetune.local import as_optimiser
 from covfree.finetune.model import Model
-from covfree.finetune.optimisers import as_optimiser, reach
-from covfree.rounds import run
+from covfree.finetune.optimisers import reach
+from covfree.rounds import Evaluation, run
 
 # f_i(x) = ½ h_i (x − b_i)², with n_i equal examples (h_i, b_i): a client of ragged size for each.
 CURVE = np.array([0.5, 1.0, 2.0, 3.0, 0.7])
@@ -45,12 +46,12 @@ def quadratic():
     return Model(jnp.array([START]), (), (), _inputs, _residual, _itself, _half_square)
 
 
-def path(algorithm, rounds=ROUNDS, **options):
+def path(algorithm, rounds=ROUNDS, every=1, **options):
     """x after each round."""
     seen = []
-    run(algorithm, FEATURES, LABELS, CLIENTS, key=KEY, rounds=rounds,
-        evaluate=lambda x: seen.append(float(x)) or {}, **options)  # fmt: skip
-    return np.array(seen)
+    evaluate = Evaluation(lambda x: seen.append(float(x)) or {}, every=every)
+    run(algorithm, FEATURES, LABELS, CLIENTS, key=KEY, rounds=rounds, evaluate=evaluate, **options)
+    return np.array(seen[1:])  # without the start
 
 
 def geometric(weight, rounds=ROUNDS):

@@ -10,9 +10,9 @@ import pytest
 
 import covfree
 import covfree.finetune as ft
-from covfree.backbones import BACKBONES, backbone
+from covfree.backbones import BACKBONES, Preprocessing, backbone
 from covfree.finetune.model import cross_entropy
-from covfree.rounds import run
+from covfree.rounds import Placement, run
 
 KEY = jax.random.key(0)
 
@@ -44,7 +44,7 @@ def test_fedavg_of_a_linear_head_is_a_loop_over_clients():
     features, labels, clients = examples()
     head = ft.random_head(4, 3, key=KEY)
     algorithm = ft.fedavg(ft.linear_model(head), 0.3, steps=4, batch_size=9)
-    done = run(algorithm, features, labels, clients, key=KEY, rounds=3, width=2)
+    done = run(algorithm, features, labels, clients, key=KEY, rounds=3, place=Placement(width=2))
     weight, bias = np.asarray(head.weight, float), np.asarray(head.bias, float)
     for _ in range(3):
         ends = [
@@ -65,7 +65,9 @@ def test_sums_over_many_clients_are_as_exact_in_bfloat16():
     model = ft.linear_model(head)
     for algorithm in (ft.fedavg(model, 0.1), ft.fednova(model, 0.1), ft.scaffold(model, 0.1)):
         one = run(algorithm, features[:1], labels[:1], np.arange(1), key=KEY, rounds=1).result
-        many = run(algorithm, features, labels, np.arange(1000), key=KEY, rounds=1, width=50).result
+        many = run(
+            algorithm, features, labels, np.arange(1000), key=KEY, rounds=1, place=Placement(width=50)
+        ).result
         assert many.weight.dtype == jnp.bfloat16
         np.testing.assert_array_equal(one.weight, many.weight)
         assert float(one.weight[0, 0]) == pytest.approx(0.05, rel=2**-8)
@@ -164,7 +166,7 @@ def test_running_statistics_that_stay_are_not_sent(network, settings):
     state, _ = algorithm.init(algorithm.params, 2, KEY)
     sent = jax.tree.leaves(algorithm.broadcast(algorithm.params, state))
     assert sum(x.size for x in sent) == sum(x.size for x in jax.tree.leaves(model.trained)) + 1  # the round
-    after, _ = algorithm.result(algorithm.params, state, ())
+    after = algorithm.result(algorithm.params, state, ()).feature_map.params
     assert jax.tree.structure(after) == jax.tree.structure(params)
     for x, y in zip(*map(jax.tree.leaves, (after["batch_stats"], params["batch_stats"])), strict=True):
         np.testing.assert_array_equal(x, y)
@@ -192,7 +194,7 @@ def test_running_statistics_are_averaged_beside_the_parameters(network):
     )  # in evaluation the running statistics
     algorithm = ft.fedavg(model, 0.0, 0.5, batch_size=4)
     done = run(algorithm, images, LABELS, CLIENTS, key=KEY, rounds=1)
-    after, _ = done.result
+    after = done.result.feature_map.params
     # Client 0 fills its batch up with its own two examples again; its mean and variance stay what they are.
     updated = jax.jit(net.apply_and_update)
     own = [
@@ -217,9 +219,76 @@ def test_what_is_trained_is_what_changes(network, train):
     ) + (2 if train == "all" else 0)
     default = ft.network_model(net, params, head)
     np.testing.assert_array_equal(*(jax.jit(one.__call__)(images) for one in (model, default)))
-    after, same = model.finish(model.trained, model.frozen, model.statistics)
+    result = model.result(model.trained, model.statistics)
+    after, same = result.feature_map.params, result.head
     assert jax.tree.structure(after) == jax.tree.structure(params)
     np.testing.assert_array_equal(same.weight, head.weight)
+
+
+def test_a_trained_network_is_a_head_on_images(network, tmp_path):
+    net, params, images, head = network
+    levels = Preprocessing(32, 32, "bilinear", (100.0,) * 3, (50.0,) * 3)
+    model = ft.network_model(net, params, head, train="head", preprocessing=levels)
+    pixels = np.clip(100 + 50 * images, 0, 255).astype(np.uint8)
+    done = run(ft.fedavg(model, 0.1, batch_size=4), pixels, LABELS, CLIENTS, key=KEY, rounds=1)
+    scores = done.result(pixels)
+    plain = done.result.head(jax.jit(net.apply)(params, (pixels - 100.0).astype(np.float32) / 50))
+    np.testing.assert_allclose(scores, plain, rtol=1e-4, atol=1e-4)
+    accuracy = ft.client_accuracy(done.result, pixels, LABELS, CLIENTS)
+    right = np.asarray(scores).argmax(1) == LABELS
+    np.testing.assert_allclose(accuracy, [right[k == CLIENTS].mean() for k in (0, 1)])
+    with pytest.raises(TypeError, match=r"of a trained network save result\.head"):
+        covfree.save_head(done.result, tmp_path / "head.npz")
+    covfree.save_head(done.result.head, tmp_path / "head.npz")
+
+
+def test_features_in_several_arrays():
+    """Token ids and a mask, as sentence encoders have them: a model of the mean embedding of the tokens."""
+    rng = np.random.default_rng(0)
+    ids, mask = rng.integers(0, 7, (40, 5)), rng.random((40, 5)) < 0.7
+    mask[:, 0] = True
+    labels = ((np.where(ids > 3, 1, -1) * mask).sum(1) > 0).astype(int)
+    clients = np.arange(40) % 4
+
+    def features(trained, frozen, statistics, inputs, train, key):
+        kept = inputs["mask"].astype(jnp.float32)[:, :, None]
+        return (trained["table"][inputs["ids"]] * kept).sum(1) / kept.sum(1), statistics
+
+    def scores(trained, frozen, features):
+        return features @ trained["head"]
+
+    trained = {"table": jax.random.normal(KEY, (7, 6)), "head": jnp.zeros((6, 2))}
+    model = ft.Model(trained, (), (), features, scores, num_classes=2)
+    texts = {"ids": ids.astype(np.int32), "mask": mask}
+    done = run(ft.fedavg(model, 2.0, batch_size=5), texts, labels, clients, key=KEY, rounds=100)
+    right = np.asarray(done.result(texts)).argmax(1) == labels
+    assert right.mean() > 0.9
+    own = [right[clients == k].mean() for k in range(4)]
+    np.testing.assert_allclose(ft.client_accuracy(done.result, texts, labels, clients), own)
+    with pytest.raises(ValueError, match=r"features: expected shape .* got \[40, 5\], \[39, 5\]"):
+        run(ft.fedavg(model), {**texts, "mask": mask[1:]}, labels, clients, key=KEY, rounds=1)
+
+
+def test_regression_and_several_labels_each():
+    features, _, clients = examples()
+    wide = ft.linear_model(ft.random_head(4, 2, key=KEY))
+    targets = (features[:, :2] @ np.array([[1.0, 2.0], [0.0, -1.0]]) + 0.5).astype(np.float32)
+
+    def squares(scores, targets):
+        return jnp.square(scores - targets).sum(1)
+
+    def crosses(scores, targets):
+        return optax.sigmoid_binary_cross_entropy(scores, targets.astype(scores.dtype)).sum(1)
+
+    model = replace(wide, loss=squares, num_classes=None)
+    done = run(ft.fedavg(model, 0.05, batch_size=8), features, targets, clients, key=KEY, rounds=150)
+    assert float(np.abs(done.result(features) - targets).max()) < 0.02
+    model = replace(wide, loss=crosses, num_classes=None)
+    several = targets > 0.5
+    done = run(ft.scaffold(model, 0.5, batch_size=8), features, several, clients, key=KEY, rounds=50)
+    assert ((np.asarray(done.result(features)) > 0) == several).mean() > 0.95
+    with pytest.raises(TypeError, match="labels: expected integers, got float32; for what is no class"):
+        run(ft.fedavg(wide), features, targets, clients, key=KEY, rounds=1)
 
 
 def test_a_head_of_other_features_is_refused(network, untyped):

@@ -7,7 +7,7 @@ import pytest
 
 import covfree
 import covfree.finetune as ft
-from covfree.rounds import run
+from covfree.rounds import Placement, run
 
 KEY = jax.random.key(0)
 SIZES = [3, 9, 6, 5]
@@ -118,7 +118,7 @@ def test_fedcgs_is_equation_12_with_the_count_inside():
     strength = 0.05
     prototypes = ft.Prototypes(MEANS.astype(np.float32), COUNTS)
     algorithm = ft.fedcgs_personal(ADAPTED, prototypes, strength, **WHOLE)
-    done = run(algorithm, FEATURES, LABELS, CLIENTS, key=KEY, rounds=1, width=2)
+    done = run(algorithm, FEATURES, LABELS, CLIENTS, key=KEY, rounds=1, place=Placement(width=2))
     for k in range(4):
         x, y = of(k)
         # λ Σ_j (1/N_ij) Σ_{y = j}: each example of class j counts 1/N_ij.

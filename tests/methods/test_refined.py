@@ -144,7 +144,9 @@ def test_in_rounds_as_in_one_call(uploads):
     assert errors[:-2] == [None] * (len(errors) - 2)
     assert 1 > errors[-2] > errors[-1] > 0
     if uploads == "messages":
-        wide = federated.run(algorithm, features, labels, clients, key=KEY, width=3)
+        wide = federated.run(
+            algorithm, features, labels, clients, key=KEY, place=federated.Placement(width=3)
+        )
         chex.assert_trees_all_close(wide.result, done.result, rtol=1e-4, atol=1e-4)
         sent = covfree.sent_bytes(method, labels, clients, dim=DIM)
         # In a simulation rows also name their clients.

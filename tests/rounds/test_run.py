@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +15,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from covfree.rounds import Algorithm, ClientData, Schedule, run, schedule
+from covfree.rounds import (
+    Algorithm,
+    Checkpoint,
+    ClientData,
+    Evaluation,
+    Placement,
+    Schedule,
+    cohort,
+    run,
+    schedule,
+)
 
 KEY = jax.random.key(3)
 
@@ -111,14 +122,14 @@ def test_metrics_are_weighted_by_examples():
 @pytest.mark.parametrize("cut", ["width 3", "width 8", "eight devices", "memory on the host"])
 def test_how_a_cohort_is_cut_changes_nothing(cut):
     drawn = schedule(10, 7, 4, seed=1, dropout=0.2, late=0.3)
-    options = {
-        "width 3": {"width": 3},
-        "width 8": {"width": 8},
-        "eight devices": {"mesh": jax.make_mesh((jax.device_count(),), ("clients",))},
-        "memory on the host": {"memory": "host"},
+    place = {
+        "width 3": Placement(width=3),
+        "width 8": Placement(width=8),
+        "eight devices": Placement(mesh=jax.make_mesh((jax.device_count(),), ("clients",))),
+        "memory on the host": Placement(memory="host"),
     }[cut]
     whole = run(adding(), *DATA, key=KEY, rounds=4, participation=drawn)
-    parts = run(adding(), *DATA, key=KEY, rounds=4, participation=drawn, **options)
+    parts = run(adding(), *DATA, key=KEY, rounds=4, participation=drawn, place=place)
     for x, y in zip(jax.tree.leaves(whole[:3]), jax.tree.leaves(parts[:3]), strict=True):
         np.testing.assert_array_equal(x, y)
     for one, other in zip(whole.history, parts.history, strict=True):
@@ -134,7 +145,7 @@ def test_what_drops_out_is_not_there_and_what_is_late_comes_later():
         evaluate=lambda total: states.append(np.asarray(total)) or {},
     )  # fmt: skip
     arrived = [[[0]], [[0, 8]], [[0, 8, 2, 4, 3, 6, 9]]]
-    for state, who in zip(states, arrived, strict=True):
+    for state, who in zip(states[1:], arrived, strict=True):  # the first is that of the start
         np.testing.assert_array_equal(state, sums_of(who)[0])
     # Whose upload never arrives remembers nothing.
     np.testing.assert_array_equal(done.memory["met"], [1, 0, 1, 1, 1, 0, 1, 0, 1, 1])
@@ -163,10 +174,9 @@ def test_another_number_compiles_nothing_anew(caplog):
 
 def test_the_history_is_a_line_a_round(tmp_path):
     path = tmp_path / "out" / "history.jsonl"
-    done = run(
-        adding(), *DATA, key=KEY, rounds=5, participation=0.3, history=path, every=2,
-        evaluate=lambda total: {"first": total[0], "both": total},
-    )  # fmt: skip
+    evaluate = Evaluation(lambda total: {"first": total[0], "both": total}, every=2)
+    options = {"participation": 0.3, "checkpoint": path.parent, "evaluate": evaluate}
+    done = run(adding(), *DATA, key=KEY, rounds=5, **options)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert lines == done.history
     assert [line["round"] for line in lines] == list(range(5))
@@ -184,15 +194,15 @@ def test_a_run_stops_where_it_is_told_to():
 def test_a_run_that_was_stopped_does_not_go_on_and_was_evaluated(tmp_path):
     for _ in range(2):
         done = run(
-            adding(), *DATA, key=KEY, rounds=9, every=5, checkpoint=tmp_path / "saved",
-            history=tmp_path / "lines", evaluate=lambda total: {"first": total[0], "odd": np.inf},
+            adding(), *DATA, key=KEY, rounds=9, checkpoint=tmp_path,
+            evaluate=Evaluation(lambda total: {"first": total[0], "odd": np.inf}, every=5),
             stop=lambda history: len(history) >= 2,
         )  # fmt: skip
         assert len(done.history) == 2
         assert done.stopped
         assert ["first" in record for record in done.history] == [False, True]
         # What is not finite is null, as JSON has no word for it.
-        lines = (tmp_path / "lines").read_text().splitlines()
+        lines = (tmp_path / "history.jsonl").read_text().splitlines()
         assert [json.loads(line, parse_constant=pytest.fail).get("odd", 0) for line in lines] == [0, None]
 
 
@@ -206,6 +216,35 @@ def test_a_run_that_was_stopped_does_not_go_on_and_was_evaluated(tmp_path):
 def test_an_evaluation_adds_to_the_history_under_names_of_its_own(measured, message, untyped):
     with pytest.raises((TypeError, ValueError), match=message):
         run(adding(), *DATA, key=KEY, rounds=1, evaluate=lambda total: measured)
+
+
+def test_an_evaluation_of_taken_names_is_refused_before_the_first_round():
+    def client(*given):
+        upload, memory, metrics = _client(*given)
+        return upload, memory, {**metrics, "loss": 1.0 * metrics["size"]}
+
+    ran = []
+    algorithm = Algorithm(**{**vars(adding()), "client": client})
+    with pytest.raises(ValueError, match=r"evaluate: expected names that the history .* got \['loss'\]"):
+        run(algorithm, *DATA, key=KEY, rounds=2, evaluate=lambda total: {"loss": 0.0}, stop=ran.append)
+    assert not ran
+
+
+def test_a_cohort_of_varying_size_is_compiled_for_few():
+    drawn = np.full((9, 10), -1)
+    for number, row in enumerate(drawn):
+        row[: number + 1] = np.random.default_rng(number).permutation(10)[: number + 1]
+    small = np.where(DATA[2] == 5, 0, DATA[2])  # of one padded size
+    before = cohort.answers._cache_size()
+    run(adding(), *DATA[:2], small, key=KEY, rounds=9, participation=drawn)
+    assert cohort.answers._cache_size() - before <= 4  # 1, 2, 4, 8 and no more than there are
+
+
+def test_numbers_of_numpy_draw_clients():
+    plain, numpy = (
+        run(adding(), *DATA, key=KEY, rounds=2, participation=many).history for many in (2, np.int64(2))
+    )
+    assert [record["draw"] for record in plain] == [record["draw"] for record in numpy]
 
 
 def test_a_run_that_diverges_ends_with_the_last_good_state():
@@ -232,7 +271,9 @@ class TestCheckpoints:
         whole = run(adding(), *DATA, rounds=6, **options)
         path = tmp_path / "saved"
         for rounds, memory in ((2, "device"), (5, "host"), (6, "device")):
-            done = run(adding(), *DATA, rounds=rounds, checkpoint=path, memory=memory, **options)
+            done = run(
+                adding(), *DATA, rounds=rounds, checkpoint=path, place=Placement(memory=memory), **options
+            )
             assert len(done.history) == rounds
         for x, y in zip(jax.tree.leaves(whole[:3]), jax.tree.leaves(done[:3]), strict=True):
             np.testing.assert_array_equal(x, y)
@@ -241,11 +282,11 @@ class TestCheckpoints:
         script = f"""
 import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}]
 from test_run import *
-run(adding(), *DATA, key=KEY, rounds=1000, participation=0.5, checkpoint=sys.argv[1], history=sys.argv[2])
+run(adding(), *DATA, key=KEY, rounds=1000, participation=0.5, checkpoint=sys.argv[1])
 """
-        path, lines = tmp_path / "saved", tmp_path / "history.jsonl"
+        path, lines = tmp_path / "saved", tmp_path / "saved" / "history.jsonl"
         process = subprocess.Popen(
-            [sys.executable, "-c", script, str(path), str(lines)],
+            [sys.executable, "-c", script, str(path)],
             stderr=subprocess.PIPE,
             env=dict(os.environ),
         )
@@ -256,7 +297,7 @@ run(adding(), *DATA, key=KEY, rounds=1000, participation=0.5, checkpoint=sys.arg
         process.communicate()
         # A line may be there of a round whose checkpoint is not.
         rounds = lines.read_text().count("\n") + 2
-        done = run(adding(), *DATA, key=KEY, rounds=rounds, participation=0.5, checkpoint=path, history=lines)
+        done = run(adding(), *DATA, key=KEY, rounds=rounds, participation=0.5, checkpoint=path)
         whole = run(adding(), *DATA, key=KEY, rounds=rounds, participation=0.5)
         for x, y in zip(jax.tree.leaves(whole[:3]), jax.tree.leaves(done[:3]), strict=True):
             np.testing.assert_array_equal(x, y)
@@ -270,7 +311,6 @@ run(adding(), *DATA, key=KEY, rounds=1000, participation=0.5, checkpoint=sys.arg
             ("client", r"what clients and the server compute \(another there\)\."),
             ("server", r"what clients and the server compute \(another there\)\."),
             ("participation", r"participation \(other values of clients and delays in 1 rounds\)\."),
-            ("delays", r"longest delay \(0 there, 1 here\)\."),
             ("clients", r"clients \(other values of \d+ clients of \d+ examples\)\."),
             ("features", r"features \(other values of float32\[92, 2\]\)\."),
             ("key", r"key \(\[0 3\] there, \[0 4\] here\)\."),
@@ -280,8 +320,6 @@ run(adding(), *DATA, key=KEY, rounds=1000, participation=0.5, checkpoint=sys.arg
         features, labels, clients = DATA
         run(adding(), *DATA, key=KEY, rounds=1, participation=np.arange(3)[None], checkpoint=tmp_path)
         drawn = np.array([[0, 1, 3 if other == "participation" else 2], [0, 1, 2]])
-        if other == "delays":
-            drawn = Schedule(drawn, np.array([[0, 0, 0], [0, 1, 0]]))
         changed = {
             "name": {"name": "other"},
             # What is no number of the algorithm, but in its functions.
@@ -300,6 +338,44 @@ run(adding(), *DATA, key=KEY, rounds=1000, participation=0.5, checkpoint=sys.arg
         with pytest.raises(ValueError, match=text):
             run(algorithm, *data, key=key, rounds=2, participation=drawn, checkpoint=tmp_path)
 
+    def test_a_longer_schedule_may_have_later_uploads_and_more_columns(self, tmp_path):
+        clients = np.array([[0, 1, -1, -1], [2, 3, 4, -1], [5, 0, -1, -1], [1, 6, 7, 8]])
+        delay = np.where(clients < 0, -1, [[0], [1], [2], [0]])
+        whole = run(adding(), *DATA, key=KEY, rounds=4, participation=Schedule(clients, delay))
+        for rounds, columns in ((1, 2), (2, 3), (4, 4)):
+            drawn = Schedule(clients[:rounds, :columns], delay[:rounds, :columns])
+            done = run(adding(), *DATA, key=KEY, rounds=rounds, participation=drawn, checkpoint=tmp_path)
+        for x, y in zip(jax.tree.leaves(whole[:2]), jax.tree.leaves(done[:2]), strict=True):
+            np.testing.assert_array_equal(x, y)
+
+    def test_what_ran_is_saved_before_it_is_measured(self, tmp_path):
+        def fails(total):
+            if float(jnp.abs(total).sum()) > 0:
+                raise OSError("no test data")
+            return {}
+
+        options = {"key": KEY, "rounds": 3, "checkpoint": Checkpoint(tmp_path, every=2)}
+        with pytest.raises(OSError, match="no test data"):
+            run(adding(), *DATA, evaluate=Evaluation(fails, every=3), **options)
+        numbers = []
+        done = run(
+            adding(), *DATA, **options, evaluate=lambda total: numbers.append(1) or {"first": total[0]}
+        )
+        # No round is run again; the last is measured.
+        assert len(numbers) == 1
+        assert ["first" in record for record in done.history] == [False, False, True]
+        lines = (tmp_path / "history.jsonl").read_text().splitlines()
+        assert [json.loads(line) for line in lines] == done.history
+        assert len({record["seconds"] for record in done.history}) == 3
+
+    def test_a_folder_is_of_one_run_at_a_time(self, tmp_path):
+        def second(total):
+            with pytest.raises(ValueError, match=r"checkpoint: expected a folder of no other run"):
+                run(adding(), *DATA, key=KEY, rounds=1, checkpoint=tmp_path)
+            return {}
+
+        run(adding(), *DATA, key=KEY, rounds=1, checkpoint=tmp_path, evaluate=second)
+
     def test_fewer_rounds_than_there_were_are_refused(self, tmp_path):
         run(adding(), *DATA, key=KEY, rounds=3, participation=0.5, checkpoint=tmp_path)
         with pytest.raises(ValueError, match=r"rounds: expected at least 3, as .* holds, got 2"):
@@ -315,14 +391,17 @@ class TestBadInput:
             ({"algorithm": adding}, "algorithm: expected .* adding, which makes one: call it"),
             ({"features": DATA[0][:, 0]}, r"features: expected shape \[examples"),
             ({"labels": DATA[1][:3]}, "labels: expected shape"),
-            ({"labels": DATA[1].astype(float)}, "labels: expected integers, got float64"),
+            (
+                {"algorithm": replace(adding(), num_classes=3), "labels": DATA[1] / 2},
+                "labels: expected integers",
+            ),
             ({"clients": np.full_like(DATA[2], -1)}, "clients: expected an example"),
             ({"clients": DATA[2] * 10**7}, "clients: expected numbers .* without large gaps"),
             ({"features": np.where(np.arange(2) == 1, np.nan, DATA[0])}, "features: row 0 of client"),
             ({"rounds": None}, "rounds: expected how many"),
             ({"rounds": 0}, "rounds"),
-            ({"width": 0}, "width"),
-            ({"memory": "disk"}, "memory: expected one of .* got 'disk'"),
+            ({"place": lambda: Placement(width=0)}, "place: width"),
+            ({"place": lambda: Placement(memory="disk")}, "place: memory: expected one of .* got 'disk'"),
             ({"participation": np.array([[0, 0]])}, "round 0 has one twice"),
             ({"participation": np.array([[10]])}, "clients from 0 to 9"),
             ({"participation": np.zeros((0, 1), int)}, "expected 1 rounds, got 0"),
@@ -331,7 +410,7 @@ class TestBadInput:
             ({"participation": "all"}, "participation: expected clients of a round, .*got 'all'"),
             ({"evaluate": 0.3}, "evaluate: expected a function or None, got 0.3"),
             ({"stop": 5}, "stop: expected a function or None, got 5"),
-            ({"mesh": 2}, "mesh: expected a jax.sharding.Mesh or None, got 2"),
+            ({"place": lambda: Placement(mesh=2)}, "mesh: expected a jax.sharding.Mesh or None, got 2"),
             ({"key": 0}, "key: expected a PRNG key, .*got 0"),
         ],
     )
@@ -343,7 +422,7 @@ class TestBadInput:
             **change,
         }
         with pytest.raises((TypeError, ValueError), match=message):
-            run(**{"key": KEY, **given})
+            run(**{"key": KEY, **given, **({"place": given["place"]()} if "place" in given else {})})
 
 
 def test_raw_keys_are_keys():
@@ -377,25 +456,29 @@ def remembering():
 @pytest.mark.parametrize("place", ["device", "host"])
 def test_results_that_an_evaluation_keeps_stay_as_they_were(place):
     kept = []
-    run(remembering(), *DATA, key=KEY, rounds=3, memory=place, evaluate=lambda x: kept.append(x) or {})
-    assert [np.asarray(memory).max().item() for memory in kept] == [1, 2, 3]
+    options = {"place": Placement(memory=place), "evaluate": lambda x: kept.append(x) or {}}
+    run(remembering(), *DATA, key=KEY, rounds=3, **options)
+    assert [np.asarray(memory).max().item() for memory in kept] == [0, 1, 2, 3]
 
 
 def test_the_best_round_is_kept_also_where_a_run_goes_on(tmp_path):
-    scores = [0.1, 0.9, float("nan"), 0.4, 0.9]
-    measured = iter(scores)
-    settings = {"key": KEY, "best": "score", "checkpoint": tmp_path, "memory": "host"}
-    first = run(remembering(), *DATA, **settings, rounds=3, evaluate=lambda x: {"score": next(measured)})
-    assert first.best_round == 1
-    np.testing.assert_array_equal(np.unique(first.best), [2])
-    done = run(remembering(), *DATA, **settings, rounds=5, evaluate=lambda x: {"score": next(measured)})
-    assert done.best_round == 1  # the earliest of equals
-    np.testing.assert_array_equal(np.unique(done.best), [2])
-    np.testing.assert_array_equal(np.unique(done.result), [5])
-    with pytest.raises(ValueError, match="best: expected evaluate"):
-        run(remembering(), *DATA, key=KEY, rounds=1, best="score")
+    scores = {0: 0.0, 1: 0.1, 2: 0.9, 3: float("nan"), 4: 0.4, 5: 0.9}
+
+    def rated(memory):
+        return {"score": scores[int(np.asarray(memory).max())]}
+
+    settings = {"key": KEY, "checkpoint": tmp_path, "place": Placement(memory="host")}
+    best = {"evaluate": Evaluation(rated, best="score")}
+    # The second run goes on from the best round, the third from a later one.
+    for rounds in (2, 3, 5):
+        done = run(remembering(), *DATA, **settings, rounds=rounds, **best)
+        assert done.best_round == 1  # the earliest of equals
+        np.testing.assert_array_equal(np.unique(done.best), [2])
+        np.testing.assert_array_equal(np.unique(done.result), [rounds])
+    with pytest.raises(ValueError, match="evaluate: expected 'accuracy', to choose the best by, among"):
+        run(remembering(), *DATA, key=KEY, rounds=1, evaluate=Evaluation(rated, best="accuracy"))
     with pytest.raises(ValueError, match=r"differs in best \(score there, none here\)"):
-        run(remembering(), *DATA, **settings | {"best": None}, rounds=5)
+        run(remembering(), *DATA, **settings, rounds=5)
 
 
 def test_clients_without_examples_do_not_count():

@@ -86,17 +86,6 @@ class _Scores(_Prompted):
         return head(features.astype(head.weight.dtype))
 
 
-class _Result(_Prompted):
-    def __call__(self, trained: Any, frozen: Any, statistics: tuple[()]) -> Model:
-        return _model(self, trained, frozen)
-
-
-def _model(about: _Prompted, trained: Any, frozen: Any) -> Model:
-    known = about.backbone, about.preprocessing, about.top
-    functions = _Features(*known), _Scores(*known), _Result(*known)
-    return Model(trained, frozen, (), *functions, num_classes=trained["head"].weight.shape[1])
-
-
 def without_padding(model: Model) -> Model:
     """The model, whose prompts are those alone that there are; as it is if it has none, or is traced.
 
@@ -172,4 +161,6 @@ def prompt_model(
     trained = {"prompts": jnp.asarray(prompts), "head": replace(head, present=None)}
     kept = jnp.ones(len(prompts), bool)
     frozen = {"network": check_params(params), "present": head.present, "kept": kept}
-    return _model(_Prompted(backbone, preprocessing, top), trained, frozen)
+    about = backbone, preprocessing, top
+    functions = _Features(*about), _Scores(*about)
+    return Model(trained, frozen, (), *functions, num_classes=trained["head"].weight.shape[1])

@@ -11,9 +11,8 @@ from jax.tree_util import Partial
 
 from covfree.core.types import PRNGKey
 from covfree.finetune import averaging
-from covfree.finetune.local import Training
+from covfree.finetune.local import Training, as_optimiser
 from covfree.finetune.model import Model
-from covfree.finetune.optimisers import as_optimiser
 from covfree.rounds.algorithm import Algorithm, ClientData
 
 
@@ -49,9 +48,9 @@ def _corrected(client: Any) -> Any:
     def init(params: Any) -> Any:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), params)
 
-    def update(updates: Any, total: Any, params: Any = None, *, correction: Any, **others: Any) -> Any:
-        total = jax.tree.map(lambda s, g: s + g.astype(s.dtype), total, updates)
-        return jax.tree.map(jnp.add, updates, correction), total
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+        total = jax.tree.map(lambda s, g: s + g.astype(s.dtype), state, updates)
+        return jax.tree.map(jnp.add, updates, extra["correction"]), total
 
     return optax.chain(optax.GradientTransformationExtraArgs(init, update), client())
 
