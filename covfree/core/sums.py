@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Integer, Num
+from jaxtyping import Array, Bool, Float, Integer, Num
 
 from covfree.core.types import AnyArray, accumulation_dtype
 
@@ -66,6 +67,23 @@ def fold_parts(step: Callable[[Carry, Any], Carry], carry: Carry, items: Any) ->
         return step(carry, part), None
 
     return jax.lax.scan(one, carry, jnp.arange(more))[0]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Table:
+    """A part of what is added up that adds up as a table does: one client's items below the other's.
+
+    Any other array is a sum: arrays of one shape are added. What has sums alone can run behind secure
+    aggregation.
+
+    Attributes:
+        items: a pytree of arrays that share their first axis, such as `covfree.Rows`.
+        kept: which of the items there are; the others are padding, which nobody sends.
+    """
+
+    items: Any
+    kept: Bool[Array, " items"]
 
 
 class Compensated(NamedTuple):

@@ -2,37 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from itertools import islice
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
-
 from covfree.core.types import Rows
-from covfree.engine.totals import through
+from covfree.engine.totals import Form, forms_of, through
 from covfree.methods.method import Method
 from covfree.methods.rounds import Round, dense
-
-
-class Form(NamedTuple):
-    """The shapes and data types of a pytree of arrays, without them.
-
-    Attributes:
-        structure: the pytree's.
-        leaves: shape and data type of each leaf.
-    """
-
-    structure: Any
-    leaves: tuple[jax.ShapeDtypeStruct, ...]
-
-    def zeros(self) -> Any:
-        """The pytree with arrays of zeros, which nobody else holds."""
-        return self.filled(jnp.zeros(leaf.shape, leaf.dtype) for leaf in self.leaves)
-
-    def filled(self, leaves: Iterable[jax.Array]) -> Any:
-        """The pytree with the next of these arrays; others are left where they are."""
-        return jax.tree.unflatten(self.structure, list(islice(leaves, len(self.leaves))))
 
 
 class Passed(NamedTuple):
@@ -47,20 +23,6 @@ class Passed(NamedTuple):
     sent: Form
     upload: Form
     state: Form
-
-
-def forms_of(make: Callable[[], Iterable[Any]]) -> list[Form]:
-    """The forms of the pytrees that a function makes, without making them."""
-    structures: list[Any] = []
-
-    def leaves() -> list[list[Any]]:
-        # Leaves alone: records of shapes would not be what their fields' types say.
-        flat, found = zip(*map(jax.tree.flatten, make()), strict=True)
-        structures[:] = found
-        return list(flat)
-
-    shapes = jax.eval_shape(leaves)
-    return [Form(structure, tuple(own)) for structure, own in zip(structures, shapes, strict=True)]
 
 
 def passed(

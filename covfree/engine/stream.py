@@ -21,7 +21,7 @@ from covfree.engine.batch import solve_totals
 from covfree.engine.checkpoint import State, identity_of, load_state, save_state
 from covfree.engine.parts import FolderParts, Parts, TableParts
 from covfree.engine.reading import add_part, ahead
-from covfree.engine.shapes import Form, passed
+from covfree.engine.shapes import passed
 from covfree.engine.totals import How, check_over_rows, through
 from covfree.methods import Method
 from covfree.methods.rounds import Round

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
@@ -13,10 +14,10 @@ import numpy as np
 
 from covfree.core.doors import compiled
 from covfree.core.sharding import whole as on_all_devices
-from covfree.core.sums import PART, fold_parts
+from covfree.core.sums import PART, Table, fold_parts
 from covfree.core.types import Rows
 from covfree.estimators.automatic import numbered
-from covfree.methods import Factor, Kept, Method
+from covfree.methods import Factor, Method
 from covfree.methods.method import check_method, check_method_and_rows
 from covfree.methods.rounds import Round, as_total, dense, is_special
 
@@ -70,18 +71,43 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
 
 
+class Form(NamedTuple):
+    """The shapes and data types of a pytree of arrays, without them.
+
+    Attributes:
+        structure: the pytree's.
+        leaves: shape and data type of each leaf.
+    """
+
+    structure: Any
+    leaves: tuple[jax.ShapeDtypeStruct, ...]
+
+    def zeros(self) -> Any:
+        """The pytree with arrays of zeros, which nobody else holds."""
+        return self.filled(jnp.zeros(leaf.shape, leaf.dtype) for leaf in self.leaves)
+
+    def filled(self, leaves: Iterable[jax.Array]) -> Any:
+        """The pytree with the next of these arrays; others are left where they are."""
+        return jax.tree.unflatten(self.structure, list(islice(leaves, len(self.leaves))))
+
+
+def forms_of(make: Callable[..., Iterable[Any]], *arguments: Any) -> list[Form]:
+    """The forms of the pytrees that a function makes, without making them."""
+    structures: list[Any] = []
+
+    def leaves(*arguments: Any) -> list[list[Any]]:
+        # Leaves alone: records of shapes would not be what their fields' types say.
+        flat, found = zip(*map(jax.tree.flatten, make(*arguments)), strict=True)
+        structures[:] = found
+        return list(flat)
+
+    shapes = jax.eval_shape(leaves, *arguments)
+    return [Form(structure, tuple(own)) for structure, own in zip(structures, shapes, strict=True)]
+
+
 def zeros_of(function: Callable[..., Any], *arguments: Any) -> Any:
     """Zeros in the shapes of what a function gives, without calling it on numbers."""
-    structure: Any = None
-
-    def leaves(*arguments: Any) -> list[jax.Array]:
-        nonlocal structure
-        # Leaves alone: records of shapes would not be what their fields' types say.
-        flat, structure = jax.tree.flatten(function(*arguments))
-        return flat
-
-    flat = jax.eval_shape(leaves, *arguments)
-    return jax.tree.unflatten(structure, [jnp.zeros(leaf.shape, leaf.dtype) for leaf in flat])
+    return forms_of(lambda *own: [function(*own)], *arguments)[0].zeros()
 
 
 def _in_parts(terms: Callable[[Rows], Any], rows: Rows) -> bool:
@@ -91,7 +117,7 @@ def _in_parts(terms: Callable[[Rows], Any], rows: Rows) -> bool:
     def look(rows: Rows) -> None:
         nonlocal kept, widest
         for term in jax.tree.leaves(terms(rows), is_leaf=is_special):
-            kept |= isinstance(term, Kept)
+            kept |= isinstance(term, Table)
             widest = max(widest, term.value.shape[1] if isinstance(term, Factor) else 0)
 
     # The symbol of `jax.export` does not tell how many parts there are.
@@ -106,8 +132,8 @@ def _across(terms: Any, axis_name: AxisName) -> Any:
     """The total over devices of the terms of each."""
 
     def one(term: Any) -> Any:
-        if isinstance(term, Kept):
-            return jax.tree.map(lambda x: jax.lax.all_gather(x, axis_name, tiled=True), term.rows)
+        if isinstance(term, Table):
+            return jax.tree.map(lambda x: jax.lax.all_gather(x, axis_name, tiled=True), term.items)
         return jax.lax.psum(dense(term), axis_name)
 
     return jax.tree.map(one, terms, is_leaf=is_special)
@@ -209,7 +235,7 @@ def accumulate(
 
     Returns:
         The server's state after the last round: for most methods, one total for each round. The total of a
-        `Factor` is a `covfree.linalg.Scatter`, that of a `Kept` the `Rows`.
+        `Factor` is a `covfree.linalg.Scatter`, that of a `Table` its items.
 
     Raises:
         TypeError: if ``method`` is no method or ``rows`` are no rows.

@@ -1,6 +1,7 @@
 """The named methods, each a few lines that choose parts."""
 
 from covfree.core.registries import Entry as Entry
+from covfree.core.sums import Table as Table
 from covfree.methods.fed3r import fed3r as fed3r
 from covfree.methods.fedcof import fedcof as fedcof
 from covfree.methods.fedcof import fedcof_oracle as fedcof_oracle
@@ -21,7 +22,6 @@ from covfree.methods.message_form import MessageForm as MessageForm
 from covfree.methods.method import Method as Method
 from covfree.methods.registry import registry as registry
 from covfree.methods.rounds import Factor as Factor
-from covfree.methods.rounds import Kept as Kept
 from covfree.methods.rounds import Round as Round
 from covfree.methods.rounds import phases as phases
 from covfree.methods.shifted import fedcof_components as fedcof_components

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from covfree.core.linalg import Scatter
 from covfree.core.products import symmetric_product
+from covfree.core.sums import Table
 from covfree.core.types import Rows
 
 
@@ -53,7 +54,7 @@ class Round:
 
     Attributes:
         client: ``(params, sent, rows, num_classes) -> terms``, a pytree that adds up over rows: arrays as
-            they are, a `Factor` as YᵀY, `Kept` rows one table below the other.
+            they are, a `Factor` as YᵀY, a `Table` one below the other.
         server: ``(params, state, total) -> state``. States are tuples, the first is ``()``. None to keep the
             total behind those of earlier rounds.
         broadcast: ``(params, state) -> sent``, a part of the state; None for all of it.
@@ -91,17 +92,9 @@ class Factor:
     value: Float[Array, "rows dim"]
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Kept:
-    """A term that adds up as a table does, one part below the other: its total is the `Rows`."""
-
-    rows: Rows
-
-
 def is_special(term: Any) -> bool:
     """Whether a term is no array that adds up as it is."""
-    return isinstance(term, (Factor, Kept))
+    return isinstance(term, (Factor, Table))
 
 
 def as_total(terms: Any) -> Any:
@@ -110,7 +103,7 @@ def as_total(terms: Any) -> Any:
     def one(term: Any) -> Any:
         if isinstance(term, Factor):
             return Scatter.from_factor(term.value)
-        return term.rows if isinstance(term, Kept) else term
+        return term.items if isinstance(term, Table) else term
 
     return jax.tree.map(one, terms, is_leaf=is_special)
 
@@ -123,7 +116,7 @@ def dense(terms: Any) -> Any:
     """
 
     def one(term: Any) -> Any:
-        if isinstance(term, Kept):
+        if isinstance(term, Table):
             raise ValueError(
                 "method: expected one with totals of fixed size, got one that keeps all rows; hold them in "
                 "memory and call solve_rows"

@@ -1,5 +1,6 @@
 """Rounds of sums: what passes between clients and a server in any federated algorithm, and who runs it."""
 
+from covfree.core.sums import Table as Table
 from covfree.rounds.algorithm import Algorithm as Algorithm
 from covfree.rounds.algorithm import ClientData as ClientData
 from covfree.rounds.checkpoint import Checkpoint as Checkpoint
@@ -16,5 +17,4 @@ from covfree.rounds.schedule import rounds_to_meet as rounds_to_meet
 from covfree.rounds.schedule import schedule as schedule
 from covfree.rounds.schedule_summary import ScheduleStatistics as ScheduleStatistics
 from covfree.rounds.schedule_summary import schedule_statistics as schedule_statistics
-from covfree.rounds.uploads import Table as Table
 from covfree.rounds.uploads import add as add

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from covfree.core.checks import check_choice, check_positive
 from covfree.core.products import product
+from covfree.core.sums import Table
 from covfree.core.types import AnyArray, Message, PRNGKey, Rows
 from covfree.engine import solve_totals
 from covfree.engine.batch import state_of_message
@@ -22,7 +23,6 @@ from covfree.methods import Method, Round
 from covfree.methods.method import check_method
 from covfree.methods.rounds import dense
 from covfree.rounds.algorithm import Algorithm, ClientData
-from covfree.rounds.uploads import Table
 
 
 class _Sent(NamedTuple):

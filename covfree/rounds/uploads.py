@@ -8,26 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool
 
 from covfree.core.doors import as_array
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Table:
-    """A part of an upload that adds up as a table does: one client's items below the other's.
-
-    Any array of an upload that is in no `Table` is a sum: arrays of one shape are added. An algorithm whose
-    uploads are sums alone can run behind secure aggregation.
-
-    Attributes:
-        items: a pytree of arrays that share their first axis, such as `covfree.Rows`.
-        kept: which of the items there are; the others are padding, which nobody sends.
-    """
-
-    items: Any
-    kept: Bool[Array, " items"]
+from covfree.core.sums import Table
 
 
 def is_table(part: Any) -> bool:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from covfree.core.checks import check_positive, check_strength
+from covfree.core.sums import Table
 from covfree.core.types import LinearHead, PRNGKey, Scalar
 from covfree.finetune import averaging
 from covfree.finetune.baselines.matching import Networks, summarise
@@ -16,7 +17,6 @@ from covfree.finetune.baselines.prompts import without_padding
 from covfree.finetune.local import Training
 from covfree.finetune.model import Model, check_model
 from covfree.rounds.algorithm import Algorithm, ClientData
-from covfree.rounds.uploads import Table
 
 
 class _Numbers(NamedTuple):

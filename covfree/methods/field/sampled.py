@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from covfree.core.checks import check_positive, check_seed, check_strength
+from covfree.core.sums import Table
 from covfree.core.types import LinearHead, Moments, Rows, Scalar
 from covfree.heads.softmax import softmax_head
 from covfree.heads.virtual import sample_rows
@@ -15,7 +16,7 @@ from covfree.methods.fedncm import moments_phase
 from covfree.methods.field.gaussian import scatters_merge, scatters_phase
 from covfree.methods.message_form import class_covariance_matrices
 from covfree.methods.method import Method
-from covfree.methods.rounds import Kept, bound, phases
+from covfree.methods.rounds import bound, phases
 from covfree.methods.summaries import keep_examples, send_mixtures
 
 
@@ -73,9 +74,9 @@ def ccvr(num_samples: int = 10_000, *, l2: Scalar = 1e-3, seed: Scalar = 0) -> M
     )
 
 
-def keep_phase(numbers: Any, totals: tuple[Moments], rows: Rows, num_classes: int) -> Kept:
+def keep_phase(numbers: Any, totals: tuple[Moments], rows: Rows, num_classes: int) -> Table:
     """The rows themselves."""
-    return Kept(rows)
+    return Table(rows, jnp.asarray(rows.count) > 0)
 
 
 def _mixtures_head(
