@@ -8,6 +8,7 @@ of XLA's own dense convolutions take up to 40 times as long.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -18,6 +19,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
+_Pads: TypeAlias = tuple[tuple[int, int], ...]
 # "SAME", or for each side how many positions are added before and after.
 Padding: TypeAlias = str | Sequence[tuple[int, int]]
 
@@ -68,7 +70,7 @@ def convolve(
     if (height, width, feature_group_count, *strides) == (1, 1, 1, 1, 1) and not np.any(pads):
         return jnp.einsum("bhwi,io->bhwo", x, kernel[0, 0], precision=precision)
     if feature_group_count == 1:
-        if kernel[..., 0].size <= _FEW:
+        if _is_small(x, kernel, strides, pads):
             own = partial(_by_patches, strides=strides, padding=pads, precision=precision)
             return lax.platform_dependent(x, kernel, cpu=own, default=general)
         return _dense(x, kernel, tuple(strides), pads, precision)
@@ -82,10 +84,21 @@ def convolve(
 
 # Numbers under a kernel, up to which one product of all patches is the fastest, by 2 to 4 times in training.
 _FEW = 32
+# Bytes of the result up to which that is so: malloc gives fresh memory for what is larger.
+_SMALL = 2**25
 # Positions in a window, above which its maximum is XLA's own: each of them would be a part of the program.
 _MANY = 64
 _LAYOUT = ("NHWC", "HWIO", "NHWC")
-_Pads: TypeAlias = tuple[tuple[int, int], ...]
+
+
+def _is_small(x: jax.Array, kernel: jax.Array, strides: Sequence[int], pads: _Pads) -> bool:
+    """Whether few numbers lie under the kernel, and the result is of moderate size, as far as is known."""
+    size, channels = math.prod(kernel.shape[:-1]), kernel.shape[-1]
+    sides = zip(x.shape[1:3], kernel.shape, strides, pads, strict=False)
+    positions = [(side + low + high - width) // step + 1 for side, width, step, (low, high) in sides]
+    if not all(isinstance(number, int) for number in (x.shape[0], *positions)):
+        return False
+    return size <= _FEW and x.shape[0] * math.prod(positions) * channels * x.dtype.itemsize <= _SMALL
 
 
 def _is_plain(x: jax.Array, kernel: jax.Array, settings: dict[str, Any]) -> bool:
