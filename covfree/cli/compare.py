@@ -17,8 +17,10 @@ from covfree.cli.options import (
     PARTITION,
     USUAL,
     WEIGHTS,
+    FormatOption,
     Out,
     ReportFile,
+    Set,
     TestFile,
     assigned,
     check_file,
@@ -38,7 +40,6 @@ from covfree.studies.present import present
 from covfree.studies.progress import Progress
 from covfree.studies.run_folder import make_folder
 from covfree.studies.source import Source, sources_of
-from covfree.studies.table import Format
 from covfree.studies.variants import with_noise
 
 T = TypeVar("T")
@@ -53,8 +54,8 @@ def compare_command(
     methods: Annotated[
         str,
         typer.Option(
-            help=f"'all', or comma-separated: {', '.join(registry())}. Each may have numbers of its own: "
-            "fedcof:shrinkage=0.1:head=ridge. Such may stand beside 'all': all,stsa-e:ridge=1."
+            help=f"'all', or comma-separated: {', '.join(registry())}. Each may have numbers of its own, the "
+            "arguments of its maker in Python: all,fedcof:shrinkage=0.1:head=ridge."
         ),
     ] = "fedncm,fed3r,fedcof",
     clients: Annotated[str | None, CLIENTS] = None,
@@ -64,38 +65,7 @@ def compare_command(
         str,
         typer.Option(help="Number of seeds (splits and partitions), counted from 0; or the seeds: 3,5,8."),
     ] = "5",
-    shrinkage: Annotated[
-        str | None, typer.Option(help="'auto' or the paper's γ, for the methods of FedCOF's kind and qda.")
-    ] = None,
-    head: Annotated[str | None, typer.Option(help="'lda' or 'ridge', for fedcof.")] = None,
-    scatter: Annotated[
-        str | None,
-        typer.Option(help="'within', 'both' or 'between': the Gram matrix of fedcof with --head ridge."),
-    ] = None,
-    ridge: Annotated[
-        str | None, typer.Option(help="λ of fed3r, afl, stsa-e, fedran, deepafl and safle.")
-    ] = None,
-    num_subsets: Annotated[
-        str | None,
-        typer.Option(help="Means of a class that a client sends: fedcof, -components, stsa-e."),
-    ] = None,
-    subset_size: Annotated[
-        str | None, typer.Option(help="Examples behind such a mean, at least, where the client has them.")
-    ] = None,
-    num_directions: Annotated[
-        str | None, typer.Option(help="Directions a client sends, for fedcof-residuals and fedran.")
-    ] = None,
-    num_features: Annotated[
-        str | None, typer.Option(help="Random features, for fedcof-random, fed3r-random, stsa-e and fedran.")
-    ] = None,
-    sigma: Annotated[str | None, typer.Option(help="Width of the RBF kernel, for fed3r-random.")] = None,
-    num_components: Annotated[
-        str | None, typer.Option(help="Gaussians of a client's class, for fedpft.")
-    ] = None,
-    rounds: Annotated[str | None, typer.Option(help="Rounds of products, for fedcof-refined.")] = None,
-    directions: Annotated[
-        str | None, typer.Option(help="Directions of such a round, at most, for fedcof-refined.")
-    ] = None,
+    numbers: Set = None,
     noise: Annotated[
         str | None,
         typer.Option(help="Noise on the counts that clients send: uniform:ε, gaussian:ε or laplace:ε."),
@@ -107,7 +77,7 @@ def compare_command(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the runs that --out holds.")] = False,
     report: ReportFile = None,
     config: Config = None,
-    output_format: Annotated[Format, typer.Option("--format", help="What to print.")] = "table",
+    output_format: FormatOption = "table",
 ) -> None:
     """Compare methods on federations: accuracy, bytes up and time.
 
@@ -117,18 +87,15 @@ def compare_command(
     Examples:
       covfree compare --methods fedncm,fed3r,fedcof --alpha 0.5 --out results
 
-      covfree compare --dataset features.npz --shrinkage auto --format json
+      covfree compare --dataset features.npz --set shrinkage=auto --format json
 
-      covfree compare --alpha 0.05,0.1,0.5 --methods fedncm,fedcof --shrinkage auto,0.1,1 --format latex
+      covfree compare --alpha 0.05,0.1,0.5 --methods fedncm,fedcof --set shrinkage=auto,0.1,1
+      --format latex
 
       covfree compare --images photos --backbone efficientnet-lite0
     """
-    texts = {"shrinkage": shrinkage, "ridge": ridge, "sigma": sigma, "head": head, "scatter": scatter}
-    texts |= {"num_subsets": num_subsets, "subset_size": subset_size}
-    texts |= {"num_directions": num_directions, "num_features": num_features}
-    texts |= {"num_components": num_components, "rounds": rounds, "directions": directions}
-    numbers, chosen_seeds = numbers_of(texts), seeds_of(seeds)
-    chosen = variants_of(methods, numbers)
+    chosen_seeds = seeds_of(seeds)
+    chosen = variants_of(methods, numbers_of(numbers))
     if noise is not None:
         with named_option("noise"):
             chosen = with_noise(chosen, noise)
@@ -157,7 +124,7 @@ def compare_command(
         **_merged(sources),
         **_spread(outlines, counts, laws, alphas),
         "noise": noise,
-        **{name: _single(values) for name, values in numbers.items()},
+        **({} if numbers is None else {"set": numbers}),
         **({"metrics": figures} if figures else {}),
     }
     if report is not None:

@@ -39,7 +39,7 @@ def diagnose_command(
       covfree diagnose --clients 30 --alpha 0.5 --method fedcof-components
     """
     at_least("seed", seed, 0)
-    chosen = next(iter(variants_of(method, {}, "method").values())).method
+    chosen = next(iter(variants_of(method, option="method").values())).method
     if chosen.message is not None or chosen.message_rounds < len(chosen.rounds):
         raise ValueError(f"--method: expected one whose clients send rows, got {method!r}")
     data = of_file(dataset, test_file).load(seed)

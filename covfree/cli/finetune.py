@@ -13,6 +13,7 @@ from covfree.cli.options import (
     NETWORK,
     WEIGHTS,
     Alpha,
+    FormatOption,
     NumClients,
     Out,
     Partition,
@@ -35,7 +36,6 @@ from covfree.studies.present import present
 from covfree.studies.progress import Progress
 from covfree.studies.run_folder import make_folder
 from covfree.studies.source import source_of
-from covfree.studies.table import Format
 from covfree.studies.training import RANDOM, TRAINABLE, Training, participation_of
 
 Part = Literal["head", "backbone", "all"]
@@ -94,7 +94,7 @@ def finetune_command(
     ] = 10,
     report: ReportFile = None,
     config: Config = None,
-    output_format: Annotated[Format, typer.Option("--format", help="What to print.")] = "table",
+    output_format: FormatOption = "table",
 ) -> None:
     """Train from closed-form heads in rounds: accuracy by round, and by bytes.
 

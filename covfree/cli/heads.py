@@ -20,6 +20,7 @@ from covfree.cli.options import (
     NETWORK,
     WEIGHTS,
     Alpha,
+    FormatOption,
     NumClients,
     Partition,
     TestFile,
@@ -27,7 +28,6 @@ from covfree.cli.options import (
     at_least,
     check_file,
     federation_of,
-    numbers_of,
     variants_of,
 )
 from covfree.data import FeatureSet
@@ -35,9 +35,11 @@ from covfree.heads import metrics
 from covfree.heads.file import SavedHead
 from covfree.methods import registry
 from covfree.studies.federation import left_out
+from covfree.studies.origin import is_same_data, origin_of, seen_in_training
 from covfree.studies.predictions import scores_of
-from covfree.studies.source import class_name, on_no_client, source_of
-from covfree.studies.table import Format, Table, percent, show
+from covfree.studies.progress import say
+from covfree.studies.source import Source, class_name, on_no_client, source_of
+from covfree.studies.table import Table, percent, show
 
 # Methods whose head a file holds.
 SAVED = tuple(name for name in registry() if name not in ("deepafl", "safle"))
@@ -59,17 +61,15 @@ def fit_command(
     images: Annotated[str | None, IMAGES] = None,
     backbone: Annotated[str | None, NETWORK] = None,
     weights: Annotated[str | None, WEIGHTS] = None,
-    method: Annotated[str, typer.Option(help=f"One of {', '.join(SAVED)}.")] = "fedcof",
+    method: Annotated[
+        str,
+        typer.Option(
+            help=f"One of {', '.join(SAVED)}; perhaps with numbers: fedcof:shrinkage=0.1:head=ridge."
+        ),
+    ] = "fedcof",
     clients: NumClients = None,
     alpha: Alpha = None,
     partition: Partition = None,
-    shrinkage: Annotated[
-        str | None, typer.Option(help="'auto' or the paper's γ, for the methods of FedCOF's kind and qda.")
-    ] = None,
-    ridge: Annotated[float | None, typer.Option(help="λ of fed3r and afl.")] = None,
-    rounds: Annotated[
-        int | None, typer.Option(help="Rounds of products, for fedcof-refined.", show_default="3")
-    ] = None,
     calibrate: Annotated[
         bool,
         typer.Option(
@@ -77,6 +77,7 @@ def fit_command(
         ),
     ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the split, the partition and the method.")] = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it is there.")] = False,
 ) -> None:
     """Fit a head to the training part, as a federation of clients would, and write it to a file.
 
@@ -87,11 +88,11 @@ def fit_command(
     """
     at_least("seed", seed, 0)
     check_file("out", out, ".npz", (dataset, test_file, images, weights))
-    if method not in SAVED:
+    if out.exists() and not overwrite:
+        raise ValueError(f"--out: {out} is there; --overwrite replaces it, or give another file")
+    if method.partition(":")[0].strip() not in SAVED:
         raise ValueError(f"--method: expected one of {', '.join(SAVED)}, got {method!r}")
-    numbers = {"ridge": ridge, "rounds": rounds}
-    texts = {"shrinkage": shrinkage, **{k: None if v is None else str(v) for k, v in numbers.items()}}
-    chosen = variants_of(method, numbers_of(texts))[method].method
+    (chosen,) = (variant.method for variant in variants_of(method, option="method").values())
     source = source_of(dataset, test_file, images, backbone, weights)
     federation = federation_of(source.outline, clients, partition, alpha)
     assigned(federation, source.outline, seed)
@@ -111,7 +112,7 @@ def fit_command(
             raise ValueError(f"--calibrate: expected a method with a linear head, got {method}") from None
     dim = data.train_features.shape[1]
     try:
-        covfree.save_head(head, out, class_names=data.class_names, dim=dim)
+        covfree.save_head(head, out, class_names=data.class_names, dim=dim, origin=origin_of(data, seed))
     except OSError as error:
         raise ValueError(f"--out: cannot write {out} ({error.strerror})") from error
     accuracy = metrics.accuracy(scores_of(head, data.test_features), data.test_labels)
@@ -133,8 +134,11 @@ def evaluate_command(
     confusion: Annotated[
         Path | None, typer.Option(help="A CSV file to write: examples by class (line) and prediction.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the split, as of covfree fit.")] = 0,
-    output_format: Annotated[Format, typer.Option("--format", help="What to print.")] = "table",
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Seed of the split. Without it that of the head's data, if this is the same."),
+    ] = None,
+    output_format: FormatOption = "table",
 ) -> None:
     """Measure a head on the test part: accuracy, also by class and client, likelihood, calibration.
 
@@ -143,13 +147,15 @@ def evaluate_command(
     Example:
       covfree evaluate --head head.npz --dataset features.npz --confusion confusion.csv
     """
-    at_least("seed", seed, 0)
+    at_least("seed", seed or 0, 0)
     if confusion is not None:
         check_file("confusion", confusion, ".csv", (head, dataset, test_file, images, weights))
     saved = covfree.load_head(head)
     source = source_of(dataset, test_file, images, backbone, weights)
-    data = source.load(seed)
+    data, seed = _unseen(head, saved, source, seed, every)
     _check_fit(head, saved, data)
+    if saved.origin is None and not every and not data.fixed_split:
+        say(f"{head} does not say what it was fitted to: the test part of --seed {seed} may be of it")
     part = _part(data, every)
     classes = data._replace(class_names=saved.class_names or data.class_names, num_classes=saved.num_classes)
     scores = scores_of(saved.head, part.features)
@@ -172,6 +178,26 @@ def evaluate_command(
     if confusion is not None:
         _write_confusion(confusion, np.asarray(metrics.confusion_matrix(scores, part.labels)), classes)
         print(f"covfree: wrote {confusion}", file=sys.stderr)
+
+
+def _unseen(
+    path: Path, saved: SavedHead, source: Source, seed: int | None, every: bool
+) -> tuple[FeatureSet, int]:
+    """The data, split so that the test part is none that the head was fitted to, and the split's seed.
+
+    Raises:
+        ValueError: if that cannot be, and not all examples are asked for.
+    """
+    used = 0 if seed is None else seed
+    data, origin = source.load(used), saved.origin
+    if origin is None:
+        return data, used
+    if seed is None and is_same_data(data, origin):
+        used = int(origin["seed"])
+        data = source.load(used)
+    if not every and (fault := seen_in_training(data, used, origin)):
+        raise ValueError(f"--head: {path} was fitted to examples of the test part: {fault}; or give --all")
+    return data, used
 
 
 class _Part(NamedTuple):

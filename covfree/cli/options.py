@@ -7,17 +7,17 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 import numpy as np
 import typer
 
-from covfree.backbones import BACKBONES
-from covfree.core.checks import check_strength
 from covfree.data import FeatureSet
 from covfree.data.partitions import PARTITIONERS
 from covfree.methods import registry
 from covfree.studies.federation import COUNTED, Federation
+from covfree.studies.names import as_number, parsed
+from covfree.studies.table import Format
 from covfree.studies.variants import Variant, variants
 
 T = TypeVar("T")
@@ -62,10 +62,10 @@ IMAGES = typer.Option(
     help="A folder of images with one folder a class, an .npz file with images (n × h × w × 3, uint8) and "
     "labels (n), or tfds:NAME, a TensorFlow data set."
 )
-NETWORK = typer.Option(help=f"Pre-trained network: {', '.join(BACKBONES)}.")
+NETWORK = typer.Option(help="Pre-trained network; covfree backbones lists them.")
 WEIGHTS = typer.Option(
-    help="Its weights: a .safetensors or .pth file, or owner/name@commit on the Hugging Face hub; covfree "
-    "backbones lists them. Without it those that a Python package brings, for efficientnet_lite0."
+    help="Its weights: a .safetensors or .pth file, or owner/name@commit on the Hugging Face hub. Without "
+    "it those that a Python package brings, for efficientnet_lite0."
 )
 
 
@@ -127,40 +127,36 @@ def seeds_of(text: str) -> list[int]:
     return list(range(values[0]))
 
 
-def auto_or_number(text: str) -> float | str:
-    """A number, or 'auto'."""
-    return "auto" if text.strip() == "auto" else float(text)
+FormatOption = Annotated[
+    Format,
+    # The choices beside the option's name would leave the help half the width.
+    typer.Option("--format", metavar="NAME", help=f"What to print: {', '.join(get_args(Format))}."),
+]
+Set = Annotated[
+    str | None,
+    typer.Option(
+        "--set",
+        help="Numbers for all methods that take them and have none of their own: "
+        "shrinkage=auto,0.1:num_subsets=3. Of several values, with commas between, every combination is run.",
+    ),
+]
 
 
-# What methods take: how it is read, and what is expected of it.
-_KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
-    "shrinkage": (auto_or_number, "'auto' or a number"),
-    "ridge": (float, "a number"),
-    "sigma": (float, "a number"),
-    "head": (str.strip, "a name"),
-    "scatter": (str.strip, "a name"),
-}
-
-
-def numbers_of(texts: Mapping[str, str | None]) -> dict[str, list[Any]]:
-    """The values of those numbers of methods that are given, by name."""
-    numbers: dict[str, list[Any]] = {}
-    for name, text in texts.items():
-        if text is None:
-            continue
-        kind, expected = _KINDS.get(name, (int, "a whole number"))
-        option = name.replace("_", "-")
-        numbers[name] = values_of(option, text, kind, expected)
-        for value in numbers[name]:
-            if kind is int:
-                at_least(option, value, 1)
-            elif name in ("shrinkage", "ridge") and value != "auto":
-                check_strength(f"--{option}", value)
-    return numbers
+def numbers_of(text: str | None) -> dict[str, list[Any]]:
+    """The values of each number in a text such as ``shrinkage=auto,0.1:num_subsets=3``, by name."""
+    if text is None:
+        return {}
+    expected = "set: expected numbers such as shrinkage=auto,0.1:num_subsets=3"
+    with named_option("set"):
+        numbers = parsed(f":{text}", expected)[1]
+    found = {}
+    for name, value in numbers.items():
+        found[name] = values_of("set", str(value), lambda each: as_number(each.strip()), f"a value of {name}")
+    return found
 
 
 def variants_of(
-    methods: str, numbers: Mapping[str, list[Any]], option: str = "methods"
+    methods: str, numbers: Mapping[str, list[Any]] | None = None, option: str = "methods"
 ) -> dict[str, Variant]:
     """Methods by name, with all combinations of the numbers that each takes.
 
@@ -168,12 +164,11 @@ def variants_of(
         ValueError: naming the option.
     """
     try:
-        return variants(method_names(methods), numbers)
+        return variants(method_names(methods), numbers or {})
     except ValueError as error:
         name, _, text = str(error).partition(":")
-        if name not in ("methods", *numbers):
-            raise
-        shown = option if name == "methods" else name.replace("_", "-")
+        # What a number's maker says of its value begins with the number's name.
+        shown = option if name == "methods" else f"set: {name}"
         from covfree.finetune import registry as trained
 
         if any(f"unknown method {each!r}" in text for each in trained()):

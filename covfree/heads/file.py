@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from os import PathLike
@@ -21,7 +22,7 @@ from covfree.statistics.feature_maps import Adapter, FourierFeatures, ReluFeatur
 
 _FORMAT, _VERSION = "covfree.Head", 1
 _SAFETENSORS = ".safetensors"
-_ABOUT = ("format", "version", "kind", "class_names", "map")
+_ABOUT = ("format", "version", "kind", "class_names", "map", "origin")
 _HEADS: dict[str, Any] = {"linear": LinearHead, "gaussian": GaussianHead}
 # The numbers of each map. What random ones draw from their seed is written beside them, for NumPy.
 _MAPS: dict[str, tuple[Any, tuple[str, ...]]] = {
@@ -39,12 +40,14 @@ class SavedHead(NamedTuple):
         class_names: [C] names of the classes; None if the file has none.
         dim: size of the features that the head takes, before any map.
         num_classes: C.
+        origin: what the head was fitted to, as `save_head` was told; None if the file does not say.
     """
 
     head: Head
     class_names: tuple[str, ...] | None
     dim: int
     num_classes: int
+    origin: dict[str, Any] | None = None
 
 
 def save_head(
@@ -53,6 +56,7 @@ def save_head(
     *,
     class_names: Sequence[str] | None = None,
     dim: int | None = None,
+    origin: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a head to an ``.npz`` file of plain arrays, which NumPy alone can use, or to ``.safetensors``.
 
@@ -69,6 +73,8 @@ def save_head(
         class_names: a name for each class.
         dim: size of the features that come in. Needed for a head behind a random map, which does not know it:
             the directions that it draws for them are in the file.
+        origin: what the head was fitted to, such as its data's name and seed: anything that JSON holds.
+            ``covfree fit`` writes what ``covfree evaluate`` needs so as not to test on training examples.
 
     Raises:
         TypeError: if the head is of another kind, or ``dim`` is no integer.
@@ -112,6 +118,8 @@ def save_head(
     if class_names is not None:
         about["class_names"] = np.array(list(class_names), str)
         _check_names(about["class_names"], arrays)
+    if origin is not None:
+        about["origin"] = np.array(json.dumps(dict(origin)))
     every: Any = {**about, **own, **arrays}
     if Path(path).suffix == _SAFETENSORS:
         content = write_safetensors({name: np.asarray(array) for name, array in every.items()})
@@ -164,7 +172,7 @@ def _read(arrays: dict[str, np.ndarray]) -> SavedHead:
     if "map" in arrays:
         head = MappedHead(_read_map(arrays, dim), head)
         dim = arrays.get("map_directions", np.zeros((dim, 0))).shape[0]
-    return SavedHead(head, names, dim, _classes_in(parts))
+    return SavedHead(head, names, dim, _classes_in(parts), _origin_in(arrays))
 
 
 def _read_map(arrays: dict[str, np.ndarray], size: int) -> Any:
@@ -289,6 +297,15 @@ def _size_in(parts: Mapping[str, Any]) -> int:
 def _text(arrays: Mapping[str, np.ndarray], name: str) -> str | None:
     array = arrays.get(name, np.zeros(0))
     return array.item() if array.ndim == 0 and array.dtype.kind == "U" else None
+
+
+def _origin_in(arrays: Mapping[str, np.ndarray]) -> dict[str, Any] | None:
+    if "origin" not in arrays:
+        return None
+    try:
+        return dict(json.loads(_text(arrays, "origin") or ""))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"origin: expected JSON of an object ({error})") from error
 
 
 def _plain(value: Any) -> np.ndarray:

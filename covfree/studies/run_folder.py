@@ -12,7 +12,7 @@ import numpy as np
 import covfree
 from covfree.core.atomic import remove_abandoned, replacing
 from covfree.data import FeatureSet
-from covfree.finetune import NetworkMap
+from covfree.studies.origin import origin_of
 
 _NAME, RUNS = "settings.json", "runs.jsonl"
 # What only this command writes into its folder, as patterns.
@@ -116,8 +116,11 @@ def _shown(value: Any) -> str:
     return "its default" if value is None else str(value)
 
 
-def save_result(folder: Path, result: Any, data: FeatureSet) -> None:
+def save_result(folder: Path, result: Any, data: FeatureSet, seed: int) -> None:
     """The trained head, and a network's parameters, in files that need nothing but NumPy to be read."""
+    # Here, so that studies of closed forms need no optax.
+    from covfree.finetune import NetworkMap
+
     remove_abandoned(folder)
     head = result
     if isinstance(getattr(result, "feature_map", None), NetworkMap):
@@ -128,4 +131,5 @@ def save_result(folder: Path, result: Any, data: FeatureSet) -> None:
         with replacing(folder / "backbone.npz") as file:
             np.savez(file, **arrays)
     dim = data.train_features.shape[1]
-    covfree.save_head(head, folder / "head.npz", class_names=data.class_names, dim=dim)
+    origin = origin_of(data, seed)
+    covfree.save_head(head, folder / "head.npz", class_names=data.class_names, dim=dim, origin=origin)

@@ -225,7 +225,7 @@ def train(
         )
     history(ended.history)
     if folder is not None:
-        save_result(folder, ended.result, task.data)
+        save_result(folder, ended.result, task.data, task.seed)
     records = history.records
     total = {name: sum(line[name] for line in records) for name in ("bytes_up", "bytes_down", "seconds")}
     return Run(

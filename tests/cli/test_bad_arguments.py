@@ -31,7 +31,7 @@ BAD = {
         ["--methods", "fed3r:ridge=-1"],
         "fed3r:ridge=-1: ridge: .*at least 0",
     ),
-    "bad head": (["--methods", "fedcof", "--head", "svm"], "--head: expected .*'svm'"),
+    "bad head": (["--methods", "fedcof", "--set", "head=svm"], "--set: head: expected .*'svm'"),
     "bad noise": (["--methods", "fedcof", "--noise", "cauchy:1"], "--noise: .*cauchy"),
     "noise on matrices": (
         ["--methods", "fed3r", "--noise", "laplace:1"],
@@ -43,7 +43,7 @@ BAD = {
     "negative seed": (["--seeds", "3,-1"], "--seeds: expected at least 0, got -1"),
     "data twice": (["--dataset", "digits,digits"], "--dataset: expected different data sets, got digits"),
     "resume without out": (["--resume"], "--resume: expected --out beside it"),
-    "a near name": (["--shrinkag", "1"], r"--shrinkag.*--shrinkage"),
+    "a near name": (["--metric", "nll"], r"--metric.*--metrics"),
     "no method": (["--methods", " , "], "--methods: expected names of methods, got none"),
     "all and one of them": (
         ["--methods", "all,fedcof"],
@@ -71,15 +71,15 @@ BAD = {
         ["--test-file", "test.npz"],
         "--test-file: expected none with --dataset",
     ),
-    "shrinkage that is a word": (["--shrinkage", "much"], "--shrinkage: expected 'auto' or a number"),
-    "shrinkage that is empty": (["--shrinkage", ""], "--shrinkage: expected 'auto' or a number"),
-    "negative shrinkage": (["--shrinkage=-1"], r"shrinkage.*at least 0, got -1"),
-    "shrinkage nan": (["--shrinkage", "nan"], "shrinkage.*finite.*got nan"),
-    "infinite shrinkage": (["--shrinkage", "inf"], "shrinkage.*finite.*got inf"),
-    "negative ridge": (["--methods", "fed3r", "--ridge=-1"], r"ridge.*at least 0, got -1"),
-    "ridge nan": (["--methods", "fed3r", "--ridge", "nan"], "ridge.*finite.*got nan"),
-    "ridge that is a word": (["--methods", "fed3r", "--ridge", "much"], "--ridge"),
-    "no subsets": (["--num-subsets", "0"], "--num-subsets: expected at least 1, got 0"),
+    "shrinkage that is a word": (["--set", "shrinkage=much"], "--set: shrinkage: .*auto.*much"),
+    "shrinkage that is empty": (["--set", "shrinkage="], "--set: expected a value of shrinkage"),
+    "negative shrinkage": (["--set", "shrinkage=-1"], r"--set: shrinkage.*at least 0, got -1"),
+    "shrinkage nan": (["--set", "shrinkage=nan"], "shrinkage.*finite.*got nan"),
+    "a number twice": (["--set", "shrinkage=1:shrinkage=2"], "--set: expected shrinkage once"),
+    "a value twice": (["--set", "shrinkage=1,1.0"], "--set: expected different values"),
+    "no number": (["--set", "shrinkage"], "--set: expected numbers such as shrinkage=auto,0.1"),
+    "ridge that is a word": (["--methods", "fed3r", "--set", "ridge=much"], "--set: ridge"),
+    "no subsets": (["--set", "num_subsets=0"], "--set: num_subsets: .*at least 1, got 0"),
     "seeds 0": (["--seeds", "0"], "--seeds: expected at least 1, got 0"),
     "negative seeds": (["--seeds=-3"], "--seeds: expected at least 1, got -3"),
     "seeds that are a word": (["--seeds", "five"], "--seeds"),
@@ -107,13 +107,16 @@ BAD = {
     "option without a value": (["--seeds"], "--seeds"),
     "an argument too many": (["digits"], "digits"),
     "a number that no method takes": (
-        ["--methods", "fedncm", "--ridge", "1"],
-        "--ridge: fedncm does not take it; expected one of fed3r",
+        ["--methods", "fedncm", "--set", "ridge=1"],
+        "--set: ridge: fedncm does not take it; expected one of fed3r",
     ),
-    "another": (["--methods", "fed3r", "--shrinkage", "1"], "shrinkage: .* one of .*fedcof, .*fedcof-oracle"),
+    "another": (
+        ["--methods", "fed3r", "--set", "shrinkage=1"],
+        "set: shrinkage: .* one of .*fedcof, .*fedcof-oracle",
+    ),
     "a third": (
-        ["--methods", "fed3r,fedncm", "--num-subsets", "2"],
-        "--num-subsets: .* one of fedcof",
+        ["--methods", "fed3r,fedncm", "--set", "num_subsets=2"],
+        "--set: num_subsets: .* one of fedcof",
     ),
 }
 
@@ -148,8 +151,11 @@ def test_compare(untyped, cli, arguments, text):
             "--out: expected a file in a folder that is there",
         ),
         (["fit", "--out", "a.npz", "--method", "fedavg"], "--method: expected one of fedncm.*'fedavg'"),
-        (["fit", "--out", "a.npz", "--method", "fedncm", "--ridge", "1"], "--ridge: fedncm does not"),
-        (["fit", "--out", "a.npz", "--shrinkage", "much"], "--shrinkage: expected 'auto' or a number"),
+        (
+            ["fit", "--out", "a.npz", "--method", "fedncm:ridge=1"],
+            "--method: fedncm takes no number, got ridge",
+        ),
+        (["fit", "--out", "a.npz", "--method", "fedcof:shrinkage=much"], "--method: fedcof:shrinkage=much: "),
         (["fit", "--out", "a.npz", "--seed=-1"], "--seed: expected at least 0, got -1"),
         (["evaluate"], "--head"),
         (["evaluate", "--head", "absent.npz"], r"absent\.npz: no such file"),
@@ -192,7 +198,8 @@ def test_a_bad_argument_makes_no_folder(untyped, cli, tmp_path):
 
 def options(command) -> list[str]:
     names = [name.replace("_", "-") for name in inspect.signature(command).parameters]
-    return [f"--{'format' if name == 'output-format' else name}" for name in names]
+    written = {"output-format": "format", "numbers": "set"}
+    return [f"--{written.get(name, name)}" for name in names]
 
 
 def plain(text: str) -> str:

@@ -18,7 +18,7 @@ from covfree.cli.options import method_names
 from covfree.data import load_digits
 from covfree.data.partitions import PARTITIONERS, inner_dirichlet
 from covfree.methods import registry
-from covfree.studies import Result, Run, Study, Table, table
+from covfree.studies import Result, Run, Study, Table, study, table
 from covfree.studies.report import records as records_of
 
 # A method of each kind of message; that every method runs is told by tests/methods.
@@ -252,6 +252,32 @@ def test_all_methods_by_one_word():
     assert method_names("all,stsa-e:ridge=1") == [*method_names("all"), "stsa-e:ridge=1"]
 
 
+def test_a_method_that_fails_does_not_end_the_table(compare, monkeypatch):
+    """It is named, and the exit code says that something failed; where all fail, there is no table."""
+
+    def failing(*_, **__):
+        raise ValueError("no covariance of these")
+
+    true = study.run_method
+    monkeypatch.setattr(
+        study,
+        "run_method",
+        lambda name, *args, **more: (failing if name == "fedcof" else true)(name, *args, **more),
+    )
+    outcome = compare("--methods", "fedcof,fedncm", "--seeds", 1, "--format", "json")
+    assert outcome.code == 1
+    assert [record["method"] for record in json.loads(outcome.out)["results"]] == ["fedncm"]
+    assert "covfree: fedcof, seed 0: failed, and is left out: no covariance of these\n" in outcome.err
+    outcome = compare("--methods", "fedcof", "--seeds", 1)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.endswith("covfree: fedcof: no covariance of these\n")
+
+
+def test_help_is_two_screens(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert len(cli("compare", "--help").out.splitlines()) <= 90
+
+
 def test_noise_on_the_counts(compare):
     arguments = ("--methods", "fedcof", "--seeds", 1, "--format", "json")
     plain, noisy = (
@@ -406,19 +432,19 @@ def test_a_file_without_clients_is_partitioned(cli, features):
 
 def test_shrinkage_auto_is_the_default(compare):
     arguments = ("--methods", "fedcof", "--seeds", 1, "--format", "json")
-    given, default = compare(*arguments, "--shrinkage", "auto"), compare(*arguments)
+    given, default = compare(*arguments, "--set", "shrinkage=auto"), compare(*arguments)
     assert without_times(results(given)) == without_times(results(default))
-    assert json.loads(given.out)["config"]["shrinkage"] == "auto"
-    assert "shrinkage" not in json.loads(default.out)["config"]
+    assert json.loads(given.out)["config"]["set"] == "shrinkage=auto"
+    assert "set" not in json.loads(default.out)["config"]
 
 
 def test_a_number_for_shrinkage_is_gamma(compare):
     """FedCOF's head by the papers' formulas, at the γ that was given; FedNCM takes none."""
-    arguments = ("--methods", "fedcof,fedncm", "--seeds", 1, "--format", "json", "--shrinkage")
-    small, large = (results(compare(*arguments, gamma)) for gamma in ("0.01", "3"))
+    arguments = ("--methods", "fedcof,fedncm", "--seeds", 1, "--format", "json", "--set")
+    small, large = (results(compare(*arguments, f"shrinkage={gamma}")) for gamma in (0.01, 3))
     data, clients = digits(0)
     rows = oracle.client_rows(data.train_features, data.train_labels, clients)
-    for found, gamma in ((small, 0.01), (large, 3.0)):
+    for found, gamma in ((small, 0.01), (large, 3)):
         assert found["fedcof"]["title"] == f"FedCOF (shrinkage={gamma})"
         assert found["fedncm"]["title"] == "FedNCM"
         weight, bias = oracle.from_rows(
@@ -434,7 +460,7 @@ def test_a_number_for_shrinkage_is_gamma(compare):
 def test_ridge_is_for_fed3r_alone(compare):
     arguments = ("--methods", "fed3r,fedncm", "--seeds", 1, "--format", "json")
     default, one, heavy = (
-        results(compare(*arguments, *more)) for more in ((), ("--ridge", 1), ("--ridge", 1e6))
+        results(compare(*arguments, *more)) for more in ((), ("--set", "ridge=1"), ("--set", "ridge=1e6"))
     )
     assert without_times(default) == without_times(one)
     assert heavy["fed3r"]["accuracy_mean"] != one["fed3r"]["accuracy_mean"]
@@ -442,8 +468,8 @@ def test_ridge_is_for_fed3r_alone(compare):
 
 
 def test_num_subsets_sends_more_means(compare):
-    arguments = ("--methods", "fedcof", "--seeds", 1, "--format", "json", "--num-subsets", 3)
-    arguments += ("--shrinkage", 1)
+    arguments = ("--methods", "fedcof", "--seeds", 1, "--format", "json")
+    arguments += ("--set", "num_subsets=3:shrinkage=1")
     record = results(compare(*arguments))["fedcof"]
     data, clients = digits(0)
     sizes = np.unique(np.stack([clients, data.train_labels]), axis=1, return_counts=True)[1]

@@ -38,7 +38,7 @@ def named(tmp_path):
 
 def test_a_head_of_the_digits(cli, tmp_path):
     path, table = tmp_path / "head.npz", tmp_path / "confusion.csv"
-    fitted = cli("fit", "--out", path, "--method", "fedcof", "--shrinkage", 0.1, *FEW)
+    fitted = cli("fit", "--out", path, "--method", "fedcof:shrinkage=0.1", *FEW)
     assert (fitted.code, fitted.out) == (0, "")
     # What Python makes of the same.
     data = load_digits(seed=0)
@@ -49,7 +49,10 @@ def test_a_head_of_the_digits(cli, tmp_path):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
     predicted = np.asarray(head(data.test_features)).argmax(1)
     right = (predicted == data.test_labels).mean()
-    assert f"fedcof on digits, 64 features, 10 classes: test accuracy {100 * right:.2f} %" in fitted.err
+    assert (
+        f"fedcof:shrinkage=0.1 on digits, 64 features, 10 classes: test accuracy {100 * right:.2f} %"
+        in fitted.err
+    )
 
     outcome = cli("evaluate", "--head", path, "--confusion", table, "--format", "json")
     assert outcome.code == 0, outcome.err
@@ -73,7 +76,7 @@ def test_a_head_of_the_digits(cli, tmp_path):
 
 def test_names_and_clients_of_the_data(cli, named, tmp_path):
     path, table = tmp_path / "head.npz", tmp_path / "confusion.csv"
-    fitted = cli("fit", "--dataset", named, "--method", "fed3r", "--ridge", 0.1, "--calibrate", "--out", path)
+    fitted = cli("fit", "--dataset", named, "--method", "fed3r:ridge=0.1", "--calibrate", "--out", path)
     assert fitted.code == 0, fitted.err
     saved = covfree.load_head(path)
     assert saved.class_names == tuple(WORDS)
@@ -93,7 +96,7 @@ def test_names_and_clients_of_the_data(cli, named, tmp_path):
     assert table.read_text(encoding="utf-8").startswith(f"class,{','.join(WORDS)}\n")
     # A temperature makes probabilities of Fed3R's scores, which are regressions to 0 and 1.
     plain = tmp_path / "plain.npz"
-    assert cli("fit", "--dataset", named, "--method", "fed3r", "--ridge", 0.1, "--out", plain).code == 0
+    assert cli("fit", "--dataset", named, "--method", "fed3r:ridge=0.1", "--out", plain).code == 0
     errors = [
         json.loads(cli("evaluate", "--dataset", named, "--head", each, "--format", "json").out)["metrics"]
         for each in (path, plain)
@@ -136,9 +139,58 @@ def test_a_random_map_and_a_quadratic_head(cli, tmp_path):
     assert "--calibrate: expected a method with a linear head, got qda-means" in refused.err
 
 
+def test_training_examples_are_no_test(cli, tmp_path):
+    """A head knows its split: 76 % on examples that it was fitted to was taken for 32 % on others."""
+    rng = np.random.default_rng(0)
+    data, path, part = tmp_path / "data.npz", tmp_path / "head.npz", tmp_path / "part.npz"
+    features, labels = rng.normal(size=(99, 60)).astype(np.float32), np.arange(99) % 3
+    np.savez(data, features=features, labels=labels)
+    fitted = cli("fit", "--dataset", data, "--method", "fed3r:ridge=0.001", "--seed", 3, "--out", path, *FEW)
+    (share,) = re.findall(r"test accuracy ([\d.]+) %", fitted.err)
+    # The head's split is taken without being asked for, or any other is refused.
+    for more in ((), ("--seed", 3)):
+        outcome = cli("evaluate", "--head", path, "--dataset", data, "--format", "json", *more)
+        content = json.loads(outcome.out)
+        assert f"{100 * content['metrics']['accuracy']:.2f}" == share
+        assert content["config"]["seed"] == 3
+    outcome = cli("evaluate", "--head", path, "--dataset", data, "--seed", 0)
+    assert outcome.is_one_line
+    assert (
+        "the split of --seed 0 is not that of --seed 3, which it was fitted with; or give --all"
+        in outcome.err
+    )
+    assert cli("evaluate", "--head", path, "--dataset", data, "--seed", 0, "--all").code == 0
+    # The training part in a file of its own, whatever the order; and as a test file of others.
+    train = load_npz(data, seed=3)
+    order = rng.permutation(len(train.train_labels))
+    np.savez(part, features=train.train_features[order], labels=train.train_labels[order])
+    for given in (("--dataset", part), ("--dataset", data, "--test-file", part)):
+        outcome = cli("evaluate", "--head", path, *given)
+        assert outcome.is_one_line, given
+        assert "was fitted to examples of the test part: " in outcome.err
+    # Other data are others; a head that does not say what it was fitted to is told to.
+    np.savez(part, features=features + 1, labels=labels)
+    assert cli("evaluate", "--head", path, "--dataset", part).err == ""
+    covfree.save_head(covfree.load_head(path).head, path)
+    assert "does not say what it was fitted to" in cli("evaluate", "--head", path, "--dataset", data).err
+
+
+def test_a_file_that_is_there_is_kept(cli, tmp_path):
+    path = tmp_path / "head.npz"
+    given = ("fit", "--out", path, *FEW)
+    assert cli(*given, "--method", "fedncm").code == 0
+    before = path.read_bytes()
+    outcome = cli(*given, "--method", "fed3r")
+    assert outcome.is_one_line
+    assert f"--out: {path} is there; --overwrite replaces it, or give another file" in outcome.err
+    assert path.read_bytes() == before
+    assert cli(*given, "--method", "fed3r", "--overwrite").code == 0
+    assert path.read_bytes() != before
+
+
 def test_rounds_of_a_refined_head(cli, tmp_path):
     path, data = tmp_path / "head.npz", load_digits(seed=0)
-    fitted = cli("fit", "--method", "fedcof-refined", "--rounds", 1, "--out", path, *FEW)
+    fitted = cli("fit", "--method", "fedcof-refined:rounds=1", "--out", path, *FEW)
     assert fitted.code == 0, fitted.err
     owners = inner_dirichlet(data.train_labels, 6, 2.0, seed=0)
     method = covfree.refined(covfree.fedcof(), 1)
@@ -170,7 +222,7 @@ def test_names_of_classes_are_text(cli, tmp_path):
     data, head = tmp_path / "data.npz", tmp_path / "head.npz"
     for name in ("[/b]", "[red]", ":cat:"):
         np.savez(data, features=features, labels=np.arange(40) % 4, class_names=[name] * 4)
-        assert cli("fit", "--dataset", data, "--out", head, *FEW).code == 0
+        assert cli("fit", "--dataset", data, "--out", head, "--overwrite", *FEW).code == 0
         outcome = cli("evaluate", "--dataset", data, "--head", head)
         assert (outcome.code, outcome.err) == (0, "")
         assert f"worst class ({name}), %" in outcome.out

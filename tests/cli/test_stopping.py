@@ -54,7 +54,7 @@ def test_a_line_that_was_cut_short(compare, tmp_path):
 
 
 def test_other_settings_are_an_error_that_names_the_option(untyped, compare, tmp_path):
-    one = ("--methods", "fedcof", "--shrinkage", 1, "--seeds", 1, "--out", tmp_path)
+    one = ("--methods", "fedcof", "--set", "shrinkage=1", "--seeds", 1, "--out", tmp_path)
     assert compare(*one).code == 0
     before = (tmp_path / "runs.jsonl").read_bytes()
     outcome = compare(*one)
@@ -65,8 +65,7 @@ def test_other_settings_are_an_error_that_names_the_option(untyped, compare, tmp
         (("--alpha", "2,0.5"), "--alpha 2.0, got 2.0,0.5"),
         (("--clients", 7), "--clients 6, got 7"),
         (("--partition", "iid"), "--partition inner_dirichlet, got iid"),
-        (("--shrinkage", 2), "--shrinkage 1.0, got 2.0"),
-        (("--num-subsets", 2), "--num-subsets its default, got 2"),
+        (("--set", "shrinkage=2"), "--set shrinkage=1, got shrinkage=2"),
         (("--noise", "laplace:1"), "--noise its default, got laplace:1"),
     ):
         outcome = compare(*one, "--resume", *other)

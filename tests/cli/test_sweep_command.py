@@ -14,7 +14,7 @@ from covfree.data.partitions import inner_dirichlet, pathological
 from covfree.studies import Result, Run, Table, report
 from covfree.studies.table import show
 
-SWEEP = ("--alpha", "1,4", "--methods", "fedncm,fedcof", "--shrinkage", "0.1,1", "--seeds", 2)
+SWEEP = ("--alpha", "1,4", "--methods", "fedncm,fedcof", "--set", "shrinkage=0.1,1", "--seeds", 2)
 
 
 def content(outcome):
@@ -32,16 +32,16 @@ def swept(compare):
 
 
 def test_every_combination_is_that_of_its_own_command(compare, swept):
-    names = ["fedncm", "fedcof:shrinkage=0.1", "fedcof:shrinkage=1.0"]
+    names = ["fedncm", "fedcof:shrinkage=0.1", "fedcof:shrinkage=1"]
     assert [key(record) for record in swept["results"]] == [(a, name) for a in (1.0, 4.0) for name in names]
     assert swept["config"]["alpha"] == [1.0, 4.0]
-    assert swept["config"]["shrinkage"] == [0.1, 1.0]
+    assert swept["config"]["set"] == "shrinkage=0.1,1"
     for record in swept["results"]:
         assert (record["dataset"], record["partition"], record["clients"]) == ("digits", "inner_dirichlet", 6)
-    for alpha, gamma in ((1.0, 0.1), (4.0, 1.0)):
+    for alpha, gamma in ((1.0, 0.1), (4.0, 1)):
         one = content(
             compare(
-                *("--alpha", alpha, "--methods", "fedcof", "--shrinkage", gamma, "--seeds", 2),
+                *("--alpha", alpha, "--methods", "fedcof", "--set", f"shrinkage={gamma}", "--seeds", 2),
                 *("--format", "json"),
             )
         )
@@ -150,11 +150,11 @@ def test_a_table_of_one_federation_fits_in_one_block(capsys, monkeypatch):
 def test_a_file_says_the_same(cli, compare, tmp_path):
     file = tmp_path / "sweep.toml"
     file.write_text(
-        'methods = ["fedncm", "fedcof:shrinkage=0.1", "fedcof:shrinkage=1.0"]\n'
+        'methods = ["fedncm", "fedcof:shrinkage=0.1", "fedcof:shrinkage=1"]\n'
         "alpha = [1, 4.0]\nseeds = [1]\nclients = 6\n"
     )
     found = content(cli("compare", "--config", file, "--format", "json"))
-    given = ("--alpha", "1,4", "--methods", "fedncm,fedcof", "--shrinkage", "0.1,1", "--seeds", "1,")
+    given = ("--alpha", "1,4", "--methods", "fedncm,fedcof", "--set", "shrinkage=0.1,1", "--seeds", "1,")
     asked = content(compare(*given, "--format", "json"))
     for one, other in zip(found["results"], asked["results"], strict=True):
         assert [run["seed"] for run in one["runs"]] == [1]
@@ -217,7 +217,7 @@ def test_what_is_on_no_client_is_said(compare, cli, tmp_path):
 
 def test_other_figures(compare, cli, tmp_path):
     """Those of `covfree.metrics`, from the head that `fit` makes, as columns and in JSON and CSV."""
-    asked = ("--methods", "fedcof", "--shrinkage", 0.1, "--seeds", 2, "--metrics", "balanced,nll")
+    asked = ("--methods", "fedcof:shrinkage=0.1", "--seeds", 2, "--metrics", "balanced,nll")
     (record,) = content(compare(*asked, "--format", "json"))["results"]
     expected = []
     for seed in (0, 1):

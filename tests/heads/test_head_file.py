@@ -14,6 +14,7 @@ from covfree.statistics.feature_maps import Adapter, FourierFeatures
 
 DIM, CLASSES, WIDE = 5, 3, 8
 NAMES = ("cat", "köttur", "chat noir")
+ORIGIN = {"dataset": "köt", "seed": 3}
 X64 = PRECISIONS["float64"].context
 
 
@@ -82,9 +83,9 @@ def numpy_scores(file, x):
 @pytest.mark.parametrize("kind", HEADS)
 def test_every_head_bit_for_bit_and_with_numpy_alone(tmp_path, kind):
     head, path = HEADS[kind], tmp_path / "head.npz"
-    covfree.save_head(head, path, class_names=NAMES, dim=DIM)
+    covfree.save_head(head, path, class_names=NAMES, dim=DIM, origin=ORIGIN)
     loaded, *about = covfree.load_head(path)
-    assert about == [NAMES, DIM, CLASSES]
+    assert about == [NAMES, DIM, CLASSES, ORIGIN]
     assert jax.tree.structure(loaded) == jax.tree.structure(head)
     for ours, theirs in zip(jax.tree.leaves(loaded), jax.tree.leaves(head), strict=True):
         assert np.asarray(ours).dtype == np.asarray(theirs).dtype
@@ -102,9 +103,9 @@ def test_safetensors(tmp_path, kind):
     """The ending decides: a real safetensors file, of the same arrays; class names are in its metadata."""
     safetensors = pytest.importorskip("safetensors.numpy")
     head, path = HEADS[kind], tmp_path / "head.safetensors"
-    covfree.save_head(head, path, class_names=NAMES, dim=DIM)
+    covfree.save_head(head, path, class_names=NAMES, dim=DIM, origin=ORIGIN)
     loaded, *about = covfree.load_head(path)
-    assert about == [NAMES, DIM, CLASSES]
+    assert about == [NAMES, DIM, CLASSES, ORIGIN]
     assert jax.tree.structure(loaded) == jax.tree.structure(head)
     for one, other in zip(jax.tree.leaves(loaded), jax.tree.leaves(head), strict=True):
         np.testing.assert_array_equal(one, other)
