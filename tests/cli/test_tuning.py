@@ -87,7 +87,7 @@ def test_rates_are_tuned_on_training_clients_that_are_set_aside(cli, features, c
                 said.append((text, done, total, line))
 
     with pytest.raises(ValueError, match=r"--tune: fedncm, fedavg: every learning rate .* diverged"):
-        tuned(replace(training, rates=Rates(3e38, 3e38)), whole, Told())
+        tuned(replace(training, rates=Rates(3e37, 3e37)), whole, Told())
     assert [now[1:3] for now in said] == [(place, 9) for place in range(1, 10)]
     capsys.readouterr()
     progress = Progress()
