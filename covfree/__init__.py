@@ -103,13 +103,14 @@ from covfree.methods.field.deepafl import deepafl as deepafl
 from covfree.methods.field.safle import safle as safle
 from covfree.methods.refine import refined as refined
 from covfree.protocol import Collected as Collected
-from covfree.protocol import MessageFolder as MessageFolder
+from covfree.protocol import Inbox as Inbox
 from covfree.protocol import check_rows as check_rows
 from covfree.protocol import client_message as client_message
 from covfree.protocol import collect as collect
-from covfree.protocol import collect_files as collect_files
 from covfree.protocol import forget as forget
+from covfree.protocol import load_collected as load_collected
 from covfree.protocol import load_message as load_message
+from covfree.protocol import save_collected as save_collected
 from covfree.protocol import save_message as save_message
 from covfree.statistics import GramStatistics as GramStatistics
 from covfree.statistics import class_covariances as class_covariances

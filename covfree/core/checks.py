@@ -147,10 +147,11 @@ def check_row_structure(rows: Rows, *, dim: int | None = None) -> None:
         ("mean", rows.mean, _floating, "floats"),
         ("count", rows.count, _numeric, "numbers"),
         ("label", rows.label, _integer, "integers"),
+        ("client", rows.client, _integer, "integers"),
         ("covariance", rows.covariance, _floating, "floats"),
         ("sketch", rows.sketch, _boolean, "booleans"),
     ):
-        if array is None and name in ("covariance", "sketch"):
+        if array is None and name in ("client", "covariance", "sketch"):
             continue
         if not hasattr(array, "dtype"):  # The numbers of a list would become leaves of the rows.
             kind = None if array is None else type(array).__name__
@@ -160,7 +161,8 @@ def check_row_structure(rows: Rows, *, dim: int | None = None) -> None:
     shape = np.shape(rows.mean)
     if len(shape) != 2 or (dim is not None and shape[1] != dim):
         raise ValueError(f"mean: expected shape [rows, {'dim' if dim is None else dim}], got {list(shape)}")
-    for name, array in (("count", rows.count), ("label", rows.label), ("sketch", rows.sketch)):
+    columns = {"count": rows.count, "label": rows.label, "client": rows.client, "sketch": rows.sketch}
+    for name, array in columns.items():
         if array is not None and np.shape(array) != shape[:1]:
             raise ValueError(f"{name}: expected shape [{shape[0]}] as mean has, got {list(np.shape(array))}")
     structures = (shape[:1], shape, (*shape, shape[1]))

@@ -228,12 +228,14 @@ class Message:
         solved: whether the means in ``rows`` are columns of the client's own ridge solution, as in AFL's
             messages. False in what `collect` returns.
         sends: what kind of message it is, ``method.sends``; None if it was made by hand.
+        class_names: the names of the classes that labels number; None if the sender did not say.
     """
 
     rows: Rows
     matrix: Float[AnyArray, "dim dim"] | None = None
     solved: bool = field(default=False, metadata={"static": True})
     sends: str | None = field(default=None, metadata={"static": True})
+    class_names: tuple[str, ...] | None = field(default=None, metadata={"static": True})
 
 
 def masked(

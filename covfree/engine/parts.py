@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
@@ -15,7 +16,9 @@ from covfree.core.checks import check_row_structure
 from covfree.core.row_types import RowTypes, count_sum
 from covfree.core.types import Rows
 from covfree.estimators.automatic import fair_numbers
-from covfree.protocol.folder import MessageFile, MessageFolder, none_sound
+from covfree.protocol.checks import Rules, as_received
+from covfree.protocol.door import check_messages
+from covfree.protocol.inbox import Inbox, none_sound
 from covfree.protocol.values import sound_rows
 
 # Rows of the means that tell one table from another; reading all of them would be a pass of its own.
@@ -155,8 +158,16 @@ class TableParts:
         }
 
 
+class LostMessage(RuntimeError):
+    """A message file that is gone or another than it was when its folder was opened."""
+
+    def __init__(self, client: str, reason: str) -> None:
+        super().__init__(reason)
+        self.client = client
+
+
 class FolderParts:
-    """Rows of the messages in a folder, in parts of one shape. A file with a bad value is set aside.
+    """Rows of the sound messages in an inbox, in parts of one shape.
 
     Attributes:
         places: where the parts start and end, the first 0.
@@ -164,106 +175,90 @@ class FolderParts:
         rejected: for each file that was set aside, by the client's name, why.
     """
 
-    def __init__(
-        self,
-        folder: MessageFolder,
-        size: int,
-        num_classes: int,
-        whole_clients: bool,
-        dim: int | None = None,
-    ) -> None:
-        """Cut the files' rows, one file below the other; only headers are looked at."""
-        self._files, self.rejected = folder.sound(folder.files, dim)
-        folder.rejected = self.rejected
-        if not self._files:
+    def __init__(self, inbox: Inbox, size: int, rules: Rules, whole_clients: bool) -> None:
+        """Check the messages, and cut their rows, one file below the other."""
+        self._inbox, self._size, self._whole_clients = inbox, size, whole_clients
+        self._found, rejected, *_ = check_messages(inbox, inbox, rules)
+        self.rejected = inbox.rejected = {**inbox.unreadable, **rejected}
+        self._last: tuple[str, Rows] | None = None
+        self._cut()
+
+    def leave_out(self, lost: LostMessage) -> None:
+        """Cut the rows anew without a file."""
+        del self._found[lost.client]
+        self.rejected[lost.client] = str(lost)
+        self._cut()
+
+    def _cut(self) -> None:
+        if not self._found:
             raise ValueError(none_sound(self.rejected))
-        headers = [file.header for file in self._files]
-        if any(header.matrix is not None or header.solved for header in headers if len(header.rows.count)):
-            raise ValueError(
-                "source: expected messages of rows alone, got some with a matrix; "
-                "use collect_files and solve_message"
-            )
-        self.sends = next((header.sends for header in headers if header.sends is not None), None)
-        lengths = [len(header.rows.count) for header in headers]
-        self._ends = np.cumsum(lengths)
+        found = list(self._found.values())
+        lengths = [each.length for each in found]
+        self._names, self._lengths, self._ends = list(self._found), lengths, np.cumsum(lengths)
         sent = np.array(lengths) > 0
         self._numbers = np.where(sent, fair_numbers(np.maximum(np.cumsum(sent) - 1, 0), sent.sum()), -1)
-        self._size, self._num_classes, self._whole_clients = size, num_classes, whole_clients
-        self._checked: set[str] = set()
-        self.places = cuts(None, int(self._ends[-1]), size)
-        if whole_clients:
-            self.places = self._between_files()
-        # One data type for all, as where messages are put together in memory; one header a shape.
-        headers = list({id(header): header for header in headers if len(header.rows.count)}.values())
-        rows = [header.rows for header in headers or [self._files[0].header]]
-        total = sum(file.total for file in self._files)
+        self.places = self._between_files() if self._whole_clients else cuts(None, sum(lengths), self._size)
+        # One data type for all, as where messages are put together in memory.
+        rows = [each.none for each in found if each.length] or [found[0].none]
+        total = sum(each.size.count for each in found)
         # Here, as the thread that reads parts does not know of jax's settings.
         self._types = RowTypes.common([RowTypes.of(own, total) for own in rows])
-        none = self._types.cast(jax.tree.map(lambda leaf: leaf[:0], replace(rows[0], client=None)))
-        self.padding = padded_rows(replace(none, client=np.zeros(0, np.int32)), size)
+        none = replace(self._types.cast(rows[0]), client=np.zeros(0, np.int32))
+        self.padding = padded_rows(none, self._size)
 
     def _between_files(self) -> np.ndarray:
         places = [0]
         while places[-1] < self._ends[-1]:
             last = int(np.searchsorted(self._ends, places[-1] + self._size, side="right")) - 1
             if last < 0 or self._ends[last] == places[-1]:
-                file = self._files[last + 1]
                 raise ValueError(
-                    f"part_rows: expected at least {len(file.header.rows.count)}, as a client's rows must "
-                    f"stay together, those of {file.name!r}; got {self._size}"
+                    f"part_rows: expected at least {self._lengths[last + 1]}, as a client's rows must "
+                    f"stay together, those of {self._names[last + 1]!r}; got {self._size}"
                 )
             places.append(int(self._ends[last]))
         return np.array(places)
 
     def read(self, index: int, check: bool) -> Rows:
-        """A part; its values are checked if they were not before."""
+        """A part, of files whose values were checked before.
+
+        Raises:
+            LostMessage: if a file is not what it was.
+        """
         start, stop = (int(place) for place in self.places[index : index + 2])
         part = jax.tree.map(np.copy, self.padding)
         columns = jax.tree.leaves(replace(part, client=None))
-        for number in range(int(np.searchsorted(self._ends, start, side="right")), len(self._files)):
-            file = self._files[number]
-            length = len(file.header.rows.count)
-            begin = int(self._ends[number]) - length
+        for number in range(int(np.searchsorted(self._ends, start, side="right")), len(self._names)):
+            begin = int(self._ends[number]) - self._lengths[number]
             if begin >= stop:
                 break
-            if length == 0 or file.name in self.rejected:
-                continue
-            first, last = max(start - begin, 0), min(stop - begin, length)
-            piece = file.rows(first, last)
-            if check and not self._sound(file, piece):
-                continue
+            first, last = max(start - begin, 0), min(stop - begin, self._lengths[number])
+            rows = self._rows(self._names[number])
             place = slice(begin + first - start, begin + last - start)
-            piece = self._types.cast(piece)
-            for column, values in zip(columns, jax.tree.leaves(replace(piece, client=None)), strict=True):
-                column[place] = values
+            for column, values in zip(columns, jax.tree.leaves(rows), strict=True):
+                column[place] = values[first:last]
             part.client[place] = self._numbers[number]
-        if check and stop == self._ends[-1] and all(file.name in self.rejected for file in self._files):
-            raise ValueError(none_sound(self.rejected))
         return part
 
-    def _sound(self, file: MessageFile, piece: Rows) -> bool:
-        """Whether all rows of a file are sound, of which this is a piece; if not, it is set aside.
-
-        All of them are looked at before any is used: a message counts as a whole or not at all.
-        """
-        length, size = len(file.header.rows.count), self._size
-        if file.name in self._checked:
-            return True
-        split = len(piece.count) < length
-        for start in range(0, length, size) if split else (0,):
-            rows = file.rows(start, min(start + size, length)) if split else piece
-            reason = bad_value(rows, start, self._types, num_classes=self._num_classes)
-            if reason is not None:
-                self.rejected[file.name] = reason
-                return False
-        if split:
-            self._checked.add(file.name)
-        return True
+    def _rows(self, name: str) -> Rows:
+        """Those of one file; a large one is asked for part by part."""
+        if self._last is None or self._last[0] != name:
+            try:
+                received = as_received(self._inbox[name])
+            except (OSError, ValueError) as error:
+                # A disk that fails is no client's doing: the run can be resumed.
+                if isinstance(error, OSError) and error.errno == errno.EIO:
+                    raise
+                raise LostMessage(name, str(error)) from error
+            self._last = name, self._types.cast(received.rows)
+        return self._last[1]
 
     def identity(self) -> Mapping[str, str]:
-        """What tells the folder from another one: the files' names, and the mark of each."""
-        stamps = (np.frombuffer(f"{file.name}\0{file.mark}".encode(), np.uint8) for file in self._files)
-        return {"number of files": str(len(self._files)), "the files' names, sizes and times": digest(stamps)}
+        """What tells the folder from another one: the files' names and digests."""
+        files = (f"{name}\0{each.receipt}" for name, each in self._found.items())
+        return {
+            "number of files": str(len(self._found)),
+            "the files' names and digests": digest(np.frombuffer(file.encode(), np.uint8) for file in files),
+        }
 
 
 Parts: TypeAlias = TableParts | FolderParts

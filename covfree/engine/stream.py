@@ -19,13 +19,14 @@ from covfree.core.sums import Compensated
 from covfree.core.types import H, Rows
 from covfree.engine.batch import solve_totals
 from covfree.engine.checkpoint import State, identity_of, load_state, save_state
-from covfree.engine.parts import FolderParts, Parts, TableParts
+from covfree.engine.parts import FolderParts, LostMessage, Parts, TableParts
 from covfree.engine.reading import add_part, ahead
 from covfree.engine.shapes import passed
 from covfree.engine.totals import How, check_over_rows, through
 from covfree.methods import Method
 from covfree.methods.rounds import Round
-from covfree.protocol.folder import MessageFolder
+from covfree.protocol.checks import Bound, Rules
+from covfree.protocol.inbox import Inbox
 
 # Seconds of work that a sudden end may cost.
 _EVERY = 30.0
@@ -35,10 +36,12 @@ Result = TypeVar("Result")
 
 def accumulate_stream(
     method: Method,
-    source: Rows | MessageFolder,
+    source: Rows | Inbox,
     *,
     num_classes: int,
     dim: int | None = None,
+    max_count: Bound = "derived",
+    max_norm: Bound = "derived",
     part_rows: int = 8192,
     checkpoint: str | PathLike[str] | None = None,
     progress: bool = False,
@@ -57,6 +60,8 @@ def accumulate_stream(
             a folder, a file is a client.
         num_classes: C.
         dim: d; by default that which all rows have.
+        max_count: most examples of a message in a folder, see `collect`.
+        max_norm: largest norm of a feature vector behind it, see `collect`.
         part_rows: rows of a part; the last part is padded to this number.
         checkpoint: a file from which an interrupted run goes on, with the same result to the bit. It is
             written every half minute and on any error, and removed at the end.
@@ -69,8 +74,8 @@ def accumulate_stream(
         ValueError: if the method keeps rows, or its clients send more than rows; if a table holds a bad value
             (the error names the row) or a folder no sound message; if a folder's messages differ in d and
             ``dim`` is not given; if the checkpoint is of another run. Bad messages in a folder are no error:
-            they are set aside, see `MessageFolder.rejected`.
-        RuntimeError: if a message file changed since the folder was opened.
+            they are set aside, see `Inbox.rejected`. So is a file that changes while it is needed: the run
+            begins again without it.
 
     >>> import covfree, numpy as np
     >>> table = covfree.Rows(np.array([[0.0], [2.0], [7.0]]), np.ones(3, int), np.array([0, 0, 1]))
@@ -78,15 +83,19 @@ def accumulate_stream(
     >>> moments.total.tolist()
     [[2.0], [7.0]]
     """
-    return _run(method, source, lambda *totals: totals, num_classes, dim, part_rows, checkpoint, progress)
+    bounds: Any = {"max_count": max_count, "max_norm": max_norm}
+    parts = _cut(method, source, num_classes, dim, bounds, part_rows)
+    return _run(method, parts, lambda *totals: totals, num_classes, part_rows, checkpoint, progress)
 
 
 def solve_stream(
     method: Method[H],
-    source: Rows | MessageFolder,
+    source: Rows | Inbox,
     *,
     num_classes: int,
     dim: int | None = None,
+    max_count: Bound = "derived",
+    max_norm: Bound = "derived",
     part_rows: int = 8192,
     checkpoint: str | PathLike[str] | None = None,
     progress: bool = False,
@@ -98,6 +107,8 @@ def solve_stream(
         source: the rows.
         num_classes: C.
         dim: d; by default that which all rows have.
+        max_count: most examples of a message in a folder.
+        max_norm: largest norm of a feature vector behind it.
         part_rows: rows of a part.
         checkpoint: a file from which an interrupted run goes on.
         progress: whether to show a progress bar.
@@ -113,8 +124,9 @@ def solve_stream(
     >>> solve_stream(covfree.fedcof(), table, num_classes=2)(table.mean).argmax(-1).tolist()
     [0, 0, 1]
     """
-    solve = partial(solve_totals, method)
-    return _run(method, source, solve, num_classes, dim, part_rows, checkpoint, progress)
+    bounds: Any = {"max_count": max_count, "max_norm": max_norm}
+    parts = _cut(method, source, num_classes, dim, bounds, part_rows)
+    return _run(method, parts, partial(solve_totals, method), num_classes, part_rows, checkpoint, progress)
 
 
 @dataclass
@@ -156,18 +168,34 @@ class _Reading:
 
 def _run(
     method: Method[Any],
-    source: Rows | MessageFolder,
+    parts: Parts,
     finish: Callable[..., Result],
     num_classes: int,
-    dim: int | None,
     part_rows: int,
     checkpoint: str | PathLike[str] | None,
     progress: bool,
 ) -> Result:
-    check_positive("num_classes", num_classes)
-    check_positive("part_rows", part_rows)
-    check_over_rows(method)
-    parts = _cut(method, source, num_classes, dim, part_rows)
+    """The result, of those whose files stay what they were: each file that does not begins the run again."""
+    while True:
+        try:
+            return _once(method, parts, finish, num_classes, part_rows, checkpoint, progress)
+        except LostMessage as lost:
+            if not isinstance(parts, FolderParts):
+                raise
+            parts.leave_out(lost)
+            if checkpoint is not None:
+                Path(checkpoint).unlink(missing_ok=True)
+
+
+def _once(
+    method: Method[Any],
+    parts: Parts,
+    finish: Callable[..., Result],
+    num_classes: int,
+    part_rows: int,
+    checkpoint: str | PathLike[str] | None,
+    progress: bool,
+) -> Result:
     # Raises where a round keeps rows, before any is read.
     forms = passed(method, lambda: parts.padding, num_classes)
     path = None if checkpoint is None else Path(checkpoint)
@@ -212,20 +240,26 @@ def _nothing(form: Form) -> Compensated:
 
 
 def _cut(
-    method: Method[Any], source: Rows | MessageFolder, num_classes: int, dim: int | None, part_rows: int
+    method: Method[Any],
+    source: Rows | Inbox,
+    num_classes: int,
+    dim: int | None,
+    bounds: dict[str, Bound],
+    part_rows: int,
 ) -> Parts:
+    check_positive("num_classes", num_classes)
+    check_positive("part_rows", part_rows)
+    check_over_rows(method)
     if isinstance(source, Rows):
         return TableParts(source, part_rows, num_classes, method.whole_clients, dim)
-    check_type("source", source, MessageFolder)
+    check_type("source", source, Inbox)
     method.check_message()
     if method.message is not None:
         raise ValueError(
             f"method: expected one whose clients send rows alone, got {method.name!r}, which sends "
-            f"{method.message.name}; use collect_files and solve_message"
+            f"{method.message.name}; use collect and solve_message"
         )
-    parts = FolderParts(source, part_rows, num_classes, method.whole_clients, dim)
-    method.check_sends(parts.sends)
-    return parts
+    return FolderParts(source, part_rows, Rules(num_classes, dim, method, **bounds), method.whole_clients)
 
 
 @contextmanager

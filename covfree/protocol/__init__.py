@@ -2,10 +2,11 @@
 
 from covfree.protocol.files import load_message as load_message
 from covfree.protocol.files import save_message as save_message
-from covfree.protocol.folder import MessageFolder as MessageFolder
 from covfree.protocol.forget import forget as forget
-from covfree.protocol.inbox import collect_files as collect_files
+from covfree.protocol.inbox import Inbox as Inbox
 from covfree.protocol.messages import client_message as client_message
+from covfree.protocol.saved import load_collected as load_collected
+from covfree.protocol.saved import save_collected as save_collected
 from covfree.protocol.server import Collected as Collected
 from covfree.protocol.server import collect as collect
 from covfree.protocol.values import check_rows as check_rows

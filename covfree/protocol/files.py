@@ -1,29 +1,55 @@
-"""Messages in files: one a client."""
+"""Messages in files: one a client. A file may have been written by a stranger, so it is never mapped."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import stat
+import struct
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from covfree.core.atomic import replacing
 from covfree.core.checks import check_row_structure, check_type
 from covfree.core.optional import optional
 from covfree.core.types import Message, Rows
+from covfree.protocol.messages import ROWS, digest
 
+SUFFIX = ".safetensors"
 _FORMAT = "covfree.Message"
 # Files of before there were versions have none, and are of this one.
 _VERSION = "1"
 _NEEDED = ("mean", "count", "label")
-_ROWS = (*_NEEDED, "client", "covariance", "sketch")
 # What NumPy can read; safetensors has more of them.
-_DTYPES = ("BF16", "F16", "F32", "F64", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "BOOL")
+_DTYPES = {
+    **{"BF16": jnp.bfloat16, "F16": np.float16, "F32": np.float32, "F64": np.float64},
+    **{"I8": np.int8, "I16": np.int16, "I32": np.int32, "I64": np.int64},
+    **{"U8": np.uint8, "U16": np.uint16, "U32": np.uint32, "U64": np.uint64, "BOOL": np.bool_},
+}
+# Bytes of a header: its names of classes may be many.
+_MOST_HEADER = 2**24
+# Not to wait for the writer of a pipe, and not to follow a link to another client's message.
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+
+
+class Sent(NamedTuple):
+    """What a file holds: a message, the client that it was written for, and a receipt of it.
+
+    The receipt is the digest of the message, and what `save_message` drew at random for this file. A copy of
+    the file has the same receipt, another client's message with the same numbers has not.
+    """
+
+    message: Message
+    name: str | None
+    receipt: str
 
 
 def shown(path: str | PathLike[str]) -> str:
@@ -35,67 +61,42 @@ def shown(path: str | PathLike[str]) -> str:
 def save_message(message: Message, path: str | PathLike[str]) -> None:
     """Write a message to a safetensors file (needs the ``safetensors`` extra).
 
-    An interrupted call leaves no file, or the earlier one. Each call writes a random identity into the file,
-    by which `MessageFolder` tells a copy of a file from another message with the same numbers.
+    An interrupted call leaves no file, or the earlier one. Each call writes its file's name and a random
+    number into the file, by which `Inbox` tells a copy from another message with the same numbers.
 
     Args:
         message: from `client_message`, or from `collect`.
-        path: the file, which is replaced if it is there. Its name, up to the ending, is what `collect_files`
-            calls the client; the ending should be ``.safetensors``, as `MessageFolder` passes over others.
+        path: the file, which is replaced if it is there. Its name, up to the ending, is what `Inbox` calls
+            the client; the ending should be ``.safetensors``, as `Inbox` passes over others.
     """
     check_type("message", message, Message)
-    rows = {name: getattr(message.rows, name) for name in _ROWS}
+    metadata = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "identity": uuid.uuid4().hex,
+        "client": Path(path).name.removesuffix(SUFFIX),
+    }
+    write(path, message, metadata)
+
+
+def write(path: str | PathLike[str], message: Message, metadata: Mapping[str, str]) -> None:
+    """Write a message's arrays, and what is known of it."""
+    rows = {name: getattr(message.rows, name) for name in ROWS}
     # Contiguous: the writer takes the memory as it lies.
     tensors = {
         name: np.ascontiguousarray(value)
         for name, value in {**rows, "matrix": message.matrix}.items()
         if value is not None
     }
-    metadata = {
-        "format": _FORMAT,
-        "version": _VERSION,
-        "identity": uuid.uuid4().hex,
-        "solved": str(message.solved).lower(),
-    }
+    about = {**metadata, "solved": str(message.solved).lower()}
     if message.sends is not None:
-        metadata["sends"] = message.sends
+        about["sends"] = message.sends
+    if message.class_names is not None:
+        about["class_names"] = json.dumps(message.class_names)
     # As bytes: the library's own writing to files gives them a mode that shuts other users out.
-    content = optional("safetensors.numpy", "safetensors").save(tensors, metadata=metadata)
+    content = optional("safetensors.numpy", "safetensors").save(tensors, metadata=about)
     with replacing(Path(path)) as file:
         file.write(content)
-
-
-@contextmanager
-def _opened(path: str | PathLike[str]) -> Iterator[Any]:
-    """Open a message file and check its header; no tensor is read."""
-    safetensors = optional("safetensors", "safetensors")
-    expected = f"path: {shown(path)}: expected a message written by save_message"
-    # The library calls a file that it may not read one that is not there.
-    Path(path).open("rb").close()
-    try:
-        with safetensors.safe_open(path, framework="numpy") as opened:
-            names, metadata = set(opened.keys()), opened.metadata() or {}
-            if metadata.get("format") != _FORMAT:
-                raise ValueError(f"{expected}, got format {metadata.get('format')!r} with {sorted(names)}")
-            if (version := metadata.get("version", _VERSION)) != _VERSION:
-                raise ValueError(f"{expected} in version {_VERSION}, got version {version!r}")
-            if not set(_NEEDED) <= names <= {*_ROWS, "matrix"}:
-                raise ValueError(
-                    f"{expected}, with {', '.join(_NEEDED)} and no other tensors than client, covariance, "
-                    f"sketch and matrix, got {sorted(names)}"
-                )
-            dtypes = {name: opened.get_slice(name).get_dtype() for name in names}
-            if strange := {name: dtype for name, dtype in dtypes.items() if dtype not in _DTYPES}:
-                raise ValueError(f"{expected}, in data types among {', '.join(_DTYPES)}, got {strange}")
-            yield opened
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"{expected}, got a file that is cut short or no safetensors: {error}") from error
-
-
-def _as_message(opened: Any, tensors: Mapping[str, np.ndarray]) -> Message:
-    rows = Rows(**{name: tensors.get(name) for name in _ROWS})  # pyright: ignore[reportArgumentType]
-    metadata = opened.metadata()
-    return Message(rows, tensors.get("matrix"), metadata.get("solved") == "true", metadata.get("sends"))
 
 
 def load_message(path: str | PathLike[str]) -> Message:
@@ -118,8 +119,7 @@ def load_message(path: str | PathLike[str]) -> Message:
     ...     load_message(f"{folder}/a.safetensors").rows.mean.tolist()
     [[1.0, 1.0]]
     """
-    with _opened(path) as opened:
-        message = _as_message(opened, {name: opened.get_tensor(name) for name in opened.keys()})  # noqa: SIM118
+    message = read_message(path, links=True).message
     try:
         check_row_structure(message.rows)
     except (TypeError, ValueError) as error:
@@ -127,28 +127,151 @@ def load_message(path: str | PathLike[str]) -> Message:
     return message
 
 
-def read_header(path: Path) -> tuple[Message, np.ndarray, str | None]:
-    """Read the header of a message file: zero-filled views with the file's shapes and data types.
+def read_message(
+    path: str | PathLike[str],
+    *,
+    max_bytes: int | float = math.inf,
+    max_rows: int | float = math.inf,
+    links: bool = False,
+) -> Sent:
+    """Read a message file, of which nothing is believed: opened once, bounded, read and not mapped.
 
-    No tensor but the counts is read.
+    Args:
+        path: the file.
+        max_bytes: the largest file. The header says how much there is to read before it is read.
+        max_rows: most rows of a message.
+        links: whether a symbolic link is followed.
 
-    Returns:
-        The message, its counts, and the identity of the writing; None if the file has none.
+    Raises:
+        ValueError: if it is no file of its own, too large, cut short or no message; it names the path.
+        OSError: if it cannot be read.
     """
-
-    def zeros(opened: Any, name: str) -> np.ndarray:
-        tensor = opened.get_slice(name)
-        shape = tensor.get_shape()
-        empty = tensor[:0] if shape and shape[0] else opened.get_tensor(name)
-        return np.broadcast_to(np.zeros((), empty.dtype), shape)
-
-    with _opened(path) as opened:
-        message = _as_message(opened, {name: zeros(opened, name) for name in opened.keys()})  # noqa: SIM118
-        return message, opened.get_tensor("count"), opened.metadata().get("identity")
+    message, metadata = read(path, _FORMAT, (_VERSION,), max_bytes, max_rows, links)
+    receipt = digest(message)
+    if (identity := metadata.get("identity")) is not None:
+        receipt = f"{receipt}-{identity}"
+    return Sent(message, metadata.get("client"), receipt)
 
 
-def read_rows(path: str | PathLike[str], start: int, stop: int) -> Rows:
-    """Rows ``start`` to ``stop`` alone of the message in a file; there must be some."""
-    with _opened(path) as opened:
-        names = set(opened.keys()) - {"matrix"}
-        return _as_message(opened, {name: opened.get_slice(name)[start:stop] for name in names}).rows
+def read(
+    path: str | PathLike[str],
+    form: str,
+    versions: tuple[str, ...],
+    max_bytes: int | float = math.inf,
+    max_rows: int | float = math.inf,
+    links: bool = True,
+) -> tuple[Message, dict[str, str]]:
+    """The message in a file of some format and version, and all that is known of it; see `read_message`."""
+    where = f"path: {shown(path)}:"
+    expected = f"{where} expected a message written by save_message"
+    broken = f"{expected}, got a file that is cut short or no safetensors:"
+    try:
+        file = os.fdopen(_opened(path, where, links), "rb", 0)
+    except OSError as error:
+        if not links and Path(path).is_symlink():
+            raise ValueError(f"{where} expected a file of its own, got a symbolic link") from error
+        raise
+    with file:
+        size = os.fstat(file.fileno()).st_size
+        if size > max_bytes:
+            raise ValueError(f"{expected}, of at most {max_bytes} bytes, got {size}")
+        try:
+            header, metadata, length = _header(file, size)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError(f"{broken} {error}") from error
+        if metadata.get("format") != form:
+            raise ValueError(f"{expected}, got format {metadata.get('format')!r} with {sorted(header)}")
+        if (version := metadata.get("version", _VERSION)) not in versions:
+            raise ValueError(f"{expected} in version {versions[-1]}, got version {version!r}")
+        if not set(_NEEDED) <= set(header) <= {*ROWS, "matrix"}:
+            raise ValueError(
+                f"{expected}, with {', '.join(_NEEDED)} and no other tensors than client, covariance, "
+                f"sketch and matrix, got {sorted(header)}"
+            )
+        dtypes = {name: about["dtype"] for name, about in header.items()}
+        if strange := {name: dtype for name, dtype in dtypes.items() if dtype not in _DTYPES}:
+            raise ValueError(f"{expected}, in data types among {', '.join(_DTYPES)}, got {strange}")
+        if (rows := max((about["shape"] or [1])[0] for about in header.values())) > max_rows:
+            raise ValueError(f"{expected}, of at most {max_rows} rows, got {rows}")
+        try:
+            _check_places(header, length)
+            body = _exactly(file, length)
+            names = json.loads(metadata["class_names"]) if "class_names" in metadata else None
+            if names is not None and not all(isinstance(name, str) for name in names):
+                raise ValueError("its class names are no texts")
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ValueError(f"{broken} {error}") from error
+    tensors = {name: _tensor(body, about) for name, about in header.items()}
+    parts = {name: tensors.get(name) for name in ROWS}
+    message = Message(
+        Rows(**parts),  # pyright: ignore[reportArgumentType]
+        tensors.get("matrix"),
+        metadata.get("solved") == "true",
+        metadata.get("sends"),
+        None if names is None else tuple(names),
+    )
+    return message, metadata
+
+
+def _opened(path: str | PathLike[str], where: str, links: bool) -> int:
+    """A descriptor of a regular file."""
+    descriptor = os.open(path, _FLAGS if links else _FLAGS | _NO_LINK)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        kind = "a folder" if stat.S_ISDIR(mode) else "a pipe, socket or device"
+        raise ValueError(f"{where} expected a file of its own, got {kind}")
+    return descriptor
+
+
+def _header(file: BinaryIO, size: int) -> tuple[dict[str, Any], dict[str, str], int]:
+    """What a safetensors file says of its tensors, its metadata, and the bytes that follow."""
+    (length,) = struct.unpack("<Q", _exactly(file, 8))
+    if length > min(size - 8, _MOST_HEADER):
+        raise ValueError(f"its header is of {length} bytes")
+    header = json.loads(bytes(_exactly(file, length)))
+    metadata = header.pop("__metadata__", None) or {}
+    if not all(isinstance(text, str) for text in metadata.values()):
+        raise ValueError("its metadata are no texts")
+    for name, about in header.items():
+        numbers = [*about["shape"], *about["data_offsets"]]
+        if not all(type(number) is int and 0 <= number < 2**63 for number in numbers):
+            raise ValueError(f"{name} has the shape {about['shape']}")
+        if not isinstance(about["dtype"], str) or len(about["data_offsets"]) != 2:
+            raise ValueError(f"{name} has no data type or place")
+    return header, metadata, size - 8 - length
+
+
+def _check_places(header: Mapping[str, Any], length: int) -> None:
+    """Raise unless the tensors follow each other, each of its size, to the end of the file."""
+    end = 0
+    for name, about in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        begin, stop = about["data_offsets"]
+        size = math.prod(about["shape"]) * np.dtype(_DTYPES[about["dtype"]]).itemsize
+        if begin != end or stop - begin != size:
+            raise ValueError(f"{name} lies at {begin} to {stop}; expected {size} bytes from {end} on")
+        end = stop
+    if end != length:
+        raise ValueError(f"{length} bytes of tensors; expected {end}")
+
+
+def _exactly(file: BinaryIO, size: int) -> bytearray:
+    """So many bytes, or raise: a file may be cut short while it is read."""
+    content, done = bytearray(size), 0
+    view = memoryview(content)
+    while done < size:
+        read = file.readinto(view[done:])  # pyright: ignore[reportAttributeAccessIssue]
+        if not read:
+            raise ValueError(f"it ends after {done} of {size} bytes")
+        done += read
+    return content
+
+
+def _tensor(body: bytearray, about: Mapping[str, Any]) -> np.ndarray:
+    dtype, shape = np.dtype(_DTYPES[about["dtype"]]), about["shape"]
+    if 0 in shape:
+        return np.zeros(shape, dtype)
+    read = np.uint8 if dtype == np.bool_ else dtype
+    values = np.frombuffer(body, read, math.prod(shape), about["data_offsets"][0])
+    # A copy lies where its data type may lie, and no byte that is neither 0 nor 1 becomes a truth value.
+    return (values != 0 if dtype == np.bool_ else values.copy()).reshape(shape)

@@ -1,134 +1,176 @@
-"""The messages of a folder in one, however often the server looks into it."""
+"""A folder of message files, as a mapping from clients to messages that are read when they are asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+import os
+from collections.abc import Iterator, Mapping
+from os import PathLike
+from pathlib import Path
 
-from covfree.core.checks import check_type
+import jax
+
+from covfree.core.atomic import is_temporary, remove_abandoned
+from covfree.core.checks import check_above_zero
 from covfree.core.types import Message
-from covfree.protocol.files import shown
-from covfree.protocol.folder import MessageFile, MessageFolder
-from covfree.protocol.received import Bounds
-from covfree.protocol.server import Collected, checksum, collect, dim_of
+from covfree.protocol.files import SUFFIX, Sent, read_message, shown
 
-# Bytes of messages that are held at once while they are put together.
-_BATCH = 2**28
+# Bytes of messages that are kept once they were read.
+_KEPT = 2**28
 
 
-def collect_files(
-    folder: MessageFolder,
-    *,
-    num_classes: int,
-    dim: int | None = None,
-    num_examples: Mapping[Any, int] | None = None,
-    max_count: int | float | None = None,
-    max_norm: int | float | None = None,
-    before: Collected | None = None,
-) -> Collected:
-    """Check and put together the message files of a folder: `collect`, with few messages in memory at once.
+class Inbox(Mapping[str, Message]):
+    """Open a folder of message files, for `collect` or `solve_stream`.
 
-    Works for every method. Matrices are added up as they are read; rows are kept. If the rows alone do not
-    fit in memory, use `solve_stream`.
+    Each file is read once, and a digest is taken of it. Messages of 256 MiB together are kept, others are
+    read again when they are needed. What comes later is not seen, and what changes is set aside. An empty
+    folder is no error, as a server may look before any client has sent. What killed writers left is removed.
 
-    A server that waits for clients opens the folder again and again, and passes the last result as
-    ``before``. Files that were counted are not read again. A file that a client wrote since then is a message
-    sent again: it is named in ``repeated``, and the first counts.
+    ``inbox[client]`` is a client's message. A client's name is that of its file,
+    without ``.safetensors``.
 
-    Args:
-        folder: the files; a client's name is that of its file, without ``.safetensors``.
-        num_classes: C.
-        dim: d; by default that of ``before``, or that which all files have.
-        num_examples: see `collect`.
-        max_count: see `collect`.
-        max_norm: see `collect`.
-        before: the result of earlier rounds.
-
-    Returns:
-        The sound messages in one, for `solve_message`, the reason for each file that was set aside, and when
-        those came that missed the folder's deadline. That the folder is empty is no error, see `collect`.
-
-    Raises:
-        TypeError: if the folder is none, or a bound is no number.
-        ValueError: if files differ in d and no ``dim`` says which is right; if a bound is wrong, see
-            `collect`.
+    Attributes:
+        receipts: of each file that can be read the digest; see `Collected.receipts`.
+        unreadable: why each other file cannot be read, or is a copy.
+        rejected: the same; after `accumulate_stream` or `solve_stream` why each file did not count.
 
     >>> import covfree, numpy as np, tempfile
-    >>> rows = covfree.Rows(np.ones((1, 2)), np.array([3]), np.array([0]))
-    >>> sent = covfree.Message(rows, np.full((2, 2), 3.0))
+    >>> sent = covfree.Message(covfree.Rows(np.ones((1, 2)), np.array([3]), np.array([0])))
     >>> with tempfile.TemporaryDirectory() as path:
     ...     covfree.save_message(sent, f"{path}/a.safetensors")
-    ...     received = collect_files(MessageFolder(path), num_classes=1)
-    ...     covfree.save_message(sent, f"{path}/a.safetensors")
-    ...     covfree.save_message(sent, f"{path}/b.safetensors")
-    ...     received = collect_files(MessageFolder(path), num_classes=1, before=received)
-    >>> received.clients, received.message.matrix.tolist(), list(received.repeated)
-    (('a', 'b'), [[6.0, 6.0], [6.0, 6.0]], ['a'])
+    ...     covfree.collect(Inbox(path), num_classes=1).clients
+    ('a',)
     """
-    check_type("folder", folder, MessageFolder)
-    bounds = Bounds(num_classes, dim, num_examples or {}, max_count, max_norm)
-    collected = collect({}, num_classes=num_classes, dim=dim, before=before)
-    # Who sent what is late or cannot be read has sent.
-    if not any(name in bounds.num_examples for name in (*folder.rejected, *folder.late)):
-        bounds.check_announced({*(file.name for file in folder.files), *collected.clients})
-    receipts = {client: receipt.file for client, receipt in collected.receipts.items()}
-    counted, unread = set(collected.clients), [f for f in folder.files if receipts.get(f.name) != f.mark]
-    owners = {(r.identity, r.checksum): client for client, r in collected.receipts.items()}
-    # Files without an identity are no copies.
-    identities = {identity for identity, _ in owners} - {None}
-    # What a client sends after it was counted may have any shape.
-    new = [file for file in unread if file.name not in counted]
-    files, rejected = folder.sound(
-        new, dim_of(before, dim), replace(collected.message, solved=collected.solved)
-    )
-    if files:
-        bounds = replace(bounds, dim=files[0].header.rows.mean.shape[1])
-    for batch in _batches([*files, *(file for file in unread if file.name in counted)]):
-        messages: dict[Hashable, Message] = {}
-        for file in batch:
+
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        pattern: str = f"*{SUFFIX}",
+        *,
+        max_bytes: int | float = 2**30,
+        max_rows: int | float = 2**20,
+    ) -> None:
+        """Open a folder.
+
+        Args:
+            path: the folder.
+            pattern: which files in it hold messages, e.g. ``"**/*.safetensors"`` for folders in it too.
+            max_bytes: the largest file that is read.
+            max_rows: most rows of a message.
+
+        Raises:
+            ValueError: if there is no such folder.
+            OSError: if the folder cannot be read.
+        """
+        root = Path(path)
+        if not root.is_dir():
+            raise ValueError(f"path: expected a folder, got {os.fspath(path)!r}")
+        self._most = {
+            "max_bytes": check_above_zero("max_bytes", max_bytes),
+            "max_rows": check_above_zero("max_rows", max_rows),
+        }
+        self._files, self.unreadable = _found(root, pattern)
+        self.receipts: dict[str, str] = {}
+        self._kept: dict[str, Message] = {}
+        self._last: tuple[str, Message] | None = None
+        self._room = _KEPT
+        # Of a file and its copies that which was written under this name counts, else that which came first.
+        first: dict[str, tuple[bool, int, str]] = {}
+        for name in list(self._files):
             try:
-                message = file.message()
-            except (OSError, RuntimeError, ValueError) as error:
-                rejected[file.name] = str(error)
+                message, client, receipt = self._read(name)
+                came = self._files[name].lstat().st_ctime_ns
+            except Exception as error:
+                self.unreadable[name] = str(error) or type(error).__name__
                 continue
-            # The file that was counted may have been moved or replaced since then.
-            copied = file.identity in identities and file.name not in counted
-            first = owners.get((file.identity, checksum(message))) if copied else None
-            if first is None:
-                messages[file.name] = message
-            else:
-                rejected[file.name] = (
-                    f"path: {shown(file.path)}: expected a message of its own, got a copy of what {first!r} "
-                    "sent"
+            self.receipts[name] = receipt
+            self._keep(name, message)
+            if "-" in receipt:
+                order = (client != name.rpartition("/")[2], came, name)
+                first[receipt] = min(order, first.get(receipt, order))
+        for name, receipt in list(self.receipts.items()):
+            if receipt in first and (owner := first[receipt][2]) != name:
+                where = f"path: {shown(self._files[name])}:"
+                self.unreadable[name] = f"{where} expected a message of its own, got a copy of {owner!r}"
+                del self.receipts[name]
+                self._kept.pop(name, None)
+        self.rejected = dict(self.unreadable)
+
+    def _read(self, name: str) -> Sent:
+        return read_message(self._files[name], **self._most)
+
+    def _keep(self, name: str, message: Message) -> None:
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(message))
+        if size <= self._room:
+            self._room -= size
+            self._kept[name] = message
+
+    def __getitem__(self, name: str) -> Message:
+        """A client's message.
+
+        Raises:
+            KeyError: if there is none that can be read.
+            ValueError: if its file is another than when the folder was opened.
+            OSError: if it cannot be read.
+        """
+        if name in self._kept:
+            return self._kept[name]
+        if name not in self.receipts:
+            raise KeyError(name)
+        # A large file is asked for part by part.
+        if self._last is None or self._last[0] != name:
+            message, _, receipt = self._read(name)
+            if receipt != self.receipts[name]:
+                raise ValueError(
+                    f"path: {shown(self._files[name])}: expected the file as it was when the folder was "
+                    "opened; it changed: open the folder again"
                 )
-        announced = {name: number for name, number in bounds.num_examples.items() if name in messages}
-        collected = collect(messages, **{**vars(bounds), "num_examples": announced}, before=collected)
-    sent: dict[Hashable, MessageFile] = {file.name: file for file in new}
-    broken = {
-        name: f"sent what was set aside ({reason}); the first counts"
-        for name, reason in rejected.items()
-        if name in counted
-    }
-    late, counts = {**collected.late, **folder.late}, set(collected.clients)
-    return replace(
-        collected,
-        rejected={**collected.rejected, **{c: reason for c, reason in rejected.items() if c not in counted}},
-        repeated={**collected.repeated, **broken},
-        late={c: time for c, time in late.items() if c not in counts and folder.holds(str(c))},
-        receipts={
-            c: receipt._replace(file=sent[c].mark, identity=sent[c].identity) if c in sent else receipt
-            for c, receipt in collected.receipts.items()
-        },
-    )
+            self._last = name, message
+        return self._last[1]
+
+    def __iter__(self) -> Iterator[str]:
+        """Clients whose file can be read, ordered by name."""
+        return iter(sorted(self.receipts))
+
+    def __len__(self) -> int:
+        """The number of clients."""
+        return len(self.receipts)
 
 
-def _batches(files: Sequence[MessageFile]) -> Iterator[list[MessageFile]]:
-    batch, size = [], 0
-    for file in files:
-        if batch and size + file.stamp[0] > _BATCH:
-            yield batch
-            batch, size = [], 0
-        batch.append(file)
-        size += file.stamp[0]
-    yield batch
+def _found(root: Path, pattern: str) -> tuple[dict[str, Path], dict[str, str]]:
+    """The files that may hold messages, by the client's name; and why others cannot be looked at.
+
+    Removes what killed writers left in these folders.
+    """
+    refused: list[OSError] = []
+    # `glob` passes over a folder that it may not read.
+    for folder, _, _ in os.walk(root, onerror=refused.append):
+        remove_abandoned(Path(folder))
+        if "/" not in pattern:
+            break
+    found: dict[str, Path] = {}
+    rejected: dict[str, str] = {}
+    for file in sorted(root.glob(pattern)):
+        if is_temporary(file.name):
+            continue
+        name = file.relative_to(root).as_posix()
+        # What is shorter comes first, so that the name with the suffix is not taken.
+        name = name if (short := name.removesuffix(SUFFIX)) in found else short
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            rejected[name] = f"path: {shown(file)}: expected a name in UTF-8"
+            continue
+        found[name] = file
+    for error in refused:
+        if Path(error.filename) == root:
+            raise error
+        rejected[Path(error.filename).relative_to(root).as_posix() + "/"] = str(error)
+    return found, rejected
+
+
+def none_sound(rejected: Mapping[str, str]) -> str:
+    """What to say where no file can be used."""
+    if not rejected:
+        return "folder: expected a sound message, got a folder without messages"
+    reasons = "; ".join(f"{shown(name)}: {reason}" for name, reason in list(rejected.items())[:3])
+    return f"folder: expected a sound message, got none among {len(rejected)} files. {reasons}"

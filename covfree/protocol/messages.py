@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,6 +21,9 @@ from covfree.methods import Method
 from covfree.methods.method import check_method
 from covfree.statistics.groups import as_examples
 
+# The columns of a message's rows.
+ROWS = ("mean", "count", "label", "client", "covariance", "sketch")
+
 
 def client_message(
     method: Method,
@@ -26,6 +32,7 @@ def client_message(
     *,
     num_classes: int,
     key: PRNGKey | None = None,
+    class_names: Sequence[str] | None = None,
 ) -> Message:
     """Make the message that one client sends to the server; classes that it lacks are left out.
 
@@ -38,6 +45,8 @@ def client_message(
         labels: their classes; below 0 is padding.
         num_classes: C.
         key: the client's PRNG key, for methods that cut classes into random subsets.
+        class_names: [C], the names of the classes by their numbers, e.g. `FeatureSet.class_names`. They go
+            with the message, so that `collect` can refuse a client that numbers its classes otherwise.
 
     Returns:
         The message, in float32 (float64 if the features are and x64 is enabled).
@@ -55,6 +64,7 @@ def client_message(
     if not method.message_rounds:
         method.check_message()
     check_positive("num_classes", num_classes)
+    names = check_class_names(class_names, num_classes)
     check_key(key)
     padding = {"features": 0, "labels": -1}
     given = as_arrays({"features": features, "labels": labels}, padding)
@@ -72,11 +82,11 @@ def client_message(
     sends = None if is_traced(*jax.tree.leaves(method.feature_map)) else method.sends
     rows = message.rows
     if is_traced(rows.count):
-        return replace(message, rows=replace(rows, client=None), sends=sends)
+        return replace(message, rows=replace(rows, client=None), sends=sends, class_names=names)
     rows = _present(rows)
     # A client without examples sends nothing, not d² zeros.
     message = replace(message, rows=rows) if len(rows.count) else Message(rows)
-    return replace(message, sends=sends)
+    return replace(message, sends=sends, class_names=names)
 
 
 @partial(jax.jit, static_argnames="num_classes")
@@ -93,3 +103,36 @@ def _present(rows: Rows) -> Rows:
 def select_rows(rows: Rows, kept: np.ndarray) -> Rows:
     """Those rows that are kept; on the host."""
     return jax.tree.map(lambda leaf: np.asarray(leaf)[kept], rows)
+
+
+def check_class_names(names: Sequence[str] | None, num_classes: int) -> tuple[str, ...] | None:
+    """Names of classes as a tuple, or raise unless there is one for each class and none twice."""
+    if names is None:
+        return None
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"class_names: expected a text for each class, got {names!r}")
+    found = tuple(map(str, names))
+    if len(found) != num_classes or len(set(found)) < num_classes:
+        raise ValueError(
+            f"class_names: expected num_classes = {num_classes} names that differ, got {len(found)}, "
+            f"{len(set(found))} of them distinct"
+        )
+    return found
+
+
+def digest(message: Message) -> str:
+    """The digest of a message: of all that it says, values, shapes and data types, but not of whose it is."""
+    state = hashlib.blake2b(digest_size=16)
+    state.update(repr((bool(message.solved), message.sends, message.class_names)).encode())
+    for name in ROWS:
+        if name != "client":
+            _hash(state, name, getattr(message.rows, name))
+    _hash(state, "matrix", message.matrix)
+    return state.hexdigest()
+
+
+def _hash(state: hashlib.blake2b, name: str, values: Any) -> None:
+    if values is not None:
+        values = np.ascontiguousarray(values)
+        state.update(f"{name}{values.dtype}{values.shape}".encode())
+        state.update(memoryview(values.reshape(-1).view(np.uint8)))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,26 +13,19 @@ import numpy as np
 from covfree.core.checks import check_type
 from covfree.core.row_types import count_sum, summable
 from covfree.core.types import Message, Rows
-from covfree.protocol.received import Bounds, common_dim, sort_out
-
-
-class Receipt(NamedTuple):
-    """What tells a client's message from another that it may send later.
-
-    Attributes:
-        checksum: of the message's numbers.
-        file: of the file that it came in, see `MessageFile.mark`; None if it came in none.
-        identity: of that file, see `MessageFile.identity`.
-    """
-
-    checksum: str
-    file: str | None = None
-    identity: str | None = None
+from covfree.methods import Method
+from covfree.methods.method import check_method
+from covfree.protocol.checks import Bound, Rules, as_received
+from covfree.protocol.door import Earlier, check_messages, reason_of, receipt_of
+from covfree.protocol.inbox import Inbox
+from covfree.protocol.messages import check_class_names
 
 
 @dataclass(frozen=True)
 class Collected:
     """What a server has collected so far: the sound messages in one, and which were set aside.
+
+    `save_collected` and `load_collected` keep it in a file, so that a server may start again.
 
     Attributes:
         message: the sound messages in one. Rows stand one below the other, and ``message.rows.client[r]``
@@ -45,10 +36,10 @@ class Collected:
         repeated: clients that sent again after they had been counted: what they sent, and why the first
             message counts.
         solved: whether the clients sent solutions, as AFL's do.
-        late: when the message came of each client that missed the deadline of a `MessageFolder`. It was not
-            read; `collect_files` with a later deadline collects it. Clients that count, and those whose file
-            is gone, are not named.
-        receipts: of each client that counts, so that a message sent again is known as such.
+        receipts: of each client that counts the digest of its message, so that it is known again.
+        bounds: which ``max_count`` and ``max_norm`` held in the last round, and where they come from.
+        doubted: clients that counted when they were too few to derive bounds from, and are beyond them now.
+            To leave one out, `forget` it.
     """
 
     message: Message
@@ -56,8 +47,9 @@ class Collected:
     rejected: Mapping[Hashable, str] = field(default_factory=dict)
     repeated: Mapping[Hashable, str] = field(default_factory=dict)
     solved: bool = False
-    late: Mapping[Hashable, datetime] = field(default_factory=dict)
-    receipts: Mapping[Hashable, Receipt] = field(default_factory=dict)
+    receipts: Mapping[Hashable, str] = field(default_factory=dict)
+    bounds: Mapping[str, str] = field(default_factory=dict)
+    doubted: Mapping[Hashable, str] = field(default_factory=dict)
 
     @property
     def dim(self) -> int | None:
@@ -66,32 +58,42 @@ class Collected:
 
 
 def collect(
-    messages: Mapping[Any, Message],
+    messages: Mapping[Any, Message] | Inbox,
     *,
     num_classes: int,
     dim: int | None = None,
+    method: Method[Any] | None = None,
+    class_names: Sequence[str] | None = None,
     num_examples: Mapping[Any, int] | None = None,
-    max_count: int | float | None = None,
-    max_norm: int | float | None = None,
+    max_count: Bound = "derived",
+    max_norm: Bound = "derived",
     before: Collected | None = None,
 ) -> Collected:
     """Check the clients' messages and put the sound ones together; bad ones are set aside and named.
 
-    ``docs/server.md`` lists the checks, their tolerance for rounding and their cost.
+    ``docs/server.md`` lists the checks, their tolerance for rounding and their cost. Say what the server
+    knows, ``dim``, ``method`` and ``class_names``: what it does not say, most messages decide.
 
     Clients may come over several rounds: pass the earlier result as ``before``. A client counts once, however
     often it sends: its first sound message does, and ``repeated`` names who sent again. A client whose
     message was set aside may send again.
 
     Args:
-        messages: one message for each client. A message without rows (of a client without examples) adds
-            nothing.
+        messages: one message for each client; an `Inbox` reads them from files as they are needed. A message
+            without rows (of a client without examples) adds nothing.
         num_classes: C.
         dim: d; by default that of ``before``, or that which all messages have.
+        method: that of the federation, whose clients send messages of one kind. By default the kind is that
+            of ``before``, or of most messages.
+        class_names: [C], the names of the classes by their numbers, as `client_message` takes them. A message
+            with other names is set aside; one without names passes. By default as for ``method``.
         num_examples: the number of examples that a client announced, for those that did. A message whose
             counts have another sum was cut short or altered, and is set aside.
-        max_count: most examples that a client may claim, which bounds its weight; any number by default.
-        max_norm: largest norm of a feature vector, e.g. 1 for normalised features; any by default.
+        max_count: most examples that a client may claim, which bounds its weight. By default ``"derived"``
+            from the counts of all clients if there are at least four; None for any number.
+        max_norm: largest norm of a feature vector, e.g. 1 for normalised features. By default ``"derived"``:
+            that of the method's map of features if it has one, else from the norms of all messages if there
+            are at least four. None for any.
         before: the result of earlier rounds.
 
     Returns:
@@ -100,9 +102,9 @@ def collect(
 
     Raises:
         TypeError: if ``messages`` or ``before`` have another type, or a bound is no number.
-        ValueError: if messages differ in their number of features and ``dim`` is not given, or ``dim`` is not
-            that of ``before``;
-            if a bound is below 0 or not finite; if ``num_examples`` names none of the senders.
+        ValueError: if sound messages differ in their number of features and ``dim`` is not given, or ``dim``
+            is not that of ``before``; if a bound is below 0 or not finite; if ``num_examples`` names none of
+            the senders; if clients of the method send no message but sums in rounds.
 
     >>> import covfree, jax.numpy as jnp
     >>> good = Message(covfree.Rows(jnp.ones((1, 2)), jnp.array([3]), jnp.array([0])))
@@ -116,68 +118,78 @@ def collect(
     check_type("messages", messages, Mapping)
     if before is not None:
         check_type("before", before, Collected)
+    if method is not None:
+        check_method(method)
     before = Collected(_nothing(dim), ()) if before is None else before
-    dim = dim_of(before, dim)
-    bounds = Bounds(num_classes, dim, num_examples or {}, max_count, max_norm)
+    dim = _dim_of(before, dim)
+    names = check_class_names(class_names, num_classes)
+    rules = Rules(num_classes, dim, method, names, num_examples or {}, max_count, max_norm)
     counted = set(before.clients)
-    bounds.check_announced({*messages, *counted})
-    again = {c: _again(before.receipts.get(c), message) for c, message in messages.items() if c in counted}
-    new = {client: message for client, message in messages.items() if client not in counted}
-    if dim is None:
-        bounds = replace(bounds, dim=common_dim(new.values()))
-    # What was collected holds means, whatever was sent.
-    sound, reasons = sort_out(new, bounds, replace(before.message, solved=before.solved))
-    parts = [before.message]
-    for index, message in enumerate(sound.values(), len(before.clients)):
-        owner = np.full(np.shape(message.rows.label), index, np.int32)
-        parts.append(replace(message, rows=replace(message.rows, client=owner)))
-    solved = any(messages[client].solved for client in sound if len(messages[client].rows.count))
-    # A client without examples has nothing to add; nor has a server that nobody has sent anything.
-    known = [part for part in parts if part.rows.mean.shape[1]] or parts
-    parts = [part for part in known if len(part.rows.count)] or known[:1]
+    unreadable = messages.unreadable if isinstance(messages, Inbox) else {}
+    rules.check_announced([*messages, *unreadable, *before.clients])
+    earlier = Earlier(before.message, before.clients, before.solved, before.receipts)
+    checked = check_messages(
+        messages, [client for client in messages if client not in counted], rules, earlier
+    )
+    rejected = {c: reason for c, reason in unreadable.items() if c not in counted} | checked.rejected
+    parts = [replace(before.message, matrix=None)]
+    receipts, matrix = dict[Hashable, str](), before.message.matrix
+    for client, found in checked.found.items():
+        try:
+            message = as_received(messages[client])
+        except Exception as error:  # A file may be another by now.
+            rejected[client] = reason_of(error)
+            continue
+        owner = np.full(len(message.rows.label), len(before.clients) + len(receipts), np.int32)
+        receipts[client] = found.receipt
+        if message.matrix is not None:
+            # In float64, so that rounding does not grow with the clients; one at a time, of K·d² numbers.
+            matrix = message.matrix + (np.zeros(np.shape(message.matrix)) if matrix is None else matrix)
+        parts.append(replace(message, rows=replace(message.rows, client=owner), matrix=None))
+    again = {c: _again(messages, c, before.receipts.get(c)) for c in messages if c in counted}
+    again |= {c: _broken(reason) for c, reason in unreadable.items() if c in counted}
+    solved = any(checked.found[client].kind.solved for client in receipts if checked.found[client].length)
     return Collected(
-        _merged(parts),
-        (*before.clients, *sound),
-        {client: reason for client, reason in before.rejected.items() if client not in sound} | reasons,
-        {**before.repeated, **again},
+        replace(_merged(parts), matrix=matrix),
+        (*before.clients, *receipts),
+        {client: reason for client, reason in before.rejected.items() if client not in receipts} | rejected,
+        {**before.repeated, **{c: text for c, text in again.items() if text is not None}},
         before.solved if len(before.message.rows.count) else solved,
-        {client: time for client, time in before.late.items() if client not in sound},
-        {**before.receipts, **{client: Receipt(checksum(messages[client])) for client in sound}},
+        {**before.receipts, **receipts},
+        checked.bounds,
+        checked.doubted,
     )
 
 
-def dim_of(before: Collected | None, dim: int | None) -> int | None:
+def _dim_of(before: Collected, dim: int | None) -> int | None:
     """d: that which is given, else that of what was collected before; None if neither says what it is.
 
     Raises:
         ValueError: if the two differ.
     """
-    known = None if before is None else before.dim
-    if None not in (dim, known) and dim != known:
-        raise ValueError(f"dim: expected {known}, that of the messages before; got {dim}")
-    return known if dim is None else dim
+    if None not in (dim, before.dim) and dim != before.dim:
+        raise ValueError(f"dim: expected {before.dim}, that of the messages before; got {dim}")
+    return before.dim if dim is None else dim
 
 
-def checksum(message: Message) -> str:
-    """A checksum of all that a message holds: values, shapes and data types."""
-    leaves, structure = jax.tree.flatten(message)
-    state = hashlib.blake2b(str(structure).encode(), digest_size=16)
-    for leaf in map(np.asarray, leaves):
-        state.update(f"{leaf.dtype}{leaf.shape}".encode())
-        state.update(np.ascontiguousarray(leaf).tobytes())
-    return state.hexdigest()
-
-
-def _again(receipt: Receipt | None, message: Message) -> str:
-    """What a client sent that had been counted, and which of its messages counts."""
-    # Without a receipt, or if it is no message, nothing can be said of what it holds.
-    same = receipt is not None and isinstance(message, Message) and checksum(message) == receipt.checksum
-    if same:
+def _again(messages: Mapping[Any, Message] | Inbox, client: Any, counted: str | None) -> str | None:
+    """What a client sent that had been counted, and which message counts; None if nothing new."""
+    try:
+        receipt = receipt_of(messages, client)
+    except Exception as error:
+        return _broken(reason_of(error))
+    if receipt == counted and isinstance(messages, Inbox):
+        return None
+    if counted is not None and receipt.partition("-")[0] == counted.partition("-")[0]:
         return "sent the same message again; a client counts once, so the first counts"
     return (
         "sent another message; the first counts, as heads may have been solved from it: forget the client to "
         "let the other count"
     )
+
+
+def _broken(reason: str) -> str:
+    return f"sent what was set aside ({reason}); the first counts"
 
 
 def _nothing(dim: int | None) -> Message:
@@ -187,17 +199,15 @@ def _nothing(dim: int | None) -> Message:
 
 
 def _merged(messages: Sequence[Message]) -> Message:
-    """All rows, and the sum of the matrices: in float64, so that rounding does not grow with the clients."""
+    """All rows."""
+    # A client without examples has nothing to add; nor has a server that nobody has sent anything.
+    known = [message for message in messages if message.rows.mean.shape[1]] or messages
+    messages = [message for message in known if len(message.rows.count)] or known[:1]
     total = sum(count_sum(message.rows.count) for message in messages)
     parts = [replace(message.rows, count=summable(message.rows.count, total)) for message in messages]
     rows = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
     # An integer beside floats would make wider floats of both.
     rows = replace(rows, count=rows.count.astype(jnp.result_type(*(part.count.dtype for part in parts))))
     sends = next((message.sends for message in messages if message.sends is not None), None)
-    matrix: np.ndarray | None = None
-    # One at a time: K matrices at once would be K·d² numbers.
-    for message in messages:
-        if message.matrix is not None:
-            matrix = np.zeros(np.shape(message.matrix)) if matrix is None else matrix
-            matrix += message.matrix
-    return Message(rows, matrix, sends=sends)
+    names = next((message.class_names for message in messages if message.class_names is not None), None)
+    return Message(rows, sends=sends, class_names=names)

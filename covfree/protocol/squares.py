@@ -90,13 +90,3 @@ def is_positive(scaled: Float[np.ndarray, "dim dim"], tolerance: float) -> bool:
     except np.linalg.LinAlgError:
         return False
     return True
-
-
-def bordered(
-    scaled: Float[np.ndarray, "dim dim"], border: Float[np.ndarray, "classes dim"]
-) -> Float[np.ndarray, "size size"]:
-    """The matrix [[R, B], [Bᵀ, I]]."""
-    dim, size = len(scaled), len(scaled) + len(border)
-    whole = np.eye(size, dtype=np.float32)
-    whole[:dim, :dim], whole[dim:, :dim], whole[:dim, dim:] = scaled, border, border.T
-    return whole

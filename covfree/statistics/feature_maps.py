@@ -52,6 +52,11 @@ class FourierFeatures:
     num_features: int = field(metadata={"static": True})
     unit: bool = field(metadata={"static": True})
 
+    @property
+    def max_norm(self) -> float:
+        """√2, the largest norm of a mapped feature vector: each of D squares is at most 2/D."""
+        return math.sqrt(2)
+
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch num_features"]:
         """Map each feature vector."""
         features = accurate(features)

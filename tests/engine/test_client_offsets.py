@@ -69,7 +69,7 @@ def test_read_part_by_part(source, rows, expected, tmp_path):
             mine = np.flatnonzero(table.client == client)
             own = replace(jax.tree.map(lambda x, mine=mine: x[mine], table), client=None)
             covfree.save_message(covfree.Message(own, None), tmp_path / f"{client}.safetensors")
-        table = covfree.MessageFolder(tmp_path)
+        table = covfree.Inbox(tmp_path)
     head = solve_stream(METHOD, table, num_classes=CLASSES, part_rows=16)
     assert_heads_close(head, expected, TOLERANCE)
 

@@ -24,7 +24,7 @@ from covfree.engine.shapes import passed
 from covfree.engine.stream import accumulate_stream, solve_stream
 from covfree.engine.totals import How
 from covfree.protocol.files import save_message
-from covfree.protocol.folder import MessageFolder
+from covfree.protocol.inbox import Inbox
 
 CLASSES, DIM, LENGTH, PART = 3, 4, 90, 16
 ROOT = Path(__file__).resolve().parents[2]
@@ -250,10 +250,10 @@ def messages(number: int = 9, most: int = 7) -> dict[str, covfree.Message]:
     return sent
 
 
-def written(path, sent) -> MessageFolder:
+def written(path, sent) -> Inbox:
     for name, message in sent.items():
         save_message(message, path / f"{name}.safetensors")
-    return MessageFolder(path)
+    return Inbox(path)
 
 
 def together(sent) -> covfree.Rows:
@@ -312,7 +312,7 @@ def test_bad_files_are_set_aside_and_named(most, tmp_path):
     folder = written(tmp_path, {**sent, **wrong})
     (tmp_path / "junk.safetensors").write_bytes(b"junk")
     (tmp_path / "short.safetensors").write_bytes((tmp_path / "client-0.safetensors").read_bytes()[:-1])
-    folder = MessageFolder(tmp_path)
+    folder = Inbox(tmp_path)
     assert set(folder.rejected) == {"junk", "short"}
     with pytest.raises(ValueError, match="dim: expected the number of features, as messages differ in it"):
         totals(FEDCOF, folder)
@@ -338,14 +338,14 @@ def test_a_folder_without_a_sound_file(tmp_path):
 
 def test_messages_with_more_than_rows_have_another_way(tmp_path):
     with pytest.raises(
-        ValueError, match="got 'fed3r', which sends Gram matrices; use collect_files and solve_message"
+        ValueError, match="got 'fed3r', which sends Gram matrices; use collect and solve_message"
     ):
         totals(covfree.fed3r(), written(tmp_path, messages()))
     sent = {
         name: dataclasses.replace(message, matrix=np.eye(DIM, dtype=np.float32))
         for name, message in messages().items()
     }
-    with pytest.raises(ValueError, match="messages of rows alone, got some with a matrix; use collect_files"):
+    with pytest.raises(ValueError, match="matrix: expected none as clients of 'fedcof' send, got an array"):
         totals(FEDCOF, written(tmp_path, sent))
 
 
@@ -378,13 +378,31 @@ def test_a_client_of_more_rows_than_a_part(tmp_path):
         totals(METHODS["fedcof-components"], folder, part_rows=largest - 1)
 
 
-def test_a_file_that_changes_is_an_error(tmp_path):
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_file_that_changes_between_the_rounds_is_left_out(checkpoint, tmp_path, monkeypatch):
+    """The run begins again without it; who goes on changing files loses those, and no time of others."""
+    monkeypatch.setattr("covfree.protocol.inbox._KEPT", 0)
     sent = messages()
     folder = written(tmp_path, sent)
-    save_message(sent["client-3"], tmp_path / "client-2.safetensors")
-    with pytest.raises(RuntimeError, match=r"client-2.safetensors: expected the file as it was"):
-        totals(FEDCOF, folder)
+    read, seen = parts.FolderParts.read, []
+
+    def changing(self, index, check):
+        if len(seen) == 2:
+            save_message(sent["client-3"], tmp_path / "client-2.safetensors")
+        if len(seen) == 8:
+            (tmp_path / "client-5.safetensors").unlink()
+        seen.append(index)
+        return read(self, index, check)
+
+    monkeypatch.setattr(parts.FolderParts, "read", changing)
+    given = {"checkpoint": tmp_path / "run"} if checkpoint else {}
+    actual = totals(FEDCOF, folder, **given)
+    assert set(folder.rejected) == {"client-2", "client-5"}
+    assert "it changed: open the folder again" in folder.rejected["client-2"]
+    left = {name: message for name, message in sent.items() if name not in folder.rejected}
+    assert_totals_close(actual, in_one(FEDCOF, together(left)))
     assert readers() == []
+    assert not (tmp_path / "run").exists()
 
 
 # Interrupted and resumed
@@ -487,10 +505,10 @@ def test_what_was_set_aside_is_known_after_a_resume(tmp_path):
     sent = messages()
     sent["client-0"] = spoil(sent["client-0"], mean=np.nan)
     expected = totals(FEDCOF, written(tmp_path, sent))
-    number = -(-sum(len(message.rows.count) for message in sent.values()) // PART)
+    number = -(-sum(len(message.rows.count) for name, message in sent.items() if name != "client-0") // PART)
     with reading(STOP, after=number + 1, source=parts.FolderParts), pytest.raises(OSError, match="disk"):
-        totals(FEDCOF, MessageFolder(tmp_path), checkpoint=tmp_path / "run")
-    folder = MessageFolder(tmp_path)
+        totals(FEDCOF, Inbox(tmp_path), checkpoint=tmp_path / "run")
+    folder = Inbox(tmp_path)
     assert_bits(totals(FEDCOF, folder, checkpoint=tmp_path / "run"), expected)
     assert list(folder.rejected) == ["client-0"]
 
@@ -537,8 +555,8 @@ def test_a_folder_with_another_file_is_another_run(tmp_path):
     with reading(STOP, after=2, source=parts.FolderParts), pytest.raises(OSError, match="disk"):
         totals(FEDCOF, folder, checkpoint=tmp_path / "run")
     save_message(by_hand(mean=np.ones((2, DIM))), tmp_path / "one-more.safetensors")
-    with pytest.raises(ValueError, match="differs in number of files, the files' names, sizes and times"):
-        totals(FEDCOF, MessageFolder(tmp_path), checkpoint=tmp_path / "run")
+    with pytest.raises(ValueError, match="differs in number of files, the files' names and digests"):
+        totals(FEDCOF, Inbox(tmp_path), checkpoint=tmp_path / "run")
 
 
 @pytest.mark.parametrize("content", [b"", b"junk", "npz"])

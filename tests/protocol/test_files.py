@@ -1,6 +1,8 @@
 """Message files: what is written is read, bad files are named, and a folder gives what `collect` gives."""
 
 import json
+import os
+import re
 import shutil
 import struct
 import time
@@ -13,10 +15,10 @@ import safetensors.numpy
 from deployed import rows, spoil, with_matrix, with_rows
 
 import covfree
-from covfree.protocol import inbox
+from covfree import collect
+from covfree.protocol import checks, files, inbox
 from covfree.protocol.files import load_message, save_message
-from covfree.protocol.folder import MessageFolder
-from covfree.protocol.inbox import collect_files
+from covfree.protocol.inbox import Inbox
 
 CLASSES, DIM = 3, 2
 RNG = np.random.default_rng(0)
@@ -154,85 +156,51 @@ def test_a_file_from_before_there_were_versions_is_read(tmp_path):
         )
     np.testing.assert_array_equal(load_message(tmp_path / "a.safetensors").rows.mean, rows().rows.mean)
     # Without an identity nothing says that one is a copy of the other.
-    assert MessageFolder(tmp_path).rejected == {}
+    assert Inbox(tmp_path).rejected == {}
 
 
 # Folders
 
 
-def written(folder, messages, **strange) -> MessageFolder:
+def written(folder, messages, **strange) -> Inbox:
     """A folder with these messages, and files that are none."""
     for name, message in messages.items():
         save_message(message, folder / f"{name}.safetensors")
     for name, write in strange.items():
         write(folder / f"{name}.safetensors")
-    return MessageFolder(folder)
+    return Inbox(folder)
 
 
-def test_a_folder_reads_headers_and_counts_alone(tmp_path, monkeypatch):
+@pytest.mark.parametrize("kept", [2**28, 100, 0])
+def test_a_message_is_what_it_was_when_the_folder_was_opened(kept, tmp_path, monkeypatch):
+    """Those that fit are read once; of others a digest tells whether they changed."""
+    monkeypatch.setattr(inbox, "_KEPT", kept)
     messages = {"b": gram(1), "a": rows(), "c": EMPTY}
-    written(tmp_path, messages, d=junk)
-    opened = safetensors.safe_open
-    read = []
-
-    class Spy:
-        """Notes every number that is read."""
-
-        def __init__(self, *args, **options):
-            self._file = opened(*args, **options)
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error):
-            return None
-
-        def get_slice(self, name):
-            tensor = self._file.get_slice(name)
-
-            class Slice:
-                get_shape, get_dtype = tensor.get_shape, tensor.get_dtype
-
-                def __getitem__(self, key):
-                    read.append(tensor[key].size)
-                    return tensor[key]
-
-            return Slice()
-
-        def get_tensor(self, name):
-            read.append(self._file.get_tensor(name).size)
-            return self._file.get_tensor(name)
-
-        def __getattr__(self, name):
-            return getattr(self._file, name)
-
-    monkeypatch.setattr(safetensors, "safe_open", Spy)
-    folder = MessageFolder(tmp_path)
-    # The counts of two messages of two rows, and nothing of any other part.
-    assert set(read) == {0, 2}
-    assert read.count(2) == 2
-    assert [file.name for file in folder.files] == ["a", "b", "c"]
-    assert list(folder.rejected) == ["d"]
-    for file in folder.files:
-        for ours, theirs in zip(
-            jax.tree.leaves(file.header), jax.tree.leaves(messages[file.name]), strict=True
-        ):
-            assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+    folder = written(tmp_path, messages, d=junk)
+    assert (list(folder), len(folder), list(folder.rejected)) == (["a", "b", "c"], 3, ["d"])
+    assert re.search(r"d.safetensors: expected a message .* cut short", folder.rejected["d"])
+    for name, message in messages.items():
+        for ours, theirs in zip(jax.tree.leaves(folder[name]), jax.tree.leaves(message), strict=True):
+            assert ours.dtype == theirs.dtype
+            np.testing.assert_array_equal(ours, theirs)
+    for name in ("d", "nobody"):
+        with pytest.raises(KeyError, match=name):
+            folder[name]
 
 
 def test_folders_in_a_folder(tmp_path):
     for name in ("hospital/a", "hospital/b", "a"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         save_message(rows(), tmp_path / f"{name}.safetensors")
-    folder = MessageFolder(tmp_path, "**/*.safetensors")
-    assert [file.name for file in folder.files] == ["a", "hospital/a", "hospital/b"]
+    folder = Inbox(tmp_path, "**/*.safetensors")
+    assert list(folder) == ["a", "hospital/a", "hospital/b"]
 
 
 def test_what_is_no_folder_is_an_error(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     for path in (tmp_path / "file", tmp_path / "none"):
         with pytest.raises(ValueError, match=f"path: expected a folder, got '{path}'"):
-            MessageFolder(path)
+            Inbox(path)
 
 
 SENT = {
@@ -245,24 +213,15 @@ SENT = {
 }
 
 
-@pytest.mark.parametrize("batch", [1, 900, 2**28])
+@pytest.mark.parametrize("kept", [0, 900, 2**28])
 @pytest.mark.parametrize("messages", SENT.values(), ids=SENT)
-def test_collecting_files_is_collecting_messages(messages, batch, tmp_path, monkeypatch):
+def test_collecting_files_is_collecting_messages(messages, kept, tmp_path, monkeypatch):
+    """However many of them are in memory."""
+    monkeypatch.setattr(inbox, "_KEPT", kept)
     messages = {**messages, "client-0": spoil(messages["client-0"], mean=np.nan), "none": EMPTY}
     folder = written(tmp_path, messages, foreign=head, short=truncated, tiny=float8)
-    monkeypatch.setattr(inbox, "_BATCH", batch)
-    sizes = []
-
-    def noted(batch, **options):
-        sizes.append(len(batch))
-        return covfree.collect(batch, **options)
-
-    monkeypatch.setattr(inbox, "collect", noted)
-    collected = collect_files(folder, num_classes=CLASSES)
-    expected = covfree.collect(messages, num_classes=CLASSES)
-    # A batch is a file, or about two, or all.
-    assert max(sizes) == {1: 1, 900: max(sizes), 2**28: 8}[batch]
-    assert batch != 900 or 1 < max(sizes) < 4
+    collected = collect(folder, num_classes=CLASSES)
+    expected = collect(messages, num_classes=CLASSES)
     assert collected.clients == expected.clients
     assert jax.tree.structure(collected.message) == jax.tree.structure(expected.message)
     for ours, theirs in zip(
@@ -273,64 +232,68 @@ def test_collecting_files_is_collecting_messages(messages, batch, tmp_path, monk
     assert collected.rejected["client-0"] == expected.rejected["client-0"]
 
 
-@pytest.mark.parametrize("batch", [1, 2**28])
-def test_all_files_say_what_is_expected_of_each(untyped, batch, tmp_path, monkeypatch):
-    # The odd ones come first, and would be the measure in a batch of their own.
+def test_all_files_say_what_is_expected_of_each(untyped, tmp_path):
     messages = {"a": rows(mean=((1, 2, 3), (4, 5, 6))), "b": gram(0), **SENT["rows"]}
     folder = written(tmp_path, {**messages, "c": rows(label=(0,))})
-    monkeypatch.setattr(inbox, "_BATCH", batch)
     with pytest.raises(ValueError, match=r"dim: expected .* got None and messages of 2 \(8\), 3 \(1\)"):
-        collect_files(folder, num_classes=CLASSES)
-    collected = collect_files(folder, num_classes=CLASSES, dim=DIM)
+        collect(folder, num_classes=CLASSES)
+    collected = collect(folder, num_classes=CLASSES, dim=DIM)
     assert collected.clients == tuple(SENT["rows"])
     assert collected.rejected == {
         "a": "mean: expected shape [rows, 2], got [2, 3]",
         "b": "matrix: expected none as others send, got an array of 2 dimensions",
         "c": "label: expected shape [2] as mean has, got [1]",
     }
-    three = collect_files(folder, num_classes=CLASSES, dim=3)
+    three = collect(folder, num_classes=CLASSES, dim=3)
     assert three.clients == ("a",)
 
 
 def test_counts_that_were_announced(tmp_path):
     folder = written(tmp_path, {name: rows() for name in "abc"})
-    collected = collect_files(folder, num_classes=CLASSES, num_examples={"a": 7, "b": 8})
+    collected = collect(folder, num_classes=CLASSES, num_examples={"a": 7, "b": 8})
     assert collected.clients == ("b", "c")
     assert collected.rejected == {"a": "count: counts sum to 8; expected the 7 examples announced"}
 
 
-def test_bad_files_before_any_sound_one_are_named_too(tmp_path, monkeypatch):
+def test_bad_files_before_any_sound_one_are_named_too(tmp_path):
     wrong = {
         "a": spoil(rows(), mean=np.inf),
         "b": rows(label=(0, CLASSES)),
         "c": rows(count=(1, 1)),
     }
     folder = written(tmp_path, {**wrong, "d": rows()})
-    monkeypatch.setattr(inbox, "_BATCH", 1)
-    collected = collect_files(folder, num_classes=CLASSES, num_examples={"c": 8})
+    collected = collect(folder, num_classes=CLASSES, num_examples={"c": 8})
     assert collected.clients == ("d",)
     assert collected.rejected == dict(
-        covfree.collect({**wrong, "d": rows()}, num_classes=CLASSES, num_examples={"c": 8}).rejected
+        collect({**wrong, "d": rows()}, num_classes=CLASSES, num_examples={"c": 8}).rejected
     )
 
 
 def test_no_sound_file(tmp_path):
     folder = written(tmp_path, {"a": spoil(rows(), mean=np.nan)}, b=junk)
-    collected = collect_files(folder, num_classes=CLASSES)
+    collected = collect(folder, num_classes=CLASSES)
     assert collected.clients == ()
     assert collected.rejected["a"].startswith("mean: row")
     assert "b.safetensors: expected a message" in collected.rejected["b"]
     (tmp_path / "a.safetensors").unlink()
     with pytest.raises(ValueError, match=r"got none among 1 files. b: .*b.safetensors"):
-        covfree.solve_stream(covfree.fedncm(), MessageFolder(tmp_path), num_classes=CLASSES)
+        covfree.solve_stream(covfree.fedncm(), Inbox(tmp_path), num_classes=CLASSES)
 
 
-def test_a_file_that_is_gone_is_set_aside(tmp_path):
+@pytest.mark.parametrize("change", ["unlink", "another", "link"])
+def test_a_file_that_is_no_longer_what_it_was_is_set_aside(change, tmp_path, monkeypatch):
+    monkeypatch.setattr(inbox, "_KEPT", 0)
     folder = written(tmp_path, {"a": rows(), "b": rows()})
-    (tmp_path / "a.safetensors").unlink()
-    collected = collect_files(folder, num_classes=CLASSES)
-    assert collected.clients == ("b",)
-    assert "a.safetensors" in collected.rejected["a"]
+    file = tmp_path / "b.safetensors"
+    if change == "another":
+        save_message(rows(count=(1, 1)), file)
+    else:
+        file.unlink()
+    if change == "link":
+        file.symlink_to("a.safetensors")
+    collected = collect(folder, num_classes=CLASSES)
+    assert collected.clients == ("a",)
+    assert "b.safetensors" in collected.rejected["b"]
 
 
 def test_a_copy_of_a_file_is_no_other_client(tmp_path):
@@ -339,9 +302,9 @@ def test_a_copy_of_a_file_is_no_other_client(tmp_path):
     time.sleep(0.05)
     shutil.copy(tmp_path / "a.safetensors", tmp_path / "a-copy.safetensors")
     shutil.copy(tmp_path / "c.safetensors", tmp_path / "d.safetensors")
-    folder = MessageFolder(tmp_path)
-    assert [file.name for file in folder.files] == ["a", "b", "c"]
-    collected = collect_files(folder, num_classes=CLASSES)
+    folder = Inbox(tmp_path)
+    assert list(folder.receipts) == ["a", "b", "c"]
+    collected = collect(folder, num_classes=CLASSES)
     assert collected.clients == ("a", "b", "c")
     assert set(collected.rejected) == {"a-copy", "d"}
     assert collected.rejected["d"].endswith("d.safetensors: expected a message of its own, got a copy of 'c'")
@@ -355,7 +318,7 @@ def test_an_identity_that_was_stolen_does_not_set_the_owner_aside(tmp_path):
     parts = {"mean": np.ones((1, 2)), "count": np.array([-5]), "label": np.array([0])}
     safetensors.numpy.save_file(parts, tmp_path / "aaa.safetensors", metadata=metadata)
     shutil.copy(tmp_path / "good.safetensors", tmp_path / "later.safetensors")
-    collected = collect_files(MessageFolder(tmp_path), num_classes=CLASSES)
+    collected = collect(Inbox(tmp_path), num_classes=CLASSES)
     assert collected.clients == ("good",)
     assert collected.rejected["aaa"].startswith("count: row 0 has count -5")
     assert collected.rejected["later"].endswith("got a copy of 'good'")
@@ -364,37 +327,37 @@ def test_an_identity_that_was_stolen_does_not_set_the_owner_aside(tmp_path):
 def test_names_are_as_unique_as_files(tmp_path):
     for name in ("a", "a.safetensors", "b.safetensors"):
         save_message(rows(), tmp_path / name)
-    collected = collect_files(MessageFolder(tmp_path, "*"), num_classes=CLASSES)
+    collected = collect(Inbox(tmp_path, "*"), num_classes=CLASSES)
     assert collected.clients == ("a", "a.safetensors", "b")
+
+
+def test_a_hard_link_does_not_take_over_the_name(tmp_path):
+    """It is the same file under another name; that which it was written for counts."""
+    written(tmp_path, {"honest": rows(), "other": rows()})
+    os.link(tmp_path / "honest.safetensors", tmp_path / "aaa.safetensors")
+    (tmp_path / "deep").mkdir()
+    shutil.copy2(tmp_path / "other.safetensors", tmp_path / "000.safetensors")
+    collected = collect(Inbox(tmp_path), num_classes=CLASSES)
+    assert collected.clients == ("honest", "other")
+    assert collected.rejected["aaa"].endswith("got a copy of 'honest'")
+    assert collected.rejected["000"].endswith("got a copy of 'other'")
 
 
 def test_what_is_something_else_is_an_error_that_names_it(untyped, tmp_path):
     folder = written(tmp_path, {"0": rows()})
     for call, error, text in (
+        (lambda: collect(folder, num_classes=0), ValueError, "num_classes: expected an integer of at least"),
         (
-            lambda: collect_files(str(tmp_path), num_classes=3),
-            TypeError,
-            "folder: expected a MessageFolder, got str",
-        ),
-        (
-            lambda: collect_files(folder, num_classes=0),
-            ValueError,
-            "num_classes: expected an integer of at least",
-        ),
-        (
-            lambda: collect_files(folder, num_classes=3, num_examples={0: 8}),
+            lambda: collect(folder, num_classes=3, num_examples={0: 8}),
             ValueError,
             "num_examples: expected c",
         ),
-        (
-            lambda: save_message(rows().rows, tmp_path / "b"),
-            TypeError,
-            "message: expected a Message, got Rows",
-        ),
+        (lambda: Inbox(tmp_path, max_rows=0), ValueError, "max_rows: expected"),
+        (lambda: save_message(rows().rows, tmp_path / "b"), TypeError, "message: expected a Message, got R"),
         (
             lambda: covfree.solve_stream(covfree.fedncm(), str(tmp_path), num_classes=3),
             TypeError,
-            "source: expected a MessageFolder, got str",
+            "source: expected a Inbox, got str",
         ),
     ):
         with pytest.raises(error, match=text):
@@ -402,10 +365,157 @@ def test_what_is_something_else_is_an_error_that_names_it(untyped, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["0.safetensors"]
 
 
+# What strangers may write
+
+
+def crafted(path, header: dict, size: int = 0) -> None:
+    """A file of this header and so many bytes, all 0, which take no place on the disk."""
+    text = json.dumps({"__metadata__": {"format": "covfree.Message"}, **header}).encode()
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + size)
+
+
+def tensor(dtype, shape, place, size):
+    return {"dtype": dtype, "shape": shape, "data_offsets": [place, place + size]}
+
+
+def sparse(path):
+    with path.open("wb") as file:
+        file.truncate(6 * 2**30)
+
+
+def sparse_message(path):
+    n = 2**20
+    header = {"mean": tensor("F32", [n, 1500], 0, 6000 * n)}
+    crafted(
+        path,
+        {**header, "count": tensor("I8", [n], 6000 * n, n), "label": tensor("I8", [n], 6001 * n, n)},
+        6002 * n,
+    )
+
+
+def rows_of_nothing(path):
+    n = 10**7
+    header = {"mean": tensor("F32", [n, 0], 0, 0), "count": tensor("I8", [n], 0, n)}
+    crafted(path, {**header, "label": tensor("I8", [n], n, n)}, 2 * n)
+
+
+def one_byte(path):
+    crafted(path, {})
+    with path.open("r+b") as file:
+        file.truncate(1)
+
+
+def deep(path):
+    text = b"[" * 10**6
+    path.write_bytes(struct.pack("<Q", len(text)) + text)
+
+
+def endless_header(path):
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", 2**29) + b"{")
+        file.truncate(2**29 + 8)
+
+
+def of_words(about):
+    return lambda path: crafted(path, {"mean": about, "count": about, "label": about}, 8)
+
+
+STRANGE = {
+    sparse: "of at most 1073741824 bytes, got 6442450944",
+    sparse_message: "of at most 1073741824 bytes",
+    rows_of_nothing: "of at most 1048576 rows, got 10000000",
+    one_byte: "cut short",
+    deep: "cut short or no safetensors: .*recursion|cut short or no safetensors: .*header",
+    endless_header: "its header is of 536870912 bytes",
+    of_words(tensor("I64", [1], 0, 8)): "lies at 0 to 8; expected 8 bytes from 8 on",
+    of_words(tensor("I64", [-1], 0, 8)): "has the shape",
+    of_words(tensor("I64", [2**70], 0, 8)): "has the shape",
+    of_words(tensor("I64", ["1"], 0, 8)): "has the shape",
+    of_words({"dtype": "I64"}): "cut short or no safetensors",
+    of_words(3): "cut short or no safetensors",
+    of_words(tensor(["I64"], [1], 0, 8)): "no data type",
+}
+
+
+@pytest.mark.parametrize(("write", "reason"), STRANGE.items(), ids=[str(k) for k in range(len(STRANGE))])
+def test_what_strangers_write_is_set_aside(write, reason, tmp_path):
+    """Whoever reads the folder, and without reading what is too large."""
+    folder = written(tmp_path, {"good": rows()}, bad=write)
+    assert re.search(reason, folder.rejected["bad"])
+    collected = collect(folder, num_classes=CLASSES)
+    assert collected.clients == ("good",)
+    assert covfree.solve_stream(covfree.fedncm(), folder, num_classes=CLASSES).weight.shape == (DIM, CLASSES)
+
+
+def test_a_file_that_is_cut_short_while_it_is_read(tmp_path, monkeypatch):
+    """Were the file mapped, a signal would end this process."""
+    exactly = files._exactly
+
+    def cut(file, size):
+        if os.path.samestat(os.fstat(file.fileno()), os.stat(tmp_path / "b.safetensors")):
+            os.truncate(tmp_path / "b.safetensors", 100)
+        return exactly(file, size)
+
+    written(tmp_path, {"a": gram(0), "b": gram(1)})
+    monkeypatch.setattr(inbox, "_KEPT", 0)
+    folder = Inbox(tmp_path)
+    monkeypatch.setattr(files, "_exactly", cut)
+    collected = collect(folder, num_classes=CLASSES)
+    assert collected.clients == ("a",)
+    assert "cut short or no safetensors: it ends after" in collected.rejected["b"]
+
+
+def test_memory_that_is_not_there_is_a_reason(monkeypatch, tmp_path):
+    folder = written(tmp_path, {"a": rows(), "b": rows()})
+    taken = checks.as_received
+
+    def full(message):
+        if message is folder["a"]:
+            raise MemoryError
+        return taken(message)
+
+    monkeypatch.setattr(checks, "as_received", full)
+    collected = collect(folder, num_classes=CLASSES, max_norm=100)
+    assert (collected.clients, collected.rejected) == (("b",), {"a": "MemoryError: "})
+
+
+def test_padding_is_not_kept(tmp_path):
+    """10⁶ rows of zeros cost nothing once they were looked at."""
+    n = 10**5
+    wide = covfree.Message(
+        covfree.Rows(np.zeros((n, DIM), np.float32), np.zeros(n, np.int8), np.zeros(n, np.int8))
+    )
+    collected = collect(written(tmp_path, {"a": rows(), "zeros": wide}), num_classes=CLASSES)
+    assert collected.clients == ("a", "zeros")
+    assert len(collected.message.rows.count) == 2
+
+
+@pytest.mark.parametrize("client", [np.zeros(5, int), np.zeros(2), np.zeros((2, 2), int)], ids=str)
+def test_a_column_of_clients_of_another_shape(untyped, client, tmp_path):
+    folder = written(tmp_path, {"good": rows(), "bad": with_rows(rows(), client=client)})
+    covfree.solve_stream(covfree.fedncm(), folder, num_classes=CLASSES)
+    assert folder.rejected["bad"].startswith("client: expected ")
+    assert collect(folder, num_classes=CLASSES).rejected == folder.rejected
+
+
+def test_a_name_that_is_not_utf_8(tmp_path):
+    folder = written(tmp_path, {"good": rows()})
+    shutil.copy(tmp_path / "good.safetensors", os.fsencode(tmp_path) + b"/\xff.safetensors")
+    folder = Inbox(tmp_path)
+    covfree.solve_stream(covfree.fedncm(), folder, num_classes=CLASSES, checkpoint=tmp_path / "run")
+    assert folder.rejected == {"\udcff": f"path: '{tmp_path}/\\udcff.safetensors': expected a name in UTF-8"}
+
+
 def test_bounds_of_a_folder_are_those_of_messages(tmp_path):
     sent = {"a": rows(), "b": rows(count=(10**6, 5)), "c": rows(mean=9 * np.ones((2, 2)))}
+    bounds = {"max_count": 1000, "max_norm": 6.0}
     folder = written(tmp_path, sent)
-    collected = collect_files(folder, num_classes=CLASSES, max_count=1000, max_norm=6.0)
+    collected = collect(folder, num_classes=CLASSES, **bounds)
     assert collected.clients == ("a",)
     assert collected.rejected["b"] == "count: counts sum to 1000005; expected at most max_count = 1000"
     assert collected.rejected["c"].startswith("mean: row 0 (class 0) is of features of norm 12.7")
+    assert collected.bounds == {"max_count": "1000, as given", "max_norm": "6.0, as given"}
+    covfree.solve_stream(covfree.fedncm(), folder, num_classes=CLASSES, **bounds)
+    assert folder.rejected == collected.rejected

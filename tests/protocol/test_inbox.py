@@ -1,12 +1,12 @@
 """A server that looks into a folder again and again: what came in time, what came again, and what is odd."""
 
+import dataclasses
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import jax
@@ -15,9 +15,10 @@ import pytest
 from deployed import rows, spoil, with_matrix
 
 import covfree
+from covfree import collect, load_collected, save_collected
+from covfree.protocol import door
 from covfree.protocol.files import load_message, save_message
-from covfree.protocol.folder import MessageFolder
-from covfree.protocol.inbox import collect_files
+from covfree.protocol.inbox import Inbox
 
 CLASSES = 3
 SAME = "sent the same message again; a client counts once, so the first counts"
@@ -26,7 +27,7 @@ OTHER = "sent another message; the first counts"
 
 def look(path, before=None, **options) -> covfree.Collected:
     """Open the folder and collect what is there."""
-    return collect_files(MessageFolder(path, **options), num_classes=CLASSES, before=before)
+    return collect(Inbox(path, **options), num_classes=CLASSES, before=before)
 
 
 def put(path, *names, message=None) -> None:
@@ -49,30 +50,73 @@ def test_a_folder_that_fills_up_gives_what_a_full_one_gives(tmp_path):
     with pytest.raises(ValueError, match="message: expected the rows of a client at least, got none"):
         covfree.solve_message(covfree.fed3r(), server.message, num_classes=CLASSES)
     with pytest.raises(ValueError, match="folder: expected a sound message, got a folder without messages"):
-        covfree.solve_stream(covfree.fedncm(), MessageFolder(tmp_path), num_classes=CLASSES)
+        covfree.solve_stream(covfree.fedncm(), Inbox(tmp_path), num_classes=CLASSES)
     for name in "abc":
         put(tmp_path, name)
         server = look(tmp_path, server)
         assert server.clients[-1] == name
-        assert (server.rejected, server.repeated, server.late) == ({}, {}, {})
+        assert (server.rejected, server.repeated) == ({}, {})
     assert_same_message(server.message, look(tmp_path).message)
 
 
-def test_files_that_were_counted_are_not_read_again(tmp_path, monkeypatch):
+def test_files_that_were_counted_are_not_checked_again(tmp_path, monkeypatch):
     put(tmp_path, "a", "b")
     server = look(tmp_path)
     put(tmp_path, "c")
-    read = []
-    monkeypatch.setattr(
-        "covfree.protocol.folder.load_message",
-        lambda path: read.append(Path(path).stem) or load_message(path),
-    )
+    checked = []
+    monkeypatch.setattr(door, "CHECKS", (lambda letter: checked.append(letter), *door.CHECKS))
     server = look(tmp_path, server)
-    assert read == ["c"]
+    assert len(checked) == 1
     assert server.clients == ("a", "b", "c")
     # Nor is one whose file is gone lost.
     (tmp_path / "a.safetensors").unlink()
     assert look(tmp_path, server).clients == ("a", "b", "c")
+
+
+def test_a_server_that_was_stopped_goes_on(tmp_path):
+    """What was counted is in a file; without it a replaced message would count in place of the first."""
+    box = tmp_path / "inbox"
+    box.mkdir()
+    put(box, "a", "b", "c")
+    (box / "d.safetensors").write_bytes(b"junk")
+    save_collected(look(box), tmp_path / "server.safetensors")
+    put(box, "a", message=with_matrix(rows(count=(1, 1))))
+    put(box, "e")
+    server = load_collected(tmp_path / "server.safetensors")
+    again = look(box, server)
+    assert again.clients == ("a", "b", "c", "e")
+    assert again.repeated["a"].startswith(OTHER)
+    assert list(again.rejected) == ["d"]
+    np.testing.assert_array_equal(again.message.rows.count, [3, 5] * 4)
+    left = covfree.forget(again, "b", message=with_matrix(rows()))
+    np.testing.assert_allclose(left.message.matrix, 3 * with_matrix(rows()).matrix)
+    assert look(box).message.rows.count.tolist() == [1, 1, *[3, 5] * 3]
+
+
+@pytest.mark.parametrize("names", [("a", "b"), (1, 2), (1, "1")], ids=str)
+@pytest.mark.parametrize("message", [rows(), with_matrix(rows()), with_matrix(rows(), solved=True)])
+def test_what_was_collected_is_what_is_loaded(names, message, tmp_path):
+    classes = ("cat", "dog", "cow")
+    sent = {name: dataclasses.replace(message, sends="x", class_names=classes) for name in names}
+    server = collect({**sent, 9: spoil(message, mean=np.nan)}, num_classes=CLASSES)
+    server = collect(sent, num_classes=CLASSES, before=server)
+    save_collected(server, tmp_path / "server")
+    again = load_collected(tmp_path / "server")
+    assert_same_message(again.message, server.message)
+    for name in ("clients", "rejected", "repeated", "solved", "receipts", "bounds", "doubted"):
+        assert getattr(again, name) == getattr(server, name), name
+
+
+def test_what_is_no_file_of_a_server(untyped, tmp_path):
+    put(tmp_path, "a")
+    with pytest.raises(ValueError, match=r"got format 'covfree.Message'"):
+        load_collected(tmp_path / "a.safetensors")
+    server = collect({(1, 2): rows()}, num_classes=CLASSES)
+    with pytest.raises(TypeError, match=r"clients: expected names that are texts or .* got \(1, 2\)"):
+        save_collected(server, tmp_path / "server")
+    save_collected(look(tmp_path), tmp_path / "b.safetensors")
+    with pytest.raises(ValueError, match=r"got format 'covfree.Collected'"):
+        load_message(tmp_path / "b.safetensors")
 
 
 def test_who_sends_again_is_named_and_the_first_counts(tmp_path):
@@ -98,14 +142,24 @@ def test_who_sends_again_is_named_and_the_first_counts(tmp_path):
     np.testing.assert_array_equal(changed.message.rows.count[-2:], [1, 1])
 
 
-def test_the_same_file_put_there_again_is_sent_again(tmp_path):
-    put(tmp_path, "a")
-    server = look(tmp_path)
-    file = tmp_path / "a.safetensors"
-    content = file.read_bytes()
-    time.sleep(0.05)
-    file.write_bytes(content)
-    assert look(tmp_path, server).repeated == {"a": SAME}
+def test_a_file_that_is_touched_all_the_time_is_what_it_is(tmp_path, monkeypatch):
+    """And one that was put there again with the same bytes, or has a new mode, is the same file."""
+    monkeypatch.setattr("covfree.protocol.inbox._KEPT", 0)
+    put(tmp_path, "a", "b", message=rows())
+    folder, read = Inbox(tmp_path), Inbox._read
+
+    def touched(self, name):
+        file = tmp_path / f"{name}.safetensors"
+        file.write_bytes(file.read_bytes())
+        file.chmod(0o600)
+        return read(self, name)
+
+    monkeypatch.setattr(Inbox, "_read", touched)
+    server = collect(folder, num_classes=CLASSES)
+    assert server.clients == ("a", "b")
+    covfree.solve_stream(covfree.fedcof(1.0), folder, num_classes=CLASSES)
+    assert folder.rejected == {}
+    assert look(tmp_path, server).repeated == {}
 
 
 def test_a_copy_of_what_was_counted_is_none_of_its_own_whatever_became_of_the_file(tmp_path):
@@ -122,8 +176,8 @@ def test_a_copy_of_what_was_counted_is_none_of_its_own_whatever_became_of_the_fi
     assert again.repeated == {"a": SAME}
     assert set(again.rejected) == {"b", "d"}
     for name, first in {"b": "a", "d": "moved"}.items():
-        expected = f"{name}.safetensors: expected a message of its own, got a copy of what {first!r} sent"
-        assert again.rejected[name].endswith(expected)
+        expected = f"message: expected one of its own, got a copy of what {first!r} sent"
+        assert again.rejected[name] == expected
     # What a copy held back may be sent again, and a client that was forgotten may come under another name.
     put(tmp_path, "b")
     again = look(tmp_path, covfree.forget(again, "moved", message=with_matrix(rows())))
@@ -165,117 +219,19 @@ def test_later_files_have_the_parts_and_the_dim_of_earlier_ones(tmp_path):
     assert server.rejected["d"] == "mean: expected shape [rows, 2], got [2, 3]"
 
 
-def test_a_file_that_changes_while_others_are_read_waits(tmp_path):
-    """What came after the folder was opened may have come after the deadline, too."""
-    put(tmp_path, "a", "b")
-    folder = MessageFolder(tmp_path)
-    put(tmp_path, "b", message=with_matrix(rows(count=(1, 1))))
-    server = collect_files(folder, num_classes=CLASSES)
-    assert server.clients == ("a",)
-    assert server.rejected["b"].endswith("it changed: open the folder again")
-    server = look(tmp_path, server)
-    assert server.clients == ("a", "b")
-    assert server.rejected == {}
-    np.testing.assert_array_equal(server.message.rows.count, [3, 5, 1, 1])
-
-
-def test_a_file_that_takes_the_size_and_time_of_another_is_seen_to_change(tmp_path):
-    """Senders can set mtime back, but not ctime."""
-    put(tmp_path, "a")
-    file = tmp_path / "a.safetensors"
-    folder, before = MessageFolder(tmp_path), file.stat()
-    time.sleep(0.05)
-    put(tmp_path, "a", message=with_matrix(rows(count=(1, 1))))
-    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-    after = file.stat()
-    assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
-    server = collect_files(folder, num_classes=CLASSES)
-    assert server.clients == ()
-    assert server.rejected["a"].endswith("it changed: open the folder again")
-    # A new mode alone makes no other message of a file that was counted.
-    server = look(tmp_path)
-    time.sleep(0.05)
-    file.chmod(0o600)
-    assert look(tmp_path, server).repeated == {}
-
-
 def test_numbers_announced_by_those_set_aside_do_not_stop_a_look(tmp_path):
     put(tmp_path, "a")
     (tmp_path / "b.safetensors").write_bytes(b"junk")
-    time.sleep(0.05)
-    deadline = datetime.now(UTC)
-    time.sleep(0.05)
-    put(tmp_path, "c")
-    folder = MessageFolder(tmp_path, deadline=deadline)
-    for client in "bc":
-        server = collect_files(folder, num_classes=CLASSES, num_examples={client: 10})
-        assert (server.clients, list(server.rejected), list(server.late)) == (("a",), ["b"], ["c"])
+    server = collect(Inbox(tmp_path), num_classes=CLASSES, num_examples={"b": 10})
+    assert (server.clients, list(server.rejected)) == (("a",), ["b"])
     # A name that nobody has is still told from those that count, and only if there are some.
-    with pytest.raises(ValueError, match="num_examples: expected clients that sent, such as 'a'; got 'x'"):
-        collect_files(folder, num_classes=CLASSES, num_examples={"x": 10})
-    (tmp_path / "a.safetensors").unlink()
-    folder = MessageFolder(tmp_path, deadline=deadline)
-    assert collect_files(folder, num_classes=CLASSES, num_examples={"x": 10}).clients == ()
-
-
-# Deadlines
-
-
-def test_who_misses_the_deadline_is_named_and_may_count_later(tmp_path):
-    put(tmp_path, "in-time")
-    time.sleep(0.05)
-    deadline = datetime.now(UTC)
-    time.sleep(0.05)
-    put(tmp_path, "late", message=rows(mean=((1, 2, 3), (4, 5, 6))))
-    # A sender that sets the time of its file back.
-    put(tmp_path, "liar")
-    os.utime(tmp_path / "liar.safetensors", (0, 0))
-    # A copy that came later does not take the place of what came in time.
-    shutil.copy2(tmp_path / "in-time.safetensors", tmp_path / "a-copy.safetensors")
-    server = look(tmp_path, deadline=deadline)
-    assert server.clients == ("in-time",)
-    assert server.rejected == {}
-    assert set(server.late) == {"late", "liar", "a-copy"}
-    assert all(deadline < came < datetime.now(UTC) for came in server.late.values())
-    # The same moment in another zone.
-    elsewhere = deadline.astimezone(timezone(timedelta(hours=-7)))
-    assert MessageFolder(tmp_path, deadline=elsewhere).late == server.late
-    later = look(tmp_path, server)
-    assert later.clients == ("in-time", "liar")
-    assert set(later.rejected) == {"late", "a-copy"}
-    assert set(later.late) == {"late", "a-copy"}
-    nobody = look(tmp_path, deadline=datetime(2000, 1, 1, tzinfo=UTC))
-    assert (nobody.clients, len(nobody.late)) == ((), 4)
-
-
-def test_who_counts_or_took_the_file_back_is_not_late(tmp_path):
-    put(tmp_path, "a")
-    server = look(tmp_path)
-    time.sleep(0.05)
-    deadline = datetime.now(UTC)
-    time.sleep(0.05)
-    put(tmp_path, "a", "b", "c")
-    server = look(tmp_path, server, deadline=deadline)
-    assert (server.clients, list(server.late)) == (("a",), ["b", "c"])
-    (tmp_path / "b.safetensors").unlink()
-    # What this look's pattern leaves out is late still.
-    server = look(tmp_path, server, pattern="a*")
-    assert (server.clients, list(server.late)) == (("a",), ["c"])
-    server = look(tmp_path, server)
-    assert (server.clients, server.late) == (("a", "c"), {})
-
-
-@pytest.mark.parametrize(
-    ("deadline", "error", "text"),
-    [
-        (datetime(2000, 1, 1), ValueError, "deadline: expected a time with its zone, such as "),
-        (946684800.0, TypeError, "deadline: expected a datetime or None, got 946684800.0"),
-        ("2000-01-01", TypeError, "deadline: expected a datetime or None, got '2000-01-01'"),
-    ],
-)
-def test_what_is_no_deadline(untyped, tmp_path, deadline, error, text):
-    with pytest.raises(error, match=text):
-        MessageFolder(tmp_path, deadline=deadline)
+    with pytest.raises(
+        ValueError, match="num_examples: expected clients that sent, such as 'a', 'b'; got 'x"
+    ):
+        collect(Inbox(tmp_path), num_classes=CLASSES, num_examples={"x": 10})
+    for file in tmp_path.iterdir():
+        file.unlink()
+    assert collect(Inbox(tmp_path), num_classes=CLASSES, num_examples={"x": 10}).clients == ()
 
 
 # Odd files
@@ -310,7 +266,7 @@ def test_names_that_do_not_print_do_not_break_lines(tmp_path):
     assert all(reason.isprintable() for reason in server.rejected.values())
     (tmp_path / "new\nline.safetensors").unlink()
     with pytest.raises(ValueError, match="none among 2 files") as error:
-        covfree.solve_stream(covfree.fedncm(), MessageFolder(tmp_path), num_classes=CLASSES)
+        covfree.solve_stream(covfree.fedncm(), Inbox(tmp_path), num_classes=CLASSES)
     assert str(error.value).isprintable()
 
 
@@ -408,11 +364,10 @@ def test_writers_that_are_killed_while_a_server_looks(tmp_path):
     server, looks = look(tmp_path / "inbox"), 0
     with subprocess.Popen(given) as writers:
         while writers.poll() is None:
-            folder = MessageFolder(tmp_path / "inbox")
+            folder = Inbox(tmp_path / "inbox")
             assert folder.rejected == {}
-            server = collect_files(folder, num_classes=CLASSES, before=server)
-            # One that was written again between the two steps waits for the next look.
-            assert all("it changed" in reason for reason in server.rejected.values())
+            server = collect(folder, num_classes=CLASSES, before=server)
+            assert server.rejected == {}
             looks += 1
     assert writers.returncode == 0
     assert looks > 5

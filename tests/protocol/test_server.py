@@ -656,7 +656,7 @@ def test_who_sends_again_is_listed(untyped):
     again = covfree.collect({"a": jax.tree.map(jax.numpy.asarray, rows())}, num_classes=3, before=first)
     assert again.repeated == {"a": same}
     junk = covfree.collect({"a": None}, num_classes=3, before=first)
-    assert junk.repeated["a"].startswith("sent another message")
+    assert junk.repeated["a"].startswith("sent what was set aside (")
     assert third.clients == ("a", "b", "c")
     np.testing.assert_array_equal(third.message.rows.count, [3, 5] * 3)
     assert list(covfree.forget(third, "b").repeated) == ["a"]
@@ -666,7 +666,7 @@ def test_matrices_of_many_clients_add_up_without_rounding():
     """In float32 the small ones would be lost beside the large one."""
     large, small = (with_matrix(rows(mean=np.full((2, 2), value))) for value in (3000.0, 0.01))
     sent = {"large": large, **{k: small for k in range(500)}}
-    total = covfree.collect(sent, num_classes=3)
+    total = covfree.collect(sent, num_classes=3, max_norm=None)
     exact = large.matrix.astype(np.float64) + 500 * small.matrix.astype(np.float64)
     np.testing.assert_allclose(total.message.matrix, exact, rtol=1e-12)
     left = covfree.forget(total, "large", message=large)
@@ -712,9 +712,9 @@ def test_files_say_what_they_hold(tmp_path):
         message = covfree.client_message(covfree.fedcof(), x, labels, num_classes=2)
         covfree.save_message(message, tmp_path / f"{name}.safetensors")
     assert covfree.load_message(tmp_path / "a.safetensors").sends == "ClassMeans"
-    folder = covfree.MessageFolder(tmp_path)
-    assert covfree.collect_files(folder, num_classes=2).message.sends == "ClassMeans"
-    with pytest.raises(ValueError, match="expected 'LocalHeads', as clients of 'ensemble-scores' send"):
+    folder = covfree.Inbox(tmp_path)
+    assert covfree.collect(folder, num_classes=2).message.sends == "ClassMeans"
+    with pytest.raises(ValueError, match="expected 'LocalHeads' as clients of 'ensemble-scores' send"):
         covfree.solve_stream(covfree.ensemble("scores"), folder, num_classes=2)
 
 
@@ -743,3 +743,99 @@ def test_messages_of_mapped_features_are_solved_under_jit():
     expected = covfree.solve_message(method, message, num_classes=2)
     found = jax.jit(lambda own: covfree.solve_message(own, message, num_classes=2))(method)
     np.testing.assert_allclose(found.head.weight, expected.head.weight, atol=1e-5)
+
+
+# What the server knows
+
+
+def other_kinds() -> dict[str, covfree.Message]:
+    return {
+        "nonsense": dataclasses.replace(rows(), sends="nonsense"),
+        "matrix": with_matrix(rows()),
+        "solution": with_matrix(rows(), solved=True),
+        "covariances": with_rows(rows(), covariance=SQUARE),
+    }
+
+
+@pytest.mark.parametrize("kind", other_kinds())
+def test_the_server_s_method_decides_and_not_who_comes_first(kind):
+    bad, good = other_kinds()[kind], dataclasses.replace(rows(), sends="ClassMeans")
+    method = covfree.fedcof()
+    first = covfree.collect({"bad": bad}, num_classes=3, method=method)
+    received = covfree.collect(dict.fromkeys("abcde", good), num_classes=3, method=method, before=first)
+    assert received.clients == tuple("abcde")
+    assert list(received.rejected) == ["bad"]
+    assert "as clients of 'fedcof' send, got" in received.rejected["bad"]
+    # Made by hand it says nothing, and passes.
+    assert covfree.collect({"a": rows()}, num_classes=3, method=method).rejected == {}
+
+
+@pytest.mark.parametrize("name", [name for name in registry() if registry()[name].make().message_rounds])
+def test_what_clients_of_a_method_send_is_of_its_kind(name):
+    method = deployed.make(name)
+    received = covfree.collect(messages(name), num_classes=CLASSES, method=method)
+    assert received.rejected == {}
+
+
+def test_a_method_without_messages_is_refused(untyped):
+    with pytest.raises(ValueError, match="method: expected one of a single message from each client"):
+        covfree.collect({}, num_classes=3, method=covfree.deepafl())
+    with pytest.raises(TypeError, match="method: expected"):
+        covfree.collect({}, num_classes=3, method="fedcof")
+
+
+NAMES = ("cat", "dog", "cow")
+
+
+def named(*names) -> covfree.Message:
+    return dataclasses.replace(rows(), class_names=names or None)
+
+
+def test_names_of_classes_are_those_of_the_server():
+    sent = {"swapped": named("dog", "cat", "cow"), "a": named(*NAMES), "silent": named(), "few": named("cat")}
+    received = covfree.collect(sent, num_classes=3, class_names=NAMES)
+    assert received.clients == ("a", "silent")
+    assert received.rejected == {
+        "swapped": "class_names: expected 'cat' for class 0, got 'dog', 'dog' for class 1, got 'cat'",
+        "few": "class_names: expected 3 names, got 1",
+    }
+    assert received.message.class_names == NAMES
+    by_method = covfree.collect(sent, num_classes=3, class_names=NAMES, method=covfree.fedncm())
+    assert by_method.rejected == received.rejected
+
+
+def test_names_of_classes_are_those_of_most_or_of_before():
+    sent = {"swapped": named("dog", "cat", "cow"), "a": named(*NAMES), "b": named(*NAMES), "silent": named()}
+    received = covfree.collect(sent, num_classes=3)
+    assert list(received.rejected) == ["swapped"]
+    later = covfree.collect(
+        {"c": named("cow", "dog", "cat"), "d": named(*NAMES)}, num_classes=3, before=received
+    )
+    assert (
+        later.rejected["c"]
+        == "class_names: expected 'cat' for class 0, got 'cow', 'cow' for class 2, got 'cat'"
+    )
+    assert later.clients == ("a", "b", "silent", "d")
+
+
+def test_messages_carry_the_names_of_their_classes(tmp_path, untyped):
+    x, labels = np.eye(4, 3, dtype=np.float32), np.arange(4) % 2
+    message = covfree.client_message(covfree.fedcof(), x, labels, num_classes=3, class_names=list(NAMES))
+    covfree.save_message(message, tmp_path / "a.safetensors")
+    assert covfree.load_message(tmp_path / "a.safetensors").class_names == NAMES
+    received = covfree.collect(covfree.Inbox(tmp_path), num_classes=3, class_names=("cat", "cow", "dog"))
+    assert list(received.rejected) == ["a"]
+    none = covfree.client_message(covfree.fedcof(), x[:0], labels[:0], num_classes=3, class_names=NAMES)
+    assert none.class_names == NAMES
+    for names, error in (
+        ("abc", TypeError),
+        ((1, 2, 3), TypeError),
+        (("a", "b"), ValueError),
+        ("a", TypeError),
+    ):
+        with pytest.raises(error, match="class_names: expected"):
+            covfree.client_message(covfree.fedcof(), x, labels, num_classes=3, class_names=names)
+    with pytest.raises(
+        ValueError, match=r"class_names: expected num_classes = 3 names that differ, got 3, 2 of"
+    ):
+        covfree.collect({}, num_classes=3, class_names=("cat", "cat", "dog"))

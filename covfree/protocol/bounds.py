@@ -1,0 +1,178 @@
+"""Bounds that are derived from what all clients sent: on the examples of one, and on the size of features.
+
+They are loose, so that they set no honest client aside: they end the power of one message over all others,
+and do not find who lies. ``docs/server.md`` states the rule.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from covfree.core.types import Message
+from covfree.protocol.checks import Rules, max_norm_of
+from covfree.protocol.values import square_sums
+
+# Clients below which nobody can judge.
+_FEWEST = 4
+# Robust standard deviations of a logarithm above the median; real federations have clients at 5.3.
+_DEVIATIONS = 6.0
+# How far above the median any client's examples, sum of squares, and mean square of features may be.
+_COUNT, _WHOLE, _EACH = 30.0, 100.0, 100.0
+# Logarithm of the largest factor, so that none overflows.
+_LARGEST = 200.0
+
+
+class Size(NamedTuple):
+    """What counts of a message.
+
+    Attributes:
+        count: its examples; the degrees of freedom of its residual directions if these are more.
+        label: class of each row.
+        number: examples behind each row.
+        square: Σ‖f‖² of each row's examples over their number, as far as the row tells.
+        directions: Σ‖y‖² of its residual directions.
+        trace: of its matrix; 0 without one.
+    """
+
+    count: float
+    label: np.ndarray
+    number: np.ndarray
+    square: np.ndarray
+    directions: float
+    trace: float
+
+
+def sizes_of(message: Message, owner: np.ndarray | None = None, clients: int = 1) -> Iterator[Size]:
+    """The size of a received message; or of each client's rows, if ``owner`` says whose they are."""
+    rows = message.rows
+    count, label = np.asarray(rows.count).astype(np.float64), np.asarray(rows.label)
+    squares = square_sums(rows)
+    owner = np.zeros(len(label), np.int32) if owner is None else owner
+    order = np.argsort(owner, kind="stable")
+    places = np.searchsorted(owner[order], np.arange(clients + 1))
+    # Of several clients the server has the sum alone, and so their mean.
+    trace = 0.0 if message.matrix is None else float(np.trace(message.matrix, dtype=np.float64)) / clients
+    for start, stop in itertools.pairwise(places):
+        own = order[start:stop]
+        means, vectors = own[label[own] >= 0], own[label[own] < 0]
+        number = max(count[means].sum(), count[vectors].max(initial=0))
+        square = squares[means] / count[means]
+        yield Size(number, label[means], count[means], square, float(squares[vectors].sum()), trace)
+
+
+class _Range(NamedTuple):
+    """A bound from values of which each client has one."""
+
+    median: float
+    most: float
+    clients: int
+
+    def root(self) -> _Range:
+        """Of norms in place of squares."""
+        return self._replace(median=self.median**0.5, most=self.most**0.5)
+
+    def __str__(self) -> str:
+        return f"{self.most:.4g}, derived from {self.clients} clients (median {self.median:.4g})"
+
+
+def _range(values: Iterable[float], least: float) -> _Range | None:
+    """How large a value may be, from the median and the spread of logarithms; None from too few.
+
+    The spread is 1.48 times the median distance from the median, or the distance of the upper quartile over
+    0.67 if that is more, as clients' sizes have long tails.
+    """
+    logs = np.log([value for value in values if value > 0])
+    if len(logs) < _FEWEST:
+        return None
+    median = float(np.median(logs))
+    upper = (float(np.quantile(logs, 0.75)) - median) / 0.6745
+    spread = max(1.4826 * float(np.median(np.abs(logs - median))), upper)
+    factor = math.exp(min(max(_DEVIATIONS * spread, math.log(least)), _LARGEST))
+    return _Range(math.exp(median), math.exp(median) * factor, len(logs))
+
+
+class Limits:
+    """What a message may be, as all of them tell, with those of earlier rounds."""
+
+    def __init__(self, sizes: list[Size], rules: Rules) -> None:
+        sizes = [size for size in sizes if size.count > 0]
+        rows = [size for size in sizes if len(size.square)]
+        self._rules, self._number = rules, len(sizes)
+        self._count = _range([s.count for s in sizes], _COUNT) if rules.max_count == "derived" else None
+        self._norms = rules.max_norm == "derived" and max_norm_of(rules) is None
+        self._row = _range([float(s.square.mean()) for s in rows], _EACH)
+        self._whole_row = _range([float((s.square * s.number).mean()) for s in rows], _EACH)
+        self._squares = _range([float(s.square @ s.number) for s in rows], _WHOLE)
+        self._sums = {
+            name: (
+                _range([getattr(s, name) / s.count for s in sizes], _EACH),
+                _range([getattr(s, name) for s in sizes], _WHOLE),
+            )
+            for name in ("directions", "trace")
+        }
+
+    def beyond(self, size: Size) -> str | None:
+        """Why a message is too large; None if it is not."""
+        if self._count is not None and size.count > self._count.most:
+            return f"count: counts sum to {size.count:.15g}; expected at most {self._count}; see max_count"
+        if not self._norms:
+            return None
+        if self._row is not None and self._whole_row is not None and self._squares is not None:
+            # A mean of few examples may be as much larger as its noise, which a mean of many hides.
+            few = _EACH * self._whole_row.median / np.maximum(size.number, 1)
+            excess = size.square / np.maximum(self._row.most, few)
+            if (excess > 1).any():
+                row = int(np.argmax(excess))
+                return (
+                    f"mean: a row of class {size.label[row]} is of features of norm "
+                    f"{size.square[row] ** 0.5:.4g} on average; expected at most {self._row.root()}; "
+                    "see max_norm"
+                )
+            if (whole := float(size.square @ size.number)) > self._squares.most:
+                return f"mean: squares sum to {whole:.4g}; expected at most {self._squares}; see max_norm"
+        for name, (each, whole) in self._sums.items():
+            found = getattr(size, name)
+            if each is None or whole is None:
+                continue
+            if found > max(each.most * size.count, _EACH * whole.median) or found > whole.most:
+                part = "matrix: has a trace" if name == "trace" else "mean: residual directions have squares"
+                return f"{part} of {found:.4g}; expected at most {whole}, and {each} an example; see max_norm"
+        return None
+
+    def report(self) -> dict[str, str]:
+        """The bounds in words, by the name of the argument that sets them."""
+        few = f"none, as {self._number} clients are too few to derive one from"
+        norm = None if self._row is None else self._row.root()
+        said, public = {}, max_norm_of(self._rules)
+        for name, derived in {"max_count": self._count, "max_norm": norm}.items():
+            given = getattr(self._rules, name)
+            if given == "derived":
+                said[name] = few if derived is None else str(derived)
+            else:
+                said[name] = "none, switched off" if given is None else f"{given}, as given"
+        if self._rules.max_norm == "derived" and public is not None:
+            said["max_norm"] = f"{public:.4g}, that of the method's map of features"
+        return said
+
+
+class Judgement(NamedTuple):
+    """Why new messages are beyond the bounds, why earlier ones are by now, and the bounds in words."""
+
+    rejected: dict[Hashable, str]
+    doubted: dict[Hashable, str]
+    bounds: dict[str, str]
+
+
+def judge(sizes: Mapping[Hashable, Size], before: Mapping[Hashable, Size], rules: Rules) -> Judgement:
+    """Hold messages against bounds that they tell together."""
+    limits = Limits([*before.values(), *sizes.values()], rules)
+    new, old = (
+        {client: reason for client, size in each.items() if (reason := limits.beyond(size)) is not None}
+        for each in (sizes, before)
+    )
+    return Judgement(new, old, limits.report())

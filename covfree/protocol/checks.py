@@ -1,0 +1,345 @@
+"""Whether one message is sound: a list of checks, each a function that raises and says what it expected."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from covfree.core.checks import check_positive, check_row_structure, check_strength
+from covfree.core.row_types import RowTypes, count_sum
+from covfree.core.types import Message, Rows, accumulation_dtype
+from covfree.methods import Method
+from covfree.protocol.squares import is_positive, rounding, unit_diagonal
+from covfree.protocol.values import check_rows, largest_sum, sound_rows, square_sums
+
+# A number, a bound that is derived from the messages, or none.
+Bound: TypeAlias = int | float | Literal["derived"] | None
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the server knows, see `collect`: C, d, the method, names of classes, announced counts, bounds."""
+
+    num_classes: int
+    dim: int | None = None
+    method: Method[Any] | None = None
+    class_names: tuple[str, ...] | None = None
+    num_examples: Mapping[Hashable, int] = field(default_factory=dict)
+    max_count: Bound = None
+    max_norm: Bound = None
+
+    def __post_init__(self) -> None:
+        """Raise an error unless all of them are valid."""
+        check_positive("num_classes", self.num_classes)
+        if self.dim is not None:
+            check_positive("dim", self.dim)
+        if not isinstance(self.num_examples, Mapping):
+            raise TypeError(f"num_examples: expected a number by client, got {self.num_examples!r}")
+        named = {f"num_examples[{client!r}]": number for client, number in self.num_examples.items()}
+        for name, value in {**named, "max_count": self.max_count, "max_norm": self.max_norm}.items():
+            if value is not None and (value != "derived" or name in named):
+                check_strength(name, value)
+        if self.method is not None and not self.method.message_rounds:
+            self.method.check_message()
+        # Here, where an error is the server's own.
+        _ = self.kind
+
+    @cached_property
+    def kind(self) -> Kind | None:
+        """The kind of message that the method's clients send, found without computing anything."""
+        if (method := self.method) is None:
+            return None
+        plain = replace(method, feature_map=None, transforms=())
+        found: list[Kind] = []
+
+        def made(features: jax.Array, labels: jax.Array, key: jax.Array) -> jax.Array:
+            message = plain.made(features, labels, 2, key)
+            found.append(Kind.of(message, message.solved))
+            return message.rows.count
+
+        jax.eval_shape(made, jnp.zeros((4, 8)), jnp.zeros(4, jnp.int32), jax.random.key(0))
+        return found[0]._replace(sends=method.sends, class_names=self.class_names)
+
+    def check_announced(self, senders: Collection[Hashable]) -> None:
+        """Raise if ``num_examples`` names clients, and none of them is among the senders."""
+        if self.num_examples and senders and not any(client in senders for client in self.num_examples):
+            named, sent = (", ".join(map(repr, list(names)[:3])) for names in (self.num_examples, senders))
+            raise ValueError(f"num_examples: expected clients that sent, such as {sent}; got {named}")
+
+
+class Kind(NamedTuple):
+    """Dimensions of each part of a message, 0 where it is not there, and what the message says of itself."""
+
+    covariance: int
+    sketch: int
+    matrix: int
+    solved: bool
+    sends: str | None
+    class_names: tuple[str, ...] | None
+
+    @classmethod
+    def of(cls, message: Message, solved: bool) -> Kind:
+        """That of a message."""
+        parts = (message.rows.covariance, message.rows.sketch, message.matrix)
+        sizes = (0 if part is None else np.ndim(part) for part in parts)
+        return cls(*sizes, bool(solved), message.sends, message.class_names)
+
+    def difference(self, wanted: Kind, who: str) -> str | None:
+        """In which part it is another than the wanted kind; None if in none. Who says nothing passes."""
+        for name, own, other in zip(self._fields[:4], self[:4], wanted[:4], strict=True):
+            if own != other:
+                return f"{name}: expected {_described(name, other)} {who}, got {_described(name, own)}"
+        if self.sends is not None and wanted.sends is not None and self.sends != wanted.sends:
+            return f"sends: expected {wanted.sends!r} {who}, got {self.sends!r}"
+        return _renumbered(self.class_names, wanted.class_names)
+
+
+def _described(name: str, size: int) -> str:
+    if name == "solved":
+        return str(bool(size))
+    return "none" if size == 0 else f"an array of {size} dimensions"
+
+
+def _renumbered(own: tuple[str, ...] | None, wanted: tuple[str, ...] | None) -> str | None:
+    """Which classes have other names than are wanted; None if none has."""
+    if own is None or wanted is None or own == wanted:
+        return None
+    if len(own) != len(wanted):
+        return f"class_names: expected {len(wanted)} names, got {len(own)}"
+    other = [c for c in range(len(own)) if own[c] != wanted[c]]
+    shown = ", ".join(f"{wanted[c]!r} for class {c}, got {own[c]!r}" for c in other[:3])
+    more = f" ({len(other)} classes differ)" if len(other) > 3 else ""
+    return f"class_names: expected {shown}{more}"
+
+
+@dataclass(frozen=True)
+class Letter:
+    """A message, what it is held against, and the number of examples that its client announced."""
+
+    message: Message
+    rules: Rules
+    announced: int | None = None
+
+    @cached_property
+    def num_examples(self) -> float:
+        """Of the examples behind the rows."""
+        count, label = np.asarray(self.message.rows.count), np.asarray(self.message.rows.label)
+        return count_sum(count[label >= 0])
+
+    @cached_property
+    def received(self) -> Message:
+        """The message as the server adds it up."""
+        return as_received(self.message)
+
+
+def as_received(message: Message) -> Message:
+    """A message as the server adds it up: in data types that hold sums, with means in the place of solutions.
+
+    Padding and a client's own column of clients are left out.
+    """
+    rows = replace(message.rows, client=None)
+    means = np.asarray(rows.label) >= 0
+    used = means if rows.sketch is None else means | np.asarray(rows.sketch)
+    if not (kept := used & (np.asarray(rows.count) > 0)).all():
+        rows = jax.tree.map(lambda leaf: np.asarray(leaf)[kept], rows)
+    rows = RowTypes.of(rows, count_sum(rows.count)).cast(rows)
+    matrix = message.matrix
+    if matrix is not None:
+        with np.errstate(over="ignore"):
+            matrix = np.asarray(matrix).astype(accumulation_dtype(np.asarray(matrix).dtype), copy=False)
+        if message.solved:
+            rows = _with_means(rows, matrix)
+    return Message(rows, matrix, sends=message.sends, class_names=message.class_names)
+
+
+def _with_means(rows: Rows, matrix: np.ndarray) -> Rows:
+    """Class means in the place of the columns of a ridge solution: C W = Xᵀ Y, the class sums."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums = np.asarray(rows.mean).astype(np.float64) @ matrix.astype(np.float64)
+        means = sums / np.maximum(rows.count, 1)[:, None]
+        return replace(rows, mean=means.astype(np.asarray(rows.mean).dtype))
+
+
+def is_a_message(letter: Letter) -> None:
+    """A message, with rows whose arrays fit together and have d columns."""
+    if not isinstance(letter.message, Message):
+        raise TypeError(f"message: expected a Message, got {type(letter.message).__name__}")
+    check_row_structure(letter.message.rows, dim=letter.rules.dim)
+
+
+def is_of_the_method(letter: Letter) -> None:
+    """The parts that clients of the method send, and the server's names for the classes."""
+    message, rules = letter.message, letter.rules
+    if not len(message.rows.count):
+        return
+    own = Kind.of(message, message.solved)
+    if rules.method is None or rules.kind is None:
+        reason = _renumbered(own.class_names, rules.class_names)
+    else:
+        reason = own.difference(rules.kind, f"as clients of {rules.method.name!r} send")
+    if reason is not None:
+        raise ValueError(reason)
+
+
+def has_sound_rows(letter: Letter) -> None:
+    """Finite means, counts of at least 0, labels of classes, covariances that are sums of squares."""
+    rows = letter.message.rows
+    sound_rows(rows, RowTypes.of(rows, count_sum(rows.count)), num_classes=letter.rules.num_classes)
+
+
+def has_announced_counts(letter: Letter) -> None:
+    """As many examples as were announced, and no more than a client may have."""
+    rows, total = letter.message.rows, letter.num_examples
+    most = None if letter.rules.max_count == "derived" else letter.rules.max_count
+    count = np.asarray(rows.count)
+    # The parts of a class that a mixture's components hold add up but for rounding.
+    slack = 0 if count.dtype.kind in "iu" else 1e-5
+    if letter.announced is not None and not np.isclose(total, letter.announced, rtol=slack):
+        raise ValueError(
+            f"count: counts sum to {total:.15g}; expected the {letter.announced} examples announced"
+        )
+    if most is not None and total > most * (1 + slack):
+        raise ValueError(f"count: counts sum to {total:.15g}; expected at most max_count = {most}")
+    if rows.sketch is not None:
+        degrees = max((float(n) for n in count[np.asarray(rows.sketch)]), default=0.0)
+        for bound in (letter.announced, most):
+            if bound is not None and degrees > bound:
+                raise ValueError(
+                    f"count: residual directions show {degrees:.15g} degrees of freedom; expected at most "
+                    f"{bound}, the number of examples"
+                )
+
+
+def has_a_sound_matrix(letter: Letter) -> None:
+    """A symmetric and positive semi-definite matrix of finite numbers, if there is one."""
+    message = letter.message
+    dim = np.shape(message.rows.mean)[1]
+    if message.matrix is None:
+        if message.solved:
+            raise ValueError("matrix: expected the one that the solution was computed with, got none")
+        return
+    came = np.asarray(message.matrix)
+    if not jnp.issubdtype(came.dtype, jnp.floating):
+        raise TypeError(f"matrix: expected floats, got {came.dtype}")
+    if came.shape != (dim, dim):
+        raise ValueError(f"matrix: expected shape {[dim, dim]}, got {list(came.shape)}")
+    with np.errstate(over="ignore"):
+        matrix = came.astype(accumulation_dtype(came.dtype), copy=False)
+    if not np.isfinite(matrix).all():
+        place = tuple(int(i) for i in np.argwhere(~np.isfinite(matrix))[0])
+        raise ValueError(f"matrix: holds {came[place]} at {place}; expected finite numbers")
+    if (trace := float(np.trace(matrix, dtype=np.float64))) > (most := largest_sum(matrix.dtype)):
+        raise ValueError(
+            f"matrix: has a trace of {trace:.2g}; expected at most {most:.2g}, as larger sums could overflow"
+        )
+    tolerance = rounding(letter.num_examples, came.dtype, np.asarray(message.rows.mean).dtype)
+    scaled, _ = unit_diagonal("matrix:", matrix, letter.num_examples, tolerance)
+    if not is_positive(scaled, tolerance):
+        raise ValueError("matrix: has a negative eigenvalue; expected F Fᵀ, a sum of squares")
+
+
+def has_sound_means(letter: Letter) -> None:
+    """Sound means in the place of solutions."""
+    if letter.message.solved:
+        check_rows(letter.received.rows, num_classes=letter.rules.num_classes)
+
+
+def has_bounded_norms(letter: Letter) -> None:
+    """Sums of squares as of features of norm ``max_norm`` at most.
+
+    Of n examples of a class the scatter has a trace of at most n·max_norm². The squares of residual
+    directions sum to a part of the traces of all classes.
+    """
+    most, total = max_norm_of(letter.rules), letter.num_examples
+    if most is None:
+        return
+    rows, matrix = letter.received.rows, letter.received.matrix
+    square = most**2 * (1 + 1e-3)
+    count, label = np.asarray(rows.count).astype(np.float64), np.asarray(rows.label)
+    squares = square_sums(rows)
+    wrong = (squares > count * square) & (label >= 0)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise ValueError(
+            f"mean: row {row} (class {label[row]}) is of features of norm "
+            f"{np.sqrt(squares[row] / count[row]):.7g} on average; expected at most max_norm = {most:.7g}"
+        )
+    vectors = np.zeros(len(count), bool) if rows.sketch is None else np.asarray(rows.sketch)
+    sums = {"mean: residual directions have squares that sum to": squares[vectors].sum()}
+    if matrix is not None and not letter.message.solved:
+        sums["matrix: has a trace of"] = float(np.trace(matrix, dtype=np.float64))
+    for name, found in sums.items():
+        if found > total * square:
+            raise ValueError(
+                f"{name} {found:.7g}; expected at most {total * most**2:.7g}, the number of examples times "
+                f"the square of max_norm = {most:.7g}"
+            )
+
+
+def max_norm_of(rules: Rules) -> int | float | None:
+    """The bound that is given, or that the method's map of features has; None if there is none."""
+    if rules.max_norm != "derived":
+        return rules.max_norm
+    return None if rules.method is None else getattr(rules.method.feature_map, "max_norm", None)
+
+
+# In this order: each relies on those before it.
+CHECKS: tuple[Callable[[Letter], None], ...] = (
+    is_a_message,
+    is_of_the_method,
+    has_sound_rows,
+    has_announced_counts,
+    has_a_sound_matrix,
+    has_sound_means,
+    has_bounded_norms,
+)
+
+
+def common_dim(dims: Iterable[int]) -> int | None:
+    """The dimension that all messages have; None if there is none.
+
+    Raises:
+        ValueError: if they differ: the server knows its features, and a vote would leave that to the senders.
+    """
+    number = Counter(dims)
+    if len(number) > 1:
+        found = ", ".join(f"{dim} ({times})" for dim, times in sorted(number.items()))
+        raise ValueError(
+            "dim: expected the number of features, as messages differ in it; got None and messages of "
+            f"{found}"
+        )
+    return next(iter(number), None)
+
+
+def unlike(kinds: Mapping[Hashable, Kind], before: Kind | None) -> dict[Hashable, str]:
+    """Why each message that is of another kind than the others cannot be put together with them.
+
+    The others are those of earlier rounds, else most of this one, whatever the order of the clients.
+    """
+    if before is None:
+        # The one with fewer parts of two that are as frequent.
+        parts = Counter(kind[:4] for kind in kinds.values())
+        usual = max(sorted(parts), key=parts.__getitem__, default=(0, 0, 0, False))
+        like = [kind for kind in kinds.values() if kind[:4] == usual]
+        before = Kind(*usual, None, None)
+    else:
+        like = list(kinds.values())
+    sends, names = Counter(kind.sends for kind in like), Counter(kind.class_names for kind in like)
+    wanted = before._replace(
+        sends=before.sends or _most_frequent(sends),
+        class_names=before.class_names or _most_frequent(names),
+    )
+    reasons = {client: kind.difference(wanted, "as others send") for client, kind in kinds.items()}
+    return {client: reason for client, reason in reasons.items() if reason is not None}
+
+
+def _most_frequent(found: Counter[Any]) -> Any:
+    said = sorted(value for value in found if value is not None)
+    return max(said, key=found.__getitem__, default=None)
