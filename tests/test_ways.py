@@ -68,7 +68,7 @@ WAYS = {
     "fit": (lambda: lambda: fit(covfree.fedcof()), (164, 33)),
     "fit, a number": (lambda: lambda: fit(covfree.fedcof(1.0)), (149, 29)),
     "refined": (lambda: lambda: fit(covfree.refined(covfree.fedcof(), 1)), (194, 36)),
-    "received": (received, (172, 33)),
+    "received": (received, (193, 36)),
     "a round of FedAvg": (fedavg, (96, 19)),
 }
 

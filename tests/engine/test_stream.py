@@ -389,7 +389,6 @@ def test_a_file_that_changes_between_the_rounds_is_left_out(checkpoint, tmp_path
     def changing(self, index, check):
         if len(seen) == 2:
             save_message(sent["client-3"], tmp_path / "client-2.safetensors")
-        if len(seen) == 8:
             (tmp_path / "client-5.safetensors").unlink()
         seen.append(index)
         return read(self, index, check)
