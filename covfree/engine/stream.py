@@ -83,7 +83,7 @@ def accumulate_stream(
     >>> moments.total.tolist()
     [[2.0], [7.0]]
     """
-    bounds: Any = {"max_count": max_count, "max_norm": max_norm}
+    bounds = {"max_count": max_count, "max_norm": max_norm}
     parts = _cut(method, source, num_classes, dim, bounds, part_rows)
     return _run(method, parts, lambda *totals: totals, num_classes, part_rows, checkpoint, progress)
 
@@ -124,7 +124,7 @@ def solve_stream(
     >>> solve_stream(covfree.fedcof(), table, num_classes=2)(table.mean).argmax(-1).tolist()
     [0, 0, 1]
     """
-    bounds: Any = {"max_count": max_count, "max_norm": max_norm}
+    bounds = {"max_count": max_count, "max_norm": max_norm}
     parts = _cut(method, source, num_classes, dim, bounds, part_rows)
     return _run(method, parts, partial(solve_totals, method), num_classes, part_rows, checkpoint, progress)
 
@@ -244,7 +244,7 @@ def _cut(
     source: Rows | Inbox,
     num_classes: int,
     dim: int | None,
-    bounds: dict[str, Bound],
+    bounds: dict[str, Any],
     part_rows: int,
 ) -> Parts:
     check_positive("num_classes", num_classes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +28,8 @@ _COUNT, _WHOLE, _EACH = 30.0, 100.0, 100.0
 _LARGEST = 200.0
 
 
-class Size(NamedTuple):
+@dataclass(frozen=True)
+class Size:
     """What counts of a message.
 
     Attributes:

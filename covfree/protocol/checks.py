@@ -14,7 +14,7 @@ import numpy as np
 
 from covfree.core.checks import check_positive, check_row_structure, check_strength
 from covfree.core.row_types import RowTypes, count_sum
-from covfree.core.types import Message, Rows, accumulation_dtype
+from covfree.core.types import AnyArray, Message, Rows, accumulation_dtype
 from covfree.methods import Method
 from covfree.protocol.squares import is_positive, rounding, unit_diagonal
 from covfree.protocol.values import check_rows, largest_sum, sound_rows, square_sums
@@ -59,7 +59,7 @@ class Rules:
         plain = replace(method, feature_map=None, transforms=())
         found: list[Kind] = []
 
-        def made(features: jax.Array, labels: jax.Array, key: jax.Array) -> jax.Array:
+        def made(features: jax.Array, labels: jax.Array, key: jax.Array) -> AnyArray:
             message = plain.made(features, labels, 2, key)
             found.append(Kind.of(message, message.solved))
             return message.rows.count
@@ -88,8 +88,8 @@ class Kind(NamedTuple):
     def of(cls, message: Message, solved: bool) -> Kind:
         """That of a message."""
         parts = (message.rows.covariance, message.rows.sketch, message.matrix)
-        sizes = (0 if part is None else np.ndim(part) for part in parts)
-        return cls(*sizes, bool(solved), message.sends, message.class_names)
+        covariance, sketch, matrix = (0 if part is None else np.ndim(part) for part in parts)
+        return cls(covariance, sketch, matrix, bool(solved), message.sends, message.class_names)
 
     def difference(self, wanted: Kind, who: str) -> str | None:
         """In which part it is another than the wanted kind; None if in none. Who says nothing passes."""
