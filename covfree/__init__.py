@@ -83,6 +83,7 @@ from covfree.methods import afl as afl
 from covfree.methods import ccvr as ccvr
 from covfree.methods import ensemble as ensemble
 from covfree.methods import fed3r as fed3r
+from covfree.methods import fed3r_random as fed3r_random
 from covfree.methods import fedcgs as fedcgs
 from covfree.methods import fedcof as fedcof
 from covfree.methods import fedcof_components as fedcof_components

@@ -23,7 +23,6 @@ _FEWER = {
     "fedpft": {"num_samples": 300},
     "fishermix": {"num_samples": 300},
     "proto-hyper": {"num_samples": 300},
-    "fed3r-random": {"num_features": 7},
     "fedcof-random": {"num_features": 7},
     "fedran": {"num_features": 7, "num_directions": 2},
     "stsa-e": {"num_features": 7, "num_subsets": 1},

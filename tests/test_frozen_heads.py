@@ -20,7 +20,7 @@ HEADS = Path(__file__).parent / "frozen_heads.npz"
 CLASSES, DIM, EXAMPLES, CLIENTS = 4, 5, 72, 6
 # Small where the defaults are large.
 NUMBERS = {
-    "fed3r-random": {"num_features": 12},
+    "fed3r-random": {"num_features": 12, "sigma": 1.0, "unit": True},
     "fedcof-random": {"num_features": 12},
     "stsa-e": {"num_features": 12},
     "fedran": {"num_features": 12},

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import Generic, TypeVar
 
-# Annotations of arguments that take a number.
-_NUMBER = re.compile(r"\b(int|Scalar)\b")
+# Annotations of arguments that take a number, or true or false.
+_NUMBER = re.compile(r"\b(bool|int|Scalar)\b")
 
 Made = TypeVar("Made")
 Named = TypeVar("Named")

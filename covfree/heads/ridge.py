@@ -11,7 +11,12 @@ from covfree.heads.columns import fitting, head_for_present, unit_columns
 
 
 def ridge_head(
-    gram: Float[AnyArray, "dim dim"] | Scatter, moments: Moments, *, ridge: Scalar = 0.0, unit: bool = True
+    gram: Float[AnyArray, "dim dim"] | Scatter,
+    moments: Moments,
+    *,
+    ridge: Scalar = 0.0,
+    unit: bool = True,
+    bias: bool = False,
 ) -> LinearHead:
     """Classify by ridge regression to one-hot labels: W = (G + λI)⁻¹ B, by default with columns of norm 1.
 
@@ -22,9 +27,13 @@ def ridge_head(
         ridge: λ, at least 0. If G + λI is singular, the solution of minimum norm is taken.
         unit: whether to scale columns to norm 1, as Fed3R and FedCOF do; static. Columns as they are favour
             classes of many examples.
+        bias: whether a constant 1 is appended to the features, as Fed3R's own code does; static. The system
+            [[G + λI, s], [sᵀ, N + λ]] [W; b] = [B; N_1 … N_C] needs s = Σ_c N_c μ_c and the counts beside G,
+            which the moments hold. b is divided by the norm of its column of W. The λ of b is the multiple of
+            I in G (`Scatter.shift`) plus ``ridge``.
 
     Returns:
-        The head, without bias. Absent classes are marked.
+        The head; its bias is 0 unless asked for. Absent classes are marked.
 
     Raises:
         ValueError: if G and the moments differ in size.
@@ -37,8 +46,22 @@ def ridge_head(
     Array([[1., 0.],
            [0., 1.]], dtype=float32)
     """
-    weight = solve(factorise(fitting("gram", gram, moments).shifted(ridge)), moments.total.T)
-    return ridge_head_of(weight, moments, unit=unit)
+    system = fitting("gram", gram, moments).shifted(ridge)
+    factors, sums = factorise(system), moments.total.T
+    if not bias:
+        return ridge_head_of(solve(factors, sums), moments, unit=unit)
+    total, counts = sums.sum(1, keepdims=True), moments.count.astype(sums.dtype)
+    solved = solve(factors, jnp.concatenate([sums, total], axis=1))
+    weight, direction = solved[:, :-1], solved[:, -1:]
+    # What is left of N + λ once W is eliminated; sᵀ(G + λI)⁻¹s is below N.
+    rest = moments.num_examples + system.shift - (total * direction).sum()
+    offset = (counts - (total * weight).sum(0)) / jnp.where(rest > 0, rest, 1)
+    weight = weight - direction * offset[None, :]
+    if unit:
+        largest = jnp.sqrt(jnp.square(weight).sum(0))
+        offset = offset / jnp.where(largest > 0, largest, 1)
+        weight = unit_columns(weight)
+    return head_for_present(weight, offset, moments.present)
 
 
 def ridge_head_of(weight: Float[Array, "dim classes"], moments: Moments, *, unit: bool = True) -> LinearHead:

@@ -3,6 +3,7 @@
 from covfree.core.registries import Entry as Entry
 from covfree.core.sums import Table as Table
 from covfree.methods.fed3r import fed3r as fed3r
+from covfree.methods.fed3r_random import fed3r_random as fed3r_random
 from covfree.methods.fedcof import fedcof as fedcof
 from covfree.methods.fedcof import fedcof_oracle as fedcof_oracle
 from covfree.methods.fedncm import fedncm as fedncm

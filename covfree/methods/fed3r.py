@@ -36,6 +36,10 @@ def _gram_head(ridge: Scalar, system: Scatter, totals: tuple[Moments, Scatter]) 
     return ridge_head(system, totals[0])
 
 
+def _gram_bias(ridge: Scalar, system: Scatter, totals: tuple[Moments, Scatter]) -> LinearHead:
+    return ridge_head(system, totals[0], bias=True)
+
+
 def gram_merge(params: object, message: Message, num_classes: int) -> tuple[tuple[Moments, Scatter]]:
     """The totals of `gram_phase` from what clients sent."""
     matrix = jnp.asarray(sent_matrix(message.matrix, "matrix"))
@@ -57,6 +61,10 @@ def _within_head(ridge: Scalar, system: Scatter, moments: Moments, within: Scatt
     return ridge_head(system, moments)
 
 
+def _within_bias(ridge: Scalar, system: Scatter, moments: Moments, within: Scatter) -> LinearHead:
+    return ridge_head(system, moments, bias=True)
+
+
 def _within_merge(ridge: Scalar, message: Message, num_classes: int) -> tuple[Moments, Scatter]:
     """F Fᵀ − Σ_c N_c μ_c μ_cᵀ: of what clients sent it needs sums over clients alone."""
     ((moments, gram),) = gram_merge(ridge, message, num_classes)
@@ -65,16 +73,25 @@ def _within_merge(ridge: Scalar, message: Message, num_classes: int) -> tuple[Mo
 
 @overload
 def fed3r(
-    ridge: Scalar = 1.0, scatter: Literal["both", "within"] = "both", *, feature_map: None = None
+    ridge: Scalar = 1.0,
+    scatter: Literal["both", "within"] = "both",
+    *,
+    bias: bool = False,
+    feature_map: None = None,
 ) -> Method[LinearHead]: ...
 @overload
 def fed3r(
-    ridge: Scalar = 1.0, scatter: Literal["both", "within"] = "both", *, feature_map: FeatureMap
+    ridge: Scalar = 1.0,
+    scatter: Literal["both", "within"] = "both",
+    *,
+    bias: bool = False,
+    feature_map: FeatureMap,
 ) -> Method[MappedHead]: ...
 def fed3r(
     ridge: Scalar = 1.0,
     scatter: Literal["both", "within"] = "both",
     *,
+    bias: bool = False,
     feature_map: FeatureMap | None = None,
 ) -> Method[Any]:
     """Make Fed3R: clients send their Gram matrix F Fᵀ and class sums; the server solves ridge regression.
@@ -88,6 +105,8 @@ def fed3r(
             server subtracts it from sums over all clients (F Fᵀ, class sums, counts), so this works under
             secure aggregation. In float32 the difference F Fᵀ − Σ_c N_c μ_c μ_cᵀ has a relative error of
             about eps·(1 + m²/s²), for features of mean m and spread s within classes.
+        bias: whether the head has an intercept, see `ridge_head`; clients send the same. The paper has none,
+            its authors' code has one.
         feature_map: a map of features that all parties share; random Fourier features make this Fed3R-RF.
 
     Raises:
@@ -105,7 +124,7 @@ def fed3r(
             keep_examples(),
             phases(gram_phase),
             gram_system,
-            _gram_head,
+            _gram_bias if bias else _gram_head,
             gram_matrices(gram_merge),
             feature_map,
         )
@@ -115,7 +134,7 @@ def fed3r(
         keep_examples(),
         phases(moments_phase, within_phase),
         _within_system,
-        _within_head,
+        _within_bias if bias else _within_head,
         gram_matrices(_within_merge),
         feature_map,
     )

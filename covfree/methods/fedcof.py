@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args, overload
 
 import jax
@@ -37,6 +38,8 @@ _HEADS: dict[str, Callable[[Scatter, Moments], LinearHead]] = {
     "lda": lda_head,
     "ridge": ridge_head,
 }
+# One object, as what is compiled is kept by it.
+_RIDGE_WITH_BIAS = partial(ridge_head, bias=True)
 
 
 class _Spread(NamedTuple):
@@ -115,6 +118,7 @@ def fedcof(
     *,
     subset_size: int = 2,
     scatter: ScatterChoice = "within",
+    bias: bool = False,
     feature_map: None = None,
 ) -> Method[LinearHead]: ...
 @overload
@@ -126,6 +130,7 @@ def fedcof(
     *,
     subset_size: int = 2,
     scatter: ScatterChoice = "within",
+    bias: bool = False,
     feature_map: None = None,
 ) -> Method[H]: ...
 @overload
@@ -137,6 +142,7 @@ def fedcof(
     *,
     subset_size: int = 2,
     scatter: ScatterChoice = "within",
+    bias: bool = False,
     feature_map: FeatureMap,
 ) -> Method[MappedHead]: ...
 def fedcof(
@@ -147,6 +153,7 @@ def fedcof(
     *,
     subset_size: int = 2,
     scatter: ScatterChoice = "within",
+    bias: bool = False,
     feature_map: FeatureMap | None = None,
 ) -> Method[Any]:
     """Make FedCOF: clients send class means and counts, whose spread gives the covariance for a head.
@@ -169,6 +176,7 @@ def fedcof(
             `Moments`.
         subset_size: examples of a random subset, at least, unless the client's class has fewer.
         scatter: the parts of the ridge head's Gram matrix, see `total_gram`; for the ridge head alone.
+        bias: whether the ridge head has an intercept, see `ridge_head`. The paper has none.
         feature_map: a map of features that all parties share, e.g. ``relu_features(5000)``. Clients send the
             class means of D mapped features, 4·M·D bytes. With fewer rows than D, the server solves a system
             of the size of the rows.
@@ -180,7 +188,9 @@ def fedcof(
     """
     check_choice("weighting", weighting, get_args(Weighting))
     summary = send_class_means(num_subsets, subset_size)
-    return fedcof_like("fedcof", summary, from_means(weighting), shrinkage, head, scatter, feature_map)
+    return fedcof_like(
+        "fedcof", summary, from_means(weighting), shrinkage, head, scatter, feature_map, bias=bias
+    )
 
 
 @overload
@@ -189,6 +199,7 @@ def fedcof_oracle(
     head: Literal["lda", "ridge"] = "lda",
     *,
     covariance: RowForm = "full",
+    bias: bool = False,
 ) -> Method[LinearHead]: ...
 @overload
 def fedcof_oracle(
@@ -196,12 +207,14 @@ def fedcof_oracle(
     head: Callable[[Scatter, Moments], H] = ...,  # pyright: ignore[reportInvalidTypeVarUse]
     *,
     covariance: RowForm = "full",
+    bias: bool = False,
 ) -> Method[H]: ...
 def fedcof_oracle(
     shrinkage: Scalar | str | Shrinkage = "auto",
     head: HeadChoice = "lda",
     *,
     covariance: RowForm = "full",
+    bias: bool = False,
 ) -> Method[Any]:
     """Make FedCOF's oracle: clients also send their class covariances, so that nothing need be estimated.
 
@@ -217,6 +230,7 @@ def fedcof_oracle(
         shrinkage: see `fedcof`.
         head: see `fedcof`.
         covariance: what clients send of each class's covariance.
+        bias: see `fedcof`.
 
     Source: FedCOF (Goswami et al. 2024), section 5 and eq. 24; diagonal and spherical: its Fig. 9.
     """
@@ -229,9 +243,15 @@ def fedcof_oracle(
             shrinkage,
             head,
             message=class_covariance_matrices(_oracle_merge),
+            bias=bias,
         )
     method = fedcof_like(
-        f"fedcof-{covariance}", send_class_means(covariance=covariance), from_variances(), shrinkage, head
+        f"fedcof-{covariance}",
+        send_class_means(covariance=covariance),
+        from_variances(),
+        shrinkage,
+        head,
+        bias=bias,
     )
     _check_rule(method.params)
     return method
@@ -246,6 +266,8 @@ def fedcof_like(
     scatter: ScatterChoice = "within",
     feature_map: FeatureMap | None = None,
     message: MessageForm | None = None,
+    *,
+    bias: bool = False,
 ) -> Method[Any]:
     """A method that makes a head of a shrunk within-class covariance, wherever that is from."""
     function = _HEADS.get(head) if isinstance(head, str) else head
@@ -254,6 +276,10 @@ def fedcof_like(
     check_choice("scatter", scatter, get_args(ScatterChoice))
     if scatter != "within" and head != "ridge":
         raise ValueError(f"scatter: expected 'within' unless the head is 'ridge', got {scatter!r}")
+    if bias:
+        if head != "ridge":
+            raise ValueError(f"bias: expected False unless the head is 'ridge', got {bias!r}")
+        function = _RIDGE_WITH_BIAS
     return Method(
         params=as_shrinkage(shrinkage),
         name=name,

@@ -8,6 +8,7 @@ from covfree.core.registries import Entry, Registry
 from covfree.core.types import Scalar
 from covfree.estimators import Shrinkage
 from covfree.methods.fed3r import fed3r
+from covfree.methods.fed3r_random import fed3r_random
 from covfree.methods.fedcof import HeadChoice, fedcof, fedcof_oracle
 from covfree.methods.fedncm import fedncm
 from covfree.methods.field.afl import afl
@@ -22,23 +23,19 @@ from covfree.methods.field.stsa import stsa_e
 from covfree.methods.method import Method
 from covfree.methods.refine.refined import refined
 from covfree.methods.shifted import fedcof_components, fedcof_residuals
-from covfree.statistics.feature_maps import fourier_features, relu_features
+from covfree.statistics.feature_maps import relu_features
 
 
-def _fed3r_within(ridge: Scalar = 1.0) -> Method:
-    return fed3r(ridge, "within")
-
-
-def _fed3r_random(ridge: Scalar = 0.01, num_features: int = 1000, sigma: Scalar = 1.0) -> Method:
-    return fed3r(ridge, feature_map=fourier_features(num_features, sigma=sigma))
+def _fed3r_within(ridge: Scalar = 1.0, bias: bool = False) -> Method:
+    return fed3r(ridge, "within", bias=bias)
 
 
 def _fedcof_random(shrinkage: Scalar | str | Shrinkage = "auto", num_features: int = 1000) -> Method:
     return fedcof(shrinkage, feature_map=relu_features(num_features))
 
 
-def _fedcof_paper() -> Method:
-    return fedcof(shrinkage=1.0, head="ridge")
+def _fedcof_paper(shrinkage: Scalar = 1.0, bias: bool = False) -> Method:
+    return fedcof(shrinkage, head="ridge", bias=bias)
 
 
 def _fedcof_diagonal(shrinkage: Scalar | str | Shrinkage = "auto", head: HeadChoice = "lda") -> Method:
@@ -74,7 +71,7 @@ _REGISTRY: Registry[Entry[Method[Any]]] = Registry(
         "fedncm": Entry("FedNCM", fedncm, _MEANS),
         "fed3r": Entry("Fed3R", fed3r, _GRAM),
         "fed3r-within": Entry("Fed3R, no between-class scatter", _fed3r_within, _GRAM),
-        "fed3r-random": Entry("Fed3R-RF, random Fourier features", _fed3r_random, _GRAM),
+        "fed3r-random": Entry("Fed3R-RF, random Fourier features", fed3r_random, _GRAM),
         "afl": Entry("AFL", afl, _GRAM),
         "fedcgs": Entry("FedCGS", fedcgs, _GRAM),
         "fedcof": Entry("FedCOF (LDA, automatic γ)", fedcof, _MEANS),

@@ -62,8 +62,7 @@ class FourierFeatures:
         features = accurate(features)
         drawn = self.drawn(features.shape[-1])
         if self.unit:
-            square = jnp.square(features).sum(-1, keepdims=True)
-            features = features / jnp.sqrt(jnp.where(square > 0, square, 1))
+            features = to_norm_one(features)
         angle = _project(features, drawn["directions"])
         angle = angle / jnp.asarray(self.sigma, angle.dtype)
         angle = angle + jnp.broadcast_to(drawn["phases"].astype(angle.dtype), angle.shape)
@@ -183,6 +182,12 @@ def relu_features(num_features: int, *, seed: int = 0) -> ReluFeatures:
     """
     check_positive("num_features", num_features)
     return ReluFeatures(check_seed("seed", seed), num_features)
+
+
+def to_norm_one(features: Float[Array, "*batch dim"]) -> Float[Array, "*batch dim"]:
+    """Each feature vector scaled to norm 1; 0 stays."""
+    square = jnp.square(features).sum(-1, keepdims=True)
+    return features / jnp.sqrt(jnp.where(square > 0, square, 1))
 
 
 def accurate(features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch dim"]:

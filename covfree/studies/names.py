@@ -32,7 +32,9 @@ def parsed(text: str, expected: str) -> tuple[str, dict[str, Any]]:
 
 
 def as_number(text: str) -> Any:
-    """An integer, a real number, or the text itself, such as 'auto'."""
+    """True or false, an integer, a real number, or the text itself, such as 'auto'."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
     for kind in (int, float):
         try:
             return kind(text)

@@ -85,6 +85,58 @@ def test_a_scatter_serves_as_the_matrix(precision, factored):
         assert_heads_close(compiled_build(name, scatter, moments), expected, precision.tolerance)
 
 
+@pytest.mark.parametrize("factored", [False, True])
+def test_a_ridge_head_with_a_bias(precision, factored):
+    """That of features with a constant 1 appended, whose row counts in no column's norm; λ is on it too."""
+    rng = np.random.default_rng(5)
+    labels = rng.integers(0, 4, 7 if factored else 60)
+    features = rng.normal(size=(labels.size, 9)) + 0.5 * np.eye(4, 9)[labels] + 1
+    rows = covfree.Rows.from_examples(precision.array(features), jnp.asarray(labels))
+    moments, ridge = covfree.first_moments(rows, 5), 0.3
+    gram = Scatter.from_factor(precision.array(features))
+    assert gram.factored == factored
+    longer = np.c_[features, np.ones(labels.size)]
+    solved = np.linalg.solve(longer.T @ longer + ridge * np.eye(10), longer.T @ np.eye(5)[labels])
+    norm = np.linalg.norm(solved[:-1], axis=0)
+    norm = np.where(norm > 0, norm, 1)
+    for unit, scale in ((True, norm), (False, np.ones(5))):
+        head = covfree.ridge_head(gram, moments, ridge=ridge, unit=unit, bias=True)
+        expected = solved[:-1] / scale, np.where(np.asarray(moments.count) > 0, solved[-1] / scale, -np.inf)
+        assert_heads_close(head, expected, 10 * precision.tolerance)
+        shifted = covfree.ridge_head(gram.shifted(ridge), moments, unit=unit, bias=True)
+        assert_heads_close(shifted, expected, 10 * precision.tolerance)
+    for method in (covfree.fed3r(ridge, bias=True), covfree.afl(ridge=ridge, bias=True)):
+        fitted = covfree.fit(
+            method, precision.array(features), labels, np.arange(labels.size) % 3, num_classes=5
+        )
+        scale = norm if method.name == "fed3r" else 1
+        assert_heads_close(
+            fitted, (solved[:-1] / scale, expected[1] / scale), 10 * precision.tolerance
+        )
+
+
+def test_a_bias_is_of_ridge_heads():
+    with pytest.raises(ValueError, match="bias: expected False unless the head is 'ridge'"):
+        covfree.fedcof(bias=True)
+    rng = np.random.default_rng(0)
+    labels, clients = rng.integers(0, 3, 300), np.arange(300) % 20
+    features = (rng.normal(size=(300, 6)) + np.eye(3, 6)[labels] + 2).astype(np.float32)
+    # The grand mean is in Ĝ, so that the row and the column of the constant fit it.
+    classes = [features[labels == c].astype(np.float64) for c in range(3)]
+    within = sum((x - x.mean(0)).T @ (x - x.mean(0)) for x in classes) + 0.1 * 297 * np.eye(6)
+    sums, counts = np.stack([x.sum(0) for x in classes], 1), np.array([len(x) for x in classes])
+    total = sums.sum(1, keepdims=True)
+    system = np.block([[within + total @ total.T / 300, total], [total.T, np.array([[300 + 0.1 * 297]])]])
+    solved = np.linalg.solve(system, np.r_[sums, counts[None]])
+    solved = solved / np.linalg.norm(solved[:-1], axis=0)
+    exact, estimated = (
+        covfree.fit(method(0.1, head="ridge", bias=True), features, labels, clients)
+        for method in (covfree.fedcof_oracle, covfree.fedcof)
+    )
+    assert_heads_close(exact, (solved[:-1], solved[-1]), 1e-4)
+    assert 0 < np.abs(estimated.bias - exact.bias).max() < 0.2
+
+
 def test_lda_with_priors(precision):
     moments, matrix, (count, _, mean), exact = parts(3, precision)
     priors = np.array([1.0, 2.0, 0.0, 5.0, 3.0, 1.0])

@@ -35,9 +35,7 @@ from covfree.testing.method import METHOD_LAWS
 DIM = 5
 # Heads about an origin: where the mean is 1000 times the spread their system has condition 1e7, and features
 # scaled to norm 1 differ by a thousandth.
-ABOUT_ORIGIN = {
-    *("afl", "fed3r", "fed3r-within", "fed3r-random", "fedcof-paper", "fedncm", "fedran", "stsa-e")
-}
+ABOUT_ORIGIN = {*("afl", "fed3r", "fed3r-within", "fedcof-paper", "fedncm", "fedran", "stsa-e")}
 # Their λ or γ is in the features' unit.
 OF_A_UNIT = {"afl", "fed3r", "fed3r-within", "fedcof-paper", "fedran", "stsa-e"}
 # A method for each way in which clients make something of features, and for each system that a server solves.
@@ -62,7 +60,6 @@ OF_TOTALS = ("splitting", "gradients")
 SAME_TOTALS = {
     "fedcof-paper": "fedcof",
     "fedcof-random": "fedcof",
-    "fed3r-random": "fed3r",
     "afl": "fed3r",
     "ccvr": "qda",
     "fishermix": "qda",

@@ -48,7 +48,7 @@ def own_examples(client: int, method: covfree.Method):
 
 # Of the others: rows.
 SENT = {
-    **dict.fromkeys(("fed3r", "fed3r-within", "fed3r-random", "fedcgs"), "gram"),
+    **dict.fromkeys(("fed3r", "fed3r-within", "fedcgs"), "gram"),
     **dict.fromkeys(("fedcof-oracle", "qda", "ccvr"), "covariances"),
     "afl": "solutions",
 }

@@ -33,6 +33,10 @@ def _head(numbers: AflNumbers, system: Scatter, totals: tuple[Moments, Scatter])
     return ridge_head(system, totals[0], unit=False)
 
 
+def _bias_head(numbers: AflNumbers, system: Scatter, totals: tuple[Moments, Scatter]) -> LinearHead:
+    return ridge_head(system, totals[0], unit=False, bias=True)
+
+
 def _merge(numbers: AflNumbers, message: Message, num_classes: int) -> tuple[tuple[Moments, Scatter]]:
     """C − Kγ I: the absolute aggregation law keeps Σ C_k and Σ C_k W_k, and they are all that it needs."""
     ((moments, gram),) = gram_merge(numbers, message, num_classes)
@@ -50,7 +54,7 @@ def distinct(clients: AnyArray | None) -> jax.Array | int:
     return 1 + (ordered[1:] != ordered[:-1]).sum()
 
 
-def afl(gamma: Scalar = 1.0, *, ridge: Scalar = 0.0) -> Method[LinearHead]:
+def afl(gamma: Scalar = 1.0, *, ridge: Scalar = 0.0, bias: bool = False) -> Method[LinearHead]:
     """Make AFL: clients send their own ridge solution and regularised Gram matrix; the server combines them.
 
     By the absolute aggregation law the result is ridge regression on the pooled features. It does not depend
@@ -62,6 +66,7 @@ def afl(gamma: Scalar = 1.0, *, ridge: Scalar = 0.0) -> Method[LinearHead]:
     Args:
         gamma: γ, added to a client's Gram matrix to make its system regular.
         ridge: λ of the final solution; the paper has 0.
+        bias: whether the head has an intercept, see `ridge_head`; clients send the same. The paper has none.
 
     Raises:
         ValueError: if a number is negative or not finite.
@@ -70,4 +75,5 @@ def afl(gamma: Scalar = 1.0, *, ridge: Scalar = 0.0) -> Method[LinearHead]:
     Federated Learning with Pre-trained Models".
     """
     numbers = AflNumbers(check_strength("gamma", gamma), check_strength("ridge", ridge))
-    return Method(numbers, "afl", keep_examples(), phases(gram_phase), _system, _head, own_solutions(_merge))
+    head = _bias_head if bias else _head
+    return Method(numbers, "afl", keep_examples(), phases(gram_phase), _system, head, own_solutions(_merge))

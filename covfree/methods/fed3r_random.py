@@ -1,0 +1,153 @@
+"""Fed3R-RF: Fed3R on random Fourier features, of a width that clients' sums give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from covfree.core.checks import check_positive, check_seed, check_strength
+from covfree.core.linalg import Scatter
+from covfree.core.types import LinearHead, Moments, Rows, Scalar
+from covfree.estimators.moments import valid_rows
+from covfree.heads import ridge_head
+from covfree.heads.mapped import MappedHead
+from covfree.methods.fed3r import fed3r, gram_phase
+from covfree.methods.method import Method
+from covfree.methods.rounds import Factor, Round
+from covfree.methods.summaries import keep_examples
+from covfree.statistics.feature_maps import FourierFeatures, accurate, fourier_features, to_norm_one
+
+# σ in units of the features' total deviation √tr Σ. A difference of two examples has √2 of it, so that the
+# kernel between them is exp(−1/16) on average: 0.94.
+_WIDTHS = 4.0
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Numbers:
+    """What may be swept, and sizes."""
+
+    ridge: Scalar
+    seed: Scalar
+    num_features: int = field(metadata={"static": True})
+    unit: bool = field(metadata={"static": True})
+    bias: bool = field(metadata={"static": True})
+
+    def map_of(self, sigma: Scalar) -> FourierFeatures:
+        return FourierFeatures(sigma, self.seed, self.num_features, self.unit)
+
+
+class _Sizes(NamedTuple):
+    """The first round: sums over examples.
+
+    Attributes:
+        count: n.
+        total: Σ x.
+        square: Σ ‖x‖².
+    """
+
+    count: Float[Array, ""]
+    total: Float[Array, " dim"]
+    square: Float[Array, ""]
+
+
+def _valid(rows: Rows, num_classes: int) -> tuple[Rows, jax.Array]:
+    """The rows, with 0 for the features of padding, and which rows are none."""
+    kept = valid_rows(rows, num_classes)
+    return replace(rows, mean=jnp.where(kept[:, None], accurate(rows.mean), 0)), kept
+
+
+def _size_terms(numbers: _Numbers, sent: tuple[()], rows: Rows, num_classes: int) -> _Sizes:
+    rows, kept = _valid(rows, num_classes)
+    features = to_norm_one(rows.mean) if numbers.unit else rows.mean
+    return _Sizes(kept.sum(dtype=features.dtype), features.sum(0), jnp.square(features).sum())
+
+
+def _width(numbers: _Numbers, state: tuple[()], total: _Sizes) -> tuple[jax.Array]:
+    """σ. Where all examples are equal it is their norm, and 1 if that is 0 too."""
+    count = jnp.maximum(total.count, 1)
+    square = total.square / count
+    variance = square - jnp.square(total.total / count).sum()
+    # Of features far from 0 the difference is rounding.
+    variance = jnp.maximum(variance, jnp.finfo(square.dtype).eps * square)
+    return (_WIDTHS * jnp.sqrt(jnp.where(variance > 0, variance, 1)),)
+
+
+def _gram_terms(
+    numbers: _Numbers, sent: tuple[jax.Array], rows: Rows, num_classes: int
+) -> tuple[Moments, Factor]:
+    rows, _ = _valid(rows, num_classes)
+    return gram_phase(None, (), replace(rows, mean=numbers.map_of(sent[0])(rows.mean)), num_classes)
+
+
+def _system(numbers: _Numbers, sigma: jax.Array, totals: tuple[Moments, Scatter]) -> Scatter:
+    return totals[1].shifted(numbers.ridge)
+
+
+def _head(
+    numbers: _Numbers, system: Scatter, sigma: jax.Array, totals: tuple[Moments, Scatter]
+) -> MappedHead:
+    head: LinearHead = ridge_head(system, totals[0], bias=numbers.bias)
+    return MappedHead(numbers.map_of(sigma), head)
+
+
+def _flops(numbers: _Numbers, num_examples: int, dim: int, num_classes: int) -> int:
+    size = numbers.num_features
+    return num_examples * (3 * dim + 2 * dim * size + size + 2 * size**2)
+
+
+def fed3r_random(
+    ridge: Scalar = 0.01,
+    num_features: int = 2000,
+    sigma: Scalar | str = "auto",
+    *,
+    unit: bool = False,
+    bias: bool = False,
+    seed: int = 0,
+) -> Method[MappedHead]:
+    """Make Fed3R-RF: Fed3R on D random Fourier features, an approximation of kernel ridge regression.
+
+    The kernel is exp(−‖x − y‖²/(2σ²)), whose σ must fit the unit of the features. With ``"auto"`` clients
+    first send n, Σ x and Σ ‖x‖², which add up to the features' total variance tr Σ = Σ ‖x‖²/n − ‖Σ x/n‖²; the
+    server sends back σ = 4·√tr Σ, and a second round is Fed3R's. σ = 1000 in one round is the paper's
+    setting, chosen for the features of its backbone.
+
+    Bytes up: 4·(K·D² + M·D); with ``"auto"`` 4·K·(D² + C·D + C + d + 2) in sums, as all clients name all
+    classes.
+
+    Args:
+        ridge: λ, at least 0.
+        num_features: D. Fewer than d features may be worse than none.
+        sigma: σ above 0, or ``"auto"``.
+        unit: scale features to norm 1 first. Distances are then at most 2: a σ far above that makes all
+            examples alike, and the head is left with rounding.
+        bias: see `fed3r`.
+        seed: of the random directions; the same for all parties.
+
+    Raises:
+        ValueError: if a number is out of its range.
+        TypeError: if a size is no integer or a number none.
+
+    Source: Fanì, Camoriano, Caputo and Ciccone (2024); the automatic σ is covfree's.
+
+    >>> import covfree, numpy as np
+    >>> x = np.array([[1, 0], [0, 1], [-1, 0], [0, -1]] * 5, np.float32)
+    >>> y = np.array([0, 1, 0, 1] * 5)  # no linear head tells these apart
+    >>> head = covfree.fit(fed3r_random(1e-4, 50), 1000 * x, y, clients=np.zeros(20, int))
+    >>> float(covfree.evaluate(head, 1000 * x, y))
+    1.0
+    """
+    check_positive("num_features", num_features)
+    if sigma != "auto":
+        if isinstance(sigma, str):
+            raise ValueError(f"sigma: expected a number above 0 or 'auto', got {sigma!r}")
+        feature_map = fourier_features(num_features, sigma=sigma, seed=seed, unit=unit)
+        return replace(fed3r(ridge, feature_map=feature_map, bias=bias), name="fed3r-random")
+    check_strength("ridge", ridge)
+    numbers = _Numbers(ridge, check_seed("seed", seed), num_features, unit, bias)
+    rounds = (Round(_size_terms, _width), Round(_gram_terms))
+    return Method(numbers, "fed3r-random", keep_examples(), rounds, _system, _head, flops=_flops)
