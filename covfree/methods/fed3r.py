@@ -17,7 +17,7 @@ from covfree.heads.mapped import MappedHead
 from covfree.methods.fedncm import moments_phase
 from covfree.methods.message_form import gram_matrices
 from covfree.methods.method import Method, sent_matrix
-from covfree.methods.rounds import Factor, phases
+from covfree.methods.rounds import Factor, bound, phases
 from covfree.methods.summaries import keep_examples
 from covfree.statistics.feature_maps import FeatureMap
 
@@ -32,12 +32,8 @@ def gram_system(ridge: Scalar, totals: tuple[Moments, Scatter]) -> Scatter:
     return totals[1].shifted(ridge)
 
 
-def _gram_head(ridge: Scalar, system: Scatter, totals: tuple[Moments, Scatter]) -> LinearHead:
-    return ridge_head(system, totals[0])
-
-
-def _gram_bias(ridge: Scalar, system: Scatter, totals: tuple[Moments, Scatter]) -> LinearHead:
-    return ridge_head(system, totals[0], bias=True)
+def _gram_head(ridge: Scalar, system: Scatter, totals: tuple[Moments, Scatter], *, bias: bool) -> LinearHead:
+    return ridge_head(system, totals[0], bias=bias)
 
 
 def gram_merge(params: object, message: Message, num_classes: int) -> tuple[tuple[Moments, Scatter]]:
@@ -57,12 +53,10 @@ def _within_system(ridge: Scalar, moments: Moments, within: Scatter) -> Scatter:
     return total_gram(within, moments, scatter="within").shifted(ridge)
 
 
-def _within_head(ridge: Scalar, system: Scatter, moments: Moments, within: Scatter) -> LinearHead:
-    return ridge_head(system, moments)
-
-
-def _within_bias(ridge: Scalar, system: Scatter, moments: Moments, within: Scatter) -> LinearHead:
-    return ridge_head(system, moments, bias=True)
+def _within_head(
+    ridge: Scalar, system: Scatter, moments: Moments, within: Scatter, *, bias: bool
+) -> LinearHead:
+    return ridge_head(system, moments, bias=bias)
 
 
 def _within_merge(ridge: Scalar, message: Message, num_classes: int) -> tuple[Moments, Scatter]:
@@ -124,7 +118,7 @@ def fed3r(
             keep_examples(),
             phases(gram_phase),
             gram_system,
-            _gram_bias if bias else _gram_head,
+            bound(_gram_head, bias=bias),
             gram_matrices(gram_merge),
             feature_map,
         )
@@ -134,7 +128,7 @@ def fed3r(
         keep_examples(),
         phases(moments_phase, within_phase),
         _within_system,
-        _within_bias if bias else _within_head,
+        bound(_within_head, bias=bias),
         gram_matrices(_within_merge),
         feature_map,
     )

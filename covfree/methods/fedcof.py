@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args, overload
 
 import jax
@@ -38,8 +37,6 @@ _HEADS: dict[str, Callable[[Scatter, Moments], LinearHead]] = {
     "lda": lda_head,
     "ridge": ridge_head,
 }
-# One object, as what is compiled is kept by it.
-_RIDGE_WITH_BIAS = partial(ridge_head, bias=True)
 
 
 class _Spread(NamedTuple):
@@ -279,7 +276,7 @@ def fedcof_like(
     if bias:
         if head != "ridge":
             raise ValueError(f"bias: expected False unless the head is 'ridge', got {bias!r}")
-        function = _RIDGE_WITH_BIAS
+        function = bound(ridge_head, bias=True)
     return Method(
         params=as_shrinkage(shrinkage),
         name=name,

@@ -110,9 +110,7 @@ def test_a_ridge_head_with_a_bias(precision, factored):
             method, precision.array(features), labels, np.arange(labels.size) % 3, num_classes=5
         )
         scale = norm if method.name == "fed3r" else 1
-        assert_heads_close(
-            fitted, (solved[:-1] / scale, expected[1] / scale), 10 * precision.tolerance
-        )
+        assert_heads_close(fitted, (solved[:-1] / scale, expected[1] / scale), 10 * precision.tolerance)
 
 
 def test_a_bias_is_of_ridge_heads():

@@ -14,7 +14,7 @@ from covfree.heads import ridge_head
 from covfree.methods.fed3r import gram_merge, gram_phase
 from covfree.methods.message_form import own_solutions
 from covfree.methods.method import Method
-from covfree.methods.rounds import phases
+from covfree.methods.rounds import bound, phases
 from covfree.methods.summaries import keep_examples
 
 
@@ -29,12 +29,8 @@ def _system(numbers: AflNumbers, totals: tuple[Moments, Scatter]) -> Scatter:
     return totals[1].shifted(numbers.ridge)
 
 
-def _head(numbers: AflNumbers, system: Scatter, totals: tuple[Moments, Scatter]) -> LinearHead:
-    return ridge_head(system, totals[0], unit=False)
-
-
-def _bias_head(numbers: AflNumbers, system: Scatter, totals: tuple[Moments, Scatter]) -> LinearHead:
-    return ridge_head(system, totals[0], unit=False, bias=True)
+def _head(numbers: AflNumbers, system: Scatter, totals: tuple[Moments, Scatter], *, bias: bool) -> LinearHead:
+    return ridge_head(system, totals[0], unit=False, bias=bias)
 
 
 def _merge(numbers: AflNumbers, message: Message, num_classes: int) -> tuple[tuple[Moments, Scatter]]:
@@ -75,5 +71,5 @@ def afl(gamma: Scalar = 1.0, *, ridge: Scalar = 0.0, bias: bool = False) -> Meth
     Federated Learning with Pre-trained Models".
     """
     numbers = AflNumbers(check_strength("gamma", gamma), check_strength("ridge", ridge))
-    head = _bias_head if bias else _head
+    head = bound(_head, bias=bias)
     return Method(numbers, "afl", keep_examples(), phases(gram_phase), _system, head, own_solutions(_merge))
