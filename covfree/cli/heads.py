@@ -30,6 +30,7 @@ from covfree.cli.options import (
     federation_of,
     variants_of,
 )
+from covfree.core.gathered import Features
 from covfree.data import FeatureSet
 from covfree.heads import metrics
 from covfree.heads.file import SavedHead
@@ -201,7 +202,7 @@ def _unseen(
 
 
 class _Part(NamedTuple):
-    features: np.ndarray
+    features: Features
     labels: np.ndarray
     clients: np.ndarray | None
 

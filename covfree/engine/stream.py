@@ -22,7 +22,7 @@ from covfree.engine.checkpoint import State, identity_of, load_state, save_state
 from covfree.engine.parts import FolderParts, LostMessage, Parts, TableParts
 from covfree.engine.reading import add_part, ahead
 from covfree.engine.shapes import passed
-from covfree.engine.totals import How, check_over_rows, through
+from covfree.engine.totals import Form, How, check_over_rows, through
 from covfree.methods import Method
 from covfree.methods.rounds import Round
 from covfree.protocol.checks import Bound, Rules

@@ -129,7 +129,7 @@ def start_of(init: str, task: Task) -> Start:
 
 
 def _start(init: str, task: Task) -> Start:
-    features, classes = task.data.train_features, task.data.num_classes
+    features, classes = np.asarray(task.data.train_features), task.data.num_classes
     clients, uploaded, received, seconds = 0, 0, 0, 0.0
     if init == RANDOM:
         head = random_head(features.shape[1], classes, key=jax.random.key(task.seed))
