@@ -37,10 +37,10 @@ def pytest_sessionstart():
     jaxtyping checks what dataclasses are made of, and jax makes them of what a tree's leaves are.
     """
     from covfree.core.types import LinearHead
-    from covfree.heads import EnsembleHead, GaussianHead, MappedHead
+    from covfree.heads import EnsembleHead, GaussianHead, MappedHead, StudentHead
     from covfree.statistics.feature_maps import Adapter
 
-    for kind in (Adapter, EnsembleHead, GaussianHead, LinearHead, MappedHead):
+    for kind in (Adapter, EnsembleHead, GaussianHead, LinearHead, MappedHead, StudentHead):
         kind.__init__ = getattr(kind.__init__, "__wrapped__", kind.__init__)
 
 

@@ -61,6 +61,7 @@ from covfree.estimators import within_scatter as within_scatter
 from covfree.estimators.automatic import automatic as automatic
 from covfree.heads import EnsembleHead as EnsembleHead
 from covfree.heads import GaussianHead as GaussianHead
+from covfree.heads import StudentHead as StudentHead
 from covfree.heads import calibrate_temperature as calibrate_temperature
 from covfree.heads import exporting as _exporting  # noqa: F401
 from covfree.heads import gaussian_head as gaussian_head
@@ -71,6 +72,7 @@ from covfree.heads import ncm_head as ncm_head
 from covfree.heads import ridge_head as ridge_head
 from covfree.heads import sample_rows as sample_rows
 from covfree.heads import softmax_head as softmax_head
+from covfree.heads import student_head as student_head
 from covfree.heads import with_finite_scores as with_finite_scores
 from covfree.heads import with_prior_means as with_prior_means
 from covfree.heads import with_temperature as with_temperature
@@ -97,6 +99,7 @@ from covfree.methods import naive_bayes as naive_bayes
 from covfree.methods import proto_hyper as proto_hyper
 from covfree.methods import qda as qda
 from covfree.methods import stsa_e as stsa_e
+from covfree.methods import student as student
 from covfree.methods.field import alignment as alignment
 from covfree.methods.field import recursive as recursive
 from covfree.methods.field.alignment import align as align

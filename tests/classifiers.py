@@ -35,6 +35,8 @@ ORACLES = {
     "fedcof-paper": partial(oracle.fedcof, gamma=0.4, head="ridge"),
     "fedcof-random": partial(oracle.fedcof, gamma=0.4),
     "fedcof-residuals": partial(oracle.fedcof_residuals, gamma=0.4, num_directions=2),
+    "fedcof-student": partial(oracle.fedcof_student, gamma=0.4),
+    "fedcof-residuals-student": partial(oracle.fedcof_residuals_student, gamma=0.4, num_directions=2),
     "fedcof-oracle": partial(oracle.fedcof_oracle, gamma=0.4),
     "fedcof-diagonal": partial(oracle.fedcof_oracle, gamma=0.4, covariance="diagonal"),
     "fedcof-spherical": partial(oracle.fedcof_oracle, gamma=0.4, covariance="spherical"),

@@ -8,6 +8,7 @@ in scikit-learn's form. Ledoit-Wolf: 2004.
 import math
 
 import numpy as np
+import scipy.stats
 
 
 def f64(x):
@@ -319,6 +320,70 @@ def naive_bayes(features, labels, clients, num_classes, prior=1.0, means=False):
     return gaussian_scores(count, mean, drawn_together(rows, num_classes, 0.0, prior, True))
 
 
+def client_variance(rows, count, mean, variance):
+    """τ of the line a (1 + τ n) through the rows' distances, in bins of two a doubling of n."""
+    bins, dim = {}, mean.shape[1]
+    for x, n, y in rows:
+        if y < 0 or n <= 0 or n > 0.9 * count[y]:
+            continue
+        square = n * ((f64(x) - mean[y]) ** 2).sum() / (variance * dim) / (1 - n / count[y])
+        bins.setdefault(math.floor(2 * math.log2(n) + 0.01), []).append((n, square))
+    number = f64([len(b) for b in bins.values()])
+    size = f64([np.mean([n for n, _ in b]) for b in bins.values()])
+    square = f64([np.mean([z for _, z in b]) for b in bins.values()])
+    found = 0.0
+    for _ in range(5):
+        weight = number / (1 + found * size) ** 2
+        weight = weight / weight.sum() if len(weight) else weight
+        spread = (weight * (size - weight @ size) ** 2).sum()
+        if not len(weight) or spread <= 1e-6 * (weight @ size) ** 2:
+            return 0.0
+        slope = (weight * (size - weight @ size) * square).sum() / spread
+        line = weight @ square + slope * (size - weight @ size)
+        noise = f64(
+            [
+                np.mean([(z - fit) ** 2 for _, z in b]) / len(b)
+                for b, fit in zip(bins.values(), line, strict=True)
+            ]
+        )
+        error = math.sqrt((weight**2 * (size - weight @ size) ** 2 * noise).sum()) / spread
+        slope = max(slope - 2 * error, 0.0)
+        start = weight @ square - slope * (weight @ size)
+        found = slope / start if start > 0 else found
+    return found
+
+
+def student_scores(rows, covariance, num_classes, prior=0.5):
+    """Log-priors plus Student log-densities, from matrices of full size."""
+    count, held, mean = moments(rows, num_classes)
+    dim = mean.shape[1]
+    kappa = prior * dim
+    tau = client_variance(rows, count, mean, np.trace(covariance) / dim)
+
+    def scores(features):
+        result = np.full((len(features), num_classes), -math.inf)
+        for c in np.flatnonzero(count):
+            matrix = kappa * covariance
+            for x, n in of_class(rows, c):
+                matrix = matrix + n / (1 + tau * n) * np.outer(f64(x) - mean[c], f64(x) - mean[c])
+            freedom = kappa + held[c] + 1
+            shape = matrix * (1 + 1 / count[c]) / freedom
+            law = scipy.stats.multivariate_t(mean[c], shape, df=freedom)
+            result[:, c] = math.log(count[c] / count.sum()) + law.logpdf(f64(features))
+        # Up to a constant that all classes share.
+        return result - np.where(np.isfinite(result), result, 0).sum(1, keepdims=True) / (count > 0).sum()
+
+    return scores
+
+
+def fedcof_student(features, labels, clients, num_classes, gamma, prior=0.5):
+    rows = client_rows(features, labels, clients)
+    count, held, _ = moments(rows, num_classes)
+    degrees = sum(n - 1 for n, k in zip(count, held, strict=True) if k > 1)
+    covariance = diagonal_loading(within_scatter(rows, num_classes) / degrees, gamma)
+    return student_scores(rows, covariance, num_classes, prior)
+
+
 def from_rows(rows, num_classes, shrink, weighting, head):
     """FedCOF Alg. 1 on any rows; ``shrink`` is a function of Σ̂."""
     count, held, mean = moments(rows, num_classes)
@@ -404,10 +469,10 @@ def fedcof_components(rows, num_classes, gamma):
     return lda_head(diagonal_loading(scatter / seen, gamma), count, mean)
 
 
-def fedcof_residuals(features, labels, clients, num_classes, gamma, num_directions):
+def residuals_covariance(features, labels, clients, num_classes, gamma, num_directions):
     """From the scatter between the clients' means, and the leading part of that inside each client's."""
     rows = client_rows(features, labels, clients)
-    count, _, mean = moments(rows, num_classes)
+    _, _, mean = moments(rows, num_classes)
     scatter = sum(spread(rows, c, mean[c]) for c in range(num_classes))
     for k in sorted(set(clients)):
         mine = [f64(features[(clients == k) & (labels == c)]) for c in sorted(set(labels[clients == k]))]
@@ -415,7 +480,18 @@ def fedcof_residuals(features, labels, clients, num_classes, gamma, num_directio
         _, size, vectors = np.linalg.svd(residual, full_matrices=False)
         for s, v in list(zip(size, vectors, strict=True))[:num_directions]:
             scatter = scatter + s**2 * np.outer(v, v)
-    return lda_head(diagonal_loading(scatter / within_degrees(rows, num_classes), gamma), count, mean)
+    return diagonal_loading(scatter / within_degrees(rows, num_classes), gamma)
+
+
+def fedcof_residuals(features, labels, clients, num_classes, gamma, num_directions):
+    covariance = residuals_covariance(features, labels, clients, num_classes, gamma, num_directions)
+    count, _, mean = moments(client_rows(features, labels, clients), num_classes)
+    return lda_head(covariance, count, mean)
+
+
+def fedcof_residuals_student(features, labels, clients, num_classes, gamma, num_directions):
+    covariance = residuals_covariance(features, labels, clients, num_classes, gamma, num_directions)
+    return student_scores(client_rows(features, labels, clients), covariance, num_classes)
 
 
 def stsa_e(rows, num_classes, ridge):

@@ -111,7 +111,7 @@ def diagnose(rows: Rows, *, num_classes: int, method: Method | None = None) -> D
     # A method that estimates no covariance is looked at with FedCOF's.
     estimate, within = estimating(method)
     totals = accumulate(estimate, rows, num_classes=num_classes)
-    first, spread = totals
+    first, spread, *_ = totals
     covariance = with_inner(spread.scatter, spread.inner)
     degrees = within.freedom(first).effective
     rank = _effective_rank(covariance, degrees)

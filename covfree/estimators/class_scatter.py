@@ -29,12 +29,36 @@ def class_scatters(rows: Rows, moments: Moments) -> Float[Array, "classes dim di
     Returns:
         The scatters; 0 for a class without rows.
     """
-    num_classes, dim = moments.total.shape
+    num_classes = moments.total.shape[0]
+    factor = centred_rows(rows, moments, jnp.ones_like(moments.total[:, 0]))
+    scatters = class_products(rows, factor, None, num_classes)
+    if rows.covariance is None:
+        return scatters
+    valid = valid_rows(rows, num_classes)
+    label = jnp.where(valid, row_labels(rows), num_classes)
+    weight = jnp.maximum(row_counts(rows, valid) - 1, 0).astype(factor.dtype)
+    inner = jnp.where((weight > 0)[:, None, None], jnp.asarray(rows.covariance), 0) * weight[:, None, None]
+    return scatters + jax.ops.segment_sum(inner, label, num_classes)
+
+
+def class_products(
+    rows: Rows,
+    factor: Float[Array, "rows dim"],
+    directions: Float[Array, "dim number"] | None,
+    num_classes: int,
+) -> Float[Array, "classes dim number"]:
+    """S_c Ω of every class, with S_c = Σ_r y_r y_rᵀ over its rows; S_c itself without Ω.
+
+    Args:
+        rows: class rows, all of them or a part (terms add up); only their labels and counts are looked at.
+        factor: y_r; 0 in padding rows.
+        directions: Ω; None for I.
+        num_classes: C, static.
+    """
+    size, dim = factor.shape
     valid = valid_rows(rows, num_classes)
     # Padding is one more class, whose factor is 0.
     label = jnp.where(valid, row_labels(rows), num_classes)
-    factor = centred_rows(rows, moments, jnp.ones_like(moments.total[:, 0]))
-    size = factor.shape[0]
     order = jnp.argsort(label)
     counts = jnp.bincount(label, length=num_classes + 1).astype(jnp.int32)
     blocks = -(-counts // _BLOCK)
@@ -50,16 +74,12 @@ def class_scatters(rows: Rows, moments: Moments) -> Float[Array, "classes dim di
     def add(total: jax.Array, block: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         index, label = block
         part = padded[index]
-        return total.at[label].add(product(part.T, part), mode="drop"), None
+        right = part if directions is None else product(part, directions)
+        return total.at[label].add(product(part.T, right), mode="drop"), None
 
-    start = jnp.zeros((num_classes, dim, dim), factor.dtype)
-    scatters, _ = jax.lax.scan(add, start, (table.reshape(num_blocks, _BLOCK), owner))
-    if rows.covariance is None:
-        return scatters
-    count = row_counts(rows, valid)
-    weight = jnp.maximum(count - 1, 0).astype(factor.dtype)
-    inner = jnp.where((weight > 0)[:, None, None], jnp.asarray(rows.covariance), 0) * weight[:, None, None]
-    return scatters + jax.ops.segment_sum(inner, label, num_classes)
+    number = dim if directions is None else directions.shape[1]
+    start = jnp.zeros((num_classes, dim, number), factor.dtype)
+    return jax.lax.scan(add, start, (table.reshape(num_blocks, _BLOCK), owner))[0]
 
 
 def class_squares(rows: Rows, moments: Moments) -> Float[Array, "classes dim"]:

@@ -12,6 +12,7 @@ from covfree.core.checks import check_positive
 from covfree.core.types import LinearHead, PRNGKey
 from covfree.finetune.model import Model, linear_model
 from covfree.heads.mapped import MappedHead
+from covfree.heads.student import StudentHead
 from covfree.statistics.feature_maps import Adapter
 
 
@@ -32,7 +33,9 @@ def _finish(trained: Any, frozen: Any, statistics: tuple[()]) -> MappedHead:
     return MappedHead(adapter, replace(head, present=frozen))
 
 
-def adapter_model(head: LinearHead | MappedHead, *, rank: int = 32, key: PRNGKey | None = None) -> Model:
+def adapter_model(
+    head: LinearHead | StudentHead | MappedHead, *, rank: int = 32, key: PRNGKey | None = None
+) -> Model:
     """Train a linear head on features, and a residual adapter before it.
 
     A starts as N(0, 1/d) and B as 0, so that before training the model predicts what the head does. The
@@ -52,6 +55,8 @@ def adapter_model(head: LinearHead | MappedHead, *, rank: int = 32, key: PRNGKey
         adapter, inner = head.feature_map, head.head
     else:
         adapter, inner = None, head
+    if isinstance(inner, StudentHead):
+        inner = inner.linear
     if not isinstance(inner, LinearHead):
         raise TypeError(f"head: expected a linear head, or one behind an adapter, got {type(head).__name__}")
     if adapter is None:

@@ -17,6 +17,7 @@ from covfree.backbones.table import Preprocessing
 from covfree.core.checks import check_choice, check_positive
 from covfree.core.types import AnyArray, LinearHead, PRNGKey, masked
 from covfree.heads.mapped import MappedHead
+from covfree.heads.student import StudentHead
 
 Trained = Literal["all", "head", "backbone"]
 Norms = Literal["batch", "frozen"]
@@ -114,12 +115,13 @@ def _linear_head(trained: LinearHead, frozen: Any, statistics: tuple[()]) -> Lin
     return head if feature_map is None else MappedHead(feature_map, head)
 
 
-def linear_model(head: LinearHead | MappedHead) -> Model:
+def linear_model(head: LinearHead | StudentHead | MappedHead) -> Model:
     """Train a linear head on features: linear probing.
 
     Start from any linear head of `covfree.fit`. Divide its scores by `covfree.calibrate_temperature` first
     (`covfree.with_temperature`): predictions stay, and the softmax's probabilities become honest ones. Of a
-    head behind a map of features the map stays as it is. Absent classes stay absent.
+    head behind a map of features the map stays as it is; of a `StudentHead` the linear part is trained.
+    Absent classes stay absent.
 
     Args:
         head: e.g. from ``covfree.fit(covfree.fedcof(), …)``, or `random_head`.
@@ -131,6 +133,8 @@ def linear_model(head: LinearHead | MappedHead) -> Model:
     inner: Any = head
     if isinstance(head, MappedHead):
         feature_map, inner = head.feature_map, head.head
+    if isinstance(inner, StudentHead):
+        inner = inner.linear
     if not isinstance(inner, LinearHead):
         raise TypeError(f"head: expected a linear head, got {type(inner).__name__}")
     frozen = feature_map, inner.present

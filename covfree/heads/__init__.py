@@ -11,6 +11,8 @@ from covfree.heads.prior import gda_head as gda_head
 from covfree.heads.prior import with_prior_means as with_prior_means
 from covfree.heads.ridge import ridge_head as ridge_head
 from covfree.heads.softmax import softmax_head as softmax_head
+from covfree.heads.student import StudentHead as StudentHead
+from covfree.heads.student import student_head as student_head
 from covfree.heads.temperature import calibrate_temperature as calibrate_temperature
 from covfree.heads.temperature import with_temperature as with_temperature
 from covfree.heads.virtual import sample_rows as sample_rows

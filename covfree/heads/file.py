@@ -17,13 +17,23 @@ from covfree.core.array_file import names_in, read_npz, read_safetensors, write_
 from covfree.core.atomic import replacing
 from covfree.core.checks import check_positive
 from covfree.core.types import Head, LinearHead
-from covfree.heads import GaussianHead, MappedHead
+from covfree.heads import GaussianHead, MappedHead, StudentHead
 from covfree.statistics.feature_maps import Adapter, FourierFeatures, ReluFeatures
 
 _FORMAT, _VERSION = "covfree.Head", 1
 _SAFETENSORS = ".safetensors"
 _ABOUT = ("format", "version", "kind", "class_names", "map", "origin")
-_HEADS: dict[str, Any] = {"linear": LinearHead, "gaussian": GaussianHead}
+_HEADS: dict[str, Any] = {"linear": LinearHead, "gaussian": GaussianHead, "student": StudentHead}
+# The shapes of each kind's arrays, of which ``label`` holds integers; beside them ``present``.
+_FORMS: dict[str, dict[str, tuple[str, ...]]] = {
+    "linear": {"weight": ("dim classes",), "bias": ("classes",)},
+    "gaussian": {"mean": ("classes dim",), "root": ("classes dim dim", "classes dim"), "bias": ("classes",)},
+    "student": {
+        **{"root": ("dim dim",), "centre": ("dim",), "mean": ("classes dim",), "parts": ("rows dim",)},
+        **dict.fromkeys(("offset", "label"), ("rows",)),
+        **dict.fromkeys(("scale", "degrees", "log_prior", "bias"), ("classes",)),
+    },
+}
 # The numbers of each map. What random ones draw from their seed is written beside them, for NumPy.
 _MAPS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "fourier": (FourierFeatures, ("sigma", "seed", "num_features", "unit")),
@@ -67,7 +77,7 @@ def save_head(
     file has the texts as metadata, in JSON.
 
     Args:
-        head: a `LinearHead` or `GaussianHead`, or what `fit` and fine-tuning make of these behind a map.
+        head: a `LinearHead`, `GaussianHead` or `StudentHead`, or one behind a map, as fine-tuning makes it.
         path: the file, which is replaced if it is there; an ``.npz`` file unless its name ends in
             ``.safetensors`` (needs the ``safetensors`` extra).
         class_names: a name for each class.
@@ -93,7 +103,7 @@ def save_head(
     kind = next((name for name, make in _HEADS.items() if isinstance(inner, make)), None)
     if kind is None:
         raise TypeError(
-            "head: expected a LinearHead or a GaussianHead, perhaps behind a map of features, got "
+            "head: expected a LinearHead, GaussianHead or StudentHead, perhaps behind a map of features, got "
             f"{type(inner).__name__}"
         )
     feature_map: Any = head.feature_map if isinstance(head, MappedHead) else None
@@ -259,23 +269,19 @@ def _check_dim(dim: int | None, own: int) -> None:
 
 def _check_parts(kind: str, parts: Mapping[str, Any]) -> None:
     """Raise unless these are the arrays of a head of this kind."""
-    names, sizes = ("weight", "bias", "present"), "weight [dim, classes]"
-    if kind == "gaussian":
-        names, sizes = ("mean", "root", "bias", "present"), "mean and root [classes, dim, …]"
-    shapes = {name: np.shape(part) for name, part in parts.items()}
-    right = {*names[:-1]} <= {*parts} <= {*names} and len(shapes[names[0]]) == 2
-    right = right and 0 not in shapes[names[0]]
-    if right:
-        classes = (_classes_in(parts),)
-        right = shapes["bias"] == classes and shapes.get("present", classes) == classes
-        mean = shapes.get("mean", ())
-        right &= kind == "linear" or shapes["root"] in (mean, (*mean, *mean[1:]))
-    if not right or not all(jnp.issubdtype(part.dtype, jnp.floating) for part in parts.values()):
+    forms, sizes = {**_FORMS[kind], "present": ("classes",)}, {}
+
+    def fits(name: str, form: str) -> bool:
+        shape, axes = np.shape(parts[name]), form.split()
+        kind = jnp.integer if name == "label" else jnp.floating
+        same = all(sizes.setdefault(*each) == each[1] > 0 for each in zip(axes, shape, strict=False))
+        return same and len(axes) == len(shape) and jnp.issubdtype(parts[name].dtype, kind)
+
+    given = {*_FORMS[kind]} <= {*parts} <= {*forms}
+    if not given or not all(any(fits(name, form) for form in forms[name]) for name in forms if name in parts):
         got = {name: f"{part.dtype}{list(part.shape)}" for name, part in parts.items()}
-        raise ValueError(
-            f"expected a {kind} head of floats {sizes}, bias [classes] and perhaps present [classes], got "
-            f"{got}"
-        )
+        wanted = ", ".join(f"{name} [{' or '.join(form)}]" for name, form in _FORMS[kind].items())
+        raise ValueError(f"expected a {kind} head of floats {wanted}, perhaps present [classes], got {got}")
 
 
 def _check_names(names: np.ndarray, parts: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from covfree.core.types import LinearHead
 from covfree.heads.gaussian import GaussianHead
 from covfree.heads.mapped import MappedHead
+from covfree.heads.student import StudentHead
 
 AnyHead = TypeVar("AnyHead")
 
@@ -21,7 +22,7 @@ def with_finite_scores(head: AnyHead, absent: float = -1e9) -> AnyHead:
     head has no ``present``. Weight decay must leave out the bias, as is usual, or it shrinks ``absent`` too.
 
     Args:
-        head: a linear or Gaussian head, or one behind a map of features.
+        head: a linear, Gaussian or Student head, or one behind a map of features.
         absent: the bias of a class that is marked absent, below all scores of the others; in half precisions
             at least half the lowest number.
 
@@ -36,8 +37,8 @@ def with_finite_scores(head: AnyHead, absent: float = -1e9) -> AnyHead:
     inner: Any = head
     if isinstance(inner, MappedHead):
         return cast(AnyHead, replace(inner, head=with_finite_scores(inner.head, absent)))
-    if not isinstance(inner, (LinearHead, GaussianHead)):
-        raise TypeError(f"head: expected a linear or Gaussian head, got {type(head).__name__}")
+    if not isinstance(inner, (LinearHead, GaussianHead, StudentHead)):
+        raise TypeError(f"head: expected a linear, Gaussian or Student head, got {type(head).__name__}")
     if inner.present is None:
         return head
     lowest = max(absent, float(jnp.finfo(inner.bias.dtype).min) / 2)

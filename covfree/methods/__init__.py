@@ -27,6 +27,7 @@ from covfree.methods.rounds import Round as Round
 from covfree.methods.rounds import phases as phases
 from covfree.methods.shifted import fedcof_components as fedcof_components
 from covfree.methods.shifted import fedcof_residuals as fedcof_residuals
+from covfree.methods.student import student as student
 from covfree.methods.summaries import Summary as Summary
 from covfree.methods.summaries import keep_examples as keep_examples
 from covfree.methods.summaries import send_class_means as send_class_means

@@ -20,15 +20,17 @@ from covfree.estimators.shrinkage import as_shrinkage
 from covfree.estimators.shrinkage_rule import Shrinkage
 from covfree.heads import lda_head, ridge_head
 from covfree.heads.mapped import MappedHead
+from covfree.heads.student import StudentHead
 from covfree.methods.message_form import MessageForm, class_covariance_matrices
 from covfree.methods.method import Method, sent_matrix
 from covfree.methods.rounds import Factor, Round, bound, option
+from covfree.methods.student import Student, with_student
 from covfree.methods.summaries import Summary, keep_examples, send_class_means
 from covfree.methods.within import Within, from_means, from_variances, moments_of
 from covfree.statistics.feature_maps import FeatureMap
 
 # A function takes the shrunk within-class covariance and the moments.
-HeadChoice: TypeAlias = Literal["lda", "ridge"] | Callable[[Scatter, Moments], Head]
+HeadChoice: TypeAlias = Literal["lda", "ridge", "student"] | Student | Callable[[Scatter, Moments], Head]
 
 # What clients send of a class's covariance.
 RowForm: TypeAlias = Literal["full", "diagonal", "spherical"]
@@ -123,6 +125,17 @@ def fedcof(
     shrinkage: Scalar | str | Shrinkage = "auto",
     num_subsets: int | None = 1,
     weighting: Weighting = "per_class",
+    *,
+    head: Literal["student"] | Student,
+    subset_size: int = 2,
+    scatter: ScatterChoice = "within",
+    feature_map: None = None,
+) -> Method[StudentHead]: ...
+@overload
+def fedcof(
+    shrinkage: Scalar | str | Shrinkage = "auto",
+    num_subsets: int | None = 1,
+    weighting: Weighting = "per_class",
     head: Callable[[Scatter, Moments], H] = ...,  # pyright: ignore[reportInvalidTypeVarUse]
     *,
     subset_size: int = 2,
@@ -168,9 +181,9 @@ def fedcof(
         num_subsets: most random subsets of a client's class. Each sends its mean: more rows, more bytes. None
             for as many as ``subset_size`` allows, so that their number grows with n_kc.
         weighting: how the classes' scatters are weighted, see `within_scatter`.
-        head: ``"lda"``; ``"ridge"``, which solves with the Gram matrix (N − C)·Σ̃ + N μ_g μ_gᵀ; or a
-            function of the shrunk within-class covariance (a `Scatter`; ``.dense()`` is the matrix) and the
-            `Moments`.
+        head: ``"lda"``; ``"ridge"``, which solves with the Gram matrix (N − C)·Σ̃ + N μ_g μ_gᵀ;
+            ``"student"``, a covariance for each class, or `student` with other numbers; or a function of the
+            shrunk within-class covariance (a `Scatter`; ``.dense()`` is the matrix) and the `Moments`.
         subset_size: examples of a random subset, at least, unless the client's class has fewer.
         scatter: the parts of the ridge head's Gram matrix, see `total_gram`; for the ridge head alone.
         bias: whether the ridge head has an intercept, see `ridge_head`. The paper has none.
@@ -198,6 +211,13 @@ def fedcof_oracle(
     covariance: RowForm = "full",
     bias: bool = False,
 ) -> Method[LinearHead]: ...
+@overload
+def fedcof_oracle(
+    shrinkage: Scalar | str | Shrinkage = "auto",
+    *,
+    head: Literal["student"] | Student,
+    covariance: RowForm = "full",
+) -> Method[StudentHead]: ...
 @overload
 def fedcof_oracle(
     shrinkage: Scalar | str | Shrinkage = "auto",
@@ -250,7 +270,7 @@ def fedcof_oracle(
         head,
         bias=bias,
     )
-    _check_rule(method.params)
+    _check_rule(as_shrinkage(shrinkage))
     return method
 
 
@@ -267,15 +287,19 @@ def fedcof_like(
     bias: bool = False,
 ) -> Method[Any]:
     """A method that makes a head of a shrunk within-class covariance, wherever that is from."""
-    function = _HEADS.get(head) if isinstance(head, str) else head
-    if not callable(function):
-        raise ValueError(f"head: expected 'lda', 'ridge' or a function, got {head!r}")
     check_choice("scatter", scatter, get_args(ScatterChoice))
     if scatter != "within" and head != "ridge":
         raise ValueError(f"scatter: expected 'within' unless the head is 'ridge', got {scatter!r}")
+    if bias and head != "ridge":
+        raise ValueError(f"bias: expected False unless the head is 'ridge', got {bias!r}")
+    if isinstance(head, Student) or head == "student":
+        choice = head if isinstance(head, Student) else Student()
+        linear = fedcof_like(name, summary, within, shrinkage, "lda", scatter, feature_map, message)
+        return with_student(linear, choice)
+    function = _HEADS.get(head) if isinstance(head, str) else head
+    if not callable(function):
+        raise ValueError(f"head: expected 'lda', 'ridge', 'student' or a function, got {head!r}")
     if bias:
-        if head != "ridge":
-            raise ValueError(f"bias: expected False unless the head is 'ridge', got {bias!r}")
         function = bound(ridge_head, bias=True)
     return Method(
         params=as_shrinkage(shrinkage),
@@ -308,8 +332,9 @@ def estimating(method: Method) -> tuple[Method, Within]:
         raise ValueError(
             f"method: expected one whose clients send means, got {method.name!r}, which sends heads"
         )
-    within = option(method.rounds[-1].client, "within")
-    return (method, within) if isinstance(within, Within) else estimating(fedcof())
+    found = [option(each.client, "within") for each in method.rounds]
+    over_rows = method.rounds_over_rows == len(method.rounds)
+    return (method, found[0]) if over_rows and isinstance(found[0], Within) else estimating(fedcof())
 
 
 def linear_system(method: Method) -> tuple[Within, ScatterChoice | None]:

@@ -23,6 +23,7 @@ from covfree.methods.field.stsa import stsa_e
 from covfree.methods.method import Method
 from covfree.methods.refine.refined import refined
 from covfree.methods.shifted import fedcof_components, fedcof_residuals
+from covfree.methods.student import student
 from covfree.statistics.feature_maps import relu_features
 
 
@@ -36,6 +37,16 @@ def _fedcof_random(shrinkage: Scalar | str | Shrinkage = "auto", num_features: i
 
 def _fedcof_paper(shrinkage: Scalar = 1.0, bias: bool = False) -> Method:
     return fedcof(shrinkage, head="ridge", bias=bias)
+
+
+def _fedcof_student(shrinkage: Scalar | str | Shrinkage = "auto", prior: Scalar = 0.5) -> Method:
+    return fedcof(shrinkage, head=student(prior))
+
+
+def _fedcof_residuals_student(
+    num_directions: int = 8, shrinkage: Scalar | str | Shrinkage = "auto", prior: Scalar = 0.5
+) -> Method:
+    return fedcof_residuals(num_directions, shrinkage, student(prior))
 
 
 def _fedcof_diagonal(shrinkage: Scalar | str | Shrinkage = "auto", head: HeadChoice = "lda") -> Method:
@@ -76,8 +87,12 @@ _REGISTRY: Registry[Entry[Method[Any]]] = Registry(
         "fedcgs": Entry("FedCGS", fedcgs, _GRAM),
         "fedcof": Entry("FedCOF (LDA, automatic γ)", fedcof, _MEANS),
         "fedcof-paper": Entry("FedCOF, paper (ridge head, γ = 1)", _fedcof_paper, _MEANS),
+        "fedcof-student": Entry("FedCOF, a covariance for each class", _fedcof_student, _MEANS),
         "fedcof-components": Entry("FedCOF, variance components", fedcof_components, _MORE),
         "fedcof-residuals": Entry("FedCOF, residual directions", fedcof_residuals, _MORE),
+        "fedcof-residuals-student": Entry(
+            "Residual directions, a covariance for each class", _fedcof_residuals_student, _MORE
+        ),
         "fedcof-random": Entry("FedCOF, random ReLU features", _fedcof_random, _MEANS),
         "stsa-e": Entry("STSA-E, random ReLU features", stsa_e, _MORE),
         "fedran": Entry("FedRAN, random ReLU features", fedran, _MORE),

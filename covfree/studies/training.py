@@ -31,7 +31,15 @@ from covfree.studies.variants import variants
 
 RANDOM = "random"
 # Methods with a linear head, perhaps of random features: no other can be trained.
-_UNTRAINABLE = {"naive-bayes", "qda", "qda-means", "deepafl", "safle"}
+_UNTRAINABLE = {
+    "naive-bayes",
+    "qda",
+    "qda-means",
+    "fedcof-student",
+    "fedcof-residuals-student",
+    "deepafl",
+    "safle",
+}
 TRAINABLE = tuple(name for name in covfree.methods.registry() if name not in _UNTRAINABLE)
 _ARROW = " → "
 

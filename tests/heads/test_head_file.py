@@ -34,6 +34,23 @@ def gaussian(full):
     return covfree.GaussianHead(*(jnp.asarray(part, jnp.float32) for part in (mean, root, bias)))
 
 
+def student():
+    """Two parts of class 0 and one of class 2; class 1 is absent."""
+    rng = np.random.default_rng(4)
+    parts, label = 0.4 * rng.normal(size=(3, DIM)), np.array([0, 0, 2], np.int32)
+    mean = rng.normal(size=(CLASSES, DIM))
+    arrays = {
+        "root": np.tril(rng.normal(size=(DIM, DIM))) + 3 * np.eye(DIM),
+        **{"centre": rng.normal(size=DIM), "mean": mean, "parts": parts},
+        "offset": (parts * mean[label]).sum(1),
+        **{name: 0.5 + rng.random(CLASSES) for name in ("scale", "degrees", "log_prior", "bias")},
+        "present": np.array([1, 0, 1]),
+    }
+    return covfree.StudentHead(
+        **{name: jnp.asarray(part, jnp.float32) for name, part in arrays.items()}, label=jnp.asarray(label)
+    )
+
+
 def adapter():
     rng = np.random.default_rng(2)
     return Adapter(*(jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((DIM, 2), (2, DIM))))
@@ -49,6 +66,7 @@ HEADS = {
     "half": linear(dtype=np.float16),
     "gaussian": gaussian(full=True),
     "diagonal": gaussian(full=False),
+    "student": student(),
     "fourier": fourier(),
     "relu": MappedHead(covfree.relu_features(WIDE, seed=6), linear(WIDE)),
     "adapter": MappedHead(adapter(), linear()),
@@ -70,6 +88,11 @@ def numpy_scores(file, x):
         x = x * np.sqrt(2 / file["map_num_features"])
     if file["kind"] == "linear":
         scores = x @ file["weight"].astype(np.float64) + file["bias"]
+    elif file["kind"] == "student":
+        white = np.linalg.solve(file["root"].astype(np.float64), (x - file["centre"]).T).T
+        away = np.square(white[:, None] - file["mean"]).sum(2)
+        np.subtract.at(away.T, file["label"], np.square(white @ file["parts"].T - file["offset"]).T)
+        scores = file["log_prior"] + file["bias"] - file["degrees"] * np.log1p(file["scale"] * away)
     else:
         scores = np.empty((len(x), len(file["bias"])))
         for c, (mean, root) in enumerate(zip(file["mean"], file["root"], strict=True)):
@@ -134,7 +157,7 @@ def test_float64_stays_and_bfloat16_becomes_float32(tmp_path):
 @pytest.mark.parametrize(
     ("head", "options", "kind", "text"),
     [
-        (jnp.negative, {}, TypeError, "head: expected a LinearHead or a GaussianHead"),
+        (jnp.negative, {}, TypeError, "head: expected a LinearHead, GaussianHead or StudentHead"),
         (MappedHead(jnp.negative, linear()), {}, TypeError, "head: expected a map of fourier_features"),
         (HEADS["relu"], {}, ValueError, "dim: expected the size of the features .*random map, got None"),
         (HEADS["linear"], {"dim": 4}, ValueError, "dim: expected 5, as the head has it, got 4"),
@@ -181,7 +204,11 @@ def test_a_sweep_of_maps_cannot_be_saved(untyped, tmp_path):
 DAMAGED = {
     "other": ("linear", {"format": None}, "expected a head written by save_head, got arrays .*'weight'"),
     "later": ("linear", {"version": np.array(2)}, "expected a head of version 1, got version 2"),
-    "kind": ("linear", {"kind": np.array("tree")}, "kind: expected one of linear, gaussian, got 'tree'"),
+    "kind": (
+        "linear",
+        {"kind": np.array("tree")},
+        "kind: expected one of linear, gaussian, student, got 'tree'",
+    ),
     "no-bias": ("linear", {"bias": None}, "expected a linear head of floats weight .*got .*weight"),
     "extra": ("linear", {"slope": np.ones(1)}, "expected a linear head .*slope"),
     "sizes": ("linear", {"bias": np.ones(2)}, r"expected a linear head .*'bias': 'float64\[2\]'"),

@@ -166,7 +166,7 @@ def test_derivatives():
             r"weighting: expected one of \('per_class', 'pooled'\), got 'mean'",
         ),
         (lambda: covfree.fedcof(head="svm"), ValueError, "head: expected 'lda', .* or a function, got 'svm'"),
-        (lambda: covfree.fedcof(head="auto"), ValueError, "head: expected 'lda', 'ridge' .*got 'auto'"),
+        (lambda: covfree.fedcof(head="auto"), ValueError, "head: expected 'lda', 'ridge', .*got 'auto'"),
         (lambda: covfree.fedcof(head=3), ValueError, "head: expected 'lda', .* or a function, got 3"),
         (lambda: covfree.fedcof_oracle(head="svm"), ValueError, "head: expected"),
         (

@@ -1,0 +1,109 @@
+"""The law of class means: how their squared distances grow with the examples behind them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Integer
+
+from covfree.core.types import Moments, Rows, Scalar
+from covfree.estimators.moments import row_counts, row_labels, valid_rows
+from covfree.estimators.scatter import centred_rows
+
+# Two bins for each doubling of n_r, up to 2³².
+_BINS = 64
+# A row of more than this share of its class's examples decides the class mean, and tells nothing.
+_LARGEST_SHARE = 0.9
+# The slope counts as far as it is above so many of its standard errors.
+_ERRORS = 2.0
+# Weights depend on the slope that they give; it settles in a few steps.
+_STEPS = 5
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class RowLaw:
+    """Sums over rows, by how many examples are behind them; they add up over any split of the rows.
+
+    With z_r = n_r ‖x_r − μ_c‖² / (1 − n_r/N_c), relative to d times a variance:
+
+    Attributes:
+        num_rows: K_c, rows of each class.
+        rows: number of rows in each bin of n_r.
+        sizes: Σ n_r of them.
+        squares: Σ z_r of them.
+        fourths: Σ z_r² of them.
+    """
+
+    num_rows: Integer[Array, " classes"]
+    rows: Float[Array, " bins"]
+    sizes: Float[Array, " bins"]
+    squares: Float[Array, " bins"]
+    fourths: Float[Array, " bins"]
+
+
+def row_law(rows: Rows, moments: Moments, variance: Scalar) -> RowLaw:
+    """Sum up what `client_variance` looks at.
+
+    Args:
+        rows: class means, all of them or a part.
+        moments: moments of *all* rows; their ``num_rows`` are not looked at.
+        variance: tr Σ/d, about: the unit of the squares.
+    """
+    num_classes, dim = moments.total.shape
+    valid = valid_rows(rows, num_classes)
+    label, count = jnp.where(valid, row_labels(rows), 0), row_counts(rows, valid)
+    dtype = count.dtype
+    unit = jnp.asarray(variance, dtype)
+    factor = centred_rows(rows, moments, jnp.ones_like(moments.total[:, 0]))
+    factor = factor / jnp.sqrt(jnp.where(unit > 0, unit, 1))
+    share = count / jnp.maximum(moments.count[label].astype(dtype), 1)
+    used = valid & (share <= _LARGEST_SHARE)
+    square = jnp.square(factor).sum(1) / dim / (1 - jnp.minimum(share, _LARGEST_SHARE))
+    # Powers of two lie above the bins' edges, whatever the rounding of a logarithm.
+    place = jnp.floor(2 * jnp.log2(jnp.maximum(count, 1)) + 0.01).astype(jnp.int32)
+    place = jnp.where(used, jnp.minimum(place, _BINS - 1), _BINS)
+
+    def binned(values: jax.Array) -> jax.Array:
+        return jax.ops.segment_sum(values, place, _BINS)
+
+    held = jax.ops.segment_sum(valid.astype(jnp.int32), jnp.where(valid, label, num_classes), num_classes)
+    return RowLaw(
+        held, binned(jnp.ones_like(count)), binned(count), binned(square), binned(jnp.square(square))
+    )
+
+
+def client_variance(law: RowLaw) -> Float[Array, ""]:
+    """Estimate τ in Cov(x_r) = Σ_c (1/n_r + τ): how much clients differ, in units of Σ_c.
+
+    Where clients do not differ, E z_r does not depend on n_r. Else it is a (1 + τ n_r), a line in n_r. It is
+    fitted by weighted least squares with the weights 1/(1 + τ n_r)² of variances that grow with the square of
+    z_r. A slope within two standard errors is taken for 0, and any other is lowered by them: without shift,
+    τ is 0.
+
+    Returns:
+        τ, at least 0; 0 if all rows stand for about as many examples, as then nothing tells.
+    """
+    used = law.rows > 0
+    number = jnp.where(used, law.rows, 1)
+    size, square = law.sizes / number, law.squares / number
+    found = jnp.zeros_like(size[0])
+    for _ in range(_STEPS):
+        weight = jnp.where(used, number / jnp.square(1 + found * size), 0)
+        weight = weight / jnp.where(used.any(), weight.sum(), 1)
+        size_mean, mean = (weight * size).sum(), (weight * square).sum()
+        away = size - size_mean
+        spread = (weight * jnp.square(away)).sum()
+        varied = spread > 1e-6 * jnp.square(size_mean)
+        spread = jnp.where(varied, spread, 1)
+        slope = (weight * away * (square - mean)).sum() / spread
+        line = mean + slope * away
+        residual = jnp.maximum(law.fourths / number - 2 * square * line + jnp.square(line), 0) / number
+        error = (jnp.square(weight * away) * residual).sum()
+        error = jnp.where(error > 0, jnp.sqrt(jnp.where(error > 0, error, 1)), 0) / spread
+        slope = jnp.where(varied, jnp.maximum(slope - _ERRORS * error, 0), 0)
+        start = mean - slope * size_mean
+        found = jnp.where(start > 0, slope / jnp.where(start > 0, start, 1), found)
+    return found

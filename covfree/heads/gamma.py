@@ -1,0 +1,45 @@
+"""Ratios of Gamma functions whose arguments may be huge, as differences of logarithms that do not cancel."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+# Steps of the recurrence before Stirling's series: its first term left out is then below 3e-10.
+_STEPS = 8
+
+
+def log_gamma_ratio(
+    least: Float[Array, ""], extra: Float[Array, " items"], dim: int
+) -> Float[Array, " items"]:
+    """Compute log Γ(a + d/2) − log Γ(a) at a = least + extra, less the same at a = least.
+
+    Γ(a + k)/Γ(a) is the product of a, a + 1, …, a + k − 1, so that the difference is a sum of
+    log(1 + extra/(least + i)): each term as small as what differs. Logarithms of Γ themselves would be large
+    against it. For odd d a ratio Γ(a + ½)/Γ(a) is left, of which Stirling's series gives the difference.
+
+    Args:
+        least: above ½.
+        extra: at least 0.
+        dim: d.
+    """
+
+    def steps(start: jax.Array, number: int) -> jax.Array:
+        below = start + jnp.arange(number, dtype=extra.dtype)
+        return jnp.log1p(extra[:, None] / below[None, :])
+
+    if dim % 2 == 0:
+        return steps(least, dim // 2).sum(1)
+    whole = steps(least + 0.5, dim // 2).sum(1)
+    recurrence = steps(least, _STEPS) - steps(least + 0.5, _STEPS)
+    far = least + _STEPS
+    half = 0.5 * jnp.log1p(extra / far) + _series(far + extra) - _series(far)
+    return whole + recurrence.sum(1) + half
+
+
+def _series(z: jax.Array) -> jax.Array:
+    """Log Γ(z + ½) − log Γ(z) − ½ log z, but for terms of z⁻⁷ and beyond."""
+    inverse = 1 / z
+    square = jnp.square(inverse)
+    return inverse * (-1 / 8 + square * (1 / 192 - square / 640))

@@ -1,0 +1,270 @@
+"""Classifiers with a covariance for each class that few rows show: multivariate Student densities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Integer
+
+from covfree.core.checks import check_strength
+from covfree.core.lapack import cholesky, eigh, triangular_solve
+from covfree.core.linalg import Scatter, rank_cut
+from covfree.core.products import product
+from covfree.core.sums import PART
+from covfree.core.types import AnyArray, LinearHead, Moments, Rows, Scalar, as_features, is_traced, masked
+from covfree.estimators.moments import centred_means, first_moments, row_counts, row_labels, valid_rows
+from covfree.estimators.row_law import client_variance, row_law
+from covfree.estimators.scatter import centred_rows
+from covfree.estimators.shrinkage_rule import mean_variance
+from covfree.heads.class_parts import class_parts
+from covfree.heads.columns import fitting, head_for_present, log_priors
+from covfree.heads.gamma import log_gamma_ratio
+
+# Numbers of one block of scores by row: examples that are scored at once times rows.
+_BLOCK = 2**23
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class StudentHead:
+    """A multivariate Student density for each class: scores are log-densities plus log-priors.
+
+    With u = L⁻¹(x − μ_c), where Σ̃ = L Lᵀ is the covariance that the classes share, the score of class c is
+
+        log π_c + b_c − h_c log(1 + a_c (‖u‖² − Σ_r (t_rᵀu)²)),
+
+    the sum over the class's rows r. A class without rows is marked absent: its score is −∞. All leaves are
+    finite numbers.
+
+    Attributes:
+        root: L, lower triangular.
+        centre: μ_g, the mean of all examples.
+        mean: L⁻¹(μ_c − μ_g).
+        parts: t_r, the parts in which a class's covariance differs from Σ̃, ordered by class.
+        offset: t_rᵀL⁻¹(μ_c − μ_g), of the row's class.
+        label: the class of each part.
+        scale: a_c.
+        degrees: h_c = (ν_c + d)/2.
+        log_prior: log π_c; 0 for an absent class.
+        bias: b_c, the logarithm of the density's constant, up to one that all classes share.
+        present: 1, or 0 for an absent class; None if all classes are present.
+    """
+
+    root: Float[Array, "dim dim"]
+    centre: Float[Array, " dim"]
+    mean: Float[Array, "classes dim"]
+    parts: Float[Array, "rows dim"]
+    offset: Float[Array, " rows"]
+    label: Integer[Array, " rows"]
+    scale: Float[Array, " classes"]
+    degrees: Float[Array, " classes"]
+    log_prior: Float[Array, " classes"]
+    bias: Float[Array, " classes"]
+    present: Float[Array, " classes"] | None = None
+
+    def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch classes"]:
+        """Scores of each class, in d² + rows·d multiplications an example, a block of examples at once."""
+        features = jnp.asarray(as_features(features, self.root.shape[0]))
+        flat = features.reshape(-1, features.shape[-1])
+        flat = flat.astype(jnp.promote_types(features.dtype, self.root.dtype))
+        size = max(64, _BLOCK // max(1, self.label.shape[0]))
+        length = flat.shape[0]
+        if isinstance(length, int) and length > size:
+            blocks = -(-length // size)
+            padded = jnp.pad(flat, [(0, blocks * size - length), (0, 0)])
+            scores = jax.lax.map(self._scores, padded.reshape(blocks, size, -1))
+            scores = scores.reshape(blocks * size, -1)[:length]
+        else:
+            scores = self._scores(flat)
+        return masked(scores.reshape(*features.shape[:-1], -1), self.present)
+
+    def _scores(self, features: jax.Array) -> jax.Array:
+        white = triangular_solve(self.root, (features - self.centre[None, :]).T).T
+        square = jnp.square(white).sum(1)[:, None] - 2 * product(white, self.mean.T)
+        square = square + jnp.square(self.mean).sum(1)[None, :]
+        along = jnp.square(product(self.parts, white.T) - self.offset[:, None])
+        seen = jax.ops.segment_sum(along, self.label, self.bias.shape[0], indices_are_sorted=True).T
+        distance = self.scale[None, :] * jnp.maximum(square - seen, 0)
+        return (self.log_prior + self.bias)[None, :] - self.degrees[None, :] * jnp.log1p(distance)
+
+    @property
+    def linear(self) -> LinearHead:
+        """The head of the shared covariance alone, `lda_head`: what is left as the prior's weight grows."""
+        weight = triangular_solve(self.root, self.mean.T, transposed=True)
+        bias = self.log_prior - 0.5 * jnp.square(self.mean).sum(1) - product(self.centre[None, :], weight)[0]
+        present = self.present if self.present is not None else jnp.ones_like(bias)
+        return head_for_present(weight, bias, present > 0)
+
+
+def student_head(
+    covariance: Float[AnyArray, "dim dim"] | Scatter,
+    rows: Rows,
+    *,
+    num_classes: int,
+    prior: Scalar = 0.5,
+) -> StudentHead:
+    """Classify by Bayes' rule where each class has its own covariance, of which its rows show a part.
+
+    Σ_c follows an inverse Wishart law about Σ̃, as if κ = prior·d observations had been seen before. Then,
+    with what the class's rows show, x follows a multivariate Student law with ν_c = κ + K_c + 1 degrees of
+    freedom about μ_c. With few rows it is near Σ̃'s, and never over-confident. For κ → ∞ it is `lda_head`.
+
+    The scatter S_c of K_c rows has a rank below K_c. So whitening the rows once, and a Cholesky factorisation
+    of size min(K_c, d) for each class, are enough: no C·d² memory, and the head is as large as the rows and
+    one matrix. Clients' differences count, see `client_variance`: then Cov(x_r) = Σ_c (1/n_r + τ).
+
+    Args:
+        covariance: Σ̃, positive definite: usually a shrunk within-class covariance.
+        rows: class means, of which each class's own spread is taken; padding changes nothing.
+        num_classes: C, static.
+        prior: κ/d, above 0.
+
+    Returns:
+        The head.
+
+    Raises:
+        ValueError: if shapes do not fit, or ``prior`` is not above 0.
+
+    Source: docs/derivation.md, section 11; Srivastava, Gupta and Frigyik, "Bayesian Quadratic Discriminant
+    Analysis", JMLR 2007, for class covariances from examples.
+
+    >>> import jax.numpy as jnp
+    >>> rows = Rows(jnp.array([[-1.0], [1.0], [-9.0], [9.0]]), jnp.ones(4), jnp.array([0, 0, 1, 1]))
+    >>> head = student_head(jnp.array([[9.0]]), rows, num_classes=2)  # a narrow class and a wide one
+    >>> head(jnp.array([[0.5], [8.0]])).argmax(-1)
+    Array([0, 1], dtype=int32)
+    """
+    check_prior(prior)
+    moments = first_moments(rows, num_classes)
+    covariance = fitting("covariance", covariance, moments)
+    law = row_law(rows, moments, mean_variance(covariance))
+    variance = client_variance(law)
+    valid = valid_rows(rows, num_classes)
+    label = jnp.where(valid, row_labels(rows), num_classes)
+    order = jnp.argsort(label)
+
+    def part(index: jax.Array) -> jax.Array:
+        some: Rows = jax.tree.map(
+            lambda x: jnp.asarray(x).at[index].get(mode="fill", fill_value=0),
+            Rows(rows.mean, rows.count, row_labels(rows)),
+        )
+        return row_factor(some, moments, variance)
+
+    return student_of_factor(covariance, moments, law.num_rows, part, order, label[order], prior)
+
+
+def row_factor(rows: Rows, moments: Moments, variance: Scalar) -> Float[Array, "rows dim"]:
+    """Rows √(n_r/(1 + τ n_r)) (x_r − μ_c), whose scatter is of Σ_c; 0 where the row is padding."""
+    count = row_counts(rows, valid_rows(rows, moments.total.shape[0]))
+    factor = centred_rows(rows, moments, jnp.ones_like(moments.total[:, 0]))
+    return factor / jnp.sqrt(1 + jnp.asarray(variance, count.dtype) * count)[:, None]
+
+
+def student_of_products(
+    covariance: Scatter,
+    moments: Moments,
+    num_rows: Integer[Array, " classes"],
+    products: Float[Array, "classes dim rank"],
+    directions: Float[Array, "dim rank"],
+    prior: Scalar,
+) -> StudentHead:
+    """The head of products S_c Ω with orthonormal Ω, of which Nyström's formula gives a part of S_c.
+
+    S_c ≈ S_c Ω (Ωᵀ S_c Ω)⁺ Ωᵀ S_c, which is exact for a rank of S_c up to that of Ω.
+
+    Args:
+        covariance: Σ̃.
+        moments: of all classes.
+        num_rows: K_c, rows behind S_c.
+        products: S_c Ω.
+        directions: Ω.
+        prior: κ/d.
+    """
+    num_classes, _, rank = products.shape
+
+    def one(image: jax.Array) -> jax.Array:
+        core = product(directions.T, image)
+        values, vectors = eigh((core + core.T) / 2)
+        kept = values > rank_cut(values)
+        root = jnp.where(kept, 1 / jnp.sqrt(jnp.where(kept, values, 1)), 0)
+        return root[:, None] * product(vectors.T, image.T)
+
+    table = jax.vmap(one)(products).reshape(num_classes * rank, -1)
+    order = jnp.arange(num_classes * rank, dtype=jnp.int32)
+
+    def part(index: jax.Array) -> jax.Array:
+        return table.at[index].get(mode="fill", fill_value=0)
+
+    return student_of_factor(covariance, moments, num_rows, part, order, order // rank, prior)
+
+
+def check_prior(prior: Any) -> None:
+    """Raise unless κ/d is a number above 0."""
+    check_strength("prior", prior)
+    if not is_traced(prior) and prior == 0:
+        raise ValueError(f"prior: expected a finite number above 0, got {prior!r}")
+
+
+def student_of_factor(
+    covariance: Scatter,
+    moments: Moments,
+    num_rows: Integer[Array, " classes"],
+    part: Callable[[Integer[Array, " some"]], Float[Array, "some dim"]],
+    order: Integer[Array, " rows"],
+    label: Integer[Array, " rows"],
+    prior: Scalar,
+) -> StudentHead:
+    """The head of rows y_r with S_c = Σ_r y_r y_rᵀ over the class's rows, which a function makes in blocks.
+
+    Args:
+        covariance: Σ̃.
+        moments: of all classes.
+        num_rows: K_c, rows behind S_c.
+        part: makes y_r of some numbers r; 0 of a number beyond the last.
+        order: the numbers r, ordered by class.
+        label: the class of each of these; C where there is none, at the end.
+        prior: κ/d.
+    """
+    matrix, dim = covariance.dense(), covariance.dim
+    num_classes, dtype = moments.total.shape[0], matrix.dtype
+    root = cholesky(matrix)
+    length = label.shape[0]
+    blocks = max(1, -(-length // PART))
+    size = max(1, -(-length // blocks))
+    more = blocks * size - length
+    places = jnp.append(order, jnp.full(more, length, order.dtype)).reshape(blocks, size)
+
+    def whitened(index: jax.Array) -> jax.Array:
+        return triangular_solve(root, part(index).astype(dtype).T).T
+
+    table = jax.lax.map(whitened, places).reshape(blocks * size, dim)
+    label = jnp.append(label, jnp.full(more, num_classes, label.dtype))
+    counts = jnp.bincount(label, length=num_classes + 1)[:num_classes].astype(jnp.int32)
+    kappa = jnp.asarray(prior, dtype) * dim
+    parts, log_det = class_parts(table, counts, kappa)
+    # Rows that are 0 may be of any class.
+    label = jnp.minimum(label, num_classes - 1)
+    mean = triangular_solve(root, centred_means(moments).astype(dtype).T).T
+    present = moments.present
+    count = jnp.where(present, moments.count, 1).astype(dtype)
+    rows = jnp.where(present, num_rows, 1).astype(dtype)
+    # Half of ν_c, above the least that a class can have.
+    least, extra = (kappa + 2) / 2, (rows - 1) / 2
+    bias = log_gamma_ratio(least, extra, dim) - 0.5 * log_det - 0.5 * dim * jnp.log1p(1 / count)
+    return StudentHead(
+        root=root,
+        centre=moments.grand_mean.astype(dtype),
+        mean=mean,
+        parts=parts,
+        offset=(parts * mean[label]).sum(1),
+        label=label.astype(jnp.int32),
+        scale=count / (count + 1) / kappa,
+        degrees=least + extra + dim / 2,
+        log_prior=jnp.where(present, log_priors(moments), 0).astype(dtype),
+        bias=jnp.where(present, bias, 0),
+        present=present.astype(dtype),
+    )

@@ -1,0 +1,161 @@
+"""Student heads: a covariance for each class, beside any estimate of the one that classes share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from covfree.core.checks import check_positive
+from covfree.core.keys import derive
+from covfree.core.lapack import orthonormal
+from covfree.core.linalg import Scatter
+from covfree.core.sums import Table
+from covfree.core.types import Message, Rows, Scalar
+from covfree.estimators.class_scatter import class_products
+from covfree.estimators.client_means import client_means
+from covfree.estimators.row_law import RowLaw, client_variance, row_law
+from covfree.estimators.shrinkage_rule import Shrinkage, mean_variance
+from covfree.heads.student import StudentHead, check_prior, row_factor, student_head, student_of_products
+from covfree.methods.method import Method
+from covfree.methods.rounds import Round, bound
+from covfree.methods.within import moments_of
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Student:
+    """What `student` makes: the choice of a head, for ``head=`` of `fedcof` and its kin.
+
+    Attributes:
+        prior: κ/d.
+        rank: directions of each class; None for all that its rows show.
+    """
+
+    prior: Scalar = 0.5
+    rank: int | None = field(default=None, metadata={"static": True})
+
+
+def student(prior: Scalar = 0.5, *, rank: int | None = None) -> Student:
+    """Choose a Student head, which has a covariance for each class, as ``head=`` of `fedcof` and its kin.
+
+    See `student_head` for the classifier. Whatever the method's estimate of the shared covariance Σ̃, each
+    class's own part comes from the spread of its class means, which every method's clients send.
+
+    Args:
+        prior: κ/d, the weight of Σ̃ in observations for each dimension; above 0.
+        rank: by default the server keeps all rows, and the head is as large as they are. A number r keeps
+            C·d·r sums instead, from which Nyström's formula gives r directions of each class: for federations
+            of which no single place holds all rows (`accumulate_parts`, streams, secure sums). It takes two
+            rounds of sums more. Exact for classes of r + 1 rows at most.
+
+    Raises:
+        ValueError: if a number is out of range.
+
+    >>> import covfree
+    >>> covfree.fedcof(head=covfree.student(rank=16)).name
+    'fedcof-student'
+    """
+    check_prior(prior)
+    if rank is not None:
+        check_positive("rank", rank)
+    return Student(prior, rank)
+
+
+class StudentNumbers(NamedTuple):
+    """What may be swept."""
+
+    shrinkage: Shrinkage
+    prior: Scalar
+
+
+def _shrinkage(numbers: StudentNumbers) -> Shrinkage:
+    return numbers.shrinkage
+
+
+def _means(rows: Rows, num_classes: int, examples: bool) -> Rows:
+    """Class means alone; of examples, those of each client."""
+    return client_means(rows, num_classes) if examples else replace(rows, covariance=None, sketch=None)
+
+
+def _keep(numbers: Any, state: tuple[Any, ...], rows: Rows, num_classes: int, *, examples: bool) -> Table:
+    """The rows themselves."""
+    means = _means(rows, num_classes, examples)
+    return Table(means, jnp.asarray(means.count) > 0)
+
+
+def _law(numbers: Any, state: tuple[Any, ...], rows: Rows, num_classes: int, *, examples: bool) -> RowLaw:
+    """How far rows lie from their class means."""
+    first, spread = state
+    means = _means(rows, num_classes, examples)
+    return row_law(means, moments_of(first), mean_variance(spread.scatter))
+
+
+def _products(
+    numbers: Any, state: tuple[Any, ...], rows: Rows, num_classes: int, *, examples: bool, rank: int
+) -> jax.Array:
+    """S_c Ω of every class."""
+    first, _, law = state
+    means = _means(rows, num_classes, examples)
+    factor = row_factor(means, moments_of(first), client_variance(law))
+    directions = shared_directions(factor.shape[1], rank, factor.dtype)
+    return class_products(means, factor, directions, num_classes)
+
+
+def shared_directions(dim: int, rank: int, dtype: Any) -> jax.Array:
+    """Ω [dim, min(rank, dim)], orthonormal columns that all parties draw alike."""
+    shape = dim, min(rank, dim)
+    return orthonormal(jax.random.normal(derive(jax.random.key(0), "student"), shape, dtype))
+
+
+def _system(numbers: StudentNumbers, first: Any, spread: Any, *own: Any, system: Any) -> Scatter:
+    """That of the shared covariance."""
+    return system(numbers.shrinkage, first, spread)
+
+
+def _head(numbers: StudentNumbers, system: Scatter, first: Any, spread: Any, *own: Any) -> StudentHead:
+    moments = moments_of(first)
+    if len(own) == 1:
+        return student_head(system, own[0], num_classes=moments.count.shape[0], prior=numbers.prior)
+    law, products = own
+    directions = shared_directions(products.shape[1], products.shape[2], products.dtype)
+    return student_of_products(system, moments, law.num_rows, products, directions, numbers.prior)
+
+
+def _merge(
+    numbers: StudentNumbers, message: Message, num_classes: int, *, merge: Any, clients: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """The state from messages whose rows are class means with covariances."""
+    state = merge(numbers.shrinkage, message, num_classes)
+    for client in clients:
+        total = client(numbers.shrinkage, state, message.rows, num_classes)
+        state = (*state, total.items if isinstance(total, Table) else total)
+    return state
+
+
+def with_student(method: Method[Any], choice: Student) -> Method[StudentHead]:
+    """The method, of FedCOF's kind with an LDA head, with a Student head about the same covariance."""
+
+    def clients(examples: bool) -> tuple[Any, ...]:
+        if choice.rank is None:
+            return (bound(_keep, examples=examples),)
+        return bound(_law, examples=examples), bound(_products, examples=examples, rank=choice.rank)
+
+    examples, message = method.summary.stays, method.message
+    if message is not None:
+        # The rows of messages are class means already.
+        message = replace(message, merge=bound(_merge, merge=message.merge, clients=clients(False)))
+    rounds = tuple(replace(each, numbers=_shrinkage) for each in method.rounds)
+    made: Any = replace(
+        method,
+        params=StudentNumbers(method.params, choice.prior),
+        name=f"{method.name}-student",
+        rounds=(*rounds, *(Round(client, numbers=_shrinkage) for client in clients(examples))),
+        system=bound(_system, system=method.system),
+        head=_head,
+        message=message,
+        whole_clients=method.whole_clients or examples,
+    )
+    return made
