@@ -34,6 +34,10 @@ def extract_command(
             "any, client and split; or a .json file of lists of [text, label] by split."
         ),
     ] = None,
+    text_column: Annotated[
+        str | None, typer.Option(help="What the file of texts calls its text, such as query.")
+    ] = None,
+    label_column: Annotated[str | None, typer.Option(help="What it calls its label, such as intent.")] = None,
     pattern: Annotated[
         str | None,
         typer.Option(
@@ -44,7 +48,9 @@ def extract_command(
     ] = None,
     client_column: Annotated[
         str | None,
-        typer.Option(help="Feature of a TensorFlow data set's examples that names their client."),
+        typer.Option(
+            help="What names the client: a feature of a TensorFlow data set's examples, or a column of texts."
+        ),
     ] = None,
     train_split: Annotated[
         str | None, typer.Option(help="Training split of a TensorFlow data set. Without it train.")
@@ -74,7 +80,7 @@ def extract_command(
       covfree extract --images photos --pattern "(?P<client>[^/]+)/(?P<class>[^/]+)/" --backbone resnet18
       --weights resnet18.safetensors --out photos.npz
 
-      covfree extract --texts mails.csv --out mails.npz
+      covfree extract --texts mails.csv --text-column query --label-column intent --out mails.npz
     """
     at_least("batch-size", batch_size, 1)
     if out.suffix != ".npz":
@@ -85,15 +91,18 @@ def extract_command(
             "images": images,
             "backbone": backbone,
             "pattern": pattern,
-            "client_column": client_column,
         }
         of_images |= {f"{name}_split": value for name, value in splits.items()}
         of_images["on_damaged"] = None if on_damaged == "stop" else on_damaged
         if given := {name: value for name, value in of_images.items() if value is not None}:
             raise ValueError(f"{option_of(given)}: expected none beside --texts")
-        found = load_texts(texts)
+        given = {"text": text_column, "label": label_column, "client": client_column}
+        found = load_texts(texts, columns={name: own for name, own in given.items() if own is not None})
         encode(found, sentence_encoder(weights), out, dtype=dtype, batch_size=batch_size)
         return
+    for name, value in {"text-column": text_column, "label-column": label_column}.items():
+        if value is not None:
+            raise ValueError(f"--{name}: expected --texts beside it")
     if images is None or backbone is None:
         raise ValueError("expected --images and --backbone, or --texts")
     name = backbone_of(backbone)

@@ -6,9 +6,10 @@ of these count. It is replaced as a whole after each piece, so the writing goes 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,14 @@ class FeatureWriter:
     skipped: dict[int, str]
 
     def __init__(
-        self, path: StrPath, key: Mapping[str, Any], *, num_examples: int, num_features: int, dtype: str
+        self,
+        path: StrPath,
+        key: Mapping[str, Any],
+        *,
+        num_examples: int,
+        num_features: int,
+        dtype: str,
+        identities: Sequence[str] | None = None,
     ) -> None:
         """Open what an earlier writer left in the folder ``<path>.partial``, or start anew.
 
@@ -67,6 +75,9 @@ class FeatureWriter:
             num_examples: examples in all.
             num_features: d.
             dtype: ``"float16"`` or ``"float32"``, of the file.
+            identities: what tells each example from others. If it is given, an earlier writer's pieces count
+                where ``key["images"]`` differs but the examples that are done do not: a damaged image may
+                have been taken away.
 
         Raises:
             ValueError: if an argument is wrong, or the folder is of another key.
@@ -81,6 +92,7 @@ class FeatureWriter:
         self._num_examples, self._num_features, self._dtype = num_examples, num_features, np.dtype(dtype)
         about = dict(key=key, num_examples=num_examples, num_features=num_features, dtype=dtype)
         self._about, self._folder = json.loads(json.dumps(about)), partial_folder(self._path)
+        self._identities, self._hashed = identities, (0, hashlib.sha256())
         self._lock = locked(self._folder)
         try:
             self._resume()
@@ -182,7 +194,8 @@ class FeatureWriter:
         """Take what an earlier writer left, or start anew."""
         path = self._folder / "state.json"
         state = json.loads(path.read_bytes()) if path.exists() else None
-        if state is not None and (differing := differences(state["about"], self._about)):
+        differing = None if state is None else differences(state["about"], self._about)
+        if differing and not self._same_so_far(state):
             raise ValueError(
                 f"{self._folder}: was begun with something else ({'; '.join(differing)}); "
                 "remove it to start anew, or write to another file"
@@ -196,8 +209,29 @@ class FeatureWriter:
             self.done = state["done"]
             self.skipped = {int(example): reason for example, reason in state["skipped"].items()}
 
+    def _same_so_far(self, state: Mapping[str, Any]) -> bool:
+        """Whether what is done is of the same examples and made the same way, though others are not."""
+        done, about = state["done"], state["about"]
+        if self._identities is None or state.get("prefix") is None or len(self._identities) < done:
+            return False
+        same = [
+            {**each, "num_examples": 0, "key": {**each["key"], "images": ""}} for each in (about, self._about)
+        ]
+        return same[0] == same[1] and self._prefix(done) == state["prefix"]
+
+    def _prefix(self, done: int) -> str | None:
+        """Tells the first examples from others; None if nobody says what tells one."""
+        if self._identities is None:
+            return None
+        before, digest = self._hashed
+        for each in self._identities[before:done]:
+            digest.update(f"{each}\n".encode())
+        self._hashed = done, digest
+        return digest.hexdigest()
+
     def _save(self, done: int, skipped: dict[int, str]) -> None:
         """Count what is written."""
         with replacing(self._folder / "state.json") as file:
-            file.write(json.dumps({"about": self._about, "done": done, "skipped": skipped}).encode())
+            state = {"about": self._about, "done": done, "skipped": skipped, "prefix": self._prefix(done)}
+            file.write(json.dumps(state).encode())
         self.done, self.skipped = done, dict(sorted(skipped.items()))

@@ -101,9 +101,8 @@ def image_folder(
                 raise ValueError(f"{root}: expected a client of {file} by pattern, got none")
     left = {*found.files, *_empty(found)} - set(files)
     ignored = [file for file in left if not file.startswith(tuple(ends))]
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(repr((file, *found.files[file])).encode())
+    identities = tuple(repr((file, *found.files[file])) for file in files)
+    digest = hashlib.sha256("".join(identities).encode())
     return ImageSet(
         name=root.resolve().name,
         ids=files,
@@ -114,6 +113,7 @@ def image_folder(
         clients=None if clients is None else np.array(clients),
         is_test=is_test if is_test.any() else None,
         ignored=tuple(sorted([*ignored, *found.hidden, *(f"{end}/" for end in ends)])),
+        identities=identities,
     )
 
 

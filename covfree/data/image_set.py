@@ -70,6 +70,9 @@ class ImageSet(LabelledSet):
         is_test: [n] booleans, if the data is split.
         ignored: files that are no images, and examples without a class, that were left out. A folder that was
             left out as a whole is named once, with a slash at the end.
+        identities: [n] what tells each image from others, such as a file's path, size and time of change: an
+            extraction goes on if those of the images that are done are the same. None if only the
+            fingerprint of all tells.
 
     Raises:
         TypeError: if an array is of the wrong type.
@@ -86,3 +89,4 @@ class ImageSet(LabelledSet):
     clients: np.ndarray | None = None
     is_test: np.ndarray | None = None
     ignored: tuple[str, ...] = ()
+    identities: tuple[str, ...] | None = None

@@ -67,7 +67,8 @@ def keep(
         tell(total, total)
         return Extracted(path, 0, _reuse(path, key, examples, on_damaged))
     sizes = {"num_examples": total, "num_features": num_features, "dtype": dtype}
-    with FeatureWriter(path, key, **sizes) as writer:
+    identities = getattr(examples, "identities", None)
+    with FeatureWriter(path, key, **sizes, identities=identities) as writer:
         begun = writer.done
         _check_skipped(f"{path}.partial", [examples.ids[i] for i in writer.skipped], on_damaged)
         tell(begun, total)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,7 +66,12 @@ class TextSet(LabelledSet):
         return digest.hexdigest()
 
 
-def load_texts(path: StrPath, *, class_names: Sequence[str] | None = None) -> TextSet:
+def load_texts(
+    path: StrPath,
+    *,
+    class_names: Sequence[str] | None = None,
+    columns: Mapping[str, str] | None = None,
+) -> TextSet:
     r"""Read texts with their labels from a file in UTF-8.
 
     Args:
@@ -80,6 +85,8 @@ def load_texts(path: StrPath, *, class_names: Sequence[str] | None = None) -> Te
         class_names: all classes, in the order that numbers them, as machines must agree on that each have a
             file of their own. If not given, the labels of the file, sorted; as numbers if all are whole
             numbers.
+        columns: what the file calls ``text``, ``label``, ``client`` and ``split``, where it calls them
+            otherwise: ``{"text": "query", "label": "intent"}``. Not for ``.json``, which has no names.
 
     Returns:
         The text set, in the order of the file; ids are ``"line 2"`` or, of ``.json``, ``"train/0"``.
@@ -108,12 +115,21 @@ def load_texts(path: StrPath, *, class_names: Sequence[str] | None = None) -> Te
         raise ValueError(f"{path}: expected a file that ends in {', '.join(kinds)}")
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
+    names = {name: name for name in _COLUMNS} | dict(columns or {})
+    if unknown := set(names) - set(_COLUMNS):
+        raise ValueError(f"columns: expected names for {', '.join(_COLUMNS)}, got {', '.join(unknown)}")
+    if columns and path.suffix == ".json":
+        raise ValueError(f"columns: expected none for {path}, whose lists of pairs have no names")
+    # Python's own limit is 131,072 characters.
+    before = csv.field_size_limit(2**31 - 1)
     try:
-        items = list(kinds[path.suffix](path))
+        items = list(kinds[path.suffix](path, {given: name for name, given in names.items()}))
         ignored = tuple(item.id for item in items if item.split is None)
         return _text_set(path.stem, [item for item in items if item.split is not None], ignored, class_names)
     except (ValueError, csv.Error, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from error
+    finally:
+        csv.field_size_limit(before)
 
 
 class _Item(NamedTuple):
@@ -126,24 +142,30 @@ class _Item(NamedTuple):
     split: str | None
 
 
-def _table(path: Path) -> Iterator[_Item]:
+def _table(path: Path, names: Mapping[str, str]) -> Iterator[_Item]:
     delimiter = _TABLES[path.suffix]
     quoting = csv.QUOTE_MINIMAL if delimiter == "," else csv.QUOTE_NONE
     # Spreadsheets write a mark before the first name, which utf-8-sig leaves out.
     with path.open(encoding="utf-8-sig", newline="") as stream:
         rows = csv.DictReader(stream, delimiter=delimiter, quoting=quoting, strict=True)
-        columns = [name for name in rows.fieldnames or [] if name in _COLUMNS]
-        if not {"text", "label"} <= set(columns) or len(set(columns)) < len(columns):
-            raise ValueError(f"expected columns text and label once each, got {rows.fieldnames or []}")
+        columns = [name for name in rows.fieldnames or [] if name in names]
+        if not _needed(names) <= set(columns) or len(set(columns)) < len(columns):
+            needed = " and ".join(sorted(_needed(names), key=lambda name: names[name], reverse=True))
+            raise ValueError(f"expected columns {needed} once each, got {rows.fieldnames or []}")
         for row in rows:
             place = f"line {rows.line_num}"
             if None in row or None in row.values():
                 found = "more" if None in row else "fewer"
                 raise ValueError(f"{place}: expected {len(rows.fieldnames or [])} values, got {found}")
-            yield _item(place, {name: row[name] for name in columns})
+            yield _item(place, {names[name]: row[name] for name in columns})
 
 
-def _lines(path: Path) -> Iterator[_Item]:
+def _needed(names: Mapping[str, str]) -> set[str]:
+    """What the file calls what it must have."""
+    return {given for given, name in names.items() if name in ("text", "label")}
+
+
+def _lines(path: Path, names: Mapping[str, str]) -> Iterator[_Item]:
     with path.open(encoding="utf-8-sig") as stream:
         for number, line in enumerate(stream, 1):
             if not line.strip():
@@ -153,13 +175,14 @@ def _lines(path: Path) -> Iterator[_Item]:
                 values = json.loads(line)
             except ValueError as error:
                 raise ValueError(f"{place}: expected JSON ({error})") from error
-            if not isinstance(values, dict) or not {"text", "label"} <= set(values):
-                raise ValueError(f"{place}: expected an object with text and label, got {line.strip():.60}")
-            given = {name: values[name] for name in _COLUMNS if values.get(name) is not None}
+            if not isinstance(values, dict) or not _needed(names) <= set(values):
+                needed = " and ".join(sorted(_needed(names), key=lambda name: names[name], reverse=True))
+                raise ValueError(f"{place}: expected an object with {needed}, got {line.strip():.60}")
+            given = {name: values[own] for own, name in names.items() if values.get(own) is not None}
             yield _item(place, given)
 
 
-def _pairs(path: Path) -> Iterator[_Item]:
+def _pairs(path: Path, _: Mapping[str, str]) -> Iterator[_Item]:
     content = json.loads(path.read_text(encoding="utf-8-sig"))
     expected = "expected lists of pairs [text, label], by split"
     if not isinstance(content, dict):

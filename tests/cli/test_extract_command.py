@@ -188,6 +188,31 @@ def test_damaged_images_and_other_files(features, photos, tmp_path):
     assert file.arrays["ids"].tolist() == [name for name in sorted(pictures()) if name != broken]
 
 
+def test_it_goes_on_after_a_damaged_image_is_taken_away(features, photos, tmp_path):
+    """What was computed before it is not computed again; what it was computed from is the same."""
+    *_, broken = sorted(pictures())
+    content = (photos / broken).read_bytes()
+    (photos / broken).write_bytes(content[:300])
+    assert features("--batch-size", 8).is_one_line
+    (photos / broken).unlink()
+    outcome = features("--batch-size", 8)
+    assert outcome.code == 0, outcome.err
+    assert "23 images, 15 computed in" in outcome.err
+    taken = read_feature_file(tmp_path / "out.npz")
+    whole = tmp_path / "whole.npz"
+    assert features("--batch-size", 8, "--out", whole).code == 0
+    np.testing.assert_array_equal(taken.features, read_feature_file(whole).features)
+    # Where an image that is done has changed, that is an error as before.
+    (tmp_path / "out.npz").unlink()
+    (photos / broken).write_bytes(content[:300])
+    assert features("--batch-size", 8).is_one_line
+    first = photos / sorted(pictures())[0]
+    first.write_bytes(first.read_bytes() + b" ")
+    outcome = features("--batch-size", 8)
+    assert outcome.is_one_line
+    assert "was begun with something else" in outcome.err
+
+
 def test_the_bar_shows_how_fast_it_is(features, monkeypatch):
     assert "images/s" not in re.sub(r"\(\d+ images/s\)", "", features().err)
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -401,6 +426,7 @@ def test_texts_become_a_file_of_features(of_texts, cli, tmp_path):
         (["--pattern", "x"], "--pattern: expected none beside --texts"),
         (["--test-split", "test"], "--test-split: expected none beside --texts"),
         (["--on-damaged", "skip"], "--on-damaged: expected none beside --texts"),
+        (["--text-column", "query"], "mails.csv: expected columns query and label once each"),
         (["--texts", "absent.csv"], r"absent\.csv: no such file"),
         (["--weights", "absent"], "absent: expected a sentence encoder, found no config.json"),
     ],

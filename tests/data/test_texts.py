@@ -1,5 +1,6 @@
 """Text sets from files, and their features in a file: the right ones, once, and errors that name the line."""
 
+import csv
 import json
 
 import numpy as np
@@ -98,6 +99,24 @@ def test_numbers_as_labels_and_clients(file):
     assert texts.labels.tolist() == [2, 1, 0]
     assert texts.clients is not None
     assert texts.clients.tolist() == ["3", "3", "3"]
+
+
+def test_columns_by_other_names_and_long_texts(file):
+    """As the file calls them; a text may be longer than the limit of Python's csv, which stays as it was."""
+    limit, long = csv.field_size_limit(), "word " * 50_000
+    names = {"text": "query", "label": "intent"}
+    rows = [("query", "intent", "label"), (long, "b", "x"), ("sun", "a", "y")]
+    lines = [json.dumps(dict(zip(rows[0], row, strict=True))) for row in rows[1:]]
+    for suffix, content in ((".csv", "\n".join(map(",".join, rows))), (".jsonl", "\n".join(lines))):
+        found = load_texts(file(suffix, content + "\n"), columns=names)
+        assert (found.texts, found.class_names, found.labels.tolist()) == ((long, "sun"), ("a", "b"), [1, 0])
+    assert csv.field_size_limit() == limit
+    with pytest.raises(ValueError, match="expected columns query and intent once each, got"):
+        load_texts(file(".csv", "text,label\na,b\n"), columns=names)
+    with pytest.raises(ValueError, match=r"columns: expected none for .*, whose lists of pairs"):
+        load_texts(file(".json", '{"train": [["a", "b"]]}'), columns=names)
+    with pytest.raises(ValueError, match="columns: expected names for text, label, client, split, got body"):
+        load_texts(file(".csv", "text,label\na,b\n"), columns={"body": "text"})
 
 
 def test_machines_agree_on_classes(file):
