@@ -11,7 +11,7 @@ from covfree.backbones import BACKBONES, sentence_encoder
 from covfree.backbones.hub import find_weights
 from covfree.cli.options import IMAGES, NETWORK, WEIGHTS, at_least
 from covfree.data.texts import load_texts
-from covfree.studies.extraction import backbone_of, encode, extract, option_of, read_images
+from covfree.studies.extraction import backbone_of, encode, extract, names_in, option_of, read_images
 
 
 def extract_command(
@@ -44,6 +44,13 @@ def extract_command(
             help="A regular expression with groups (?P<class>...) and, if there are any, (?P<client>...) and "
             "(?P<split>...), for the beginning of each image's path below the folder. Without it the first "
             "folder is the class, below a folder for the split where one is called train."
+        ),
+    ] = None,
+    class_names: Annotated[
+        Path | None,
+        typer.Option(
+            help="A text file with the names of all classes, one a line, in the order that numbers them: one "
+            "file for all sites of a federation. Without it the classes found are numbered by name."
         ),
     ] = None,
     client_column: Annotated[
@@ -80,6 +87,8 @@ def extract_command(
       covfree extract --images photos --pattern "(?P<client>[^/]+)/(?P<class>[^/]+)/" --backbone resnet18
       --weights resnet18.safetensors --out photos.npz
 
+      covfree extract --images photos --class-names classes.txt --backbone resnet18 --out photos.npz
+
       covfree extract --texts mails.csv --text-column query --label-column intent --out mails.npz
     """
     at_least("batch-size", batch_size, 1)
@@ -97,7 +106,8 @@ def extract_command(
         if given := {name: value for name, value in of_images.items() if value is not None}:
             raise ValueError(f"{option_of(given)}: expected none beside --texts")
         given = {"text": text_column, "label": label_column, "client": client_column}
-        found = load_texts(texts, columns={name: own for name, own in given.items() if own is not None})
+        columns = {name: own for name, own in given.items() if own is not None}
+        found = load_texts(texts, columns=columns, class_names=names_in(class_names))
         encode(found, sentence_encoder(weights), out, dtype=dtype, batch_size=batch_size)
         return
     for name, value in {"text-column": text_column, "label-column": label_column}.items():
@@ -108,7 +118,13 @@ def extract_command(
     name = backbone_of(backbone)
     # Of the two the data may be far larger to download.
     found = find_weights(weights, BACKBONES[name])
-    data = read_images(images, pattern=pattern, splits=splits, client_column=client_column)
+    data = read_images(
+        images,
+        pattern=pattern,
+        splits=splits,
+        client_column=client_column,
+        class_names=names_in(class_names),
+    )
     extract(
         data,
         name,

@@ -177,7 +177,7 @@ def read(
             raise ValueError(f"{expected}, of at most {max_bytes} bytes, got {size}")
         try:
             header, metadata, length = _header(file, size)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{broken} {error}") from error
         if metadata.get("format") != form:
             raise ValueError(f"{expected}, got format {metadata.get('format')!r} with {sorted(header)}")

@@ -37,12 +37,15 @@ def read_images(
     pattern: str | None,
     splits: dict[str, Any],
     client_column: str | None,
+    class_names: tuple[str, ...] | None = None,
 ) -> ImageSet:
     """The image set that ``--images`` and the options about it mean."""
     of_tfds = {name: value for name, value in splits.items() if value is not None}
     if client_column is not None:
         of_tfds["client_column"] = client_column
     kind, _, name = source.partition(":")
+    if class_names is not None and not Path(source).is_dir():
+        raise ValueError(f"--class-names: expected a folder of images, got {source}")
     if kind == "tfds":
         if pattern is not None:
             raise ValueError(f"--pattern: expected a folder of images, got {source}")
@@ -54,13 +57,27 @@ def read_images(
     if of_tfds:
         option = option_of(of_tfds) + "-split" * bool(set(of_tfds) & {"train", "test"})
         raise ValueError(f"{option}: expected a TensorFlow data set, tfds:NAME, got {source}")
-    if pattern is None:
+    if pattern is None and class_names is None:
         return load_images(source)
     if not Path(source).is_dir():
         raise ValueError(f"--pattern: expected a folder of images, got {source}")
     from covfree.data.folders import image_folder
 
-    return image_folder(source, pattern=pattern)
+    return image_folder(source, pattern=pattern, class_names=class_names)
+
+
+def names_in(path: Path | None) -> tuple[str, ...] | None:
+    """The names of classes in a text file, one a line; None without a file."""
+    if path is None:
+        return None
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--class-names: expected a text file in UTF-8, got {path} ({error})") from error
+    names = tuple(line.strip() for line in lines if line.strip())
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"--class-names: expected a name a line, each once, in {path}, got {len(names)}")
+    return names
 
 
 def option_of(given: dict[str, Any]) -> str:

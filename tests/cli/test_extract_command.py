@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 
@@ -14,12 +15,14 @@ from backbones import seeded
 from PIL import Image
 from safetensors.numpy import save_file
 
+import covfree
 from covfree import backbones
 from covfree.backbones import Preprocessing, backbone, preprocess
 from covfree.backbones.extractor import Backbone
 from covfree.backbones.weights import tensor_shapes
 from covfree.cli import extract as extract_module
 from covfree.data import from_tfds
+from covfree.data.dataset import load_npz
 from covfree.data.feature_file import read_feature_file
 from covfree.data.images import load_images
 from covfree.studies import extraction
@@ -143,6 +146,26 @@ def test_a_pattern_with_splits(features, photos, tmp_path):
         features("--images", tmp_path / "split", "--pattern", "(?P<split>[^/]+)/(?P<class>[^/]+)/").code == 0
     )
     assert read_feature_file(tmp_path / "out.npz").arrays["is_test"].sum() == 2
+
+
+def test_sites_number_classes_by_one_list(features, photos, tmp_path):
+    """Each has its own folder, in which a class may be missing; the file carries all names."""
+    names = tmp_path / "classes.txt"
+    names.write_text("dog\n\nant\ncat\n", encoding="utf-8")
+    shutil.rmtree(photos / "dog")
+    features("--class-names", names)
+    data = load_npz(tmp_path / "out.npz")
+    assert data.class_names == ("dog", "ant", "cat")
+    assert (data.num_classes, set(data.train_labels.tolist())) == (3, {2})
+    sent = covfree.client_message(
+        covfree.fedncm(),
+        data.train_features,
+        data.train_labels,
+        num_classes=3,
+        class_names=data.class_names,
+    )
+    received = covfree.collect({"site": sent}, num_classes=3, class_names=("ant", "cat", "dog"))
+    assert received.rejected["site"].startswith("class_names: expected 'ant' for class 0, got 'dog'")
 
 
 def test_arrays_and_half_precision(features, tmp_path):
@@ -323,6 +346,9 @@ def test_bad_arguments_of_compare_show_before_anything_is_computed(
         (["--weights", "absent.safetensors"], r"no such file: absent\.safetensors"),
         (["--pattern", "colour"], "pattern.*colour"),
         (["--pattern", "("], "pattern: expected a regular expression"),
+        (["--class-names", "absent.txt"], "--class-names: expected a text file in UTF-8, got absent.txt"),
+        (["--class-names", __file__], "--class-names: expected a name a line, each once, in .*got"),
+        (["--images", "tfds:x", "--class-names", "x"], "--class-names: expected a"),
         (["--client-column", "user"], "--client-column: expected a TensorFlow data set"),
         (["--test-split", "none"], "--test-split: expected a TensorFlow data set, tfds:NAME, got .*photos"),
         (["--images", "tfds:x", "--pattern", "x"], "--pattern: expected a folder of images, got tfds:x"),

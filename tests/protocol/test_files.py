@@ -418,6 +418,10 @@ def endless_header(path):
         file.truncate(2**29 + 8)
 
 
+def no_table(path):
+    path.write_bytes(struct.pack("<Q", 1) + b"7")
+
+
 def of_words(about):
     return lambda path: crafted(path, {"mean": about, "count": about, "label": about}, 8)
 
@@ -428,6 +432,7 @@ STRANGE = {
     rows_of_nothing: "of at most 1048576 rows, got 10000000",
     one_byte: "cut short",
     deep: "cut short or no safetensors: .*recursion|cut short or no safetensors: .*header",
+    no_table: "cut short or no safetensors",
     endless_header: "its header is of 536870912 bytes",
     of_words(tensor("I64", [1], 0, 8)): "lies at 0 to 8; expected 8 bytes from 8 on",
     of_words(tensor("I64", [-1], 0, 8)): "has the shape",
