@@ -16,8 +16,7 @@ from covfree.backbones.preprocess import crop
 from covfree.backbones.table import Preprocessing
 from covfree.core.checks import check_choice, check_positive
 from covfree.core.optional import optional
-from covfree.data.image_file import is_damage
-from covfree.data.image_set import ImageSet
+from covfree.data.image_set import ImageSet, is_damage
 
 ON_DAMAGED = ("stop", "skip")
 _LEAVE_OUT = "on_damaged='skip' (covfree extract --on-damaged skip) leaves such images out"

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from covfree.data.dataset import StrPath
-from covfree.data.image_file import decode_image, image_formats
-from covfree.data.image_set import ImageSet
+from covfree.data.image_set import ImageSet, decode_image, image_formats
 
 # What a folder that holds a part may be called, in any case, and which part that is.
 PARTS = {"train": "train", "training": "train", "test": "test", "testing": "test"}

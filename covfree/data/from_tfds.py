@@ -12,8 +12,7 @@ import numpy as np
 
 from covfree.core.optional import optional
 from covfree.data.dataset import StrPath
-from covfree.data.image_file import decode_image, is_damage
-from covfree.data.image_set import ImageSet
+from covfree.data.image_set import ImageSet, decode_image, is_damage
 
 # What the images to test on are called in the sets that have a part for it, the best first.
 _TESTS = ("test", "validation", "valid", "val")

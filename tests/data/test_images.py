@@ -11,8 +11,7 @@ import pytest
 from PIL import Image
 
 from covfree.data.folders import image_folder
-from covfree.data.image_file import image_formats
-from covfree.data.image_set import ImageSet
+from covfree.data.image_set import ImageSet, image_formats
 from covfree.data.images import image_arrays, load_images
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (4, 6, 5, 3)).astype(np.uint8)
