@@ -67,8 +67,8 @@ def starts(train: Part, test: Part, num_classes: int, seed: int) -> dict[str, Fe
 
 
 def trained(federation: Federation, method: str, epochs: int, rate: float, strength: float) -> np.ndarray:
-    """Accuracy of each client."""
-    return personalised(
+    """Accuracy of each client; NaN if training diverged."""
+    accuracy, diverged = personalised(
         method,
         Start(federation.start, finetune.adapter_model, federation.prototypes),
         federation.train,
@@ -78,6 +78,7 @@ def trained(federation: Federation, method: str, epochs: int, rate: float, stren
         strength=strength,
         key=jax.random.key(federation.seed),
     )
+    return accuracy if diverged is None else np.full_like(accuracy, np.nan)
 
 
 def untrained(federation: Federation, method: str) -> np.ndarray:
@@ -95,7 +96,7 @@ def tuned(federation: Federation, method: str, epochs: int) -> dict[str, float]:
         (rate, strength): trained(federation, method, epochs, rate, strength).mean()
         for rate, strength in product(RATES, strengths)
     }
-    rate, strength = max(found, key=lambda pair: found[pair])
+    rate, strength = max(found, key=lambda pair: np.nan_to_num(found[pair], nan=-1.0))
     return {"rate": rate, "strength": strength}
 
 

@@ -61,7 +61,7 @@ def personalised(
     key: PRNGKey,
     checkpoint: Path | None = None,
     **options: Any,
-) -> np.ndarray:
+) -> tuple[np.ndarray, int | None]:
     """Train a model of each client's own, or FedAvg's one for all; all clients take part in each round.
 
     Args:
@@ -78,15 +78,20 @@ def personalised(
         options: ``batch_size``, as algorithms of `covfree.finetune` have it.
 
     Returns:
-        Accuracy of each client on its own test examples.
+        Accuracy of each client on its own test examples; and the round that gave no finite model and was
+        undone, so that these are not the accuracies of what was asked for. None if there was none.
     """
     model, (num_classes, dim) = start.model, start.prototypes.mean.shape
+    diverged: list[int] = []
     at_home = {"client": client, "epochs": epochs, **options}
 
     def run(algorithm: rounds.Algorithm, number: int) -> Any:
         # FedAvg-FT has two runs, of different names.
         saved = checkpoint and rounds.Checkpoint(checkpoint / algorithm.name, every=_EVERY)
-        return rounds.run(algorithm, *train, key=key, rounds=number, checkpoint=saved).result
+        done = rounds.run(algorithm, *train, key=key, rounds=number, checkpoint=saved)
+        if done.stopped is not None:
+            diverged.append(len(done.history) + 1)
+        return done.result
 
     known = None
     if method == "local":
@@ -105,4 +110,4 @@ def personalised(
             result = run(finetune.local_only(result, client, epochs=last, **options), 1)
     else:
         raise ValueError(f"algorithm: expected one of {', '.join(METHODS)}, got {method!r}")
-    return finetune.client_accuracy(result, *test, own_classes=known)
+    return finetune.client_accuracy(result, *test, own_classes=known), (diverged or [None])[0]

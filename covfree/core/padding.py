@@ -29,6 +29,32 @@ def few_sizes(rows: int) -> int:
     return max(_FEWEST, -(-rows // step) * step)
 
 
+def blocks_of_groups(group: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cut items into blocks of one group each, so that work by group takes no time for other groups.
+
+    Args:
+        group: [items] integers from 0; below 0 is padding.
+        most: largest size of a block; it is smaller if no group has as many items.
+
+    Returns:
+        Places [blocks, size] of items, −1 for padding; and the group of each block.
+
+    >>> places, of = blocks_of_groups(np.array([1, 0, 1, -1, 1]), 2)
+    >>> places.tolist(), of.tolist()
+    ([[1, -1], [0, 2], [4, -1]], [0, 1, 1])
+    """
+    order = np.argsort(group, kind="stable")
+    order = order[group[order] >= 0]
+    own = group[order]
+    counts = np.bincount(own, minlength=1)
+    size = min(most, 1 << max(int(counts.max()) - 1, 0).bit_length())
+    blocks = -(-counts // size)
+    place = np.arange(len(order)) - (np.cumsum(counts) - counts)[own]
+    places = np.full((blocks.sum(), size), -1)
+    places[(np.cumsum(blocks) - blocks)[own] + place // size, place % size] = order
+    return places, np.repeat(np.arange(len(counts)), blocks)
+
+
 def as_arrays(arguments: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Arguments of a function; those of these names that are lists become arrays."""
     arrays = dict(arguments)

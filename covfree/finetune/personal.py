@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from covfree.core.checks import check_positive
+from covfree.core.padding import blocks_of_groups
 from covfree.core.types import AnyArray, PRNGKey
 from covfree.finetune.local import Training
 from covfree.finetune.model import Model, check_model
@@ -205,7 +206,7 @@ def client_accuracy(
             raise ValueError(f"clients: expected numbers below {known}, as {name} has them; got {number - 1}")
         number = max(number, known or 0)
     own = isinstance(models, ClientModels)
-    places, who = _batches(clients if own else np.minimum(clients, 0), batch_size)
+    places, who = blocks_of_groups(clients if own else np.minimum(clients, 0), batch_size)
     known = None if own_classes is None else jnp.asarray(np.asarray(own_classes, np.float32))
     batches = jnp.asarray(places), jnp.asarray(clients[places]), jnp.asarray(who)
     found = _predicted(models, jax.tree.map(jnp.asarray, features), known, *batches)
@@ -215,19 +216,6 @@ def client_accuracy(
     total = np.bincount(clients[kept], minlength=number)
     hits = np.bincount(clients[kept], right[kept], minlength=number)
     return np.where(total > 0, hits / np.maximum(total, 1), np.nan)
-
-
-def _batches(group: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Places [batches, size] of examples of one group each, −1 for padding; and the group of each batch."""
-    order = np.argsort(group, kind="stable")
-    order = order[group[order] >= 0]
-    counts = np.bincount(group[order], minlength=1)
-    size = min(most, 1 << max(int(counts.max()) - 1, 0).bit_length())
-    number = -(-counts // size)
-    place = np.arange(len(order)) - (np.cumsum(counts) - counts)[group[order]]
-    places = np.full((number.sum(), size), -1)
-    places[(np.cumsum(number) - number)[group[order]] + place // size, place % size] = order
-    return places, np.repeat(np.arange(len(counts)), number)
 
 
 @jax.jit

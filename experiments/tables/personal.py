@@ -49,7 +49,7 @@ def run(own: Mapping[str, Any], data: Data, seed: int, folder: Path) -> dict[str
         lambda result: model(result.feature_map.params, result.head),
         finetune.Prototypes(*covfree.class_means(means[train.features], train.labels, classes)),
     )
-    accuracy = personalised(
+    accuracy, diverged = personalised(
         own["algorithm"],
         start,
         train._replace(features=images[train.features]),
@@ -61,4 +61,4 @@ def run(own: Mapping[str, Any], data: Data, seed: int, folder: Path) -> dict[str
         checkpoint=folder,
         batch_size=own["batch_size"],
     )
-    return {"value": 100 * float(np.nanmean(accuracy))}
+    return {"value": 100 * float(np.nanmean(accuracy)), "diverged": diverged}

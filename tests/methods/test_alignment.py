@@ -131,6 +131,16 @@ def test_examples_of_nobody_stay_and_those_of_strangers_are_an_error():
         found(np.float32(features), np.where(clients == 8, 4, clients))
 
 
+def test_a_client_without_examples_weighs_nothing():
+    """Its mean of nothing is NaN."""
+    some = gaussians(drawn_covariances().astype(np.float32))
+    nothing = jax.tree.map(lambda x: jnp.full((1, *x.shape[1:]), jnp.nan), some)
+    nothing = replace(nothing, count=jnp.zeros(1, some.count.dtype))
+    both = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), nothing, some)
+    for x, y in zip(*(jax.tree.leaves(alignment.barycentre(each)) for each in (both, some)), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5)
+
+
 def test_a_client_of_one_example_is_moved_to_the_barycentres_mean():
     features, clients, basis = examples()
     clients = np.where(np.arange(len(clients)) == 7, 99, clients)

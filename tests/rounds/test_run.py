@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from covfree import finetune
 from covfree.rounds import (
     Algorithm,
     Checkpoint,
@@ -26,6 +27,7 @@ from covfree.rounds import (
     run,
     schedule,
 )
+from covfree.rounds.data import Federation
 
 KEY = jax.random.key(3)
 
@@ -238,6 +240,25 @@ def test_a_cohort_of_varying_size_is_compiled_for_few():
     before = cohort.answers._cache_size()
     run(adding(), *DATA[:2], small, key=KEY, rounds=9, participation=drawn)
     assert cohort.answers._cache_size() - before <= 4  # 1, 2, 4, 8 and no more than there are
+
+
+def test_a_large_client_does_not_make_small_ones_sort_as_much():
+    """Padded sizes, in numbers that a client's order of examples is sorted by."""
+    features, labels = np.zeros((2600, 1), np.float32), np.zeros(2600, int)
+    clients = np.repeat(np.arange(201), [8] * 200 + [1000])
+    sizes = Federation.of(features, labels, clients, whole=False).longest
+    assert (sizes[:200].max(), sizes[200]) == (16, 1000)
+    # Where that saves less than it costs to compile another function, all are of one size.
+    three = np.repeat(np.arange(3), [8, 8, 1000])
+    few = Federation.of(features[:1016], labels[:1016], three, whole=False).longest
+    assert set(few) == {1000}
+    # A large client changes nothing of what the others draw.
+    means = finetune.fedavg(finetune.linear_model(finetune.random_head(1, 2, key=KEY)), 0.1, batch_size=3)
+    drawn = np.tile(np.arange(200), (2, 1))
+    features = np.arange(2600, dtype=np.float32)[:, None] / 2600
+    with_it = run(means, features, labels, clients, key=KEY, rounds=2, participation=drawn).result
+    alone = run(means, features[:1600], labels[:1600], clients[:1600], key=KEY, rounds=2).result
+    np.testing.assert_allclose(with_it.weight, alone.weight, rtol=1e-6)
 
 
 def test_numbers_of_numpy_draw_clients():

@@ -182,6 +182,9 @@ def test_personalisation(run, tmp_path):
     values = {record["settings"]["algorithm"]: record["value"] for record in records(tmp_path, "personal")}
     assert set(values) == {"local", "fedavg", "fedavg-ft", "fedproto", "fedcgs"}
     assert all(0 <= value <= 100 for value in values.values())
+    with pytest.warns(RuntimeWarning, match="is not finite"):
+        run("fedcgs-table3", "cifar100,local", **settings, client_lr=1e30)
+    assert records(tmp_path, "personal")[-1]["diverged"] == 1
 
 
 def test_training_from_scratch_needs_no_weights(run, tmp_path):

@@ -120,9 +120,14 @@ def barycentre(gaussians: Gaussian) -> Gaussian:
 
 @jax.jit
 def _barycentre(gaussians: Gaussian) -> Gaussian:
-    unit, covariances = scaled(jnp.asarray(gaussians.covariance))
-    dtype = covariances.dtype
     count = jnp.asarray(gaussians.count)
+    # Clients without examples weigh nothing, whatever their moments; these are no numbers.
+    mean, covariance = (
+        jnp.where((count > 0).reshape(-1, *(1,) * (x.ndim - 1)), x, 0)
+        for x in (jnp.asarray(gaussians.mean), jnp.asarray(gaussians.covariance))
+    )
+    unit, covariances = scaled(covariance)
+    dtype = covariances.dtype
     share = count.astype(dtype) / jnp.maximum(count.sum(), 1).astype(dtype)
     tolerance = jnp.finfo(dtype).eps ** (2 / 3)
 
@@ -144,9 +149,7 @@ def _barycentre(gaussians: Gaussian) -> Gaussian:
 
     start = jnp.einsum("k,kij->ij", share, covariances, precision=jax.lax.Precision.HIGHEST)
     matrix = jax.lax.while_loop(unfinished, one_step, (start, jnp.ones((), dtype), jnp.int32(0)))[0]
-    return Gaussian(
-        product(share[None, :], jnp.asarray(gaussians.mean))[0], matrix * unit * unit, count.sum()
-    )
+    return Gaussian(product(share[None, :], mean)[0], matrix * unit * unit, count.sum())
 
 
 def check_basis(features: AnyArray, basis: AnyArray) -> None:

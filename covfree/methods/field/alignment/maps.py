@@ -12,7 +12,9 @@ from jaxtyping import Array, Float, Integer
 
 from covfree.core.checks import check, check_example_structure, check_share, check_type
 from covfree.core.doors import compiled
+from covfree.core.padding import blocks_of_groups
 from covfree.core.products import product
+from covfree.core.sums import PART
 from covfree.core.types import AnyArray, Rows, Scalar
 from covfree.estimators import estimate_covariances, first_moments, ledoit_wolf
 from covfree.methods.field.alignment.gaussians import (
@@ -90,21 +92,23 @@ class Alignment:
                 f"clients: expected clients with a map, got {clients[np.argmax(lost)]}; a new client makes "
                 "its own, of client_gaussian of its features and the barycentre"
             )
-        return _moved(jnp.asarray(features), jnp.asarray(np.where(known, place, -1)), self.maps)
+        places, of = blocks_of_groups(np.where(known, place, -1), PART)
+        return _moved(jnp.asarray(features), jnp.asarray(places), jnp.asarray(of), self.maps)
 
 
 @jax.jit
-def _moved(features: jax.Array, place: jax.Array, maps: AffineMap) -> jax.Array:
+def _moved(features: jax.Array, places: jax.Array, of: jax.Array, maps: AffineMap) -> jax.Array:
     features = features.astype(jnp.result_type(features, maps.mean))
     inside = product(features, maps.basis)
 
-    def one_client(moved: jax.Array, own: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
-        number, mean, matrix = own
-        its = replace(maps, mean=mean, matrix=matrix).inside(inside)
-        return jnp.where((place == number)[:, None], its, moved), None
+    def one_block(block: tuple[jax.Array, jax.Array]) -> jax.Array:
+        places, client = block
+        own = replace(maps, mean=maps.mean[client], matrix=maps.matrix[client])
+        return own.inside(inside[jnp.maximum(places, 0)])
 
-    clients = jnp.arange(len(maps.mean)), maps.mean, maps.matrix
-    moved = jax.lax.scan(one_client, inside, clients)[0]
+    blocks = jax.lax.map(one_block, (places, of)).reshape(-1, inside.shape[1])
+    kept = jnp.where(places >= 0, places, len(features)).reshape(-1)
+    moved = inside.at[kept].set(blocks, mode="drop")
     return features + maps.strength * product(moved - inside, maps.basis.T)
 
 
@@ -163,7 +167,7 @@ def align(
 
     What is aligned are clients as a whole, without labels. That helps if clients' features differ because of
     where they are from, and harms if they differ because the clients' classes do: then it removes what tells
-    classes apart. Costs K·n·r² for K clients and n examples.
+    classes apart. Costs n·r² for n examples, and r³ for each client.
 
     Args:
         features: of all clients' training examples.
