@@ -21,10 +21,15 @@ from covfree.core.row_types import count_sum, summable
 from covfree.core.types import AnyArray, H, Head, Message, PRNGKey, Rows, is_traced
 from covfree.engine.examples import examples_of, over_examples, over_rows, summarise
 from covfree.engine.totals import How, accumulate, in_memory, through
+from covfree.estimators import Shrinkage
 from covfree.heads.mapped import MappedHead
 from covfree.methods import Method
 from covfree.methods.message_form import Merge
 from covfree.methods.method import check_method
+from covfree.methods.within import moments_of
+
+# Features are too small for a covariance if class means are below so many square roots of the least number.
+_LEAST = 100
 
 
 def solve_totals(method: Method[H], *totals: Any) -> H:
@@ -38,10 +43,25 @@ def solve_totals(method: Method[H], *totals: Any) -> H:
         The head, of the method's kind.
 
     Raises:
-        ValueError: if the head is not finite (unless it is traced).
+        ValueError: if the head is not finite, or it rests on a covariance of features so small that their
+            squares vanish (unless they are traced).
     """
     check_method(method)
+    _check_scale(method, totals)
     return finite(_head(method.system, method.head, method.params, method.feature_map, totals))
+
+
+def _check_scale(method: Method[Any], totals: tuple[Any, ...]) -> None:
+    """Raise where variances are 0 because squares vanish: the head would know the classes' shares alone."""
+    if not isinstance(method.params, Shrinkage) or is_traced(*jax.tree.leaves(totals)):
+        return
+    total = np.abs(np.asarray(moments_of(totals[0]).total)).max(initial=0)
+    count = np.asarray(moments_of(totals[0]).count).max(initial=1)
+    if 0 < total < _LEAST * np.sqrt(np.finfo(total.dtype).tiny) * count:
+        raise ValueError(
+            f"features: expected numbers whose squares {total.dtype} holds, got class means of at most "
+            f"{total / count:.0e}; multiply all features by one number, the same at all clients"
+        )
 
 
 @partial(jax.jit, static_argnums=(0, 1))

@@ -86,7 +86,7 @@ def _system(
 ) -> Scatter:
     """Shrunk covariance, or the Gram matrix made from it where the head is ridge regression."""
     moments = moments_of(first)
-    scatter = with_inner(spread.scatter, spread.inner)
+    scatter = spread.scatter if spread.inner is None else with_inner(spread.scatter, spread.inner)
     freedom = within.freedom(first)
     freedom = freedom.scaled(1 / freedom.expected)
     covariance = shrinkage.apply(scatter, moments, freedom, spread.statistics)

@@ -188,3 +188,18 @@ def test_errors_name_the_key_the_clients_and_the_number_of_classes(untyped):
         covfree.class_means(features, labels, jnp.int32(2))
     for key in (jax.random.key(0), jax.random.PRNGKey(0)):
         covfree.fit(METHOD, features, labels, labels, key=key)
+
+
+def test_features_whose_squares_vanish_are_refused_where_a_covariance_is_needed():
+    """Their variances are 0, and the head would give the largest class whatever it is asked."""
+    clean = federations.make(0).clean
+
+    def classes(method, scale):
+        features = np.float32(scale) * clean.features.astype(np.float32)
+        head = covfree.fit(method, features, clean.labels, clean.clients)
+        return np.unique(head(features).argmax(1)).size
+
+    with pytest.raises(ValueError, match=r"features: expected numbers whose squares float32 .*e-(19|20);"):
+        classes(covfree.fedcof(0.1), 1e-20)
+    assert classes(covfree.fedcof(covfree.relative(0.1)), 1e-12) > 1
+    assert classes(covfree.fedncm(), 1e-20) > 1
