@@ -26,8 +26,9 @@ from covfree.cli.options import (
     named_option,
     names_of,
     partition_settings,
+    split_names,
 )
-from covfree.core.checks import check_strength
+from covfree.core.checks import check_share, check_strength
 from covfree.core.optional import optional
 from covfree.finetune import registry
 from covfree.finetune.registry import Rates
@@ -36,7 +37,14 @@ from covfree.studies.present import present
 from covfree.studies.progress import Progress
 from covfree.studies.run_folder import make_folder
 from covfree.studies.source import source_of
-from covfree.studies.training import RANDOM, TRAINABLE, Training, participation_of
+from covfree.studies.training import (
+    RANDOM,
+    TRAINABLE,
+    Training,
+    algorithm_of,
+    participation_of,
+    temperature_of,
+)
 
 Part = Literal["head", "backbone", "all"]
 NormMode = Literal["frozen", "batch"]
@@ -52,7 +60,11 @@ def finetune_command(
         str, typer.Option(help=f"Heads to start from, comma-separated: random, {', '.join(TRAINABLE)}.")
     ] = "random,fedcof",
     algorithm: Annotated[
-        str, typer.Option(help=f"How to train, comma-separated: {', '.join(registry())}.")
+        str,
+        typer.Option(
+            help=f"How to train, comma-separated: {', '.join(registry())}. Each may have numbers of its own: "
+            "fedadam:tau=1e-4:b2=0.999, fedadam-torch:eps=1e-8."
+        ),
     ] = "fedadam",
     part: Annotated[
         Part, typer.Option("--train", help="What is trained; backbone and all need --images.")
@@ -66,6 +78,17 @@ def finetune_command(
     ] = None,
     server_lr: Annotated[float | None, typer.Option(help="Learning rate of the server, likewise.")] = None,
     mu: Annotated[float | None, typer.Option(help="μ of fedprox. Without it 0.01.")] = None,
+    momentum: Annotated[float, typer.Option(help="Momentum of the clients' gradient descent.")] = 0.0,
+    weight_decay: Annotated[
+        float, typer.Option(help="Weight decay of the clients, as in PyTorch's SGD: 4e-5 in Fed3R's tables.")
+    ] = 0.0,
+    temperature: Annotated[
+        str,
+        typer.Option(
+            help="Scores of a closed-form head are divided by it before training: 'auto' for what fits the "
+            "training examples best, 'none', or a number, 0.1 in Fed3R's tables."
+        ),
+    ] = "auto",
     epochs: Annotated[int, typer.Option(help="Passes of a client over its examples in a round.")] = 1,
     batch_size: Annotated[int, typer.Option(help="Examples of a client's step.")] = 32,
     norms: Annotated[
@@ -109,7 +132,14 @@ def finetune_command(
     for name, size in {**sizes, "width": width, "checkpoint-every": checkpoint_every}.items():
         at_least(name, size, 1)
     inits = names_of("init", init, (RANDOM, *TRAINABLE))
-    algorithms = names_of("algorithm", algorithm, registry())
+    algorithms = names_of("algorithm", algorithm, split_names(algorithm))
+    with named_option("algorithm"):
+        for each in algorithms:
+            algorithm_of(each)
+    check_share("--momentum", momentum)
+    check_strength("--weight-decay", weight_decay)
+    with named_option("temperature"):
+        divided = temperature_of(temperature)
     rates = _rates(algorithms, part, client_lr, server_lr, mu, tune_rates)
     if part != "head" and images is None:
         raise ValueError(f"--train {part}: expected --images, as features have no backbone left to train")
@@ -138,6 +168,9 @@ def finetune_command(
         "client_lr": client_lr,
         "server_lr": server_lr,
         "mu": mu,
+        "momentum": momentum,
+        "weight_decay": weight_decay,
+        "temperature": divided,
         "epochs": epochs,
         "batch_size": batch_size,
         "norms": norms,
@@ -156,6 +189,9 @@ def finetune_command(
             width=width,
             tune=tune_rates,
             augment=augment,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            temperature=divided,
         )
         for name in algorithms
         for each in inits
@@ -200,11 +236,12 @@ def _rates(
     if mu is not None:
         check_strength("--mu", mu)
         takers = [name for name, entry in registry().items() if "mu" in entry.accepts]
-        if not set(takers) & set(algorithms):
+        if not set(takers) & {name.partition(":")[0] for name in algorithms}:
             raise ValueError(f"--mu: expected {', '.join(takers)} among --algorithm, got {algorithms[0]}")
     rates = {}
     for name in algorithms:
-        own = registry()[name].head if part == "head" else registry()[name].network
+        entry, _ = algorithm_of(name)
+        own = entry.head if part == "head" else entry.network
         rates[name] = Rates(
             own.client if client_lr is None else client_lr, own.server if server_lr is None else server_lr
         )

@@ -27,10 +27,10 @@ def ridge_head(
         ridge: λ, at least 0. If G + λI is singular, the solution of minimum norm is taken.
         unit: whether to scale columns to norm 1, as Fed3R and FedCOF do; static. Columns as they are favour
             classes of many examples.
-        bias: whether a constant 1 is appended to the features, as Fed3R's own code does; static. The system
-            [[G + λI, s], [sᵀ, N + λ]] [W; b] = [B; N_1 … N_C] needs s = Σ_c N_c μ_c and the counts beside G,
-            which the moments hold. b is divided by the norm of its column of W. The λ of b is the multiple of
-            I in G (`Scatter.shift`) plus ``ridge``.
+        bias: whether a constant 1 is appended to the features, as Fed3R's own code does; static. Then
+            (G + λI) W + s b = B and sᵀ W + (N + λ) b = (N_1 … N_C), with b a row and s = Σ_c N_c μ_c.
+            Beside G this needs the moments alone. b is divided by the norm of its column of W. The λ of b is
+            the multiple of I in G (`Scatter.shift`) plus ``ridge``.
 
     Returns:
         The head; its bias is 0 unless asked for. Absent classes are marked.

@@ -7,20 +7,23 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 import covfree
 import covfree.rounds
+from covfree.core.checks import check_above_zero, check_strength
 from covfree.core.types import LinearHead
 from covfree.finetune import Model, augmented, linear_model, network_model, random_head, registry
 from covfree.finetune.model import Norms, Trained
-from covfree.finetune.registry import Rates
+from covfree.finetune.registry import Entry, Rates
 from covfree.heads import MappedHead
 from covfree.rounds.schedule import participation as draw
+from covfree.studies.names import parsed
 from covfree.studies.progress import Listener
 from covfree.studies.result import Record, Run
 from covfree.studies.run_folder import save_result
@@ -42,6 +45,8 @@ _UNTRAINABLE = {
 }
 TRAINABLE = tuple(name for name in covfree.methods.registry() if name not in _UNTRAINABLE)
 _ARROW = " → "
+# Of a closed-form head before it is trained: what fits the training examples best, none, or a number.
+Temperature: TypeAlias = float | Literal["auto", "none"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class Training:
 
     Attributes:
         init: `RANDOM`, or the method that the head is of.
-        algorithm: name in `covfree.finetune.registry`.
+        algorithm: name in `covfree.finetune.registry`, perhaps with numbers: ``"fedadam:tau=1e-4"``.
         rates: learning rates.
         rounds: how many.
         participation: clients of a round, a number or a share.
@@ -62,6 +67,9 @@ class Training:
         width: clients that are simulated at once.
         tune: whether the rates are chosen around the given ones, see `covfree.studies.tuning`.
         augment: whether images are cropped and flipped at random in training.
+        momentum: of the clients' gradient descent.
+        weight_decay: of the clients: so many times the parameters is added to the gradient, before momentum.
+        temperature: by which the scores of a closed-form head are divided before it is trained.
     """
 
     init: str
@@ -77,6 +85,16 @@ class Training:
     width: int = 1
     tune: bool = False
     augment: bool = False
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    temperature: Temperature = "auto"
+
+    @property
+    def client(self) -> Any:
+        """The clients' optimiser: the learning rate of plain descent, or momentum and weight decay."""
+        if not (self.momentum or self.weight_decay):
+            return self.rates.client
+        return jax.tree_util.Partial(_descent, self.rates.client, self.momentum, self.weight_decay)
 
     @property
     def name(self) -> str:
@@ -87,11 +105,52 @@ class Training:
     def title(self) -> str:
         """What tables call it."""
         start = "Random" if self.init == RANDOM else covfree.methods.registry()[self.init].title
-        return f"{start}{_ARROW}{registry()[self.algorithm].title}"
+        entry, numbers = algorithm_of(self.algorithm)
+        shown = f" ({', '.join(f'{k}={v}' for k, v in numbers.items())})" if numbers else ""
+        return f"{start}{_ARROW}{entry.title}{shown}"
 
     def folder(self, out: Path, seed: int) -> Path:
         """Where a run of it is kept below a study's folder."""
         return out / f"{self.init}-{self.algorithm}-seed{seed}"
+
+
+def _descent(rate: Any, momentum: Any, weight_decay: Any) -> Any:
+    return optax.chain(optax.add_decayed_weights(weight_decay), optax.sgd(rate, momentum=momentum))
+
+
+def algorithm_of(text: str) -> tuple[Entry, dict[str, Any]]:
+    """A named algorithm, and numbers of its own, from a text such as ``fedadam:tau=1e-4:b2=0.999``.
+
+    Raises:
+        ValueError: if the name is unknown, or a number is none that the algorithm takes.
+    """
+    name, numbers = parsed(text, "algorithm: expected a number such as fedadam:tau=1e-4")
+    if name not in registry():
+        raise ValueError(f"algorithm: expected some of {', '.join(registry())}, got {name!r}")
+    entry = registry()[name]
+    for number, value in numbers.items():
+        if number not in entry.accepts:
+            takes = ", ".join(sorted(entry.accepts)) or "no number"
+            raise ValueError(f"algorithm: {name} takes {takes}, got {number}")
+        try:
+            check_strength(number, value)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"algorithm: {name}: {error}") from error
+    return entry, numbers
+
+
+def temperature_of(text: str) -> Temperature:
+    """A temperature above 0, 'auto' or 'none'.
+
+    Raises:
+        ValueError: if the text is none of these.
+    """
+    if text in ("auto", "none"):
+        return text  # pyright: ignore
+    try:
+        return float(check_above_zero("temperature", float(text)))
+    except ValueError:
+        raise ValueError(f"temperature: expected 'auto', 'none' or a number above 0, got {text!r}") from None
 
 
 def start_and_algorithm(name: str) -> tuple[str, str]:
@@ -129,14 +188,15 @@ class Start(NamedTuple):
     record: Record
 
 
-def start_of(init: str, task: Task) -> Start:
-    """A random head, or that of a method, with the temperature that fits the training examples best."""
-    if init not in task.starts:
-        task.starts[init] = _start(init, task)
-    return task.starts[init]
+def start_of(init: str, task: Task, temperature: Temperature = "auto") -> Start:
+    """A random head, or that of a method, whose scores are divided by a temperature."""
+    key = f"{init}, {temperature}"
+    if key not in task.starts:
+        task.starts[key] = _start(init, task, temperature)
+    return task.starts[key]
 
 
-def _start(init: str, task: Task) -> Start:
+def _start(init: str, task: Task, temperature: Temperature) -> Start:
     features, classes = np.asarray(task.data.train_features), task.data.num_classes
     clients, uploaded, received, seconds = 0, 0, 0, 0.0
     if init == RANDOM:
@@ -150,7 +210,11 @@ def _start(init: str, task: Task) -> Start:
         def calibrated() -> Any:
             key = jax.random.key(task.seed)
             head: Any = covfree.fit(method, features, labels, task.clients, num_classes=classes, key=key)
-            return covfree.with_temperature(head, covfree.calibrate_temperature(head, features, used))
+            if temperature == "none":
+                return head
+            if temperature == "auto":
+                return covfree.with_temperature(head, covfree.calibrate_temperature(head, features, used))
+            return covfree.with_temperature(head, temperature)
 
         head, seconds = timed(calibrated)
         clients = len(np.unique(task.clients[task.clients >= 0]))
@@ -205,8 +269,9 @@ def train(
 ) -> Run:
     """Train with the rates that are given."""
     history = history or History("", training.rounds, None, Listener())
-    start, entry = start_of(training.init, task), registry()[training.algorithm]
-    options = {k: v for k, v in training.options.items() if k != "mu" or k in entry.accepts}
+    start = start_of(training.init, task, training.temperature)
+    entry, numbers = algorithm_of(training.algorithm)
+    options = {k: v for k, v in training.options.items() if k != "mu" or k in entry.accepts} | numbers
     model = _model(training, task, start.head)
     head = start.head if task.network is None else model.result(model.trained, model.statistics)
     history.records.append({**start.record, "accuracy": task.accuracy(head)})
@@ -217,7 +282,7 @@ def train(
         # It is said by `Run.diverged`.
         warnings.filterwarnings("ignore", ".*the state is not finite", RuntimeWarning)
         ended = covfree.rounds.run(
-            entry.make(model, *training.rates, **options),
+            entry.make(model, training.client, training.rates.server, **options),
             task.inputs,
             task.data.train_labels,
             task.clients,

@@ -21,7 +21,10 @@ _OF_RUN: Mapping[str, tuple[str, ...]] = {
     "accuracy": ("method", "noise"),
     "measured": ("measure", "method"),
     "arrivals": ("method", "participation", "rounds", "reaches"),
-    "trained": (*_CLIENTS, "init", "train", "rounds", "participation", "server_lr", "mu", "norms", "refit"),
+    "trained": (
+        *(*_CLIENTS, "init", "train", "rounds", "participation", "server_lr", "mu", "norms", "refit"),
+        *("momentum", "weight_decay", "temperature"),
+    ),
     "prompts": (*_CLIENTS, "rounds", "participation", "mu", "pool", "top"),
     "one-shot": (*_CLIENTS, "distillation_epochs", "generator_steps", "generator_width"),
     "personal": (*_CLIENTS, "momentum", "weight_decay", "norms", "strength", "test_share"),

@@ -15,7 +15,7 @@ from covfree.finetune.registry import Rates
 from covfree.studies import variants
 from covfree.studies.progress import Progress
 from covfree.studies.task import Task, clients_of
-from covfree.studies.training import Training, participation_of
+from covfree.studies.training import Training, participation_of, temperature_of
 from covfree.studies.tuning import run_training
 from experiments.tables.data import Data
 from experiments.tables.settings import federation_of
@@ -36,6 +36,9 @@ def run(own: Mapping[str, Any], data: Data, seed: int, folder: Path) -> dict[str
         train=own["train"],
         norms=own["norms"],
         options={key: own[key] for key in ("epochs", "batch_size", "mu") if key in own},
+        momentum=own.get("momentum", 0.0),
+        weight_decay=own.get("weight_decay", 0.0),
+        temperature=temperature_of(str(own.get("temperature", "auto"))),
     )
     with Progress(width=12) as progress:
         done = run_training(training, task, out=folder, listener=progress)

@@ -6,10 +6,12 @@ import math
 import re
 import shutil
 import sys
+from dataclasses import replace
 
 import drawn
 import jax
 import numpy as np
+import optax
 import oracle
 import pytest
 from PIL import Image
@@ -18,7 +20,7 @@ import covfree
 from covfree.cli.finetune import finetune_command
 from covfree.data import load_digits
 from covfree.data.partitions import inner_dirichlet
-from covfree.finetune import random_head, registry
+from covfree.finetune import fedadam, fedavg, linear_model, random_head, registry
 from covfree.finetune.registry import Rates
 from covfree.methods import registry as methods_of_one_round
 from covfree.studies import Run, summarise
@@ -124,6 +126,45 @@ def test_rounds_are_those_of_gradient_descent(finetune, tmp_path):
         assert len(np.unique(np.asarray(picture.convert("RGB")).reshape(-1, 3), axis=0)) > 20
 
 
+def test_the_papers_settings_of_clients_and_servers(finetune, tmp_path):
+    """Momentum and weight decay of clients, numbers of a server's Adam, and the temperature of a head."""
+    common = ("--init", "fedncm", "--client-lr", 0.5, "--rounds", 2, "--batch-size", 512)
+    data = load_digits(seed=0)
+    owners = inner_dirichlet(data.train_labels, 6, 2.0, seed=0)
+    start = covfree.fit(covfree.fedncm(), data.train_features, data.train_labels, owners)
+    for number, (given, algorithm, temperature) in enumerate(
+        (
+            (
+                ("--algorithm", "fedavg", "--weight-decay", 0.1, "--momentum", 0.5, "--temperature", "none"),
+                lambda model: fedavg(
+                    model,
+                    optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.5, momentum=0.5)),
+                    epochs=2,
+                    batch_size=512,
+                ),
+                1.0,
+            ),
+            (
+                ("--algorithm", "fedadam:tau=0.1:b2=0.5", "--server-lr", 0.1, "--temperature", 0.1),
+                lambda model: fedadam(model, 0.5, 0.1, tau=0.1, b2=0.5, epochs=2, batch_size=512),
+                0.1,
+            ),
+        )
+    ):
+        outcome = finetune(*common, "--epochs", 2, *given, "--out", tmp_path / str(number))
+        assert outcome.code == 0, outcome.err
+        head = covfree.with_temperature(start, temperature)
+        model = linear_model(replace(head, present=np.ones(10, np.float32)))
+        expected = covfree.rounds.run(
+            algorithm(model), data.train_features, data.train_labels, owners, key=jax.random.key(0), rounds=2
+        ).result
+        (folder,) = (path for path in (tmp_path / str(number)).iterdir() if path.is_dir())
+        found = covfree.load_head(folder / "head.npz").head
+        np.testing.assert_allclose(found.weight, expected.weight, atol=1e-4)
+    (record,) = json.loads(outcome.out)["results"]
+    assert record["algorithm"] == "fedadam:tau=0.1:b2=0.5"
+
+
 def test_interrupted_and_resumed_it_is_the_same_run(finetune, tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     given = ("--init", "fedncm", "--algorithm", "fedavg", "--batch-size", 512)
@@ -227,6 +268,11 @@ BAD = {
     "unknown algorithm": (["--algorithm", "sgd"], "--algorithm: expected some of fedavg, .*got 'sgd'"),
     "mu of none": (["--mu", 0.1], "--mu: expected fedprox among --algorithm, got fedadam"),
     "mu nan": (["--algorithm", "fedprox", "--mu", "nan"], "--mu: .*finite.*got nan"),
+    "a number of another": (["--algorithm", "fedavg:tau=1"], "--algorithm: fedavg takes no number, got tau"),
+    "a negative number": (["--algorithm", "fedadam:tau=-1"], "--algorithm: fedadam: tau: .*at least 0"),
+    "momentum above 1": (["--momentum", 2], "--momentum: expected a number in .0, 1., got 2"),
+    "negative decay": (["--weight-decay=-1"], "--weight-decay: .*at least 0"),
+    "temperature 0": (["--temperature", 0], "--temperature: expected 'auto', 'none' or a number above 0"),
     "rounds 0": (["--rounds", 0], "--rounds: expected at least 1, got 0"),
     "epochs 0": (["--epochs", 0], "--epochs: expected at least 1, got 0"),
     "batch size 0": (["--batch-size", 0], "--batch-size: expected at least 1, got 0"),

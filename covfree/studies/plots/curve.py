@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from covfree import methods
-from covfree.finetune import registry
 from covfree.studies.plots import style as figures
 from covfree.studies.result import Result
-from covfree.studies.training import RANDOM, start_and_algorithm
+from covfree.studies.training import RANDOM, algorithm_of, start_and_algorithm
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -98,7 +97,7 @@ def _handles(every: Sequence[Result]) -> list[Any]:
     titles = {init: "random" if init == RANDOM else methods.registry()[init].title for init in colours}
     lines: list[tuple[str, dict[str, Any]]] = [
         *((f"from {titles[init]}", {"color": colour, "marker": "o"}) for init, colour in colours.items()),
-        *((f"by {registry()[name].title}", {"linestyle": style}) for name, style in dashes.items()),
+        *((f"by {algorithm_of(name)[0].title}", {"linestyle": style}) for name, style in dashes.items()),
     ]
     if list(colours) != [RANDOM]:
         lines.append(("closed-form stage", {"linestyle": ":"}))
