@@ -41,7 +41,7 @@ def labels(data: FeatureSet, seed: int) -> tuple[np.ndarray, ...]:
     train = owners[:size]
     # A test example whose client has nothing to train on goes to one that has.
     test = np.where(np.isin(owners[size:], train), owners[size:], train[0])
-    return data.train_features, data.test_features, train, test
+    return np.asarray(data.train_features), np.asarray(data.test_features), train, test
 
 
 def main() -> None:

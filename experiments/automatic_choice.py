@@ -145,9 +145,10 @@ def held_out(files: list[Path]) -> Iterator[Federation]:
 
 def shifted(data: FeatureSet, owners: np.ndarray, scale: float, seed: int) -> FeatureSet:
     """Add an offset to each client's features; test examples are from as many clients that never trained."""
-    dim, clients = data.train_features.shape[1], owners.max() + 1
-    means, _ = covfree.class_means(data.train_features, data.train_labels, data.num_classes)
-    within = data.train_features - np.asarray(means)[data.train_labels]
+    features, clients = np.asarray(data.train_features), owners.max() + 1
+    dim = features.shape[1]
+    means, _ = covfree.class_means(features, data.train_labels, data.num_classes)
+    within = features - np.asarray(means)[data.train_labels]
     scale = scale * np.sqrt(np.square(within, dtype=np.float32).mean())
     rng = np.random.default_rng([1, seed])
     mixing = rng.normal(size=(dim, dim)) / np.sqrt(dim)

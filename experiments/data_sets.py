@@ -28,7 +28,8 @@ class Data(NamedTuple):
 def digits(seed: int) -> Data:
     """Pixels of the digits."""
     data = load_digits(seed=seed)
-    return Data(data.train_features, data.train_labels, data.test_features, data.test_labels)
+    train, test = np.asarray(data.train_features), np.asarray(data.test_features)
+    return Data(train, data.train_labels, test, data.test_labels)
 
 
 def stored(path: Path) -> Data:

@@ -33,13 +33,13 @@ def shifted(data: FeatureSet, clients: np.ndarray, size: float, seed: int) -> Fe
     """The data with every client's features moved."""
     if size == 0:
         return data
-    features = data.train_features.astype(np.float32)
+    features = np.asarray(data.train_features, np.float32)
     rng = np.random.default_rng(seed)
     labels = data.train_labels
     spread = np.sqrt(np.mean([features[labels == c].var(0).mean() for c in range(data.num_classes)]))
     moves = size * spread * rng.normal(size=(CLIENTS, features.shape[1])).astype(np.float32)
     visitors = rng.integers(0, CLIENTS, len(data.test_labels))
-    test = data.test_features.astype(np.float32) + moves[visitors]
+    test = np.asarray(data.test_features, np.float32) + moves[visitors]
     return data._replace(train_features=features + moves[clients], test_features=test)
 
 
@@ -63,7 +63,7 @@ def compared(data: FeatureSet, shift: float, seed: int) -> dict[str, dict[str, f
     """All methods on one federation."""
     clients = inner_dirichlet(data.train_labels, CLIENTS, ALPHA, seed=seed)
     data = shifted(data, clients, shift, seed)
-    examples = covfree.Rows.from_examples(data.train_features.astype(np.float32), data.train_labels)
+    examples = covfree.Rows.from_examples(np.asarray(data.train_features, np.float32), data.train_labels)
     moments = covfree.first_moments(examples, data.num_classes)
     exact = np.asarray(covfree.within_scatter(examples, moments), np.float64)
     found = {}

@@ -30,9 +30,9 @@ def data_sets(files: list[Path]) -> Iterator[tuple[str, Data]]:
     digits = load_digits(seed=0)
     for scale in (1, 10):
         parts = (
-            scale * digits.train_features,
+            scale * np.asarray(digits.train_features),
             digits.train_labels,
-            scale * digits.test_features,
+            scale * np.asarray(digits.test_features),
             digits.test_labels,
         )
         yield f"digits × {scale}", Data(*parts)

@@ -57,12 +57,12 @@ def _temperature(settings: Mapping[str, Any], data: FeatureSet, owners: np.ndarr
     """The temperature at which the head's cross-entropy on the training examples is the lowest."""
     head = _head(settings, data, owners, seed)
     labels = np.where(owners >= 0, data.train_labels, -1)
-    return float(covfree.calibrate_temperature(head, data.train_features, labels))
+    return float(covfree.calibrate_temperature(head, np.asarray(data.train_features), labels))
 
 
 def _between(data: FeatureSet) -> tuple[np.ndarray, np.ndarray]:
     """Class means about the mean of all, times √N_c; and the features about their class means."""
-    features, labels = data.train_features.astype(np.float64), data.train_labels
+    features, labels = np.asarray(data.train_features, np.float64), data.train_labels
     counts = np.bincount(labels, minlength=data.num_classes)
     means = np.zeros((data.num_classes, features.shape[1]))
     np.add.at(means, labels, features)

@@ -46,7 +46,7 @@ class _Trained(NamedTuple):
 
     def logits(self, variables: Any) -> np.ndarray:
         """Of the test images."""
-        return applied(self.network, variables, self.images.test_features)
+        return applied(self.network, variables, np.asarray(self.images.test_features))
 
     def mean_logits(self) -> np.ndarray:
         """The mean of the clients' logits."""

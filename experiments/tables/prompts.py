@@ -51,6 +51,6 @@ def run(own: Mapping[str, Any], data: Data, seed: int, folder: Path) -> dict[str
         checkpoint=rounds.Checkpoint(folder / "checkpoint", every=_EVERY),
     )
     return {
-        "value": 100 * accuracy(done.result, images.test_features, images.test_labels),
+        "value": 100 * accuracy(done.result, np.asarray(images.test_features), images.test_labels),
         "diverged": None if done.stopped is None else len(done.history) + 1,
     }

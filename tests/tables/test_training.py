@@ -10,7 +10,7 @@ from tiny_networks import LEVELS, RESNET
 
 from covfree.backbones import backbone
 from covfree.rounds.simulation import Simulation
-from experiments.tables import one_shot, prompts, trained
+from experiments.tables import one_shot, prompts
 from experiments.tables.data import Found
 
 from baselines import ensemble  # isort: skip, found by the import above
@@ -131,7 +131,7 @@ def test_images_are_those_of_the_features(data_dir, small_networks, more):
     features, images = data.load(1), data.pixels(1)
     network = data.network(1)
     for part in ("train", "test"):
-        made = trained.features_of(network, getattr(images, f"{part}_features"))
+        made = network.features(getattr(images, f"{part}_features"))
         np.testing.assert_allclose(made, getattr(features, f"{part}_features"), rtol=1e-4, atol=1e-5)
         np.testing.assert_array_equal(getattr(images, f"{part}_labels"), getattr(features, f"{part}_labels"))
     np.testing.assert_array_equal(images.clients, features.clients)
