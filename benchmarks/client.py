@@ -18,8 +18,9 @@ import numpy as np
 from common import machine, timed, write
 
 import covfree
+from covfree.core.padding import padded_size
 from covfree.core.products import product
-from covfree.statistics.rows import bucket, count_rows
+from covfree.statistics.rows import count_rows
 
 EXAMPLES, CLIENTS, CLASSES, PAIRS, DIM = 120_293, 9_275, 1_203, 54_590, 1280
 
@@ -46,7 +47,7 @@ def main() -> None:
         "copy by NumPy": timed(host.copy),
         "XᵀX": timed(jax.jit(lambda x: product(x.T, x)), features),
     }
-    num_rows = bucket(count_rows(labels, clients))
+    num_rows = padded_size(count_rows(labels, clients))
     rows = jax.jit(partial(covfree.client_rows, num_rows=num_rows))
     shuffled = np.random.default_rng(1).permutation(EXAMPLES)
     seconds["counting rows on the host"] = timed(lambda: count_rows(labels, clients))

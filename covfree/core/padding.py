@@ -55,6 +55,29 @@ def blocks_of_groups(group: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarr
     return places, np.repeat(np.arange(len(counts)), blocks)
 
 
+# Tables longer than this are padded by less than an eighth.
+_LONG_TABLE = 3584
+
+
+def padded_size(rows: int) -> int:
+    """Round a number of rows up, so that federations of similar size share compiled functions.
+
+    For tables of a whole federation, whose padding costs work; `few_sizes`, for the examples of one client,
+    has half as many sizes and pads more.
+
+    Another seed changes the number of client-class pairs by up to a tenth if there are few hundred, and by
+    less if there are more. So there are two sizes an octave (224, 320, 448, …) up to 3584, eight above. None
+    of the few is round, so that what is about a round number shares a size.
+    """
+    if rows > _LONG_TABLE:
+        step = 1 << (rows - 1).bit_length() >> 4
+        return -(-rows // step) * step
+    if rows <= 5:
+        return max(1, rows)
+    unit = 1 << (rows - 1).bit_length() >> 3
+    return next(size * unit for size in (5, 7, 10) if rows <= size * unit)
+
+
 def as_arrays(arguments: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Arguments of a function; those of these names that are lists become arrays."""
     arrays = dict(arguments)

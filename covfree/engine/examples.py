@@ -15,7 +15,7 @@ from jaxtyping import Float, Integer
 from covfree.core.checks import check_example_structure
 from covfree.core.doors import as_int32, consecutive, fits_int32
 from covfree.core.gathered import Features, Gathered, blocks, is_large
-from covfree.core.padding import few_sizes
+from covfree.core.padding import few_sizes, padded_size
 from covfree.core.sums import Compensated
 from covfree.core.types import AnyArray, PRNGKey, Rows, accumulation_dtype, is_traced
 from covfree.engine.parts import padded_rows
@@ -25,7 +25,6 @@ from covfree.estimators.automatic import fair_numbers
 from covfree.methods import Method
 from covfree.methods.method import check_method
 from covfree.methods.rounds import Round, dense
-from covfree.statistics.rows import bucket
 
 # Bytes of features that are gathered at once for clients to summarise, unless one client has more.
 _GATHERED = 2**28
@@ -70,7 +69,9 @@ def summarise(
         if not fits_int32(np.asarray(clients)):
             clients = consecutive(np.asarray(clients))
         labels = as_int32("labels", labels)
-        sizes = tuple(bucket(size) for size in method.summary.sizes(np.asarray(labels), np.asarray(clients)))
+        sizes = tuple(
+            padded_size(size) for size in method.summary.sizes(np.asarray(labels), np.asarray(clients))
+        )
     return _summarise(method.client_part(), features, labels, clients, key, sizes)
 
 
@@ -208,7 +209,7 @@ def _summarise_in_parts(
     size = few_sizes(max(map(len, parts)))
     own = [method.summary.sizes(labels[part], clients[part]) for part in parts]
     # The largest of each: one function for all parts.
-    sizes = tuple(bucket(max(each)) for each in zip(*own, strict=True))
+    sizes = tuple(padded_size(max(each)) for each in zip(*own, strict=True))
     # Transforms draw for all rows at once.
     part_of_clients = replace(method.client_part(), transforms=())
 
@@ -222,7 +223,7 @@ def _summarise_in_parts(
             rows = jax.tree.map(np.asarray, _summarise(part_of_clients, *part, key, sizes))
             made.append(jax.tree.map(lambda leaf, kept=rows.count > 0: leaf[kept], rows))
     rows = jax.tree.map(lambda *leaves: np.concatenate(leaves), *made)
-    return _sent(method.client_part(), padded_rows(rows, bucket(len(rows.count))), key)
+    return _sent(method.client_part(), padded_rows(rows, padded_size(len(rows.count))), key)
 
 
 @jax.jit

@@ -21,26 +21,6 @@ from covfree.statistics.groups import as_examples, subset_groups
 CovarianceType: TypeAlias = Literal["diagonal", "spherical"]
 
 
-# Tables longer than this are padded by less than an eighth.
-_LONG = 3584
-
-
-def bucket(rows: int) -> int:
-    """Round a number of rows up, so that federations of similar size share compiled functions.
-
-    Another seed changes the number of client-class pairs by up to a tenth if there are few hundred, and by
-    less if there are more. So there are two sizes an octave (224, 320, 448, …) up to 3584, eight above. None
-    of the few is round, so that what is about a round number shares a size.
-    """
-    if rows > _LONG:
-        step = 1 << (rows - 1).bit_length() >> 4
-        return -(-rows // step) * step
-    if rows <= 5:
-        return max(1, rows)
-    unit = 1 << (rows - 1).bit_length() >> 3
-    return next(size * unit for size in (5, 7, 10) if rows <= size * unit)
-
-
 def check_subsets(num_subsets: int | None, subset_size: int) -> None:
     """Raise unless these say how classes are cut into subsets."""
     if num_subsets is not None:

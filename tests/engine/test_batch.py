@@ -11,7 +11,7 @@ from precision import FLOAT32, assert_heads_close
 
 import covfree
 from covfree.core.linalg import Route
-from covfree.statistics.rows import bucket
+from covfree.core.padding import padded_size
 
 METHOD = covfree.fedcof(shrinkage=0.4)
 
@@ -70,7 +70,7 @@ def test_rows_are_padded_to_one_of_few_sizes(number, padded):
 def test_padding_is_bounded_and_sizes_are_few():
     """Less than half, and less than an eighth of a long table; two sizes an octave, then eight."""
     for low, high, most, number in ((1, 3584, 1 / 2, 2), (3585, 65536, 1 / 8, 8)):
-        sizes = {rows: bucket(rows) for rows in range(low, high + 1)}
+        sizes = {rows: padded_size(rows) for rows in range(low, high + 1)}
         assert all(rows <= size < rows * (1 + most) or size == rows for rows, size in sizes.items())
         assert len({size for size in sizes.values() if high // 2 < size <= high}) == number
 
