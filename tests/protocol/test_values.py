@@ -1,5 +1,7 @@
 """Values of rows at the door: every error by its message; what is sound passes."""
 
+import re
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -103,9 +105,16 @@ ROW_CASES = [
 @pytest.mark.parametrize(
     ("arrays", "error", "message"), [c[1:] for c in ROW_CASES], ids=[c[0] for c in ROW_CASES]
 )
-def test_check_rows(arrays, error, message):
+def test_bad_rows_are_named_and_set_aside(arrays, error, message):
+    """By the check alone, and at the server's door, where the others count."""
+    bad, good = covfree.Rows(*arrays), covfree.Rows(MEAN, COUNT, LABEL)
     with pytest.raises(error, match=message):
-        covfree.check_rows(covfree.Rows(*arrays), num_classes=3)
+        covfree.check_rows(bad, num_classes=3)
+    sent = {name: covfree.Message(own) for name, own in (("a", good), ("bad", bad), ("b", good))}
+    collected = covfree.collect(sent, num_classes=3)
+    assert collected.clients == ("a", "b")
+    assert re.match(message, collected.rejected["bad"])
+    np.testing.assert_array_equal(collected.message.rows.count, [3, 1, 2] * 2)
 
 
 def test_sound_rows_pass():
