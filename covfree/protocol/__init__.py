@@ -1,5 +1,6 @@
 """What crosses the wire: messages, their files, what is sound in them, and the server that collects them."""
 
+from covfree.protocol.door import Collected as Collected
 from covfree.protocol.files import load_message as load_message
 from covfree.protocol.files import save_message as save_message
 from covfree.protocol.forget import forget as forget
@@ -7,6 +8,5 @@ from covfree.protocol.inbox import Inbox as Inbox
 from covfree.protocol.messages import client_message as client_message
 from covfree.protocol.saved import load_collected as load_collected
 from covfree.protocol.saved import save_collected as save_collected
-from covfree.protocol.server import Collected as Collected
 from covfree.protocol.server import collect as collect
 from covfree.protocol.values import check_rows as check_rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -42,20 +43,47 @@ class Checked(NamedTuple):
     bounds: dict[str, str]
 
 
-class Earlier(NamedTuple):
-    """What was collected before, as far as new messages are held against it."""
+@dataclass(frozen=True)
+class Collected:
+    """What a server has collected so far: the sound messages in one, and which were set aside.
+
+    `save_collected` and `load_collected` keep it in a file, so that a server may start again.
+
+    Attributes:
+        message: the sound messages in one. Rows stand one below the other, and ``message.rows.client[r]``
+            indexes the sender of row r in ``clients``. Matrices are added up, in float64. Without any sound
+            message it has no rows, and d is 0 if nothing says what it is.
+        clients: the senders, in the order in which their messages came.
+        rejected: the reason for each client whose message was set aside.
+        repeated: clients that sent again after they had been counted: what they sent, and why the first
+            message counts.
+        solved: whether the clients sent solutions, as AFL's do.
+        receipts: of each client that counts the digest of its message, so that it is known again.
+        bounds: which ``max_count`` and ``max_norm`` held in the last round, and where they come from.
+        doubted: clients that counted when they were too few to derive bounds from, and are beyond them now.
+            To leave one out, `forget` it.
+    """
 
     message: Message
     clients: tuple[Hashable, ...]
-    solved: bool
-    receipts: Mapping[Hashable, str]
+    rejected: Mapping[Hashable, str] = field(default_factory=dict)
+    repeated: Mapping[Hashable, str] = field(default_factory=dict)
+    solved: bool = False
+    receipts: Mapping[Hashable, str] = field(default_factory=dict)
+    bounds: Mapping[str, str] = field(default_factory=dict)
+    doubted: Mapping[Hashable, str] = field(default_factory=dict)
+
+    @property
+    def dim(self) -> int | None:
+        """d; None if nothing was collected that says what it is."""
+        return self.message.rows.mean.shape[1] or None
 
 
 def check_messages(
     messages: Mapping[Any, Message] | Inbox,
     clients: Iterable[Any],
     rules: Rules,
-    before: Earlier | None = None,
+    before: Collected | None = None,
 ) -> Checked:
     """Check messages one after the other, each read once and let go of, then against each other.
 
@@ -107,7 +135,7 @@ def check_messages(
     return Checked(sound, rejected | others, judged.doubted, judged.bounds)
 
 
-def _sizes(before: Earlier | None) -> dict[Hashable, Size]:
+def _sizes(before: Collected | None) -> dict[Hashable, Size]:
     if before is None or not before.clients:
         return {}
     owner = np.asarray(before.message.rows.client)

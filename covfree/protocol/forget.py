@@ -10,8 +10,8 @@ import numpy as np
 from covfree.core.checks import check_type
 from covfree.core.types import Message
 from covfree.protocol.checks import as_received
+from covfree.protocol.door import Collected
 from covfree.protocol.messages import digest, select_rows
-from covfree.protocol.server import Collected
 
 
 def forget(

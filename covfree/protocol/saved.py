@@ -9,8 +9,8 @@ from os import PathLike
 import numpy as np
 
 from covfree.core.checks import check_type
+from covfree.protocol.door import Collected
 from covfree.protocol.files import read, shown, write
-from covfree.protocol.server import Collected
 
 _FORMAT, _VERSION = "covfree.Collected", "1"
 _BY_CLIENT = ("rejected", "repeated", "receipts", "doubted")

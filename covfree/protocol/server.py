@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -16,45 +16,9 @@ from covfree.core.types import Message, Rows
 from covfree.methods import Method
 from covfree.methods.method import check_method
 from covfree.protocol.checks import Bound, Rules, as_received
-from covfree.protocol.door import Earlier, check_messages, reason_of, receipt_of
+from covfree.protocol.door import Collected, check_messages, reason_of, receipt_of
 from covfree.protocol.inbox import Inbox
 from covfree.protocol.messages import check_class_names
-
-
-@dataclass(frozen=True)
-class Collected:
-    """What a server has collected so far: the sound messages in one, and which were set aside.
-
-    `save_collected` and `load_collected` keep it in a file, so that a server may start again.
-
-    Attributes:
-        message: the sound messages in one. Rows stand one below the other, and ``message.rows.client[r]``
-            indexes the sender of row r in ``clients``. Matrices are added up, in float64. Without any sound
-            message it has no rows, and d is 0 if nothing says what it is.
-        clients: the senders, in the order in which their messages came.
-        rejected: the reason for each client whose message was set aside.
-        repeated: clients that sent again after they had been counted: what they sent, and why the first
-            message counts.
-        solved: whether the clients sent solutions, as AFL's do.
-        receipts: of each client that counts the digest of its message, so that it is known again.
-        bounds: which ``max_count`` and ``max_norm`` held in the last round, and where they come from.
-        doubted: clients that counted when they were too few to derive bounds from, and are beyond them now.
-            To leave one out, `forget` it.
-    """
-
-    message: Message
-    clients: tuple[Hashable, ...]
-    rejected: Mapping[Hashable, str] = field(default_factory=dict)
-    repeated: Mapping[Hashable, str] = field(default_factory=dict)
-    solved: bool = False
-    receipts: Mapping[Hashable, str] = field(default_factory=dict)
-    bounds: Mapping[str, str] = field(default_factory=dict)
-    doubted: Mapping[Hashable, str] = field(default_factory=dict)
-
-    @property
-    def dim(self) -> int | None:
-        """d; None if nothing was collected that says what it is."""
-        return self.message.rows.mean.shape[1] or None
 
 
 def collect(
@@ -127,9 +91,8 @@ def collect(
     counted = set(before.clients)
     unreadable = messages.unreadable if isinstance(messages, Inbox) else {}
     rules.check_announced([*messages, *unreadable, *before.clients])
-    earlier = Earlier(before.message, before.clients, before.solved, before.receipts)
     checked = check_messages(
-        messages, [client for client in messages if client not in counted], rules, earlier
+        messages, [client for client in messages if client not in counted], rules, before
     )
     rejected = {c: reason for c, reason in unreadable.items() if c not in counted} | checked.rejected
     parts = [replace(before.message, matrix=None)]
