@@ -45,12 +45,12 @@ class _Sizes(NamedTuple):
     """The first round: sums over examples.
 
     Attributes:
-        count: n.
+        number: n.
         total: Σ x.
         square: Σ ‖x‖².
     """
 
-    count: Float[Array, ""]
+    number: Float[Array, ""]
     total: Float[Array, " dim"]
     square: Float[Array, ""]
 
@@ -63,13 +63,13 @@ def _valid(rows: Rows, num_classes: int) -> tuple[Rows, jax.Array]:
 
 def _size_terms(numbers: _Numbers, sent: tuple[()], rows: Rows, num_classes: int) -> _Sizes:
     rows, kept = _valid(rows, num_classes)
-    features = to_norm_one(rows.mean) if numbers.unit else rows.mean
+    features = to_norm_one(jnp.asarray(rows.mean)) if numbers.unit else jnp.asarray(rows.mean)
     return _Sizes(kept.sum(dtype=features.dtype), features.sum(0), jnp.square(features).sum())
 
 
 def _width(numbers: _Numbers, state: tuple[()], total: _Sizes) -> tuple[jax.Array]:
     """σ. Where all examples are equal it is their norm, and 1 if that is 0 too."""
-    count = jnp.maximum(total.count, 1)
+    count = jnp.maximum(total.number, 1)
     square = total.square / count
     variance = square - jnp.square(total.total / count).sum()
     # Of features far from 0 the difference is rounding.

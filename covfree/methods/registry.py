@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from covfree.core.registries import Entry, Registry
 from covfree.core.types import Scalar
 from covfree.estimators import Shrinkage
 from covfree.methods.fed3r import fed3r
 from covfree.methods.fed3r_random import fed3r_random
-from covfree.methods.fedcof import HeadChoice, fedcof, fedcof_oracle
+from covfree.methods.fedcof import fedcof, fedcof_oracle
 from covfree.methods.fedncm import fedncm
 from covfree.methods.field.afl import afl
 from covfree.methods.field.deepafl import deepafl
@@ -49,11 +49,15 @@ def _fedcof_residuals_student(
     return fedcof_residuals(num_directions, shrinkage, student(prior))
 
 
-def _fedcof_diagonal(shrinkage: Scalar | str | Shrinkage = "auto", head: HeadChoice = "lda") -> Method:
+def _fedcof_diagonal(
+    shrinkage: Scalar | str | Shrinkage = "auto", head: Literal["lda", "ridge"] = "lda"
+) -> Method:
     return fedcof_oracle(shrinkage, head, covariance="diagonal")
 
 
-def _fedcof_spherical(shrinkage: Scalar | str | Shrinkage = "auto", head: HeadChoice = "lda") -> Method:
+def _fedcof_spherical(
+    shrinkage: Scalar | str | Shrinkage = "auto", head: Literal["lda", "ridge"] = "lda"
+) -> Method:
     return fedcof_oracle(shrinkage, head, covariance="spherical")
 
 
