@@ -37,8 +37,8 @@ from covfree.studies.present import present
 from covfree.studies.progress import Progress
 from covfree.studies.run_folder import make_folder
 from covfree.studies.source import source_of
+from covfree.studies.starts import RANDOM
 from covfree.studies.training import (
-    RANDOM,
     TRAINABLE,
     Training,
     algorithm_of,

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
-import jax.errors
 import numpy as np
 
 from covfree.core.checks import check_type
@@ -29,7 +28,7 @@ from covfree.studies.variants import Variant
 if TYPE_CHECKING:
     from covfree.studies.training import Training
 
-# What a method that cannot do with an example raises. Any other error is a bug, and ends the study.
+# What a method may raise. Any other error is a bug, and ends the study.
 _FAILURES = (ValueError, FloatingPointError, MemoryError, jax.errors.JaxRuntimeError)
 
 
@@ -202,10 +201,9 @@ class Study:
     def name(self, cell: Cell) -> str:
         """How a run is called where it is told."""
         places = [(dataset, place) for dataset in self.datasets for place in self.federations]
-        words = [cell.method, f"seed {cell.seed}"]
-        if len(places) > 1:
-            words.append(dict(zip(places, place_names(places), strict=True))[cell.dataset, cell.federation])
-        return ", ".join(words)
+        name = place_names(places)[places.index((cell.dataset, cell.federation))]
+        where = f", {name}" if len(places) > 1 else ""
+        return f"{cell.method}, seed {cell.seed}{where}"
 
     def _tell(self, cell: Cell, number: int, compiled: bool, listener: Listener) -> None:
         # Another seed's tables may have another size, for which some functions are compiled again: that is
@@ -282,7 +280,7 @@ class _Place:
         return replace(run, left_out=lost, dataset=cell.dataset, federation=cell.federation)
 
     def _train(self, training: Training, seed: int, listener: Listener) -> Run:
-        from covfree.studies.training import start_of
+        from covfree.studies.starts import start_of
         from covfree.studies.tuning import run_training
 
         study, images = self._loaded.study, self._loaded.images

@@ -11,7 +11,8 @@ import numpy as np
 from covfree import methods
 from covfree.studies.plots import style as figures
 from covfree.studies.result import Result
-from covfree.studies.training import RANDOM, algorithm_of, start_and_algorithm
+from covfree.studies.starts import RANDOM
+from covfree.studies.training import algorithm_of, start_and_algorithm
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
