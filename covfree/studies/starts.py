@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,8 @@ from covfree.studies.timing import timed
 from covfree.studies.variants import variants
 
 RANDOM = "random"
+# Of a closed-form head before it is trained: what fits the training examples best, none, or a number.
+Temperature: TypeAlias = float | Literal["auto", "none"]
 
 
 class Start(NamedTuple):

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,7 +24,7 @@ from covfree.studies.names import parsed
 from covfree.studies.progress import Listener
 from covfree.studies.result import Record, Run
 from covfree.studies.run_folder import save_result
-from covfree.studies.starts import RANDOM, start_of
+from covfree.studies.starts import RANDOM, Temperature, start_of
 from covfree.studies.table import as_bytes
 from covfree.studies.task import Task
 
@@ -40,8 +40,6 @@ _UNTRAINABLE = {
 }
 TRAINABLE = tuple(name for name in covfree.methods.registry() if name not in _UNTRAINABLE)
 _ARROW = " → "
-# Of a closed-form head before it is trained: what fits the training examples best, none, or a number.
-Temperature: TypeAlias = float | Literal["auto", "none"]
 
 
 @dataclass(frozen=True)
