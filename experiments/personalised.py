@@ -12,7 +12,7 @@ from covfree import finetune, rounds
 from covfree.core.types import PRNGKey
 
 METHODS = ("local", "fedavg", "fedavg-ft", "fedproto", "fedcgs", "oll")
-# FedAvg-FT takes this part of the epochs at home.
+# FedAvg-FT takes this part of the epochs at home, unless it is told.
 _AT_HOME = 5
 # Rounds from one checkpoint to the next.
 _EVERY = 10
@@ -60,6 +60,7 @@ def personalised(
     strength: float,
     key: PRNGKey,
     checkpoint: Path | None = None,
+    tuned: int | None = None,
     **options: Any,
 ) -> tuple[np.ndarray, int | None]:
     """Train a model of each client's own, or FedAvg's one for all; all clients take part in each round.
@@ -75,6 +76,7 @@ def personalised(
         strength: λ of FedProto and FedCGS.
         key: of all draws.
         checkpoint: a folder in which rounds are saved, and from which they go on.
+        tuned: epochs of FedAvg-FT at home, after as many rounds as FedAvg has; None to take a fifth of them.
         options: ``batch_size``, as algorithms of `covfree.finetune` have it.
 
     Returns:
@@ -104,8 +106,11 @@ def personalised(
         result = run(finetune.oll(model, client, **options), epochs)
         known = finetune.client_classes(train.labels, train.clients, num_classes=num_classes)
     elif method in ("fedavg", "fedavg-ft"):
-        last = epochs // _AT_HOME if method == "fedavg-ft" else 0
-        result = start.again(run(finetune.fedavg(model, client, **options), epochs - last))
+        last = 0
+        if method == "fedavg-ft":
+            last = epochs // _AT_HOME if tuned is None else tuned
+        before = epochs - last if tuned is None else epochs
+        result = start.again(run(finetune.fedavg(model, client, **options), before))
         if last:
             result = run(finetune.local_only(result, client, epochs=last, **options), 1)
     else:

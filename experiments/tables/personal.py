@@ -59,6 +59,7 @@ def run(own: Mapping[str, Any], data: Data, seed: int, folder: Path) -> dict[str
         strength=own["strength"],
         key=key,
         checkpoint=folder,
+        tuned=own["epochs"] // 5,
         batch_size=own["batch_size"],
     )
     return {"value": 100 * float(np.nanmean(accuracy)), "diverged": diverged}
