@@ -307,7 +307,7 @@ def test_finite_scores_in_place_of_absent_classes():
             np.testing.assert_array_equal(jax.nn.softmax(finite(x)), jax.nn.softmax(head(x)))
             assert len(jax.tree.leaves(finite)) == len(jax.tree.leaves(head)) - 1
     assert covfree.with_finite_scores(finite).head is finite.head
-    with pytest.raises(TypeError, match="head: expected a linear or Gaussian head, got function"):
+    with pytest.raises(TypeError, match="head: expected a linear, Gaussian or Student head, got function"):
         covfree.with_finite_scores(make_nothing)
 
 
