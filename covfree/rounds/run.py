@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,45 +20,14 @@ from covfree.core.keys import participation_seed
 from covfree.core.types import PRNGKey
 from covfree.rounds import cohort
 from covfree.rounds.algorithm import Algorithm, check_algorithm
-from covfree.rounds.checkpoint import Checkpoint, Folder, Saved
+from covfree.rounds.book import Book, Evaluation, Records, copied
+from covfree.rounds.checkpoint import Checkpoint, Folder
 from covfree.rounds.data import Federation
 from covfree.rounds.memory import Bank, Placement
 from covfree.rounds.schedule import Schedule, as_schedule
 from covfree.rounds.simulation import Held, Simulation
 
-Records = list[dict[str, Any]]
 _HERE = Placement()
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """What is measured of an algorithm's result, and when.
-
-    Attributes:
-        measure: from the result to numbers that the history records, such as ``{"accuracy": 0.9}``.
-        every: rounds from one evaluation to the next; the last round is always evaluated, and so is the one
-            after which the run stops.
-        best: name of a number, such as ``"accuracy"``: `Run.best` is then the result with the largest.
-            Evaluate on validation data: a test accuracy by which a round was chosen is too high.
-    """
-
-    measure: Callable[[Any], Mapping[str, Any]]
-    every: int = 1
-    best: str | None = None
-
-    def __post_init__(self) -> None:
-        if not callable(self.measure):
-            raise TypeError(f"evaluate: expected a function or None, got {self.measure!r}")
-        check_positive("evaluate: every", self.every)
-
-    def __call__(self, result: Any) -> dict[str, Any]:
-        """The numbers, as JSON has them; none of a result that there is not yet."""
-        if result is None:
-            return {}
-        measured = self.measure(result)
-        if not isinstance(measured, Mapping):
-            raise TypeError(f'evaluate: expected a dict such as {{"accuracy": 0.9}}, got {measured!r}')
-        return {name: np.asarray(value).tolist() for name, value in measured.items()}
 
 
 class Run(NamedTuple):
@@ -172,9 +141,9 @@ def run(
     state, one = jax.device_put(start, where)
     bank = Bank.of(one, federation.num_clients, place.memory)
     held = Held(state, bank.leaves, simulation.nothing_pending(state, bank) if delays > 1 else None)
-    book = _Book(simulation, rounds, evaluate, stop)
+    book = Book(simulation, rounds, evaluate, stop)
     if evaluate is not None and evaluate.best is not None:
-        held = held._replace(best=(state, _copied(bank.leaves)))
+        held = held._replace(best=(state, copied(bank.leaves)))
     if checkpoint is not None:
         identity = simulation.identity(state, one, evaluate and evaluate.best)
         book.folder, book.save_every = Folder(Path(checkpoint.folder), identity), checkpoint.every
@@ -212,139 +181,6 @@ def run(
         return done
     best = algorithm.result(algorithm.params, *held.best)
     return done._replace(best=best, best_round=book.best_round)
-
-
-@dataclass
-class _Book:
-    """What is told of the rounds of a run: their records, what was measured, which was best; and saved.
-
-    Attributes:
-        simulation: of the rounds.
-        rounds: how many are to be done.
-        evaluate: what is measured.
-        stop: asks whether to stop.
-        records: of the rounds that were done.
-        items: of the tables of these rounds, if the algorithm has a fixed number of rounds.
-        stopped: why no more are done; None if there is no reason.
-        best_round: the one whose evaluation was best so far.
-        folder: where the run is saved, each ``save_every`` rounds; None for nowhere.
-        saved: how many rounds were done when it was saved last.
-    """
-
-    simulation: Simulation
-    rounds: int
-    evaluate: Evaluation | None
-    stop: Callable[[Records], bool] | None
-    records: Records = field(default_factory=list)
-    items: list[list[int]] = field(default_factory=list)
-    stopped: str | None = None
-    best_round: int | None = None
-    folder: Folder | None = None
-    save_every: int = 1
-    saved: int = 0
-
-    def end(self, held: Held, record: dict[str, Any], due: bool = True) -> Held:
-        """Take a round in: save what is held if that is ``due``, measure, ask whether to stop, tell of it."""
-        number = record["round"]
-        self.records.append(record)
-        if self.folder is not None and due and number % self.save_every == self.save_every - 1:
-            self.save(held)
-        try:
-            asked = self.evaluate is not None and (
-                number % self.evaluate.every == self.evaluate.every - 1 or number == self.rounds - 1
-            )
-            if asked:
-                held = self._measured(held)
-            if self.stop is not None and self.stop(self.records):
-                self.stopped = f"round {number}: stop(history) was true"
-                if self.evaluate is not None and not asked:
-                    held = self._measured(held)
-        except BaseException:
-            if self.folder is not None:
-                self.save(held)
-            raise
-        if self.folder is not None:
-            self.folder.tell(self.records[-1])
-        return held
-
-    def _measured(self, held: Held) -> Held:
-        """Measure the result of the last round; what is held has it as the best one if it is."""
-        measured, memory = self._evaluated(held)
-        if taken := sorted(set(measured) & set(self.records[-1])):
-            raise ValueError(f"evaluate: expected names that the history does not have, got {taken}")
-        self.records[-1] |= measured
-        return held._replace(best=(held.state, memory)) if self._is_best(self.records[-1]) else held
-
-    def _evaluated(self, held: Held) -> tuple[dict[str, Any], Any]:
-        # Later rounds write into the clients' memory; what an evaluation keeps must stay as it is.
-        memory, algorithm = _copied(held.memory), self.simulation.algorithm
-        result = algorithm.result(algorithm.params, held.state, memory)
-        return ({} if self.evaluate is None else self.evaluate(result)), memory
-
-    def _is_best(self, record: dict[str, Any]) -> bool:
-        name = None if self.evaluate is None else self.evaluate.best
-        score = None if name is None else record.get(name)
-        # NaN is no number to choose by.
-        if name is None or score is None or score != score:
-            return False
-        if self.best_round is not None and not score > self.records[self.best_round][name]:
-            return False
-        self.best_round = record["round"]
-        return True
-
-    def measure_start(self, held: Held, bank: Bank) -> None:
-        """Evaluate the start, and raise if the history cannot record what is measured."""
-        measured, _ = self._evaluated(held)
-        best = None if self.evaluate is None else self.evaluate.best
-        if measured and (taken := sorted(set(measured) & self.simulation.names(held.state, bank))):
-            raise ValueError(f"evaluate: expected names that the history does not have, got {taken}")
-        if measured and best is not None and best not in measured:
-            raise ValueError(f"evaluate: expected {best!r}, to choose the best by, among {sorted(measured)}")
-
-    def load(self, first: Held, bank: Bank) -> Held:
-        """What was saved, if anything was; a last round that was saved before it was measured is measured."""
-
-        def structure(saved: Saved) -> Any:
-            here = self.simulation._replace(delays=saved.delays)
-            pending = here.nothing_pending(first.state, bank)
-            return here.structure_after(saved.items, first._replace(pending=pending), bank)
-
-        found = None if self.folder is None else self.folder.load(self.rounds, structure)
-        if found is None:
-            return first
-        held, saved, self.records = found
-        self.items, self.saved = saved.items, saved.done
-        self.simulation = self.simulation._replace(delays=max(self.simulation.delays, saved.delays))
-        nothing = self.simulation.nothing_pending(first.state, bank)
-        held = held._replace(pending=_longer(held.pending, nothing))
-        for record in self.records:
-            self._is_best(record)
-        if self.best_round == saved.done - 1:
-            held = held._replace(best=(held.state, _copied(held.memory)))
-        if len(self.records) < saved.done:
-            return self.end(held, saved.record, due=False)
-        if self.stop is not None and self.stop(self.records):
-            self.stopped = f"round {saved.done - 1}: stop(history) was true"
-        return held
-
-    def save(self, held: Held) -> None:
-        """Save what is held after the last round, unless it is saved."""
-        if self.folder is not None and self.saved < len(self.records):
-            self.saved = len(self.records)
-            about = Saved(self.saved, self.simulation.delays, self.items, self.records[-1])
-            self.folder.save(held, about)
-
-
-def _longer(pending: Any, nothing: Any) -> Any:
-    """What is pending, with room for as many delays as there are in ``nothing``, which is zero."""
-    if pending is None or nothing is None:
-        return nothing
-    return jax.tree.map(lambda x, zero: jnp.concatenate([x, zero[len(x) :]]), pending, nothing)
-
-
-def _copied(memory: Any) -> Any:
-    """A copy of the memory of clients, into which later rounds write; the server's state stays as it is."""
-    return jax.tree.map(lambda x: x.copy(), memory)
 
 
 def _as_key(key: Any) -> PRNGKey:

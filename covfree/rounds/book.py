@@ -1,0 +1,182 @@
+"""What is kept of the rounds of a run: their records, what was measured of them, and the best one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from covfree.core.checks import check_positive
+from covfree.rounds.checkpoint import Folder, Saved
+from covfree.rounds.memory import Bank
+from covfree.rounds.simulation import Held, Simulation
+
+Records = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is measured of an algorithm's result, and when.
+
+    Attributes:
+        measure: from the result to numbers that the history records, such as ``{"accuracy": 0.9}``.
+        every: rounds from one evaluation to the next; the last round is always evaluated, and so is the one
+            after which the run stops.
+        best: name of a number, such as ``"accuracy"``: `Run.best` is then the result with the largest.
+            Evaluate on validation data: a test accuracy by which a round was chosen is too high.
+    """
+
+    measure: Callable[[Any], Mapping[str, Any]]
+    every: int = 1
+    best: str | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.measure):
+            raise TypeError(f"evaluate: expected a function or None, got {self.measure!r}")
+        check_positive("evaluate: every", self.every)
+
+    def __call__(self, result: Any) -> dict[str, Any]:
+        """The numbers, as JSON has them; none of a result that there is not yet."""
+        if result is None:
+            return {}
+        measured = self.measure(result)
+        if not isinstance(measured, Mapping):
+            raise TypeError(f'evaluate: expected a dict such as {{"accuracy": 0.9}}, got {measured!r}')
+        return {name: np.asarray(value).tolist() for name, value in measured.items()}
+
+
+@dataclass
+class Book:
+    """The records of a run's rounds, what was measured of them, and where they are saved.
+
+    Attributes:
+        simulation: what computes the rounds.
+        rounds: the number of rounds to run.
+        evaluate: the evaluation; None to measure nothing.
+        stop: whether to stop, from the records.
+        records: one for each finished round.
+        items: lengths of the tables of each finished round, if the algorithm has a fixed number of rounds.
+        stopped: why the run stopped; None while it goes on.
+        best_round: the round with the best evaluation so far.
+        folder: the folder in which the run is saved every ``save_every`` rounds; None to save nothing.
+        saved: the number of finished rounds at the last saving.
+    """
+
+    simulation: Simulation
+    rounds: int
+    evaluate: Evaluation | None
+    stop: Callable[[Records], bool] | None
+    records: Records = field(default_factory=list)
+    items: list[list[int]] = field(default_factory=list)
+    stopped: str | None = None
+    best_round: int | None = None
+    folder: Folder | None = None
+    save_every: int = 1
+    saved: int = 0
+
+    def end(self, held: Held, record: dict[str, Any], due: bool = True) -> Held:
+        """Record a round: save the state if ``due``, evaluate, ask whether to stop, append to the journal."""
+        number = record["round"]
+        self.records.append(record)
+        if self.folder is not None and due and number % self.save_every == self.save_every - 1:
+            self.save(held)
+        try:
+            asked = self.evaluate is not None and (
+                number % self.evaluate.every == self.evaluate.every - 1 or number == self.rounds - 1
+            )
+            if asked:
+                held = self._measured(held)
+            if self.stop is not None and self.stop(self.records):
+                self.stopped = f"round {number}: stop(history) was true"
+                if self.evaluate is not None and not asked:
+                    held = self._measured(held)
+        except BaseException:
+            if self.folder is not None:
+                self.save(held)
+            raise
+        if self.folder is not None:
+            self.folder.tell(self.records[-1])
+        return held
+
+    def _measured(self, held: Held) -> Held:
+        """Evaluate the last round, and keep its state if it is the best so far."""
+        measured, memory = self._evaluated(held)
+        if taken := sorted(set(measured) & set(self.records[-1])):
+            raise ValueError(f"evaluate: expected names that the history does not have, got {taken}")
+        self.records[-1] |= measured
+        return held._replace(best=(held.state, memory)) if self._is_best(self.records[-1]) else held
+
+    def _evaluated(self, held: Held) -> tuple[dict[str, Any], Any]:
+        # Later rounds write into the clients' memory; what an evaluation keeps must stay as it is.
+        memory, algorithm = copied(held.memory), self.simulation.algorithm
+        result = algorithm.result(algorithm.params, held.state, memory)
+        return ({} if self.evaluate is None else self.evaluate(result)), memory
+
+    def _is_best(self, record: dict[str, Any]) -> bool:
+        name = None if self.evaluate is None else self.evaluate.best
+        score = None if name is None else record.get(name)
+        # NaN is never the best.
+        if name is None or score is None or score != score:
+            return False
+        if self.best_round is not None and not score > self.records[self.best_round][name]:
+            return False
+        self.best_round = record["round"]
+        return True
+
+    def measure_start(self, held: Held, bank: Bank) -> None:
+        """Evaluate the start, and raise if the history cannot record what is measured."""
+        measured, _ = self._evaluated(held)
+        best = None if self.evaluate is None else self.evaluate.best
+        if measured and (taken := sorted(set(measured) & self.simulation.names(held.state, bank))):
+            raise ValueError(f"evaluate: expected names that the history does not have, got {taken}")
+        if measured and best is not None and best not in measured:
+            raise ValueError(f"evaluate: expected {best!r}, to choose the best by, among {sorted(measured)}")
+
+    def load(self, first: Held, bank: Bank) -> Held:
+        """The saved state, if any. A last round that was saved before its evaluation is evaluated."""
+
+        def structure(saved: Saved) -> Any:
+            here = self.simulation._replace(delays=saved.delays)
+            pending = here.nothing_pending(first.state, bank)
+            return here.structure_after(saved.items, first._replace(pending=pending), bank)
+
+        found = None if self.folder is None else self.folder.load(self.rounds, structure)
+        if found is None:
+            return first
+        held, saved, self.records = found
+        self.items, self.saved = saved.items, saved.done
+        self.simulation = self.simulation._replace(delays=max(self.simulation.delays, saved.delays))
+        nothing = self.simulation.nothing_pending(first.state, bank)
+        held = held._replace(pending=_longer(held.pending, nothing))
+        for record in self.records:
+            self._is_best(record)
+        if self.best_round == saved.done - 1:
+            held = held._replace(best=(held.state, copied(held.memory)))
+        if len(self.records) < saved.done:
+            return self.end(held, saved.record, due=False)
+        if self.stop is not None and self.stop(self.records):
+            self.stopped = f"round {saved.done - 1}: stop(history) was true"
+        return held
+
+    def save(self, held: Held) -> None:
+        """Save the state after the last round, unless it is saved."""
+        if self.folder is not None and self.saved < len(self.records):
+            self.saved = len(self.records)
+            about = Saved(self.saved, self.simulation.delays, self.items, self.records[-1])
+            self.folder.save(held, about)
+
+
+def _longer(pending: Any, nothing: Any) -> Any:
+    """The pending uploads, padded with zeros to the number of delays in ``nothing``."""
+    if pending is None or nothing is None:
+        return nothing
+    return jax.tree.map(lambda x, zero: jnp.concatenate([x, zero[len(x) :]]), pending, nothing)
+
+
+def copied(memory: Any) -> Any:
+    """A copy of the clients' memory, into which later rounds write; the server's state is never written to."""
+    return jax.tree.map(lambda x: x.copy(), memory)
