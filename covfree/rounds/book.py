@@ -178,5 +178,5 @@ def _longer(pending: Any, nothing: Any) -> Any:
 
 
 def copied(memory: Any) -> Any:
-    """A copy of the clients' memory, into which later rounds write; the server's state is never written to."""
+    """A copy of the clients' memory, which later rounds write into (not so the server's state)."""
     return jax.tree.map(lambda x: x.copy(), memory)
