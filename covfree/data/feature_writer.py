@@ -195,7 +195,7 @@ class FeatureWriter:
         path = self._folder / "state.json"
         state = json.loads(path.read_bytes()) if path.exists() else None
         differing = None if state is None else differences(state["about"], self._about)
-        if differing and not self._same_so_far(state):
+        if state is not None and differing and not self._same_so_far(state):
             raise ValueError(
                 f"{self._folder}: was begun with something else ({'; '.join(differing)}); "
                 "remove it to start anew, or write to another file"

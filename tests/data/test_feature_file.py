@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from covfree.core import atomic
-from covfree.data import dataset as dataset_module
+from covfree.core import array_file, atomic
 from covfree.data import feature_file, feature_writer, load_npz
 from covfree.data.feature_file import FeatureFile, differences, read_feature_file, rewrite
 from covfree.data.feature_writer import FeatureWriter
@@ -115,7 +114,7 @@ def test_the_same_features_make_the_same_file(finished, tmp_path):
 
 def test_data_is_copied_block_by_block(tmp_path, monkeypatch, finished):
     monkeypatch.setattr(feature_writer, "_BLOCK", 5)
-    monkeypatch.setattr(dataset_module, "_BLOCK", 5)
+    monkeypatch.setattr(array_file, "_BLOCK", 5)
     written(tmp_path / "a.npz")
     assert (tmp_path / "a.npz").read_bytes() == finished.read_bytes()
     np.testing.assert_array_equal(
