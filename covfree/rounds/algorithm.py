@@ -1,4 +1,4 @@
-"""What runs in rounds: a record of pure functions, with its numbers as the leaves of a pytree."""
+"""A federated algorithm: a record of pure functions, and a pytree whose leaves are its numbers."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from covfree.core.types import AnyArray
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ClientData:
-    """One client's examples, which lie among others in a table.
+    """One client's examples, as indices into a table of examples.
 
-    Where clients are simulated together, the table is that of the whole federation: nothing is copied but
-    the examples that are worked on. A client of its own has ``ClientData.own(features, labels)``.
+    In a simulation the table holds the examples of the whole federation, and only the examples in use are
+    copied. A real client has ``ClientData.own(features, labels)``.
 
     Attributes:
         features: [table, …] the table's features, of any rank: vectors, images, …; or a pytree of such
             arrays, such as ``{"ids": …, "mask": …}``.
-        labels: [table] their classes; or [table, …] what else is to be predicted.
-        index: [size] where in the table the client's examples are, those first; −1 for padding.
+        labels: [table] the examples' classes; or [table, …] other targets.
+        index: [size] rows of the table that are the client's examples, followed by −1 as padding.
         client: number of the client, from 0.
     """
 
@@ -40,8 +40,8 @@ class ClientData:
 
         Args:
             features: [examples, …], or a pytree of such arrays.
-            labels: [examples] classes, below 0 is padding; or [examples, …] what else is to be predicted.
-            client: its number.
+            labels: [examples] classes, below 0 is padding; or [examples, …] other targets.
+            client: the client's number.
         """
         padding = jnp.asarray(labels) < 0 if is_classes(labels) else jnp.zeros(len(labels), bool)
         # Padding comes last, as `index` promises.
@@ -51,18 +51,18 @@ class ClientData:
 
     @property
     def num_examples(self) -> jax.Array:
-        """n_k, how many examples the client has."""
+        """n_k, the number of the client's examples."""
         return (self.index >= 0).sum(dtype=jnp.int32)
 
     def take(self, places: AnyArray) -> tuple[Any, jax.Array]:
-        """Some of the client's examples.
+        """Take a batch of the client's examples.
 
         Args:
-            places: [batch] places among the client's examples; padding where there is none.
+            places: [batch] places among the client's examples; a place beyond them gives padding.
 
         Returns:
-            Features [batch, …], and labels [batch], which are −1 for padding. Of padding, features are those
-            of some example, and labels that are no classes are 0.
+            Features [batch, …] and labels [batch]. Padding has the features of some example and the label −1,
+            or 0 if labels are not classes.
         """
         index = jnp.asarray(self.index).at[places].get(mode="fill", fill_value=-1)
         safe, labels = jnp.maximum(index, 0), jnp.asarray(self.labels)
@@ -71,12 +71,12 @@ class ClientData:
         return jax.tree.map(lambda x: jnp.asarray(x)[safe], self.features), labels
 
     def all(self) -> tuple[Any, jax.Array]:
-        """All of the client's examples, padded to ``size``; labels of padding are −1."""
+        """Take all of the client's examples, padded to ``size`` as in `take`."""
         return self.take(jnp.arange(self.index.shape[0]))
 
 
 def is_classes(labels: Any) -> bool:
-    """Whether labels are classes, an integer for each example, of which those below 0 are padding."""
+    """Whether labels are classes: one integer for each example, below 0 for padding."""
     return np.ndim(labels) == 1 and jnp.issubdtype(jnp.result_type(labels), jnp.integer)
 
 
@@ -86,37 +86,37 @@ class Algorithm:
     """A federated algorithm: what passes between clients and a server, in rounds whose uploads add up.
 
     In round r the server broadcasts, each client that takes part answers with an upload, the uploads are
-    added (`covfree.rounds.add`), and the server makes its next state of the sum:
+    added (`covfree.rounds.add`), and the server computes its next state from the sum:
 
         state ──broadcast──▶ client(broadcast, data, memory, key) ──▶ upload, memory, metrics
           ▲                                                              │ summed over clients
           └─────────────────── server(state, total) ◀────────────────────┘   … result(state, memory)
 
-    Whoever runs it chooses who takes part and how clients are put together; the algorithm does not know. A
-    pytree whose leaves are the numbers in ``params``, so that another learning rate compiles nothing anew.
+    The caller chooses which clients take part and how they are batched; the algorithm does not depend on it.
+    An algorithm is a pytree with the leaves of ``params``, so another learning rate needs no recompilation.
 
     Attributes:
-        params: the numbers that may be swept, and arrays to start from.
+        params: numbers that may be swept, and initial arrays.
         name: the algorithm's name.
-        init: ``(params, num_clients, key) -> (state, memory)``: the server's first state, and what each
-            client remembers before its first round; ``()`` where clients remember nothing. ``num_clients``
-            counts the clients that have examples.
-        broadcast: ``(params, state) -> pytree`` that clients need.
+        init: ``(params, num_clients, key) -> (state, memory)``: the server's first state, and each client's
+            memory before its first round, ``()`` if clients remember nothing. ``num_clients`` counts the
+            clients that have examples.
+        broadcast: ``(params, state) -> pytree`` that the server sends to clients.
         client: ``(params, broadcast, data, memory, key) -> (upload, memory, metrics)`` for one client, whose
             ``data`` is a `ClientData`. Metrics are a dict of numbers. For a client without examples the
             upload must be zero.
         server: ``(params, state, total) -> state``. The total is all zero if no upload arrived.
-        result: ``(params, state, memory) -> what is wanted``, such as a head; None as long as there is
-            none. The memory is that of all clients, with an axis of clients in front.
-        rounds: how many rounds it takes; None for as many as one likes.
-        whole: whether a client looks at all of its examples at once (`ClientData.all`), so that it computes
-            with padding too; only clients of about one size are then padded to one. If not, it takes them in
-            batches, and padding costs no more than the order of its examples does.
-        num_classes: C; labels are then classes, integers below it. None if labels may be anything, such as
+        result: ``(params, state, memory) -> result``, such as a head; it returns None as long as there is no
+            result. The memory is that of all clients, with a leading axis of clients.
+        rounds: the number of rounds; None for any number.
+        whole: whether a client takes all of its examples at once (`ClientData.all`), and so computes with
+            padding too; then only clients of similar size are padded to a common one. If False, clients take
+            batches, and padding costs only its share of sorting the examples.
+        num_classes: C; labels are then classes, integers below C. None if labels may be anything, such as
             targets of a regression.
         same_clients: whether all rounds need the same clients, as they are steps of one computation.
-        report: ``(params, state) -> dict`` of numbers that the history of a round tells of the state after
-            it; None for nothing.
+        report: ``(params, state) -> dict`` of numbers about the state after a round, which the history
+            records; None for no numbers.
     """
 
     params: Any

@@ -1,4 +1,4 @@
-"""Where a run in rounds is, saved after a round by orbax, so that it goes on from there to the bit."""
+"""Checkpoints of a run, saved by orbax after a round: a run that goes on from one gives the same bits."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from covfree.core.checks import check_positive
 from covfree.core.optional import optional
 from covfree.engine.parts import digest
 
-# Numbers that errors show; of more only the shape.
+# Errors show the values of an array of at most this size, and the shape of a larger one.
 _FEW = 4
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder in which a run is saved, and from which it goes on if it is there.
+    """A folder in which a run is saved; a run that finds itself saved there goes on.
 
-    ``history.jsonl`` in it gets a line of JSON for each round as it ends; numbers that are not finite are
-    null there. Needs the ``rounds`` extra.
+    Each round that ends appends a line of JSON to ``history.jsonl`` in the folder, with null for numbers that
+    are not finite. Needs the ``rounds`` extra.
 
     Attributes:
         folder: the folder.
-        every: rounds from one saving to the next; the end of the run is always saved.
+        every: save after every so many rounds; the end of the run is always saved.
     """
 
     folder: str | PathLike[str]
@@ -44,11 +44,11 @@ class Checkpoint:
 
 
 class Mark(NamedTuple):
-    """What tells one setting or array of a run from that of another run.
+    """A fingerprint of one setting or array of a run, to recognise another run.
 
     Attributes:
-        shown: how errors show it.
-        checksum: of what is too long to show.
+        shown: the text that errors show.
+        checksum: a checksum of the values; empty if ``shown`` says all.
     """
 
     shown: str
@@ -56,26 +56,26 @@ class Mark(NamedTuple):
 
     @classmethod
     def of(cls, array: Any) -> Mark:
-        """That of an array: of a few numbers these, else its shape."""
+        """Make the mark of an array, which shows its values if they are few, else its type and shape."""
         array = np.asarray(array)
         shown = str(array) if array.size <= _FEW else f"{array.dtype}{list(array.shape)}"
         return cls(shown, digest([array]))
 
     def beside(self, ours: Mark) -> str:
-        """How this differs from ours."""
+        """Describe how this saved mark differs from ours."""
         if self.shown != ours.shown:
             return f"{self.shown or 'none'} there, {ours.shown or 'none'} here"
         return f"other values of {ours.shown}" if ours.shown else "another there"
 
 
 class Saved(NamedTuple):
-    """What a run holds after a round, beside its arrays.
+    """What is saved of a run after a round, beside its arrays.
 
     Attributes:
-        done: rounds.
-        delays: rounds in which the uploads of a round may arrive.
-        items: of each round, how many items its tables had: the structure of the arrays follows from these.
-        record: of the last round, before it was evaluated.
+        done: the number of finished rounds.
+        delays: the number of rounds in which the uploads of one round may arrive.
+        items: see `Book.items`; the structure of the saved arrays follows from these lengths.
+        record: the record of the last round, perhaps without its evaluation.
     """
 
     done: int
@@ -85,16 +85,16 @@ class Saved(NamedTuple):
 
 
 class Folder:
-    """The folder of a `Checkpoint`, which one run at a time has.
+    """The folder of a `Checkpoint`, which only one run at a time may open.
 
     Raises:
-        ValueError: if another run has it.
+        ValueError: if another run has opened the folder.
     """
 
     def __init__(self, folder: Path, identity: Callable[[int], Mapping[str, Mark]]) -> None:
-        """Take the folder, and what tells a run from others after so many rounds."""
+        """Lock the folder; ``identity`` gives the marks of this run after a number of rounds."""
         self._ocp = optional("orbax.checkpoint", "rounds")
-        # It tells of each file at the level of warnings.
+        # Orbax logs a warning for each file.
         logging.getLogger("absl").setLevel(logging.ERROR)
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = (folder / "lock").open("ab")
@@ -111,10 +111,10 @@ class Folder:
             file.write(f"{json.dumps(_finite(record), allow_nan=False)}\n")
 
     def save(self, trees: Any, saved: Saved) -> None:
-        """Save what the run holds: as a whole or not at all."""
+        """Save the run's arrays and ``saved``, as a whole or not at all."""
         args = self._ocp.args
         leaves = _named(trees)
-        # Orbax saves no array without an item.
+        # Orbax cannot save arrays of size 0.
         empty = {name: leaf for name, leaf in leaves.items() if np.size(leaf) == 0}
         shapes = {name: [list(leaf.shape), str(leaf.dtype)] for name, leaf in empty.items()}
         kept = {name: leaf for name, leaf in leaves.items() if name not in empty} or {"none": np.zeros(1)}
@@ -126,13 +126,13 @@ class Folder:
     def load(
         self, rounds: int, structure: Callable[[Saved], Any]
     ) -> tuple[Any, Saved, list[dict[str, Any]]] | None:
-        """What the run held, and the records of its rounds; None if nothing is saved.
+        """Load the arrays, what was saved beside them and the rounds' records; None if nothing is saved.
 
-        The history then has the lines of these rounds, but for the last one's if it was not evaluated.
+        ``history.jsonl`` is cut to these rounds; the last is missing if it was saved before its evaluation.
 
         Args:
-            rounds: that the run is to have.
-            structure: of what the run holds, as a pytree.
+            rounds: the number of rounds that the run is to have.
+            structure: from `Saved` to the pytree structure of the saved arrays.
         """
         done, args = self._manager.latest_step(), self._ocp.args
         if done is None:
@@ -171,18 +171,18 @@ class Folder:
             )
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Unlock the folder."""
         self._manager.close()
         self._lock.close()
 
 
 def _named(trees: Any) -> dict[str, Any]:
-    """The leaves by number: their tree is known to whoever loads them."""
+    """Name the leaves by number; whoever loads them knows their tree."""
     return {f"leaf{index}": leaf for index, leaf in enumerate(jax.tree.leaves(trees))}
 
 
 def _finite(value: Any) -> Any:
-    """None for each number that is not finite, for which JSON has no word."""
+    """Replace each number that is not finite by None: JSON has no other word for it."""
     if isinstance(value, Mapping):
         return {name: _finite(part) for name, part in value.items()}
     if isinstance(value, list):
@@ -191,7 +191,7 @@ def _finite(value: Any) -> Any:
 
 
 def _numbers(value: Any) -> Any:
-    """NaN in the place of None."""
+    """Replace None by NaN."""
     if isinstance(value, dict):
         return {name: _numbers(part) for name, part in value.items()}
     if isinstance(value, list):

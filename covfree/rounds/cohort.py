@@ -1,4 +1,4 @@
-"""One round's clients: what each makes of the broadcast, added as it is made."""
+"""One round's clients: each computes its upload from the broadcast, and uploads are added as they come."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from covfree.rounds.uploads import Parts
 
 
 class Examples(NamedTuple):
-    """The examples of all clients, those of a client one after the other in ``order``.
+    """The examples of all clients; each client's are contiguous in ``order``.
 
     Attributes:
         features: [examples, …], or a pytree of such arrays.
         labels: [examples, …].
-        order: [examples] places of the examples, by client.
+        order: [examples] row numbers of the examples, sorted by client.
     """
 
     features: Any
@@ -33,12 +33,12 @@ class Examples(NamedTuple):
 
 
 class Members(NamedTuple):
-    """Some clients of a round, padded to a number that is compiled for.
+    """Some clients of a round, padded to a number that many rounds share, so that few are compiled.
 
     Attributes:
-        client: number of each; −1 for padding, which comes last.
-        start: where in the order its examples start.
-        size: how many it has; 0 for padding.
+        client: each client's number; −1 for padding, which comes last.
+        start: where in `Examples.order` the client's examples start.
+        size: the number of its examples; 0 for padding.
         arrives: for each delay, whether the upload arrives so many rounds later.
     """
 
@@ -49,13 +49,14 @@ class Members(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """What came from the members.
+    """The members' uploads, memory and metrics after a round.
 
     Attributes:
-        uploads: their sums, added, with an axis of delays in front; their tables, with one of members.
-        memory: what each remembers now.
-        sound: whether all of that is finite.
-        metrics: of each.
+        uploads: the total of the members' sums, with a leading axis of delays; each member's tables, with a
+            leading axis of members.
+        memory: each member's new memory.
+        sound: whether each member's new memory is finite.
+        metrics: each member's metrics.
     """
 
     uploads: Parts
@@ -80,20 +81,20 @@ def answers(
 ) -> Answers:
     """Run the members, ``width`` of them at once, and add their uploads in their order.
 
-    Uploads are added one after the other with compensation, whatever the width: how a cohort is cut changes
-    the sum by no more than the rounding of single clients' work does.
+    Whatever the width, uploads are added one by one with compensation. So the way in which a cohort is split
+    changes the sum only by the rounding within single clients' work.
 
     Args:
         algorithm: the algorithm.
-        broadcast: what the server sends.
-        examples: of all clients.
-        members: who takes part; their number is a multiple of ``width`` times the mesh's devices.
-        memory: what each remembers, with an axis of members in front.
-        key: of the round.
-        before: sums of other members of the round, to go on from.
-        longest: most examples of a member, or more.
-        width: members that run at once.
-        mesh: devices over which members are spread.
+        broadcast: the pytree that the server sends.
+        examples: the examples of all clients.
+        members: the clients that take part, a multiple of ``width`` times the mesh's devices.
+        memory: each member's memory, with a leading axis of members.
+        key: the round's key.
+        before: sums over earlier members of the round, to which these are added.
+        longest: an upper bound on a member's examples.
+        width: the number of members that run at once.
+        mesh: devices over which members are spread; None for one device.
     """
     structure: Any = None
 
@@ -105,18 +106,18 @@ def answers(
             index = examples.order[jnp.minimum(member.start + place, examples.order.shape[0] - 1)]
             index = jnp.where(place < member.size, index, -1)
             data = ClientData(examples.features, examples.labels, index, member.client)
-            # By number: what a client draws does not depend on who else takes part.
+            # Fold in the client's number: its draws do not depend on who else takes part.
             own = jax.random.fold_in(keys, member.client)
             upload, remembered, metrics = algorithm.client(algorithm.params, broadcast, data, memory, own)
             sent = member.arrives.any()
-            # Where nothing arrives the client is as if it had not taken part.
+            # A client whose upload never arrives keeps its old memory, as if it had not taken part.
             remembered = jax.tree.map(lambda new, old: jnp.where(sent, new, old), remembered, memory)
             return Parts.of(upload), (remembered, is_finite(remembered), metrics)
 
         def at_once(members: Members, memory: Any) -> tuple[Any, Any]:
             if width > 1:
                 return jax.vmap(one)(members, memory)
-            # `vmap` of a loop whose length differs by client copies what it carries in every step.
+            # Avoid `vmap` for one member: batched loops of unequal lengths copy their carry in every step.
             answer = one(*jax.tree.map(lambda x: x[0], (members, memory)))
             return jax.tree.map(lambda x: x[None], answer)
 
@@ -158,7 +159,7 @@ def answers(
     run: Any = all_of
     if mesh is not None:
         whole, spread = PartitionSpec(), PartitionSpec(mesh.axis_names)
-        # All that is used goes in by the door: what a function encloses is not of the mesh.
+        # Pass every array as an argument: an array of the enclosing scope does not lie on the mesh.
         run = shard_map(
             all_of,
             mesh=mesh,
@@ -173,19 +174,19 @@ def answers(
 
 @partial(jax.jit, static_argnames=("num_clients",))
 def start(algorithm: Algorithm, key: PRNGKey, *, num_clients: int) -> tuple[Any, Any]:
-    """The server's first state, and what a client remembers."""
+    """Return the server's first state, and a client's first memory."""
     return algorithm.init(algorithm.params, num_clients, derive(key, "start"))
 
 
 @jax.jit
 def broadcast(algorithm: Algorithm, state: Any) -> Any:
-    """What the server sends to each client of a round."""
+    """Return the pytree that the server sends to each client of a round."""
     return algorithm.broadcast(algorithm.params, state)
 
 
 @jax.jit
 def due(sums: Compensated, pending: Any) -> tuple[Any, Any]:
-    """The uploads' sums that arrive in this round, and those of later rounds; None without delays."""
+    """Return the sums that arrive in this round, and those that arrive later (None without delays)."""
     whole = sums.value
     if pending is not None:
         whole = jax.tree.map(jnp.add, whole, pending)
@@ -195,7 +196,7 @@ def due(sums: Compensated, pending: Any) -> tuple[Any, Any]:
 
 @jax.jit
 def serve(algorithm: Algorithm, state: Any, total: Any) -> tuple[Any, Array]:
-    """The server's next state, and whether all of it is finite."""
+    """Return the server's next state, and whether all of it is finite."""
     state = algorithm.server(algorithm.params, state, total)
     return state, is_finite(state)
 

@@ -1,4 +1,4 @@
-"""The examples of a simulated federation: one table, of which each client is a view."""
+"""The examples of a simulated federation: one table, into which each client is a view."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from covfree.rounds.algorithm import is_classes
 from covfree.rounds.checkpoint import Mark
 from covfree.rounds.cohort import Examples, Members
 
-# Numbers that are sorted in the time in which a function is compiled, over as many rounds as runs have.
+# Sorting this many padded examples in each round of a usual run takes about as long as one compilation.
 _SORTED = 2**16
 
 
@@ -24,9 +24,9 @@ class Group(NamedTuple):
     """Members of a round that run in one compiled function.
 
     Attributes:
-        members: as the function takes them.
-        clients: their numbers on the host; −1 for padding.
-        longest: most examples of any.
+        members: the members, on the device.
+        clients: their numbers, on the host; −1 for padding.
+        longest: the size to which the examples of each member are padded.
     """
 
     members: Members
@@ -41,8 +41,8 @@ class Federation:
     Attributes:
         examples: the table.
         start: [clients] where in the table's order each client's examples start.
-        size: [clients] how many it has.
-        longest: [clients] the padded size with which it is compiled.
+        size: [clients] the number of each client's examples.
+        longest: [clients] the size to which each client's examples are padded.
     """
 
     examples: Examples
@@ -54,15 +54,14 @@ class Federation:
     def of(
         cls, features: Any, labels: Any, clients: Any, *, whole: bool, num_classes: int | None = None
     ) -> Federation:
-        """From flat arrays, checked.
+        """Make a federation of flat arrays, and check them.
 
         Args:
             features: [examples, …], floats, or integers such as pixels; or a pytree of such arrays.
             labels: [examples], integers, below 0 is padding; or [examples, …] any numbers.
             clients: [examples], integers; below 0 is padding.
-            whole: whether clients look at all of their examples at once, so that those of about one size
-                are best put together.
-            num_classes: C: labels must be integers below it; None for anything.
+            whole: whether clients take all of their examples at once, see `Algorithm.whole`.
+            num_classes: C: labels must be integers below C; None for any labels.
 
         Raises:
             TypeError: if a data type is wrong.
@@ -84,26 +83,26 @@ class Federation:
 
     @property
     def num_holders(self) -> int:
-        """How many clients have examples."""
+        """The number of clients that have examples."""
         return int((self.size > 0).sum())
 
     def groups(self, drawn: np.ndarray, delay: np.ndarray, multiple: int, delays: int) -> list[Group]:
-        """The members of a round, in groups of one padded size each; the larger clients first.
+        """Group the members of a round by padded size, with the larger clients first in each group.
 
         Args:
             drawn: clients of the round; −1 for nobody.
-            delay: of their uploads.
-            multiple: of which the members' number must be one.
-            delays: how many there are.
+            delay: the delays of their uploads; −1 for never.
+            multiple: the number of members in a group is padded to a multiple of this.
+            delays: the number of different delays, 0 to ``delays`` − 1.
         """
         most, delay, drawn = len(drawn), delay[drawn >= 0], drawn[drawn >= 0]
-        # Those that run at once have about as much to do.
+        # Sort by size, so that clients that run at once have about the same amount of work.
         order = np.lexsort((drawn, -self.size[drawn]))
         drawn, delay = drawn[order], delay[order]
         groups = []
         for longest in np.unique(self.longest[drawn]) if len(drawn) else self.longest[:1]:
             here = self.longest[drawn] == longest
-            # Rounded up, so that rounds share a compiled function; padding takes memory and no time.
+            # Round up to a power of 2, so that rounds share a compiled function; padding takes no time.
             few = min(1 << (max(1, int(here.sum())) - 1).bit_length(), most, (self.longest == longest).sum())
             number = -(-max(1, few) // multiple) * multiple
             padding = number - int(here.sum())
@@ -120,7 +119,7 @@ class Federation:
         return groups
 
     def identity(self) -> dict[str, Mark]:
-        """What tells the examples, and who has which, from those of another federation."""
+        """Marks of the examples and of their owners, which differ for another federation."""
         order, size = np.asarray(self.examples.order), self.size
         parts, _ = jax.tree_util.tree_flatten_with_path(self.examples.features)
         return {
@@ -131,12 +130,12 @@ class Federation:
 
 
 def _owners(features: Any, labels: Any, clients: Any, num_classes: int | None) -> np.ndarray:
-    """The client of each example, −1 for padding; raise unless the arrays fit."""
+    """Return the client of each example, −1 for padding; raise unless the arrays fit."""
     parts = jax.tree.leaves(features)
     if not parts or any(np.ndim(part) < 1 for part in parts):
         raise ValueError(f"features: expected arrays [examples, …], got {type(features).__name__}")
     number = np.shape(parts[0])[0]
-    # A table of its own has an axis of features; of a pytree, an array may have one number an example.
+    # A single array must have an axis of features; an array in a pytree may have one number per example.
     if any(np.shape(part)[0] != number for part in parts) or (parts[0] is features and np.ndim(features) < 2):
         shapes = [list(np.shape(part)) for part in parts]
         raise ValueError(f"features: expected shape [examples, …], got {', '.join(map(str, shapes))}")
@@ -192,8 +191,8 @@ def _finite(features: jax.Array) -> jax.Array:
 def _padded_sizes(size: np.ndarray, whole: bool) -> np.ndarray:
     """The size to which each client's examples are padded, at most the largest client's.
 
-    Sizes are powers of 4 from 16, so that few functions are compiled. Where padding costs a number to be
-    sorted, and no more, neighbouring sizes are one if that costs less than compiling another function.
+    Sizes are 16 times powers of 4, so that few functions are compiled. Unless ``whole``, padding only costs
+    sorting, so neighbouring sizes are merged where that is cheaper than compiling another function.
     """
     steps = np.ceil(np.log2(np.maximum(size, 16) / 16) / 2)
     padded = np.minimum(size.max(), (16 * 4**steps).astype(int))

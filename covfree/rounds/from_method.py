@@ -1,4 +1,4 @@
-"""Training-free methods as algorithms: a round of messages and those after it, or rounds of sums alone."""
+"""Training-free methods as algorithms: one round of messages and later rounds, or only rounds of sums."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from covfree.rounds.algorithm import Algorithm, ClientData
 
 
 class _Sent(NamedTuple):
-    """What a client's message holds, as an upload.
+    """A client's message as an upload.
 
     Attributes:
         rows: a `Table` of `Rows`.
-        matrix: Gram matrix beside them, for methods that send one.
+        matrix: the Gram matrix; None for methods that send none.
     """
 
     rows: Table
@@ -43,9 +43,9 @@ class _Known:
     """The server's state.
 
     Attributes:
-        state: that of the method.
+        state: the method's state.
         num_clients: K.
-        done: how many of the method's rounds are done; a message stands for several.
+        done: the number of the method's rounds that are done; one message may stand for several.
     """
 
     state: Any
@@ -59,9 +59,9 @@ class _Asked:
     """What the server broadcasts.
 
     Attributes:
-        sent: of the method's round; None where clients send their messages.
-        num_clients: K, where clients evaluate rounds over their own rows.
-        done: how many of the method's rounds are done.
+        sent: the broadcast of the method's round; None if clients send their messages.
+        num_clients: K, if clients evaluate a round over their own rows; else None.
+        done: the number of the method's rounds that are done.
     """
 
     sent: Any
@@ -72,12 +72,12 @@ class _Asked:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Run:
-    """The method and C, as an algorithm's numbers.
+    """The algorithm's ``params``: the method, C and the kind of uploads.
 
     Attributes:
         method: the method.
         num_classes: C.
-        messages: how many of its rounds a message stands for; 0 if uploads are sums alone.
+        messages: the number of the method's rounds that a message stands for; 0 if all uploads are sums.
     """
 
     method: Method
@@ -85,17 +85,17 @@ class _Run:
     messages: int = field(metadata={"static": True})
 
     def asks(self, done: int) -> Round | None:
-        """The method's round that comes next; None where clients send their messages."""
+        """Return the method's next round; None if clients send their messages instead."""
         return None if done < self.messages else self.method.rounds[done]
 
     @property
     def evaluated(self) -> int:
-        """How many rounds over rows clients evaluate on their own, which they would else have sent."""
+        """The number of rounds that clients evaluate over their own rows instead of sending the rows."""
         return 0 if self.messages else self.method.message_rounds
 
 
 def _init(run: _Run, num_clients: int, key: PRNGKey) -> tuple[_Known, Any]:
-    # A client remembers with which key it made its rows: in all rounds they are the same.
+    # A client keeps the key with which it made its rows, so that all rounds have the same rows.
     memory = jnp.zeros_like(jax.random.key_data(key)) if run.evaluated else ()
     return _Known((), jnp.asarray(num_clients, jnp.int32), 0), memory
 
@@ -141,7 +141,7 @@ def _server(run: _Run, known: _Known, total: Any) -> _Known:
 
 def _result(run: _Run, known: _Known, memory: Any) -> Any:
     rounds = run.method.rounds
-    # There is no head before the first round, nor where the only one was undone.
+    # There is no head before the first round, nor if the first round was undone.
     if not known.done or not (known.done == len(rounds) or rounds[known.done - 1].head):
         return None
     return solve_totals(run.method, *known.state)
@@ -155,7 +155,7 @@ def _report(run: _Run, known: _Known) -> dict[str, Any]:
 
 
 def _message(message: Message, client: AnyArray) -> _Sent:
-    """A client's message as an upload."""
+    """Turn a client's message into an upload."""
     rows, matrix = _class_sums(message) if message.solved else (message.rows, message.matrix)
     rows = replace(rows, client=jnp.full(rows.label.shape, client, jnp.int32))
     kept = (jnp.asarray(rows.count) > 0) & (rows.label >= 0)
@@ -165,7 +165,7 @@ def _message(message: Message, client: AnyArray) -> _Sent:
 
 
 def _class_sums(message: Message) -> tuple[Rows, jax.Array]:
-    """A client's solution W as the sums C W = Xᵀ Y, which the server can add up as it cannot solutions."""
+    """Turn a client's solution W into the sums C W = Xᵀ Y: the server can add sums, but not solutions."""
     rows, matrix = message.rows, jnp.asarray(message.matrix)
     sums = product(matrix, jnp.asarray(rows.mean).T).T
     count = jnp.asarray(rows.count)
@@ -175,7 +175,7 @@ def _class_sums(message: Message) -> tuple[Rows, jax.Array]:
 
 
 def _one_row(method: Method[Any], num_classes: int) -> Rows:
-    """What a client with an example sums over."""
+    """Make the rows of a client with one example."""
     one = jnp.zeros((1, 2)), jnp.zeros(1, jnp.int32)
     rows = method.summary.one_client(*one, num_classes, jax.random.key(0))
     return replace(rows, client=jnp.zeros_like(rows.label))
@@ -187,30 +187,29 @@ def as_algorithm(
     """Make an algorithm of a training-free method.
 
     In one round, each client uploads the message that it would send in a real federation; the server runs the
-    method's rounds over the rows in it. With ``uploads="sums"`` these are rounds of the algorithm: the server
-    broadcasts its state, each client evaluates the round on its own rows, and nothing but sums of fixed size
-    leaves it.
-    That is how a method runs behind secure aggregation. For FedCOF it takes two rounds: class sums and
-    counts, N_c and K_c; then Σ_c (N_c − 1)/(K_c − 1) Σ_c n_kc (μ_kc − μ_c)(μ_kc − μ_c)ᵀ of the client, a
-    matrix of d².
+    method's rounds over the rows in the messages. With ``uploads="sums"`` each of the method's rounds is a
+    round of the algorithm: the server broadcasts its state, each client evaluates the round on its own rows
+    and uploads only sums of fixed size. That is how a method runs behind secure aggregation. FedCOF takes two
+    rounds. In the first, clients upload class sums and counts, N_c and K_c; in the second, each uploads the
+    d×d matrix Σ_c (N_c − 1)/(K_c − 1) n_kc (μ_kc − μ_c)(μ_kc − μ_c)ᵀ.
 
     Rounds over clients' examples, such as those of `covfree.refined`, upload sums in either case; so do all
     rounds of methods without a message, such as `covfree.deepafl`.
 
-    The head is that of `covfree.fit`, within rounding. Methods that draw at random draw with each client's
-    own key, as in a real federation.
+    The head equals that of `covfree.fit` within rounding. Random methods draw with each client's own key, as
+    in a real federation.
 
     Args:
         method: e.g. ``covfree.fedcof()``, `covfree.refined` of it, or ``covfree.deepafl()``.
         num_classes: C.
-        uploads: what clients send.
+        uploads: whether clients send messages or only sums.
 
     Raises:
-        TypeError: if the method is none.
+        TypeError: if ``method`` is not a `Method`.
         ValueError: if a round of the method keeps rows, so that its uploads cannot be sums.
 
-    Source: secure aggregation of FedCOF: Goswami et al. (2024), Appendix I.2. A client's term
-    there is (N_c − 1) n_kc (μ_kc − μ_c)(μ_kc − μ_c)ᵀ too; the server divides by K − 1, of all clients.
+    Source: secure aggregation of FedCOF: Goswami et al. (2024), Appendix I.2. There, too, a client's term is
+    (N_c − 1) n_kc (μ_kc − μ_c)(μ_kc − μ_c)ᵀ, but the server divides by K − 1, where K counts all clients.
 
     >>> import covfree
     >>> as_algorithm(covfree.fedcof(), num_classes=10, uploads="sums").rounds
@@ -221,7 +220,7 @@ def as_algorithm(
     check_choice("uploads", uploads, ("messages", "sums"))
     run = _Run(method, num_classes, method.message_rounds if uploads == "messages" else 0)
     if run.evaluated:
-        # Raises where a round has a total of no fixed size.
+        # Raises if the total of a round has no fixed size.
         passed(method, partial(_one_row, method, num_classes), num_classes)
     return Algorithm(
         run,
@@ -234,7 +233,7 @@ def as_algorithm(
         rounds=len(method.rounds) - max(0, run.messages - 1),
         whole=True,
         num_classes=num_classes,
-        # Steps of one computation; of messages there is but one round.
+        # Rounds of sums are steps of one computation; with messages only, there is just one round.
         same_clients=bool(run.evaluated) or run.messages == len(method.rounds),
         report=None if method.report is None else _report,
     )

@@ -1,4 +1,4 @@
-"""What clients remember between rounds: a bank of pytrees, one for each client."""
+"""The clients' memory between rounds: a bank of pytrees, one for each client."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from jax.sharding import Mesh
 
 from covfree.core.checks import check_choice, check_positive
 
-# Where the bank lies: beside the computation, or in the host's memory where clients are too many for that.
+# Where the bank lies: on the device that computes, or on the host if there are too many clients for that.
 Place = Literal["device", "host"]
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a simulation runs, and what it keeps there; nothing of it changes the result, but for rounding.
+    """Where a simulation runs and keeps the clients' memory. The result depends on it by rounding only.
 
     Attributes:
-        width: clients that are simulated at once by ``vmap``. More than one pays on accelerators.
-        memory: where clients' memory lies: ``"device"``, or ``"host"`` for more clients than fit there.
+        width: the number of clients that ``vmap`` simulates at once. More than one pays on accelerators.
+        memory: where the clients' memory lies: ``"device"``, or ``"host"`` if the device is too small.
         mesh: devices over which the clients of a round are spread; each has a copy of all examples.
-        multiple: of which the number of clients that run together is one.
+        multiple: ``width`` times the mesh's devices; clients run in groups of a multiple of this.
     """
 
     width: int = 1
@@ -39,7 +39,7 @@ class Placement:
         if not isinstance(self.mesh, Mesh | None):
             raise TypeError(f"place: mesh: expected a jax.sharding.Mesh or None, got {self.mesh!r}")
         if self.mesh is not None:
-            # Of the kind that leaves to the compiler what is not said; `jax.make_mesh` makes another.
+            # `Mesh` has auto axes, whose sharding the compiler chooses; `jax.make_mesh` may differ.
             object.__setattr__(self, "mesh", Mesh(self.mesh.devices, self.mesh.axis_names))
         devices = 1 if self.mesh is None else self.mesh.size
         object.__setattr__(self, "multiple", self.width * devices)
@@ -51,7 +51,7 @@ class Bank:
 
     Attributes:
         leaves: the pytree.
-        place: where it lies.
+        place: where the leaves lie.
     """
 
     leaves: Any
@@ -59,7 +59,7 @@ class Bank:
 
     @classmethod
     def of(cls, memory: Any, num_clients: int, place: Place) -> Bank:
-        """One that holds the same for each client."""
+        """Make a bank with the same memory for each client."""
         if place == "host":
             leaves = jax.tree.map(lambda x: np.repeat(np.asarray(x)[None], num_clients, 0), memory)
         else:
@@ -68,18 +68,18 @@ class Bank:
 
     @classmethod
     def holding(cls, leaves: Any, place: Place) -> Bank:
-        """One that holds what was saved."""
+        """Make a bank of the saved leaves."""
         return cls(jax.tree.map(np.array if place == "host" else jnp.array, leaves), place)
 
     def of_clients(self, clients: np.ndarray) -> Any:
-        """What these clients remember; of padding (−1), what some client does."""
+        """Return the memory of these clients; padding (−1) gets that of some client."""
         places = np.maximum(clients, 0)
         if self.place == "host":
             return jax.tree.map(lambda x: x[places], self.leaves)
         return _gather(self.leaves, places)
 
     def remember(self, clients: np.ndarray, memory: Any) -> None:
-        """Take in what these clients remember now."""
+        """Store the new memory of these clients; −1 is padding."""
         kept = clients >= 0
         if self.place == "host":
             for bank, new in zip(jax.tree.leaves(self.leaves), jax.tree.leaves(memory), strict=True):
@@ -93,7 +93,7 @@ def _gather(bank: Any, clients: jax.Array) -> Any:
     return jax.tree.map(lambda x: x[clients], bank)
 
 
-# The old bank is let go of: two would not fit where one does.
+# Donate the old bank: two may not fit where one does.
 @partial(jax.jit, donate_argnums=0)
 def _scatter(bank: Any, clients: jax.Array, memory: Any) -> Any:
     return jax.tree.map(lambda x, new: x.at[clients].set(new, mode="drop"), bank, memory)

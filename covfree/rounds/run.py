@@ -31,14 +31,14 @@ _HERE = Placement()
 
 
 class Run(NamedTuple):
-    """What came of a run.
+    """The result of a run, the final state and the history.
 
     Attributes:
-        result: what the algorithm is run for, such as a head.
+        result: the algorithm's result, such as a head.
         state: the server's state after the last round.
-        memory: what each client remembers, with an axis of clients in front.
+        memory: the clients' memory after the last round, with a leading axis of clients.
         history: a dict for each round: ``round``, ``clients``, ``bytes_up``, ``bytes_down``, ``seconds``,
-            means of the clients' metrics, and what was measured.
+            means of the clients' metrics, the algorithm's report, and what ``evaluate`` measured.
         stopped: why the run ended before its last round; None if it did not.
         best: the result after ``best_round``, if `Evaluation` names a number to choose by; else None.
         best_round: the round whose evaluation was best, the earliest of equals; None if there is none.
@@ -70,9 +70,9 @@ def run(
 ) -> Run:
     """Simulate a federation that runs an algorithm.
 
-    The examples lie in one table, of which clients are views: memory does not grow with the number of clients
-    but by what they remember. Uploads are added as they are made. All that is computed is the algorithm's own
-    functions; a server and clients of their own call the same.
+    The examples lie in one table, into which clients are views: with the number of clients, only what they
+    remember takes more memory. Uploads are added as they are made. The simulation calls only the algorithm's
+    own functions, as a real server and real clients would.
 
     Args:
         algorithm: e.g. ``covfree.finetune.fedavg(...)``.
@@ -80,31 +80,31 @@ def run(
             such as ``{"ids": …, "mask": …}``.
         labels: [examples], integers; below 0 is padding. If the algorithm has no number of classes,
             [examples, …] numbers of any kind.
-        clients: [examples], integers from 0; below 0 is padding. Numbers without examples are clients that
-            have none.
-        key: PRNG key of all that is drawn. A client's draws in a round depend on the round and its number.
-        rounds: how many; may be left out where the algorithm takes a fixed number.
+        clients: [examples], integers from 0; below 0 is padding. A number that no example has is a client
+            without examples, if a larger number occurs.
+        key: PRNG key of all random draws. A client's draws in a round depend on the round and its number.
+        rounds: the number of rounds; may be left out if the algorithm takes a fixed number.
         participation: a `covfree.rounds.Schedule`; the clients of each round as an array, −1 for nobody;
             or how many clients a round draws: a number (1 is one client) or a share (1.0 is all).
         evaluate: an `Evaluation`, or its function alone. It is also called once before the first round, so
-            that what is wrong with it is seen at once.
-        stop: from the history so far to whether to stop; asked after each round, and before going on. A
-            record has what was measured only where it was asked, and metrics of clients only if one with
-            examples took part.
+            that its errors show at once.
+        stop: from the history so far to whether to stop. It is called after each round, and before a saved
+            run goes on. A record has measured numbers only if its round was evaluated, and clients' metrics
+            only if a client with examples took part.
         checkpoint: a `Checkpoint`, or its folder alone.
         place: a `Placement`; None for one client at a time on the first device.
         each_client: whether the history also has the metrics of each client that took part, beside their
-            means: ``each_client``, a dict of lists. The loss of a client without examples is nan, and so are
-            other metrics in floats.
+            means: ``each_client``, a dict of lists. The loss and other float metrics of a client without
+            examples are nan.
 
     Returns:
-        The result, the state, the clients' memory and the history. A round after which the state or a
-        client's memory is not finite is undone: the run ends with the state before it, says so in a warning
-        and in ``stopped``.
+        The result, the state, the clients' memory and the history. If the state or a client's memory is not
+        finite after a round, or the clients' mean loss is NaN, the round is undone: the run ends with the
+        state before it, and a warning and ``stopped`` say why.
 
     Raises:
-        TypeError: if an argument has another type.
-        ValueError: if an argument is out of its range, or the checkpoint is of another run.
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is out of its range, or the checkpoint belongs to another run.
 
     >>> import covfree, covfree.rounds, jax, numpy as np
     >>> features, labels = np.eye(4, dtype=np.float32), np.array([0, 0, 1, 1])
@@ -132,7 +132,7 @@ def run(
     )
     drawn = _schedule(algorithm, participation, federation.num_clients, rounds, key)
     place = _HERE if place is None else place
-    # Where rounds find them: else all would be sent, or compiled, anew for each.
+    # Place the arrays once: otherwise every round would transfer them, or be compiled, again.
     where = None if place.mesh is None else NamedSharding(place.mesh, PartitionSpec())
     algorithm, examples = jax.device_put((algorithm, federation.examples), where)
     federation, delays = replace(federation, examples=examples), int(drawn.delay.max(initial=0)) + 1
@@ -184,7 +184,7 @@ def run(
 
 
 def _as_key(key: Any) -> PRNGKey:
-    """A typed PRNG key."""
+    """Return a typed PRNG key, also for an old-style key of two integers."""
     if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         return key
     if np.shape(key) != (2,) or not np.issubdtype(np.asarray(key).dtype, np.unsignedinteger):

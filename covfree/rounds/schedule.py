@@ -45,7 +45,7 @@ def schedule(
         seed: integer of at least 0.
         replacement: whether a client may be drawn again in a later round.
         dropout: probability that the upload of a client never arrives.
-        late: probability that it arrives one round later, if it arrives.
+        late: probability that an upload that arrives does so one round later.
 
     Returns:
         The schedule.
@@ -80,7 +80,7 @@ def as_schedule(
         participation: a `Schedule`; the clients of each round, all of whose uploads arrive; or how many
             clients a round draws, as a number or a share.
         num_clients: K.
-        num_rounds: smallest number of rounds that the schedule must have.
+        num_rounds: the number of rounds that the schedule must have at least.
         seed: for the draw, if ``participation`` is a number or a share.
 
     Raises:
@@ -109,7 +109,7 @@ def as_schedule(
 
 
 def check_schedule(name: str, value: Schedule | np.ndarray, num_clients: int) -> Schedule:
-    """Check a `Schedule`; make one, in which all uploads arrive, of the clients of each round."""
+    """Check a `Schedule`, or make one, in which all uploads arrive, from an array of each round's clients."""
     if not isinstance(value, Schedule):
         value = Schedule(np.asarray(value), np.zeros_like(value))
     clients, delay = (np.asarray(part) for part in value)
@@ -210,16 +210,17 @@ def first_rounds(
 def rounds_to_meet(num_clients: int, per_round: int | float, share: float = 1.0) -> tuple[float, float]:
     """Mean and standard deviation of the number of rounds until a share of the clients has taken part.
 
-    The batch coupon collector: each round draws ``per_round`` different clients uniformly, and rounds are
-    independent (`participation` with replacement). Computed exactly but for rounding, as a Markov chain
-    over the number m of clients that have taken part. A round adds j new ones with the hypergeometric
-    probability p_j of j in b draws from K − m new and m earlier clients. So the rounds T_m that are left have
+    This is the batch coupon collector: each round draws ``per_round`` different clients uniformly, and rounds
+    are independent (`participation` with replacement). The number m of clients that have taken part is a
+    Markov chain, which gives the moments exactly but for rounding. A round adds j new clients with the
+    hypergeometric probability p_j of j in b draws from K − m new and m earlier ones. So the number T_m of
+    rounds that are left satisfies
 
         E T_m = (1 + Σ_{j≥1} p_j E T_{m+j}) / (1 − p_0),
         Var T_m = (Σ_{j≥1} p_j Var T_{m+j} + Σ_{j≥0} p_j (E T_{m+j} + 1 − E T_m)²) / (1 − p_0).
 
-    All terms are positive, so no digits cancel, as they would in the closed form, an alternating sum of
-    binomials by inclusion and exclusion. Costs K·b operations.
+    All terms are positive, so no digits cancel, unlike in the closed form, an alternating sum of binomials by
+    inclusion and exclusion. Costs K·b operations.
 
     Args:
         num_clients: K.
@@ -260,7 +261,7 @@ def rounds_to_meet(num_clients: int, per_round: int | float, share: float = 1.0)
 def _new_clients(unmet: int, met: int, drawn: int) -> np.ndarray:
     """Probabilities of 0, 1, … new clients in a round, up to a factor; ``met`` is at least ``drawn``."""
     j = np.arange(min(unmet, drawn))
-    # p_{j+1}/p_j. In logarithms, as products of thousands of ratios leave the range of floats.
+    # The ratio is p_{j+1}/p_j. Add logarithms, as products of thousands of ratios leave the range of floats.
     ratio = (unmet - j) * (drawn - j) / ((j + 1) * (met - drawn + j + 1))
     log_weight = np.concatenate([[0.0], np.cumsum(np.log(ratio))])
     return np.exp(log_weight - log_weight.max())

@@ -11,7 +11,7 @@ from covfree.rounds.schedule import Schedule, check_schedule
 
 
 class ScheduleStatistics(NamedTuple):
-    """What a schedule of R rounds brings to the server, from `schedule_statistics`.
+    """Statistics of a schedule of R rounds, from `schedule_statistics`.
 
     A client, and all of its examples and classes, count as seen from the round in which its first upload
     arrives.
@@ -19,8 +19,8 @@ class ScheduleStatistics(NamedTuple):
     Attributes:
         uploads: uploads that arrive in each round.
         clients_seen: clients seen after each round.
-        examples_seen: examples of these clients.
-        classes_seen: classes of which these clients hold an example.
+        examples_seen: examples of the clients seen after each round.
+        classes_seen: classes of which the clients seen after each round hold an example.
         first_arrival: the round, from 0, in which each client's first upload arrives; −1 for never.
         times_drawn: how often each client is drawn.
     """
@@ -74,12 +74,12 @@ def schedule_statistics(
 
     rows = np.broadcast_to(np.arange(rounds)[:, None], drawn.shape)
     arrival = np.where((drawn >= 0) & (delay >= 0), rows + delay, rounds)
-    # Past the last round it does not arrive.
+    # An upload that is due after the last round does not arrive.
     arrives = arrival < rounds
     first = np.full(num_clients, rounds)
     np.minimum.at(first, drawn[arrives], arrival[arrives])
     held = clients >= 0
-    # By the classes that occur: a label may be far above their number.
+    # Number the classes that occur: a label may be far larger than their number.
     present, codes = np.unique(labels[held], return_inverse=True)
     class_first = np.full(present.size, rounds)
     np.minimum.at(class_first, codes, first[clients[held]])

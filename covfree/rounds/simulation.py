@@ -1,4 +1,4 @@
-"""One round of a simulated federation, from what is held before it to what is held after it."""
+"""One round of a simulated federation, from the state before it to the state after it."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from covfree.rounds.uploads import Parts, packed, size_in_bytes
 
 
 class Held(NamedTuple):
-    """What goes from one round to the next.
+    """What a run carries from one round to the next.
 
     Attributes:
-        state: the server's.
-        memory: the clients'.
+        state: the server's state.
+        memory: the clients' memory.
         pending: sums of uploads that arrive in later rounds, with an axis of delays; None without delays.
-        best: state and memory after the round whose evaluation was best; None if nobody asks for it.
+        best: state and memory after the round whose evaluation was best; None if no best round is chosen.
     """
 
     state: Any
@@ -42,15 +42,15 @@ class Held(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What came of a round.
+    """The outcome of a round.
 
     Attributes:
-        state: the server's next.
-        pending: as of `Held`.
-        memories: clients (−1 for padding), and what each of them remembers now.
-        record: what the history tells of it.
-        items: of each table in the total of the uploads.
-        unsound: what is not finite; None if all is.
+        state: the server's next state.
+        pending: as in `Held`.
+        memories: for each group, its clients (−1 for padding and lost uploads) and their new memory.
+        record: the round's record for the history, without evaluation.
+        items: the number of items of each table in the total of the uploads.
+        unsound: name of what is not finite; None if all is finite.
     """
 
     state: Any
@@ -62,7 +62,7 @@ class Round(NamedTuple):
 
 
 class Simulation(NamedTuple):
-    """What stays the same through a run."""
+    """The parts of a run that stay the same, with the functions that compute a round from them."""
 
     algorithm: Algorithm
     federation: Federation
@@ -73,7 +73,7 @@ class Simulation(NamedTuple):
     each_client: bool
 
     def round(self, number: int, held: Held, bank: Bank) -> Round:
-        """Run a round; nothing that is held is changed."""
+        """Run a round, without changing ``held`` or ``bank``."""
         key = jax.random.fold_in(derive(self.key, "rounds"), number)
         sent = cohort.broadcast(self.algorithm, held.state)
         drawn, delay = self.schedule.clients[number], self.schedule.delay[number]
@@ -93,7 +93,7 @@ class Simulation(NamedTuple):
                 unsound = f"what client {group.clients[lost].min()} remembers"
         now, pending = cohort.due(cast(Compensated, before), held.pending)
         who, sizes, metrics = jax.tree.map(lambda *parts: np.concatenate(parts), *told)
-        # By client, in whatever groups they ran.
+        # Sort the tables' items by client, so that they do not depend on the groups.
         orders = [np.argsort(np.concatenate(own), kind="stable") for own in zip(*senders, strict=True)]
         rows = [
             packed(jax.tree.map(lambda *parts, order=order: np.concatenate(parts)[order], *own))
@@ -109,7 +109,7 @@ class Simulation(NamedTuple):
         if self.algorithm.report is not None:
             reported = self.algorithm.report(self.algorithm.params, state)
             record |= {name: np.asarray(value).tolist() for name, value in reported.items()}
-        # Not of infinite ones: an example of a class that is absent has such a loss.
+        # An infinite loss is sound: an example of an absent class has one.
         if unsound is None and np.isnan(record.get("loss", 0.0)):
             unsound = "the clients' loss"
         if self.each_client:
@@ -132,7 +132,7 @@ class Simulation(NamedTuple):
         )
 
     def given(self, state: Any, bank: Bank) -> cohort.Answers:
-        """Zeros in the shapes of what one group of members gives."""
+        """Zeros in the shapes of the answers of one group of members."""
         one = np.zeros(1, int)
         group = self.federation.groups(one, one, self.place.multiple, self.delays)[0]
 
@@ -142,7 +142,7 @@ class Simulation(NamedTuple):
         return zeros_of(run, state, bank.of_clients(group.clients))
 
     def nothing_pending(self, state: Any, bank: Bank) -> Any:
-        """What is pending before the first round; None if all uploads arrive in their round."""
+        """The pending sums before the first round, all 0; None if all uploads arrive in their round."""
         if self.delays == 1:
             return None
         given = self.given(state, bank).uploads
@@ -154,7 +154,7 @@ class Simulation(NamedTuple):
         return given.sums.total
 
     def names(self, state: Any, bank: Bank) -> set[str]:
-        """What the record of a round says, under which names."""
+        """The names of the entries of a round's record, without evaluation."""
         report = self.algorithm.report
         told = {} if report is None else jax.eval_shape(report, self.algorithm.params, state)
         return {"round", "clients", "bytes_up", "bytes_down", "seconds", "each_client", *told} | {
@@ -162,12 +162,12 @@ class Simulation(NamedTuple):
         }
 
     def structure_after(self, items: list[list[int]], held: Held, bank: Bank) -> Any:
-        """The structure of what the run holds after some rounds.
+        """The pytree structure of what the run holds after some rounds.
 
         Args:
-            items: of the tables of each round: few rows may be kept in another form than many.
-            held: before the first round.
-            bank: before the first round.
+            items: lengths of the tables of each round; few rows may be kept in another form than many.
+            held: what the run holds before the first round.
+            bank: the clients' memory before the first round.
         """
         state = held.state
         for counts in items:
@@ -181,12 +181,12 @@ class Simulation(NamedTuple):
         return jax.tree.structure(held._replace(state=state))
 
     def identity(self, state: Any, memory: Any, best: str | None) -> Callable[[int], dict[str, Mark]]:
-        """What must be the same for a run to go on, by what to call it: a function of the rounds so far.
+        """Return a function from the number of finished rounds to the marks that a run must share to go on.
 
         Args:
-            state: the server's first.
-            memory: a client's first.
-            best: by which number the best round is chosen.
+            state: the server's first state.
+            memory: a client's first memory.
+            best: the name of the number by which the best round is chosen.
         """
         numbers, _ = jax.tree_util.tree_flatten_with_path(self.algorithm.params)
         about = {
@@ -200,14 +200,14 @@ class Simulation(NamedTuple):
 
         def after(done: int) -> dict[str, Mark]:
             rounds = zip(*(part[:done] for part in self.schedule), strict=True)
-            # Without those who are nobody: schedules of more columns are the same.
+            # Leave out the places of nobody: they do not make another schedule.
             drawn = digest(part[who >= 0] for who, late in rounds for part in (who, late))
             return about | {"participation": Mark(f"clients and delays in {done} rounds", drawn)}
 
         return after
 
     def _computation(self, state: Any, memory: Any) -> str:
-        """A checksum of what a client and the server compute, as jax traces it; numbers apart."""
+        """A checksum of the computation of a client and the server as JAX traces it, without ``params``."""
         examples, longest = self.federation.examples, int(self.federation.size.max(initial=1))
 
         def one_round(algorithm: Algorithm, examples: Any, state: Any, memory: Any, key: PRNGKey) -> Any:
@@ -217,13 +217,13 @@ class Simulation(NamedTuple):
             return algorithm.server(algorithm.params, state, upload), memory
 
         traced = jax.make_jaxpr(one_round)(self.algorithm, examples, state, memory, self.key)
-        # Functions are printed with where in memory they are.
+        # Functions are printed with their memory addresses, which differ between processes.
         text = re.sub("0x[0-9a-f]+", "", str(traced))
         return digest([np.frombuffer(text.encode(), np.uint8), *map(np.asarray, traced.consts)])
 
 
 def _items(here: np.ndarray, part: Any) -> np.ndarray:
-    """Items of the tables of those members that are here, one table below the other."""
+    """Concatenate the table items of the members whose uploads arrive."""
     return np.asarray(part)[here].reshape(-1, *part.shape[2:])
 
 
@@ -238,9 +238,9 @@ def _means(metrics: dict[str, np.ndarray], sizes: np.ndarray) -> dict[str, float
 def _by_client(
     metrics: dict[str, np.ndarray], sizes: np.ndarray, who: np.ndarray
 ) -> dict[str, list[int] | list[float]]:
-    """Clients' metrics one by one, in the order of their numbers.
+    """List the clients' metrics in the order of their numbers.
 
-    A mean over no examples, such as a loss, is no number: floats of clients without any are nan.
+    Float metrics of clients without examples are nan, as a mean over no examples is undefined.
     """
     told = {
         name: np.where(sizes > 0, value, np.nan) if value.dtype.kind == "f" else value

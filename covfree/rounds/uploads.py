@@ -1,4 +1,4 @@
-"""How uploads add up: an upload is an element of a commutative monoid, and its leaves say which."""
+"""The addition of uploads, which makes them a commutative monoid: arrays are added, tables concatenated."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def is_table(part: Any) -> bool:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Parts:
-    """An upload in its parts, lists of arrays, which may have an axis more than an upload's own types allow.
+    """An upload as lists of arrays, which may have an extra axis that the upload's own types do not allow.
 
     Attributes:
         sums: arrays that are added.
         tables: the arrays of each `Table`.
-        structure: how they make the upload.
+        structure: the structures of the upload and its tables, from which `upload` rebuilds it.
     """
 
     sums: Any
@@ -35,7 +35,7 @@ class Parts:
 
     @classmethod
     def of(cls, upload: Any) -> Parts:
-        """The parts of an upload."""
+        """Take an upload apart."""
         parts, whole = jax.tree.flatten(upload, is_leaf=is_table)
         tables = tuple(jax.tree.structure(part) if is_table(part) else None for part in parts)
         return cls(
@@ -45,7 +45,7 @@ class Parts:
         )
 
     def upload(self) -> Any:
-        """The upload."""
+        """Rebuild the upload."""
         whole, tables = self.structure
         sums, items = iter(self.sums), iter(self.tables)
         parts = [next(sums) if table is None else table.unflatten(next(items)) for table in tables]
@@ -53,9 +53,9 @@ class Parts:
 
 
 def add(first: Any, second: Any) -> Any:
-    """The sum of two uploads of one algorithm and one round.
+    """Add two uploads of the same algorithm and round.
 
-    Associative, and commutative up to the order of tables' items and the rounding of sums.
+    Addition is associative and commutative, but for the rounding of sums and the order of tables' items.
 
     >>> import jax.numpy as jnp
     >>> one = {"count": jnp.array(2), "seen": Table(jnp.array([3.0]), jnp.array([True]))}
@@ -73,13 +73,13 @@ def add(first: Any, second: Any) -> Any:
 
 
 def packed(table: list[Any]) -> list[Any]:
-    """The arrays of a table without its padding; on the host, as sizes depend on the data."""
+    """Remove a table's padding. This runs on the host, as the new size depends on the data."""
     *_, kept = table
     return [as_array(np.asarray(part)[np.asarray(kept)]) for part in table]
 
 
 def size_in_bytes(tree: Any) -> int:
-    """Bytes of what is sent, from its arrays' shapes and data types; of tables the items that are kept."""
+    """The size in bytes of a pytree that is sent; the padding of tables is not sent."""
 
     def size(part: Any) -> int:
         leaves = jax.tree.leaves(part.items if is_table(part) else part)
