@@ -1,4 +1,4 @@
-"""Clients that arrive over rounds: what the server has after each of them."""
+"""Clients that arrive over rounds: the rows that the server has after each round."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def arrived(rows: Rows, first_round: Integer[AnyArray, " clients"], after: int |
     totals depend on who came, not on the order.
 
     Args:
-        rows: of all clients, with ``client`` from 0.
+        rows: rows of all clients, with ``client`` from 0.
         first_round: the round in which each client first takes part, from 0; −1 for never. From
             `covfree.rounds.first_rounds`.
         after: the round, from 0; may be traced.

@@ -1,4 +1,4 @@
-"""Rows or examples that are in memory: to totals, to a head, in one compiled call."""
+"""From rows or examples in memory to totals and heads, in compiled calls; and a head's accuracy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from covfree.methods.message_form import Merge
 from covfree.methods.method import check_method
 from covfree.methods.within import moments_of
 
-# Features are too small for a covariance if class means are below so many square roots of the least number.
+# Features are too small for a covariance if class means are below this multiple of √(smallest normal number).
 _LEAST = 100
 
 
@@ -52,7 +52,7 @@ def solve_totals(method: Method[H], *totals: Any) -> H:
 
 
 def _check_scale(method: Method[Any], totals: tuple[Any, ...]) -> None:
-    """Raise where variances are 0 because squares vanish: the head would know the classes' shares alone."""
+    """Raise if squares of the features underflow to 0: the head would know only the classes' shares."""
     if not isinstance(method.params, Shrinkage) or is_traced(*jax.tree.leaves(totals)):
         return
     total = np.abs(np.asarray(moments_of(totals[0]).total)).max(initial=0)
@@ -68,7 +68,7 @@ def _check_scale(method: Method[Any], totals: tuple[Any, ...]) -> None:
 def _head(
     system: Any, head: Callable[..., Any], params: Any, feature_map: Any, state: tuple[Any, ...]
 ) -> Any:
-    """The head of the server's state; compiled by the functions, not by the method that they are of."""
+    """Solve for the head from the server's state. Methods with equal functions share the compiled code."""
     found = head(params, None if system is None else system(params, *state), *state)
     return found if feature_map is None else MappedHead(feature_map, found)
 
@@ -92,7 +92,7 @@ def solve_rows(method: Method[H], rows: Rows, *, num_classes: int) -> H:
     (3, 2)
     """
     check_method(method)
-    # Two compiled functions: the second, which takes longer to compile, does not know the number of rows.
+    # Compiled apart from `_head`, which takes longer to compile and does not depend on the number of rows.
     state = accumulate(method, rows, num_classes=num_classes)
     return _head(method.system, method.head, method.params, method.feature_map, state)
 
@@ -138,7 +138,7 @@ def solve_message(method: Method[H], message: Message, *, num_classes: int) -> H
             "collect returned name the clients whose messages did not count"
         )
     if isinstance(count, np.ndarray):
-        # jax would cut integers to 32 bits, silently.
+        # jax would silently truncate the counts to 32 bits.
         message = replace(message, rows=replace(message.rows, count=summable(count, count_sum(count))))
     return solve_totals(method, *state_of_message(method, message, num_classes))
 
@@ -149,7 +149,7 @@ def _merged(merge: Merge, params: Any, message: Message, num_classes: int) -> tu
 
 
 def state_of_message(method: Method[Any], message: Message, num_classes: int) -> tuple[Any, ...]:
-    """The server's state after the rounds that messages stand for, and after those over their rows."""
+    """Compute the server's state from messages: merge them, or run the method's rounds over their rows."""
     if method.message is not None:
         return _merged(method.message.merge, method.params, message, num_classes)
     how = How(num_classes, method.whole_clients)
@@ -170,8 +170,8 @@ def fit(
 
     Args:
         method: e.g. ``covfree.fedcof()``, `covfree.refined` of it, or ``covfree.deepafl()``.
-        features: [examples, dim], floating point; half precisions are summed in float32. On the host and of
-            1 GiB or more, such as a memory-mapped file, they are read part by part in each round.
+        features: [examples, dim], floating point; half precisions are summed in float32.
+            Features on the host of 1 GiB or more (e.g. memory-mapped) are read part by part in each round.
         labels: [examples], integers; below 0 is padding.
         clients: [examples], integers in any order, gaps allowed; below 0 is padding.
         num_classes: C; by default the largest label plus 1. Needed under ``jit``.
@@ -206,7 +206,7 @@ def fit(
         if num_classes < 1:
             raise ValueError("labels: expected at least one label of 0 or above, got none")
     how, first = How(num_classes, method.whole_clients), method.rounds_over_rows
-    # Clients stay on the host: jax may not hold their numbers.
+    # Clients stay on the host: their numbers may exceed int32.
     clients = clients if isinstance(clients, jax.Array) else np.asarray(clients)
     if is_large(features):
         source = over_rows(method, features, labels, clients, how, key)
@@ -235,9 +235,9 @@ def _check_evaluation(head: Any, features: Any, labels: Any) -> None:
 
 
 def _in_parts(whole: Callable[..., Array]) -> Callable[..., Array]:
-    """An accuracy that is computed part by part where features are large."""
+    """Make an accuracy function that goes part by part through large features."""
 
-    # With what else there is of a compiled function.
+    # `wraps` also copies ``lower`` and the other attributes of a compiled function.
     @wraps(whole)
     def accuracy(head: Any, features: Any, labels: Any) -> Array:
         if not is_large(features):
@@ -268,7 +268,7 @@ def evaluate(
         The accuracy; NaN if there is no example.
     """
     scores = head(features)
-    # A head that saw no class at all predicts none, though the largest of equal scores is the first.
+    # A head that saw no class scores all of them −inf, where argmax would still name class 0.
     labels = as_int32("labels", labels)
     right = (scores.argmax(-1).astype(jnp.int32) == labels) & (scores.max(-1) > -jnp.inf) & (labels >= 0)
     return right.sum() / (labels >= 0).sum()

@@ -1,4 +1,4 @@
-"""What a method costs: bytes from the clients to the server."""
+"""The communication cost of a method: the bytes that clients send and receive."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SentBytes(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Statistics and counts together."""
         return self.statistics + self.counts
 
 
@@ -52,7 +52,7 @@ def message_bytes(message: Message) -> SentBytes:
     sketch = False if rows.sketch is None else np.asarray(rows.sketch)
     kept = (np.asarray(rows.count) > 0) & ((np.asarray(rows.label) >= 0) | sketch)
     number = int(kept.sum())
-    # By shape: taking the rows out would compile a function for each number of them.
+    # Multiply shapes: selecting the rows would compile a function for each number of rows.
     tables = [rows.mean] if rows.covariance is None else [rows.mean, rows.covariance]
     size = number * sum(math.prod(table.shape[1:]) * table.dtype.itemsize for table in tables)
     return SentBytes(size + (0 if message.matrix is None else message.matrix.nbytes), 8 * number)
@@ -68,13 +68,13 @@ def sent_bytes(
     """Compute the bytes that all clients of a federation send, without making their messages.
 
     Equal to the sum of `message_bytes` over the clients' messages (float32), unless a transform of the method
-    drops rows. A client without examples sends nothing. The rounds of sums after the message, or in place of
-    one, are counted too: in each of those of `covfree.refined` a client sends d·q numbers and two more.
+    drops rows. A client without examples sends nothing. Rounds of sums after the message, or in its place,
+    are counted too: in each round of `covfree.refined` a client sends d·q numbers and two more.
 
     Args:
         method: the method.
-        labels: classes of all examples; below 0 is padding. C of methods of several rounds is the largest
-            plus 1.
+        labels: classes of all examples; below 0 is padding. For methods of several rounds, C is the largest
+            label plus 1.
         clients: their clients; below 0 is padding.
         dim: d of the features, before any map of them.
     """
@@ -106,8 +106,8 @@ def received_bytes(
     """Compute the bytes that clients receive before the head is made: 0 for methods of one round.
 
     In each round of a refined method after the first, each client with examples receives d·q numbers, the
-    directions; in each round of a method such as `covfree.deepafl` the server's state. The head itself is not
-    counted, as in no method.
+    directions; in each round of a method such as `covfree.deepafl`, the server's state. The head itself is
+    not counted for any method.
 
     Args:
         method: see `sent_bytes`.
@@ -127,12 +127,12 @@ def received_bytes(
 
 
 def _numbers(leaves: Iterable[Any]) -> int:
-    """How many numbers arrays of these shapes hold."""
+    """Count the numbers in arrays of these shapes."""
     return sum(math.prod(leaf.shape) for leaf in leaves)
 
 
 def _of_rounds(method: Method[Any], labels: AnyArray, dim: int) -> list[Passed]:
-    """What passes in the rounds beside that of the clients' messages."""
+    """List what passes in the rounds after those that the clients' messages stand for."""
     num_classes = int(np.max(labels, initial=0)) + 1
 
     def one_example() -> Rows:
@@ -143,5 +143,5 @@ def _of_rounds(method: Method[Any], labels: AnyArray, dim: int) -> list[Passed]:
 
 
 def mapped_dim(method: Method[Any], dim: int) -> int:
-    """Dimension of what a client summarises: of the features behind the method's map, if it has one."""
+    """The dimension of the features that a client summarises: after the method's map, if it has one."""
     return dim if method.feature_map is None else method.feature_map.num_features

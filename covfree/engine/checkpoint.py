@@ -1,4 +1,4 @@
-"""What a run over parts has done so far, in a file from which it goes on."""
+"""The checkpoint of a run over parts: a file from which the run goes on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from covfree.methods import Method
 
 
 class State(NamedTuple):
-    """Where a run is.
+    """How far a run has come.
 
     Attributes:
         round: rounds that are done.
@@ -39,10 +39,10 @@ class State(NamedTuple):
 def identity_of(
     method: Method[Any], parts: Parts, forms: Sequence[Passed], *, num_classes: int, part_rows: int
 ) -> dict[str, str]:
-    """What must be the same for a run to go on, by what to call it."""
+    """Describe what must be equal for a run to go on: values by the names that errors call them."""
 
     def described(value: Any) -> str:
-        # Functions show where they lie in memory, which is elsewhere the next time.
+        # The repr of a function holds its memory address, which differs in the next process.
         return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
     structure = jax.tree.structure(method.params)
@@ -60,7 +60,7 @@ def identity_of(
 
 
 def save_state(path: Path, state: State, rejected: Mapping[str, str], identity: Mapping[str, str]) -> None:
-    """Write the file anew, as a whole or not at all."""
+    """Replace the checkpoint file as a whole or not at all."""
     about = {
         "identity": identity,
         "rejected": dict(rejected),
@@ -77,15 +77,15 @@ def save_state(path: Path, state: State, rejected: Mapping[str, str], identity: 
 def load_state(
     path: Path, identity: Mapping[str, str], forms: Sequence[Passed]
 ) -> tuple[State, dict[str, str]] | None:
-    """Where an earlier run was, and what it had set aside; None if there is no file.
+    """Read how far an earlier run came and what it had set aside; None if there is no file.
 
     Args:
         path: the file.
-        identity: of this run.
-        forms: of what passes in each round.
+        identity: this run's, from `identity_of`.
+        forms: the forms of what passes in each round.
 
     Raises:
-        ValueError: if the file is that of another run, or none of a run.
+        ValueError: if the file belongs to another run or is no checkpoint.
     """
     if not path.exists():
         return None

@@ -1,4 +1,4 @@
-"""Knowing what one has: how good the covariance behind a head is, and what would make it better."""
+"""Diagnosis of rows: how good the covariance behind a head is, and what would make it better."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from covfree.methods import Method, fedcof
 from covfree.methods.fedcof import estimating, with_inner
 from covfree.methods.method import check_method
 
-# A difference between clients that chance explains less often than this is called one.
+# Clients are said to differ if the p-value of the shift test is below this.
 _LEVEL = 0.01
-# Rounding of this share of what differs between classes is worth a warning.
+# Warn if the rounding of features exceeds this share of their spread within classes.
 _ROUNDING = 0.01
-# With a larger relative error than this, methods that estimate no covariance are named.
+# Above this relative error of Σ̂ the verdict recommends methods that estimate no covariance.
 _UNRELIABLE = 0.5
 
 
@@ -41,8 +41,8 @@ class Diagnosis:
     Attributes:
         num_rows: K_c, rows of each class.
         count: N_c, examples of each class.
-        absent: number of classes that no row holds: never predicted.
-        without_spread: number of classes with one row: FedCOF cannot estimate their covariance.
+        absent: number of classes without rows; they are never predicted.
+        without_spread: number of classes with a single row; FedCOF cannot estimate their covariance.
         class_degrees: K_c − 1, degrees of freedom behind a class's own Σ̂_c.
         degrees: ν, effective degrees of freedom behind the common Σ̂ (`Freedom.effective`).
         effective_rank: r = (tr Σ)²/tr Σ², estimated.
@@ -108,7 +108,7 @@ def diagnose(rows: Rows, *, num_classes: int, method: Method | None = None) -> D
     """
     method = fedcof() if method is None else method
     moments = first_moments(rows, num_classes)
-    # A method that estimates no covariance is looked at with FedCOF's.
+    # If the method estimates no covariance, FedCOF's estimate is diagnosed.
     estimate, within = estimating(method)
     totals = accumulate(estimate, rows, num_classes=num_classes)
     first, spread, *_ = totals
@@ -139,9 +139,9 @@ def diagnose(rows: Rows, *, num_classes: int, method: Method | None = None) -> D
 
 
 def _effective_rank(covariance: Scatter, degrees: Float[Array, ""]) -> Float[Array, ""]:
-    """(tr Σ)²/tr Σ² from Σ̂ with ν degrees of freedom, between 1 and d.
+    """Estimate (tr Σ)²/tr Σ² from Σ̂ with ν degrees of freedom, clipped to [1, d].
 
-    E tr Σ̂² = (1 + 1/ν) tr Σ² + (tr Σ)²/ν and E (tr Σ̂)² = (tr Σ)² + 2 tr Σ²/ν, solved for the two traces.
+    E tr Σ̂² = (1 + 1/ν) tr Σ² + (tr Σ)²/ν and E (tr Σ̂)² = (tr Σ)² + 2 tr Σ²/ν are solved for the two traces.
     """
     trace, square = trace_and_square(covariance)
     trace, degrees, dim = jnp.square(trace), jnp.maximum(degrees, 1), covariance.dim
@@ -158,7 +158,7 @@ def _offset(mean: Float[Array, " dim"], covariance: Scatter) -> Float[Array, ""]
 
 def _condition(covariance: Scatter) -> Float[Array, ""]:
     values = eigh(covariance.core())[0] + covariance.shift
-    # Of a factor of few rows, all other eigenvalues are the shift.
+    # The core of a factor lacks the other eigenvalues, all of which equal the shift.
     smallest = covariance.shift if covariance.factored else values[0]
     regular = smallest > linalg.rank_cut(values)
     return jnp.where(regular, values[-1] / jnp.where(regular, smallest, 1), jnp.inf)

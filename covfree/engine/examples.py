@@ -26,7 +26,7 @@ from covfree.methods import Method
 from covfree.methods.method import check_method
 from covfree.methods.rounds import Round, dense
 
-# Bytes of features that are gathered at once for clients to summarise, unless one client has more.
+# Most bytes of features that are gathered at once for clients to summarise; a single client may exceed it.
 _GATHERED = 2**28
 
 
@@ -47,8 +47,8 @@ def summarise(
         clients: their clients; below 0 is padding.
         key: PRNG key for methods that draw at random.
 
-    Features on the host of 1 GiB or more, such as a memory-mapped file, are gathered a few clients at a time;
-    which examples a method deals to which of several subsets then depends on that.
+    Features on the host of 1 GiB or more, such as a memory-mapped file, are gathered a few clients at a time.
+    If a method deals examples to random subsets, it then deals them differently.
 
     Returns:
         The rows as they leave the clients, padded to a size that federations of about the same size share;
@@ -80,7 +80,7 @@ def _summarise(
     method: Method, features: Any, labels: Any, clients: Any, key: Any, sizes: tuple[int, ...]
 ) -> Rows:
     if method.feature_map is not None:
-        # Padding may hold NaN, at which a map's derivative is NaN too, though nobody uses what it gives.
+        # Padding may hold NaN, at which a map's derivative is NaN even if its output is not used.
         kept = (labels >= 0) & (jnp.asarray(clients) >= 0)
         features = method.feature_map(jnp.where(kept[:, None], features, jnp.zeros_like(features)))
     return method.sent(method.summary.make(features, labels, clients, sizes, key), key)
@@ -92,7 +92,7 @@ def _mapped(method: Method[Any], features: Any) -> jax.Array:
 
 
 def examples_of(method: Method[Any], features: Any, labels: Any) -> Rows:
-    """Examples as the rows of rounds that run over them."""
+    """Make the rows of rounds over examples: one mapped example each."""
     if method.feature_map is not None:
         features = _mapped(method.client_part(), features)
     return Rows.from_examples(features, labels)
@@ -101,10 +101,10 @@ def examples_of(method: Method[Any], features: Any, labels: Any) -> Rows:
 def over_rows(
     method: Method[Any], features: Any, labels: Any, clients: Any, how: How, key: PRNGKey | None
 ) -> InMemory | InParts:
-    """The source of the rounds over clients' rows; takes what `summarise` takes."""
+    """Make the source of totals for rounds over clients' rows, from the arguments of `summarise`."""
     if not is_large(features) or not method.summary.stays or method.transforms:
         return InMemory(with_numbers(summarise(method, features, labels, clients, key=key)), how)
-    # Rows would be a copy of the examples.
+    # The rows are the examples: read them part by part, as a table of rows would be a copy.
     labels, clients = np.asarray(labels), np.asarray(clients)
     used = (labels >= 0) & (clients >= 0)
     senders, rank = np.unique(clients[used], return_inverse=True)
@@ -116,7 +116,7 @@ def over_rows(
 def over_examples(
     method: Method[Any], features: Any, labels: Any, clients: Any, how: How
 ) -> InMemory | InParts:
-    """The source of the rounds over examples; those without a client are padding."""
+    """Make the source of totals for rounds over examples; an example without a client is padding."""
     if is_large(features):
         labels = np.where(np.asarray(clients) >= 0, np.asarray(labels), -1)
         return InParts(method, features, labels, None, how)
@@ -125,14 +125,14 @@ def over_examples(
 
 @dataclass(frozen=True, eq=False)
 class InParts:
-    """The source of totals over examples on the host, which are gone through part by part in each round.
+    """The source of totals over examples on the host, which each round reads part by part.
 
     Attributes:
-        method: whose clients' map of the features is used.
+        method: the method, whose map is applied to the features.
         features: [examples, dim], large.
         labels: [examples]; below 0 is padding.
-        clients: [examples], numbered as parts agree on; None where rounds do not know clients.
-        how: they are added up.
+        clients: [examples], numbered alike in all parts; None if the rounds do not know clients.
+        how: how rows are added up.
     """
 
     method: Method[Any]
@@ -143,11 +143,11 @@ class InParts:
 
     @property
     def num_rows(self) -> int:
-        """Examples that are no padding."""
+        """The number of examples without padding."""
         return int((self.labels >= 0).sum())
 
     def __call__(self, each: Round, params: Any, sent: Any) -> Any:
-        """A round's total."""
+        """Compute a round's total."""
         parts = list(blocks(self.features))
         size, running = parts[0].stop, None
         add = partial(add_part, each.client, params, sent)
@@ -163,7 +163,7 @@ class InParts:
                 if running is None:
                     zeros = partial(zeros_of, partial(_terms, each, self.how.num_classes), params, sent, rows)
                     running = Compensated(zeros(), zeros())
-                # One part at a time, or all would be on the device.
+                # Wait for each part: otherwise all parts would lie on the device at once.
                 running = jax.block_until_ready(add(running, rows, self.how))
         assert running is not None
         return running.value
@@ -180,7 +180,7 @@ def _rows(method: Method[Any], features: Any, labels: Any, clients: Any = None) 
 
 
 def _padded(features: np.ndarray, size: int, *columns: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Features with zeros below them up to a number of rows, and labels or clients with −1."""
+    """Pad features with zeros, and labels or clients with −1, up to ``size`` rows."""
     short = size - len(features)
     if short:
         features = np.concatenate([features, np.zeros((short, features.shape[1]), features.dtype)])
@@ -190,7 +190,7 @@ def _padded(features: np.ndarray, size: int, *columns: np.ndarray) -> tuple[np.n
 def _summarise_in_parts(
     method: Method[Any], features: Features, labels: np.ndarray, clients: np.ndarray, key: PRNGKey | None
 ) -> Rows:
-    """What `summarise` gives, of features that are gathered for a few whole clients at a time."""
+    """Summarise as `summarise` does, but gather the features of a few whole clients at a time."""
     if not fits_int32(clients):
         clients = consecutive(clients)
     labels = np.asarray(as_int32("labels", labels))
@@ -202,15 +202,15 @@ def _summarise_in_parts(
     while first < len(order):
         fitting = ends[ends <= first + room]
         last = int(fitting[-1] if len(fitting) and fitting[-1] > first else ends[ends > first][0])
-        # In the file's order, which is a client's own.
+        # Read in the file's order, which keeps each client's own order.
         parts.append(np.sort(order[first:last]))
         first = last
     parts = parts or [order]
     size = few_sizes(max(map(len, parts)))
     own = [method.summary.sizes(labels[part], clients[part]) for part in parts]
-    # The largest of each: one function for all parts.
+    # With the largest sizes, one compiled function serves all parts.
     sizes = tuple(padded_size(max(each)) for each in zip(*own, strict=True))
-    # Transforms draw for all rows at once.
+    # Transforms draw for all rows at once, so they follow in `_sent`.
     part_of_clients = replace(method.client_part(), transforms=())
 
     def read(index: int) -> tuple[np.ndarray, ...]:

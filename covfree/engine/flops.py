@@ -1,4 +1,4 @@
-"""What a method costs clients: floating-point operations."""
+"""The computing cost of a method for its clients, in floating-point operations."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def client_flops(
 ) -> int:
     """Count the floating-point operations of all clients together, from features to messages.
 
-    Leading terms alone; a multiplication and an addition count as two. Class means cost n·d. Gram matrices
-    and covariances cost 2·n·d² more, AFL's own solutions d³/3 + 2·d²·C_k more for each client, a map to D
-    features 2·n·d·D more, and each round of a refined method 4·n·d·q. The backbone's forward pass, usually
-    far more, is left out.
+    Only leading terms count; a multiplication and an addition count as two operations. Class means cost n·d.
+    Gram matrices and covariances cost 2·n·d² more, AFL's own solutions d³/3 + 2·d²·C_k more for each client,
+    a map to D features 2·n·d·D more, and each round of a refined method 4·n·d·q. The backbone's forward pass,
+    usually far more, is left out.
 
     Args:
         method: the method.

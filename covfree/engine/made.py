@@ -35,10 +35,10 @@ def accumulate_parts(
     Args:
         method: the method; not one that keeps rows.
         part: function from an index to `Rows`, of the same shape for every index. Pass arrays that it needs,
-            such as a PRNG key, as arguments: ``jax.tree_util.Partial(function, key)`` calls
-            ``function(key, index)``, and another key compiles nothing anew. If rows name their clients,
-            number these through all parts, from 0 and in random order: automatic shrinkage takes the clients
-            below 256 as its sample. (All other functions number clients anew to draw a fair sample.)
+            such as a PRNG key, as arguments: ``jax.tree_util.Partial(function, key)`` calls ``function(key,
+            index)``, and another key compiles nothing anew. If rows name their clients, number them
+            consecutively over all parts, from 0, in random order: automatic shrinkage takes the clients below
+            256 as its sample. (All other functions number clients anew to draw a fair sample.)
         num_parts: how many; indices are 0 … num_parts − 1. Derivatives in reverse (``grad``, ``vjp``) need a
             number that is not traced; each part is then made anew in every round on the way back.
         num_classes: C, static.
@@ -63,7 +63,7 @@ def accumulate_parts(
     check_over_rows(method)
     part = part if isinstance(part, Partial) else Partial(part)
     how = How(num_classes, False, axis_name)
-    # A loop has derivatives in reverse only if its length is known when it is traced.
+    # Reverse-mode derivatives of a loop need its length when it is traced.
     closed = [cell.cell_contents for cell in getattr(part.func, "__closure__", None) or ()]
     traced = isinstance(num_parts, int) and is_traced(*jax.tree.leaves((method, part, closed)))
     run: Any = _total_over_parts if traced else _compiled_total_over_parts
@@ -75,14 +75,14 @@ def accumulate_parts(
 
 
 def _total_over_parts(client: Any, params: Any, sent: Any, part: Any, num_parts: Any, how: How) -> Any:
-    # In reverse, what a part is made of is not kept.
+    # The backward pass makes each part anew, so no intermediate values are kept.
     @jax.checkpoint
     def terms(index: Any) -> Any:
         return dense(client(params, sent, part(index), how.num_classes))
 
     zeros = zeros_of(terms, jnp.zeros((), jnp.int32))
     if how.axis_name is not None:
-        # Under shard_map the loop's carry must be of the type of its terms, which vary over the devices.
+        # Under shard_map the terms vary over devices, so the loop's initial carry must be typed as varying.
         device = jax.lax.axis_index(how.axis_name)
         zeros = jax.tree.map(lambda x: x + 0 * device.astype(x.dtype), zeros)
 

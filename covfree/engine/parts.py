@@ -21,19 +21,19 @@ from covfree.protocol.door import check_messages
 from covfree.protocol.inbox import Inbox, none_sound
 from covfree.protocol.values import sound_rows
 
-# Rows of the means that tell one table from another; reading all of them would be a pass of its own.
+# Rows of the means that go into a table's identity; reading all of them would take a pass of its own.
 _SAMPLE = 64
-# Rows whose clients are looked at together.
+# Rows whose columns are read at a time.
 _BLOCK = 2**20
 
 
 def padded_rows(rows: Rows, size: int) -> Rows:
-    """The table with padding up to ``size`` rows: count 0, label and client −1."""
+    """Pad a table up to ``size`` rows: count 0, label and client −1."""
     short = size - len(rows.label)
 
     def fill(leaf: Any, value: int = 0) -> np.ndarray:
         leaf = np.asarray(leaf)
-        # Labels may be unsigned.
+        # Labels may be unsigned, and then cannot be −1.
         dtype = np.promote_types(leaf.dtype, np.int8) if value < 0 else leaf.dtype
         return np.concatenate([leaf, np.full((short, *leaf.shape[1:]), value, dtype)])
 
@@ -42,10 +42,10 @@ def padded_rows(rows: Rows, size: int) -> Rows:
 
 
 def cuts(clients: np.ndarray | None, num_rows: int, size: int) -> np.ndarray:
-    """Where to cut a table into parts of at most ``size`` rows: [parts + 1] places, the first 0.
+    """Choose where to cut a table into parts of at most ``size`` rows: [parts + 1] places, the first 0.
 
     Args:
-        clients: whose rows these are, where a client's rows must stay together: then equal numbers must
+        clients: the client of each row, if a client's rows must stay together; equal numbers must then
             follow each other. None if rows can be cut anywhere.
         num_rows: rows of the table.
         size: rows of a part, at most.
@@ -56,11 +56,11 @@ def cuts(clients: np.ndarray | None, num_rows: int, size: int) -> np.ndarray:
     if clients is None:
         return np.append(np.arange(0, num_rows, size), num_rows)
     places, named = [0], [np.zeros(0, clients.dtype)]
-    # Looked at in blocks, as the column may be a memory map that is larger than memory.
+    # Read in blocks, as the column may be a memory map that is larger than memory.
     while places[-1] < num_rows:
         start = places[-1]
         own = np.asarray(clients[start : start + size + 1])
-        # A row below 0 is of a client unknown, and stands by itself.
+        # A client below 0 is unknown, so its row stands by itself.
         first = np.append(True, (own[1:] != own[:-1]) | (own[1:] < 0))
         if len(own) > size:
             end = int(np.flatnonzero(first)[-1])
@@ -80,7 +80,7 @@ def cuts(clients: np.ndarray | None, num_rows: int, size: int) -> np.ndarray:
 
 
 def senders(rows: Rows) -> np.ndarray:
-    """Clients of which the table has rows, in order; looked at in blocks, as it may be a memory map."""
+    """List the clients that have rows, in order; read in blocks, as the table may be a memory map."""
     if rows.client is None:
         return np.zeros(0, np.int32)
     found = [np.asarray(rows.client)[:0]]
@@ -92,26 +92,26 @@ def senders(rows: Rows) -> np.ndarray:
 
 
 class TableParts:
-    """A table in arrays or memory maps, in parts of one shape. A bad value is an error that names the row.
+    """A table in arrays or memory maps, read in parts of one shape. A bad value raises and names the row.
 
     Attributes:
         places: where the parts start and end, the first 0.
         padding: a part that is all padding.
-        rejected: what was set aside, and why: nothing, see above.
+        rejected: always empty, as bad values raise.
     """
 
     def __init__(
         self, rows: Rows, size: int, num_classes: int, whole_clients: bool, dim: int | None = None
     ) -> None:
-        """Cut the table; its columns may be read, its means are not."""
-        # Of a memory map a view, which reads nothing.
+        """Cut the table. This may read its columns, but not its means."""
+        # `np.asarray` of a memory map is a view, which reads nothing.
         rows = jax.tree.map(np.asarray, rows)
         check_row_structure(rows, dim=dim)
         if whole_clients and rows.client is None:
             raise ValueError("rows: expected rows with a client each, as clients must stay whole; got none")
         self._rows = rows
         self._size, self._num_classes = size, num_classes
-        # Here, as the thread that reads parts does not know of jax's settings.
+        # Set here: the thread that reads parts does not see jax's thread-local settings.
         self._types = RowTypes.of(rows, count_sum(rows.count))
         self.places = cuts(np.asarray(rows.client) if whole_clients else None, len(rows.label), size)
         self._senders = senders(rows)
@@ -127,12 +127,12 @@ class TableParts:
         part = self._types.cast(part)
         if part.client is None:
             return part
-        # Parts must agree on whose rows they hold, which jax may have no numbers for.
+        # Number clients alike in all parts; their own numbers may exceed int32.
         numbers = self._numbers[np.searchsorted(self._senders, part.client)]
         return replace(part, client=np.where(np.isin(part.client, self._senders), numbers, -1))
 
     def read(self, index: int, check: bool) -> Rows:
-        """A part; its values are checked if they were not before."""
+        """Read a part, padded; ``check`` its values first."""
         start, stop = (int(place) for place in self.places[index : index + 2])
         part = self._between(start, stop)
         if check:
@@ -142,7 +142,7 @@ class TableParts:
         return padded_rows(self._as_received(part), self._size)
 
     def identity(self) -> Mapping[str, str]:
-        """What tells the table from another one: shapes, the columns, and some rows of the means."""
+        """Describe the table to tell it from others: shapes, all columns and some rows of the means."""
         length = len(self._rows.label)
         sample = np.unique(np.linspace(0, max(length - 1, 0), _SAMPLE).astype(int))[:length]
 
@@ -159,7 +159,7 @@ class TableParts:
 
 
 class LostMessage(RuntimeError):
-    """A message file that is gone or another than it was when its folder was opened."""
+    """A message file is gone, or has changed since its folder was opened."""
 
     def __init__(self, client: str, reason: str) -> None:
         super().__init__(reason)
@@ -172,11 +172,11 @@ class FolderParts:
     Attributes:
         places: where the parts start and end, the first 0.
         padding: a part that is all padding.
-        rejected: for each file that was set aside, by the client's name, why.
+        rejected: why each file was set aside, by the client's name.
     """
 
     def __init__(self, inbox: Inbox, size: int, rules: Rules, whole_clients: bool) -> None:
-        """Check the messages, and cut their rows, one file below the other."""
+        """Check the messages, and cut the table of all their rows, stacked file by file."""
         self._inbox, self._size, self._whole_clients = inbox, size, whole_clients
         self._found, rejected, *_ = check_messages(inbox, inbox, rules)
         self.rejected = inbox.rejected = {**inbox.unreadable, **rejected}
@@ -184,7 +184,7 @@ class FolderParts:
         self._cut()
 
     def leave_out(self, lost: LostMessage) -> None:
-        """Cut the rows anew without a file."""
+        """Set the lost file aside and cut the other rows anew."""
         del self._found[lost.client]
         self.rejected[lost.client] = str(lost)
         self._cut()
@@ -198,10 +198,10 @@ class FolderParts:
         sent = np.array(lengths) > 0
         self._numbers = np.where(sent, fair_numbers(np.maximum(np.cumsum(sent) - 1, 0), sent.sum()), -1)
         self.places = self._between_files() if self._whole_clients else cuts(None, sum(lengths), self._size)
-        # One data type for all, as where messages are put together in memory.
+        # All files get one data type, as when messages are merged in memory.
         rows = [each.none for each in found if each.length] or [found[0].none]
         total = sum(each.size.count for each in found)
-        # Here, as the thread that reads parts does not know of jax's settings.
+        # Set here: the thread that reads parts does not see jax's thread-local settings.
         self._types = RowTypes.common([RowTypes.of(own, total) for own in rows])
         none = replace(self._types.cast(rows[0]), client=np.zeros(0, np.int32))
         self.padding = padded_rows(none, self._size)
@@ -219,10 +219,10 @@ class FolderParts:
         return np.array(places)
 
     def read(self, index: int, check: bool) -> Rows:
-        """A part, of files whose values were checked before.
+        """Read a part, padded. The files' values were checked when the folder was opened.
 
         Raises:
-            LostMessage: if a file is not what it was.
+            LostMessage: if a file is gone or has changed.
         """
         start, stop = (int(place) for place in self.places[index : index + 2])
         part = jax.tree.map(np.copy, self.padding)
@@ -240,12 +240,12 @@ class FolderParts:
         return part
 
     def _rows(self, name: str) -> Rows:
-        """Those of one file; a large one is asked for part by part."""
+        """Read the rows of one file and keep them: the next part may ask for the same file."""
         if self._last is None or self._last[0] != name:
             try:
                 received = as_received(self._inbox[name])
             except (OSError, ValueError) as error:
-                # A disk that fails is no client's doing: the run can be resumed.
+                # A failing disk is not the client's fault: raise, so that the run can be resumed.
                 if isinstance(error, OSError) and error.errno == errno.EIO:
                     raise
                 raise LostMessage(name, str(error)) from error
@@ -253,7 +253,7 @@ class FolderParts:
         return self._last[1]
 
     def identity(self) -> Mapping[str, str]:
-        """What tells the folder from another one: the files' names and digests."""
+        """Describe the folder to tell it from others: the files' names and digests."""
         files = (f"{name}\0{each.receipt}" for name, each in self._found.items())
         return {
             "number of files": str(len(self._found)),
@@ -265,7 +265,7 @@ Parts: TypeAlias = TableParts | FolderParts
 
 
 def bad_value(rows: Rows, start: int, types: RowTypes, *, num_classes: int) -> str | None:
-    """What `sound_rows` has to say of a piece of a table that starts at row ``start`` of it."""
+    """Return the error of `sound_rows` for a piece of a table that starts at row ``start``, or None."""
     try:
         sound_rows(rows, types, num_classes=num_classes)
     except (TypeError, ValueError) as error:
@@ -274,7 +274,7 @@ def bad_value(rows: Rows, start: int, types: RowTypes, *, num_classes: int) -> s
 
 
 def digest(arrays: Iterable[np.ndarray]) -> str:
-    """A checksum of values, data types and shapes."""
+    """Compute a checksum of values, data types and shapes."""
     state = hashlib.blake2b(digest_size=16)
     for array in arrays:
         state.update(f"{array.dtype}{array.shape}".encode())

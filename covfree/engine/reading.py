@@ -1,4 +1,4 @@
-"""Parts of a table that are read ahead, and added up one after the other."""
+"""Reading parts of a table ahead, and adding them up one after the other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from covfree.core.types import Rows
 from covfree.engine.totals import How
 from covfree.methods.rounds import dense
 
-# Parts that are read ahead.
+# Number of parts that are read ahead.
 _AHEAD = 2
 
 Result = TypeVar("Result")
@@ -23,17 +23,17 @@ Result = TypeVar("Result")
 
 @partial(jax.jit, static_argnums=(0, 5), donate_argnums=3)
 def add_part(client: Any, params: Any, sent: Any, running: Compensated, rows: Rows, how: How) -> Compensated:
-    """Add the terms of a part's rows to a round's running total, which is given away."""
+    """Add the terms of a part's rows to a round's running total, whose buffers are donated."""
 
     def add(running: Compensated, rows: Rows) -> Compensated:
         return running.plus(dense(client(params, sent, rows, how.num_classes)))
 
-    # In pieces that stay in the processor's cache, unless a client's rows might be in two of them.
+    # Small pieces stay in the processor's cache, but may split a client's rows.
     return add(running, rows) if how.whole else fold_parts(add, running, rows)
 
 
 def ahead(read: Callable[[int], Result], indices: range) -> Generator[Result, None, None]:
-    """What ``read`` gives, read ahead by a thread of its own, which ends with the iterator."""
+    """Yield ``read(index)`` for each index; a thread reads ahead until the iterator ends."""
     waiting: deque[Future[Result]] = deque()
     reader = ThreadPoolExecutor(1, "covfree-reader")
     try:

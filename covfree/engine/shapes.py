@@ -1,4 +1,4 @@
-"""The shapes of what passes in a method's rounds: what it costs, and what a checkpoint holds."""
+"""The shapes of what passes in a method's rounds, from which costs and checkpoints are derived."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from covfree.methods.rounds import Round, dense
 
 
 class Passed(NamedTuple):
-    """What passes in a round.
+    """The forms of what passes in a round.
 
     Attributes:
-        sent: to each client.
-        upload: of each client.
-        state: of the server, after the round.
+        sent: what each client receives.
+        upload: what each client uploads.
+        state: the server's state after the round.
     """
 
     sent: Form
@@ -28,16 +28,16 @@ class Passed(NamedTuple):
 def passed(
     method: Method, make_rows: Callable[[], Rows], num_classes: int, *, start: int = 0
 ) -> list[Passed]:
-    """What passes in the rounds from ``start`` on, whose uploads are sums.
+    """List what passes in the rounds from ``start`` on, in which clients upload sums.
 
     Args:
         method: the method.
-        make_rows: makes rows of one client, in the shapes that count.
+        make_rows: makes rows of one client; only their shapes and data types matter.
         num_classes: C.
-        start: earlier rounds ran over rows that clients had sent.
+        start: the first round to list; earlier rounds ran over rows that clients had sent.
 
     Raises:
-        ValueError: if a round keeps rows, whose total has no fixed size.
+        ValueError: if a round keeps rows, as its total then has no fixed size.
     """
 
     def look() -> list[Any]:

@@ -30,13 +30,13 @@ def shard_rows(rows: Rows, mesh: Mesh, *, whole_clients: bool = False) -> Rows:
     global table.
 
     Args:
-        rows: in host memory; those of this process.
+        rows: the rows of this process, in host memory.
         mesh: devices of all processes.
         whole_clients: whether all rows of a client must lie on one device, as `Method.whole_clients` says;
-            the table is then ordered by client. A client's rows must be those of one process.
+            the table is then ordered by client. All rows of a client must be in one process.
 
     Returns:
-        The rows with padding, as many on each device.
+        The padded rows, equally many on each device.
 
     Raises:
         ValueError: if clients must stay whole and ``rows.client`` is None; if the mesh has no device of this
@@ -62,7 +62,7 @@ def shard_rows(rows: Rows, mesh: Mesh, *, whole_clients: bool = False) -> Rows:
         size = max(size, int(np.unique(clients[clients >= 0], return_counts=True)[1].max(initial=0)))
     places = cuts(clients, length, size)
     while len(places) - 1 > devices:
-        # Clients that must stay whole do not fill the devices evenly.
+        # Clients that must stay whole do not fill the devices evenly, so allow more rows on each.
         size += -(-size // 8)
         places = cuts(clients, length, size)
     if jax.process_count() > 1:
@@ -82,7 +82,7 @@ def _check_sharded(method: Any, rows: Any) -> None:
     if rows.client is None:
         raise ValueError("rows: expected rows with a client each, as clients must stay whole; got none")
     client = jnp.asarray(rows.client)
-    # Every device of the process has its clients once, so that whoever is there twice is on two devices.
+    # Each device lists its clients once, so a client that is listed twice is on two devices.
     shards = [np.unique(np.asarray(shard.data)) for shard in client.addressable_shards]
     own = np.concatenate(shards)
     if jax.process_count() > 1:

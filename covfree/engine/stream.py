@@ -1,4 +1,4 @@
-"""Rows that are larger than memory: read part by part while the last part is computed on."""
+"""Rows that are larger than memory: the next parts are read from files while one is computed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from covfree.methods.rounds import Round
 from covfree.protocol.checks import Bound, Rules
 from covfree.protocol.inbox import Inbox
 
-# Seconds of work that a sudden end may cost.
+# Seconds between checkpoints, the most work that a crash may cost.
 _EVERY = 30.0
 
 Result = TypeVar("Result")
@@ -59,9 +59,9 @@ def accumulate_stream(
             messages. With `Method.whole_clients` the rows of a client must follow each other in a table; in
             a folder, a file is a client.
         num_classes: C.
-        dim: d; by default that which all rows have.
+        dim: d; by default, the dimension that all rows share.
         max_count: most examples of a message in a folder, see `collect`.
-        max_norm: largest norm of a feature vector behind it, see `collect`.
+        max_norm: largest norm of a feature vector behind a message, see `collect`.
         part_rows: rows of a part; the last part is padded to this number.
         checkpoint: a file from which an interrupted run goes on, with the same result to the bit. It is
             written every half minute and on any error, and removed at the end.
@@ -74,8 +74,8 @@ def accumulate_stream(
         ValueError: if the method keeps rows, or its clients send more than rows; if a table holds a bad value
             (the error names the row) or a folder no sound message; if a folder's messages differ in d and
             ``dim`` is not given; if the checkpoint is of another run. Bad messages in a folder are no error:
-            they are set aside, see `Inbox.rejected`. So is a file that changes while it is needed: the run
-            begins again without it.
+            they are set aside, see `Inbox.rejected`. A file that changes during the run is set aside too,
+            and the run begins again without it.
 
     >>> import covfree, numpy as np
     >>> table = covfree.Rows(np.array([[0.0], [2.0], [7.0]]), np.ones(3, int), np.array([0, 0, 1]))
@@ -106,9 +106,9 @@ def solve_stream(
         method: see `accumulate_stream`, as for all other arguments.
         source: the rows.
         num_classes: C.
-        dim: d; by default that which all rows have.
+        dim: d; by default, the dimension that all rows share.
         max_count: most examples of a message in a folder.
-        max_norm: largest norm of a feature vector behind it.
+        max_norm: largest norm of a feature vector behind a message.
         part_rows: rows of a part.
         checkpoint: a file from which an interrupted run goes on.
         progress: whether to show a progress bar.
@@ -131,14 +131,14 @@ def solve_stream(
 
 @dataclass
 class _Reading:
-    """The source of totals over parts that are read one after the other, and where it is.
+    """The source of totals over parts that are read one after the other; it keeps the run's state.
 
     Attributes:
-        parts: of the rows.
-        how: they are added up.
-        show: is told the round and the part.
-        save: is given the state after each part.
-        state: of the run, with every part that was added.
+        parts: the parts of the rows.
+        how: how rows are added up.
+        show: called with the round and the part, for the progress bar.
+        save: called with the state after each part.
+        state: the run's state, which holds every part that was added.
     """
 
     parts: Parts
@@ -148,16 +148,16 @@ class _Reading:
     state: State
 
     def __call__(self, each: Round, params: Any, sent: Any) -> Any:
-        """A round's total."""
+        """Compute a round's total."""
         add = partial(add_part, each.client, params, sent)
         read = partial(self.parts.read, check=self.state.round == 0)
         self.show(self.state.round, self.state.part)
         with closing(ahead(read, range(self.state.part, len(self.parts.places) - 1))) as read_ahead:
             for part in read_ahead:
-                # To the device while it computes; then one part at a time, or all would be there.
+                # Copy this part while the device computes; then wait, or all parts would lie on the device.
                 rows = jax.device_put(part)
                 jax.block_until_ready(self.state.running)
-                # One statement: an interrupt finds the sums with the number of parts in them.
+                # One statement, so an interrupt never finds sums that disagree with the part number.
                 self.state = self.state._replace(
                     running=add(self.state.running, rows, self.how), part=self.state.part + 1
                 )
@@ -175,7 +175,7 @@ def _run(
     checkpoint: str | PathLike[str] | None,
     progress: bool,
 ) -> Result:
-    """The result, of those whose files stay what they were: each file that does not begins the run again."""
+    """Run over the parts; if a message file is lost, begin again without it."""
     while True:
         try:
             return _once(method, parts, finish, num_classes, part_rows, checkpoint, progress)
@@ -196,7 +196,7 @@ def _once(
     checkpoint: str | PathLike[str] | None,
     progress: bool,
 ) -> Result:
-    # Raises where a round keeps rows, before any is read.
+    # `passed` raises if a round keeps rows, before any row is read.
     forms = passed(method, lambda: parts.padding, num_classes)
     path = None if checkpoint is None else Path(checkpoint)
     state, identity = State(0, (), _nothing(forms[0].upload)), {}
@@ -225,7 +225,7 @@ def _once(
             result = jax.block_until_ready(finish(*reading.state.server))
         except BaseException:
             state = reading.state
-            # An interrupt within a step leaves sums that were given away; the file has those from before.
+            # An interrupt within `add_part` leaves donated sums; the file then keeps its earlier state.
             lost = any(leaf.is_deleted() for leaf in jax.tree.leaves(state.running))
             if path is not None and not lost and (state.round or state.part):
                 save_state(path, state, parts.rejected, identity)
@@ -264,7 +264,7 @@ def _cut(
 
 @contextmanager
 def _bar(shown: bool, phases: int, parts: Parts) -> Iterator[Callable[[int, int], None]]:
-    """A function of the phase and the parts done that shows both."""
+    """Show a progress bar if ``shown``; yield the function that updates it with the round and part."""
     if not shown:
         yield lambda phase, part: None
         return

@@ -25,8 +25,7 @@ from covfree.methods.rounds import Round, as_total, dense, is_special
 AxisName: TypeAlias = str | tuple[str, ...]
 
 
-# (round, its numbers, what was sent) to the total over all clients: all that the loop knows of where rows
-# are.
+# ``(round, numbers, sent) -> total`` over all clients; it hides from the loop where the rows are.
 Source: TypeAlias = Callable[[Round, Any, Any], Any]
 
 
@@ -41,11 +40,11 @@ def through(
     """Run a method's rounds: the only loop over them, whatever the source of the totals.
 
     Args:
-        rounds: the method's, or some of them.
-        params: the method's.
+        rounds: the method's rounds, or some of them.
+        params: the method's numbers.
         source: ``(round, numbers, sent) -> total``.
-        state: of the server, before these rounds.
-        do: calls ``work()`` of the clients or of the server, e.g. to time it; None just calls it.
+        state: the server's state before these rounds.
+        do: ``(party, work) -> result``, which calls ``work()``, e.g. to time it; None just calls it.
 
     Returns:
         The server's state, for `solve_totals`.
@@ -62,7 +61,7 @@ def through(
 
 
 def serve(each: Round, params: Any, state: tuple[Any, ...], total: Any) -> tuple[Any, ...]:
-    """What the server makes of a round's total; compiled by the function, not by the method that it is of."""
+    """Compute the server's state after a round; methods with the same function share the compiled code."""
     return (*state, total) if each.server is None else _call(each.server, params, state, total)
 
 
@@ -72,10 +71,10 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class Form(NamedTuple):
-    """The shapes and data types of a pytree of arrays, without them.
+    """The shapes and data types of a pytree of arrays, without the arrays.
 
     Attributes:
-        structure: the pytree's.
+        structure: the tree structure.
         leaves: shape and data type of each leaf.
     """
 
@@ -83,20 +82,20 @@ class Form(NamedTuple):
     leaves: tuple[jax.ShapeDtypeStruct, ...]
 
     def zeros(self) -> Any:
-        """The pytree with arrays of zeros, which nobody else holds."""
+        """Make the pytree of new arrays of zeros, which can be donated."""
         return self.filled(jnp.zeros(leaf.shape, leaf.dtype) for leaf in self.leaves)
 
     def filled(self, leaves: Iterable[jax.Array]) -> Any:
-        """The pytree with the next of these arrays; others are left where they are."""
+        """Make the pytree from the next arrays of an iterator; later ones are not consumed."""
         return jax.tree.unflatten(self.structure, list(islice(leaves, len(self.leaves))))
 
 
 def forms_of(make: Callable[..., Iterable[Any]], *arguments: Any) -> list[Form]:
-    """The forms of the pytrees that a function makes, without making them."""
+    """Find the forms of the pytrees that a function returns, without computing them."""
     structures: list[Any] = []
 
     def leaves(*arguments: Any) -> list[list[Any]]:
-        # Leaves alone: records of shapes would not be what their fields' types say.
+        # Return leaves only: records that hold shapes would contradict their fields' types.
         flat, found = zip(*map(jax.tree.flatten, make(*arguments)), strict=True)
         structures[:] = found
         return list(flat)
@@ -106,12 +105,12 @@ def forms_of(make: Callable[..., Iterable[Any]], *arguments: Any) -> list[Form]:
 
 
 def zeros_of(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Zeros in the shapes of what a function gives, without calling it on numbers."""
+    """Make zeros in the shapes of a function's result, without computing it."""
     return forms_of(lambda *own: [function(*own)], *arguments)[0].zeros()
 
 
 def _in_parts(terms: Callable[[Rows], Any], rows: Rows) -> bool:
-    """Whether the terms are to be made part by part."""
+    """Whether to compute the terms part by part."""
     length, kept, widest = rows.label.shape[0], False, 0
 
     def look(rows: Rows) -> None:
@@ -120,16 +119,16 @@ def _in_parts(terms: Callable[[Rows], Any], rows: Rows) -> bool:
             kept |= isinstance(term, Table)
             widest = max(widest, term.value.shape[1] if isinstance(term, Factor) else 0)
 
-    # The symbol of `jax.export` does not tell how many parts there are.
+    # A symbolic length from `jax.export` does not tell how many parts there are.
     if not isinstance(length, int) or length < 2 * PART:
         return False
     jax.eval_shape(look, rows)
-    # Fewer rows than features stay a factor (see Scatter).
+    # With fewer rows than features, the total stays a factor (see `Scatter`).
     return 0 < widest <= length + 1 and not kept
 
 
 def _across(terms: Any, axis_name: AxisName) -> Any:
-    """The total over devices of the terms of each."""
+    """Combine the terms of all devices into the total."""
 
     def one(term: Any) -> Any:
         if isinstance(term, Table):
@@ -155,7 +154,7 @@ class How(NamedTuple):
 
 @partial(jax.jit, static_argnums=(0, 4))
 def total_over_rows(client: Callable[..., Any], params: Any, sent: Any, rows: Rows, how: How) -> Any:
-    """A round's total over rows in memory; compiled by the client's function, not by the method."""
+    """Compute a round's total over rows; methods with the same client function share the compiled code."""
 
     def terms(rows: Rows) -> Any:
         return client(params, sent, rows, how.num_classes)
@@ -173,42 +172,42 @@ def total_over_rows(client: Callable[..., Any], params: Any, sent: Any, rows: Ro
 
 @dataclass(frozen=True, eq=False)
 class InMemory:
-    """The source of totals over rows in memory, see `total_over_rows`; their clients are numbered."""
+    """The source of totals over rows in memory, whose clients are numbered (see `with_numbers`)."""
 
     rows: Rows
     how: How
 
     @property
     def num_rows(self) -> int:
-        """Rows that are no padding."""
+        """The number of rows without padding."""
         return int((np.asarray(self.rows.count) > 0).sum())
 
     def __call__(self, each: Round, params: Any, sent: Any) -> Any:
-        """A round's total."""
+        """Compute a round's total."""
         return total_over_rows(each.client, params, sent, self.rows, self.how)
 
 
 @partial(jax.jit, static_argnames="axis_name")
 def with_numbers(rows: Rows, axis_name: AxisName | None = None) -> Rows:
-    """The rows with their clients numbered, as parts of them must agree on whose they are; see `numbered`."""
+    """Number the clients of all rows by `numbered`, so that parts of the rows agree on the numbers."""
     return numbered(jax.tree.map(on_all_devices, rows), axis_name)
 
 
 def _in_memory(
     rounds: tuple[Round, ...], params: Any, rows: Rows, how: How, state: tuple[Any, ...] = ()
 ) -> tuple[Any, ...]:
-    # Parts of the rows must agree on whose they are.
+    # Number clients before the rows are cut, so that parts agree on the numbers.
     rows = numbered(jax.tree.map(on_all_devices, rows), how.axis_name)
     return through(rounds, params, InMemory(rows, how), state)
 
 
-# Rounds over rows in memory, in one compiled call; `_checked` also looks at integers that jax would cut.
+# Rounds over rows in memory, in one compiled call; `_checked` also guards integers that jax would truncate.
 in_memory = jax.jit(_in_memory, static_argnames=("rounds", "how"))
 _checked = compiled(("rounds", "how"))(_in_memory)
 
 
 def check_over_rows(method: Any, *_: Any, **__: Any) -> None:
-    """Raise unless the first argument, of those of any function, is a method whose rounds run over rows."""
+    """Raise unless ``method`` is a method whose rounds all run over rows; ignore other arguments."""
     check_method(method)
     if more := len(method.rounds) - method.rounds_over_rows:
         raise ValueError(
@@ -234,8 +233,8 @@ def accumulate(
             device, as `shard_rows` places them.
 
     Returns:
-        The server's state after the last round: for most methods, one total for each round. The total of a
-        `Factor` is a `covfree.linalg.Scatter`, that of a `Table` its items.
+        The server's state after the last round: for most methods, one total for each round. A `Factor`
+        adds up to a `covfree.linalg.Scatter`, a `Table` to its items.
 
     Raises:
         TypeError: if ``method`` is no method or ``rows`` are no rows.
