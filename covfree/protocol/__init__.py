@@ -1,4 +1,4 @@
-"""What crosses the wire: messages, their files, what is sound in them, and the server that collects them."""
+"""The protocol: clients' messages, their files, the checks of them, and the server that collects them."""
 
 from covfree.protocol.door import Collected as Collected
 from covfree.protocol.files import load_message as load_message

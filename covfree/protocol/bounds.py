@@ -1,7 +1,7 @@
-"""Bounds that are derived from what all clients sent: on the examples of one, and on the size of features.
+"""Bounds derived from all clients' messages: on the examples of one client, and on the norms of features.
 
-They are loose, so that they set no honest client aside: they end the power of one message over all others,
-and do not find who lies. ``docs/server.md`` states the rule.
+The bounds are loose, so that no honest client is set aside: they limit how far one message can outweigh all
+others, and do not find out who lies. ``docs/server.md`` states the rule.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from covfree.core.types import Message
 from covfree.protocol.checks import Rules, max_norm_of
 from covfree.protocol.values import square_sums
 
-# Clients below which nobody can judge.
+# Fewer clients than this are too few to derive bounds from.
 _FEWEST = 4
 # Robust standard deviations of a logarithm above the median; real federations have clients at 5.3.
 _DEVIATIONS = 6.0
-# How far above the median any client's examples, sum of squares, and mean square of features may be.
+# Factors above the median that are always allowed: for the examples of a client, the sum of squares, and the
+# mean square of the features.
 _COUNT, _WHOLE, _EACH = 30.0, 100.0, 100.0
-# Logarithm of the largest factor, so that none overflows.
+# Logarithm of the largest factor above the median; a larger one could overflow.
 _LARGEST = 200.0
 
 
 @dataclass(frozen=True)
 class Size:
-    """What counts of a message.
+    """The size of a message, on which bounds are set.
 
     Attributes:
-        count: its examples; the degrees of freedom of its residual directions if these are more.
+        count: number of examples; the degrees of freedom of the residual directions if these are more.
         label: class of each row.
-        number: examples behind each row.
-        square: Σ‖f‖² of each row's examples over their number, as far as the row tells.
-        directions: Σ‖y‖² of its residual directions.
-        trace: of its matrix; 0 without one.
+        number: number of examples behind each row.
+        square: mean of ‖f‖² over the examples of each row, as far as the row tells; see `square_sums`.
+        directions: Σ‖y‖² over the residual directions y.
+        trace: trace of the matrix; 0 without one.
     """
 
     count: float
@@ -50,14 +51,14 @@ class Size:
 
 
 def sizes_of(message: Message, owner: np.ndarray | None = None, clients: int = 1) -> Iterator[Size]:
-    """The size of a received message; or of each client's rows, if ``owner`` says whose they are."""
+    """Yield the size of a received message, or of each client's part; ``owner`` is the client of each row."""
     rows = message.rows
     count, label = np.asarray(rows.count).astype(np.float64), np.asarray(rows.label)
     squares = square_sums(rows)
     owner = np.zeros(len(label), np.int32) if owner is None else owner
     order = np.argsort(owner, kind="stable")
     places = np.searchsorted(owner[order], np.arange(clients + 1))
-    # Of several clients the server has the sum alone, and so their mean.
+    # The server has only the sum of several clients' matrices, so each client gets the mean trace.
     trace = 0.0 if message.matrix is None else float(np.trace(message.matrix, dtype=np.float64)) / clients
     for start, stop in itertools.pairwise(places):
         own = order[start:stop]
@@ -68,14 +69,14 @@ def sizes_of(message: Message, owner: np.ndarray | None = None, clients: int = 1
 
 
 class _Range(NamedTuple):
-    """A bound from values of which each client has one."""
+    """An upper bound, derived from one value of each client, and the median of the values."""
 
     median: float
     most: float
     clients: int
 
     def root(self) -> _Range:
-        """Of norms in place of squares."""
+        """The bound on norms, from this bound on squared norms."""
         return self._replace(median=self.median**0.5, most=self.most**0.5)
 
     def __str__(self) -> str:
@@ -83,10 +84,11 @@ class _Range(NamedTuple):
 
 
 def _range(values: Iterable[float], least: float) -> _Range | None:
-    """How large a value may be, from the median and the spread of logarithms; None from too few.
+    """Derive an upper bound from the median and the spread of the logarithms; None if values are too few.
 
-    The spread is 1.48 times the median distance from the median, or the distance of the upper quartile over
-    0.67 if that is more, as clients' sizes have long tails.
+    The spread is 1.48 times the median distance from the median, or 1/0.67 times the distance of the upper
+    quartile if that is more, as clients' sizes have long tails. The bound is at least ``least`` times the
+    median.
     """
     logs = np.log([value for value in values if value > 0])
     if len(logs) < _FEWEST:
@@ -99,7 +101,7 @@ def _range(values: Iterable[float], least: float) -> _Range | None:
 
 
 class Limits:
-    """What a message may be, as all of them tell, with those of earlier rounds."""
+    """Bounds on a message's size, derived from all messages, those of earlier rounds included."""
 
     def __init__(self, sizes: list[Size], rules: Rules) -> None:
         sizes = [size for size in sizes if size.count > 0]
@@ -119,13 +121,13 @@ class Limits:
         }
 
     def beyond(self, size: Size) -> str | None:
-        """Why a message is too large; None if it is not."""
+        """Say why a message is too large; None if it is not."""
         if self._count is not None and size.count > self._count.most:
             return f"count: counts sum to {size.count:.15g}; expected at most {self._count}; see max_count"
         if not self._norms:
             return None
         if self._row is not None and self._whole_row is not None and self._squares is not None:
-            # A mean of few examples may be as much larger as its noise, which a mean of many hides.
+            # The noise of a mean falls with its number of examples, so a mean of few may be larger.
             few = _EACH * self._whole_row.median / np.maximum(size.number, 1)
             excess = size.square / np.maximum(self._row.most, few)
             if (excess > 1).any():
@@ -147,7 +149,7 @@ class Limits:
         return None
 
     def report(self) -> dict[str, str]:
-        """The bounds in words, by the name of the argument that sets them."""
+        """Describe the bounds, by the names of the arguments of `collect` that set them."""
         few = f"none, as {self._number} clients are too few to derive one from"
         norm = None if self._row is None else self._row.root()
         said, public = {}, max_norm_of(self._rules)
@@ -163,7 +165,7 @@ class Limits:
 
 
 class Judgement(NamedTuple):
-    """Why new messages are beyond the bounds, why earlier ones are by now, and the bounds in words."""
+    """Why new messages exceed the bounds, why earlier ones do so by now, and the bounds in words."""
 
     rejected: dict[Hashable, str]
     doubted: dict[Hashable, str]
@@ -171,7 +173,7 @@ class Judgement(NamedTuple):
 
 
 def judge(sizes: Mapping[Hashable, Size], before: Mapping[Hashable, Size], rules: Rules) -> Judgement:
-    """Hold messages against bounds that they tell together."""
+    """Compare new and earlier messages with the bounds that are derived from both together."""
     limits = Limits([*before.values(), *sizes.values()], rules)
     new, old = (
         {client: reason for client, size in each.items() if (reason := limits.beyond(size)) is not None}

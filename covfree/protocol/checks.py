@@ -1,4 +1,4 @@
-"""Whether one message is sound: a list of checks, each a function that raises and says what it expected."""
+"""Checks of one message: a list of functions, each of which raises and says what it expected."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from covfree.methods import Method
 from covfree.protocol.squares import is_positive, rounding, unit_diagonal
 from covfree.protocol.values import check_rows, largest_sum, sound_rows, square_sums
 
-# A number, a bound that is derived from the messages, or none.
+# A bound: a number, "derived" from the messages, or None for no bound.
 Bound: TypeAlias = int | float | Literal["derived"] | None
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What the server knows, see `collect`: C, d, the method, names of classes, announced counts, bounds."""
+    """What messages must satisfy: C, d, method, class names, announced counts, bounds; see `collect`."""
 
     num_classes: int
     dim: int | None = None
@@ -36,7 +36,7 @@ class Rules:
     max_norm: Bound = None
 
     def __post_init__(self) -> None:
-        """Raise an error unless all of them are valid."""
+        """Raise an error unless all fields are valid."""
         check_positive("num_classes", self.num_classes)
         if self.dim is not None:
             check_positive("dim", self.dim)
@@ -48,12 +48,12 @@ class Rules:
                 check_strength(name, value)
         if self.method is not None and not self.method.message_rounds:
             self.method.check_message()
-        # Here, where an error is the server's own.
+        # Compute the kind now: a method that fails is the server's error, not that of a message.
         _ = self.kind
 
     @cached_property
     def kind(self) -> Kind | None:
-        """The kind of message that the method's clients send, found without computing anything."""
+        """The kind of message that the method's clients send, found by abstract evaluation."""
         if (method := self.method) is None:
             return None
         plain = replace(method, feature_map=None, transforms=())
@@ -68,14 +68,14 @@ class Rules:
         return found[0]._replace(sends=method.sends, class_names=self.class_names)
 
     def check_announced(self, senders: Collection[Hashable]) -> None:
-        """Raise if ``num_examples`` names clients, and none of them is among the senders."""
+        """Raise if ``num_examples`` names clients but none of the senders."""
         if self.num_examples and senders and not any(client in senders for client in self.num_examples):
             named, sent = (", ".join(map(repr, list(names)[:3])) for names in (self.num_examples, senders))
             raise ValueError(f"num_examples: expected clients that sent, such as {sent}; got {named}")
 
 
 class Kind(NamedTuple):
-    """Dimensions of each part of a message, 0 where it is not there, and what the message says of itself."""
+    """The number of axes of each part of a message (0 if the part is missing), and the message's metadata."""
 
     covariance: int
     sketch: int
@@ -86,13 +86,13 @@ class Kind(NamedTuple):
 
     @classmethod
     def of(cls, message: Message, solved: bool) -> Kind:
-        """That of a message."""
+        """The kind of a message."""
         parts = (message.rows.covariance, message.rows.sketch, message.matrix)
         covariance, sketch, matrix = (0 if part is None else np.ndim(part) for part in parts)
         return cls(covariance, sketch, matrix, bool(solved), message.sends, message.class_names)
 
     def difference(self, wanted: Kind, who: str) -> str | None:
-        """In which part it is another than the wanted kind; None if in none. Who says nothing passes."""
+        """Name the first part that differs from the wanted kind; None if none does. Missing metadata pass."""
         for name, own, other in zip(self._fields[:4], self[:4], wanted[:4], strict=True):
             if own != other:
                 return f"{name}: expected {_described(name, other)} {who}, got {_described(name, own)}"
@@ -108,7 +108,7 @@ def _described(name: str, size: int) -> str:
 
 
 def _renumbered(own: tuple[str, ...] | None, wanted: tuple[str, ...] | None) -> str | None:
-    """Which classes have other names than are wanted; None if none has."""
+    """Name the classes whose names differ from the wanted ones; None if none does or names are missing."""
     if own is None or wanted is None or own == wanted:
         return None
     if len(own) != len(wanted):
@@ -121,7 +121,7 @@ def _renumbered(own: tuple[str, ...] | None, wanted: tuple[str, ...] | None) -> 
 
 @dataclass(frozen=True)
 class Letter:
-    """A message, what it is held against, and the number of examples that its client announced."""
+    """A message, the rules it is checked against, and the number of examples that its client announced."""
 
     message: Message
     rules: Rules
@@ -129,7 +129,7 @@ class Letter:
 
     @cached_property
     def num_examples(self) -> float:
-        """Of the examples behind the rows."""
+        """The number of examples behind the rows, residual directions not counted."""
         count, label = np.asarray(self.message.rows.count), np.asarray(self.message.rows.label)
         return count_sum(count[label >= 0])
 
@@ -140,9 +140,9 @@ class Letter:
 
 
 def as_received(message: Message) -> Message:
-    """A message as the server adds it up: in data types that hold sums, with means in the place of solutions.
+    """Convert a message to what the server adds up: types that hold sums, class means for ridge solutions.
 
-    Padding and a client's own column of clients are left out.
+    Padding rows and the ``client`` column are removed.
     """
     rows = replace(message.rows, client=None)
     means = np.asarray(rows.label) >= 0
@@ -160,7 +160,7 @@ def as_received(message: Message) -> Message:
 
 
 def _with_means(rows: Rows, matrix: np.ndarray) -> Rows:
-    """Class means in the place of the columns of a ridge solution: C W = Xᵀ Y, the class sums."""
+    """Replace the columns of a ridge solution W by class means: the class sums are Xᵀ Y = C W."""
     with np.errstate(over="ignore", invalid="ignore"):
         sums = np.asarray(rows.mean).astype(np.float64) @ matrix.astype(np.float64)
         means = sums / np.maximum(rows.count, 1)[:, None]
@@ -168,14 +168,14 @@ def _with_means(rows: Rows, matrix: np.ndarray) -> Rows:
 
 
 def is_a_message(letter: Letter) -> None:
-    """A message, with rows whose arrays fit together and have d columns."""
+    """Raise unless this is a message with rows whose arrays fit together and have d columns."""
     if not isinstance(letter.message, Message):
         raise TypeError(f"message: expected a Message, got {type(letter.message).__name__}")
     check_row_structure(letter.message.rows, dim=letter.rules.dim)
 
 
 def is_of_the_method(letter: Letter) -> None:
-    """The parts that clients of the method send, and the server's names for the classes."""
+    """Raise unless the message has the parts that the method's clients send, and the server's class names."""
     message, rules = letter.message, letter.rules
     if not len(message.rows.count):
         return
@@ -189,17 +189,17 @@ def is_of_the_method(letter: Letter) -> None:
 
 
 def has_sound_rows(letter: Letter) -> None:
-    """Finite means, counts of at least 0, labels of classes, covariances that are sums of squares."""
+    """Raise unless means are finite, counts ≥ 0, labels below C, and covariances sums of squares."""
     rows = letter.message.rows
     sound_rows(rows, RowTypes.of(rows, count_sum(rows.count)), num_classes=letter.rules.num_classes)
 
 
 def has_announced_counts(letter: Letter) -> None:
-    """As many examples as were announced, and no more than a client may have."""
+    """Raise unless the examples are as many as announced, and at most ``max_count``."""
     rows, total = letter.message.rows, letter.num_examples
     most = None if letter.rules.max_count == "derived" else letter.rules.max_count
     count = np.asarray(rows.count)
-    # The parts of a class that a mixture's components hold add up but for rounding.
+    # A mixture spreads each class over its components with float weights, which sum up to rounding.
     slack = 0 if count.dtype.kind in "iu" else 1e-5
     if letter.announced is not None and not np.isclose(total, letter.announced, rtol=slack):
         raise ValueError(
@@ -218,7 +218,7 @@ def has_announced_counts(letter: Letter) -> None:
 
 
 def has_a_sound_matrix(letter: Letter) -> None:
-    """A symmetric and positive semi-definite matrix of finite numbers, if there is one."""
+    """Raise unless the matrix, if there is one, is finite, symmetric and positive semi-definite."""
     message = letter.message
     dim = np.shape(message.rows.mean)[1]
     if message.matrix is None:
@@ -246,16 +246,16 @@ def has_a_sound_matrix(letter: Letter) -> None:
 
 
 def has_sound_means(letter: Letter) -> None:
-    """Sound means in the place of solutions."""
+    """Raise unless the class means recovered from a ridge solution are sound."""
     if letter.message.solved:
         check_rows(letter.received.rows, num_classes=letter.rules.num_classes)
 
 
 def has_bounded_norms(letter: Letter) -> None:
-    """Sums of squares as of features of norm ``max_norm`` at most.
+    """Raise unless the sums of squares fit features of norm at most ``max_norm``.
 
-    Of n examples of a class the scatter has a trace of at most n·max_norm². The squares of residual
-    directions sum to a part of the traces of all classes.
+    Over n examples of a class, Σ‖f‖² is at most n·max_norm². Residual directions hold a part of the scatter
+    of all classes, so their squares sum to at most max_norm² times the number of all examples.
     """
     most, total = max_norm_of(letter.rules), letter.num_examples
     if most is None:
@@ -284,13 +284,13 @@ def has_bounded_norms(letter: Letter) -> None:
 
 
 def max_norm_of(rules: Rules) -> int | float | None:
-    """The bound that is given, or that the method's map of features has; None if there is none."""
+    """The given bound on norms; if it is to be derived, that of the method's map of features, or None."""
     if rules.max_norm != "derived":
         return rules.max_norm
     return None if rules.method is None else getattr(rules.method.feature_map, "max_norm", None)
 
 
-# In this order: each relies on those before it.
+# The order matters: each check relies on those before it.
 CHECKS: tuple[Callable[[Letter], None], ...] = (
     is_a_message,
     is_of_the_method,
@@ -303,10 +303,10 @@ CHECKS: tuple[Callable[[Letter], None], ...] = (
 
 
 def common_dim(dims: Iterable[int]) -> int | None:
-    """The dimension that all messages have; None if there is none.
+    """The dimension d of all messages; None without messages.
 
     Raises:
-        ValueError: if they differ: the server knows its features, and a vote would leave that to the senders.
+        ValueError: if messages differ in d. A vote would let the senders choose the server's features.
     """
     number = Counter(dims)
     if len(number) > 1:
@@ -319,12 +319,13 @@ def common_dim(dims: Iterable[int]) -> int | None:
 
 
 def unlike(kinds: Mapping[Hashable, Kind], before: Kind | None) -> dict[Hashable, str]:
-    """Why each message that is of another kind than the others cannot be put together with them.
+    """Find the messages whose kind differs from the wanted one, and say how each differs.
 
-    The others are those of earlier rounds, else most of this one, whatever the order of the clients.
+    The wanted kind is that of earlier rounds, else the most frequent one of this round. The order of the
+    clients does not matter.
     """
     if before is None:
-        # The one with fewer parts of two that are as frequent.
+        # On a tie, the kind with fewer parts wins, as it sorts first.
         parts = Counter(kind[:4] for kind in kinds.values())
         usual = max(sorted(parts), key=parts.__getitem__, default=(0, 0, 0, False))
         like = [kind for kind in kinds.values() if kind[:4] == usual]

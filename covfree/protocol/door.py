@@ -1,4 +1,4 @@
-"""The one door: which of many messages are sound and belong together, in memory or in files."""
+"""Check many messages, in memory or in files: find those that are sound and of one kind."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from covfree.protocol.messages import digest
 
 
 class Found(NamedTuple):
-    """What is kept of a sound message while the others are looked at.
+    """What stays in memory of a sound message while the others are checked.
 
     Attributes:
-        receipt: its digest, see `receipt_of`.
-        kind: which parts it has.
-        size: what bounds are derived from.
-        length: its rows.
-        none: none of its rows, in their data types.
+        receipt: the digest of the message, see `receipt_of`.
+        kind: which parts the message has.
+        size: the message's size, from which bounds are derived.
+        length: the number of rows.
+        none: the rows cut to length 0, which keep their dimension and data types.
     """
 
     receipt: str
@@ -35,7 +35,7 @@ class Found(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """The sound messages, the reason for each other, and how `bounds` judges them; see there."""
+    """The sound messages, why each other one was rejected, and what `judge` found; see `Judgement`."""
 
     found: dict[Any, Found]
     rejected: dict[Hashable, str]
@@ -45,9 +45,9 @@ class Checked(NamedTuple):
 
 @dataclass(frozen=True)
 class Collected:
-    """What a server has collected so far: the sound messages in one, and which were set aside.
+    """What a server has collected so far: one message made of all sound ones, and which were set aside.
 
-    `save_collected` and `load_collected` keep it in a file, so that a server may start again.
+    `save_collected` and `load_collected` keep it in a file, so that a server can be restarted.
 
     Attributes:
         message: the sound messages in one. Rows stand one below the other, and ``message.rows.client[r]``
@@ -55,13 +55,13 @@ class Collected:
             message it has no rows, and d is 0 if nothing says what it is.
         clients: the senders, in the order in which their messages came.
         rejected: the reason for each client whose message was set aside.
-        repeated: clients that sent again after they had been counted: what they sent, and why the first
+        repeated: for each client that sent again after it had been counted, what it sent, and why the first
             message counts.
         solved: whether the clients sent solutions, as AFL's do.
-        receipts: of each client that counts the digest of its message, so that it is known again.
-        bounds: which ``max_count`` and ``max_norm`` held in the last round, and where they come from.
-        doubted: clients that counted when they were too few to derive bounds from, and are beyond them now.
-            To leave one out, `forget` it.
+        receipts: the digest of each counted client's message, which tells a repeated message from another.
+        bounds: the ``max_count`` and ``max_norm`` of the last round in words, and where they come from.
+        doubted: why clients that were counted in earlier rounds exceed the bounds now, which all messages
+            together give. To leave such a client out, `forget` it.
     """
 
     message: Message
@@ -75,7 +75,7 @@ class Collected:
 
     @property
     def dim(self) -> int | None:
-        """d; None if nothing was collected that says what it is."""
+        """The number of features d; None if no message so far says it."""
         return self.message.rows.mean.shape[1] or None
 
 
@@ -85,15 +85,15 @@ def check_messages(
     rules: Rules,
     before: Collected | None = None,
 ) -> Checked:
-    """Check messages one after the other, each read once and let go of, then against each other.
+    """Check messages one after the other, each read once and then released, then against each other.
 
-    Whatever goes wrong with one is the reason why it is set aside: what another may have sent has no end.
+    Any exception sets the message aside that caused it: no list of exceptions covers all that strangers send.
 
     Args:
-        messages: by client; an `Inbox` reads them.
-        clients: whose messages to look at.
-        rules: what they are held against.
-        before: those of earlier rounds.
+        messages: the message of each client; an `Inbox` reads them from files.
+        clients: the clients whose messages to check.
+        rules: what to check messages against.
+        before: the messages of earlier rounds.
 
     Raises:
         ValueError: if sound messages differ in d, and nothing says which is right.
@@ -122,7 +122,7 @@ def check_messages(
             rejected[client] = reason_of(error)
     if rules.dim is None:
         common_dim(each.none.mean.shape[1] for each in found.values())
-    # A message without rows may hold any parts, as it adds nothing.
+    # A message without rows adds nothing, so its kind does not matter.
     kinds = {client: each.kind for client, each in found.items() if each.length}
     earlier = None
     if before is not None and len(before.message.rows.label):
@@ -143,12 +143,12 @@ def _sizes(before: Collected | None) -> dict[Hashable, Size]:
 
 
 def receipt_of(messages: Mapping[Any, Message] | Inbox, client: Any) -> str:
-    """The digest of a client's message; of one in a file also what was drawn for that file."""
+    """The digest of a client's message; for a file, followed by the random number of the file."""
     return messages.receipts[client] if isinstance(messages, Inbox) else digest(messages[client])
 
 
 def reason_of(error: Exception) -> str:
-    """Why a message was set aside."""
+    """The text of an error, as the reason why a message was set aside."""
     text = str(error)
     return (
         text

@@ -1,4 +1,4 @@
-"""Messages in files: one a client. A file may have been written by a stranger, so it is never mapped."""
+"""Messages in files, one a client. A stranger may have written a file, so it is never memory-mapped."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from covfree.protocol.messages import ROWS, digest
 
 SUFFIX = ".safetensors"
 _FORMAT = "covfree.Message"
-# Files of before there were versions have none, and are of this one.
+# Files from before versions existed name none, and count as this version.
 _VERSION = "1"
 _NEEDED = ("mean", "count", "label")
-# What NumPy can read; safetensors has more of them.
+# The data types that NumPy can read; safetensors has more.
 _DTYPES = {
     **{"BF16": jnp.bfloat16, "F16": np.float16, "F32": np.float32, "F64": np.float64},
     **{"I8": np.int8, "I16": np.int16, "I32": np.int32, "I64": np.int64},
     **{"U8": np.uint8, "U16": np.uint16, "U32": np.uint32, "U64": np.uint64, "BOOL": np.bool_},
 }
-# Bytes of a header: its names of classes may be many.
+# Most bytes of a header, which holds all class names.
 _MOST_HEADER = 2**24
-# Not to wait for the writer of a pipe, and not to follow a link to another client's message.
+# O_NONBLOCK: do not wait for the writer of a pipe. O_NOFOLLOW: a link may lead to another client's message.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 
 class Sent(NamedTuple):
-    """What a file holds: a message, the client that it was written for, and a receipt of it.
+    """The content of a message file: the message, the name the file was written under, and a receipt.
 
-    The receipt is the digest of the message, and what `save_message` drew at random for this file. A copy of
-    the file has the same receipt, another client's message with the same numbers has not.
+    The receipt is the digest of the message, followed by the random number that `save_message` wrote into the
+    file. A copy of the file has the same receipt; another client's message with the same numbers does not.
     """
 
     message: Message
@@ -53,7 +53,7 @@ class Sent(NamedTuple):
 
 
 def shown(path: str | PathLike[str]) -> str:
-    """A path or name as errors show it: in quotes if it holds what does not print, such as a new line."""
+    """A path or name as errors show it: in quotes if a character is not printable, such as a new line."""
     text = os.fspath(path)
     return text if text.isprintable() else repr(text)
 
@@ -61,13 +61,13 @@ def shown(path: str | PathLike[str]) -> str:
 def save_message(message: Message, path: str | PathLike[str]) -> None:
     """Write a message to a safetensors file (needs the ``safetensors`` extra).
 
-    An interrupted call leaves no file, or the earlier one. Each call writes its file's name and a random
+    An interrupted call leaves no file, or the earlier one. Each call writes the file's name and a random
     number into the file, by which `Inbox` tells a copy from another message with the same numbers.
 
     Args:
         message: from `client_message`, or from `collect`.
-        path: the file, which is replaced if it is there. Its name, up to the ending, is what `Inbox` calls
-            the client; the ending should be ``.safetensors``, as `Inbox` passes over others.
+        path: the file, which is replaced if it exists. Its name without the ending is the client's name in an
+            `Inbox`; the ending should be ``.safetensors``, as `Inbox` skips others by default.
     """
     check_type("message", message, Message)
     metadata = {
@@ -80,9 +80,9 @@ def save_message(message: Message, path: str | PathLike[str]) -> None:
 
 
 def write(path: str | PathLike[str], message: Message, metadata: Mapping[str, str]) -> None:
-    """Write a message's arrays, and what is known of it."""
+    """Write a message's arrays and metadata to a safetensors file."""
     rows = {name: getattr(message.rows, name) for name in ROWS}
-    # Contiguous: the writer takes the memory as it lies.
+    # safetensors copies the raw memory, so arrays must be contiguous.
     tensors = {
         name: np.ascontiguousarray(value)
         for name, value in {**rows, "matrix": message.matrix}.items()
@@ -93,7 +93,7 @@ def write(path: str | PathLike[str], message: Message, metadata: Mapping[str, st
         about["sends"] = message.sends
     if message.class_names is not None:
         about["class_names"] = json.dumps(message.class_names)
-    # As bytes: the library's own writing to files gives them a mode that shuts other users out.
+    # Serialise to bytes: files that safetensors itself writes have a mode that shuts other users out.
     content = optional("safetensors.numpy", "safetensors").save(tensors, metadata=about)
     with replacing(Path(path)) as file:
         file.write(content)
@@ -109,8 +109,8 @@ def load_message(path: str | PathLike[str]) -> Message:
         The message, in NumPy arrays. `collect` checks its values.
 
     Raises:
-        ValueError: if the file is cut short, no message, or holds arrays that do not fit together; it names
-            the path.
+        ValueError: if the file is cut short, is no message, or holds arrays that do not fit together; the
+            error names the path.
 
     >>> import covfree, numpy as np, tempfile
     >>> sent = covfree.Message(covfree.Rows(np.ones((1, 2)), np.array([3]), np.array([0])))
@@ -134,17 +134,17 @@ def read_message(
     max_rows: int | float = math.inf,
     links: bool = False,
 ) -> Sent:
-    """Read a message file, of which nothing is believed: opened once, bounded, read and not mapped.
+    """Read an untrusted message file: opened once, limited in size, and not memory-mapped.
 
     Args:
         path: the file.
-        max_bytes: the largest file. The header says how much there is to read before it is read.
+        max_bytes: size of the largest file that is read.
         max_rows: most rows of a message.
         links: whether a symbolic link is followed.
 
     Raises:
-        ValueError: if it is no file of its own, too large, cut short or no message; it names the path.
-        OSError: if it cannot be read.
+        ValueError: if it is no regular file, too large, cut short or no message; the error names the path.
+        OSError: if the file cannot be read.
     """
     message, metadata = read(path, _FORMAT, (_VERSION,), max_bytes, max_rows, links)
     receipt = digest(message)
@@ -161,7 +161,7 @@ def read(
     max_rows: int | float = math.inf,
     links: bool = True,
 ) -> tuple[Message, dict[str, str]]:
-    """The message in a file of some format and version, and all that is known of it; see `read_message`."""
+    """Read the message and the metadata from a file of the given format and versions; see `read_message`."""
     where = f"path: {shown(path)}:"
     expected = f"{where} expected a message written by save_message"
     broken = f"{expected}, got a file that is cut short or no safetensors:"
@@ -214,7 +214,7 @@ def read(
 
 
 def _opened(path: str | PathLike[str], where: str, links: bool) -> int:
-    """A descriptor of a regular file."""
+    """Open a regular file, or raise, and return its descriptor."""
     descriptor = os.open(path, _FLAGS if links else _FLAGS | _NO_LINK)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
@@ -225,7 +225,7 @@ def _opened(path: str | PathLike[str], where: str, links: bool) -> int:
 
 
 def _header(file: BinaryIO, size: int) -> tuple[dict[str, Any], dict[str, str], int]:
-    """What a safetensors file says of its tensors, its metadata, and the bytes that follow."""
+    """Read a safetensors header: the entry of each tensor, the metadata, and how many bytes follow."""
     (length,) = struct.unpack("<Q", _exactly(file, 8))
     if length > min(size - 8, _MOST_HEADER):
         raise ValueError(f"its header is of {length} bytes")
@@ -243,7 +243,7 @@ def _header(file: BinaryIO, size: int) -> tuple[dict[str, Any], dict[str, str], 
 
 
 def _check_places(header: Mapping[str, Any], length: int) -> None:
-    """Raise unless the tensors follow each other, each of its size, to the end of the file."""
+    """Raise unless the tensors fill the rest of the file without gaps, each with the bytes of its shape."""
     end = 0
     for name, about in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         begin, stop = about["data_offsets"]
@@ -256,7 +256,7 @@ def _check_places(header: Mapping[str, Any], length: int) -> None:
 
 
 def _exactly(file: BinaryIO, size: int) -> bytearray:
-    """So many bytes, or raise: a file may be cut short while it is read."""
+    """Read exactly ``size`` bytes, or raise: a file may be cut short while it is read."""
     content, done = bytearray(size), 0
     view = memoryview(content)
     while done < size:
@@ -273,5 +273,5 @@ def _tensor(body: bytearray, about: Mapping[str, Any]) -> np.ndarray:
         return np.zeros(shape, dtype)
     read = np.uint8 if dtype == np.bool_ else dtype
     values = np.frombuffer(body, read, math.prod(shape), about["data_offsets"][0])
-    # A copy lies where its data type may lie, and no byte that is neither 0 nor 1 becomes a truth value.
+    # A copy is aligned as its data type needs. A stranger's bools may hold bytes other than 0 and 1.
     return (values != 0 if dtype == np.bool_ else values.copy()).reshape(shape)

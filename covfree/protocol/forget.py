@@ -1,4 +1,4 @@
-"""What a server may forget: a client, or one class of it, as if it had never been sent."""
+"""Remove a client, or one class of a client, from what a server has collected."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ def forget(
     label: int | None = None,
     message: Message | None = None,
 ) -> Collected:
-    """Remove a client, or one class of it, from what was collected, as if it had never been sent.
+    """Remove a client, or one class of a client, from what was collected, as if it had never been sent.
 
     The client's rows are removed. The collected matrix is a sum over clients, from which the matrix of
-    ``message`` is subtracted. The result equals a sum without the client, but for rounding.
+    ``message`` is subtracted. Up to rounding, the result equals a sum without the client.
 
     Args:
-        collected: what the server has.
+        collected: what the server has collected.
         client: whose statistics to remove. The client may send again.
         label: the class to remove; all of them by default. If clients send a matrix, forget the client and
             let it send again without the class.
-        message: the message to remove, as the client sent it to the bit; needed if it sent a matrix.
+        message: the client's message, bit for bit as it was sent; needed if it holds a matrix.
 
     Returns:
-        What is left.
+        What was collected, without the client or class.
 
     Raises:
-        ValueError: if the client or the class is not known; if the method sends a matrix and ``message`` is
-            missing or not what the client sent; if one class is to be removed, but the client's matrix or
-            residual directions mix its classes. Nothing is removed then.
+        ValueError: if the client or the class is not known; if clients send a matrix and ``message`` is
+            missing or not what the client sent; if one class is to be removed, but a matrix or residual
+            directions mix the classes.
 
     >>> import covfree, jax.numpy as jnp
     >>> from covfree.protocol.server import collect
@@ -60,7 +60,7 @@ def forget(
         mine = _of_class(collected, client, mine, label)
     elif matrix is not None and mine.any():
         own = _sent_by(collected, client, message)
-        # Of nobody's matrices there is nothing left, and no rounding either.
+        # Without another client the sum is exactly 0; a difference would leave rounding.
         matrix = np.zeros_like(matrix) if mine.all() else np.asarray(matrix) - own
     rows, clients = select_rows(rows, ~mine), collected.clients
     if label is None:
@@ -76,7 +76,7 @@ def forget(
 
 
 def _of_class(collected: Collected, client: Hashable, mine: np.ndarray, label: int) -> np.ndarray:
-    """Which rows are those of one class of a client."""
+    """Mark the rows of one class of a client."""
     rows = collected.message.rows
     directions = rows.sketch is not None and np.asarray(rows.sketch)[mine].any()
     if collected.message.matrix is not None or directions:

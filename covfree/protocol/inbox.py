@@ -1,4 +1,4 @@
-"""A folder of message files, as a mapping from clients to messages that are read when they are asked for."""
+"""A folder of message files as a mapping from clients to messages, which are read on access."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ from covfree.core.checks import check_above_zero
 from covfree.core.types import Message
 from covfree.protocol.files import SUFFIX, Sent, read_message, shown
 
-# Bytes of messages that are kept once they were read.
+# Most bytes of messages that stay in memory once they were read.
 _KEPT = 2**28
 
 
 class Inbox(Mapping[str, Message]):
     """Open a folder of message files, for `collect` or `solve_stream`.
 
-    Each file is read once, and a digest is taken of it. Messages of 256 MiB together are kept, others are
-    read again when they are needed. What comes later is not seen, and what changes is set aside. An empty
-    folder is no error, as a server may look before any client has sent. What killed writers left is removed.
+    Each file is read once for its digest. Messages of up to 256 MiB together stay in memory; others are read
+    again when they are needed. Files that arrive later are not seen, and a file that changes is set aside. An
+    empty folder is no error, as a server may look before any client has sent. Temporary files of killed
+    writers are removed.
 
     ``inbox[client]`` is a client's message. A client's name is that of its file,
     without ``.safetensors``.
 
     Attributes:
-        receipts: of each file that can be read the digest; see `Collected.receipts`.
-        unreadable: why each other file cannot be read, or is a copy.
-        rejected: the same; after `accumulate_stream` or `solve_stream` why each file did not count.
+        receipts: the digest of each file that can be read; see `Collected.receipts`.
+        unreadable: for each other file, why it cannot be read, or of which file it is a copy.
+        rejected: at first a copy of ``unreadable``; after `accumulate_stream` or `solve_stream`, why each
+            file that did not count was set aside.
 
     >>> import covfree, numpy as np, tempfile
     >>> sent = covfree.Message(covfree.Rows(np.ones((1, 2)), np.array([3]), np.array([0])))
@@ -53,7 +55,7 @@ class Inbox(Mapping[str, Message]):
 
         Args:
             path: the folder.
-            pattern: which files in it hold messages, e.g. ``"**/*.safetensors"`` for folders in it too.
+            pattern: which files hold messages, e.g. ``"**/*.safetensors"`` to include folders below.
             max_bytes: the largest file that is read.
             max_rows: most rows of a message.
 
@@ -73,7 +75,7 @@ class Inbox(Mapping[str, Message]):
         self._kept: dict[str, Message] = {}
         self._last: tuple[str, Message] | None = None
         self._room = _KEPT
-        # Of a file and its copies that which was written under this name counts, else that which came first.
+        # Among a file and its copies, the one that has the name it was written under counts, else the oldest.
         first: dict[str, tuple[bool, int, str]] = {}
         for name in list(self._files):
             try:
@@ -108,15 +110,15 @@ class Inbox(Mapping[str, Message]):
         """A client's message.
 
         Raises:
-            KeyError: if there is none that can be read.
-            ValueError: if its file is another than when the folder was opened.
-            OSError: if it cannot be read.
+            KeyError: if the client has no file that can be read.
+            ValueError: if the file changed since the folder was opened.
+            OSError: if the file cannot be read.
         """
         if name in self._kept:
             return self._kept[name]
         if name not in self.receipts:
             raise KeyError(name)
-        # A large file is asked for part by part.
+        # A large message may be asked for several times in a row, so the last one read stays.
         if self._last is None or self._last[0] != name:
             message, _, receipt = self._read(name)
             if receipt != self.receipts[name]:
@@ -128,7 +130,7 @@ class Inbox(Mapping[str, Message]):
         return self._last[1]
 
     def __iter__(self) -> Iterator[str]:
-        """Clients whose file can be read, ordered by name."""
+        """Iterate over the clients whose files can be read, ordered by name."""
         return iter(sorted(self.receipts))
 
     def __len__(self) -> int:
@@ -137,12 +139,12 @@ class Inbox(Mapping[str, Message]):
 
 
 def _found(root: Path, pattern: str) -> tuple[dict[str, Path], dict[str, str]]:
-    """The files that may hold messages, by the client's name; and why others cannot be looked at.
+    """Find the files that match, by client name, and why others, or folders, cannot be looked at.
 
-    Removes what killed writers left in these folders.
+    Temporary files that killed writers left in these folders are removed.
     """
     refused: list[OSError] = []
-    # `glob` passes over a folder that it may not read.
+    # `glob` silently skips folders that it may not read, so `os.walk` collects those.
     for folder, _, _ in os.walk(root, onerror=refused.append):
         remove_abandoned(Path(folder))
         if "/" not in pattern:
@@ -153,7 +155,7 @@ def _found(root: Path, pattern: str) -> tuple[dict[str, Path], dict[str, str]]:
         if is_temporary(file.name):
             continue
         name = file.relative_to(root).as_posix()
-        # What is shorter comes first, so that the name with the suffix is not taken.
+        # "a" sorts before "a.safetensors", so if both exist, the latter keeps its suffix to have a free name.
         name = name if (short := name.removesuffix(SUFFIX)) in found else short
         try:
             name.encode()
@@ -169,7 +171,7 @@ def _found(root: Path, pattern: str) -> tuple[dict[str, Path], dict[str, str]]:
 
 
 def none_sound(rejected: Mapping[str, str]) -> str:
-    """What to say where no file can be used."""
+    """The error message for a folder in which no file can be used."""
     if not rejected:
         return "folder: expected a sound message, got a folder without messages"
     reasons = "; ".join(f"{shown(name)}: {reason}" for name, reason in list(rejected.items())[:3])

@@ -1,4 +1,4 @@
-"""What a client sends: the same for simulation, accounting and a real federation."""
+"""The message that a client sends, the same in simulation, accounting and a real federation."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def client_message(
     key: PRNGKey | None = None,
     class_names: Sequence[str] | None = None,
 ) -> Message:
-    """Make the message that one client sends to the server; classes that it lacks are left out.
+    """Make the message that one client sends to the server, without rows for classes that the client lacks.
 
-    Clients of about one size share what is compiled. Under ``jit`` and ``vmap``, where the number of rows is
-    fixed, nothing is left out: a class (or subset, or direction) that the client lacks is a row of count 0.
+    Clients of similar size share one compilation. Under ``jit`` and ``vmap`` the number of rows is fixed, so
+    a class (or subset, or direction) that the client lacks is a row of count 0.
 
     Args:
         method: the method.
         features: the client's features.
-        labels: their classes; below 0 is padding.
+        labels: the class of each example; below 0 is padding.
         num_classes: C.
         key: the client's PRNG key, for methods that cut classes into random subsets.
-        class_names: [C], the names of the classes by their numbers, e.g. `FeatureSet.class_names`. They go
-            with the message, so that `collect` can refuse a client that numbers its classes otherwise.
+        class_names: [C], the names of the classes by their numbers, e.g. `FeatureSet.class_names`. They are
+            sent too, so that `collect` can refuse a client that numbers its classes otherwise.
 
     Returns:
         The message, in float32 (float64 if the features are and x64 is enabled).
@@ -73,7 +73,7 @@ def client_message(
     features, labels = pad_rows(given, padding).values()
     check(features, labels, num_classes=num_classes)
     features, labels = as_examples(features, labels=labels)
-    # Mixtures are compiled for sizes that they count themselves.
+    # Mixtures count labels on the host for the sizes of their arrays, which fails under `jit`.
     make = Method.made if method.summary.counts else _made
     part = method.client_part()
     if method.message is not None:
@@ -84,7 +84,7 @@ def client_message(
     if is_traced(rows.count):
         return replace(message, rows=replace(rows, client=None), sends=sends, class_names=names)
     rows = _present(rows)
-    # A client without examples sends nothing, not d² zeros.
+    # Without examples, send no matrix of d² zeros.
     message = replace(message, rows=rows) if len(rows.count) else Message(rows)
     return replace(message, sends=sends, class_names=names)
 
@@ -101,12 +101,12 @@ def _present(rows: Rows) -> Rows:
 
 
 def select_rows(rows: Rows, kept: np.ndarray) -> Rows:
-    """Those rows that are kept; on the host."""
+    """Select the rows that ``kept`` marks, as NumPy arrays."""
     return jax.tree.map(lambda leaf: np.asarray(leaf)[kept], rows)
 
 
 def check_class_names(names: Sequence[str] | None, num_classes: int) -> tuple[str, ...] | None:
-    """Names of classes as a tuple, or raise unless there is one for each class and none twice."""
+    """Return class names as a tuple, or raise unless there is one for each class and none occurs twice."""
     if names is None:
         return None
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
@@ -121,7 +121,7 @@ def check_class_names(names: Sequence[str] | None, num_classes: int) -> tuple[st
 
 
 def digest(message: Message) -> str:
-    """The digest of a message: of all that it says, values, shapes and data types, but not of whose it is."""
+    """Hash a message's values, shapes, data types and metadata, but not the ``client`` column."""
     state = hashlib.blake2b(digest_size=16)
     state.update(repr((bool(message.solved), message.sends, message.class_names)).encode())
     for name in ROWS:

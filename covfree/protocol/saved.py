@@ -1,4 +1,4 @@
-"""What a server has collected, in a file: it may be stopped and started again."""
+"""Save what a server has collected in a file, so that the server can be restarted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def save_collected(collected: Collected, path: str | PathLike[str]) -> None:
 
     Args:
         collected: from `collect`.
-        path: the file, which is replaced if it is there. Not in the folder of an `Inbox`.
+        path: the file, which is replaced if it exists. Keep it out of the folder of an `Inbox`.
 
     Raises:
         TypeError: if a client's name is neither a text nor a whole number.
@@ -44,7 +44,7 @@ def save_collected(collected: Collected, path: str | PathLike[str]) -> None:
             raise TypeError(f"clients: expected names that are texts or whole numbers, got {client!r}")
     about = {
         "clients": collected.clients,
-        # As pairs: a key of JSON is a text, and 1 is another client than "1".
+        # As pairs: keys of JSON are strings, but the clients 1 and "1" differ.
         **{name: list(texts.items()) for name, texts in named.items()},
         "bounds": dict(collected.bounds),
     }
@@ -59,8 +59,8 @@ def load_collected(path: str | PathLike[str]) -> Collected:
         path: the file, which nobody else may write to: its arrays are not checked again.
 
     Raises:
-        ValueError: if it is cut short or another file; it names the path.
-        OSError: if it cannot be read.
+        ValueError: if the file is cut short or holds something else; the error names the path.
+        OSError: if the file cannot be read.
     """
     message, metadata = read(path, _FORMAT, (_VERSION,))
     try:

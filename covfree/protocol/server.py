@@ -1,4 +1,4 @@
-"""The server's door: clients' messages in one, checked, over any number of rounds."""
+"""The server's entry point: check clients' messages and merge them, over any number of rounds."""
 
 from __future__ import annotations
 
@@ -33,36 +33,38 @@ def collect(
     max_norm: Bound = "derived",
     before: Collected | None = None,
 ) -> Collected:
-    """Check the clients' messages and put the sound ones together; bad ones are set aside and named.
+    """Check the clients' messages and merge the sound ones into one; bad ones are set aside and named.
 
-    ``docs/server.md`` lists the checks, their tolerance for rounding and their cost. Say what the server
-    knows, ``dim``, ``method`` and ``class_names``: what it does not say, most messages decide.
+    ``docs/server.md`` lists the checks, their tolerance for rounding and their cost. Pass ``dim``,
+    ``method`` and ``class_names`` if the server knows them. Without ``method`` or ``class_names`` most
+    messages decide; without ``dim`` all messages must agree.
 
-    Clients may come over several rounds: pass the earlier result as ``before``. A client counts once, however
-    often it sends: its first sound message does, and ``repeated`` names who sent again. A client whose
-    message was set aside may send again.
+    Clients may send in several rounds: pass the earlier result as ``before``. A client counts once, by its
+    first sound message; ``repeated`` names clients that sent again. A client whose message was set aside may
+    send again.
 
     Args:
-        messages: one message for each client; an `Inbox` reads them from files as they are needed. A message
-            without rows (of a client without examples) adds nothing.
+        messages: one message for each client; an `Inbox` reads them from files on access. A message without
+            rows, from a client without examples, adds nothing.
         num_classes: C.
-        dim: d; by default that of ``before``, or that which all messages have.
-        method: that of the federation, whose clients send messages of one kind. By default the kind is that
-            of ``before``, or of most messages.
+        dim: d; by default that of ``before``, or the one that all messages have.
+        method: the federation's method, which fixes the kind of message. By default the kind is that of
+            ``before``, or of most messages.
         class_names: [C], the names of the classes by their numbers, as `client_message` takes them. A message
-            with other names is set aside; one without names passes. By default as for ``method``.
-        num_examples: the number of examples that a client announced, for those that did. A message whose
-            counts have another sum was cut short or altered, and is set aside.
-        max_count: most examples that a client may claim, which bounds its weight. By default ``"derived"``
-            from the counts of all clients if there are at least four; None for any number.
-        max_norm: largest norm of a feature vector, e.g. 1 for normalised features. By default ``"derived"``:
-            that of the method's map of features if it has one, else from the norms of all messages if there
-            are at least four. None for any.
+            with other names is set aside; one without names passes. By default those of ``before``, or of
+            most messages.
+        num_examples: the number of examples of each client that announced it. A message whose counts have
+            another sum was cut short or altered, and is set aside.
+        max_count: most examples that a client may claim, which bounds its weight. ``"derived"``, the default,
+            takes the bound from the counts of all clients if there are at least four; None sets no bound.
+        max_norm: largest norm of a feature vector, e.g. 1 for normalised features. ``"derived"``, the
+            default, takes the bound of the method's map of features if it has one, else derives one from the
+            norms in all messages if there are at least four; None sets no bound.
         before: the result of earlier rounds.
 
     Returns:
-        The sound messages in one, for `solve_message`, and the reason for each that was set aside. That
-        nobody sent anything sound is no error: ``clients`` is empty then, and `solve_message` says so.
+        The sound messages merged into one, for `solve_message`, and the reason for each that was set aside.
+        It is no error if no message is sound: ``clients`` is empty then, and `solve_message` raises.
 
     Raises:
         TypeError: if ``messages`` or ``before`` have another type, or a bound is no number.
@@ -100,13 +102,13 @@ def collect(
     for client, found in checked.found.items():
         try:
             message = as_received(messages[client])
-        except Exception as error:  # A file may be another by now.
+        except Exception as error:  # The file may have changed since the check.
             rejected[client] = reason_of(error)
             continue
         owner = np.full(len(message.rows.label), len(before.clients) + len(receipts), np.int32)
         receipts[client] = found.receipt
         if message.matrix is not None:
-            # In float64, so that rounding does not grow with the clients; one at a time, of K·d² numbers.
+            # Float64 keeps rounding from growing with the clients. All at once would be K·d² numbers.
             matrix = message.matrix + (np.zeros(np.shape(message.matrix)) if matrix is None else matrix)
         parts.append(replace(message, rows=replace(message.rows, client=owner), matrix=None))
     again = {c: _again(messages, c, before.receipts.get(c)) for c in messages if c in counted}
@@ -125,7 +127,7 @@ def collect(
 
 
 def _dim_of(before: Collected, dim: int | None) -> int | None:
-    """d: that which is given, else that of what was collected before; None if neither says what it is.
+    """The given d, else that of ``before``; None if neither says it.
 
     Raises:
         ValueError: if the two differ.
@@ -136,7 +138,7 @@ def _dim_of(before: Collected, dim: int | None) -> int | None:
 
 
 def _again(messages: Mapping[Any, Message] | Inbox, client: Any, counted: str | None) -> str | None:
-    """What a client sent that had been counted, and which message counts; None if nothing new."""
+    """Say what an already counted client sent, and which message counts; None if its file is the same."""
     try:
         receipt = receipt_of(messages, client)
     except Exception as error:
@@ -162,14 +164,14 @@ def _nothing(dim: int | None) -> Message:
 
 
 def _merged(messages: Sequence[Message]) -> Message:
-    """All rows."""
-    # A client without examples has nothing to add; nor has a server that nobody has sent anything.
+    """Put the rows of all messages below each other."""
+    # Skip messages that add nothing: those of clients without examples, and an empty ``before``.
     known = [message for message in messages if message.rows.mean.shape[1]] or messages
     messages = [message for message in known if len(message.rows.count)] or known[:1]
     total = sum(count_sum(message.rows.count) for message in messages)
     parts = [replace(message.rows, count=summable(message.rows.count, total)) for message in messages]
     rows = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
-    # An integer beside floats would make wider floats of both.
+    # NumPy makes float64 of int32 beside float32, so cast to JAX's result type.
     rows = replace(rows, count=rows.count.astype(jnp.result_type(*(part.count.dtype for part in parts))))
     sends = next((message.sends for message in messages if message.sends is not None), None)
     names = next((message.class_names for message in messages if message.class_names is not None), None)

@@ -1,4 +1,4 @@
-"""Whether a matrix can be a sum of squares, but for rounding: what Gram matrices and covariances are."""
+"""Check that a matrix is a sum of squares up to rounding, as Gram matrices and covariances are."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-# Half the distance from 1 to the next number, and the smallest number that keeps all its digits, in float32.
+# In float32: half the distance from 1 to the next number, and the smallest normal number.
 _UNIT, _SMALLEST = 2.0**-24, 2.0**-126
-# Terms that are added one after the other; longer sums are made of parts.
+# Most terms that are added one after the other; longer sums are added from partial sums.
 _LONGEST = 2**16
 
 
@@ -19,12 +19,12 @@ def rounding(num_examples: float, *dtypes: np.dtype) -> float:
 
     A sum in float32 of n products x_i x_j, one after the other, is off by at most n·u·Σ|x_i x_j|, with
     u = 2⁻²⁴, and by Cauchy and Schwarz Σ|x_i x_j| ≤ √(a_ii a_jj). Half of that is allowed: equal terms, the
-    worst case, lose n·u/5 on average. Sums of more than 2¹⁶ terms are made of parts, which lose less. A few
-    u are for the products and for means, and one unit is for the data type in which the sums were sent.
+    worst case, lose n·u/5 on average. Sums of more than 2¹⁶ terms are added from partial sums, which lose
+    less. A few u are added for the products and for means, and one unit for the data type of the sent sums.
 
     Args:
         num_examples: n.
-        dtypes: in which the numbers came.
+        dtypes: the data types in which the numbers were sent.
     """
     sent = max(float(jnp.finfo(dtype).eps) for dtype in dtypes) / 2
     return sent + _UNIT * (min(num_examples, _LONGEST) / 2 + 8)
@@ -35,17 +35,17 @@ def unit_diagonal(
 ) -> tuple[Float[np.ndarray, "dim dim"], Float[np.ndarray, " dim"]]:
     """Scale a matrix to a diagonal of 1, or raise unless it passes the cheap tests of a sum of squares.
 
-    They take a few passes over the matrix: no entry on the diagonal is negative, the matrix is symmetric, and
-    |a_ij| ≤ √(a_ii a_jj), up to ``tolerance``.
+    The tests take a few passes over the matrix: no entry on the diagonal is negative, the matrix is
+    symmetric, and |a_ij| ≤ √(a_ii a_jj), up to ``tolerance``.
 
     Args:
         where: how the error begins, e.g. ``"matrix:"``.
-        matrix: finite numbers.
+        matrix: the matrix, of finite numbers.
         num_examples: n, the terms of each sum.
         tolerance: from `rounding`.
 
     Returns:
-        The scaled matrix in float32, and √a_ii, by which it was divided from both sides.
+        The scaled matrix in float32, and √a_ii, by which its rows and columns were divided.
 
     Raises:
         ValueError: if the matrix is no sum of squares; the message names the place.
@@ -54,7 +54,7 @@ def unit_diagonal(
     if (diagonal < 0).any():
         i = int(np.argmax(diagonal < 0))
         raise ValueError(f"{where} holds {matrix[i, i]} at {(i, i)}; expected a diagonal of at least 0")
-    # Products below the smallest number are lost: what is no larger than n of them counts as rounding.
+    # Float32 loses products below the smallest normal number, so n of them count as rounding.
     size = np.sqrt(diagonal + (num_examples + 1) * _SMALLEST / tolerance)
     inverse = (1 / size).astype(np.float32)
     with np.errstate(over="ignore"):
@@ -76,9 +76,9 @@ def unit_diagonal(
 
 
 def is_positive(scaled: Float[np.ndarray, "dim dim"], tolerance: float) -> bool:
-    """Whether a matrix with a diagonal of 1 is positive semi-definite, but for rounding: one Cholesky.
+    """Whether a matrix with a diagonal of 1 is positive semi-definite up to rounding, by one Cholesky.
 
-    Errors of entries that are like independent numbers of size τ = ``tolerance`` move an eigenvalue of a
+    Errors of entries that behave like independent numbers of size τ = ``tolerance`` move an eigenvalue of a
     matrix of size D by at most 2√D·τ (Wigner's law), and the factorisation in float32 by less than D·u. The
     matrix passes if no eigenvalue lies further below 0.
     """

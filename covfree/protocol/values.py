@@ -1,4 +1,4 @@
-"""Whether the values of class rows are sound: counts, labels, means and covariances."""
+"""Check the values of class rows: counts, labels, means and covariances."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from covfree.core.row_types import RowTypes
 from covfree.core.types import Rows
 from covfree.protocol.squares import is_positive, rounding, unit_diagonal
 
-# Every whole number up to this one is a float64, so that sums of counts are exact.
+# Float64 holds every whole number up to this one, so sums of counts are exact.
 _MOST_EXAMPLES = 2**53
 
 
@@ -23,7 +23,7 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
     Args:
         rows: the rows to check.
         num_classes: C.
-        dim: d that is expected, or None for any.
+        dim: the expected d; None for any.
 
     Raises:
         TypeError: if a data type is wrong.
@@ -43,7 +43,7 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
     if bad.any():
         row = int(np.argmax(bad))
         raise ValueError(f"count: row {row} has count {count[row]}; expected finite numbers of at least 0")
-    # As float64: float16 has no number for the limit.
+    # Compare in float64: float16 cannot hold the limit.
     many = count.astype(np.float64) > _MOST_EXAMPLES
     if many.any():
         row = int(np.argmax(many))
@@ -57,7 +57,7 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
     for name, values in (("mean", mean), ("covariance", rows.covariance)):
         if values is None:
             continue
-        # Not −1: of no rows there is no size to infer.
+        # Not −1: NumPy cannot infer an axis of an array without rows.
         flat = np.asarray(values).reshape(len(label), math.prod(np.shape(values)[1:]))
         position = first_non_finite(flat, used)
         if position is not None:
@@ -84,15 +84,15 @@ def check_rows(rows: Rows, *, num_classes: int, dim: int | None = None) -> None:
 
 
 def largest_sum(dtype: np.dtype) -> float:
-    """Σ‖f‖² of a row or a matrix, at most: sums over more clients than there are do not overflow then."""
+    """The largest allowed Σ‖f‖² of a row or matrix: max^¾, so sums over max^¼ (4·10⁹) of them are finite."""
     return float(jnp.finfo(jnp.promote_types(dtype, jnp.float32)).max) ** 0.75
 
 
 def square_sums(rows: Rows) -> np.ndarray:
-    """Σ‖f‖² over the examples behind each row, as far as it tells: n‖μ‖² + (n − 1) tr S; on the host.
+    """Σ‖f‖² over the examples behind each row, as far as the row tells: n‖μ‖² + (n − 1) tr S; in NumPy.
 
-    A residual direction is a sum over the examples already. What it has beside it is at most the square of
-    the next one.
+    A residual direction is already a sum over examples, so its square counts once. Its ``covariance``, which
+    is at most the square of the first direction left out, is added once.
     """
     count, mean = np.asarray(rows.count).astype(np.float64), _at_least_float32(rows.mean)
     sketch = np.zeros(len(count), bool) if rows.sketch is None else np.asarray(rows.sketch)
@@ -114,11 +114,11 @@ def square_sums(rows: Rows) -> np.ndarray:
 
 
 def sound_rows(rows: Rows, types: RowTypes, *, num_classes: int) -> Rows:
-    """Convert received rows to the data types in which they are added up, and check them before and after.
+    """Convert received rows to the data types in which they are summed, and check them before and after.
 
     Args:
         rows: the received rows.
-        types: the data types that hold the sums of these rows and all others.
+        types: the data types, which can hold the sums of all clients' rows.
         num_classes: C.
     """
     check_rows(rows, num_classes=num_classes)
@@ -142,7 +142,7 @@ def _check_covariances(
                 "expected variances of at least 0"
             )
         return
-    # A component of a mixture is a sum over all examples, with weights.
+    # A mixture's component is a weighted sum over all examples, so all of them cause rounding.
     total = float(count[used].sum(dtype=np.float64))
     tolerance = rounding(total, covariance.dtype)
     for row in np.flatnonzero(used):
