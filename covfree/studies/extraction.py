@@ -19,12 +19,12 @@ from covfree.data.kept import Progress as Tell
 from covfree.data.texts import TextSet
 from covfree.studies.progress import Progress, say
 
-# Of what was left aside, as much is named.
+# How many of the files left aside the summary names.
 _SHOWN = 3
 
 
 def backbone_of(text: str) -> str:
-    """A name of the table, in which dashes and underscores are the same."""
+    """Return the backbone's name in `BACKBONES`; dashes may stand for underscores."""
     name = text.replace("-", "_")
     if name not in BACKBONES:
         raise ValueError(f"--backbone: expected one of {', '.join(BACKBONES)}, got {text!r}")
@@ -39,7 +39,7 @@ def read_images(
     client_column: str | None,
     class_names: tuple[str, ...] | None = None,
 ) -> ImageSet:
-    """The image set that ``--images`` and the options about it mean."""
+    """Open the image set that ``--images`` and its related options describe."""
     of_tfds = {name: value for name, value in splits.items() if value is not None}
     if client_column is not None:
         of_tfds["client_column"] = client_column
@@ -67,7 +67,7 @@ def read_images(
 
 
 def names_in(path: Path | None) -> tuple[str, ...] | None:
-    """The names of classes in a text file, one a line; None without a file."""
+    """Read class names from a text file, one per line; None without a file."""
     if path is None:
         return None
     try:
@@ -81,7 +81,7 @@ def names_in(path: Path | None) -> tuple[str, ...] | None:
 
 
 def option_of(given: dict[str, Any]) -> str:
-    """The first of some arguments, as it is written on the command line."""
+    """Return the first argument's name as a command-line option."""
     return "--" + next(iter(given)).replace("_", "-")
 
 
@@ -95,14 +95,14 @@ def extract(
     batch_size: int = 64,
     on_damaged: str = "stop",
 ) -> Extracted:
-    """Compute features of images into a file under a bar, and say in the end what was done."""
+    """Compute features of images into a file under a progress bar, and print a summary."""
     network = backbones.backbone(name)
 
     def compute(progress: Tell) -> Extracted:
         return extract_features(
             images,
             network,
-            # Called only if there is something to compute: Flax and the file take seconds.
+            # Loaded only if there is something to compute: importing Flax and reading the file take seconds.
             lambda: network.load(weights.path),
             out=out,
             weights=weights.sha256,
@@ -119,7 +119,7 @@ def extract(
 def encode(
     texts: TextSet, encoder: SentenceEncoder, out: Path, *, dtype: str = "float32", batch_size: int = 64
 ) -> Extracted:
-    """Compute features of texts into a file, as `extract` does of images."""
+    """Compute features of texts into a file under a progress bar, and print a summary."""
     compute = partial(encode_texts, texts, encoder, out=out, dtype=dtype, batch_size=batch_size)
     return _under_bar(texts, "texts", encoder.name, lambda progress: compute(progress=progress))
 

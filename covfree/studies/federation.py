@@ -16,13 +16,13 @@ from covfree.data import FeatureSet
 from covfree.data.partitions import PARTITIONERS
 from covfree.studies.names import parsed
 
-# What the one number of a partition counts, where it counts.
+# Partitions whose one number (``alpha``) is a count per client, and what it counts.
 COUNTED = {"shards": "shards", "pathological": "classes"}
 
 
 @dataclass(frozen=True)
 class Federation:
-    """How the examples are spread where the data does not say so.
+    """How the examples are spread over clients if the data has no clients of its own.
 
     Attributes:
         clients: number of clients.
@@ -61,7 +61,7 @@ class Federation:
         return own
 
     def assign(self, data: FeatureSet, seed: int) -> Integer[np.ndarray, " examples"]:
-        """The client of each training example: the data's own, or the partition's; −1 where it has none.
+        """Return each training example's client, from the data or the partition; −1 for no client.
 
         Raises:
             ValueError: if the partition cannot be made, or the data's own clients hold no training example.
@@ -72,7 +72,7 @@ class Federation:
             return data.clients
         own = self.check()
         try:
-            # Whoever asks counts them (`left_out`), for all seeds in one line.
+            # Callers report the examples on no client (`left_out`) once for all seeds.
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "on no client")
                 return self._draw(data.train_labels, seed, own)
@@ -95,7 +95,7 @@ class Federation:
 def federations(
     clients: Iterable[int], partitions: Iterable[str], alphas: Iterable[float | int]
 ) -> list[Federation]:
-    """All combinations, in this order; one for ``iid`` whatever the alphas, which it does not have.
+    """Combine partitions, clients and alphas, the last varying fastest; ``iid`` has no alpha and comes once.
 
     Raises:
         TypeError: if an argument is one value, not several.
@@ -115,17 +115,17 @@ def federations(
 
 
 def several(name: str, values: object, expected: str) -> None:
-    """Raise unless an argument is several values: one number or one text is none."""
+    """Raise TypeError unless an argument is an iterable of values; a single string is refused."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise TypeError(f"{name}: expected several {expected}, such as a list, got {values!r}")
 
 
 class LeftOut(NamedTuple):
-    """What a partition gives to no client.
+    """Counts of the training examples and classes that a partition gives to no client.
 
     Attributes:
         examples: number of training examples.
-        classes: number of classes with training examples, all of them on no client.
+        classes: number of classes that have training examples, but none on a client.
     """
 
     examples: int
@@ -133,7 +133,7 @@ class LeftOut(NamedTuple):
 
 
 def left_out(labels: Integer[np.ndarray, " examples"], clients: Integer[np.ndarray, " examples"]) -> LeftOut:
-    """Count the examples, and the classes, that lie on no client (a client below 0).
+    """Count the examples on no client (a client below 0), and the classes that have no example on a client.
 
     >>> left_out(np.array([0, 0, 1, 1]), np.array([0, -1, -1, -1]))
     LeftOut(examples=3, classes=1)

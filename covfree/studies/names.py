@@ -1,4 +1,4 @@
-"""Names with numbers of their own, as texts: ``fedcof:shrinkage=0.1:head=ridge``."""
+"""Parser of names with arguments, such as ``fedcof:shrinkage=0.1:head=ridge``."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 
 def parsed(text: str, expected: str) -> tuple[str, dict[str, Any]]:
-    """A name and numbers of its own.
+    """Split a text into a name and its arguments.
 
     Args:
         text: ``name:number=value:…``.
         expected: what the error names: ``methods: expected a number such as fedcof:shrinkage=0.1``.
 
     Raises:
-        ValueError: if a part is no number, or comes twice.
+        ValueError: if a part after the name has no "=", or an argument comes twice.
 
     >>> parsed("fedcof:shrinkage=0.1:head=ridge", "")
     ('fedcof', {'shrinkage': 0.1, 'head': 'ridge'})
@@ -32,7 +32,7 @@ def parsed(text: str, expected: str) -> tuple[str, dict[str, Any]]:
 
 
 def as_number(text: str) -> Any:
-    """True or false, an integer, a real number, or the text itself, such as 'auto'."""
+    """Convert a text to a bool, int or float if it is one; else return it, such as 'auto'."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):

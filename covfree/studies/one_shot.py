@@ -24,7 +24,7 @@ from covfree.studies.timing import timed
 
 
 class _Solved(NamedTuple):
-    """A head, what clients sent for it, and how long that took."""
+    """A head, the bytes that clients sent for it, and the seconds that it took."""
 
     head: Any
     sent: covfree.SentBytes
@@ -41,10 +41,10 @@ def run_method(
     figures: Sequence[str] = (),
     predictions: bool = False,
 ) -> Run:
-    """Run a method: `covfree.fit` and `covfree.evaluate`, step by step, so that each can be timed.
+    """Run a method as `covfree.fit` and `covfree.evaluate` do, but step by step, to time each step.
 
     Args:
-        name: what results call it.
+        name: the method's name in results.
         method: the method.
         task: the federation.
         figures: names in `covfree.metrics.NAMES`, measured beside the accuracy.
@@ -71,12 +71,12 @@ def run_method(
 
 
 def _solved(method: Method, task: Task) -> _Solved:
-    """The method's rounds, those over the rows that clients make and those over their examples."""
+    """Solve for the head by the rounds over clients' rows, then those over examples, and time both sides."""
     features, labels, owners = task.inputs, task.labels, task.clients
     key, classes, sizes = jax.random.key(task.seed), task.data.num_classes, (task.data.train_labels, owners)
     first, how = method.rounds_over_rows, How(classes, method.whole_clients)
     source, summary_seconds = timed(partial(over_rows, method, features, labels, owners, how, key))
-    # Where the message is rows, the server evaluates the rounds over them; else clients do, and send sums.
+    # If clients send rows, the server evaluates the rounds over rows; else clients do, and send sums.
     by_server = method.message is None and method.message_rounds > 0
     seconds = {"clients": summary_seconds, "server": 0.0}
 
@@ -93,7 +93,7 @@ def _solved(method: Method, task: Task) -> _Solved:
     head = do("server", partial(covfree.solve_totals, method, *state))
     sent = covfree.sent_bytes(method, *sizes, dim=features.shape[1])
     if by_server and isinstance(source, InMemory):
-        # Rows are counted as they are, as a transform may have dropped some.
+        # Count the actual rows, as a transform may have dropped some.
         own = replace(method, rounds=method.rounds[:first])
         before = covfree.sent_bytes(own, *sizes, dim=features.shape[1])
         made = covfree.message_bytes(Message(source.rows))
@@ -104,7 +104,7 @@ def _solved(method: Method, task: Task) -> _Solved:
 def _measured(
     head: Any, data: FeatureSet, names: Sequence[str], predictions: bool
 ) -> tuple[dict[str, float], Predictions | None]:
-    """Figures of the test examples, and the counts of predictions, if they are asked for."""
+    """Return the metrics and the prediction counts of the test examples, where asked for."""
     if not names and not predictions:
         return {}, None
     scores, labels, clients = scores_of(head, data.test_features), data.test_labels, data.test_clients

@@ -1,4 +1,4 @@
-"""What a head was fitted to: fingerprints of its data, so that nobody takes training examples for a test."""
+"""Fingerprints of the data that a head was fitted to, so that nobody tests it on its training examples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MODULUS = 2**64
 
 
 def origin_of(data: FeatureSet, seed: int) -> dict[str, Any]:
-    """What a head's file says of its data: name, seed of the split, fingerprints of its two parts."""
+    """Return the data's name, the seed of its split, and fingerprints of both parts, for a head's file."""
     parts = {
         part: f"{_fingerprint(getattr(data, f'{part}_features'), getattr(data, f'{part}_labels')):016x}"
         for part in ("train", "test")
@@ -23,17 +23,17 @@ def origin_of(data: FeatureSet, seed: int) -> dict[str, Any]:
 
 
 def is_same_data(data: FeatureSet, origin: Mapping[str, Any]) -> bool:
-    """Whether data are those of an origin, however they are split."""
+    """Whether the data have the origin's examples, whatever the split."""
     return _whole(origin_of(data, 0)) == _whole(origin)
 
 
 def seen_in_training(data: FeatureSet, seed: int, origin: Mapping[str, Any]) -> str:
-    """Why the test part of data is one that a head was fitted to; nothing if it is none.
+    """Say why the test part may hold examples that the head was fitted to; empty if that is not known.
 
     Args:
-        data: to test on, split.
-        seed: of the split.
-        origin: of the head.
+        data: the data to test on.
+        seed: seed of their split.
+        origin: the head's `origin_of`.
     """
     now = origin_of(data, seed)
     if origin["train"] == now["test"]:
@@ -50,14 +50,14 @@ def _whole(origin: Mapping[str, Any]) -> int:
 
 
 def _fingerprint(features: Any, labels: np.ndarray) -> int:
-    """A sum of hashes of the examples: the same in any order, and that of two parts the parts' sum."""
+    """Sum the examples' hashes: the order does not matter, and fingerprints of disjoint parts add up."""
     total = 0
     for part in blocks(features):
         block = np.ascontiguousarray(features[part]).view(np.uint8).reshape(part.stop - part.start, -1)
-        # Any odd numbers, the same everywhere.
+        # Any odd factors will do, if they are the same on every machine.
         factors = np.random.PCG64(block.shape[1]).random_raw(block.shape[1]).astype(np.uint64) | np.uint64(1)
         hashes = (block * factors).sum(1, dtype=np.uint64) + labels[part].astype(np.uint64)
-        # What was only summed is mixed, so that exchanged labels are other examples.
+        # A linear hash would not notice two examples that exchange labels, so mix the bits.
         hashes ^= hashes >> np.uint64(33)
         hashes *= np.uint64(0xFF51AFD7ED558CCD)
         hashes ^= hashes >> np.uint64(29)

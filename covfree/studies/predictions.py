@@ -1,4 +1,4 @@
-"""What a head predicts of the test examples: counted by class and by client, and summed over runs."""
+"""Counts of a head's predictions of test examples by class and by client, and their sums over runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxtyping import Float, Integer
 from covfree.data.partitions import PartitionStatistics
 from covfree.heads.metrics.outcome import check_scores, outcome_of
 
-# Examples whose scores are computed together, as some heads need much memory.
+# Batch size of examples: some heads need much memory.
 _PART = 4096
 _scores = jax.jit(lambda head, features: head(features))
 _outcome = jax.jit(lambda scores, labels: outcome_of(scores, labels)[:2])
@@ -24,8 +24,8 @@ class Predictions(NamedTuple):
     Attributes:
         pairs: (label, predicted class, examples) of the pairs that occur, sorted. The predicted class is −1
             where the head gives none.
-        clients: (client, examples that are right, examples) of the clients that have test examples, sorted;
-            empty if the data does not say whose they are.
+        clients: (client, correct predictions, examples) of the clients that have test examples, sorted;
+            empty if the data does not say which client each test example belongs to.
     """
 
     pairs: tuple[tuple[int, int, int], ...]
@@ -33,7 +33,7 @@ class Predictions(NamedTuple):
 
 
 def scores_of(head: Any, features: Any) -> Float[np.ndarray, "examples classes"]:
-    """Compute a head's scores in parts, and keep them on the host.
+    """Compute a head's scores batch by batch, and return them in host memory.
 
     Args:
         head: any head.
@@ -48,12 +48,12 @@ def count_predictions(
     labels: Integer[np.ndarray, " examples"],
     clients: Integer[np.ndarray, " examples"] | None = None,
 ) -> Predictions:
-    """Count the predictions of the examples by class, and the right ones by client.
+    """Count the predictions by class, and the correct ones by client.
 
     Args:
-        scores: a head's; −∞ for a class that it does not know.
+        scores: a head's scores; −∞ for a class that it does not know.
         labels: classes; below 0 is padding.
-        clients: whose each example is; below 0 is nobody's.
+        clients: the client of each example; below 0 is on no client.
 
     Raises:
         TypeError: if a data type is wrong.
@@ -82,7 +82,7 @@ def count_predictions(
 def confusion_counts(
     predictions: Iterable[Predictions], num_classes: int
 ) -> Integer[np.ndarray, "classes predicted"]:
-    """Sum the counts of several runs: [C, C + 1], the last column for examples without a prediction."""
+    """Sum the counts of several runs: [C, C + 1]; the last column counts examples without a prediction."""
     counts = np.zeros((num_classes, num_classes + 1), np.int64)
     for each in predictions:
         for label, predicted, number in each.pairs:
@@ -91,7 +91,7 @@ def confusion_counts(
 
 
 def class_accuracy(counts: Integer[np.ndarray, "classes predicted"]) -> Float[np.ndarray, " classes"]:
-    """Divide what is right by all examples of each class; NaN for a class without test examples.
+    """Return each class's share of correct predictions; NaN for a class without test examples.
 
     >>> class_accuracy(confusion_counts([Predictions(((0, 0, 3), (0, 1, 1)))], 2))
     array([0.75,  nan])
@@ -103,16 +103,16 @@ def class_accuracy(counts: Integer[np.ndarray, "classes predicted"]) -> Float[np
 def expected_client_accuracy(
     accuracy: Float[np.ndarray, " classes"], partition: PartitionStatistics
 ) -> Float[np.ndarray, " clients"]:
-    """Average the classes' accuracies with each client's share of training examples as weights.
+    """Average the classes' accuracies for each client, weighted by its training examples of each class.
 
         a_k = Σ_c n_kc a_c / Σ_c n_kc,  over the classes c that have test examples.
 
-    It is what a client can expect whose examples to come have the classes of its training examples, and
-    within a class do not differ from others'. NaN for a client without such examples.
+    This is a client's expected accuracy if its future examples have its training class distribution and,
+    within a class, are distributed like everyone's. NaN for a client without examples of such classes.
 
     Args:
-        accuracy: [C] of the classes; NaN for one without test examples.
-        partition: of the training examples.
+        accuracy: [C] accuracy of each class; NaN for one without test examples.
+        partition: statistics of the training examples.
     """
     known = np.isfinite(accuracy[partition.pair_labels])
     owners, labels = partition.pair_clients[known], partition.pair_labels[known]
@@ -123,7 +123,7 @@ def expected_client_accuracy(
 
 
 def measured_client_accuracy(predictions: Iterable[Predictions]) -> Float[np.ndarray, " clients"]:
-    """Divide what is right by all examples of each client, summed over runs; of those that have examples."""
+    """Return the share of correct predictions over all runs, for each client that has test examples."""
     right: dict[int, int] = {}
     every: dict[int, int] = {}
     for each in predictions:

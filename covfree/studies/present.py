@@ -1,4 +1,4 @@
-"""What a study came to: printed, written into its folder, drawn, and laid out as a page."""
+"""Output of a study's results: printed, written into its folder, drawn, and laid out as a page."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def present(
     given: Mapping[str, Any],
     page: Path | None = None,
 ) -> None:
-    """Print the results, and write them where there is a folder, and the page if there is to be one.
+    """Print the results; write them if the study has a folder, and write the page if asked for.
 
     Args:
-        command: that made the runs.
-        study: what they are of.
-        runs: one at least.
-        form: what to print.
+        command: the command that made the runs.
+        study: the study of the runs.
+        runs: at least one.
+        form: the format to print.
         config: settings, by the names of options.
-        given: those that a command line to repeat it says.
+        given: the settings that the command line to repeat the study sets.
         page: the file for the page.
     """
     results = summarise(runs, study.titles)
@@ -77,7 +77,7 @@ def _one(study: Study, lost: Sequence[LeftOut]) -> str:
 
 
 def _several(study: Study, lost: Sequence[str]) -> str:
-    """What is the same everywhere, and what is left out where."""
+    """Name the settings that all federations share, then the examples left out of each."""
     clients, partitions, alphas = (
         {getattr(place, name) for place in study.federations} for name in ("clients", "partition", "alpha")
     )
@@ -95,7 +95,7 @@ def _several(study: Study, lost: Sequence[str]) -> str:
 
 
 def _left_out(results: Sequence[Result]) -> list[str]:
-    """What is on no client, by federation."""
+    """Say for each federation which examples are on no client."""
     lines = []
     places = list(dict.fromkeys(result.place for result in results))
     for place, name in zip(places, place_names(places), strict=True):

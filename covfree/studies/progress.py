@@ -1,4 +1,4 @@
-"""How far a command is, on stderr: one bar on a terminal, lines elsewhere."""
+"""Progress of a command on stderr: a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 
 class Listener:
-    """Who is told how far a study is. This one says nothing."""
+    """Receiver of a study's progress. This base class ignores it."""
 
     def step(self, text: str, done: int, total: int, line: str = "") -> None:
-        """Take in what is done, of how much; `line` is for where no bar is."""
+        """Report that `done` of `total` steps are done; `line` is printed where there is no bar."""
 
     def say(self, text: str) -> None:
-        """Take in what is to be said whatever is shown."""
+        """Report a message that is always shown."""
 
 
 class Progress(Listener):
-    """A bar while it is entered. What is printed can be piped, as all this is on stderr."""
+    """A progress bar, shown while the context is entered. It writes to stderr, so stdout can be piped."""
 
     def __init__(self, width: int = 20) -> None:
-        # Here, so that studies in Python need no rich.
+        # Imported here so that studies in Python do not need rich.
         from rich import progress
         from rich.console import Console
 
@@ -48,11 +48,11 @@ class Progress(Listener):
 
     @property
     def speed(self) -> float | None:
-        """Steps a second, if that is known yet."""
+        """Steps per second; None until known."""
         return self.bar.tasks[0].speed
 
     def step(self, text: str, done: int, total: int, line: str = "") -> None:
-        """Show how far it is beside the bar, or print the line, if there is one, where there is no bar."""
+        """Update the bar; where there is no bar, print the line, if any."""
         if not self.bar.disable:
             self.bar.update(self._task, description=text, completed=done, total=total)
         elif line:
@@ -64,5 +64,5 @@ class Progress(Listener):
 
 
 def say(text: str) -> None:
-    """Tell something on stderr, so that what is printed can be piped."""
+    """Print a message on stderr, so that stdout can be piped."""
     print(f"covfree: {text}", file=sys.stderr)

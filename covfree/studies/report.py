@@ -1,4 +1,4 @@
-"""How the results of a study are shown: a table, and records for JSON and CSV."""
+"""Results of a study as a table, and as records for JSON and CSV."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COSTS = ("client FLOPs", "client time", "server time")
 
 
 def environment() -> dict[str, str]:
-    """Versions and machine, so that figures can be read later."""
+    """Return the versions and the machine, which a later reader of the figures needs."""
     return {
         "covfree": covfree.__version__,
         "jax": jax.__version__,
@@ -33,17 +33,17 @@ def environment() -> dict[str, str]:
 
 
 def is_trained(results: Sequence[Result]) -> bool:
-    """Whether the results are those of trainings."""
+    """Whether the results come from trainings."""
     return bool(results[0].runs[0].history)
 
 
 def receives(results: Sequence[Result]) -> bool:
-    """Whether clients of any method receive anything before the head."""
+    """Whether any method sends its clients something before the head."""
     return any(run.received for result in results for run in result.runs)
 
 
 def table(results: Sequence[Result]) -> Table:
-    """A line a method, on one federation."""
+    """Lay out the results on one federation, one line per method."""
     if is_trained(results):
         columns = (*_TRAINED, "bytes up", "bytes down", "time")
         return Table(columns, tuple(map(_trained_line, results)), broken=_BROKEN)
@@ -77,7 +77,7 @@ def start_of(run: Run) -> float:
 
 
 def gain_of(run: Run) -> float:
-    """What training gained in accuracy, or lost if it is below 0."""
+    """Accuracy gained by training; negative if it lost."""
     return run.accuracy - start_of(run)
 
 
@@ -105,9 +105,9 @@ def _best(run: Run) -> float:
 
 
 def records(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """One record a method, as JSON and CSV show them: means over the seeds, of seconds the medians.
+    """Return one record per method for JSON and CSV: means over the seeds, but medians of seconds.
 
-    If there are several federations, records name theirs.
+    If methods in closed form ran on several federations, each record names its own.
     """
     if is_trained(results):
         return [_trained_record(result) for result in results]
@@ -149,7 +149,7 @@ def _trained_record(result: Result) -> dict[str, Any]:
 
 
 def as_json(config: Mapping[str, Any], environment: Mapping[str, str], results: Sequence[Result]) -> str:
-    """Everything but the rounds, which histories hold: settings, machine, what the table shows, every run."""
+    """Return settings, machine, the table's figures and every run as JSON; rounds are in the histories."""
     found = records(results)
     for record, result in zip(found, results, strict=True):
         record["runs"] = [_trained_run(run) if run.history else _run(run) for run in result.runs]
@@ -194,14 +194,14 @@ def _trained_run(run: Run) -> dict[str, Any]:
 
 
 def names(results: Sequence[Result]) -> str:
-    """What `--methods` calls the methods that tables show by their titles."""
+    """Say which names `--methods` has for the titles in the table."""
     called = dict.fromkeys((result.method, result.title) for result in results)
     shown = [f"{name} is {title}" for name, title in called if name != title.lower()]
     return f"On the command line {'; '.join(shown)}." if shown and not is_trained(results) else ""
 
 
 def _more(result: Result) -> list[str]:
-    """Figures beside the accuracy."""
+    """Names of the figures other than the accuracy."""
     return [name for name in result.runs[0].figures if name != "accuracy"]
 
 
@@ -215,19 +215,19 @@ def _figures(result: Result) -> dict[str, float | None]:
 
 
 def _finite(figure: float) -> float | None:
-    """JSON knows no NaN and no infinity."""
+    """Return the figure, or None for NaN and infinity, which JSON lacks."""
     return figure if math.isfinite(figure) else None
 
 
 def _shown(name: str, mean: float, deviation: float | None) -> str:
-    """Shares in percent; a likelihood in nats."""
+    """Format a share in percent, or a likelihood in nats."""
     if name != "nll":
         return percent(mean, deviation)
     return f"{mean:.3f}" + ("" if deviation is None else f" ± {deviation:.3f}")
 
 
 def _place(result: Result) -> dict[str, Any]:
-    """The data and the federation."""
+    """Name the data and the federation in a record."""
     dataset, federation = result.place
     if federation is None:
         return {"dataset": dataset}

@@ -1,4 +1,4 @@
-"""What came of a cell of a study, a record that is kept; and of its seeds together."""
+"""Results of a study: a run of one cell, which a file keeps, and the summary over its seeds."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ from covfree.studies.federation import Federation, LeftOut
 from covfree.studies.predictions import Predictions
 from covfree.studies.table import Cell, Table, percent
 
-# A line of the history of a training: a round, what it came to and what it took.
+# A line of a training's history: the round, its accuracy, bytes and seconds.
 Record = dict[str, Any]
 _NOTHING = LeftOut(0, 0)
 
 
 @dataclass(frozen=True)
 class Run:
-    """What came of a method on a federation with a seed.
+    """The result of a method on a federation with a seed.
 
-    A trained head has a history; its accuracy is that after the last round, its bytes and seconds are those
-    of all rounds. `rows`, `client_flops` and `server_seconds` are of methods in closed form.
+    A trained head has a history: its accuracy is measured after the last round, and its bytes and seconds
+    are summed over all rounds. Only methods in closed form set `rows`, `client_flops` and `server_seconds`.
 
     Attributes:
-        method: its name.
-        seed: of the split, the partition and the method.
+        method: the method's name.
+        seed: seed of the split, the partition and the method.
         accuracy: share of the test examples that the head gets right, in [0, 1].
         sent: bytes up of all clients.
         received: bytes down to all clients, before the head.
-        clients: clients that hold examples.
+        clients: number of clients that hold examples.
         rows: rows that the method's rounds summed over.
-        client_flops: floating-point operations of all clients, from features to what they send.
+        client_flops: floating-point operations of all clients, from features to messages.
         client_seconds: time of all clients' work, run as one batch, compilation left out.
-        server_seconds: time from what the clients sent to the head, compilation left out.
+        server_seconds: time from the clients' messages to the head, compilation left out.
         left_out: training examples and classes that no client holds.
         dataset: name of the data.
         federation: how the examples were spread, if the data did not say so.
-        figures: other figures of the test examples, by their names in `covfree.metrics.NAMES`.
-        predictions: of the test examples, by class and client; None if they were not counted.
-        history: of a training, a record for each round, from 0, the start.
-        rates: of the clients and the server, that it trained with.
-        tried: the rates that were tried on clients set aside; None if none were.
-        diverged: the round that gave no finite state and was undone; None if none did.
+        figures: other metrics of the test examples, by their names in `covfree.metrics.NAMES`.
+        predictions: counts of the test predictions by class and client; None if they were not counted.
+        history: a training's records, one per round; round 0 is the start.
+        rates: the learning rates of the clients and the server.
+        tried: the rates that were tried on clients set aside; None without tuning.
+        diverged: the round whose state was not finite and was undone; None if there was none.
     """
 
     method: str
@@ -77,18 +77,18 @@ class Run:
 
     @property
     def evaluated(self) -> list[Record]:
-        """The rounds after which the accuracy was measured."""
+        """Records of the rounds after which the accuracy was measured."""
         return [record for record in self.history if "accuracy" in record]
 
     @property
     def best(self) -> Record:
-        """The first of those with the highest accuracy."""
+        """The first evaluated record with the highest accuracy."""
         return max(self.evaluated, key=lambda record: record["accuracy"])
 
 
 @dataclass(frozen=True)
 class Result:
-    """A method's runs over all seeds; means, medians, and the standard deviation if there are two seeds."""
+    """A method's runs over all seeds, with their mean, median and, from two seeds on, standard deviation."""
 
     method: str
     title: str
@@ -105,9 +105,9 @@ class Result:
         return self.spread(lambda run: run.accuracy)
 
     def spread(self, value: Callable[[Run], float]) -> tuple[float, float | None]:
-        """Mean of a figure over the runs, and its standard deviation if there are two."""
+        """Mean of a figure over the runs, and its standard deviation; None for a single run."""
         values = [value(run) for run in self.runs]
-        # NumPy's, as `statistics.stdev` fails on NaN.
+        # `statistics.stdev` fails on NaN.
         return fmean(values), float(np.std(values, ddof=1)) if len(values) > 1 else None
 
     def mean(self, value: Callable[[Run], float]) -> float:
@@ -115,16 +115,16 @@ class Result:
         return fmean(value(run) for run in self.runs)
 
     def median(self, value: Callable[[Run], float]) -> float:
-        """Median of a figure over the runs: of times, which whatever else a machine does makes long."""
+        """Median of a figure over the runs. Used for times, as other work on the machine inflates some."""
         return float(median(value(run) for run in self.runs))
 
 
 def summarise(runs: Iterable[Run], titles: Mapping[str, str] | None = None) -> list[Result]:
-    """Collect runs by data, federation and method, in the order in which these come first.
+    """Group runs by data, federation and method, in order of first appearance.
 
     Args:
-        runs: of a study, over any seeds.
-        titles: how tables name methods; their own names without it.
+        runs: a study's runs, over any seeds.
+        titles: titles of methods in tables; a method without one keeps its name.
     """
     groups: dict[tuple[str, Federation | None, str], list[Run]] = {}
     for run in runs:
@@ -134,7 +134,7 @@ def summarise(runs: Iterable[Run], titles: Mapping[str, str] | None = None) -> l
 
 
 def place_names(places: Sequence[tuple[str, Federation | None]]) -> tuple[str, ...]:
-    """Name data and federations by what differs between them; by the data if nothing does."""
+    """Name each place by the settings that differ between places; by its data if none differ."""
     datasets = {dataset for dataset, _ in places}
     made = [federation for _, federation in places if federation is not None]
     partitions, clients = ({getattr(each, name) for each in made} for name in ("partition", "clients"))
@@ -154,10 +154,10 @@ def place_names(places: Sequence[tuple[str, Federation | None]]) -> tuple[str, .
 
 
 def accuracy_table(results: Iterable[Result]) -> Table:
-    """Lay out accuracies: a line a method, a column a federation, the best of each column marked.
+    """Lay out accuracies with a line per method and a column per federation; mark each column's best.
 
-    A cell is the mean in percent ± the standard deviation over seeds. A column is named after what differs
-    between the federations. What a method has not been run on is left empty.
+    A cell is the mean in percent ± the standard deviation over seeds; it is empty if the method was not run
+    there. A column is named after the settings that differ between the federations.
 
     Args:
         results: from `summarise`.
@@ -181,14 +181,14 @@ def accuracy_table(results: Iterable[Result]) -> Table:
 
 
 def _highest(cells: Sequence[str]) -> list[int]:
-    """Places of the highest accuracy, to the digits that are shown."""
+    """Indices of the highest accuracy; cells that show the same digits are equal."""
     means = [f"{float(cell.split()[0]):6.2f}" if cell else None for cell in cells]
     top = max((mean for mean in means if mean is not None), default=None)
     return [index for index, mean in enumerate(means) if mean is not None and mean == top]
 
 
 class RunFile:
-    """Runs of methods in closed form in a file of JSON lines, each with its method's fingerprint.
+    """A file of JSON lines that keeps runs of methods in closed form, each with its method's fingerprint.
 
     Args:
         path: the file; see `JsonLines`.
@@ -203,11 +203,11 @@ class RunFile:
 
     @property
     def runs(self) -> list[tuple[Run, str]]:
-        """The runs, and the fingerprints of their methods."""
+        """The runs, each with the fingerprint of its method."""
         return self._lines.records
 
     def add(self, run: Run, method: str) -> None:
-        """Add a run of a method with this fingerprint."""
+        """Append a run; ``method`` is the fingerprint of its method."""
         record = {**asdict(run), "sent": run.sent._asdict(), "fingerprint": method}
         for name in ("history", "rates", "tried", "diverged"):
             del record[name]
@@ -229,7 +229,7 @@ def _from_record(record: dict[str, Any]) -> tuple[Run, str]:
 
 
 def fingerprint(method: Method) -> str:
-    """Tell methods apart: equal for two whose functions and numbers are equal, in any process.
+    """Return a digest of a method's functions and numbers, which is the same in every process.
 
     >>> import covfree
     >>> fingerprint(covfree.fed3r(1.0)) == fingerprint(covfree.fed3r(1.0))
@@ -238,7 +238,7 @@ def fingerprint(method: Method) -> str:
     False
     """
     leaves, structure = jax.tree.flatten(method)
-    # A function shows the place in memory where it lies.
+    # The text of a function contains its memory address.
     digest = hashlib.sha256(re.sub(r" at 0x[0-9a-f]+", "", str(structure)).encode())
     for leaf in leaves:
         is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

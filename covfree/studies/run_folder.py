@@ -1,4 +1,4 @@
-"""The folder of a run, or of several: what it was started with, and what came of it."""
+"""The folder of one run or several: their settings and results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from covfree.data import FeatureSet
 from covfree.studies.origin import origin_of
 
 _NAME, RUNS = "settings.json", "runs.jsonl"
-# What only this command writes into its folder, as patterns.
+# Patterns of files that only this command writes into its folder.
 _WRITTEN = {
     "compare": (_NAME, RUNS, "accuracy_vs_bytes.*"),
     "finetune": (f"*-seed*/{_NAME}", "accuracy.*"),
@@ -24,10 +24,10 @@ _WRITTEN = {
 
 
 def make_folder(out: Path | None, command: str) -> None:
-    """Make the folder for a command's files, if there is to be one.
+    """Make the folder for a command's files, unless ``out`` is None.
 
     Raises:
-        ValueError: if it cannot be made, or holds files of another command.
+        ValueError: if the folder cannot be made, or holds files of another command.
     """
     if out is None:
         return
@@ -45,17 +45,17 @@ def make_folder(out: Path | None, command: str) -> None:
 
 
 def holds_trainings(out: Path) -> bool:
-    """Whether a folder holds runs of fine-tuning, each in a folder of its own."""
+    """Whether a folder holds runs of fine-tuning, each in its own subfolder."""
     return any(out.glob(_WRITTEN["finetune"][0]))
 
 
 def check_settings(folder: Path, settings: Mapping[str, Any], resume: bool) -> None:
-    """Raise if a folder holds runs with other settings, or runs that shall not go on.
+    """Raise if a folder holds runs with other settings, or any runs unless they are to be resumed.
 
     Args:
-        folder: where `write_settings` wrote.
-        settings: what the runs are started with, by the names of options.
-        resume: whether they shall go on.
+        folder: the folder that `write_settings` writes to.
+        settings: the runs' settings, by the names of options.
+        resume: whether runs in the folder are to be resumed.
     """
     earlier = read_settings(folder)
     if earlier is None:
@@ -72,11 +72,11 @@ def check_settings(folder: Path, settings: Mapping[str, Any], resume: bool) -> N
 
 
 def check_data(folder: Path, contents: Mapping[str, str]) -> None:
-    """Raise if a folder holds runs on data of the same names with other contents.
+    """Raise if a folder holds runs on data with the same name but other contents.
 
     Args:
-        folder: where `write_settings` wrote.
-        contents: what tells data apart, by name.
+        folder: the folder that `write_settings` writes to.
+        contents: digests of the data (`contents_of`), by name.
     """
     earlier = read_settings(folder, "data")
     if earlier is None and (folder / RUNS).exists():
@@ -90,16 +90,16 @@ def check_data(folder: Path, contents: Mapping[str, str]) -> None:
 
 
 def write_settings(folder: Path, settings: Mapping[str, Any], **more: Any) -> None:
-    """Write down what runs are started with, and more."""
+    """Write the runs' settings, and ``more``, into the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     content = {"settings": dict(settings), **more}
-    # As a whole or not at all: a run that is killed here can be started again.
+    # Write atomically, so that a run killed here can be started again.
     with replacing(folder / _NAME) as draft:
         draft.write((json.dumps(content, indent=2) + "\n").encode())
 
 
 def read_settings(folder: Path, *names: str) -> dict[str, Any] | None:
-    """What `write_settings` wrote, the settings and the other names; None if there is nothing."""
+    """Read the settings and the named entries that `write_settings` wrote; None if there is no file."""
     file = folder / _NAME
     if not file.exists():
         return None
@@ -117,8 +117,8 @@ def _shown(value: Any) -> str:
 
 
 def save_result(folder: Path, result: Any, data: FeatureSet, seed: int) -> None:
-    """The trained head, and a network's parameters, in files that need nothing but NumPy to be read."""
-    # Here, so that studies of closed forms need no optax.
+    """Save the trained head, and a network's parameters, in files that NumPy alone can read."""
+    # Imported here so that studies of closed forms do not need optax.
     from covfree.finetune import NetworkMap
 
     remove_abandoned(folder)

@@ -1,4 +1,4 @@
-"""Where the data of ``covfree compare`` and ``finetune`` comes from: a file of features, or images."""
+"""Sources of the data of ``covfree compare`` and ``finetune``: a file of features, or images."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from covfree.studies.federation import Federation, LeftOut
 
 
 class Images(NamedTuple):
-    """Images, and the network for them.
+    """Images, and the network that computes their features.
 
     Attributes:
         images: the image set.
-        network: without a classifier.
-        weights: of the network.
+        network: the backbone, without a classifier.
+        weights: the network's weights.
     """
 
     images: ImageSet
@@ -45,7 +45,7 @@ class Images(NamedTuple):
     weights: Weights
 
     def pixels(self, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """All images as the network's input, uint8: of training, and of the test, split as features are."""
+        """Return the training and test images as uint8 network inputs, split as the features are."""
         is_test = self.images.is_test
         if is_test is None:
             is_test = held_out(self.images.labels, seed)
@@ -55,18 +55,18 @@ class Images(NamedTuple):
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """What the weights want."""
+        """The preprocessing that the weights expect; the network's default if they name none."""
         return self.weights.preprocessing or self.network.spec.preprocessing
 
 
 class Source(NamedTuple):
-    """Data of a federation.
+    """A source of a federation's data; a call returns the data for a seed.
 
     Attributes:
-        config: what it is, for the results.
-        outline: the data of seed 0 as far as it is known at once: of images, without features.
-        load: the data for a seed.
-        images: where the features come from, if they come from images.
+        config: the settings that describe it, for the results.
+        outline: the data of seed 0; for images without features, which are not computed yet.
+        load: returns the data for a seed.
+        images: the images that features are computed from, if any.
     """
 
     config: dict[str, Any]
@@ -75,12 +75,12 @@ class Source(NamedTuple):
     images: Images | None = None
 
     def __call__(self, seed: int) -> FeatureSet:
-        """The data for a seed, as a study asks for it."""
+        """Return the data for a seed."""
         return self.load(seed)
 
 
 def load_named(dataset: str, test_file: Path | None, *, seed: int = 0) -> FeatureSet:
-    """What ``--dataset`` and ``--test-file`` name; errors name these."""
+    """Load the data that ``--dataset`` and ``--test-file`` name; errors name these options."""
     try:
         return load(dataset, test=test_file, seed=seed)
     except ValueError as error:
@@ -90,14 +90,14 @@ def load_named(dataset: str, test_file: Path | None, *, seed: int = 0) -> Featur
 
 
 def of_file(dataset: str, test_file: Path | None) -> Source:
-    """Features in a file, or the digits."""
+    """Return a source of features in a file, or of the digits."""
     config = {"dataset": dataset, "test_file": None if test_file is None else str(test_file)}
     by_seed = _once(partial(load_named, dataset, test_file))
     return Source(config, by_seed(0), by_seed)
 
 
 def of_images(source: str, backbone: str, weights: str | None) -> Source:
-    """Images, whose features are computed the first time and then lie in the cache."""
+    """Return a source of images; their features are computed once and then cached."""
     name = backbone_of(backbone)
     found = find_weights(weights, BACKBONES[name])
     made = of_image_set(load_images(source), name, found)
@@ -105,7 +105,7 @@ def of_images(source: str, backbone: str, weights: str | None) -> Source:
 
 
 def of_image_set(images: ImageSet, name: str, weights: Weights) -> Source:
-    """The same of an open image set, a backbone's name in the table and its weights."""
+    """Return a source of an open image set, given the backbone's name in `BACKBONES` and its weights."""
     network = backbones.backbone(name)
     key = feature_key(images, network, weights=weights.sha256, preprocessing=weights.preprocessing)
 
@@ -127,7 +127,7 @@ def source_of(
     backbone: str | None,
     weights: str | None,
 ) -> Source:
-    """What ``--dataset`` and ``--test-file`` mean, or ``--images``, ``--backbone`` and ``--weights``."""
+    """Return the source of ``--dataset`` and ``--test-file``, or of ``--images`` and its options."""
     if images is None:
         for name, value in {"backbone": backbone, "weights": weights}.items():
             if value is not None:
@@ -150,7 +150,7 @@ def sources_of(
     backbone: str | None,
     weights: str | None,
 ) -> dict[str, Source]:
-    """Sources by name, as `source_of` finds them: ``--dataset`` may name several, with commas between."""
+    """Return sources (see `source_of`) by name; ``--dataset`` may name several, separated by commas."""
     names = [None] if dataset is None else [dataset] if Path(dataset).is_file() else dataset.split(",")
     if test_file is not None and len(names) > 1:
         raise ValueError("--test-file: expected one --dataset beside it, got several")
@@ -164,7 +164,7 @@ def sources_of(
 
 
 def _checked(source: Source) -> Source:
-    """The source, if there is something to tell apart; says so if tests are of classes that nobody has."""
+    """Return the source if it has two training classes; warn of test classes without training examples."""
     data = source.outline
     known = np.unique(data.train_labels)
     if len(known) < 2:
@@ -183,12 +183,12 @@ def _checked(source: Source) -> Source:
 
 
 def class_name(data: FeatureSet, label: int) -> str:
-    """How a class is shown: by its name, if the data has one."""
+    """Return the class's name if the data has names, else its number."""
     return str(label) if data.class_names is None else data.class_names[label]
 
 
 def heading(data: FeatureSet, federation: Federation, seeds: int, lost: Sequence[LeftOut]) -> str:
-    """What results are of, in one line; what is on no client is said of all seeds."""
+    """Describe the data and the federation in one line, with the examples on no client over all seeds."""
     spread = f"{federation.clients} clients, {federation.partition}"
     if federation.partition != "iid":
         spread += f" {federation.alpha:g}"
@@ -200,7 +200,7 @@ def heading(data: FeatureSet, federation: Federation, seeds: int, lost: Sequence
 
 
 def on_no_client(lost: Sequence[LeftOut]) -> list[str]:
-    """What the seeds' partitions leave out, in words; none if they leave out nothing."""
+    """Say what the seeds' partitions leave out; empty if nothing."""
     numbers = [
         (min(values), max(values), word)
         for values, word in zip(zip(*lost, strict=True), ("example", "class"), strict=True)
@@ -218,10 +218,10 @@ def _span(low: int, high: int) -> str:
 
 
 def law_of(data: FeatureSet, federation: Federation) -> str:
-    """How examples are spread over clients, with the partitioner's own name for its number."""
+    """Describe how examples are spread, with the partitioner's own name for its number."""
     if data.clients is not None:
         return "clients of its own"
-    # After the labels and the number of clients comes the partitioner's number, if it has one.
+    # A partitioner's parameters are labels, number of clients and then its own number, if it has one.
     third = list(inspect.signature(PARTITIONERS[federation.law]).parameters)[2]
     if third == "seed":
         return federation.partition
@@ -231,7 +231,7 @@ def law_of(data: FeatureSet, federation: Federation) -> str:
 
 
 def contents_of(data: FeatureSet) -> str:
-    """Tells data apart: a digest of all features and labels, and of which are the test part."""
+    """Return a digest of all features and labels of both parts."""
     digest = hashlib.sha256()
     for array in (data.train_features, data.train_labels, data.test_features, data.test_labels):
         digest.update(f"{array.dtype}{array.shape}".encode())
@@ -241,7 +241,7 @@ def contents_of(data: FeatureSet) -> str:
 
 
 def cache_file(stem: str, key: dict[str, Any]) -> Path:
-    """Where features with this key are kept."""
+    """Return the cache's path for features with this key."""
     own, common = os.environ.get("COVFREE_CACHE"), os.environ.get("XDG_CACHE_HOME")
     folder = Path(own) if own else (Path(common) if common else Path.home() / ".cache") / "covfree"
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
@@ -249,7 +249,7 @@ def cache_file(stem: str, key: dict[str, Any]) -> Path:
 
 
 def _once(read: Callable[..., FeatureSet]) -> Callable[[int], FeatureSet]:
-    """The data for a seed; what is split the same for every seed is read once."""
+    """Wrap a reader so that data with a fixed split are read once for all seeds."""
 
     @cache
     def first() -> FeatureSet:
@@ -262,7 +262,7 @@ def _once(read: Callable[..., FeatureSet]) -> Callable[[int], FeatureSet]:
 
 
 def _outline(images: ImageSet) -> FeatureSet:
-    """What is known without features: whose the training examples are, and of which class."""
+    """Return an image set's data without features; training clients, if any, are all 0."""
     train = np.ones(len(images), bool) if images.is_test is None else ~images.is_test
     labels = np.asarray(images.labels)
     none = np.zeros((0, 0), np.float32)

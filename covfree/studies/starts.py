@@ -1,4 +1,4 @@
-"""What training starts from: a random head, or a closed-form one at the temperature that fits best."""
+"""Heads that training starts from: random, or in closed form with a calibrated temperature."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from covfree.studies.timing import timed
 from covfree.studies.variants import variants
 
 RANDOM = "random"
-# Of a closed-form head before it is trained: what fits the training examples best, none, or a number.
+# A closed-form head's temperature before training: fitted to the training examples, none, or given.
 Temperature: TypeAlias = float | Literal["auto", "none"]
 
 
 class Start(NamedTuple):
-    """What is trained from.
+    """The head that training starts from.
 
     Attributes:
-        head: a linear head, calibrated if it is in closed form.
-        record: the line of history of round 0, the closed-form stage; without the accuracy.
+        head: a linear head; in closed form, its scores are divided by the temperature.
+        record: the history's line of round 0, the closed-form stage, without the accuracy.
     """
 
     head: LinearHead | MappedHead
@@ -36,7 +36,7 @@ class Start(NamedTuple):
 
 
 def start_of(init: str, task: Task, temperature: Temperature = "auto") -> Start:
-    """A random head, or that of a method, whose scores are divided by a temperature."""
+    """Return a random head, or a method's head with scores divided by a temperature; made once per task."""
     key = f"{init}, {temperature}"
     if key not in task.starts:
         task.starts[key] = _start(init, task, temperature)
@@ -48,7 +48,7 @@ def _start(init: str, task: Task, temperature: Temperature) -> Start:
     clients, uploaded, received, seconds = 0, 0, 0, 0.0
     if init == RANDOM:
         head = random_head(features.shape[1], classes, key=jax.random.key(task.seed))
-        # As closed-form heads have it, so that all starts share compiled functions.
+        # Closed-form heads have `present`, so setting it lets all starts share compiled functions.
         head = replace(head, present=jnp.ones(classes))
     else:
         method, labels = variants([init])[init].method, task.data.train_labels

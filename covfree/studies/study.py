@@ -1,4 +1,4 @@
-"""Data sets × federations × methods × seeds, run one after the other, and never twice."""
+"""A study: data sets × federations × methods × seeds, run one after the other; runs kept are not repeated."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from covfree.studies.variants import Variant
 if TYPE_CHECKING:
     from covfree.studies.training import Training
 
-# What a method may raise. Any other error is a bug, and ends the study.
+# Errors that a method may raise. Any other error is a bug, and ends the study.
 _FAILURES = (ValueError, FloatingPointError, MemoryError, jax.errors.JaxRuntimeError)
 
 
 class Cell(NamedTuple):
-    """A run of a study.
+    """The coordinates of a run in a study.
 
     Attributes:
         dataset: name of the data.
-        seed: of the split, the partition and the method.
+        seed: seed of the split, the partition and the method.
         federation: how examples are spread over clients, unless the data says so.
-        method: its name.
+        method: the method's name.
     """
 
     dataset: str
@@ -53,18 +53,18 @@ class Study:
     """Every method on every federation of every data set for every seed.
 
     Attributes:
-        datasets: by name, the data for a seed (its split may depend on it).
+        datasets: by name, a function that returns the data for a seed (the split may depend on the seed).
         federations: how examples are spread over clients, unless the data says so.
         methods: by name: methods in closed form, which `variants` makes, or trainings.
         seeds: of splits, partitions and methods.
-        figures: names in `covfree.metrics.NAMES`: measured beside the accuracy, in `Run.figures`. Those of
-            clients need data that says whose its test examples are.
+        figures: names in `covfree.metrics.NAMES`: measured beside the accuracy, in `Run.figures`. Figures by
+            client need data that gives the client of each test example.
         predictions: whether test examples are counted by class and prediction, in `Run.predictions`.
         folder: keeps the runs: those in closed form in ``runs.jsonl``, a line each, and every training in a
-            folder of its own. It may hold runs of other cells, which stay. Runs that lack the predictions
-            asked for are made again.
-        settings: what the runs are kept with, by the names of options: runs with others do not go on.
-        failed: why there is no run, of the cells whose method failed.
+            folder of its own. It may hold runs of other cells, which stay. Runs without the predictions asked
+            for are made again.
+        settings: settings kept with the runs, by the names of options: other settings refuse to resume them.
+        failed: the error message of each cell whose method failed.
 
     Raises:
         TypeError: if an argument is of the wrong type.
@@ -110,7 +110,7 @@ class Study:
 
     @property
     def cells(self) -> list[Cell]:
-        """The runs that there are to be, in the order in which they are made."""
+        """The study's cells, in the order in which they are run."""
         return [
             Cell(dataset, seed, federation, method)
             for dataset in self.datasets
@@ -121,19 +121,19 @@ class Study:
 
     @property
     def titles(self) -> dict[str, str]:
-        """How tables name the methods that have a title."""
+        """Titles of methods in tables, by name, where a method has one."""
         return {name: each.title for name, each in self.methods.items() if not isinstance(each, Method)}
 
     @property
     def trainings(self) -> list[Training]:
-        """The methods that are no closed forms."""
+        """The methods that are trained in rounds."""
         return [each for each in self.methods.values() if not isinstance(each, Method | Variant)]
 
     def check(self, resume: bool) -> None:
-        """Raise if the folder holds runs with other settings or data, or ones that shall not go on.
+        """Raise if the folder holds runs with other settings or data, or runs that are not to be resumed.
 
         Args:
-            resume: whether runs that it holds shall go on.
+            resume: whether runs in the folder are to be resumed.
         """
         if self.folder is None:
             return
@@ -152,18 +152,18 @@ class Study:
         write_settings(self.folder, self.settings, data=now)
 
     def kept_with(self, training: Training, seed: int) -> dict[str, Any]:
-        """What a training is kept with."""
+        """Return the settings that are kept with a training."""
         own = {"init": training.init, "algorithm": training.algorithm, "seed": seed}
         return {**self.settings, **own}
 
     def runs(self, listener: Listener | None = None) -> Iterator[Run]:
-        """Make the runs, each given as it is done; what the folder holds is given as it is.
+        """Yield each run as it is done; runs that the folder holds are yielded without running them again.
 
-        A run is kept before it is given, so that a study that was stopped goes on. A method in closed form
-        that fails does not end the study: what it says is in `failed`.
+        A run is kept before it is yielded, so that a study that was stopped can go on. A method in closed
+        form that fails does not end the study: its error message is in `failed`.
 
         Args:
-            listener: is told how far it is.
+            listener: is told the progress.
 
         Raises:
             ValueError: if a partition cannot be made, data with clients of its own meets several
@@ -173,7 +173,7 @@ class Study:
         kept, prints, done = self._kept()
         numbers = {cell: number for number, cell in enumerate(cells, start=1)}
         for (dataset, seed), group in groupby(cells, lambda cell: (cell.dataset, cell.seed)):
-            # Data are not loaded, nor partitions made, where nothing is left to do.
+            # Load data and make partitions only where runs are left to do.
             loaded = None
             for federation, own in groupby(group, lambda cell: cell.federation):
                 place = None
@@ -199,22 +199,21 @@ class Study:
                     yield run
 
     def name(self, cell: Cell) -> str:
-        """How a run is called where it is told."""
+        """Name a run in messages to the user."""
         places = [(dataset, place) for dataset in self.datasets for place in self.federations]
         name = place_names(places)[places.index((cell.dataset, cell.federation))]
         where = f", {name}" if len(places) > 1 else ""
         return f"{cell.method}, seed {cell.seed}{where}"
 
     def _tell(self, cell: Cell, number: int, compiled: bool, listener: Listener) -> None:
-        # Another seed's tables may have another size, for which some functions are compiled again: that is
-        # not known before.
+        # "compiling" is a guess: if another seed's tables differ in size, some functions compile again.
         doing, total = f"{self.name(cell)}{'' if compiled else ': compiling, then running'}", len(self.cells)
         listener.step(doing, number - 1, total, f"covfree: run {number} of {total}: {doing}")
 
     def _kept(self) -> tuple[RunFile | None, dict[str, str], dict[Cell, Run]]:
-        """The file of runs in closed form, the methods' fingerprints, and the study's runs that it holds.
+        """Return the file of runs in closed form, the methods' fingerprints, and the study's runs in it.
 
-        Of several runs of a cell the last counts.
+        If the file holds several runs of a cell, the last counts.
         """
         prints = {
             name: fingerprint(each.method if isinstance(each, Variant) else each)
@@ -241,7 +240,7 @@ class Study:
 
 
 class _Loaded:
-    """Data of a seed. For methods in closed form its training examples are on the device, unless large."""
+    """A seed's data. For methods in closed form, training features are on the device, unless large."""
 
     def __init__(self, study: Study, dataset: str, seed: int) -> None:
         self.study, self.seed, self.data = study, seed, study.datasets[dataset](seed)
@@ -252,7 +251,7 @@ class _Loaded:
                 f"got {self.data.clients.max() + 1} clients"
             )
         if study.trainings:
-            # Rounds go over the examples again and again: large ones are read into memory.
+            # Training reads the examples many times, so even large ones are held as one array.
             train, test = np.asarray(self.data.train_features), np.asarray(self.data.test_features)
             self.data = self.data._replace(train_features=train, test_features=test)
         self.features = self.data.train_features
@@ -261,7 +260,7 @@ class _Loaded:
 
 
 class _Place:
-    """A federation of a seed, and what its runs share."""
+    """A federation for a seed, and the tasks that its runs share."""
 
     def __init__(self, loaded: _Loaded, federation: Federation) -> None:
         self._loaded, self._clients = loaded, clients_of(loaded.data, federation, loaded.seed)
@@ -285,14 +284,14 @@ class _Place:
 
         study, images = self._loaded.study, self._loaded.images
         task = self._task(training.train != "head" and images is not None)
-        # All of them before any training, so that a head that cannot be trained shows at once.
+        # Make all starts before any training, so that a head that cannot be trained fails at once.
         for each in study.trainings:
             start_of(each.init, task)
         more = {"settings": study.kept_with(training, seed), "predictions": study.predictions}
         return run_training(training, task, out=study.folder, listener=listener, **more)
 
     def _task(self, of_pixels: bool) -> Task:
-        """What is given of the examples: features, or the images for a network."""
+        """Return the task of the features, or of the images for a network."""
         loaded, tasks = self._loaded, self._tasks
         if of_pixels not in tasks:
             images = loaded.images if of_pixels else None

@@ -1,4 +1,4 @@
-"""Tables as text: in the terminal, in Markdown, LaTeX, JSON and CSV, the best of a column marked."""
+"""Tables in the terminal, Markdown and LaTeX, with the best of a column marked; records as JSON and CSV."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 Format = Literal["table", "markdown", "json", "csv", "latex"]
-# Characters: wider than any table.
+# A width in characters that exceeds any table's.
 _UNBOUNDED = 1_000_000
 
-# What LaTeX wants written otherwise, in text.
+# Characters that LaTeX text must escape.
 _LATEX = {
     "\\": r"\textbackslash{}",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
@@ -22,7 +22,7 @@ _LATEX = {
     "|": r"\textbar{}",
     "<": r"\textless{}",
     ">": r"\textgreater{}",
-    # After the end of a line, a bracket or a star would belong to it.
+    # LaTeX reads a bracket or a star after ``\\`` as its argument, so brace them.
     **{sign: f"{{{sign}}}" for sign in "[]*"},
     "∞": r"$\infty$",
     "±": r"$\pm$",
@@ -37,26 +37,26 @@ _LATEX = {
 
 
 class Cell(str):
-    """What a table shows in a cell, and the number behind it, by which pages sort; None for words."""
+    """A table cell's text, and its number, by which pages sort; the number is None for words."""
 
     number: float | int | None
 
     def __new__(cls, text: str, number: float | int | None = None) -> Cell:
-        """Make a cell of a text and its number."""
+        """Make a cell from a text and its number."""
         cell = super().__new__(cls, text)
         cell.number = number
         return cell
 
 
 class Table(NamedTuple):
-    """A table of words and numbers.
+    """A table: words in the first column, numbers in the others.
 
     Attributes:
-        columns: their names.
-        lines: cells, plain texts or `Cell`; those of the first column are words, of the others numbers.
-        best: line and column of the cells to be marked, from 0.
-        broken: names of columns that the terminal breaks in several lines, so that numbers need not be.
-        sorted_by: the column that lines are sorted by, its largest number first, or None.
+        columns: names of the columns.
+        lines: rows of cells, each a plain text or a `Cell`.
+        best: (line, column) of the cells to mark, from 0.
+        broken: columns whose names the terminal breaks into several lines, so that the columns are narrow.
+        sorted_by: the column that lines are sorted by, largest number first, or None.
     """
 
     columns: tuple[str, ...]
@@ -66,7 +66,7 @@ class Table(NamedTuple):
     sorted_by: int | None = None
 
     def marked(self, mark: Callable[[str], str]) -> list[list[str]]:
-        """The cells, the best of them marked."""
+        """Return the cells, with ``mark`` applied to the best."""
         return [
             [mark(cell) if (row, column) in self.best else cell for column, cell in enumerate(line)]
             for row, line in enumerate(self.lines)
@@ -74,7 +74,7 @@ class Table(NamedTuple):
 
 
 def as_markdown(table: Table) -> str:
-    """A table in Markdown.
+    """Format a table in Markdown.
 
     >>> lines = ("FedNCM", "90.1"), ("FedCOF", "94.2")
     >>> print(as_markdown(Table(("method", "a"), lines, best=frozenset({(1, 1)}))))
@@ -90,7 +90,7 @@ def as_markdown(table: Table) -> str:
 
 
 def as_latex(table: Table) -> str:
-    r"""A table in LaTeX, with the rules of the package booktabs.
+    r"""Format a table in LaTeX, with the rules of the package booktabs.
 
     >>> print(as_latex(Table(("method", "a_1"), (("FedCOF", "94.2 ± 0.3"),), frozenset({(0, 1)}))))
     \begin{tabular}{lr}
@@ -102,7 +102,7 @@ def as_latex(table: Table) -> str:
     \end{tabular}
     """
     escaped = table._replace(lines=tuple(tuple(map(_escaped, line)) for line in table.lines))
-    # The mean alone is marked, not its deviation.
+    # Mark the mean alone, not its deviation.
     lines = escaped.marked(lambda cell: re.sub(r"^\S+", r"\\textbf{\g<0>}", cell))
     rows = [" & ".join(map(_escaped, table.columns)), *(" & ".join(line) for line in lines)]
     head, *body = [f"{row} \\\\" for row in rows]
@@ -121,7 +121,7 @@ def as_latex(table: Table) -> str:
 
 
 def _for_markdown(text: str) -> str:
-    """Text without what would end a cell, begin a tag or mark words."""
+    """Escape the characters that would end a cell, begin a tag or mark words."""
     return re.sub(r"[\\|<*`]", r"\\\g<0>", text)
 
 
@@ -130,7 +130,7 @@ def _escaped(text: str) -> str:
 
 
 def percent(mean: float, deviation: float | None) -> str:
-    """A share with its standard deviation, if there is one.
+    """Format a share in percent, with its standard deviation if there is one.
 
     >>> percent(0.9341, 0.0062)
     '93.41 ± 0.62'
@@ -150,12 +150,12 @@ def show(
     """Print results on standard output.
 
     Args:
-        form: how.
-        title: above the table; in LaTeX a comment. CSV and JSON have none.
-        table: what all others show.
-        records: what CSV shows.
-        content: what JSON shows.
-        left_out: what the title says of examples on no client: said on stderr where CSV has no title.
+        form: the format.
+        title: the text above the table; in LaTeX a comment. CSV and JSON have none.
+        table: printed in the terminal, Markdown and LaTeX.
+        records: printed as CSV.
+        content: printed as JSON.
+        left_out: the title's lines on examples on no client; printed on stderr for CSV, which has no title.
         below: a sentence under the terminal's table.
     """
     if form == "json":
@@ -173,12 +173,12 @@ def show(
         from rich.text import Text
 
         console = Console()
-        # Not as the table's own title, which would be broken at the table's width.
+        # rich would break the table's own title at the table's width.
         console.print(Text(title, "italic"), soft_wrap=True)
         for number, block in enumerate(_blocks(console, table)):
             if number:
                 console.print()
-            # Of a table without this width figures would be cut, in pipes and files too.
+            # rich cuts figures of a table wider than the console, in pipes and files too.
             console.size = ConsoleDimensions(max(_width(console, block), console.width), console.height)
             console.print(block)
         if below:
@@ -186,7 +186,7 @@ def show(
 
 
 def _blocks(console: Any, table: Table) -> list[Any]:
-    """The table in blocks of columns that fit the terminal, each with the first column."""
+    """Split the table into blocks of columns that fit the terminal, each with the first column."""
     blocks, shown = list[Any](), [0]
     for column in range(1, len(table.columns)):
         wider = _for_terminal(table, [*shown, column])
@@ -198,16 +198,16 @@ def _blocks(console: Any, table: Table) -> list[Any]:
 
 
 def _width(console: Any, block: Any) -> int:
-    """Characters of a table's lines at least, if the first column is broken as much as it may be."""
+    """Return a table's minimum width in characters, with the first column broken as much as it may be."""
     from rich.measure import Measurement
 
     return Measurement.get(console, console.options.update(max_width=_UNBOUNDED), block).minimum
 
 
 def _for_terminal(table: Table, shown: Sequence[int]) -> Any:
-    """Some columns for the terminal; what is marked has a star too, for terminals and files without bold.
+    """Make a rich table of some columns; the best are bold and starred, as not every output shows bold.
 
-    Cells are `Text`, as rich reads a string such as a class's name "[red]" or ":cat:" as its own markup.
+    Cells are `Text`, as rich would read a class's name such as "[red]" or ":cat:" as markup.
     """
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -225,7 +225,7 @@ def _for_terminal(table: Table, shown: Sequence[int]) -> Any:
     for column in others:
         name = table.columns[column]
         header = Text(_broken(name) if name in table.broken else name)
-        # Figures are never broken, as rich would break them at spaces.
+        # rich would break figures at spaces, so columns are at least as wide as their figures.
         parts = [*header.split("\n"), *(line[column] for line in cells)]
         block.add_column(header, justify="right", min_width=max(part.cell_len for part in parts))
     for line in cells:
@@ -234,12 +234,12 @@ def _for_terminal(table: Table, shown: Sequence[int]) -> Any:
 
 
 def _broken(name: str) -> str:
-    """A name in several lines: after commas if it has any, else at spaces."""
+    """Break a name into lines: after commas if it has any, else at spaces."""
     return name.replace(", ", ",\n") if ", " in name else name.replace(" ", "\n")
 
 
 def as_csv(records: Sequence[dict[str, Any]]) -> str:
-    """One line a record."""
+    """Format records as CSV, one line per record."""
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(records[0]), lineterminator="\n")
     writer.writeheader()
@@ -248,22 +248,22 @@ def as_csv(records: Sequence[dict[str, Any]]) -> str:
 
 
 def as_bytes(number: int | float) -> str:
-    """Bytes in the largest unit that leaves a number of at least 1."""
+    """Format bytes in the largest unit that gives at least 1."""
     return _with_unit(number, ("B", "kB", "MB", "GB"))
 
 
 def as_flops(number: int | float) -> str:
-    """Operations, likewise."""
+    """Format operations in the largest unit that gives at least 1."""
     return _with_unit(number, ("", "k", "M", "G", "T"))
 
 
 def as_seconds(number: int | float) -> str:
-    """Seconds, or milliseconds below one."""
+    """Format seconds; below one, as milliseconds."""
     return f"{_short(1000 * number)} ms" if number < 1 else f"{_short(number)} s"
 
 
 def _with_unit(number: int | float, units: tuple[str, ...]) -> str:
-    """In the largest unit that leaves a number of at least 1, or the last."""
+    """Format a number in the largest unit that gives at least 1; below 1, in the first unit."""
     power = 0
     while number >= 1000 and power < len(units) - 1:
         number, power = number / 1000, power + 1
@@ -271,5 +271,5 @@ def _with_unit(number: int | float, units: tuple[str, ...]) -> str:
 
 
 def _short(number: int | float) -> str:
-    """About three digits, so that a table fits a terminal of 80 columns."""
+    """Format about three digits, so that a table fits a terminal of 80 columns."""
     return f"{number:.1f}" if number < 99.95 else f"{number:.0f}"

@@ -1,4 +1,4 @@
-"""The federation of a cell: its examples, whose they are, and what a method is given of them."""
+"""The task of a cell: its examples, their clients, and the inputs that a method is given."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from covfree.studies.federation import Federation
 from covfree.studies.predictions import Predictions, count_predictions, scores_of
 from covfree.studies.source import Images
 
-# Images whose features are computed together.
+# Batch size of images.
 _BATCH = 64
 
 
@@ -26,9 +26,9 @@ class Network(NamedTuple):
     """A backbone to train, or to hold fixed under a head.
 
     Attributes:
-        backbone: without a classifier.
+        backbone: the network, without a classifier.
         params: its parameters.
-        preprocessing: what they want of images.
+        preprocessing: the preprocessing of images that the parameters expect.
     """
 
     backbone: Backbone
@@ -36,7 +36,7 @@ class Network(NamedTuple):
     preprocessing: Preprocessing
 
     def features(self, pixels: np.ndarray) -> jax.Array:
-        """Features of images, computed in batches of one size, which share a compiled function."""
+        """Compute features of images in batches of one size, which share a compiled function."""
         parts = []
         for first in range(0, len(pixels), _BATCH):
             batch = pixels[first : first + _BATCH]
@@ -48,17 +48,17 @@ class Network(NamedTuple):
 
 @dataclass(eq=False)
 class Task:
-    """A federation of a seed, in which a method is run or a head is trained.
+    """A federation for a seed, in which a method is run or a head is trained.
 
     Attributes:
-        data: features, from which closed-form heads are made, and labels.
+        data: features and labels. Heads that training starts from are fitted to these features.
         clients: the client of each training example; below 0 is on no client.
-        seed: of whatever is drawn.
-        inputs: what heads are made from, or trained on: features or pixels. They may be on the device.
-        test_inputs: of the test examples.
-        network: what turns pixels into features; None if inputs are features.
-        starts: heads to train from that were made already, by name.
-        aside: the same without the clients on which learning rates are tuned, once it was made.
+        seed: seed of all random draws.
+        inputs: training inputs, features or pixels. They may be on the device.
+        test_inputs: inputs of the test examples.
+        network: computes features of pixels; None if inputs are features.
+        starts: cache of the heads that training starts from, by name.
+        aside: cache of the task for tuning learning rates, whose test part is clients set aside.
     """
 
     data: FeatureSet
@@ -72,21 +72,21 @@ class Task:
 
     @cached_property
     def labels(self) -> jax.Array:
-        """Of the training examples, on the device."""
+        """Labels of the training examples, on the device."""
         return jax.device_put(self.data.train_labels)
 
     def accuracy(self, result: Any) -> float:
-        """Share of the test examples that a head, or a network's parameters and its head, gets right."""
+        """Test accuracy of a head, or of a network's parameters and its head."""
         head, features = self._tested(result)
         return float(covfree.evaluate(head, features, self.data.test_labels))
 
     def predictions(self, result: Any) -> Predictions:
-        """What that predicts of the test examples, counted."""
+        """Count the test predictions of a head, or of a network's parameters and its head."""
         scores = scores_of(*self._tested(result))
         return count_predictions(scores, self.data.test_labels, self.data.test_clients)
 
     def _tested(self, result: Any) -> tuple[Any, Any]:
-        """A result's head, and its features of the test examples."""
+        """Return a result's head, and the test features that the result computes."""
         if self.network is None:
             return result, self.test_inputs
         params, head = result.feature_map.params, result.head
@@ -94,10 +94,10 @@ class Task:
 
 
 def clients_of(data: FeatureSet, federation: Federation, seed: int) -> np.ndarray:
-    """The client of each training example, checked with the examples.
+    """Return the client of each training example, and check the training examples.
 
     Raises:
-        ValueError: if the partition cannot be made, or the examples are no examples.
+        ValueError: if the partition cannot be made, or the examples are invalid.
     """
     clients = federation.assign(data, seed).astype(np.int32)
     covfree.check(data.train_features, data.train_labels, clients, num_classes=data.num_classes)
@@ -107,14 +107,14 @@ def clients_of(data: FeatureSet, federation: Federation, seed: int) -> np.ndarra
 def task_of(
     data: FeatureSet, clients: np.ndarray, seed: int, features: Any, images: Images | None = None
 ) -> Task:
-    """The task of clients' features, or of the images for a network.
+    """Make the task of clients' features, or of the images for a network.
 
     Args:
         data: features and labels.
         clients: [examples]; below 0 is on no client.
-        seed: of the split and of whatever is drawn.
-        features: of training, which may be on the device.
-        images: where they come from, if a network is trained.
+        seed: seed of the split and of all random draws.
+        features: training features, which may be on the device.
+        images: the images of the features, if a network is trained.
     """
     if images is None:
         return Task(data, clients, seed, features, data.test_features)

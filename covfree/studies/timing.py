@@ -1,4 +1,4 @@
-"""How long computations take, compilation left out."""
+"""Times of computations, without compilation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax
 
 T = TypeVar("T")
 
-# A first call that takes longer than this counts: what only a first call does takes milliseconds.
+# Seconds above which a first call counts: its overhead beside compilation is milliseconds.
 _LONG = 0.5
 _compiled: list[tuple[float, float]] = []
 
@@ -25,10 +25,10 @@ jax.monitoring.register_event_duration_secs_listener(_listen)
 
 
 def timed(function: Callable[[], T]) -> tuple[T, float]:
-    """Call a function, again if the first call compiled and was short; return the result and the seconds.
+    """Time a function, called again if the first call compiled and was short; return result and seconds.
 
-    What jax says of tracing, lowering and compilation is taken off the seconds. So a long computation
-    runs once, whether it was compiled before or not.
+    The seconds that jax reports for tracing, lowering and compilation are subtracted. So a long computation
+    runs only once, whether it was compiled before or not.
     """
     result, seconds, compiling = _call(function)
     if compiling and seconds < _LONG:
@@ -37,7 +37,7 @@ def timed(function: Callable[[], T]) -> tuple[T, float]:
 
 
 def _call(function: Callable[[], T]) -> tuple[T, float, float]:
-    """Result, seconds without compilation, and seconds of compilation."""
+    """Return the result, seconds without compilation, and seconds of compilation."""
     _compiled.clear()
     start = time.perf_counter()
     result = jax.block_until_ready(function())
@@ -47,7 +47,7 @@ def _call(function: Callable[[], T]) -> tuple[T, float, float]:
 
 
 def _covered(spans: list[tuple[float, float]]) -> float:
-    """Seconds that lie in any of the spans: one function is traced within another."""
+    """Length of the spans' union in seconds: spans nest, as one function is traced within another."""
     total, end = 0.0, float("-inf")
     for first, last in sorted(spans):
         total += max(0.0, last - max(first, end))

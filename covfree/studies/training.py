@@ -1,4 +1,4 @@
-"""Training in rounds from a head in closed form, or a random one: a run of ``covfree finetune``."""
+"""Training in rounds that starts from a closed-form or random head: a run of ``covfree finetune``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from covfree.studies.starts import RANDOM, Temperature, start_of
 from covfree.studies.table import as_bytes
 from covfree.studies.task import Task
 
-# Methods with a linear head, perhaps of random features: no other can be trained.
+# Methods whose head is not linear, with or without random features, and cannot be trained in rounds.
 _UNTRAINABLE = {
     "naive-bayes",
     "qda",
@@ -44,25 +44,25 @@ _ARROW = " → "
 
 @dataclass(frozen=True)
 class Training:
-    """A head and how it is trained in rounds; a method of a study.
+    """A method of a study that trains a head in rounds.
 
     Attributes:
-        init: `RANDOM`, or the method that the head is of.
+        init: `RANDOM`, or the method whose head training starts from.
         algorithm: name in `covfree.finetune.registry`, perhaps with numbers: ``"fedadam:tau=1e-4"``.
-        rates: learning rates.
-        rounds: how many.
-        participation: clients of a round, a number or a share.
-        train: what is trained.
-        norms: how batch norms train.
-        options: of the algorithm, beside its rates.
+        rates: learning rates of the clients and the server.
+        rounds: number of rounds.
+        participation: clients per round, a number or a share.
+        train: the part that is trained; see `covfree.finetune.network_model`.
+        norms: how batch norms train; see `covfree.finetune.network_model`.
+        options: options of the algorithm, beside its rates.
         every: rounds from one evaluation to the next.
         save_every: rounds from one checkpoint to the next.
-        width: clients that are simulated at once.
-        tune: whether the rates are chosen around the given ones, see `covfree.studies.tuning`.
+        width: number of clients that are simulated at once.
+        tune: whether the rates are tuned on a grid around the given ones, see `covfree.studies.tuning`.
         augment: whether images are cropped and flipped at random in training.
-        momentum: of the clients' gradient descent.
-        weight_decay: of the clients: so many times the parameters is added to the gradient, before momentum.
-        temperature: by which the scores of a closed-form head are divided before it is trained.
+        momentum: momentum of the clients' gradient descent.
+        weight_decay: the clients add this multiple of the parameters to the gradient, before momentum.
+        temperature: the scores of a closed-form head are divided by it before training.
     """
 
     init: str
@@ -84,26 +84,26 @@ class Training:
 
     @property
     def client(self) -> Any:
-        """The clients' optimiser: the learning rate of plain descent, or momentum and weight decay."""
+        """The clients' learning rate for plain descent, or an optimiser with momentum and weight decay."""
         if not (self.momentum or self.weight_decay):
             return self.rates.client
         return jax.tree_util.Partial(_descent, self.rates.client, self.momentum, self.weight_decay)
 
     @property
     def name(self) -> str:
-        """What results call it."""
+        """The training's name in results."""
         return f"{self.init}{_ARROW}{self.algorithm}"
 
     @property
     def title(self) -> str:
-        """What tables call it."""
+        """The training's title in tables."""
         start = "Random" if self.init == RANDOM else covfree.methods.registry()[self.init].title
         entry, numbers = algorithm_of(self.algorithm)
         shown = f" ({', '.join(f'{k}={v}' for k, v in numbers.items())})" if numbers else ""
         return f"{start}{_ARROW}{entry.title}{shown}"
 
     def folder(self, out: Path, seed: int) -> Path:
-        """Where a run of it is kept below a study's folder."""
+        """Return the subfolder of a study's folder that keeps this training's run."""
         return out / f"{self.init}-{self.algorithm}-seed{seed}"
 
 
@@ -112,10 +112,10 @@ def _descent(rate: Any, momentum: Any, weight_decay: Any) -> Any:
 
 
 def algorithm_of(text: str) -> tuple[Entry, dict[str, Any]]:
-    """A named algorithm, and numbers of its own, from a text such as ``fedadam:tau=1e-4:b2=0.999``.
+    """Parse an algorithm and its numbers from a text such as ``fedadam:tau=1e-4:b2=0.999``.
 
     Raises:
-        ValueError: if the name is unknown, or a number is none that the algorithm takes.
+        ValueError: if the name is unknown, or the algorithm does not take a number or its value.
     """
     name, numbers = parsed(text, "algorithm: expected a number such as fedadam:tau=1e-4")
     if name not in registry():
@@ -133,7 +133,7 @@ def algorithm_of(text: str) -> tuple[Entry, dict[str, Any]]:
 
 
 def temperature_of(text: str) -> Temperature:
-    """A temperature above 0, 'auto' or 'none'.
+    """Parse a temperature: a number above 0, 'auto' or 'none'.
 
     Raises:
         ValueError: if the text is none of these.
@@ -147,13 +147,13 @@ def temperature_of(text: str) -> Temperature:
 
 
 def start_and_algorithm(name: str) -> tuple[str, str]:
-    """The two parts of a training's name."""
+    """Split a training's name into start and algorithm."""
     init, _, algorithm = name.partition(_ARROW)
     return init, algorithm
 
 
 def participation_of(text: str, num_clients: int) -> int | float:
-    """A number of clients, or their share, from a text.
+    """Parse a number of clients, or a share of them.
 
     Raises:
         ValueError: if the text is neither.
@@ -170,9 +170,9 @@ def participation_of(text: str, num_clients: int) -> int | float:
 
 
 class History:
-    """The lines of a run as they come: written to a file, and told.
+    """The records of a run, each written to a file and told to the listener as it comes.
 
-    A round is counted from 1; line 0 is the start. So line r holds the accuracy after r rounds.
+    Rounds count from 1, and record 0 is the start, so record r holds the accuracy after r rounds.
     """
 
     def __init__(self, name: str, rounds: int, path: Path | None, listener: Listener) -> None:
@@ -181,13 +181,13 @@ class History:
         self._written = 0
 
     def __call__(self, rounds: list[Record]) -> bool:
-        """Take in what a run has recorded so far; never stops it."""
+        """Take the records of a run so far; return False, as a run is never stopped."""
         for record in rounds[len(self.records) - 1 :]:
             self.records.append({**record, "round": record["round"] + 1})
         if len(self.records) == self._written:
             return False
         if self._path is not None:
-            # What an earlier run wrote after its last checkpoint is written again.
+            # Start the file anew: an earlier run may have written lines after its last checkpoint.
             with self._path.open("a" if self._written else "w", encoding="utf-8") as file:
                 file.writelines(f"{json.dumps(record)}\n" for record in self.records[self._written :])
         self._written = len(self.records)
@@ -212,7 +212,7 @@ def train(
     history: History | None = None,
     predictions: bool = False,
 ) -> Run:
-    """Train with the rates that are given."""
+    """Train with the given rates, and save the result if there is a folder."""
     history = history or History("", training.rounds, None, Listener())
     start = start_of(training.init, task, training.temperature)
     entry, numbers = algorithm_of(training.algorithm)
@@ -224,7 +224,7 @@ def train(
     if checkpoint is None or not checkpoint.exists():
         history([])
     with warnings.catch_warnings():
-        # It is said by `Run.diverged`.
+        # `Run.diverged` reports it.
         warnings.filterwarnings("ignore", ".*the state is not finite", RuntimeWarning)
         ended = covfree.rounds.run(
             entry.make(model, training.client, training.rates.server, **options),

@@ -1,4 +1,4 @@
-"""A run of training, kept in a folder; its learning rates chosen on training clients that are set aside."""
+"""Training runs kept in a folder, with learning rates tuned on training clients that are set aside."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from covfree.studies.run_folder import read_settings, write_settings
 from covfree.studies.task import Task
 from covfree.studies.training import History, Training, train
 
-# The default, and a tenth and ten times of it: of equal accuracies the first is taken.
+# Factors of the given rate. The given rate is first, as the first of equal accuracies wins.
 _FACTORS = (1.0, 0.1, 10.0)
 _ROUNDS = 10
 
@@ -32,13 +32,13 @@ def run_training(
     predictions: bool = False,
     listener: Listener | None = None,
 ) -> Run:
-    """Train in a federation; a run that was stopped goes on from its last checkpoint.
+    """Train in a federation, from the last checkpoint if the run was stopped earlier.
 
     Args:
-        training: what to train and how.
+        training: the training.
         task: the federation.
         out: the folder of the study, if its runs are kept.
-        settings: what the run is kept with, by the names of options.
+        settings: settings that are kept with the run, by the names of options.
         predictions: whether the test examples are counted by class and prediction at the end.
         listener: is told each round.
     """
@@ -64,7 +64,7 @@ def run_training(
 
 
 def set_aside(task: Task) -> Task:
-    """The same federation whose test part is a fifth of the training clients, which take no part.
+    """Return the federation with a fifth of its clients as the test part and the others as training part.
 
     Raises:
         ValueError: if there are fewer than two clients.
@@ -72,7 +72,7 @@ def set_aside(task: Task) -> Task:
     holders = np.unique(task.clients[task.clients >= 0])
     if len(holders) < 2:
         raise ValueError(f"--tune: expected at least 2 clients that hold examples, got {len(holders)}")
-    # A stream of its own, apart from the split's and the partition's.
+    # A random stream apart from those of the split and the partition.
     rng = np.random.default_rng([task.seed, 2])
     aside = np.isin(task.clients, rng.choice(holders, max(1, len(holders) // 5), replace=False))
     kept = ~aside & (task.clients >= 0)
@@ -87,20 +87,20 @@ def set_aside(task: Task) -> Task:
 
 
 def tuned(training: Training, task: Task, listener: Listener) -> tuple[Rates, list[dict[str, Any]]]:
-    """The rates with which accuracy on clients that were set aside is highest, in the mean of a few rounds.
+    """Choose the rates with the highest accuracy on clients set aside, averaged over the first rounds.
 
-    A mean, and not what the last round comes to: rates that are too high go up and down.
+    The mean is more stable than the last round: with rates that are too high, the accuracy oscillates.
 
     Args:
-        training: whose rates are in the middle of the grid.
-        task: the federation, whose starts are made anew from the clients that take part.
-        listener: is told what came of each pair of rates.
+        training: the training, whose rates are in the middle of the grid.
+        task: the federation; starts are fitted anew without the clients set aside.
+        listener: is told the accuracy of each pair of rates.
 
     Returns:
-        The rates, and the accuracy with each of the grid; None where it diverged.
+        The rates, and the accuracy of each pair of the grid; None where training diverged.
 
     Raises:
-        ValueError: if all diverged.
+        ValueError: if training diverged with every pair.
     """
     task.aside = apart = task.aside or set_aside(task)
     number = training.participation
@@ -110,7 +110,7 @@ def tuned(training: Training, task: Task, listener: Listener) -> tuple[Rates, li
     tried: list[dict[str, Any]] = []
     grid = list(product(_FACTORS, _FACTORS))
     for client, server in grid:
-        # To what one would write: 0.1 · 0.1 is 0.010000000000000002.
+        # Round, as 0.1 · 0.1 is 0.010000000000000002.
         rates = Rates(
             *(float(f"{x:.6g}") for x in (training.rates.client * client, training.rates.server * server))
         )

@@ -1,4 +1,4 @@
-"""Named methods, each with its numbers: from texts such as ``fedcof:shrinkage=0.1``."""
+"""Methods with their arguments, made from texts such as ``fedcof:shrinkage=0.1``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from covfree.studies.names import parsed
 
 
 class Variant(NamedTuple):
-    """A named method with its numbers.
+    """A method with its arguments set, and its title.
 
     Attributes:
-        title: how tables name it.
+        title: the method's title in tables.
         method: the method.
     """
 
@@ -25,7 +25,7 @@ class Variant(NamedTuple):
 
 
 def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None = None) -> dict[str, Variant]:
-    """Make named methods with all combinations of the numbers that each accepts.
+    """Make each named method with all combinations of the numbers that it accepts.
 
     Args:
         names: names of methods (see `covfree.methods.registry`), each of which may carry numbers of its own:
@@ -37,8 +37,8 @@ def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None =
 
     Raises:
         TypeError: if ``names`` is one text.
-        ValueError: if a name is unknown or given twice, a value is none that the method takes, or a number
-            is accepted by none of the methods.
+        ValueError: if a name is unknown or given twice, the method refuses a value, or none of the methods
+            accepts a number.
 
     >>> list(variants(["fedncm", "fedcof"], {"shrinkage": [0.1, 1.0]}))
     ['fedncm', 'fedcof:shrinkage=0.1', 'fedcof:shrinkage=1.0']
@@ -90,14 +90,14 @@ def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None =
 
 
 def with_noise(variants: Mapping[str, Variant], noise: str) -> dict[str, Variant]:
-    """The same methods with noise on the counts that clients send.
+    """Return the methods with noise on the counts that clients send.
 
     Args:
         variants: the methods by name.
         noise: the name of a law and ε, such as ``laplace:1``; see `covfree.count_noise`.
 
     Raises:
-        ValueError: naming the method, if its clients send no counts; or if the text is none of noise.
+        ValueError: if ``noise`` is invalid, or a method's clients send no counts; the error names the method.
     """
     kind, _, epsilon = noise.partition(":")
     try:

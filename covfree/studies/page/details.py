@@ -1,4 +1,4 @@
-"""What a method gets right and wrong: by class, by client, and which classes it takes for which."""
+"""A method's accuracy by class and by client, and the classes that it confuses."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from covfree.studies.predictions import (
 )
 from covfree.studies.table import Cell, Table
 
-# Classes that are shown one by one; of more, the worst.
+# Number of classes that are shown one by one; if there are more, the worst are shown.
 _SHOWN = 30
 _PAIRS = 20
-# Widths of a histogram's bars in percent, and how many bars it may have.
+# Widths of a histogram's bars in percent, and the largest number of bars.
 _WIDTHS, _BARS = (1, 2, 5, 10), 20
 _NOBODY = "none"
 
@@ -35,10 +35,10 @@ def detail(
     """Sum up a method's runs.
 
     Args:
-        title: the method's.
-        predictions: of the runs, by seed.
-        partitions: by seed.
-        names: of the classes.
+        title: the method's title.
+        predictions: counts of the runs' predictions, by seed.
+        partitions: statistics of the partitions, by seed.
+        names: names of the classes.
     """
     counts = confusion_counts(predictions.values(), len(names))
     accuracy = class_accuracy(counts)
@@ -77,15 +77,15 @@ def detail(
 def class_by_class(
     titles: Sequence[str], predictions: Sequence[Mapping[int, Predictions]], names: Sequence[str]
 ) -> Table | None:
-    """Lay out the accuracy by class and method, the classes on which methods differ most first.
+    """Lay out the accuracy by class and method; classes on which methods differ most come first.
 
     Args:
-        titles: of the methods.
-        predictions: of each method's runs, by seed.
-        names: of the classes.
+        titles: titles of the methods.
+        predictions: counts of each method's predictions, by seed.
+        names: names of the classes.
 
     Returns:
-        The table, of 30 classes at most; None if there is nothing to compare.
+        The table of 30 classes at most; None for fewer than two methods.
     """
     if len(titles) < 2:
         return None
@@ -103,7 +103,7 @@ def class_by_class(
 
 
 def histogram(shares: Float[np.ndarray, " values"], what: str) -> dict[str, Any] | None:
-    """Count shares in bins of 1, 2, 5 or 10 percent; None if there are none.
+    """Count finite shares in bins of 1, 2, 5 or 10 percent; None if there are none.
 
     >>> found = histogram(np.array([0.905, 0.925, 0.93, 1.0, np.nan]), "clients")
     >>> [(bar['name'], bar['text']) for bar in found['bars'] if bar['text']]
@@ -119,7 +119,7 @@ def histogram(shares: Float[np.ndarray, " values"], what: str) -> dict[str, Any]
     first = min(width * int(low // width), 100 - width)
     last = max(width * int(np.ceil(high / width)), first + width)
     edges = np.arange(first, last + 1, width)
-    # Rounding must not put 0.93 · 100 below the edge at 93.
+    # Round, as 100 · 0.93 may come out just below the edge at 93.
     heights, _ = np.histogram(values.round(9), edges)
     bars = [
         _bar(f"{left}–{left + width} %", height / heights.max(), str(height) if height else "")
@@ -131,14 +131,14 @@ def histogram(shares: Float[np.ndarray, " values"], what: str) -> dict[str, Any]
 
 
 def _bar(name: str, length: float, text: str) -> dict[str, Any]:
-    """A bar with its name, its length in [0, 1] and what is written beside it."""
+    """Make a bar with its name, its length in [0, 1] and the text beside it."""
     return {"name": name, "length": length, "text": text}
 
 
 def _expected(
     by_seed: Mapping[int, Predictions], partitions: Mapping[int, PartitionStatistics]
 ) -> np.ndarray:
-    """What clients can expect, of all runs together."""
+    """Return the clients' expected accuracies in all runs."""
     found = []
     for seed, predictions in by_seed.items():
         accuracy = class_accuracy(confusion_counts([predictions], partitions[seed].num_classes))
@@ -156,7 +156,7 @@ def _class_bar(name: str, counts: Integer[np.ndarray, " predicted"], accuracy: f
 
 
 def _confused(counts: Integer[np.ndarray, "classes predicted"], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Wrong predictions, the most frequent first."""
+    """Return the most frequent wrong predictions, the most frequent first."""
     wrong = counts.copy()
     np.fill_diagonal(wrong, 0)
     labels, predicted = wrong.nonzero()
@@ -175,7 +175,7 @@ def _confused(counts: Integer[np.ndarray, "classes predicted"], names: Sequence[
 
 
 def _matrix(counts: Integer[np.ndarray, "classes predicted"], names: Sequence[str]) -> dict[str, Any]:
-    """All counts; with a column for examples without a prediction if there are such."""
+    """Lay out all counts, with a column for examples without a prediction if there are any."""
     some = counts[:, -1].any()
     shown = counts if some else counts[:, :-1]
     every = np.maximum(counts.sum(1, keepdims=True), 1)
@@ -184,6 +184,6 @@ def _matrix(counts: Integer[np.ndarray, "classes predicted"], names: Sequence[st
         [{"text": f"{count:,}" if count else "", "share": share} for count, share in zip(*both, strict=True)]
         for both in zip(shown.tolist(), (shown / every).tolist(), strict=True)
     ]
-    # Half the page is too narrow for many columns; long names of theirs stand upright.
+    # Many columns need more than half the page's width; long column names are set upright.
     broad, long = len(columns) > 11, any(len(name) > 4 for name in columns)
     return {"names": names, "columns": columns, "lines": lines, "broad": broad, "has_long_names": long}

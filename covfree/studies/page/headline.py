@@ -1,4 +1,4 @@
-"""What came out, in a few sentences: which method is best, by how much, how sure, and at what cost."""
+"""A study's outcome in a few sentences: the best method, its lead, how sure it is, and its cost."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import NamedTuple
 
 from covfree.studies.table import Cell, as_bytes, percent
 
-# Points of accuracy within which a method that sends less is worth a word.
+# A method that sends less than the best is mentioned if its accuracy is at most this much lower.
 _NEAR = 0.01
 
 
 class Scored(NamedTuple):
-    """A method on a federation.
+    """A method's figures on a federation.
 
     Attributes:
-        title: its name.
-        accuracy: by seed.
-        bytes: that all clients send and, if any method's receive something, receive.
-        starts: by seed, the accuracy before training; empty if there is none.
+        title: the method's title.
+        accuracy: test accuracy by seed.
+        bytes: bytes that all clients send, plus those that they receive if any method's clients receive some.
+        starts: accuracy before training, by seed; empty for a method in closed form.
     """
 
     title: str
@@ -37,17 +37,17 @@ class Scored(NamedTuple):
 
     @property
     def gain(self) -> float:
-        """What training gained in the mean, in points; below 0 what it lost."""
+        """Mean gain by training in percentage points; negative if training lost."""
         return 100 * fmean(self.accuracy[seed] - start for seed, start in self.starts.items())
 
     def over(self, other: Scored) -> list[float]:
-        """Differences to another's accuracy, seed by seed."""
+        """Return the accuracy minus another method's, for each seed that both have."""
         seeds = [seed for seed in self.accuracy if seed in other.accuracy]
         return [self.accuracy[seed] - other.accuracy[seed] for seed in seeds]
 
 
 def interval(differences: Sequence[float]) -> tuple[float, float] | None:
-    """The 95 % confidence interval of the mean by Student's t; None for fewer than two differences.
+    """Return the 95 % confidence interval of the mean by Student's t; None for fewer than two differences.
 
     >>> low, high = interval([0.01, 0.02, 0.03])
     >>> print(f"{low:.4f} {high:.4f}")
@@ -62,26 +62,26 @@ def interval(differences: Sequence[float]) -> tuple[float, float] | None:
 
 
 def ranked(scored: Sequence[Scored]) -> list[Scored]:
-    """The best first; without those whose accuracy is not a number."""
+    """Sort methods by accuracy, best first, without those whose accuracy is not a number."""
     return sorted((one for one in scored if isfinite(one.mean)), key=lambda one: -one.mean)
 
 
 def headline(scored: Sequence[Scored], num_tests: int, bytes_name: str) -> list[str]:
-    """Say what came out on one federation.
+    """Write the headline of one federation.
 
     Args:
         scored: the methods.
-        num_tests: examples of the test part.
-        bytes_name: what `Scored.bytes` counts, such as "bytes up".
+        num_tests: number of test examples.
+        bytes_name: name of what `Scored.bytes` counts, such as "bytes up".
     """
     first, *others = _of_all(scored, num_tests, bytes_name)
     return [first, *others, *_left_out(scored)]
 
 
 def gains(scored: Sequence[Scored], said: Sequence[str]) -> list[str]:
-    """Say what training gained or lost, beside what came out after it.
+    """Add to the headline what training gained or lost.
 
-    Where the best start is above all that was trained, that comes first.
+    If the best start is above all results of training, this comes first.
 
     Args:
         scored: trainings, with their starts.
@@ -110,7 +110,7 @@ def gains(scored: Sequence[Scored], said: Sequence[str]) -> list[str]:
 
 
 def _left_out(scored: Sequence[Scored]) -> list[str]:
-    """Which methods the rest is not about, as they have no mean; nothing if that is all of them."""
+    """Name the methods left out because they have no mean accuracy; empty if all are."""
     lost = [one for one in scored if not isfinite(one.mean)]
     if len(lost) == len(scored):
         return []
@@ -138,7 +138,7 @@ def _of_all(scored: Sequence[Scored], num_tests: int, bytes_name: str) -> list[s
 
 
 def behind(scored: Sequence[Scored]) -> list[Cell]:
-    """How far each method is behind the best, in points: mean and standard deviation over seeds."""
+    """Return each method's difference to the best in points: mean and standard deviation over seeds."""
     order, cells = ranked(scored), []
     for one in scored:
         if one is (order[0] if order else None):
@@ -154,7 +154,7 @@ def behind(scored: Sequence[Scored]) -> list[Cell]:
 
 
 def over_places(places: Sequence[Sequence[Scored]]) -> list[str]:
-    """Say which method is best on how many federations, and on how many of these others are as good.
+    """Say on how many federations each method is best, and on how many of them it ties.
 
     Args:
         places: the methods of each federation.
@@ -173,7 +173,7 @@ def over_places(places: Sequence[Sequence[Scored]]) -> list[str]:
 
 
 def _at_the_top(order: Sequence[Scored]) -> list[str]:
-    """The methods with the highest accuracy, to the digits that are shown."""
+    """Return the methods with the highest accuracy; those that show the same digits are equal."""
     best = percent(order[0].mean, None)
     return [one.title for one in order if percent(one.mean, None) == best]
 
@@ -183,7 +183,7 @@ def _tied(number: int) -> str:
 
 
 def _ahead(best: Scored, second: Scored, share: str, over: str) -> list[str]:
-    """Which is best, by how much, and how sure."""
+    """Say which method is best, by how much, and how sure that is."""
     first = f"{best.title} has the highest test accuracy: {share} % {over}."
     apart = best.over(second)
     if not apart:
@@ -203,7 +203,7 @@ def _ahead(best: Scored, second: Scored, share: str, over: str) -> list[str]:
 
 
 def _sureness(best: Scored, num_tests: int) -> list[str]:
-    """With one seed, what is known of chance."""
+    """For a single seed, give the standard error that the test examples cause."""
     if len(best.accuracy) > 1 or not num_tests:
         return []
     error = 100 * sqrt(best.mean * (1 - best.mean) / num_tests)
@@ -214,7 +214,7 @@ def _sureness(best: Scored, num_tests: int) -> list[str]:
 
 
 def _cost(best: Scored, others: Sequence[Scored], bytes_name: str) -> str:
-    """What the best costs, and what is nearly as good for less."""
+    """Say the bytes of the best method, and a method that is nearly as good for fewer."""
     text = f"{best.title} takes {as_bytes(best.bytes)} ({bytes_name})"
     near = [one for one in others if one.bytes < best.bytes and best.mean - one.mean <= _NEAR]
     if near:

@@ -1,4 +1,4 @@
-"""Matplotlib's figures as elements of a page."""
+"""Matplotlib figures as SVG elements of a page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from covfree.studies.plots import style as figures
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Colours that the page's style knows, where they are others on a dark page.
+# Colours replaced by variables of the page's style, which differ on a dark page.
 _COLOURS = {
     "#000000": "var(--text)",
     "#ffffff": "var(--card)",
@@ -24,8 +24,8 @@ def as_svg(figure: Figure, prefix: str) -> str:
     """Draw a figure as an ``<svg>`` element that has the page's width and colours.
 
     Args:
-        figure: made with `covfree.studies.plots.style`.
-        prefix: of the names within it, which must differ from those of other pictures on the page.
+        figure: a figure made with `covfree.studies.plots.style`.
+        prefix: put before the ids in the picture, so that they differ from other pictures' on the page.
     """
     file = io.BytesIO()
     with figures.style():
@@ -35,7 +35,7 @@ def as_svg(figure: Figure, prefix: str) -> str:
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
     used = set(re.findall(r"(?:url\(|href=\")#([^\")]+)", text))
-    # What is written as text is outside of tags, and stays.
+    # Rewrite tags only: the text of the figure is between them.
     text = re.sub(r"<[^>]*>", lambda tag: _rewritten(tag[0], prefix, used), text)
     text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
     width = 72 * figure.get_figwidth()
@@ -44,9 +44,9 @@ def as_svg(figure: Figure, prefix: str) -> str:
 
 
 def _rewritten(tag: str, prefix: str, used: set[str]) -> str:
-    """A tag with the page's names and colours."""
+    """Rewrite a tag with the page's ids and colours."""
 
-    # Names of groups are of no use here; those that something refers to stay.
+    # Drop the ids that nothing refers to, such as those of groups.
     def name(found: re.Match[str]) -> str:
         return f' id="{prefix}{found[1]}"' if found[1] in used else ""
 
@@ -54,7 +54,7 @@ def _rewritten(tag: str, prefix: str, used: set[str]) -> str:
     tag = re.sub(r"(url\(|href=\")#", rf"\g<1>#{prefix}", tag)
     for colour, variable in _COLOURS.items():
         tag = re.sub(rf"((?:fill|stroke): ){colour}", rf"\g<1>{variable}", tag)
-    # Hundredths of a point are more than enough.
+    # A precision of hundredths of a point is enough.
     return re.sub(r"\d+\.\d{3,}", _rounded, tag)
 
 

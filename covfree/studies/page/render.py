@@ -1,4 +1,4 @@
-"""A page as HTML."""
+"""Rendering of a page as HTML."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from typing import Any
 from covfree.core.atomic import replacing
 from covfree.core.optional import optional
 
-# Characters of a command's line.
+# Maximum characters in a line of a command.
 _WIDTH = 92
 
 
 def write_page(page: Mapping[str, Any], path: Path) -> None:
-    """Write a page: one file, which is there as a whole or not at all."""
+    """Write a page into one file atomically."""
     text = as_html(page)
     with replacing(path) as draft:
         draft.write(text.encode())
 
 
 def as_html(page: Mapping[str, Any]) -> str:
-    """The page, with its style, its script and its pictures in it."""
+    """Render the page as HTML that includes its style, script and pictures."""
     jinja2 = optional("jinja2", "cli")
     environment = jinja2.Environment(
-        # By package and not by folder, so that it is found wherever the package is installed.
+        # Load by package, so that the template is found wherever the package is installed.
         loader=jinja2.PackageLoader("covfree.studies.page", "templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -39,7 +39,7 @@ def as_html(page: Mapping[str, Any]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A setting in words.
+    """Format a setting as text.
 
     >>> shown([0.1, 0.5]), shown("lda"), shown(False)
     ('0.1, 0.5', 'lda', 'no')
@@ -52,7 +52,7 @@ def shown(value: Any) -> str:
 
 
 def unbroken(text: str) -> str:
-    """Keep numbers on one line with their units.
+    """Keep numbers on one line with their units, by no-break spaces.
 
     >>> unbroken("0.3 % for 2.1 MB").replace("\N{NO-BREAK SPACE}", "_")
     '0.3_% for 2.1_MB'
@@ -61,7 +61,7 @@ def unbroken(text: str) -> str:
 
 
 def command_line(command: str, settings: Mapping[str, Any]) -> str:
-    """Write the command line that runs a command with these settings, by the names of options.
+    """Format the command line that runs a command with these settings, given by the names of options.
 
     >>> command_line("compare", {"dataset": "my data.npz", "seeds": [3], "ridge": None, "tune": True})
     "covfree compare --dataset 'my data.npz' --seeds 3, --tune"
@@ -72,7 +72,7 @@ def command_line(command: str, settings: Mapping[str, Any]) -> str:
             continue
         words = [f"--{name.replace('_', '-')}"]
         if isinstance(value, list):
-            # The last comma makes a list of one seed a list.
+            # Without the trailing comma, `--seeds 3` would mean three seeds.
             words.append(",".join(map(str, value)) + ("," if name == "seeds" and len(value) == 1 else ""))
         elif value is not True:
             words.append(str(value))

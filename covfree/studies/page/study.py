@@ -1,6 +1,6 @@
-"""The page of a study: what came out, tables, pictures, and why. The template turns it into HTML.
+"""The page of a study: headline, tables, pictures and details, which the template turns into HTML.
 
-A page is plain dicts. The template escapes every text but drawings.
+A page consists of plain dicts. The template escapes every text but drawings.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ def page_of(
     settings: Mapping[str, Any],
     given: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Put together what the runs came to.
+    """Make the page of the runs' results.
 
     Args:
-        command: that made them.
-        title: what the results are of.
-        results: with counts of predictions in every run.
-        datasets: by name, the data for a seed.
-        settings: by the names of options, of data, methods and seeds too.
-        given: what the command line to repeat it says, by the names of options.
+        command: the command that made the runs.
+        title: the title of the results.
+        results: results whose runs all have counts of predictions.
+        datasets: by name, a function that returns the data for a seed.
+        settings: all settings by the names of options, including data, methods and seeds.
+        given: settings that the command line to repeat the study sets, by the names of options.
     """
     places = list(dict.fromkeys(result.place for result in results))
     groups = [[result for result in results if result.place == place] for place in places]
@@ -89,7 +89,7 @@ def _place(
     down: bool,
     prefix: str,
 ) -> dict[str, Any]:
-    """The results on one federation."""
+    """Make the section of one federation."""
     federation, trained = results[0].runs[0].federation, report.is_trained(results)
     assert federation is not None
     seeds = list(dict.fromkeys(run.seed for result in results for run in result.runs))
@@ -127,13 +127,13 @@ def _place(
 
 
 def _rank(result: Result) -> tuple[bool, float]:
-    """The best first; what is not a number last."""
+    """Sort key: the best accuracy first, NaN last."""
     mean = result.accuracy[0]
     return mean != mean, -mean
 
 
 def _with_gap(table: Table, scored: Sequence[Scored], place: int) -> Table:
-    """The terminal's table, sorted by the column of accuracies, and after it how far each is behind."""
+    """Add to the terminal's table, after the accuracies, each method's difference to the best."""
     columns = (*table.columns[: place + 1], "behind the best", *table.columns[place + 1 :])
     lines = tuple(
         (*line[: place + 1], gap, *line[place + 1 :])

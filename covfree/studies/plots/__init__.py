@@ -1,1 +1,1 @@
-"""Pictures of studies, with Matplotlib: how they look, and one file for each kind."""
+"""Pictures of studies with Matplotlib: their style, and one module for each kind."""

@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Points: a mark's half size, half an error bar's cap, and characters of a label's line.
+# A mark's half size and half the width of an error bar's cap in points; characters in a label's line.
 _MARK, _CAP, _LINE = 3.5, 2.0, 24
-_STAR = 1.5  # how much larger a star is than other marks: between its tips it is empty
+_STAR = 1.5  # size of a star relative to other marks: it looks smaller, as it is empty between its tips
 _EDGE = {"markeredgecolor": "white", "markeredgewidth": 0.4}
-_FEW = 4  # methods that fit a column
-_QUIET = "#666666"  # of labels beside the front, and of its line: grey that can be read on white
+_FEW = 4  # number of methods whose picture fits the width of a column
+_QUIET = "#666666"  # grey, readable on white: the front's line, and labels of points off the front
 FRONT = "grey line and bold labels: the best accuracy at so many bytes or fewer"
 
 
 def plot(path: Path, title: str, results: Sequence[Result]) -> list[Path]:
     """Draw accuracy (mean and standard deviation) against bytes, as PNG, PDF and SVG.
 
-    Bytes are those up, or up and down if clients receive anything before the head.
+    Bytes are counted up, or up and down if clients receive anything before the head.
 
     Args:
-        path: of one of the files; its suffix is replaced.
-        title: over the picture.
-        results: the points. Those whose accuracy is not a number are named below instead.
+        path: path of one of the files; its suffix is replaced.
+        title: title over the picture.
+        results: one point each. Those whose accuracy is not a number are named below the picture instead.
 
     Returns:
         The paths of the files.
@@ -48,7 +48,7 @@ def plot(path: Path, title: str, results: Sequence[Result]) -> list[Path]:
 
 
 def draw(title: str, results: Sequence[Result], width: float | None = None) -> Figure:
-    """The figure; see `plot`. Its width in inches follows the number of methods if none is given."""
+    """Draw the figure; see `plot`. Without a width in inches, it follows the number of methods."""
     down = receives(results)
     every = [point_of(result, down) for result in results]
     points = [point for point in every if isfinite(point.accuracy) and point.size > 0]
@@ -69,7 +69,7 @@ def draw(title: str, results: Sequence[Result], width: float | None = None) -> F
         notes.append(FRONT)
     if missing := [point.title for point in every if point not in points]:
         notes.append(f"not shown, as there is no accuracy: {', '.join(missing)}")
-    # Inches: the more lines the labels have, the more room they need, and on a narrow page below each other.
+    # Height in inches grows with the lines of labels, more on a narrow page, where labels stack up.
     line = 0.055 if width >= figures.PAGE or len(results) <= _FEW else 0.055 * figures.PAGE / width
     height = 1.8 + line * sum(_in_lines(point.title).count("\n") + 1 for point in points)
     _describe(figure, axes, down, notes, height)
@@ -77,14 +77,14 @@ def draw(title: str, results: Sequence[Result], width: float | None = None) -> F
         if _marks(_Page(figure, axes), points).shifts.any():
             notes.append("points moved apart sideways have a line to their bytes")
             _describe(figure, axes, down, notes, height)
-        # From here on the axes keep their size, for which places are chosen.
+        # Fix the size of the axes, as the places of labels are chosen for it.
         figure.set_layout_engine("none")
         draw_points(figure, axes, points, range(len(points)))
     return figure
 
 
 def set_limits(axes: Axes, points: Sequence[Point]) -> None:
-    """Room around the points for their labels, and at least a decade of bytes and two percent."""
+    """Leave room for labels around the points; show at least a decade of bytes and two percent."""
     exponent = np.log10([point.size for point in points] or [1e5])
     low, high = exponent.min(), exponent.max()
     room = max(0.2 * (high - low), (1 - (high - low)) / 2, 0.3)
@@ -100,19 +100,19 @@ def set_limits(axes: Axes, points: Sequence[Point]) -> None:
 
 
 def add_legend(figure: Figure, points: Sequence[Point]) -> None:
-    """The families of the points, below everything."""
+    """Add a legend of the points' families below the axes."""
     present = {point.family for point in points}
     figures.legend_below(figure, [_handle(family) for family in (*FAMILIES, OTHER) if family in present])
 
 
 def draw_points(figure: Figure, axes: Axes, points: Sequence[Point], labelled: Iterable[int]) -> None:
-    """Draw points, their Pareto front, and labels, bold where a point is on the front.
+    """Draw points, their Pareto front, and labels, which are bold for points on the front.
 
     Args:
-        figure: whose layout is settled, as places are chosen for the size that the axes have.
-        axes: with limits by `set_limits`.
+        figure: a figure with a final layout, as labels are placed for the present size of the axes.
+        axes: axes with limits by `set_limits`.
         points: at least one.
-        labelled: places of the points that get a label, those of the front among them; others are faint.
+        labelled: indices of the points that get a label, including all of the front; others are faint.
     """
     page = _Page(figure, axes)
     chosen = [points[i] for i in labelled]
@@ -122,7 +122,7 @@ def draw_points(figure: Figure, axes: Axes, points: Sequence[Point], labelled: I
         axes.plot(point.size, point.accuracy, linestyle="", markersize=_half(point.family), **style)
     marks = _marks(page, chosen)
     best = [points[i] for i in pareto_front(points)]
-    # On to the right edge: with more bytes than the last one's, it is still the best.
+    # Extend the front to the right edge: the last point is also the best for more bytes.
     end = Point("", "", axes.get_xlim()[1], best[-1].accuracy, None)
     corners = np.array([[point.size, point.accuracy] for point in (*best, end)])
     axes.plot(*corners.T, drawstyle="steps-post", color=_QUIET, linewidth=1.0, zorder=1.5)
@@ -133,7 +133,7 @@ def draw_points(figure: Figure, axes: Axes, points: Sequence[Point], labelled: I
 
 
 def _half(family: Family) -> float:
-    """Half the size of a family's mark, in points."""
+    """Return half the size of a family's mark in points."""
     return _MARK * (_STAR if family.mark == "*" else 1)
 
 
@@ -145,28 +145,28 @@ def _handle(family: Family) -> Any:
 
 
 class _Page(NamedTuple):
-    """A figure and its axes, whose data have places in points of the page."""
+    """A figure and its axes, with conversions between data and places in points of the page."""
 
     figure: Figure
     axes: Axes
 
     def place(self, data: np.ndarray) -> np.ndarray:
-        """Where data [n, 2] lie."""
+        """Convert data [n, 2] to places."""
         return self.axes.transData.transform(data) * 72 / self.figure.dpi
 
     def data(self, places: np.ndarray) -> np.ndarray:
-        """What lies at places [n, 2]."""
+        """Convert places [n, 2] to data."""
         return self.axes.transData.inverted().transform(places * self.figure.dpi / 72)
 
 
 class _Marks(NamedTuple):
-    """Where marks lie on the page.
+    """Places of marks on the page, in points.
 
     Attributes:
-        centres: [n, 2] of the marks.
-        shifts: [n] how far they were moved sideways.
-        boxes: [2n, 4] the marks', then those of their error bars.
-        bounds: [4] of the axes.
+        centres: [n, 2] centres of the marks.
+        shifts: [n] how far each mark was moved sideways.
+        boxes: [2n, 4] boxes of the marks, then of their error bars.
+        bounds: [4] box of the axes.
     """
 
     centres: np.ndarray
@@ -176,7 +176,7 @@ class _Marks(NamedTuple):
 
 
 def _marks(page: _Page, points: Sequence[Point]) -> _Marks:
-    """The marks for axes of the size that they have now."""
+    """Place the marks for the present size of the axes."""
     data = np.array([[point.size, point.accuracy] for point in points])
     bars = np.array([point.deviation or 0.0 for point in points])
     halves = np.array([_half(point.family) for point in points])
@@ -184,7 +184,7 @@ def _marks(page: _Page, points: Sequence[Point]) -> _Marks:
     reach = page.place(data + bars[:, None] * [0, 1]) - centres
     bounds = np.ravel(page.axes.bbox.get_points()) * 72 / page.figure.dpi
     half = np.stack([halves, reach[:, 1].clip(halves)], 1)
-    # Those of the front come first, so that they stay on its line.
+    # Points of the front come first, so that they stay on its line.
     front = pareto_front(points)
     order = front + [i for i in range(len(points)) if i not in front]
     shifts = np.zeros(len(points))
@@ -196,7 +196,7 @@ def _marks(page: _Page, points: Sequence[Point]) -> _Marks:
 
 
 def _describe(figure: Figure, axes: Axes, down: bool, notes: Sequence[str], height: float) -> None:
-    """Say under the axis what it shows, and make the figure so high that the axes have the height given."""
+    """Write the label and notes under the axis, and fit the figure's height to the height of the axes."""
     lines = [f"bytes {'up and down' if down else 'up'}, all clients together"]
     if notes:
         lines.append(figures.wrapped("; ".join(notes), 72 * figure.get_figwidth() - 50))
@@ -207,7 +207,7 @@ def _describe(figure: Figure, axes: Axes, down: bool, notes: Sequence[str], heig
 
 
 def _stairs(corners: np.ndarray) -> np.ndarray:
-    """Boxes [2n - 2, 4] of the steps between corners [n, 2]: to the right, then up."""
+    """Return boxes [2n - 2, 4] of the lines between corners [n, 2], each to the right and then up."""
     left, bottom = corners[:-1].T
     right, top = corners[1:].T
     return np.concatenate(
@@ -238,7 +238,7 @@ def _draw_labels(page: _Page, marks: _Marks, points: Sequence[Point], obstacles:
     avoided = np.concatenate([marks.boxes, obstacles])
     centres, ends = place_labels(marks.centres, sizes, avoided, marks.bounds)
     for text, centre, size, end, mark in zip(texts, centres, sizes, ends, marks.centres, strict=True):
-        # Lines of text begin, or end, on the side of the mark.
+        # Align the lines of text towards the mark.
         aside = (centre - mark)[0] / size[0]
         align = "center" if abs(aside) < 0.5 else "left" if aside > 0 else "right"
         anchor = centre + size * np.array([{"left": -0.5, "center": 0, "right": 0.5}[align], 0])
@@ -249,7 +249,7 @@ def _draw_labels(page: _Page, marks: _Marks, points: Sequence[Point], obstacles:
 
 
 def _in_lines(title: str) -> str:
-    """The title in as few lines as it takes, these about as long as each other."""
+    """Break a title into as few lines as possible, of similar lengths."""
     lines = textwrap.wrap(title, _LINE)
     for width in range(_LINE, 0, -1):
         shorter = textwrap.wrap(title, width, break_long_words=False)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# One for each algorithm; dots are kept for the closed-form stage.
+# Dashes of the algorithms; dots are reserved for the closed-form stage.
 _ON_AND_OFF = ((6, 1, 1, 1, 1, 1), (3, 1), (8, 2), (5, 1, 1, 1), (2, 1), (9, 1, 3, 1), (12, 3))
 _DASHES = ("-", "--", "-.", *((0, pattern) for pattern in _ON_AND_OFF))
 
@@ -26,14 +26,14 @@ _DASHES = ("-", "--", "-.", *((0, pattern) for pattern in _ON_AND_OFF))
 def plot(path: Path, title: str, every: Sequence[Result], num_classes: int) -> list[Path]:
     """Draw accuracy against rounds and against bytes up, as PNG, PDF and SVG.
 
-    Colours are starts, dashes algorithms. Lines are means over the seeds, bands standard deviations. A stage
-    in closed form is dotted and comes from chance, 1/C.
+    Colours show starts, and dashes algorithms. Lines are means over the seeds, bands standard deviations. A
+    dotted line shows the closed-form stage, from chance, 1/C, to the start of training.
 
     Args:
-        path: of one of the files; its suffix is replaced.
-        title: over the picture.
-        every: the curves.
-        num_classes: C.
+        path: path of one of the files; its suffix is replaced.
+        title: title over the picture.
+        every: one curve each.
+        num_classes: C, the number of classes.
 
     Returns:
         The paths of the files.
@@ -43,11 +43,11 @@ def plot(path: Path, title: str, every: Sequence[Result], num_classes: int) -> l
 
 
 def draw(title: str, every: Sequence[Result], num_classes: int, *, narrow: bool = False) -> Figure:
-    """The figure; see `plot`. A narrow one has its parts below each other."""
+    """Draw the figure; see `plot`. A narrow figure stacks its two parts."""
     from matplotlib.ticker import MaxNLocator
 
     handles = _handles(every)
-    # The legend's lines come on top of the axes.
+    # The legend's lines add to the height of the axes.
     width, height, lines = (figures.PHONE, 5.6, 2) if narrow else (figures.PAGE, 3.2, 1)
     figure = figures.new_figure(width, height + 0.05 * len(handles))
     figures.set_title(figure, title)
@@ -76,14 +76,14 @@ def draw(title: str, every: Sequence[Result], num_classes: int, *, narrow: bool 
 
 
 def _styles(every: Sequence[Result]) -> list[dict[str, Any]]:
-    """Colour and dashes of each curve."""
+    """Return the colour and dashes of each curve."""
     colours, dashes = _looks(every)
     parts = [start_and_algorithm(curve.method) for curve in every]
     return [{"color": colours[init], "linestyle": dashes[algorithm]} for init, algorithm in parts]
 
 
 def _looks(every: Sequence[Result]) -> tuple[dict[str, str], dict[str, Any]]:
-    """Colours by start, dashes by algorithm."""
+    """Return colours by start, and dashes by algorithm."""
     inits, algorithms = zip(*(start_and_algorithm(curve.method) for curve in every), strict=True)
     inits, algorithms = list(dict.fromkeys(inits)), list(dict.fromkeys(algorithms))
     colours = dict(zip(inits, figures.palette(len(inits)), strict=True))
@@ -91,7 +91,7 @@ def _looks(every: Sequence[Result]) -> tuple[dict[str, str], dict[str, Any]]:
 
 
 def _handles(every: Sequence[Result]) -> list[Any]:
-    """The legend: a line for each start, for each algorithm, and for what else is drawn."""
+    """Make the legend's entries: each start, each algorithm, the closed-form stage, divergence."""
     from matplotlib.lines import Line2D
 
     colours, dashes = _looks(every)
@@ -127,7 +127,7 @@ def _draw_curve(
 
 
 def _set_limits(axes: Axes, ends: np.ndarray) -> None:
-    """The range of training: the dotted lines come in from below."""
+    """Fit the limits to the curves of training; the dotted lines may start below the axes."""
     seen = ends[np.isfinite(ends)]
     if not len(seen):
         return
@@ -136,7 +136,7 @@ def _set_limits(axes: Axes, ends: np.ndarray) -> None:
 
 
 def _lines(curve: Result) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rounds [r], bytes up until then [r], and accuracies [seeds, r], as far as all runs came."""
+    """Return rounds [r], cumulative bytes up [r] and accuracies [seeds, r], up to the shortest run's end."""
     length = min(len(run.evaluated) for run in curve.runs)
     shown = [run.evaluated[:length] for run in curve.runs]
     size = []

@@ -36,7 +36,7 @@ def plot_partition(
         statistics: from `partition_statistics`.
         target: where to draw. With a path, the plot is written there, in the format of its suffix. A
             Matplotlib `Figure` is drawn into, but not written. With None, a new figure is made, not written.
-        title: what the partition is of, over the picture.
+        title: title over the picture, such as the name of the data.
 
     Returns:
         The Matplotlib `Figure`.
@@ -51,7 +51,7 @@ def plot_partition(
     4
     """
     with figures.style():
-        # Any figure that is no path: Matplotlib is imported only if one is to be made.
+        # Test for a path and not for a `Figure`, which would need an import of Matplotlib.
         figure: Figure = (
             figures.new_figure(*_SIZE) if target is None or isinstance(target, str | PathLike) else target
         )
@@ -90,7 +90,7 @@ def _draw_map(figure: "Figure", axes: "Axes", statistics: PartitionStatistics) -
         table = np.zeros((shown, statistics.num_classes))
         table[y, x] = counts
         cells = np.ma.masked_equal(table, 0)
-        # The lightest blue must be distinct from white even in a single pixel.
+        # Start above the lightest blues, so that even a single pixel is distinct from white.
         shades = ListedColormap(colormaps["Blues"](np.linspace(0.35, 1, 256)))
         norm = LogNorm(1, max(largest, 2))
         image = axes.imshow(cells, cmap=shades, norm=norm, aspect="auto", interpolation="nearest")
@@ -114,7 +114,7 @@ def _draw_map(figure: "Figure", axes: "Axes", statistics: PartitionStatistics) -
 
 
 def _heading(statistics: PartitionStatistics, shown: str) -> list[str]:
-    """Lines: what is held by whom, and, if anything, what is left out."""
+    """Return lines that count the examples on clients, and what is on no client or empty."""
     held = statistics.num_examples - statistics.num_unassigned
     lines = [f"{held:,} examples on {statistics.num_clients:,} clients ({shown})"]
     absent = int((statistics.clients_per_class == 0).sum())
@@ -151,12 +151,12 @@ def _draw_histogram(figure: "Figure", axes: "Axes", values: np.ndarray, quantity
     if high == low:
         axes.set_xlim(low - 2, high + 2)
     if not logarithmic:
-        # Counts are at least 0: no tick may lie below.
+        # Counts are at least 0, so show no ticks below.
         axes.set_xlim(left=max(axes.get_xlim()[0], -0.5))
 
 
 def _integer_ticks(axes: "Axes") -> None:
-    """Put ticks at whole numbers alone."""
+    """Put ticks at whole numbers only."""
     from matplotlib.ticker import MaxNLocator
 
     for axis in (axes.xaxis, axes.yaxis):

@@ -1,36 +1,36 @@
-"""Where labels of points go, so that nothing overlaps. Everything is in points of the page."""
+"""Placement of points' labels without overlaps. All lengths are in points of the page."""
 
 from __future__ import annotations
 
 import numpy as np
 from jaxtyping import Float
 
-# Boxes are given by their sides: left, bottom, right, top.
+# The sides of a box: left, bottom, right, top.
 Sides = Float[np.ndarray, "4"]
 Places = Float[np.ndarray, "points 2"]
 
-_GAP = 1.2  # kept between any two boxes
-_DASH = 5.0  # between marks moved apart sideways, so that the line to where they belong shows
-_SPACE = 9.0  # between texts side by side, which would read as one line
-_OWN = 5.0  # by how much a label is nearer to its own point than to any other
+_GAP = 1.2  # gap between any two boxes
+_DASH = 5.0  # gap between marks moved apart sideways, which shows the line to their true place
+_SPACE = 9.0  # gap between texts side by side, which would otherwise read as one line
+_OWN = 5.0  # a label should be this much nearer to its own point than to any other
 _ANGLES = np.linspace(0, 2 * np.pi, 24, endpoint=False)
-_NEAREST = 150  # places that a label may take
+_NEAREST = 150  # number of candidate places per label
 _SWEEPS, _ORDERS = 3, 8
-# How much longer a line may be to avoid a label on another, a line through a label or a mark, crossing lines.
+# Costs, in points of line length: labels that overlap, a line through a label or mark, lines that cross.
 _COVER, _THROUGH, _CROSS = 1e4, 400.0, 100.0
-# The same for texts that run together, and for each point of the page by which another point is too near.
+# Costs of texts that run together, and of each point of the page by which another point is too near.
 _BESIDE, _NEARER = 200.0, 6.0
 
 
 def side_by_side(boxes: Float[np.ndarray, "boxes 4"], bounds: Sides) -> Float[np.ndarray, " boxes"]:
-    """Move boxes sideways, each as little as it can, so that none hides another.
+    """Move boxes sideways, each as little as possible, so that none hides another.
 
     Args:
-        boxes: [n, 4] marks with their bars, the first of which stay where they are.
-        bounds: [4] what none may leave.
+        boxes: [n, 4] marks with their error bars; earlier ones take precedence.
+        bounds: [4] the box that none may leave.
 
     Returns:
-        [n] the shifts. Where there is no room, boxes stay.
+        [n] the shifts; 0 where there is no room.
     """
     moved, shifts = np.empty((0, 4)), []
     tries = np.ravel([(step, -step) for step in np.arange(bounds[2] - bounds[0])])
@@ -46,27 +46,27 @@ def side_by_side(boxes: Float[np.ndarray, "boxes 4"], bounds: Sides) -> Float[np
 def place_labels(
     points: Places, sizes: Places, marks: Float[np.ndarray, "boxes 4"], bounds: Sides
 ) -> tuple[Places, Places]:
-    """Place a label near each point, clear of marks, labels and the lines that lead to them.
+    """Place a label near each point, clear of marks, other labels and the lines from points to labels.
 
-    Each label in turn takes the best of many places around its point, given where the others are, and all
-    choose again. What comes of it depends on which label begins, so this is done a few times, and each time
-    those begin whose places were the worst.
+    Each label in turn takes the best of many places around its point, given the places of the others, in
+    several sweeps. The result depends on the order of labels, so this is repeated in several orders, each
+    of which starts with the labels that had the worst places before, and the best result is taken.
 
     Args:
-        points: [n, 2] what is labelled.
+        points: [n, 2] the points to label.
         sizes: [n, 2] width and height of the labels.
-        marks: [m, 4] what no label may cover; mark i < n is that of point i, which its own line may cross.
-        bounds: [4] what no label may leave.
+        marks: [m, 4] boxes that no label may cover; box i < n is point i's mark, which its line may cross.
+        bounds: [4] the box that no label may leave.
 
     Returns:
-        [n, 2] the labels' centres and [n, 2] the ends of the lines that lead to them from the points.
+        The labels' centres [n, 2] and the ends [n, 2] of the lines from the points to the labels.
     """
     count = len(points)
     tried = [_candidates(*each, marks, bounds) for each in zip(points, sizes, strict=True)]
     costs = []
     for i, (point, (boxes, ends)) in enumerate(zip(points, tried, strict=True)):
         through = _lines_meet(point, ends, np.delete(marks, i, 0)).sum(1)
-        # Straight beside, above or below looks better than aslant.
+        # A label straight beside, above or below its point looks better than a diagonal one.
         aslant = np.abs((boxes[:, :2] + boxes[:, 2:]) / 2 - point).min(1)
         away = np.hypot(*(ends - point).T)
         nearer = (away + _OWN - _distance(boxes, np.delete(points, i, 0))).clip(0)
@@ -83,8 +83,8 @@ def place_labels(
 def _settle(
     points: np.ndarray, tried: list[tuple[np.ndarray, np.ndarray]], costs: list[np.ndarray], order: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The labels' boxes, the ends of their lines, and what the place of each costs."""
-    # Those without a place yet are nowhere: NaN meets nothing.
+    """Choose the labels' boxes in a given order; return the boxes, the ends of lines, and the costs."""
+    # NaN stands for labels not placed yet: it overlaps nothing.
     boxes, ends, paid = (
         np.full((len(points), 4), np.nan),
         np.full(points.shape, np.nan),
@@ -108,39 +108,39 @@ def _settle(
 def _candidates(
     point: np.ndarray, size: np.ndarray, marks: np.ndarray, bounds: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Free boxes [m, 4] for a label, in rings around its point, and the nearest place [m, 2] in each."""
+    """Return free boxes [m, 4] for a label in rings around its point, and the place in each nearest to it."""
     reach = np.hypot(*(bounds[2:] - bounds[:2]))
     radii = np.concatenate([np.arange(5, 40, 3), np.arange(40, reach, 8)])
     direction = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], 1)
-    # A ring is a stretched circle, so that wide labels stand as near beside as above.
+    # Stretch the rings by the label's size, so that wide labels are as near beside the point as above it.
     centres = (point + direction * (size / 2 + radii[:, None, None])).reshape(-1, 2)
     boxes = np.concatenate([centres - size / 2, centres + size / 2], 1)
     inside = ((boxes[:, :2] >= bounds[:2]) & (boxes[:, 2:] <= bounds[2:])).all(1)
     free = inside & ~_meet(boxes, marks).any(1)
-    # Where there is no room at all, a label may lie on marks, or leave the bounds.
+    # If there is no room at all, a label may cover marks, or else leave the bounds.
     kept = next(some for some in (free, inside, np.ones(len(boxes), bool)) if some.any())
     boxes = boxes[kept][:_NEAREST]
     return boxes, np.clip(point, boxes[:, :2], boxes[:, 2:])
 
 
 def _meet(first: np.ndarray, second: np.ndarray, sideways: float = _GAP) -> np.ndarray:
-    """Whether boxes [m, 4] and [k, 4] overlap or come too near, given the gap to keep sideways: [m, k]."""
+    """Whether boxes [m, 4] and [k, 4] are nearer than ``sideways`` and, vertically, `_GAP`: [m, k]."""
     gap = np.array([sideways, _GAP])
     near = (first[:, None, :2] < second[:, 2:] + gap) & (first[:, None, 2:] > second[:, :2] - gap)
     return np.asarray(near.all(-1))
 
 
 def _distance(boxes: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """How far boxes [m, 4] are from the nearest of points [k, 2]: [m]; infinite if there is no point."""
+    """Return the distances [m] of boxes [m, 4] to the nearest of points [k, 2]; infinite without points."""
     low, high = boxes[:, None, :2] - points, points - boxes[:, None, 2:]
     return np.linalg.norm(np.maximum(low, high).clip(0), axis=-1).min(1, initial=np.inf)
 
 
 def _lines_meet(start: np.ndarray, ends: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """Whether lines from a point [2] to others [m, 2] pass through boxes [k, 4]: [m, k]."""
+    """Whether lines from a point [2] to ends [m, 2] pass through boxes [k, 4]: [m, k]."""
     step = (ends - start)[:, None]
     step = np.where(step == 0, 1e-9, step)
-    # Where on a line, from 0 to 1, it crosses each side: [m, k, x and y].
+    # The parameter in [0, 1] where a line crosses each side: [m, k, x and y].
     low, high = (boxes[:, :2] - start) / step, (boxes[:, 2:] - start) / step
     enters, leaves = np.minimum(low, high), np.maximum(low, high)
     first, last = np.maximum(enters[..., 0], enters[..., 1]), np.minimum(leaves[..., 0], leaves[..., 1])
@@ -148,7 +148,7 @@ def _lines_meet(start: np.ndarray, ends: np.ndarray, boxes: np.ndarray) -> np.nd
 
 
 def _cross(start: np.ndarray, ends: np.ndarray, starts: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Whether lines from a point [2] to others [m, 2] cross lines [k, 2] to [k, 2]: [m, k]."""
+    """Whether lines from a point [2] to ends [m, 2] cross the lines from starts to others, [k, 2]: [m, k]."""
 
     def side(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
         return np.sign((b - a)[..., 0] * (c - a)[..., 1] - (b - a)[..., 1] * (c - a)[..., 0])

@@ -1,4 +1,4 @@
-"""The points of accuracy against bytes: what they are called, which are alike, and which no other beats."""
+"""The points of accuracy against bytes, their families, and their Pareto front."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Point(NamedTuple):
     """A method in the picture.
 
     Attributes:
-        method: its name, with its numbers.
-        title: how the picture names it.
+        method: the method's name, with its numbers.
+        title: the method's title in the picture.
         size: bytes of all clients together, mean over the seeds.
-        accuracy: in percent, mean over the seeds.
-        deviation: its standard deviation over the seeds; None of a single seed.
+        accuracy: accuracy in percent, mean over the seeds.
+        deviation: the accuracy's standard deviation over the seeds; None for a single seed.
     """
 
     method: str
@@ -50,13 +50,13 @@ class Point(NamedTuple):
 
     @property
     def family(self) -> Family:
-        """What its clients send."""
+        """The kind of statistics that the method's clients send."""
         entry = registry().get(self.method.partition(":")[0])
         return OTHER if entry is None else next(each for each in FAMILIES if each.title == entry.family)
 
 
 def point_of(result: Result, down: bool) -> Point:
-    """The point of a result; its bytes are those up, or up and down."""
+    """Make a result's point; its bytes are those up or, with ``down``, up and down."""
     mean, deviation = result.accuracy
     size = result.mean(lambda run: run.sent.statistics + (run.received if down else 0))
     spread = None if deviation is None else 100 * deviation
@@ -64,9 +64,9 @@ def point_of(result: Result, down: bool) -> Point:
 
 
 def pareto_front(points: Sequence[Point]) -> list[int]:
-    """Places of the points that are more accurate than any other of as many bytes or fewer, by bytes.
+    """Return the indices, sorted by bytes, of points more accurate than all others of as many bytes or fewer.
 
-    Of points at the same bytes with the same accuracy, the first is taken.
+    If points have the same bytes and accuracy, the first is taken.
 
     >>> sizes_and_accuracies = [(10, 90), (10, 93), (20, 92), (40, 95), (40, 95)]
     >>> pareto_front([Point("", "", size, accuracy, None) for size, accuracy in sizes_and_accuracies])

@@ -1,4 +1,4 @@
-"""How pictures look: sizes, type, colours, axes of bytes, files. Matplotlib is imported where it is used."""
+"""Style of pictures: sizes, type, colours, byte axes, files. Matplotlib is imported where it is used."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-# Inches: the width of a column, and of the text, of a paper in two columns.
+# Widths in inches of a column, and of the page's text, in a two-column paper.
 COLUMN, PAGE = 3.3, 6.9
-# Of a picture that a telephone shows at its own width.
+# Width in inches of a picture that a phone shows without scaling.
 PHONE = 4.0
-# Points; no text is smaller, and titles are a little larger.
+# Type sizes in points of all text, and of titles.
 TYPE, TITLE = 8.0, 9.0
 FORMATS = ("png", "pdf", "svg")
 
-# Okabe and Ito's colours, which colour-blind readers tell apart; without yellow, which white paper hides.
+# Okabe and Ito's colours, which colour-blind readers can tell apart, without yellow, which is faint on white.
 BLUE, VERMILLION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
 SKY, PURPLE, BLACK, GREY = "#56B4E9", "#CC79A7", "#000000", "#7F7F7F"
 BROWN = "#8C564B"
@@ -49,7 +49,7 @@ _SETTINGS: dict[str, Any] = {
     "grid.linewidth": 0.5,
     "lines.linewidth": 1.2,
     "lines.markersize": 5,
-    # Text stays text, to be searched and edited; the same picture gives the same file.
+    # Keep text as text, to be searched and edited. The salt makes files reproducible.
     "svg.fonttype": "none",
     "svg.hashsalt": "covfree",
     "pdf.fonttype": 42,
@@ -58,13 +58,13 @@ _SETTINGS: dict[str, Any] = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Draw and write within: Matplotlib's settings are these until it ends."""
+    """Use the settings for pictures within the context; draw and save figures inside it."""
     with optional("matplotlib", "cli").rc_context(_SETTINGS):
         yield
 
 
 def new_figure(width: float | int, height: float | int) -> Figure:
-    """Make a figure of so many inches, of which Matplotlib keeps no record and which opens no window."""
+    """Make a figure, sized in inches, that pyplot does not register and that opens no window."""
     agg, figures = (optional(f"matplotlib.{name}", "cli") for name in ("backends.backend_agg", "figure"))
     figure = figures.Figure(figsize=(width, height), dpi=200, layout="constrained")
     agg.FigureCanvasAgg(figure)
@@ -72,18 +72,18 @@ def new_figure(width: float | int, height: float | int) -> Figure:
 
 
 def save(figure: Figure, path: str | PathLike[str]) -> None:
-    """Write a figure in the format of the file's suffix, without the time, so that files can be compared."""
+    """Write a figure in the format of the suffix, without a date, so that files can be compared."""
     dated = {".pdf": "CreationDate", ".svg": "Date"}.get(Path(path).suffix.lower())
     with style():
         figure.savefig(path, metadata=None if dated is None else {dated: None})
 
 
 def save_all(figure: Figure, path: Path) -> list[Path]:
-    """Write a figure as PNG, PDF and SVG beside each other; returns the paths.
+    """Write a figure as PNG, PDF and SVG, and return the paths.
 
     Args:
-        figure: what to write.
-        path: of one of the files; its suffix is replaced.
+        figure: the figure to write.
+        path: path of one of the files; its suffix is replaced.
     """
     paths = [path.with_suffix(f".{suffix}") for suffix in FORMATS]
     for each in paths:
@@ -92,7 +92,7 @@ def save_all(figure: Figure, path: Path) -> list[Path]:
 
 
 def palette(count: int) -> list[str]:
-    """So many different colours: those of Okabe and Ito, then darker and lighter ones of them.
+    """Return ``count`` different colours: Okabe and Ito's, then darker and lighter shades of them.
 
     >>> palette(2)
     ['#0072b2', '#d55e00']
@@ -103,7 +103,7 @@ def palette(count: int) -> list[str]:
 
     own, shades = COLOURS[:-1], []  # black has no darker shade
     for level in range(1 + count // len(own)):
-        # No share of black or white first, then shares of black, of white, of more black, …
+        # Mix in nothing first, then black, white, more black, …
         share, end = min(0.35 * ((level + 1) // 2), 0.8), float(level % 2 == 0)
         red_green_blue = [(1 - share) * np.array(to_rgb(each)) + share * end for each in own]
         shades += [to_hex((red, green, blue)) for red, green, blue in red_green_blue]
@@ -113,11 +113,11 @@ def palette(count: int) -> list[str]:
 
 
 def byte_axis(axis: Axis, most: int | None = None) -> None:
-    """Write bytes on an axis with units: 10 kB, 100 kB, 1 MB.
+    """Label an axis in bytes with units: 10 kB, 100 kB, 1 MB.
 
     Args:
-        axis: its limits and its scale, linear or logarithmic, are set already.
-        most: ticks, about; None for 6 on a linear axis and for as many as fit on a logarithmic one.
+        axis: an axis whose limits and scale, linear or logarithmic, are set already.
+        most: approximate number of ticks; None for 6 on a linear axis, as many as fit on a logarithmic one.
     """
     from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
 
@@ -133,7 +133,7 @@ def byte_axis(axis: Axis, most: int | None = None) -> None:
 
 
 def text_width(text: str, size: float = TYPE) -> float:
-    """How wide a line of text is, in points."""
+    """Return the width of a line of text in points."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
@@ -141,7 +141,7 @@ def text_width(text: str, size: float = TYPE) -> float:
 
 
 def wrapped(text: str, width: float | int, size: float = TYPE) -> str:
-    """Break text into lines of at most so many points; words alone that are too long are broken too."""
+    """Break text into lines of at most ``width`` points; a word that is too long is broken as well."""
     for characters in range(max(len(text), 1), 1, -1):
         lines = textwrap.wrap(text, characters)
         if all(text_width(line, size) <= width for line in lines):
@@ -150,17 +150,17 @@ def wrapped(text: str, width: float | int, size: float = TYPE) -> str:
 
 
 def set_title(figure: Figure, text: str) -> None:
-    """Title a figure over its whole width, in as many lines as it takes; without text there is no title."""
+    """Set a figure's title, wrapped at the figure's width; none for an empty text."""
     if not text:
         return
     width = 72 * figure.get_figwidth() - 8
     title = figure.suptitle(wrapped(text, width, TITLE), x=4 / (72 * figure.get_figwidth()), ha="left")
-    # Names of data sets may hold dollar signs.
+    # Names of data sets may contain dollar signs.
     title.set_parse_math(False)
 
 
 def legend_below(figure: Figure, handles: Sequence[Any]) -> None:
-    """Put a legend below everything, in as many columns as fit the figure's width."""
+    """Put a legend below the axes, in as many columns as fit the figure's width."""
     widest = max(text_width(str(handle.get_label())) for handle in handles)
     columns = int(72 * figure.get_figwidth() // (widest + 4.5 * TYPE))
     figure.legend(
