@@ -25,9 +25,9 @@ METHODS = {
     "LDA": covfree.fedcof(),
     "qda-means": covfree.qda(covariance="means"),
     "ρ = 0.3": covfree.fedcof(head=covfree.student(0.3)),
-    "ρ = 0.5": covfree.fedcof(head="student"),
-    "ρ = 1": covfree.fedcof(head=covfree.student(1.0)),
-    "ρ = 0.5, 16 directions a class": covfree.fedcof(head=covfree.student(rank=16)),
+    "ρ = 0.5": covfree.fedcof(head=covfree.student(0.5)),
+    "ρ = 1": covfree.fedcof(head="student"),
+    "ρ = 0.5, 16 directions a class": covfree.fedcof(head=covfree.student(0.5, rank=16)),
 }
 FEDERATIONS = [Federation(number, 0.1, moved) for number in (100, 30) for moved in (False, True)]
 # Accuracy in %, negative log-likelihood, expected calibration error.

@@ -353,7 +353,7 @@ def client_variance(rows, count, mean, variance):
     return found
 
 
-def student_scores(rows, covariance, num_classes, prior=0.5):
+def student_scores(rows, covariance, num_classes, prior=1.0):
     """Log-priors plus Student log-densities, from matrices of full size."""
     count, held, mean = moments(rows, num_classes)
     dim = mean.shape[1]
@@ -376,7 +376,7 @@ def student_scores(rows, covariance, num_classes, prior=0.5):
     return scores
 
 
-def fedcof_student(features, labels, clients, num_classes, gamma, prior=0.5):
+def fedcof_student(features, labels, clients, num_classes, gamma, prior=1.0):
     rows = client_rows(features, labels, clients)
     count, held, _ = moments(rows, num_classes)
     degrees = sum(n - 1 for n, k in zip(count, held, strict=True) if k > 1)

@@ -42,6 +42,32 @@ def test_the_advice_has_figures_of_the_kept_results():
             assert float(shown) == pytest.approx(100 * accuracy, abs=0.0501)
 
 
+def test_the_gains_of_student_heads_are_of_the_kept_results():
+    kept = json.loads((ROOT / "experiments/student.json").read_text(encoding="utf-8"))
+    text = (ROOT / "docs/choosing.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\S+)` \| ([+-][^;]+;.+) \|$", text, re.M)
+    assert [name for name, _ in rows] == ['fedcof(head="student")', 'qda(covariance="means")']
+    for (_, cells), method in zip(rows, ("ρ = 1", "qda-means"), strict=True):
+        for cell, data in zip(cells.split(" | "), ("digits", "speech", "texts", "Caltech-101"), strict=True):
+            for shown, shift in zip(cell.split("; "), ("", ", shift"), strict=True):
+                runs = kept[f"{data}, 100 clients, α = 0.1{shift}"]
+                gain = sum(run[method][0] - run["LDA"][0] for run in runs) / len(runs)
+                assert float(shown) == pytest.approx(gain, abs=0.0501)
+    gains = {
+        method: [[run[method][0] - run["LDA"][0] for run in runs] for runs in kept.values()]
+        for method in ("ρ = 1", "qda-means")
+    }
+    average = {method: sum(sum(g) / len(g) for g in each) / len(kept) for method, each in gains.items()}
+    worst = {method: -min(map(min, each)) for method, each in gains.items()}
+    for number, where in (
+        (average["ρ = 1"], r"its mean gain on `fedcof\(\)` was ([\d.]+)"),
+        (worst["ρ = 1"], r"and its largest loss ([\d.]+)\."),
+        (average["qda-means"], r"`qda-means` gained ([\d.]+)"),
+        (worst["qda-means"], r"but lost ([\d.]+) at worst"),
+    ):
+        assert float(re.findall(where, text)[0]) == pytest.approx(number, abs=0.0501)
+
+
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_the_page_of_a_federation_has_its_kept_results(folder):
     place = ROOT / "experiments" / folder

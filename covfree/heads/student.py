@@ -105,7 +105,7 @@ def student_head(
     rows: Rows,
     *,
     num_classes: int,
-    prior: Scalar = 0.5,
+    prior: Scalar = 1.0,
 ) -> StudentHead:
     """Classify by Bayes' rule where each class has its own covariance, of which its rows show a part.
 
@@ -121,7 +121,8 @@ def student_head(
         covariance: Σ̃, positive definite: usually a shrunk within-class covariance.
         rows: class means, of which each class's own spread is taken; padding changes nothing.
         num_classes: C, static.
-        prior: κ/d, above 0.
+        prior: κ/d, above 0. At 1, the default, the head was at most 0.3 points below LDA in any seed of 15
+            federations, and 1.5 above it on average; at 0.5 up to 1.3 below. See experiments/student.md.
 
     Returns:
         The head.

@@ -39,12 +39,12 @@ def _fedcof_paper(shrinkage: Scalar = 1.0, bias: bool = False) -> Method:
     return fedcof(shrinkage, head="ridge", bias=bias)
 
 
-def _fedcof_student(shrinkage: Scalar | str | Shrinkage = "auto", prior: Scalar = 0.5) -> Method:
+def _fedcof_student(shrinkage: Scalar | str | Shrinkage = "auto", prior: Scalar = 1.0) -> Method:
     return fedcof(shrinkage, head=student(prior))
 
 
 def _fedcof_residuals_student(
-    num_directions: int = 8, shrinkage: Scalar | str | Shrinkage = "auto", prior: Scalar = 0.5
+    num_directions: int = 8, shrinkage: Scalar | str | Shrinkage = "auto", prior: Scalar = 1.0
 ) -> Method:
     return fedcof_residuals(num_directions, shrinkage, student(prior))
 

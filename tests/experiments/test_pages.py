@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from experiments.automatic_choice import summary
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments"
@@ -12,3 +14,11 @@ def test_the_summary_of_automatic_shrinkage_is_of_the_kept_results():
     records = json.loads((FOLDER / "automatic_choice.json").read_text(encoding="utf-8"))["results"]
     page = (FOLDER / "automatic_choice.md").read_text(encoding="utf-8")
     assert "\n".join(summary(records)) in page
+
+
+@pytest.mark.usefixtures("experiments")
+def test_the_table_of_student_heads_is_of_the_kept_results():
+    from student import table
+
+    kept = json.loads((FOLDER / "student.json").read_text(encoding="utf-8"))
+    assert table(kept) in (FOLDER / "student.md").read_text(encoding="utf-8")

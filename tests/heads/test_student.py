@@ -10,10 +10,14 @@ from precision import FLOAT32, PRECISIONS, assert_close
 
 import covfree
 from covfree.core.lapack import orthonormal
+from covfree.engine.stream import accumulate_stream, solve_stream
 from covfree.estimators.row_law import client_variance, row_law
 from covfree.heads import metrics
 from covfree.heads.gamma import log_gamma_ratio
 from covfree.methods.student import shared_directions
+from covfree.protocol.files import save_message
+from covfree.protocol.inbox import Inbox
+from covfree.rounds import as_algorithm, run
 from covfree.testing.laws import centred
 
 DIM = 6
@@ -44,7 +48,7 @@ def head_of(covariance, means, count, label, prior):
     )
 
 
-def made(given, precision, prior=0.5):
+def made(given, precision, prior=1.0):
     (means, count, label), covariance, _ = given
     with precision.context():
         arrays = (jnp.asarray(x, precision.dtype) for x in (covariance, means))
@@ -56,7 +60,7 @@ def scored(head, probes, precision):
         return centred(head(jnp.asarray(probes, precision.dtype)))
 
 
-def expected(given, prior=0.5):
+def expected(given, prior=1.0):
     rows, covariance, probes = given
     return centred(oracle.student_scores(list(zip(*rows, strict=True)), covariance, CLASSES, prior)(probes))
 
@@ -176,7 +180,7 @@ def test_the_oracles_messages_give_the_head_of_the_simulation():
         assert_close(centred(deployed(features[:9])), centred(simulated(features[:9])), 1e-3)
 
 
-def test_few_directions_from_sums():
+def test_few_directions_from_sums(tmp_path):
     features, labels, clients = federation()
     exact = covfree.fit(covfree.fedcof(0.1, head="student"), features, labels, clients)
     # As many directions as dimensions know all.
@@ -194,10 +198,32 @@ def test_few_directions_from_sums():
         return covfree.Rows(rows.mean, jnp.where(kept, rows.count, 0), rows.label, rows.client)
 
     totals = covfree.accumulate_parts(few, part, 3, num_classes=3)
-    parted = covfree.solve_totals(few, *totals)
-    assert_close(centred(parted(features[:50])), centred(one(features[:50])), 1e-4)
-    with pytest.raises(ValueError, match="method: expected one with totals of fixed size"):
-        covfree.accumulate_parts(covfree.fedcof(head="student"), part, 3, num_classes=3)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("rows",))
+    sharded = covfree.shard_rows(rows, mesh)
+    for k in np.unique(clients):
+        mine = clients == k
+        message = covfree.client_message(few, features[mine], labels[mine], num_classes=3)
+        save_message(message, tmp_path / f"{k:02}.safetensors")
+    algorithm = as_algorithm(few, num_classes=3, uploads="sums")
+    others = {
+        "parts": covfree.solve_totals(few, *totals),
+        "devices": covfree.solve_totals(
+            few, *covfree.accumulate_sharded(few, sharded, num_classes=3, mesh=mesh)
+        ),
+        "stream": solve_stream(few, rows, num_classes=3, part_rows=32),
+        "files": solve_stream(few, Inbox(tmp_path), num_classes=3, part_rows=32),
+        "clients' sums": run(algorithm, features, labels, clients, key=jax.random.key(0)).result,
+    }
+    for other in others.values():
+        assert_close(centred(other(features[:50])), centred(one(features[:50])), 1e-4)
+    every = covfree.fedcof(head="student")
+    for make in (
+        lambda: covfree.accumulate_parts(every, part, 3, num_classes=3),
+        lambda: accumulate_stream(every, rows, num_classes=3),
+        lambda: as_algorithm(every, num_classes=3, uploads="sums"),
+    ):
+        with pytest.raises(ValueError, match=r"method: expected one with totals of fixed size.* rank="):
+            make()
     shared = shared_directions(12, 3, jnp.float32)
     assert_close(shared.T @ shared, np.eye(3), 1e-5)
     assert orthonormal(shared).shape == (12, 3)
