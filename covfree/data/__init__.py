@@ -1,4 +1,4 @@
-"""Data: the embedded default, features as users have them, and images on their way to features."""
+"""Data: the built-in digits, feature files, image and text sets, and the extraction of their features."""
 
 from covfree.data.dataset import FeatureSet as FeatureSet
 from covfree.data.dataset import load as load

@@ -1,4 +1,4 @@
-"""Feature sets: features with labels, a train and a test part, and sometimes the clients they belong to."""
+"""Feature sets: features with labels, a training and a test part, and perhaps the client of each example."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class FeatureSet(NamedTuple):
     """Features of a frozen backbone, split in two.
 
     Attributes:
-        name: how tables name it.
-        train_features: [examples, dim]; of a file of 1 GiB or more what stays in it, see `load_npz`.
+        name: the name of the set in tables.
+        train_features: [examples, dim]; from a file of 1 GiB or more, a view of the file, see `load_npz`.
         train_labels: [examples], in [0, num_classes).
         test_features: [test examples, dim].
         test_labels: [test examples].
         num_classes: C.
         clients: [examples], the client of each training example, if the data says so.
         fixed_split: whether the data itself says which part is the test, so that no seed changes it.
-        test_clients: [test examples], the client of each test example, if the data says so; numbered as
-            ``clients``, and on from there if they have no training examples. −1 for none.
+        test_clients: [test examples], the client of each test example, if the data says so; −1 for none.
+            Numbers are those of ``clients``; clients without training examples have the numbers after these.
         class_names: [C], if the data has names for its classes.
         client_names: the names of the clients by their numbers, if the data has clients.
     """
@@ -53,7 +53,7 @@ def load(dataset: StrPath, *, test: StrPath | None = None, seed: int = 0) -> Fea
     Args:
         dataset: ``"digits"``, or the path of an ``.npz`` file, see `load_npz`.
         test: path of an ``.npz`` file with the test part, where ``dataset`` is a file without one.
-        seed: which third of the data is the test part, where nothing else says so.
+        seed: the seed that draws a third of the data as the test part, where the data marks none.
 
     Raises:
         ValueError: if the name is unknown, or a file does not hold what is expected.
@@ -73,7 +73,7 @@ def load_digits(*, seed: int = 0) -> FeatureSet:
     """Load the 8×8 handwritten digits that ship with scikit-learn: 1,797 images, pixels/16 as 64 features.
 
     Args:
-        seed: which third of each class is the test part.
+        seed: the seed that draws a third of each class as the test part.
 
     Source: Alpaydin and Kaynak (1998), Optical Recognition of Handwritten Digits, UCI.
     """
@@ -94,7 +94,7 @@ def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> Fe
 
     Features of 1 GiB or more that are not compressed stay in the file. Both parts are then
     `covfree.core.gathered.Gathered`, indexed as arrays are; `covfree.fit` and `covfree.evaluate` read
-    them part by part.
+    the features part by part.
 
     Returns:
         The feature set; clients are numbered from 0 in the order of their sorted names, first those with
@@ -129,7 +129,7 @@ def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> Fe
         labels = np.concatenate([labels, other["labels"]])
         if clients is not None:
             theirs = _test_clients(clients, other, Path(test))
-            # Of bytes and text it makes text; of unsigned integers and others floats, which are no clients.
+            # NumPy joins bytes and text to text, but uint64 and int64 to floats, which are refused below.
             clients = np.concatenate([clients, theirs])
     if is_test is not None and is_test.dtype != bool:
         raise ValueError(f"{path}: is_test: expected booleans, got {is_test.dtype}")
@@ -176,7 +176,7 @@ def _split(
     is_test: np.ndarray | None = None,
     own_test: np.ndarray | None = None,
 ) -> FeatureSet:
-    """The two parts; ``own_test`` has the features of the second where they are apart from the others."""
+    """Split into both parts; ``own_test`` holds the test features if they come from a file of their own."""
     fixed_split = is_test is not None
     if is_test is None:
         is_test = held_out(labels, seed)
@@ -203,9 +203,9 @@ def _split(
 
 
 def _numbered(clients: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Number clients from 0 in the order of their names, those with training examples first; and the names.
+    """Number clients from 0 in the order of their names, those with training examples first.
 
-    Below 0 and without a name there is none.
+    An example whose client is below 0 or ``""`` has none: −1. The names are returned too.
     """
     named = clients >= 0 if clients.dtype.kind in "iu" else clients != np.zeros((), clients.dtype)
     numbers = np.full(len(clients), -1, np.int32)
@@ -213,13 +213,13 @@ def _numbered(clients: np.ndarray, train: np.ndarray) -> tuple[np.ndarray, tuple
     known = np.concatenate([known, np.setdiff1d(clients[named], known)])
     order = np.argsort(known, kind="stable")
     numbers[named] = order[np.searchsorted(known, clients[named], sorter=order)]
-    # Names are only shown: bytes of any encoding may be.
+    # Names are only shown, so bytes of any encoding are accepted.
     names = np.char.decode(known, "utf-8", "replace") if known.dtype.kind == "S" else known.astype(str)
     return numbers, tuple(names.tolist())
 
 
 def _test_clients(clients: np.ndarray, other: dict[str, np.ndarray], path: Path) -> np.ndarray:
-    """The clients in a separate test file; nobody's where it has none."""
+    """The clients of a separate test file; no client for each example if the file has none."""
     count = len(other["labels"])
     theirs = other.get("clients")
     if theirs is None:

@@ -1,4 +1,4 @@
-"""Images decoded by a pool of threads, ahead of the device that computes with them."""
+"""Decode images in a pool of threads, while the device computes with earlier ones."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ ON_DAMAGED = ("stop", "skip")
 _LEAVE_OUT = "on_damaged='skip' (covfree extract --on-damaged skip) leaves such images out"
 
 # What Pillow raises on damaged files; its plugins for AVIF and DDS raise RuntimeError. The other built-in
-# exceptions (TypeError, KeyError, …) would be bugs, which show where they are.
+# exceptions (TypeError, KeyError, …) would be bugs, so they are not caught.
 _DAMAGE = (OSError, ValueError, SyntaxError, EOFError, OverflowError, RuntimeError, struct.error, zlib.error)
 
 
 class DecodedBatch(NamedTuple):
-    """Some images that follow each other in their set.
+    """A batch of consecutive images of a set.
 
     Attributes:
-        start: index of the first.
-        size: how many there are, those that could not be read included.
+        start: index of the first image.
+        size: number of images, those that could not be read included.
         pixels: [batch, crop, crop, 3], uint8; 0 past ``size`` and where an image could not be read.
-        skipped: why images could not be read, by their index in the set.
+        skipped: for each image that could not be read, by its index in the set, why.
     """
 
     start: int
@@ -58,16 +58,16 @@ def decoded_batches(
 ) -> Generator[DecodedBatch, None, None]:
     """Decode images, resized and cropped, in batches of one size and in order.
 
-    As many threads as there are CPU cores work some batches ahead of who takes them, and no further. They end
-    when the iterator does, or is closed or let go of.
+    One thread for each CPU core decodes a bounded number of batches ahead of the consumer. The threads end
+    when the iterator is exhausted, closed or garbage-collected.
 
     Args:
         images: the image set.
-        preprocessing: resizing and cropping; normalising is left to the device, to which uint8 is a quarter
-            of the way.
+        preprocessing: resizing and cropping; normalising is left to the device, as uint8 needs a quarter of
+            the bytes of float32 to send.
         batch_size: images of a batch; the last is filled up with zeros.
         start: index of the first image.
-        on_damaged: ``"skip"`` leaves an image that cannot be read out, and says why; ``"stop"`` raises.
+        on_damaged: ``"skip"`` leaves out an image that cannot be read, and says why; ``"stop"`` raises.
 
     Yields:
         `DecodedBatch`.
@@ -105,7 +105,7 @@ def _batches(
             try:
                 future.result()
             except damage as error:
-                # Image sets name the image in an error of their own, which is done here.
+                # Image sets wrap the cause in an error that names the image, as the text here does.
                 cause = error.__cause__ or error
                 reason = " ".join(str(cause).split()) or type(cause).__name__
                 text = f"images: {images.ids[index]}: cannot be read ({reason})"
@@ -125,7 +125,7 @@ def _batches(
         while waiting:
             yield finish(*waiting.popleft())
     finally:
-        # What has begun is waited for, which takes no longer than an image; the rest is dropped.
+        # Wait for images that are being decoded, at most one a thread; cancel the others.
         pool.shutdown(wait=True, cancel_futures=True)
 
 

@@ -1,4 +1,4 @@
-"""Features of an image set or a text set, computed by a pre-trained network and kept in a file."""
+"""Compute features of an image set or a text set by a pre-trained network, and keep them in a file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from covfree.data.image_set import ImageSet
 from covfree.data.kept import Extracted, Progress, keep
 from covfree.data.texts import TextSet
 
-# Texts that are sorted by length, computed and written together, in batches.
+# Batches of texts that are sorted by length and written together.
 _BATCHES = 16
 
 
@@ -40,16 +40,16 @@ def feature_key(
     preprocessing: Preprocessing | None = None,
     dtype: str = "float32",
 ) -> dict[str, Any]:
-    """What features depend on; a file of features is used again where this is the same.
+    """Everything that features depend on; a feature file with an equal key is used again.
 
-    Labels and clients are no part of it, nor is the size of batches.
+    Labels, clients and the batch size are not part of the key.
 
     Args:
-        images: see `extract_features`; as all others.
-        network: see there.
-        weights: see there.
-        preprocessing: see there.
-        dtype: see there.
+        images: see `extract_features`.
+        network: see `extract_features`.
+        weights: see `extract_features`.
+        preprocessing: see `extract_features`.
+        dtype: see `extract_features`.
     """
     return {
         "images": images.fingerprint,
@@ -88,11 +88,11 @@ def extract_features(
     Args:
         images: the image set.
         network: the backbone; its classifier is not used.
-        params: its parameters, or a function that gives them, which is called only if they are needed.
+        params: the network's parameters, or a function that returns them, called only if they are needed.
         out: the file, ``.npz``.
-        weights: a text that identifies the parameters, such as their file's SHA-256; None for the SHA-256 of
-            the parameters themselves.
-        preprocessing: what the weights were trained on; None for the backbone's own.
+        weights: a string that identifies the parameters, such as their file's SHA-256; None for the SHA-256
+            of the parameters themselves.
+        preprocessing: the preprocessing that the weights were trained with; None for the backbone's own.
         batch_size: images that are computed together; rounded up to a multiple of the number of devices.
         dtype: of the features in the file: ``"float32"``, or ``"float16"`` for half the size.
         on_damaged: ``"stop"`` raises at an image that cannot be read; ``"skip"`` leaves it out.
@@ -171,9 +171,9 @@ def encode_texts(
 ) -> Extracted:
     """Compute the features of all texts, once, into a file that `load_npz` reads.
 
-    It continues where it stopped, and computes nothing again for the same texts and encoder, as
-    `extract_features` does; the file holds the same arrays. Parameters are read only if they are needed. One
-    device computes.
+    Like `extract_features`, the function continues where it stopped, computes nothing again for the same
+    texts and encoder, and writes the same arrays. Parameters are read only if they are needed. One device
+    computes.
 
     Args:
         texts: the text set.
@@ -236,7 +236,7 @@ def _compute(
     on_damaged: str,
     tell: Callable[[], None],
 ) -> None:
-    """Compute what the writer has not yet."""
+    """Compute the features that the writer lacks."""
     devices = jax.local_devices()
     mesh = Mesh(np.array(devices), ("batch",))
     whole, spread = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("batch"))
@@ -256,7 +256,7 @@ def _compute(
     with closing(batches):
         under_way = None
         for batch in batches:
-            # Only dispatched: the device computes these while the ones before are written.
+            # JAX only dispatches this: the device computes it while the features before are written.
             features = features_of_pixels(
                 params, jax.device_put(batch.pixels, spread), network, preprocessing
             )
@@ -274,5 +274,5 @@ def features_of_pixels(
     network: Backbone,
     preprocessing: Preprocessing,
 ) -> Float[Array, "batch features"]:
-    """Normalising is done on the device too: uint8 is a quarter to send."""
+    """Normalise on the device too: uint8 pixels are a quarter of the bytes to send."""
     return network.apply(params, normalise(pixels, preprocessing)).astype(jnp.float32)

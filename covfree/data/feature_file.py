@@ -21,11 +21,11 @@ _OWN = ("features", "key")
 
 
 class FeatureFile(NamedTuple):
-    """What a finished file holds.
+    """The content of a finished feature file.
 
     Attributes:
         features: [n, d] float16 or float32, memory-mapped, read-only.
-        arrays: all others by name, e.g. ``labels`` and ``ids``.
+        arrays: all other arrays by name, e.g. ``labels`` and ``ids``.
         key: what the features were computed from.
     """
 
@@ -35,10 +35,11 @@ class FeatureFile(NamedTuple):
 
 
 def read_feature_file(path: StrPath) -> FeatureFile:
-    """Read a finished file. All of it is checked against its checksums; the features stay on the disk.
+    """Read a finished file. Checksums of the whole file are checked; the features stay on disk.
 
     Raises:
-        ValueError: if the file is cut short, was altered, or is none of a `FeatureWriter`; it names the path.
+        ValueError: if the file is cut short, was altered, or no `FeatureWriter` wrote it; the error names the
+            path.
         FileNotFoundError: if there is no such file.
     """
     arrays = read_npz(Path(path))
@@ -81,18 +82,18 @@ def rewrite(path: StrPath, arrays: Mapping[str, np.ndarray]) -> None:
             with ZipFile(path) as before, before.open("features.npy") as features:
                 write_file(path, key, arrays, lambda member: shutil.copyfileobj(features, member))
         finally:
-            # There is a state if somebody has begun to write the file anew.
+            # A state means that a writer has begun to write the file anew: keep its data.
             if not (folder / "state.json").exists():
                 remove_folder(folder)
 
 
 def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
-    """What differs between two descriptions; nothing if they agree.
+    """List the differences between two descriptions; empty if they agree.
 
     >>> differences({"crop": {"size": 224}, "seed": 0}, {"crop": {"size": 256}, "seed": 0})
     ['crop.size: 224 there, 256 here']
     """
-    # As they are in a file: tuples are lists.
+    # Compare as JSON files hold them: tuples become lists.
     there, here = (dict(_entries(json.loads(json.dumps(value)))) for value in (theirs, ours))
     shown = {
         name: [repr(each[name]) if name in each else "nothing" for each in (there, here)]
@@ -110,19 +111,19 @@ def _entries(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def locked(folder: Path) -> BinaryIO:
-    """Make the folder, and take its lock until the file that is returned is closed, or the process ends.
+    """Make the folder, and hold its lock until the returned file is closed or the process ends.
 
     Raises:
-        BlockingIOError: if another process has it.
+        BlockingIOError: if another process holds the lock.
     """
     busy = BlockingIOError(f"{folder}: another process is writing there; wait until it has ended")
     folder.mkdir(parents=True, exist_ok=True)
     try:
         file = (folder / "lock").open("a+b")
     except FileNotFoundError:
-        # It has just finished, and removed the folder.
+        # Another process has just finished and removed the folder.
         raise busy from None
-    # A lock on a file that was removed in the meantime is none.
+    # The lock of a file that was removed in the meantime excludes nobody.
     if not lock(file) or os.fstat(file.fileno()).st_nlink == 0:
         file.close()
         raise busy
@@ -130,13 +131,13 @@ def locked(folder: Path) -> BinaryIO:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove the folder, first of all what says that its data counts."""
+    """Remove the folder, and first its state, which must not outlive the data that it counts."""
     (folder / "state.json").unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def partial_folder(path: Path) -> Path:
-    """Where the parts of a file are until it is complete."""
+    """The folder that holds the parts of a file until it is complete."""
     return path.with_name(f"{path.name}.partial")
 
 
@@ -162,5 +163,5 @@ def write_file(
 
 
 def _entry(name: str) -> ZipInfo:
-    # One that is made here bears no time: the same features make the same file.
+    # `ZipInfo` has a constant time by default, so that the same features make the same file.
     return ZipInfo(f"{name}.npy")

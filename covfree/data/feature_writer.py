@@ -1,7 +1,7 @@
-"""Features that are written by a job which may be killed at any moment.
+"""Write features in a job that may be killed at any moment.
 
-Until all of them are there, a folder beside the file holds their bytes, and a small file that says how many
-of these count. It is replaced as a whole after each piece, so the writing goes on however it ended.
+Until all features are there, a folder beside the file holds their bytes and a small state file that says how
+many of them count. The state file is replaced as a whole after each piece, so a later job can continue.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _BLOCK = 2**22
 
 
 class FeatureWriter:
-    """Writes a feature file piece by piece, and goes on where an earlier writer stopped, however it ended.
+    """Writes a feature file piece by piece, and continues where an earlier writer stopped or was killed.
 
     Attributes:
         done: examples whose features, or the reason why they have none, are on disk.
-        skipped: of those, the examples without features, and why.
+        skipped: for each of those examples that has no features, why.
 
     >>> import numpy as np, tempfile
     >>> from covfree.data import read_feature_file
@@ -69,18 +69,18 @@ class FeatureWriter:
         """Open what an earlier writer left in the folder ``<path>.partial``, or start anew.
 
         Args:
-            path: the file, ``.npz``; if it is there it stays until the new one is complete.
-            key: what the features are computed from, in what JSON can hold. Nothing is added to pieces of
-                another key.
-            num_examples: examples in all.
+            path: the file, ``.npz``; an existing file stays until the new one is complete.
+            key: what the features are computed from, as JSON can hold it. Pieces of another key are not
+                continued.
+            num_examples: number of all examples.
             num_features: d.
-            dtype: ``"float16"`` or ``"float32"``, of the file.
-            identities: what tells each example from others. If it is given, an earlier writer's pieces count
-                where ``key["images"]`` differs but the examples that are done do not: a damaged image may
-                have been taken away.
+            dtype: ``"float16"`` or ``"float32"``, the data type in the file.
+            identities: a string for each example that tells it from others. If given, an earlier writer's
+                pieces count even if ``key["images"]`` differs, as long as the finished examples are the same:
+                a damaged image further on may have been removed.
 
         Raises:
-            ValueError: if an argument is wrong, or the folder is of another key.
+            ValueError: if an argument is wrong, or the folder holds pieces of another key.
             BlockingIOError: if another process is writing the file.
         """
         self._path = Path(path)
@@ -101,16 +101,16 @@ class FeatureWriter:
             raise
 
     def append(self, features: np.ndarray, skipped: Mapping[int, str]) -> None:
-        """Write what comes next; then a kill does not lose it.
+        """Write the next features to disk; once this returns, a kill does not lose them.
 
         Args:
-            features: [rows, d], of those of the next ``rows + len(skipped)`` examples that are not in
+            features: [rows, d], the features of the next ``rows + len(skipped)`` examples, without those in
                 ``skipped``.
-            skipped: why an example has no features, by its index.
+            skipped: for each example without features, by its index, why.
 
         Raises:
-            ValueError: if the shape or an index is wrong, or a number is not finite or above what the dtype
-                holds; it names the example. Nothing is written then.
+            ValueError: if the shape or an index is wrong, or a number is not finite or beyond the dtype's
+                range; the error names the example. Nothing is written then.
         """
         if features.ndim != 2 or features.shape[1] != self._num_features:
             raise ValueError(
@@ -133,7 +133,7 @@ class FeatureWriter:
                 f"features: example {example} has {features[row, place]} at position {place}; "
                 f"expected finite numbers that {self._dtype} can hold"
             )
-        # Places are sought, as an earlier call may have failed half-way, e.g. on a full disk.
+        # Seek the place: an earlier call may have failed half-way, e.g. on a full disk.
         self._data.seek(self._size)
         self._data.write(rows.tobytes())
         self._data.flush()
@@ -144,10 +144,10 @@ class FeatureWriter:
         """Write the file, as a whole or not at all, and remove the folder.
 
         Args:
-            arrays: what else the file holds, by name: numbers, booleans or strings.
+            arrays: the file's other arrays by name, of numbers, booleans or strings.
 
         Returns:
-            The file.
+            The path of the file.
 
         Raises:
             ValueError: if examples are missing, or an array holds objects or is called ``features`` or
@@ -175,7 +175,7 @@ class FeatureWriter:
         return self._path
 
     def close(self) -> None:
-        """Let others write the file; what was appended stays."""
+        """Release the lock, so that others may write the file; what was appended stays."""
         self._data.close()
         self._lock.close()
 
@@ -187,11 +187,11 @@ class FeatureWriter:
 
     @property
     def _size(self) -> int:
-        """Bytes of features that count."""
+        """The number of bytes of features that count."""
         return (self.done - len(self.skipped)) * self._num_features * self._dtype.itemsize
 
     def _resume(self) -> None:
-        """Take what an earlier writer left, or start anew."""
+        """Continue what an earlier writer left, or start anew."""
         path = self._folder / "state.json"
         state = json.loads(path.read_bytes()) if path.exists() else None
         differing = None if state is None else differences(state["about"], self._about)
@@ -210,7 +210,7 @@ class FeatureWriter:
             self.skipped = {int(example): reason for example, reason in state["skipped"].items()}
 
     def _same_so_far(self, state: Mapping[str, Any]) -> bool:
-        """Whether what is done is of the same examples and made the same way, though others are not."""
+        """Whether the finished examples are the same and made the same way, even if later ones differ."""
         done, about = state["done"], state["about"]
         if self._identities is None or state.get("prefix") is None or len(self._identities) < done:
             return False
@@ -220,7 +220,7 @@ class FeatureWriter:
         return same[0] == same[1] and self._prefix(done) == state["prefix"]
 
     def _prefix(self, done: int) -> str | None:
-        """Tells the first examples from others; None if nobody says what tells one."""
+        """A hash of the identities of the first examples; None without identities."""
         if self._identities is None:
             return None
         before, digest = self._hashed
@@ -230,7 +230,7 @@ class FeatureWriter:
         return digest.hexdigest()
 
     def _save(self, done: int, skipped: dict[int, str]) -> None:
-        """Count what is written."""
+        """Replace the state, so that the features written so far count."""
         with replacing(self._folder / "state.json") as file:
             state = {"about": self._about, "done": done, "skipped": skipped, "prefix": self._prefix(done)}
             file.write(json.dumps(state).encode())

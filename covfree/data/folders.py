@@ -1,4 +1,4 @@
-"""Image sets from folders: each image's path says its class, and perhaps its part and its client."""
+"""Image sets from folders: each image's path gives its class, and perhaps its split and its client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 from covfree.data.dataset import StrPath
 from covfree.data.image_set import ImageSet, decode_image, image_formats
 
-# What a folder that holds a part may be called, in any case, and which part that is.
+# The part of the data by the name of its folder, in any case.
 PARTS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
 PARTS.update({name: "validation" for name in ("val", "valid", "validation")})
 _BY_CLASS = "(?P<class>[^/]+)/"
@@ -26,7 +26,7 @@ _BY_SPLIT = "(?P<split>[^/]+)/" + _BY_CLASS
 def image_folder(
     path: StrPath, *, pattern: str | None = None, class_names: Sequence[str] | None = None
 ) -> ImageSet:
-    r"""Open a folder of images; none is read before it is asked for.
+    r"""Open a folder of images; each image is read on access.
 
     Args:
         path: the folder.
@@ -35,33 +35,33 @@ def image_folder(
             ``r"(?P<class>[^/]+)/user(?P<client>\d+)_"``. If not given, the first folder is the class; where
             there is a folder ``train`` and one of ``test`` or ``val``, these are the split, and the next is
             the class: ``"(?P<split>[^/]+)/(?P<class>[^/]+)/"``.
-        class_names: all classes, in the order that numbers them. Machines that each have a folder of their
-            own must agree on it; a folder need not hold them all. If not given, the sorted names that are
-            found.
+        class_names: all classes, in the order of their numbers. Machines with a folder each must agree on the
+            order; a folder need not hold all classes. By default the sorted names that are found.
 
     Returns:
         The image set, in the order of the sorted paths.
 
     A split may be called train or training; test or testing; val, valid or validation, in any case. The
-    images to test on are those of test. Without it, they are the validation images; with it, these are left
-    aside. Every class needs an image to train on, unless ``class_names`` are given. Every image to train on
-    needs a client, if the pattern has one; an image to test on may be without (``""``).
+    test split is the test part, and the validation images are left aside; without a test split, the
+    validation images are the test part. Every class needs an image to train on, unless ``class_names`` are
+    given. If the pattern has a client, every image to train on needs one; an image to test on may be without
+    (``""``).
 
-    Left aside, and named in ``ignored``, are files that Pillow cannot read by their extension, images that
-    the pattern does not match, empty folders, and what is hidden (its name starts with a dot). Links are
-    followed.
+    Left aside, and named in ``ignored``, are files whose extension Pillow cannot read, images that the
+    pattern does not match, empty folders, and hidden files and folders (with names that start with a dot).
+    Links are followed.
 
     ``read`` decodes an image in full and turns it upright as its EXIF orientation says, as torchvision's
-    ``ImageFolder`` does not. Like the latter it drops transparency. An image with more than 8 bits a channel
-    is an error.
+    ``ImageFolder`` does not. Like ``ImageFolder`` it drops transparency. An image with more than 8 bits a
+    channel is an error.
 
-    The fingerprint hashes each image's path, size and time of change, and reads no file. It does not see a
-    change that leaves size and time as they were, and takes a copy with other times for another set.
+    The fingerprint hashes each image's path, size and time of change, and reads no file. It misses a
+    change that keeps size and time, and a copy with other times has another fingerprint.
 
     Raises:
         FileNotFoundError: if there is no such folder.
         ValueError: if the pattern is wrong or matches no image, a class lacks training images, a client is
-            missing, or something cannot be listed; the message names it.
+            missing, or a folder cannot be listed; the message names the culprit.
     """
     root = Path(path)
     if not root.is_dir():
@@ -81,7 +81,7 @@ def image_folder(
             f"{_few(held) if held else 'nothing'}"
         )
     parts = [_part(root, match) for match in matches]
-    # With a test the validation images are left aside; without one they are the test.
+    # With a test split, leave the validation images aside; without one, test on them.
     aside = "validation" if "test" in parts else None
     ends = {
         match.string[: match.end("split")]
@@ -116,13 +116,13 @@ def image_folder(
     )
 
 
-# Not a closure, so that an image set can be sent to another process.
+# Not a closure: those cannot be pickled, so the image set could not be sent to another process.
 def _read(root: Path, ids: tuple[str, ...], i: int) -> Any:
     return decode_image(root / ids[i], ids[i])
 
 
 class _Found(NamedTuple):
-    """What lies in a folder, as paths below it; a file with its size and time of change."""
+    """The content of a folder, as paths below it, with size and time of change of each file."""
 
     files: dict[str, tuple[int, int]]
     folders: list[str]
@@ -131,7 +131,7 @@ class _Found(NamedTuple):
 
 def _scan(root: Path) -> _Found:
     found = _Found({}, [], [])
-    # A folder, what its files' paths begin with, and itself and all above it, by which a circle is noticed.
+    # Each entry: a folder, its files' prefix, and the identities of it and all above, to notice cycles.
     todo: list[tuple[str, str, tuple[tuple[int, int], ...]]] = [(str(root), "", (_identity(str(root)),))]
     while todo:
         folder, prefix, above = todo.pop()
@@ -191,7 +191,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _part(root: Path, match: re.Match[str]) -> str:
-    """Which part an image is of: train, test or validation."""
+    """The part that an image belongs to: train, test or validation."""
     split = match.groupdict().get("split", "train") or ""
     if split.lower() not in PARTS:
         raise ValueError(f"{root}: expected splits named train, test or val, got {split!r} in {match.string}")
@@ -199,7 +199,7 @@ def _part(root: Path, match: re.Match[str]) -> str:
 
 
 def _empty(found: _Found) -> list[str]:
-    """Folders without a file anywhere below them, each with a slash."""
+    """Folders without a file anywhere below them, each with a slash at the end."""
     holding = {str(above) for file in found.files for above in Path(file).parents}
     return [f"{folder}/" for folder in found.folders if folder not in holding]
 

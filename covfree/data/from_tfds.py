@@ -14,7 +14,7 @@ from covfree.core.optional import optional
 from covfree.data.dataset import StrPath
 from covfree.data.image_set import ImageSet, decode_image, is_damage
 
-# What the images to test on are called in the sets that have a part for it, the best first.
+# Names of splits to test on, the preferred one first.
 _TESTS = ("test", "validation", "valid", "val")
 
 
@@ -31,25 +31,26 @@ def tfds(
     """Open a data set of TensorFlow Datasets (needs the ``tfds`` extra, but no TensorFlow).
 
     Args:
-        name: any name that TFDS has, such as ``"cifar10"`` or ``"my_set/config:1.0.0"``.
+        name: any name that TFDS knows, such as ``"cifar10"`` or ``"my_set/config:1.0.0"``.
         train: the split to train on, in TFDS's terms: ``"train"``, ``"train[:80%]"``.
-        test: the split to test on; ``"auto"`` is ``test`` where there is one, else ``validation``, else none;
-            None is none.
-        client_column: the feature that says whose each example is, text or integers, if there is one.
+        test: the split to test on. ``"auto"`` takes the first that exists of ``test``, ``validation``,
+            ``valid`` and ``val``; None takes none.
+        client_column: the feature that holds each example's client, as text or integers; None for no clients.
         image_column: the feature that holds the image.
         label_column: the feature that holds the class.
-        data_dir: where TFDS keeps its data; if not given, where it does by itself.
+        data_dir: the folder of TFDS's data; by default TFDS's own.
 
     Returns:
-        The image set, in TFDS's order. An image is called by its split and its place there (``"train/17"``),
-        whichever part of the split was asked for. Examples without a label (below 0) are left aside.
+        The image set, in TFDS's order. An image's id is its split and its place in the whole split
+        (``"train/17"``), even if only a part of the split was asked for. Examples without a label (below 0)
+        are left aside.
 
-    What is not there yet is downloaded and prepared in the format array_record, as ``tfds.data_source`` does;
-    data that was prepared in another is an error. All examples are read once for their labels; no image is
-    decoded before it is asked for. Images are decoded as those of a folder are, see `image_folder`.
+    Missing data are downloaded and prepared in the format array_record, as by ``tfds.data_source``; data
+    prepared in another format are an error. All examples are read once for their labels; images are decoded
+    on access, as those of a folder are, see `image_folder`.
 
     The fingerprint hashes the data set's name and version, and the names, sizes and times of change of its
-    files; see `image_folder` for what this does not see.
+    files; see `image_folder` for changes that this misses.
 
     Raises:
         ImportError: if TFDS is not installed.
@@ -122,13 +123,13 @@ def tfds(
 
 
 def _prepared(library: Any, name: str, data_dir: StrPath | None) -> Any:
-    """TFDS's builder of this data set, whose files are there."""
+    """TFDS's builder of this data set, after the files were prepared if they were missing."""
     where = None if data_dir is None else os.fspath(data_dir)
     try:
         builder = library.builder(name, data_dir=where)
         if not builder.info.splits:
             builder.download_and_prepare(file_format="array_record")
-    # TFDS and what it calls raise nearly anything, in up to a thousand lines.
+    # TFDS and the libraries below it raise nearly anything, with messages of up to a thousand lines.
     except Exception as error:
         folder = "" if where is None else f", data_dir={where!r}"
         raise ValueError(
@@ -151,7 +152,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _columns(library: Any, builder: Any, image: str, label: str, client: str | None) -> dict[str, Any]:
-    """The features asked for, if they are of the right kind."""
+    """The features asked for, or raise unless they are of the right kind."""
     kinds = library.features
     features = builder.info.features
     wanted = (
@@ -173,7 +174,7 @@ def _columns(library: Any, builder: Any, image: str, label: str, client: str | N
 
 
 def _is_image(kinds: Any, feature: Any) -> bool:
-    # A float image is kept as the bytes of its numbers, which are no image.
+    # TFDS stores a float image as raw bytes, which are no image file.
     return isinstance(feature, kinds.Image) and feature.np_dtype == np.uint8
 
 
@@ -184,11 +185,11 @@ def _is_name(kinds: Any, feature: Any) -> bool:
 
 
 def _instructions(builder: Any, expression: str) -> Sequence[Any]:
-    """Which part of which files a split expression is."""
+    """The files, and the part of each, that a split expression stands for."""
     splits = builder.info.splits
     try:
         return splits[expression].file_instructions
-    # A split that is not there and an expression that is none fail in ways of their own.
+    # A missing split and a malformed expression raise different errors.
     except Exception as error:
         raise ValueError(
             f"{builder.info.name}: expected a split such as {sorted(splits)}, got {expression!r} "
@@ -197,8 +198,8 @@ def _instructions(builder: Any, expression: str) -> Sequence[Any]:
 
 
 def _names(builder: Any, instructions: Sequence[Any]) -> list[str]:
-    """What the examples are called: by their split, and their place in the whole of it."""
-    # The split of each file, and how many examples lie in those before it.
+    """The ids of the examples: the split, and the place in the whole split."""
+    # The split of each file, and the number of examples in the split's files before it.
     before = {}
     for split, info in builder.info.splits.items():
         count = 0
@@ -214,7 +215,7 @@ def _names(builder: Any, instructions: Sequence[Any]) -> list[str]:
 
 
 def _records(library: Any, builder: Any, expression: str, instructions: Sequence[Any]) -> Sequence[Any]:
-    """The examples as they are stored, in random access."""
+    """The serialised examples, with random access."""
     if not instructions:
         return ()
     raw = library.decode.DeserializeMethod.RAW_BYTES
@@ -224,11 +225,11 @@ def _records(library: Any, builder: Any, expression: str, instructions: Sequence
 def _parse(features: Any, records: Sequence[Any], place: int, name: str, **options: Any) -> Any:
     try:
         example = features.deserialize_example_np(records[place], **options)
-        # Of a file that was cut off, the reader gives empty messages.
+        # The reader returns empty messages for a file that was cut off.
         if missing := [column for column in features if example[column] is None]:
             raise ValueError(f"it holds no {missing[0]!r}")
         return example
-    # The readers of files and messages raise what they like.
+    # The readers of files and messages raise many kinds of errors.
     except Exception as error:
         if not is_damage(error):
             raise

@@ -1,4 +1,4 @@
-"""Labelled sets; image sets, whose images are read when they are asked for; files of single images."""
+"""Labelled sets; image sets, whose images are read on access; the decoding of one image file."""
 
 from __future__ import annotations
 
@@ -64,21 +64,21 @@ class ImageSet(LabelledSet):
     `image_folder`, `tfds` and `image_arrays` make image sets; you may make your own.
 
     Attributes:
-        name: how tables name the data.
+        name: the name of the data in tables.
         ids: [n] distinct names of the images in errors and feature files; for a folder, paths below it.
         labels: [n] int32, in [0, C).
         class_names: [C].
-        read: gives image i as `covfree.backbones.preprocess` takes it: a Pillow image or uint8 grey levels.
-            It is called from several threads, and raises OSError or ValueError where an image is damaged.
+        read: returns image i as `covfree.backbones.preprocess` takes it: a Pillow image or uint8 grey levels.
+            Several threads call it at once. It raises OSError or ValueError if the image is damaged.
         fingerprint: a hash of the images and their order, in hexadecimal.
         clients: [n], the name or number of each image's client, if the data says so; ``""`` or below 0 where
             an image has none.
         is_test: [n] booleans, if the data is split.
-        ignored: files that are no images, and examples without a class, that were left out. A folder that was
-            left out as a whole is named once, with a slash at the end.
-        identities: [n] what tells each image from others, such as a file's path, size and time of change: an
-            extraction goes on if those of the images that are done are the same. None if only the
-            fingerprint of all tells.
+        ignored: files and examples that were left out, as they are no images or have no class. A folder that
+            was left out as a whole is named once, with a slash at the end.
+        identities: [n] a string for each image that tells it from others, such as a file's path, size and
+            time of change. An extraction continues if the identities of the finished images are unchanged;
+            with None, only if the fingerprint is.
 
     Raises:
         TypeError: if an array is of the wrong type.
@@ -98,13 +98,13 @@ class ImageSet(LabelledSet):
     identities: tuple[str, ...] | None = None
 
 
-# Pillow knows these when it sees them, but cannot decode them, or (EPS) only by running another program.
+# Pillow recognises these formats, but cannot decode them, or (EPS) only by running another program.
 _NOT_DECODED = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"}
 
 
 @cache
 def image_formats() -> dict[str, str]:
-    """Extensions of the files that are taken for images, in lower case, each with Pillow's name for it."""
+    """The extensions of image files in lower case, each with Pillow's name of the format."""
     pillow = optional("PIL.Image", "pretrained")
     extensions = pillow.registered_extensions()
     return {
@@ -115,25 +115,25 @@ def image_formats() -> dict[str, str]:
 
 
 def decode_image(file: StrPath | BytesIO, name: str) -> Any:
-    """Read an image file in full: a Pillow image in RGB, turned upright as its EXIF orientation says.
+    """Read an image file in full, as a Pillow image in RGB, turned upright as its EXIF orientation says.
 
-    Of an image with transparency the colours are kept and the transparency is not, as in torchvision's
-    ``ImageFolder``; of an animation the first frame.
+    Transparency is dropped and the colours are kept, as in torchvision's ``ImageFolder``. An animation gives
+    its first frame.
 
     Args:
-        file: its path, or its bytes as a stream.
-        name: what the error calls it.
+        file: the file's path, or its bytes as a stream.
+        name: the image's name in errors.
 
     Raises:
-        ValueError: if it is damaged, no image, has more than 8 bits a channel (Pillow would cut them off),
-            or more pixels than ``PIL.Image.MAX_IMAGE_PIXELS``.
+        ValueError: if the file is damaged or no image, has more than 8 bits a channel (Pillow would clip the
+            values), or has more pixels than ``PIL.Image.MAX_IMAGE_PIXELS``.
         OSError: if the system cannot read the file.
     """
     pillow, ops = optional("PIL.Image", "pretrained"), optional("PIL.ImageOps", "pretrained")
     try:
         with pillow.open(file, formats=sorted(set(image_formats().values()))) as image:
             most, pixels = pillow.MAX_IMAGE_PIXELS, image.width * image.height
-            # Pillow only warns up to twice the limit; filters of warnings are not for several threads.
+            # Up to twice the limit Pillow only warns, and filters of warnings are not thread-safe.
             if most is not None and pixels > most:
                 raise ValueError(f"{pixels} pixels, more than PIL.Image.MAX_IMAGE_PIXELS, {most}")
             upright = ops.exif_transpose(image)
@@ -142,7 +142,7 @@ def decode_image(file: StrPath | BytesIO, name: str) -> Any:
                     f"its mode {upright.mode} has more than 8 bits a channel; convert it to 8 bits"
                 )
             if upright.mode == "P" and "transparency" in upright.info:
-                # The same colours, without the warning that a palette's transparency is lost.
+                # Via RGBA the colours are the same, without Pillow's warning about a palette's transparency.
                 upright = upright.convert("RGBA")
             return upright.convert("RGB")
     except pillow.UnidentifiedImageError as error:
@@ -155,8 +155,8 @@ def decode_image(file: StrPath | BytesIO, name: str) -> Any:
 
 
 def is_damage(error: BaseException) -> bool:
-    """Whether reading failed for what the file holds, rather than for the system: a lost disk, say."""
+    """Whether reading failed because of the file's content, not of the system (a lost disk, say)."""
     if isinstance(error, OSError):
-        # Damaged files may ask for a place before the beginning or past any end.
+        # Damaged files may make a reader seek before the beginning or past any end.
         return error.errno in (None, errno.EINVAL, errno.EOVERFLOW)
     return not isinstance(error, MemoryError)

@@ -25,14 +25,14 @@ def load_images(source: StrPath) -> ImageSet:
 
     Args:
         source: a folder, see `image_folder`; ``"tfds:NAME"``, see `tfds`; or an ``.npz`` file, see below.
-            To say more than a name, call these functions.
+            To pass more arguments, call these functions.
 
     An ``.npz`` file holds ``images`` (uint8 ``[n, height, width, 3]`` or ``[n, height, width]``) and
     ``labels [n]``, and, if there are any, ``clients [n]``, ``is_test [n]`` and ``class_names [C]``, as
     `image_arrays` takes them. All of it is read into memory.
 
     Raises:
-        ValueError: if it is none of these, or does not hold what is expected.
+        ValueError: if the source is none of these, or does not hold what is expected.
         FileNotFoundError: if there is no such file or folder.
     """
     name = str(source)
@@ -62,12 +62,12 @@ def image_arrays(
     """View arrays as an image set.
 
     Args:
-        images: uint8 ``[n, height, width, 3]``, or ``[n, height, width]`` of images without colours.
+        images: uint8 ``[n, height, width, 3]``, or ``[n, height, width]`` for grey images.
         labels: [n] integers from 0.
         clients: [n] strings, or integers of which those below 0 are no client.
         is_test: [n] booleans.
         class_names: [C] strings; the labels themselves if not given.
-        name: how tables name the data.
+        name: the name of the data in tables.
 
     Returns:
         The image set; its ids are the images' indices, its fingerprint the hash of their bytes and shape.
@@ -116,7 +116,7 @@ def image_arrays(
     )
 
 
-# Not a closure, so that an image set can be sent to another process.
+# Not a closure: those cannot be pickled, so the image set could not be sent to another process.
 def _row(images: np.ndarray, i: int) -> np.ndarray:
     return images[i]
 

@@ -1,4 +1,4 @@
-"""Features that are computed once and kept in a file, whatever they are of."""
+"""Compute features once and keep them in a file, for images and texts alike."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from covfree.data.feature_file import differences, read_feature_file, rewrite
 from covfree.data.feature_writer import FeatureWriter
 from covfree.data.image_set import LabelledSet
 
-# Is told how many examples are done, and how many there are.
+# A callback, called with the number of finished examples and the number of all.
 Progress = Callable[[int, int], None]
 
 
 class Extracted(NamedTuple):
-    """What `extract_features` or `encode_texts` did.
+    """The result of `extract_features` or `encode_texts`.
 
     Attributes:
         path: the file.
@@ -42,16 +42,16 @@ def keep(
     on_damaged: str = "stop",
     progress: Progress | None = None,
 ) -> Extracted:
-    """Write a file of features, go on where an earlier call stopped, or take the finished file as it is.
+    """Write a file of features, continue where an earlier call stopped, or use the finished file again.
 
     Args:
-        examples: what the features are of.
-        key: what the features depend on; a finished file is used again where this is the same.
+        examples: the examples whose features are computed.
+        key: everything that the features depend on; a finished file with an equal key is used again.
         compute: appends to the writer the features that it lacks, and calls its second argument now and then.
         out: the file, ``.npz``.
         num_features: d.
-        dtype: of the features in the file.
-        on_damaged: ``"stop"`` if a file that leaves examples out is an error.
+        dtype: the data type of the features in the file.
+        on_damaged: ``"stop"`` makes a file that leaves examples out an error.
         progress: see `extract_features`.
 
     Returns:
@@ -83,7 +83,7 @@ def keep(
 
 
 def _reuse(path: Path, key: Mapping[str, Any], examples: LabelledSet, on_damaged: str) -> dict[str, str]:
-    """Give a finished file the labels of today; returns what it left out."""
+    """Update the labels in a finished file, and return the reason for each example that it leaves out."""
     file = read_feature_file(path)
     if differing := differences(file.key, key):
         raise ValueError(
@@ -100,7 +100,7 @@ def _reuse(path: Path, key: Mapping[str, Any], examples: LabelledSet, on_damaged
             f"{path}: expected features of {len(arrays['labels'])} examples, got {count}; remove it"
         )
     if not _same(arrays, file.arrays):
-        # The map is let go of before the file is replaced.
+        # Release the memory map before the file is replaced.
         del file
         rewrite(path, arrays)
     return skipped
@@ -123,7 +123,7 @@ def _check_skipped(place: str, ids: list[str], on_damaged: str) -> None:
 
 
 def _arrays(examples: LabelledSet, skipped: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """All but the features, of the examples that have some."""
+    """The arrays of the file without the features, for the examples that have features."""
     kept = np.array([name not in skipped for name in examples.ids], bool)
     arrays = {
         "labels": np.asarray(examples.labels)[kept].astype(np.int32),

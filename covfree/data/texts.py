@@ -1,4 +1,4 @@
-"""Text sets: texts with labels, from tables and from JSON files of pairs."""
+"""Text sets: texts with labels, from CSV, TSV and JSON files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TextSet(LabelledSet):
     `load_texts` makes one; you may make your own.
 
     Attributes:
-        name: how tables name the data.
+        name: the name of the data in tables.
         ids: [n] distinct names of the texts in errors and feature files.
         labels: [n] int32, in [0, C).
         class_names: [C].
@@ -61,7 +61,7 @@ class TextSet(LabelledSet):
         """A hash of the texts and their order, in hexadecimal."""
         digest = hashlib.sha256()
         for text in self.texts:
-            # A lone surrogate, which JSON can hold, has no bytes in UTF-8.
+            # JSON can hold lone surrogates, which plain UTF-8 refuses to encode.
             digest.update(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest())
         return digest.hexdigest()
 
@@ -78,21 +78,20 @@ def load_texts(
         path: the file, one of
 
             - ``.csv`` or ``.tsv`` with columns ``text`` and ``label``, and perhaps ``client`` and ``split``,
-              named in the first line; others are not looked at. In ``.tsv`` quotation marks are text;
+              named in the first line; other columns are ignored. In ``.tsv`` quotation marks are text;
             - ``.jsonl``: on each line an object with these keys, whose values are strings or whole numbers;
             - ``.json``: an object that holds, for each split, a list of pairs of text and label, as
               ``data_full.json`` of CLINC150 does. Its other lists are left aside.
-        class_names: all classes, in the order that numbers them, as machines must agree on that each have a
-            file of their own. If not given, the labels of the file, sorted; as numbers if all are whole
-            numbers.
-        columns: what the file calls ``text``, ``label``, ``client`` and ``split``, where it calls them
-            otherwise: ``{"text": "query", "label": "intent"}``. Not for ``.json``, which has no names.
+        class_names: all classes, in the order of their numbers. Machines with a file each must agree on the
+            order. By default the sorted labels of the file, sorted as numbers if all are whole numbers.
+        columns: the file's own names for ``text``, ``label``, ``client`` and ``split``, where they differ:
+            ``{"text": "query", "label": "intent"}``. Not for ``.json``, which has no names.
 
     Returns:
-        The text set, in the order of the file; ids are ``"line 2"`` or, of ``.json``, ``"train/0"``.
+        The text set, in the order of the file; ids are ``"line 2"`` or, for ``.json``, ``"train/0"``.
 
-    Splits are called as `image_folder` says, and stand for the same: with a test split the validation is left
-    aside. Every text to train on needs a client, if any text has one, and every class needs a text to train
+    Splits are named and used as in `image_folder`: with a test split, the validation split is left aside.
+    Every text to train on needs a client, if any text has one, and every class needs a text to train
     on, unless ``class_names`` are given.
 
     Raises:
@@ -120,7 +119,7 @@ def load_texts(
         raise ValueError(f"columns: expected names for {', '.join(_COLUMNS)}, got {', '.join(unknown)}")
     if columns and path.suffix == ".json":
         raise ValueError(f"columns: expected none for {path}, whose lists of pairs have no names")
-    # Python's own limit is 131,072 characters.
+    # The csv module refuses fields above 131,072 characters by default.
     before = csv.field_size_limit(2**31 - 1)
     try:
         items = list(kinds[path.suffix](path, {given: name for name, given in names.items()}))
@@ -133,7 +132,7 @@ def load_texts(
 
 
 class _Item(NamedTuple):
-    """A text; without a split, what was left aside."""
+    """A text with its label, client and split; a split of None marks a part that is left aside."""
 
     id: str
     text: str
@@ -145,7 +144,7 @@ class _Item(NamedTuple):
 def _table(path: Path, names: Mapping[str, str]) -> Iterator[_Item]:
     delimiter = _TABLES[path.suffix]
     quoting = csv.QUOTE_MINIMAL if delimiter == "," else csv.QUOTE_NONE
-    # Spreadsheets write a mark before the first name, which utf-8-sig leaves out.
+    # Spreadsheets write a byte order mark before the first name, which utf-8-sig drops.
     with path.open(encoding="utf-8-sig", newline="") as stream:
         rows = csv.DictReader(stream, delimiter=delimiter, quoting=quoting, strict=True)
         columns = [name for name in rows.fieldnames or [] if name in names]
@@ -161,7 +160,7 @@ def _table(path: Path, names: Mapping[str, str]) -> Iterator[_Item]:
 
 
 def _needed(names: Mapping[str, str]) -> set[str]:
-    """What the file calls what it must have."""
+    """The file's own names of the columns that it must have."""
     return {given for given, name in names.items() if name in ("text", "label")}
 
 
@@ -201,7 +200,7 @@ def _pairs(path: Path, _: Mapping[str, str]) -> Iterator[_Item]:
 
 
 def _item(place: str, values: dict[str, Any]) -> _Item:
-    """What a line says, checked."""
+    """Check the values of one line, and make an item of them."""
     if not isinstance(values.get("text"), str) or not values["text"].strip():
         raise ValueError(f"{place}: text: expected a string, got {values.get('text')!r}")
     for name, value in values.items():
@@ -255,7 +254,7 @@ def _text_set(
 
 
 def _class_names(labels: Sequence[str]) -> tuple[str, ...]:
-    """The different labels, sorted: as numbers if they all are."""
+    """The distinct labels, sorted as numbers if all are whole numbers, else as strings."""
     names = set(labels)
     if all(name.isascii() and name.lstrip("-").isdecimal() for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))

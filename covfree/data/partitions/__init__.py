@@ -1,4 +1,4 @@
-"""How data is spread over clients: partitioners, and statistics of a partition.
+"""Partitioners, which divide data among clients, and statistics of a partition.
 
 All functions run on the host, in NumPy; `docs/partitions.md` says which partitioner to use when.
 """

@@ -110,7 +110,7 @@ def inner_dirichlet(
 
 
 def _random_turns(room: list[int], rng: np.random.Generator) -> np.ndarray:
-    """Draw the order in which clients take examples: each step one with `room` left, uniformly."""
+    """Draw the order in which clients take examples: at each step a uniform one of those with `room` left."""
     uniform = _uniforms(rng).__next__
     clients = _OpenSet(room)
     turns = []
@@ -157,7 +157,7 @@ def _urn_draws(
 
 
 class _OpenSet:
-    """The indices with some `left`: `items`, in no particular order, updated in constant time."""
+    """The indices whose number `left` is above 0, as unordered `items`, updated in constant time."""
 
     def __init__(self, numbers: list[int]):
         self.left = list(numbers)
@@ -165,7 +165,7 @@ class _OpenSet:
         self._place = {item: place for place, item in enumerate(self.items)}
 
     def use(self, item: int) -> None:
-        """Take one of `item`; after the last one, `items` no longer has it."""
+        """Lower the number left of `item` by one; at 0, remove it from `items`."""
         self.left[item] -= 1
         if not self.left[item]:
             place, last = self._place.pop(item), self.items.pop()
@@ -253,7 +253,7 @@ def dirichlet(
 
 
 def _concentration(alpha: object, num_partitions: int) -> np.ndarray:
-    """α of each client."""
+    """The concentration α_k of each client."""
     if np.ndim(alpha) == 0:  # pyright: ignore
         given = np.full(num_partitions, float(check_above_zero("alpha", alpha)))
     else:

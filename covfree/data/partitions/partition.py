@@ -15,7 +15,7 @@ Clients = Int32[np.ndarray, "n"]
 def iid(labels: ArrayLike | int, num_partitions: int, *, seed: int) -> Clients:
     """Partition uniformly at random into clients of equal size.
 
-    As Flower Datasets' `IidPartitioner`, but the examples are shuffled first.
+    Like Flower Datasets' `IidPartitioner`, but the examples are shuffled first.
 
     Args:
         labels: [n] class of each example, integers ≥ 0, or only their number n: labels are not used.
@@ -83,7 +83,7 @@ def lognormal_sizes(
 def natural_id(ids: ArrayLike) -> Clients:
     """Partition by ids in the data: one client for each distinct id (user, hospital, writer, …).
 
-    As Flower Datasets' `NaturalIdPartitioner`. Nothing is random: client k has the k-th smallest id,
+    Like Flower Datasets' `NaturalIdPartitioner`. Nothing is random: client k has the k-th smallest id,
     `np.unique(ids)[k]`.
 
     Args:
@@ -100,7 +100,7 @@ def natural_id(ids: ArrayLike) -> Clients:
     >>> natural_id(["ward 7", "ward 12", "ward 7", "home"])
     array([2, 1, 2, 0], dtype=int32)
     """
-    # As Python's objects: NumPy would turn a NaN among strings into the id "nan".
+    # Keep Python objects: NumPy would turn a NaN among strings into the id "nan".
     values = ids.tolist() if hasattr(ids, "tolist") else list(ids)  # pyright: ignore
     if not values or isinstance(values[0], list):
         raise ValueError(f"ids: expected one for each example, got shape {list(np.shape(ids))}")
@@ -122,11 +122,11 @@ def _random_of_sizes(sizes: np.ndarray, rng: np.random.Generator) -> Clients:
 
 
 def warn_of_left_out(labels: np.ndarray, clients: Clients) -> Clients:
-    """Return the clients after a warning of how many examples, and whole classes, none of them holds."""
+    """Return the clients, after a warning of how many examples and whole classes no client holds."""
     held = clients >= 0
     if not held.all():
         classes = np.unique(labels).size - np.unique(labels[held]).size
-        # At the line that called the partitioner.
+        # Level 3 is the line that called the partitioner.
         warnings.warn(
             f"on no client: {labels.size - held.sum():,} of {labels.size:,} examples, with all examples of "
             f"{classes:,} class{'es' if classes != 1 else ''}",

@@ -186,7 +186,7 @@ def _class_choices(
         elif mode == "deterministic":
             yield (first + np.arange(per_client)) % num_classes
         else:
-            # Of the num_classes - 1 others, counted from the first on.
+            # Distances of the other classes from the first, drawn from 1 to num_classes - 1.
             others = 1 + rng.choice(num_classes - 1, per_client - 1, replace=False) if per_client > 1 else []
             yield (first + np.concatenate([[0], others]).astype(np.int64)) % num_classes
 
