@@ -1,4 +1,4 @@
-"""The commands: arguments in, a table out, errors in one line."""
+"""The typer application: its commands, and errors in one line."""
 
 from __future__ import annotations
 
@@ -53,27 +53,27 @@ app.command("backbones")(backbones_command)
 
 
 def run(arguments: list[str], command: typer.Typer = app) -> int:
-    """Run a command line; returns the exit code: 2 for bad arguments, which get one line."""
+    """Run a command line and return the exit code; bad arguments print one line and give 2."""
     try:
         code = command(arguments, standalone_mode=False)
-    # No TypeError: the parser made every argument's type, so one is a bug, which shows where it is.
+    # A TypeError is a bug, as the parser converts every argument, so let its traceback show.
     except (ValueError, FileNotFoundError) as error:
         return _error(str(error), 2)
     except OSError as error:
         return _error(str(error), 1)
     except ImportError as error:
-        # With a cause it says which extra to install; without one it is a bug.
+        # An ImportError with a cause says which extra to install; without one it is a bug.
         if error.__cause__ is None:
             raise
         return _error(str(error), 1)
     except Exception as error:
-        # The argument parser's exceptions, whose class has moved between releases of typer, say what to
-        # print (nothing, where they have shown the help) and which code to exit with.
+        # The parser's exceptions, whose class differs between releases of typer, have the message to print
+        # (empty if the help was shown) and the exit code.
         if not hasattr(error, "format_message"):
             raise
         message, code = _parser_message(error), getattr(error, "exit_code", 2)
         return _error(message, code) if message else code
-    # The parser turns an interrupt into this code without a word.
+    # The parser turns an interrupt into this code silently.
     return _error("interrupted", 130) if code == 130 else code or 0
 
 
@@ -83,7 +83,7 @@ def _error(message: str, code: int) -> int:
 
 
 def _parser_message(error: Exception) -> str:
-    """What the argument parser says; of a value that is none of the choices, in covfree's words."""
+    """Return the parser's message; reword that of a value outside the choices as covfree's errors are."""
     message = error.format_message()  # pyright: ignore[reportAttributeAccessIssue]
     choice = re.fullmatch(
         r"Invalid value for '(--[\w-]+)': (?:Value error, )?('.*') is not one of (.*?)\.?", message

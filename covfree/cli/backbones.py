@@ -7,7 +7,7 @@ from rich.table import Table
 
 from covfree.backbones import BACKBONES, Preprocessing
 
-# With these, a table fits a terminal of 80 columns without breaking a name.
+# Column names short enough for a terminal of 80 columns.
 _NETWORKS = ("name", "features", "input", "resize", "normalised", "parameters")
 _NUMBERS = ("features", "input", "parameters")
 
@@ -58,7 +58,7 @@ def _table(title: str, columns: tuple[str, ...]) -> Table:
 
 
 def _normalisation(shown: Preprocessing) -> str:
-    """In grey levels where all colours have the same, else by the data's name."""
+    """Show mean and deviation if all colours share them, else the name of their data set."""
     if len({*shown.mean}) == len({*shown.std}) == 1:
         return f"(x−{shown.mean[0]:g})/{shown.std[0]:g}"
     return "ImageNet"

@@ -108,9 +108,9 @@ def compare_command(
     places = federations(counts, laws, alphas)
     sources = sources_of(dataset, test_file, images, backbone, weights)
     outlines = [source.outline for source in sources.values()]
-    # Of several data sets some may have clients of their own: the options are for the others.
+    # Some of several data sets may have clients of their own; the options then apply to the others.
     refuse_partition(outlines, spread)
-    # Once before any work, so that a bad argument shows at once.
+    # Make every partition once before any work, so that a bad argument fails at once.
     for name, source in sources.items():
         _check_places(name, source, places)
     figures = [] if metrics is None else names_of("metrics", metrics, NAMES)
@@ -140,7 +140,7 @@ def compare_command(
         cell, error = next(iter(study.failed.items()))
         raise ValueError(f"{cell.method}: {error}")
     asked = {"methods": list(chosen), "seeds": chosen_seeds if "," in seeds else len(chosen_seeds)}
-    # The results name the weights that were found, which need not be what the option takes.
+    # The results name the weights that were found, but the command to repeat needs the option's text.
     shown = {**settings, **asked}
     present("compare", study, runs, output_format, shown, {**shown, "weights": weights}, report)
     if study.failed:
@@ -148,19 +148,19 @@ def compare_command(
 
 
 def _values(name: str, text: str | None, kind: Callable[[str], T], expected: str) -> list[T]:
-    """The values of an option of partitions; the usual one if it is not given."""
+    """Parse an option of partitions; the usual value if it is not given."""
     return [getattr(USUAL, name)] if text is None else values_of(name, text, kind, expected)
 
 
 def _spread(outlines: list[FeatureSet], *values: list[Any]) -> dict[str, Any]:
-    """What results say of partitions: nothing where all data has clients of its own."""
+    """Return the results' partition settings; None if all data has clients of its own."""
     own = all(data.clients is not None for data in outlines)
     names = ("clients", "partition", "alpha")
     return {name: None if own else _single(each) for name, each in zip(names, values, strict=True)}
 
 
 def _check_places(name: str, source: Source, places: list[Federation]) -> None:
-    """Raise if a partition cannot be made, or the data says already who holds what."""
+    """Raise if a partition cannot be made, or data with its own clients meets several federations."""
     if source.outline.clients is not None and len(places) > 1:
         raise ValueError(
             f"--dataset: {name} has clients of its own; beside other data sets, whose clients are drawn, "
@@ -171,11 +171,11 @@ def _check_places(name: str, source: Source, places: list[Federation]) -> None:
 
 
 def _single(values: list[Any]) -> Any:
-    """One value as it is, several as a list."""
+    """Unwrap a list of one value."""
     return values[0] if len(values) == 1 else values
 
 
 def _merged(sources: dict[str, Source]) -> dict[str, Any]:
-    """What the data are; of several files a list."""
+    """Merge the sources' settings; those that differ become a list."""
     every = [source.config for source in sources.values()]
     return {name: _single(list(dict.fromkeys(config[name] for config in every))) for name in every[0]}

@@ -1,4 +1,4 @@
-"""Options in a TOML file; those on the command line win."""
+"""Options in a TOML file, which those on the command line override."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def _read(context: Any, path: Path | None) -> Path | None:
     """Take the file's values as the defaults of the command's options.
 
     Raises:
-        ValueError: if the file is no TOML or names what is no option.
-        FileNotFoundError: if there is no such file.
+        ValueError: if the file is not TOML or names an unknown option.
+        FileNotFoundError: if the file does not exist.
     """
     if path is None:
         return None
@@ -30,7 +30,7 @@ def _read(context: Any, path: Path | None) -> Path | None:
         for option in parameter.opts
         if parameter.name not in ("config", "help")
     }
-    # Dashes and underscores are the same.
+    # Names may have underscores in place of dashes.
     given = {name.replace("_", "-"): value for name, value in content.items()}
     if unknown := sorted(set(given) - set(known)):
         raise ValueError(
@@ -41,10 +41,10 @@ def _read(context: Any, path: Path | None) -> Path | None:
 
 
 def _text(name: str, value: Any) -> str:
-    """A value as the command line would have it."""
+    """Format a value as on the command line."""
     if not isinstance(value, list):
         return str(value)
-    # The last comma makes a list of one seed a list.
+    # Without the trailing comma, `--seeds 3` would mean three seeds.
     return ",".join(map(str, value)) + "," * (name == "seeds")
 
 

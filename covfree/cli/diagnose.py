@@ -1,4 +1,4 @@
-"""``covfree diagnose``: how good the covariance is that the clients' messages allow."""
+"""``covfree diagnose``: the quality of the covariance estimated from clients' messages."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def extract_command(
     if images is None or backbone is None:
         raise ValueError("expected --images and --backbone, or --texts")
     name = backbone_of(backbone)
-    # Of the two the data may be far larger to download.
+    # Find the weights first, as the data may be a far larger download.
     found = find_weights(weights, BACKBONES[name])
     data = read_images(
         images,

@@ -146,7 +146,7 @@ def finetune_command(
     if resume and out is None:
         raise ValueError("--resume: expected --out beside it")
     if out is not None:
-        optional("orbax.checkpoint", "rounds")  # of checkpoints: says that it is missing before any work
+        optional("orbax.checkpoint", "rounds")  # checkpoints need it: fail before any work if it is missing
     if norms is not None and part == "head":
         raise ValueError("--norms: expected --train backbone or all beside it, as a head has no batch norms")
     if augment and part == "head":
@@ -154,7 +154,7 @@ def finetune_command(
     norms = norms or "frozen"
     source = source_of(dataset, test_file, images, backbone, weights)
     federation = federation_of(source.outline, clients, partition, alpha)
-    # Once before any work, so that a bad argument shows at once.
+    # Make the partition once before any work, so that a bad argument fails at once.
     owners = assigned(federation, source.outline, seed=0)
     with named_option("participation"):
         drawn = participation_of(participation, int(owners.max()) + 1)
@@ -209,7 +209,7 @@ def finetune_command(
     with Progress(width=12) as progress:
         runs = list(study.runs(progress))
     shown = {**given, "init": inits, "algorithm": algorithms, "rounds": rounds, "seeds": seeds}
-    # The results name the weights that were found, which need not be what the option takes.
+    # The results name the weights that were found, but the command to repeat needs the option's text.
     repeat = {**shown, "weights": weights, "norms": None if part == "head" else norms}
     present("finetune", study, runs, output_format, shown, repeat, report)
     if any(run.diverged for run in runs):
@@ -224,7 +224,7 @@ def _rates(
     mu: float | None,
     tune_rates: bool,
 ) -> dict[str, Rates]:
-    """The rates of each algorithm, checked."""
+    """Return each algorithm's learning rates, and check the options about them."""
     given = {"client-lr": client_lr, "server-lr": server_lr}
     for name, rate in given.items():
         if rate is None:

@@ -1,4 +1,4 @@
-"""``covfree fit`` and ``covfree evaluate``: a head into a file, and what it is worth on data."""
+"""``covfree fit`` and ``covfree evaluate``: write a head to a file, and measure it on data."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from covfree.studies.progress import say
 from covfree.studies.source import Source, class_name, on_no_client, source_of
 from covfree.studies.table import Table, percent, show
 
-# Methods whose head a file holds.
+# Methods whose head can be saved in a file.
 SAVED = tuple(name for name in registry() if name not in ("deepafl", "safle"))
 _SHARES = {
     "accuracy": "accuracy, %",
@@ -184,10 +184,10 @@ def evaluate_command(
 def _unseen(
     path: Path, saved: SavedHead, source: Source, seed: int | None, every: bool
 ) -> tuple[FeatureSet, int]:
-    """The data, split so that the test part is none that the head was fitted to, and the split's seed.
+    """Load data split so that the test part is unseen by the head; return the data and the split's seed.
 
     Raises:
-        ValueError: if that cannot be, and not all examples are asked for.
+        ValueError: if the head has seen the test part, unless all examples are asked for.
     """
     used = 0 if seed is None else seed
     data, origin = source.load(used), saved.origin
@@ -208,7 +208,7 @@ class _Part(NamedTuple):
 
 
 def _part(data: FeatureSet, every: bool) -> _Part:
-    """What is evaluated on: the test part, or all."""
+    """Return the examples to evaluate on: the test part, or all."""
     if not every:
         return _Part(data.test_features, data.test_labels, data.test_clients)
     clients = data.clients
@@ -224,7 +224,7 @@ def _part(data: FeatureSet, every: bool) -> _Part:
 
 
 def _check_fit(path: Path, saved: SavedHead, data: FeatureSet) -> None:
-    """Raise unless the data has the head's features and classes."""
+    """Raise unless the data fits the head's number of features and its classes."""
     dim = data.test_features.shape[1]
     if dim != saved.dim:
         raise ValueError(f"--head: {path} takes {saved.dim} features, got {dim} in {data.name}")
@@ -240,7 +240,7 @@ def _check_fit(path: Path, saved: SavedHead, data: FeatureSet) -> None:
 
 
 def _by_class(scores: np.ndarray, labels: np.ndarray, data: FeatureSet) -> list[dict[str, Any]]:
-    """A record for each class; None where a share is one of nothing."""
+    """Return a record for each class; a share of no examples is None."""
     counts = np.bincount(labels, minlength=data.num_classes)
     shares = {"recall": metrics.class_recall, "precision": metrics.class_precision}
     columns = {name: np.asarray(function(scores, labels)) for name, function in shares.items()}
@@ -255,7 +255,7 @@ def _by_class(scores: np.ndarray, labels: np.ndarray, data: FeatureSet) -> list[
 
 
 def _title(name: str, by_class: list[dict[str, Any]]) -> str:
-    """How the table calls a figure; which class is the worst it says."""
+    """Return a figure's title in the table; that of the worst class names the class."""
     title = {**_SHARES, **_OTHERS}[name]
     known = [record for record in by_class if record["recall"] is not None]
     if name == "worst_class" and known:

@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM end a command at once: what is complete is in its files, and ``--resume`` goes on.
+"""Ctrl-C and SIGTERM end a command at once: completed work is in its files, and ``--resume`` goes on.
 
-No exception is raised, as one is not safe wherever the program happens to be. Inside jax's callbacks from
-compiled code it is swallowed, so that the command runs on, or it ends the process with a segmentation fault.
+The handlers raise no exception, as this is not safe everywhere: in jax's callbacks from compiled code an
+exception is swallowed, so that the command runs on, or ends the process with a segmentation fault.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ _SHOW_CURSOR = "\x1b[?25h"
 
 
 def handle_signals() -> None:
-    """Let Ctrl-C and SIGTERM end the process with one line, and the exit code 130 or 143."""
+    """Let Ctrl-C and SIGTERM print one line and end the process with exit code 130 or 143."""
     for number in _SIGNALS:
-        # What was started in the background of a shell ignores Ctrl-C.
+        # A process started in a shell's background ignores Ctrl-C, so leave that as it is.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)
 
 
 def _end(number: int, _: Any) -> None:
-    # A progress bar hides the cursor, and would not show it again.
+    # A progress bar hides the cursor, so show it again.
     start = f"{_SHOW_CURSOR}\n" if os.isatty(2) else ""
     with suppress(OSError):
-        # Past the buffer of stderr, which the interrupted code may be writing to.
+        # Bypass the buffer of stderr, which the interrupted code may be writing to.
         os.write(2, f"{start}covfree: {_SIGNALS[signal.Signals(number)]}\n".encode())
     with suppress(Exception):
         sys.stdout.flush()
-    # Not through the interpreter's end, where compiled code may still run.
+    # Skip the interpreter's shutdown, during which compiled code may still be running.
     os._exit(128 + number)

@@ -1,4 +1,4 @@
-"""The options that commands share, and how their texts are read."""
+"""Options that commands share, and the parsers of their texts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _PARTITION = (
     f"How examples are spread: {', '.join(PARTITIONERS)}. Further arguments follow after colons: "
     "pathological:class_assignment_mode=deterministic."
 )
-# None if they were not given, as they are refused where they change nothing.
+# These options default to None, so that they can be refused where they would change nothing.
 CLIENTS = typer.Option(help=_CLIENTS, show_default="100")
 ALPHA = typer.Option(help=_ALPHA, show_default="0.1")
 PARTITION = typer.Option(help=_PARTITION, show_default="inner_dirichlet")
@@ -57,7 +57,7 @@ ReportFile = Annotated[
     ),
 ]
 
-# Of images; some commands need them and others do not.
+# Options about images. They have no type here, as some commands require them and others do not.
 IMAGES = typer.Option(
     help="A folder of images with one folder a class, an .npz file with images (n × h × w × 3, uint8) and "
     "labels (n), or tfds:NAME, a TensorFlow data set."
@@ -71,7 +71,7 @@ WEIGHTS = typer.Option(
 
 @contextmanager
 def named_option(name: str) -> Iterator[None]:
-    """Let an error that names an argument name the option that it is given by."""
+    """Reword errors that start with the argument's name to name the option."""
     try:
         yield
     except ValueError as error:
@@ -80,17 +80,17 @@ def named_option(name: str) -> Iterator[None]:
 
 
 def method_names(methods: str) -> list[str]:
-    """Names that are separated by commas; 'all' stands for every named method."""
+    """Split method names at commas; 'all' stands for every named method."""
     return [each for name in split_names(methods) for each in (registry() if name == "all" else [name])]
 
 
 def split_names(text: str) -> list[str]:
-    """Names that are separated by commas."""
+    """Split names at commas."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def names_of(option: str, text: str, known: Collection[str]) -> list[str]:
-    """Names that are separated by commas: known ones, and different ones."""
+    """Split names at commas, and raise unless all are known and different."""
     names = split_names(text)
     for name in names:
         if name not in known:
@@ -101,7 +101,7 @@ def names_of(option: str, text: str, known: Collection[str]) -> list[str]:
 
 
 def values_of(option: str, text: str, kind: Callable[[str], T], expected: str) -> list[T]:
-    """Values that are separated by commas, all different."""
+    """Parse values separated by commas, and raise unless all are different."""
     parts, values = [each for each in text.split(",") if each.strip()], list[T]()
     wrong = text
     for wrong in parts:
@@ -117,7 +117,7 @@ def values_of(option: str, text: str, kind: Callable[[str], T], expected: str) -
 
 
 def seeds_of(text: str) -> list[int]:
-    """Seeds from 0 on if one number says how many, else those that are given."""
+    """Parse seeds: a single number n means 0, …, n − 1; a text with commas lists the seeds."""
     values = values_of("seeds", text, int, "a number of seeds")
     if "," in text:
         for value in values:
@@ -129,7 +129,7 @@ def seeds_of(text: str) -> list[int]:
 
 FormatOption = Annotated[
     Format,
-    # The choices beside the option's name would leave the help half the width.
+    # A short metavar: a list of the choices would leave only half the width for the help.
     typer.Option("--format", metavar="NAME", help=f"What to print: {', '.join(get_args(Format))}."),
 ]
 Set = Annotated[
@@ -143,7 +143,7 @@ Set = Annotated[
 
 
 def numbers_of(text: str | None) -> dict[str, list[Any]]:
-    """The values of each number in a text such as ``shrinkage=auto,0.1:num_subsets=3``, by name."""
+    """Parse the values of each number in a text such as ``shrinkage=auto,0.1:num_subsets=3``."""
     if text is None:
         return {}
     expected = "set: expected numbers such as shrinkage=auto,0.1:num_subsets=3"
@@ -158,7 +158,7 @@ def numbers_of(text: str | None) -> dict[str, list[Any]]:
 def variants_of(
     methods: str, numbers: Mapping[str, list[Any]] | None = None, option: str = "methods"
 ) -> dict[str, Variant]:
-    """Methods by name, with all combinations of the numbers that each takes.
+    """Make methods by name, with all combinations of the numbers that each takes.
 
     Raises:
         ValueError: naming the option.
@@ -167,7 +167,7 @@ def variants_of(
         return variants(method_names(methods), numbers or {})
     except ValueError as error:
         name, _, text = str(error).partition(":")
-        # What a number's maker says of its value begins with the number's name.
+        # An error about a number's value begins with the number's name.
         shown = option if name == "methods" else f"set: {name}"
         from covfree.finetune import registry as trained
 
@@ -176,7 +176,7 @@ def variants_of(
         raise ValueError(f"--{shown}:{text}") from error
 
 
-# What partitioners call what `--clients` and `--alpha` give.
+# Partitioners' names for the arguments that `--clients` and `--alpha` set.
 _ARGUMENTS = {
     "num_partitions": "--clients",
     **dict.fromkeys(("alpha", "sigma", "num_classes_per_partition", "num_shards_per_partition"), "--alpha"),
@@ -187,10 +187,10 @@ _ARGUMENTS = {
 def federation_of(
     data: FeatureSet, clients: int | None, partition: str | None, alpha: float | None
 ) -> Federation:
-    """The federation that options ask for, with the usual values where they say nothing.
+    """Make the federation of the options, with the usual values for those not given.
 
     Raises:
-        ValueError: naming the option, if one is given where the data has clients of its own.
+        ValueError: if an option is given but the data has clients of its own; it names the option.
     """
     refuse_partition([data], {"clients": clients, "partition": partition, "alpha": alpha})
     return Federation(
@@ -201,7 +201,7 @@ def federation_of(
 
 
 def refuse_partition(every: Sequence[FeatureSet], given: Mapping[str, Any]) -> None:
-    """Raise if an option of partitions is given, by its name, where all data has clients of its own."""
+    """Raise if an option of partitions is given but all data has clients of its own."""
     for name, value in given.items():
         if value is not None and all(data.clients is not None for data in every):
             names = ", ".join(data.name for data in every)
@@ -210,18 +210,18 @@ def refuse_partition(every: Sequence[FeatureSet], given: Mapping[str, Any]) -> N
 
 
 def partition_settings(data: FeatureSet, federation: Federation) -> dict[str, Any]:
-    """What results say of the partition, by the names of options: None where the data has its own."""
+    """Return the results' partition settings by option; None if the data has clients of its own."""
     if data.clients is not None:
         return dict.fromkeys(("clients", "partition", "alpha"))
     return {"clients": federation.clients, "partition": federation.partition, "alpha": federation.alpha}
 
 
 def assigned(federation: Federation, data: FeatureSet, seed: int) -> np.ndarray:
-    """The client of each training example.
+    """Return the client of each training example.
 
     Raises:
-        ValueError: naming the options, if the partition cannot be made, or if the data's own clients hold no
-            training example.
+        ValueError: if the partition cannot be made, in which case it names the options, or if the data's own
+            clients hold no training example.
     """
     try:
         federation.check()
@@ -240,7 +240,7 @@ def assigned(federation: Federation, data: FeatureSet, seed: int) -> np.ndarray:
 
 
 def at_least(name: str, value: int, least: int) -> None:
-    """Raise unless an option is large enough."""
+    """Raise unless an option is at least ``least``."""
     if value < least:
         raise ValueError(f"--{name}: expected at least {least}, got {value}")
 
@@ -248,9 +248,9 @@ def at_least(name: str, value: int, least: int) -> None:
 def check_file(
     option: str, path: Path, suffix: str, inputs: tuple[str | Path | None, ...], out: Path | None = None
 ) -> None:
-    """Raise unless a file may be written: it ends as it should, it is no input, its folder is there.
+    """Raise unless a file may be written: it has the suffix, is no input, and its folder exists.
 
-    The folder may also be ``out``, which is made before the file.
+    The folder may also be ``out``, which is made later.
     """
     if path.suffix != suffix:
         raise ValueError(f"--{option}: expected a file that ends in {suffix}, got {str(path)!r}")
