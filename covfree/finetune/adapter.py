@@ -39,12 +39,12 @@ def adapter_model(
     """Train a linear head on features, and a residual adapter before it.
 
     A starts as N(0, 1/d) and B as 0, so that before training the model predicts what the head does. The
-    result of a run is a `MappedHead` of an `Adapter` and a head; given back as ``head``, training goes on.
+    result of a run is a `MappedHead` of an `Adapter` and a head; pass it as ``head`` to train it further.
 
     Args:
-        head: calibrated as `linear_model` says, or the result of an earlier run.
-        rank: of the adapter, which has 2·d·rank parameters; not looked at if the head has one.
-        key: of the draw of A; needed if the head has no adapter.
+        head: a head calibrated as `linear_model` says, or the result of an earlier run.
+        rank: the rank of the adapter, which has 2·d·rank parameters; ignored if the head has an adapter.
+        key: key of the draw of A; needed if the head has no adapter.
 
     Raises:
         TypeError: if the head is not linear, or there is no key where one is needed.

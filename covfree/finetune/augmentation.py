@@ -41,12 +41,12 @@ def crop_images(
 
     The rectangle's area is uniform in ``area``, its ratio of width to height log-uniform in ``ratio``; sides
     that are longer than the image's are cut off. Resizing is bilinear, with antialiasing. With the defaults
-    this is the crop by which ImageNet's networks are trained: torchvision's ``RandomResizedCrop``, but for
-    rectangles that do not fit, which it draws anew.
+    this is the crop with which networks are trained on ImageNet, torchvision's ``RandomResizedCrop``, except
+    that torchvision draws rectangles that do not fit anew.
 
     Args:
-        images: floats, or grey levels, which are rounded.
-        key: of the draws, one for each image.
+        images: floats; or integers, to which the result is rounded.
+        key: key of the draws, which differ from image to image.
         area: smallest and largest share of the image.
         ratio: smallest and largest width over height.
 
@@ -86,16 +86,16 @@ def crop_and_flip(images: Images, key: PRNGKey) -> Shaped[Array, "batch height w
 
 
 def augmented(model: Model, augment: Callable[[Any, PRNGKey], Any] = crop_and_flip) -> Model:
-    """Train a model on inputs that are changed at random, anew in every step.
+    """Augment a model's inputs at random in every step of training.
 
-    Evaluation, and the result of a run, are those of the model itself.
+    Evaluation and the result of a run do not augment.
 
     Args:
-        model: of images, such as from `network_model`.
-        augment: ``(inputs, key) -> inputs``, of a batch as the model takes it.
+        model: a model of images, such as from `network_model`.
+        augment: ``(inputs, key) -> inputs``, for a batch of the model's inputs.
 
     Raises:
-        TypeError: if ``model`` is no model, or ``augment`` no function.
+        TypeError: if ``model`` is not a `Model`, or ``augment`` is not a function.
     """
     if not callable(augment):
         raise TypeError(f"augment: expected a function of inputs and a key, got {augment!r}")

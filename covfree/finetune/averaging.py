@@ -1,4 +1,4 @@
-"""FedAvg, and what differs from it by the server's optimiser or the client's: FedAdam, …, FedProx."""
+"""FedAvg, and algorithms that differ from it by the server's or clients' optimiser: FedAdam, …, FedProx."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Weighting: TypeAlias = Literal["examples", "uniform"]
 
 
 class Numbers(NamedTuple):
-    """What an algorithm of federated optimisation is made of; see `fedavg`."""
+    """The ``params`` of an algorithm of federated optimisation; see `fedavg`."""
 
     model: Model
     training: Training
@@ -32,13 +32,13 @@ class Numbers(NamedTuple):
 
 
 class State(NamedTuple):
-    """What the server holds.
+    """The server's state.
 
     Attributes:
-        trained: x.
+        trained: x, the trained parameters.
         statistics: running statistics of batch norms.
         optimiser: the state of the server's optimiser.
-        round: how many rounds there were.
+        round: the number of finished rounds.
     """
 
     trained: Any
@@ -48,12 +48,12 @@ class State(NamedTuple):
 
 
 class Update(NamedTuple):
-    """What a client uploads: sums.
+    """A client's upload; all of its parts are summed.
 
     Attributes:
-        change: w_i (x − y_i), by how much the server's model exceeds the client's.
+        change: w_i (x − y_i), the weighted difference of the server's model x and the client's y_i.
         statistics: w_i times the client's running statistics.
-        weight: w_i, n_i or 1; 0 of a client without examples.
+        weight: w_i, which is n_i or 1; 0 for a client without examples.
     """
 
     change: Any
@@ -69,12 +69,12 @@ def init(numbers: Numbers, num_clients: int, key: PRNGKey) -> tuple[State, tuple
 
 
 def broadcast(numbers: Numbers, state: State) -> Any:
-    """The model and the round."""
+    """Return the trained parameters, the running statistics and the round."""
     return state.trained, state.statistics, state.round
 
 
 def client_weight(numbers: Numbers, data: ClientData) -> jax.Array:
-    """w_i of a client."""
+    """Return w_i, the weight of a client."""
     count = data.num_examples.astype(jnp.float32)
     return jnp.where(numbers.uniform, (count > 0).astype(jnp.float32), count)
 
@@ -82,7 +82,7 @@ def client_weight(numbers: Numbers, data: ClientData) -> jax.Array:
 def client(
     numbers: Numbers, sent: Any, data: ClientData, memory: tuple[()], key: PRNGKey
 ) -> tuple[Update, tuple[()], dict[str, Any]]:
-    """Train, and say how far the model went."""
+    """Train the server's model on the client's examples, and return the weighted change."""
     trained, statistics, number = sent
     own = numbers.training(numbers.model, trained, statistics, data, key, round=number, anchor=trained)
     weight = client_weight(numbers, data)
@@ -91,7 +91,7 @@ def client(
 
 
 def scaled(weight: jax.Array, tree: Any) -> Any:
-    """A term of a sum over clients, in float32 at least: in bfloat16 a sum of 1,000 may be 40 % off."""
+    """Multiply by the weight, in float32 at least: in bfloat16 a sum over 1,000 clients may be 40 % off."""
 
     def term(x: jax.Array) -> jax.Array:
         dtype = jnp.promote_types(x.dtype, jnp.float32)
@@ -101,12 +101,12 @@ def scaled(weight: jax.Array, tree: Any) -> Any:
 
 
 def mean(sums: Any, weight: jax.Array) -> Any:
-    """Σ w a / Σ w; 0 where nobody came."""
+    """Return Σ w a / Σ w, or 0 if no upload arrived."""
     return jax.tree.map(lambda x: x / jnp.where(weight > 0, weight, 1).astype(x.dtype), sums)
 
 
 def step(numbers: Numbers, state: State, direction: Any, statistics: Any, weight: jax.Array) -> State:
-    """The server's step; it stays where it is if nobody came."""
+    """Take the server's step; if no upload arrived, only the round's number changes."""
     direction, statistics = (
         jax.tree.map(lambda new, old: new.astype(old.dtype), *pair)
         for pair in ((direction, state.trained), (statistics, state.statistics))
@@ -124,7 +124,7 @@ def server(numbers: Numbers, state: State, total: Update) -> State:
 
 
 def result(numbers: Numbers, state: State, memory: Any) -> Any:
-    """The model, as its own function gives it."""
+    """Return the model's own result, see `Model.result`."""
     return numbers.model.result(state.trained, state.statistics)
 
 
@@ -136,7 +136,7 @@ def federated(
     name: str,
     **others: Callable[..., Any],
 ) -> Algorithm:
-    """An algorithm with FedAvg's numbers; ``others`` are functions in the place of some of FedAvg's."""
+    """Make an algorithm with FedAvg's ``params``, in which ``others`` replace some of FedAvg's functions."""
     model = without_padding(check_model(model))
     check_choice("weighting", weighting, ("examples", "uniform"))
     numbers = Numbers(
@@ -158,10 +158,10 @@ def fedavg(
     schedule: Callable[[Any], Any] | None = None,
     name: str = "fedavg",
 ) -> Algorithm:
-    """FedAvg: clients train on their own examples, the server averages what they arrive at.
+    """FedAvg: clients train on their own examples, and the server averages their models.
 
-    x ← x − server(Σ w_i (x − y_i) / Σ w_i): the mean change is a gradient to the server's optimiser. With
-    server = 1.0 the new model is the mean of the clients'. In one round of many epochs it is one-shot FedAvg.
+    x ← x − server(Σ w_i (x − y_i) / Σ w_i): the server's optimiser takes the mean change as a gradient. With
+    server = 1.0 the new model is the mean of the clients' ones. One round of many epochs is one-shot FedAvg.
 
     Args:
         model: from `linear_model` or `network_model`, or your own.
@@ -170,17 +170,18 @@ def fedavg(
             starts afresh in each round.
         server: the server's optimiser, likewise. FedAvgM is ``optax.sgd(1.0, momentum=0.9)``.
         epochs: passes of a client over its examples in a round; 1 if neither this nor ``steps`` is given.
-        steps: steps of a client in a round, in the place of epochs.
-        batch_size: examples of a step.
-        weighting: w_i = n_i, the client's ``"examples"``, or 1 (``"uniform"``).
-        schedule: from the round, from 0, to a factor of the clients' learning rate, as optax schedules are.
-        name: of the algorithm.
+        steps: steps of a client in a round, instead of ``epochs``.
+        batch_size: the number of examples in a step.
+        weighting: w_i = n_i, the client's number of examples (``"examples"``), or 1 (``"uniform"``).
+        schedule: from the round, numbered from 0, to a factor of the clients' learning rate, such as an optax
+            schedule.
+        name: the algorithm's name.
 
     Returns:
         An algorithm for `covfree.rounds.run`; its clients' metrics are ``loss`` and ``steps``.
 
     Raises:
-        TypeError: if an optimiser is none.
+        TypeError: if ``client`` or ``server`` is not an optimiser.
         ValueError: if a number is out of its range.
 
     Source: McMahan et al. (2017), Algorithm 1; with a server's optimiser Reddi et al. (2021), Algorithm 1.
@@ -196,13 +197,13 @@ def _proximal(mu: Scalar, client: Any) -> Any:
 def fedprox(model: Model, client: Any = 0.01, mu: Scalar = 0.01, **options: Any) -> Algorithm:
     """FedProx: each client minimises its loss plus μ/2 ‖y − x‖², with x the server's model.
 
-    The term's gradient comes before the client's optimiser, momentum included. With μ = 0 it is FedAvg.
+    The term's gradient is added before the client's optimiser, so momentum includes it. μ = 0 is FedAvg.
 
     Args:
         model: see `fedavg`.
         client: see `fedavg`.
         mu: μ, at least 0.
-        options: others of `fedavg`.
+        options: other arguments of `fedavg`.
 
     Source: Li et al. (2020), Algorithm 2.
     """
@@ -245,19 +246,20 @@ def fedadam(
 ) -> Algorithm:
     """FedAdam: `fedavg` whose server takes Adam's steps.
 
-    Three forms are in use, and rates of one do not fit another. ``"reddi"`` is the paper's, see `adaptive`:
-    v starts at τ² and nothing is corrected, so that with small changes (√v < τ = 1e-3) it is momentum with a
-    rate of η/τ. ``"torch"`` is PyTorch's Adam, which FLSim has and the tables of Fed3R and FedCOF are made
-    with: corrected, β₂ = 0.999, ε = 1e-8. ``"flower"`` is that of Flower's strategy: v starts at 0, and the
-    correction is that of the step after. From the same rates their trajectories differ widely.
+    Three forms are in use, and learning rates of one do not suit another. ``"reddi"`` is the paper's, see
+    `adaptive`: v starts at τ² and there is no bias correction, so with small changes (√v < τ = 1e-3) it is
+    momentum with a rate of η/τ. ``"torch"`` is PyTorch's Adam, which FLSim and the tables of Fed3R and FedCOF
+    use: with bias correction, β₂ = 0.999, ε = 1e-8. ``"flower"`` is the Adam of Flower's strategy: v starts
+    at 0, and step t has the bias correction of step t + 1. With the same rates their trajectories differ
+    widely.
 
     Args:
         model: see `fedavg`.
         client: see `fedavg`.
         server_lr: η of the server.
         form: which Adam.
-        options: others of `fedavg`; ``b1``, ``b2`` and ``tau`` of `adaptive`, or if the form is ``"torch"``
-            ``b1``, ``b2`` and ``eps`` of ``optax.adam``.
+        options: other arguments of `fedavg`; and ``b1``, ``b2`` and ``tau`` of `adaptive`, or for the form
+            ``"torch"`` ``b1``, ``b2`` and ``eps`` of ``optax.adam``.
 
     Source: Reddi et al. (2021), Algorithm 2.
     """

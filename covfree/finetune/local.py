@@ -1,4 +1,4 @@
-"""What a client does between the server's model and its own: steps of any optax transformation."""
+"""A client's local training: steps of any optax transformation, from the server's model to the client's."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Optimiser:
     """An optax transformation as part of a pytree.
 
     Attributes:
-        numbers: its numbers, where it is made of them inside compiled functions: another learning rate then
-            compiles nothing anew.
+        numbers: the arguments of ``make``, leaves of the pytree: another learning rate needs no
+            recompilation. ``()`` if the transformation is fixed.
         make: ``(*numbers) -> transformation``.
     """
 
@@ -36,7 +36,7 @@ class Optimiser:
     make: Callable[..., Any] = field(metadata={"static": True})
 
     def __call__(self) -> optax.GradientTransformationExtraArgs:
-        """The transformation, which takes extra arguments and lets those go that it does not know."""
+        """Make the transformation, which ignores extra arguments that it does not know."""
         return optax.with_extra_args_support(self.make(*self.numbers))
 
 
@@ -53,15 +53,15 @@ def _called(make: Any) -> Any:
 
 
 def as_optimiser(name: str, optimiser: Any) -> Optimiser:
-    """An optimiser of what may stand for one.
+    """Convert a caller's argument to an `Optimiser`.
 
     Args:
-        name: what to call it in errors.
+        name: the argument's name in errors.
         optimiser: a number, the learning rate of gradient descent; ``jax.tree_util.Partial(optax.adam,
             0.1)``, whose numbers may be swept; or an optax transformation.
 
     Raises:
-        TypeError: if it is none of them.
+        TypeError: if ``optimiser`` is none of them.
         ValueError: if a number is not finite, or a learning rate is negative.
     """
     if isinstance(optimiser, Optimiser):
@@ -69,7 +69,7 @@ def as_optimiser(name: str, optimiser: Any) -> Optimiser:
     if isinstance(optimiser, jax.tree_util.Partial):
         for where, number in [*enumerate(optimiser.args), *optimiser.keywords.items()]:
             for leaf in jax.tree.leaves(number):
-                # They are traced: a flag or a schedule would fail deep inside.
+                # Numbers are traced: a flag or a schedule would fail deep inside optax.
                 if isinstance(leaf, bool) or callable(leaf):
                     raise TypeError(
                         f"{name}: expected numbers in the Partial, got {where}={number!r}; write "
@@ -91,7 +91,7 @@ def as_optimiser(name: str, optimiser: Any) -> Optimiser:
 
 
 def _draws(part: Any) -> bool:
-    """Whether this is optax's state of what draws, such as `optax.add_noise`."""
+    """Whether this is the state of an optax transformation that draws, such as `optax.add_noise`."""
     return hasattr(part, "rng_key")
 
 
@@ -101,15 +101,15 @@ def _waits(part: Any) -> bool:
 
 
 def class_counts(data: ClientData, num_classes: int) -> Int32[Array, " classes"]:
-    """How many examples of each class a client has."""
+    """Count the examples of each class that a client has."""
     labels = jnp.asarray(data.labels)[jnp.maximum(jnp.asarray(data.index), 0)]
-    # Padding is of the class that is dropped.
+    # Padding gets the class C, which is out of range, so that the scatter drops it.
     labels = jnp.where((jnp.asarray(data.index) >= 0) & (labels >= 0), labels, num_classes)
     return jnp.zeros(num_classes, jnp.int32).at[labels].add(1, mode="drop")
 
 
 def _check_scores(model: Model, scores: Any, labels: jax.Array) -> None:
-    """Raise unless a model's scores are one for each example and class."""
+    """Raise unless a model gives one score for each example and class."""
     wide = "classes" if model.num_classes is None else model.num_classes
     shape = jnp.shape(scores)
     if len(shape) != 2 or shape[0] != len(labels) or model.num_classes not in (None, shape[1]):
@@ -117,15 +117,15 @@ def _check_scores(model: Model, scores: Any, labels: jax.Array) -> None:
 
 
 class Local(NamedTuple):
-    """What a client's training gave.
+    """The result of a client's training in a round.
 
     Attributes:
-        trained: its parameters.
-        statistics: its running statistics.
-        steps: K_i, how many steps it took.
-        factor: of the schedule, by which its steps were multiplied.
-        optimiser: the last state of its optimiser.
-        metrics: what the history tells: ``loss``, the mean of its batches as it met them, and ``steps``.
+        trained: the client's parameters.
+        statistics: the client's running statistics.
+        steps: K_i, the number of steps.
+        factor: the schedule's factor, by which the steps were multiplied.
+        optimiser: the last state of the client's optimiser.
+        metrics: ``loss``, the mean of the batches' losses, each before its step, and ``steps``.
     """
 
     trained: Any
@@ -142,12 +142,12 @@ class Training:
     """How a client trains in a round; all algorithms here share it.
 
     Attributes:
-        optimiser: of its steps; it starts afresh in each round.
-        epochs: passes over its examples; None if ``steps`` is given.
-        steps: steps whatever the number of its examples.
-        batch_size: examples of a step.
-        schedule: from the round, from 0, to a factor of the optimiser's updates; None for 1.
-        own_classes: whether a client's softmax is over the classes that it has, as if there were no other.
+        optimiser: the optimiser of the steps; it starts afresh in each round.
+        epochs: passes over the client's examples; None if ``steps`` is given.
+        steps: the number of steps, however many examples the client has; None if ``epochs`` is given.
+        batch_size: the number of examples in a step.
+        schedule: from the round, numbered from 0, to a factor of the optimiser's updates; None for 1.
+        own_classes: whether a client's softmax is only over the classes that it has.
     """
 
     optimiser: Optimiser
@@ -168,7 +168,7 @@ class Training:
         schedule: Callable[[Any], Any] | None = None,
         own_classes: bool = False,
     ) -> Training:
-        """One of a caller's arguments, checked."""
+        """Make the training from a caller's arguments, and check them."""
         if steps is None:
             epochs = 1 if epochs is None else epochs
             check_positive("epochs", epochs)
@@ -195,20 +195,19 @@ class Training:
     ) -> Local:
         """Train on a client's examples.
 
-        Each epoch goes through the examples in an order of its own. The last batch of an epoch has what is
-        left; where it is filled up with other examples of the client, they count nothing in the loss, but
-        batch norms see a whole batch. No batch is larger than the largest client. A client without examples
-        takes no step.
+        Each epoch goes through the examples in its own random order. The last batch of an epoch is filled up
+        with the epoch's first examples: they have no weight in the loss, but batch norms see a whole batch.
+        No batch is larger than the largest client. A client without examples takes no step.
 
         Args:
-            model: for its functions and frozen parameters.
-            trained: parameters to start from.
-            statistics: running statistics to start from.
+            model: the model, for its functions and frozen parameters.
+            trained: the parameters to start from.
+            statistics: the running statistics to start from.
             data: the client's examples.
-            key: of the order and of dropout.
+            key: key of the examples' order and of dropout.
             round: the round, for the schedule.
             penalty: ``(features [batch, dim], labels [batch]) -> [batch]``, added to the loss.
-            extra: for the optimiser, such as the ``anchor`` of `add_proximal`.
+            extra: extra arguments of the optimiser, such as the ``anchor`` of `add_proximal`.
         """
         transformation, count = self.optimiser(), data.num_examples
         factor = 1.0 if self.schedule is None else self.schedule(round)
@@ -234,7 +233,7 @@ class Training:
                 )
             if penalty is not None:
                 loss += penalty(features, labels)
-            # Padding counts nothing, whatever its loss.
+            # Select instead of multiplying by 0: the loss of padding may not be finite.
             return jnp.where(weight > 0, loss, 0).sum() / weight.sum(), statistics
 
         def epoch(number: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:

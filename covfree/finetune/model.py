@@ -1,4 +1,4 @@
-"""What is trained: a classifier whose parameters are split into those that change and those that do not."""
+"""Models to train: classifiers whose parameters are split into trained and frozen ones."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ class Model:
     Attributes:
         trained: parameters that gradients change.
         frozen: parameters that stay.
-        statistics: what training changes without gradients: batch norms' running statistics. Servers average
-            it beside the parameters and outside their optimiser. ``()`` if there is none.
+        statistics: running statistics of batch norms, which training changes without gradients. Servers
+            average them like the parameters, but outside their optimiser. ``()`` if there are none.
         features: ``(trained, frozen, statistics, inputs, train, key) -> (features [batch, dim], statistics)``
-            with ``train`` a bool that is static, and ``key`` for dropout.
+            with ``train`` a static bool, and ``key`` for dropout.
         scores: ``(trained, frozen, features) -> scores [batch, classes]``.
-        finish: ``(trained, frozen, statistics) -> result`` makes what a run gives, which can be called; None
-            for the model itself.
-        loss: ``(scores [batch, classes], labels [batch, …]) -> [batch]``, what training makes small.
-        num_classes: C; labels are then classes, integers below it. None for a loss of other labels, such as
+        finish: ``(trained, frozen, statistics) -> result`` makes the result of a run, a callable; None for
+            the model itself.
+        loss: ``(scores [batch, classes], labels [batch, …]) -> [batch]``, which training minimises.
+        num_classes: C; labels are then classes, integers below C. None for a loss of other labels, such as
             ``replace(linear_model(head), loss=…, num_classes=None)`` for regression or several labels each.
     """
 
@@ -66,21 +66,21 @@ class Model:
         return self.scores(self.trained, self.frozen, features)
 
     def result(self, trained: Any, statistics: Any) -> Any:
-        """What a run ends with that trained it to these parameters and statistics."""
+        """Make the result of a run that ended with these parameters and statistics."""
         if self.finish is None:
             return replace(self, trained=trained, statistics=statistics)
         return self.finish(trained, self.frozen, statistics)
 
 
 def check_model(model: Any) -> Model:
-    """The model; an error unless it is one."""
+    """Return the model; raise unless it is a `Model`."""
     if not isinstance(model, Model):
         raise TypeError(f"model: expected a covfree.finetune.Model, got {type(model).__name__}")
     return model
 
 
 def check_params(params: Any) -> Any:
-    """The network's parameters among a backbone's; an error if they are not there."""
+    """Return the network's parameters among a backbone's; raise if they are missing."""
     if not isinstance(params, Mapping) or "params" not in params:
         got = (
             f"a dict of {', '.join(sorted(map(str, params)))[:80]}"
@@ -94,7 +94,7 @@ def check_params(params: Any) -> Any:
 def linear_features(
     trained: LinearHead, frozen: Any, statistics: tuple[()], inputs: Any, train: bool, key: Any
 ) -> tuple[jax.Array, tuple[()]]:
-    """The features of a `linear_model`, which training leaves as they are."""
+    """Return the features of a `linear_model`, which training does not change."""
     feature_map, _ = frozen
     return jnp.asarray(inputs) if feature_map is None else feature_map(inputs), ()
 
@@ -119,9 +119,9 @@ def linear_model(head: LinearHead | StudentHead | MappedHead) -> Model:
     """Train a linear head on features: linear probing.
 
     Start from any linear head of `covfree.fit`. Divide its scores by `covfree.calibrate_temperature` first
-    (`covfree.with_temperature`): predictions stay, and the softmax's probabilities become honest ones. Of a
-    head behind a map of features the map stays as it is; of a `StudentHead` the linear part is trained.
-    Absent classes stay absent.
+    (`covfree.with_temperature`): predictions stay, and the softmax's probabilities become calibrated. A
+    feature map before the head stays fixed; of a `StudentHead` the linear part is trained. Absent classes
+    stay absent.
 
     Args:
         head: e.g. from ``covfree.fit(covfree.fedcof(), …)``, or `random_head`.
@@ -163,7 +163,7 @@ def random_head(dim: int, num_classes: int, *, key: PRNGKey) -> LinearHead:
 
 @dataclass(frozen=True)
 class _Network:
-    """What the functions of a network's model know."""
+    """The settings that the functions of a network's model share."""
 
     backbone: Backbone
     train: Trained
@@ -242,7 +242,7 @@ def network_model(
     dropout: bool = False,
     preprocessing: Preprocessing | None = None,
 ) -> Model:
-    """Train a backbone with a linear head on images, or one of the two.
+    """Train a backbone and a linear head on images, or only one of the two.
 
     The result of a run is a `MappedHead`, to be called on images: its ``feature_map.params`` are the
     backbone's parameters, its ``head`` the linear head.
@@ -255,8 +255,8 @@ def network_model(
             head (Fed3R's FT-LP and FT-FEAT).
         norms: ``"batch"`` normalises by the batch's statistics in training and averages the running
             statistics over clients; ``"frozen"`` uses the running statistics as they are, always.
-        dropout: whether training drops, by dropout and stochastic depth at the network's own rates. A
-            network that is held fixed never drops.
+        dropout: whether training uses dropout and stochastic depth, at the network's own rates. A frozen
+            network never does.
         preprocessing: normalises images that come as grey levels, uint8, a quarter of the memory; None for
             images that are normalised already.
 
@@ -269,7 +269,7 @@ def network_model(
         got = list(head.weight.shape) if isinstance(head, LinearHead) else type(head).__name__
         raise ValueError(f"head: expected a linear head of {backbone.num_features} features, got {got}")
     statistics = {name: leaf for name, leaf in params.items() if name != "params"}
-    # Those that stay are not sent to and fro.
+    # Fixed statistics are not sent to and fro.
     fixed, moving = (statistics, {}) if norms == "frozen" or train == "head" else ({}, statistics)
     parts = {"network": check_params(params), "head": replace(head, present=None)}
     kept = {"head": ("network",), "backbone": ("head",), "all": ()}[train]

@@ -1,4 +1,4 @@
-"""Optimisers on optax: the servers' adaptive ones, the clients' proximal term, and how far steps go."""
+"""Optax transformations: the servers' adaptive optimisers and the clients' proximal term; and their reach."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from covfree.finetune.local import Optimiser
 
 
 def reach(optimiser: Optimiser, steps: Any, factor: Any = 1.0) -> jax.Array:
-    """η‖a‖₁: how far an optimiser goes in so many steps, if the gradient is always 1.
+    """Return η‖a‖₁: how far an optimiser goes in K ``steps`` if the gradient is always 1.
 
-    Plain descent goes ηK; momentum ρ η (K − ρ(1 − ρᴷ)/(1 − ρ))/(1 − ρ); a proximal term, or weight decay, of
-    strength μ (1 − (1 − ημ)ᴷ)/μ. Each step is multiplied by ``factor``.
+    This is ηK for gradient descent, η (K − ρ(1 − ρᴷ)/(1 − ρ))/(1 − ρ) with momentum ρ, and (1 − (1 − ημ)ᴷ)/μ
+    with a proximal term or weight decay of strength μ. Each step is multiplied by ``factor``.
     """
     transformation, zero = optimiser(), jnp.zeros(())
 
@@ -36,7 +36,7 @@ class AdaptiveState(NamedTuple):
     Attributes:
         first: m.
         second: v.
-        steps: t, how many there were.
+        steps: t, the number of steps so far.
     """
 
     first: Any
@@ -52,21 +52,21 @@ def adaptive(
     b2: Scalar = 0.99,
     tau: Scalar = 1e-3,
 ) -> optax.GradientTransformation:
-    """The servers' adaptive optimisers as their paper has them, without correction of the start.
+    """The servers' adaptive optimisers as in their paper, without bias correction.
 
     m ← β₁m + (1 − β₁)g;  v ← v + g² (Adagrad), β₂v + (1 − β₂)g² (Adam), v − (1 − β₂)g² sign(v − g²) (Yogi);
-    x ← x − η m/(√v + τ), from m = 0 and v = τ². It differs from optax's own: ``optax.adam`` corrects for the
-    start, ``optax.yogi`` also starts m and v elsewhere, ``optax.adagrad`` has no m and its ε inside the root.
+    x ← x − η m/(√v + τ), from m = 0 and v = τ². Optax's own differ: ``optax.adam`` corrects the bias,
+    ``optax.yogi`` also starts m and v elsewhere, ``optax.adagrad`` has no m and has ε inside the root.
 
     ``"adam-flower"`` is the Adam of Flower's strategy: v starts at 0, and the t-th step is multiplied by
-    √(1 − β₂ᵗ⁺¹)/(1 − β₁ᵗ⁺¹), Adam's correction of the step after it.
+    √(1 − β₂ᵗ⁺¹)/(1 − β₁ᵗ⁺¹), Adam's bias correction of step t + 1.
 
     Args:
-        rule: how v is made.
+        rule: the update rule of v.
         learning_rate: η.
         b1: β₁ in [0, 1).
         b2: β₂ in [0, 1); Adagrad has none.
-        tau: τ above 0, how adaptive: small is more.
+        tau: τ above 0; the smaller, the more adaptive.
 
     Source: Reddi et al. (2021), "Adaptive Federated Optimization", Algorithm 2.
     """

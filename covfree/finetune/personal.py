@@ -1,4 +1,4 @@
-"""A model of each client's own: what clients remember, local training, accuracy client by client."""
+"""Personal models, one for each client: the clients' memory, local training and accuracy of each client."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from covfree.rounds.algorithm import Algorithm, ClientData
 
 
 class Own(NamedTuple):
-    """What a client remembers of its own model.
+    """A client's memory: its own model.
 
     Attributes:
-        trained: its parameters.
-        statistics: its running statistics.
-        round: in how many rounds it took part.
+        trained: the model's parameters.
+        statistics: the model's running statistics.
+        round: the number of rounds in which the client took part.
     """
 
     trained: Any
@@ -34,7 +34,7 @@ class Own(NamedTuple):
 
     @classmethod
     def start(cls, model: Model) -> Own:
-        """Before the first round."""
+        """Make a client's memory before its first round."""
         return cls(model.trained, model.statistics, jnp.zeros((), jnp.int32))
 
 
@@ -44,8 +44,8 @@ class ClientModels:
     """The model of each client.
 
     Attributes:
-        model: what they started from, with what they share.
-        own: parameters and running statistics, with an axis of clients in front.
+        model: the model from which all clients started, with the parts that they share.
+        own: each client's parameters and running statistics, with a leading axis of clients.
     """
 
     model: Model
@@ -53,28 +53,28 @@ class ClientModels:
 
     @property
     def num_clients(self) -> int:
-        """How many there are."""
+        """The number of clients."""
         return int(self.own.round.shape[0])
 
     def of(self, client: int) -> Model:
-        """One client's model, to be called, or trained on."""
+        """Return one client's model, which can be called or trained further."""
         if not 0 <= client < self.num_clients:
             raise ValueError(f"client: expected a number from 0 to {self.num_clients - 1}, got {client}")
         trained, statistics = jax.tree.map(lambda x: x[client], (self.own.trained, self.own.statistics))
         return replace(self.model, trained=trained, statistics=statistics)
 
     def result(self, client: int) -> Any:
-        """What a run would end with that trained this client's model, such as its head."""
+        """Return the result of one client's training, such as its head; see `Model.result`."""
         model = self.of(client)
         return model.result(model.trained, model.statistics)
 
 
 class Prototypes(NamedTuple):
-    """What stands for each class in the space of features.
+    """One prototype for each class, a vector in the space of features.
 
     Attributes:
         mean: [classes, dim] class means; ``Prototypes(*covfree.class_means(features, labels, C))``.
-        counts: [classes] of how many; where it is 0 the class has no prototype.
+        counts: [classes] the number of examples, or of clients, in each mean; 0 if there is no prototype.
     """
 
     mean: Float[AnyArray, "classes dim"]
@@ -90,7 +90,7 @@ class Prototypes(NamedTuple):
                 f"{self.mean.shape[1]}"
             )
         dtype, held = jnp.promote_types(features.dtype, jnp.float32), jnp.asarray(self.counts) > 0
-        # What stands for no class may be anything, even no number.
+        # The mean of a class without a prototype may be anything, even NaN.
         mean = jnp.where(held[:, None], jnp.asarray(self.mean).astype(dtype), 0)
         square = jnp.square(features.astype(dtype) - mean[labels]).sum(1)
         return jnp.where(held[labels], square, 0)
@@ -104,7 +104,7 @@ def train_own(
     key: PRNGKey,
     penalty: Callable[[Any, Any], Any] | None = None,
 ) -> tuple[Own, dict[str, Any]]:
-    """A client's next model of its own, and its metrics."""
+    """Train a client's own model; return its new memory and its metrics."""
     local = training(
         model, own.trained, own.statistics, data, key, round=own.round, penalty=penalty, anchor=model.trained
     )
@@ -136,7 +136,7 @@ def _server(numbers: _Numbers, state: tuple[()], total: tuple[()]) -> tuple[()]:
 
 
 def own_models(numbers: Any, state: Any, memory: Own) -> ClientModels:
-    """The result of a run in which clients train models of their own."""
+    """Return the result of a run in which each client trains its own model."""
     return ClientModels(numbers.model, memory)
 
 
@@ -146,7 +146,7 @@ def local_only(model: Model, client: Any = 0.01, **options: Any) -> Algorithm:
     After a run of `fedavg` on features, ``local_only(linear_model(run.result))`` is FedAvg-FT.
 
     Args:
-        model: what all start from.
+        model: the model from which all clients start.
         client: see `fedavg`.
         options: ``epochs``, ``steps``, ``batch_size``, ``schedule`` of `fedavg`. The schedule counts the
             rounds in which the client took part. The optimiser starts afresh in each round: one round of 200
@@ -172,18 +172,18 @@ def client_accuracy(
     """Measure the accuracy on each client's examples.
 
     Args:
-        models: `ClientModels`, where each client's examples go through its own; or one head or `Model` for
-            all.
+        models: `ClientModels`, which predict each client's examples by its own model; or one head or `Model`
+            for all clients.
         features: [examples, …], or a pytree of such arrays, as in training; e.g. examples that clients hold
             back for tests.
         labels: [examples] classes; below 0 is padding.
-        clients: [examples] whose each is; below 0 is padding.
-        own_classes: which classes each client knows of; it predicts no other, and is wrong if it knows of
-            none. None for all classes.
-        batch_size: examples that are worked on at once.
+        clients: [examples] the client of each example; below 0 is padding.
+        own_classes: the classes that each client may predict; a client with none is always wrong. None for
+            all classes.
+        batch_size: examples that are predicted at once.
 
     Returns:
-        Share of right predictions of each client, in [0, 1]; NaN for one without examples.
+        Share of right predictions of each client, in [0, 1]; NaN for a client without examples.
 
     Raises:
         ValueError: if shapes or clients' numbers do not fit.
@@ -222,7 +222,7 @@ def client_accuracy(
 def _predicted(
     models: Any, features: Any, known: jax.Array | None, places: jax.Array, clients: jax.Array, who: jax.Array
 ) -> jax.Array:
-    """The class that is predicted of each example, batch after batch in one function."""
+    """Predict the class of each example, one batch after the other in one compiled function."""
 
     def one_batch(batch: tuple[jax.Array, ...]) -> jax.Array:
         places, clients, number = batch
@@ -234,18 +234,18 @@ def _predicted(
         if known is None:
             return scores.argmax(1)
         mine = known[clients] > 0
-        # Who knows of no class predicts none.
+        # A client that may predict no class gets −1, which is always wrong.
         return jnp.where(mine.any(1), jnp.where(mine, scores, -jnp.inf).argmax(1), -1)
 
     return jax.lax.map(one_batch, (places, clients, who))
 
 
 def client_classes(labels: Any, clients: Any, *, num_classes: int) -> Bool[np.ndarray, "clients classes"]:
-    """Say which classes each client has.
+    """Find the classes that each client has.
 
     Args:
-        labels: [examples] of training; below 0 is padding.
-        clients: [examples] whose each is; below 0 is padding.
+        labels: [examples] classes of the training examples; below 0 is padding.
+        clients: [examples] the client of each example; below 0 is padding.
         num_classes: C.
 
     >>> client_classes(np.array([0, 2, 1]), np.array([0, 0, 1]), num_classes=3).astype(int)

@@ -22,8 +22,8 @@ class Rates(NamedTuple):
     """Learning rates.
 
     Attributes:
-        client: of the clients' gradient descent.
-        server: of the server's optimiser.
+        client: the rate of the clients' gradient descent.
+        server: the rate of the server's optimiser.
     """
 
     client: float
@@ -34,13 +34,13 @@ class Entry(NamedTuple):
     """A named algorithm.
 
     Attributes:
-        title: how tables name it.
+        title: the algorithm's name in tables.
         make: ``(model, client, server_lr, **options) -> Algorithm``, where ``client`` is a rate or an optax
             transformation; the options are ``epochs``, ``steps``, ``batch_size`` and ``schedule`` of
             `fedavg`, and those in ``accepts``.
-        head: rates with which a linear head on features trains untuned, see docs/fine-tuning.md.
-        network: rates for a network; of plain servers as FedCOF's authors have them (Table 13).
-        accepts: numbers that the algorithm has besides.
+        head: rates for a linear head on features that need no tuning, see docs/fine-tuning.md.
+        network: rates for a network; with a plain server those of FedCOF's authors (Table 13).
+        accepts: names of the algorithm's further numbers.
     """
 
     title: str
@@ -66,7 +66,7 @@ _NUMBERS = frozenset({"b1", "b2", "tau"})
 _REGISTRY: Registry[Entry] = Registry(
     {
         "fedavg": Entry("FedAvg", fedavg, _MEAN, _NETWORK_MEAN),
-        # Momentum of 0.9 adds ten steps up.
+        # Momentum of 0.9 makes steps up to ten times as long, so the rate is smaller.
         "fedavgm": Entry("FedAvgM", _momentum, Rates(0.1, 0.3), Rates(1e-3, 0.3)),
         "fedadam": Entry("FedAdam", fedadam, *_ADAPTIVE, _NUMBERS),
         "fedadam-torch": Entry(
@@ -83,7 +83,7 @@ _REGISTRY: Registry[Entry] = Registry(
 
 
 def registry() -> Registry[Entry]:
-    """Every named algorithm; a read-only mapping, as `covfree.methods.registry` gives it.
+    """Return a read-only mapping of all named algorithms, like `covfree.methods.registry`.
 
     >>> registry()["fedadam"].head
     Rates(client=0.1, server=0.01)

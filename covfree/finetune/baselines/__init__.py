@@ -1,1 +1,1 @@
-"""Baselines: what closed-form heads are compared with, but for FedAvg and its servers."""
+"""Baselines for closed-form heads, other than FedAvg and its servers' variants."""

@@ -1,4 +1,4 @@
-"""FedNova: clients that take different numbers of steps, averaged without favour."""
+"""FedNova: an average that does not favour the clients that take more steps."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from covfree.rounds.algorithm import Algorithm, ClientData
 
 
 class Update(NamedTuple):
-    """What a client uploads: sums.
+    """A client's upload; all of its parts are summed.
 
     Attributes:
-        change: w_i (x − y_i)/ℓ_i, its change for each unit of its way.
-        statistics: w_i times its running statistics.
+        change: w_i (x − y_i)/ℓ_i, the client's weighted change per unit of path length.
+        statistics: w_i times the client's running statistics.
         weight: w_i.
-        length: w_i ℓ_i.
+        length: w_i ℓ_i, with ℓ_i the client's path length.
     """
 
     change: Any
@@ -59,17 +59,17 @@ def fednova(
     weighting: averaging.Weighting = "examples",
     **options: Any,
 ) -> Algorithm:
-    """FedNova: the mean of the clients' changes for each unit of their ways, times the mean way.
+    """FedNova: the mean of the clients' changes per unit of path length, times the mean path length.
 
-    x ← x − server(ℓ Σ w_i (x − y_i)/ℓ_i / Σ w_i), ℓ = Σ w_i ℓ_i / Σ w_i. A client's way ℓ_i = η‖a_i‖₁ is how
-    far its optimiser would go in its steps if the gradient were always 1: K_i η for gradient descent, longer
-    with momentum, shorter with weight decay or a proximal term (`add_proximal`). Clients with more steps do
-    not pull the model towards their own optimum, as they do in FedAvg. Where all take the same number it is
-    FedAvg.
+    x ← x − server(ℓ Σ w_i (x − y_i)/ℓ_i / Σ w_i), ℓ = Σ w_i ℓ_i / Σ w_i. A client's path length ℓ_i = η‖a_i‖₁
+    is how far its optimiser would go in its steps if the gradient were always 1: K_i η for gradient descent,
+    longer with momentum, shorter with weight decay or a proximal term (`add_proximal`). Unlike in FedAvg,
+    clients with more steps do not pull the model towards their own optimum. If all clients take the same
+    number of steps, it is FedAvg.
 
     Args:
         model: see `fedavg`.
-        client: see `fedavg`; of adaptive optimisers, such as Adam, ℓ_i is about K_i η.
+        client: see `fedavg`; for adaptive optimisers, such as Adam, ℓ_i is about K_i η.
         server: see `fedavg`.
         weighting: see `fedavg`.
         options: ``epochs``, ``steps``, ``batch_size``, ``schedule`` of `fedavg`.

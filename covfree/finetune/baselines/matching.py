@@ -1,4 +1,4 @@
-"""Sets of prompts that clients trained, summarised in one: PFPT's probabilistic model and its matching."""
+"""Matching of the clients' prompts, which summarises them in one set: PFPT's probabilistic model."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Layer(NamedTuple):
 
 
 class Networks(NamedTuple):
-    """Two networks of one hidden layer with rectifiers; their outputs are logits of what they predict.
+    """Two networks with one hidden ReLU layer; they give the logits of σ_i and p_i.
 
     Attributes:
-        deviation: from θ_i to σ_i, the standard deviation of each of its numbers.
-        chance: from θ_i to p_i, the chance that a client has a prompt that comes from it.
+        deviation: from centre θ_i to the logits of σ_i, the standard deviation of each coordinate.
+        chance: from centre θ_i to the logit of p_i, the chance that a client has a prompt from this centre.
     """
 
     deviation: tuple[Layer, Layer]
@@ -58,11 +58,11 @@ class Networks(NamedTuple):
 
 
 class Model(NamedTuple):
-    """What sets of prompts are drawn from.
+    """The probabilistic model from which the clients' sets of prompts are drawn.
 
     Attributes:
         centres: θ, [centres, dim].
-        networks: of σ and p.
+        networks: the networks of σ and p.
     """
 
     centres: Float[Array, "centres dim"]
@@ -92,7 +92,7 @@ def log_likelihood(
     """The log-likelihood of a client's prompts and of the centres that they come from.
 
     A client has a prompt from centre i with chance p_i, at most one, and draws it from N(θ_i, diag σ_i²).
-    If its prompt j comes from centre z_j, no two from the same one, it is
+    If prompt j comes from centre z_j, and no two from the same one, the log-likelihood is
 
         Σ_j [log N(w_j; θ_z, σ_z) + log p_z/(1 − p_z)] + Σ_i log(1 − p_i),
 
@@ -101,8 +101,8 @@ def log_likelihood(
     Args:
         model: θ, and networks of σ and p.
         prompts: w.
-        assigned: z; below 0 of padding, which counts nothing.
-        open_to: which centres there are.
+        assigned: z; below 0 for padding, which adds nothing.
+        open_to: which centres exist.
     """
     chosen, kept, chance = jnp.maximum(assigned, 0), assigned >= 0, _logit_chance(model)
     centres = model.centres[chosen]
@@ -114,22 +114,22 @@ def log_likelihood(
 
 
 def gains(model: Model, prompts: Float[Array, "prompts dim"]) -> Float[Array, "prompts centres"]:
-    """What each pair of a prompt and a centre adds to `log_likelihood`; but for what all pairs add alike."""
+    """What each pair of a prompt and a centre adds to `log_likelihood`, up to a constant of all pairs."""
     log_deviation = _log_deviation(model, model.centres)
     scale = jnp.exp(-log_deviation)
-    # Of differences: multiplied out, w² − 2wθ + θ², large numbers would cancel where σ is small.
+    # Square the differences: in w² − 2wθ + θ², large numbers would cancel where σ is small.
     apart = (prompts[:, None, :] - model.centres[None, :, :]) * scale[None, :, :]
     of_centre = _logit_chance(model) - log_deviation.sum(1)
     return of_centre[None, :] - 0.5 * jnp.square(apart).sum(2)
 
 
 def _assigned(matrix: Any, kept: Any, open_to: Any) -> np.ndarray:
-    """SciPy's solution of the assignment problem for the rows and columns that there are; −1 elsewhere."""
+    """Solve the assignment problem of the existing rows and columns by SciPy; other rows get −1."""
     from scipy.optimize import linear_sum_assignment
 
     rows, columns = np.flatnonzero(kept), np.flatnonzero(open_to)
     inner = np.asarray(matrix)[np.ix_(rows, columns)]
-    # SciPy raises if a number is not finite, and an error in here would end the run with all that it holds.
+    # SciPy raises if a number is not finite, and an error in this callback would lose the whole run.
     inner = inner if np.isfinite(inner).all() else np.zeros_like(inner)
     row, column = linear_sum_assignment(inner, maximize=True)
     found = np.full(len(kept), -1, np.int32)
@@ -140,15 +140,15 @@ def _assigned(matrix: Any, kept: Any, open_to: Any) -> np.ndarray:
 def assign(
     matrix: Float[Array, "prompts centres"], kept: Bool[Array, " prompts"], open_to: Bool[Array, " centres"]
 ) -> Int[Array, " prompts"]:
-    """Give each prompt a centre of its own, such that the sum over them is the largest.
+    """Assign a different centre to each prompt so that the sum over the pairs is largest.
 
     The assignment problem is solved on the host, by SciPy's ``linear_sum_assignment``. If a number of the
-    matrix is not finite, any assignment is given.
+    matrix is not finite, the assignment is arbitrary.
 
     Args:
         matrix: what each pair adds to the sum.
-        kept: which prompts there are; the others get −1. No more than the centres that are open.
-        open_to: which centres may be given.
+        kept: which prompts exist; the others get −1. There must be at least as many open centres.
+        open_to: which centres may be assigned.
     """
     shape = jax.ShapeDtypeStruct(kept.shape, jnp.int32)
     return jax.pure_callback(_assigned, shape, matrix, kept, open_to)
@@ -165,24 +165,24 @@ def summarise(
 ) -> tuple[Float[Array, "pool dim"], Int[Array, ""]]:
     """Summarise clients' sets of prompts, which came from one pool, in a new pool.
 
-    Every client's prompt is a centre to begin with. A sweep goes through the clients. Given the model, the
+    At first, all clients' prompts are the centres. A sweep goes through the clients. Given the model, the
     best assignment of the client's prompts is found; given the assignment, Adam takes a step along the
-    gradient of the client's `log_likelihood` in all centres and networks. Centres to which a client's
-    prompts were assigned in the last sweep are the new pool, those of most clients first.
+    gradient of the client's `log_likelihood` in all centres and networks. The new pool consists of the
+    centres to which prompts were assigned in the last sweep, those of most clients first.
 
     Args:
         table: prompts of the first client, of the second, …, each in the order of the pool.
-        size: how many prompts the pool has, and each client sends.
-        used: which of them anybody trained; the others are left out. As long as the largest pool.
-        networks: to start from.
+        size: the number of prompts in the pool, all of which each client sends.
+        used: [pool] which prompts some client trained, padded to the largest pool; the others are left out.
+        networks: the networks to start from.
         sweeps: passes over the clients.
-        learning_rate: of Adam.
+        learning_rate: Adam's learning rate.
 
     Returns:
         The new pool, padded with zeros, and its size. If a pair of a prompt and a centre had no finite
         likelihood, the pool is nan.
     """
-    # In float32 at least, and all in one type.
+    # Compute in one data type, float32 at least.
     given, dtype = table.dtype, jnp.promote_types(table.dtype, jnp.float32)
     table, networks = jax.tree.map(lambda x: x.astype(dtype), (table, networks))
     most, rows = used.shape[0], table.shape[0]

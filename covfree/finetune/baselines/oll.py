@@ -18,9 +18,9 @@ def oll(
     weighting: averaging.Weighting = "examples",
     **options: Any,
 ) -> Algorithm:
-    """OLL: FedAvg whose clients' softmax is over the classes that they have.
+    """OLL: FedAvg in which each client's softmax is only over the classes that the client has.
 
-    The weights of other classes get no gradient from a client: it does not push down what it has not seen.
+    The weights of other classes get no gradient from a client: it does not push down classes that it lacks.
     In prediction a client takes the best of its own classes: ``client_accuracy(…, own_classes=
     client_classes(…))``. That works with any head, trained or not.
 

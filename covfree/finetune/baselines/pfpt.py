@@ -1,4 +1,4 @@
-"""PFPT: clients train prompts from one pool; the server summarises their sets in a new pool."""
+"""PFPT: clients train prompts from one pool; the server summarises the clients' prompts in a new pool."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class _Numbers(NamedTuple):
 
 
 class State(NamedTuple):
-    """What the server holds.
+    """The server's state.
 
     Attributes:
         head: the classifier.
-        pool: [most, features] prompts; behind the first ``size`` it is padding.
-        size: how many prompts there are.
-        networks: from which each round's matching starts.
-        round: how many rounds there were.
+        pool: [most, features] prompts, of which all but the first ``size`` are padding.
+        size: the number of prompts.
+        networks: the networks from which each round's matching starts.
+        round: the number of finished rounds.
     """
 
     head: LinearHead
@@ -45,13 +45,13 @@ class State(NamedTuple):
 
 
 class Update(NamedTuple):
-    """What a client uploads: sums and a table.
+    """A client's upload: sums and a table.
 
     Attributes:
-        change: n_i (x − y_i), by how much the server's head exceeds the client's.
+        change: n_i (x − y_i), the weighted difference of the server's head x and the client's y_i.
         weight: n_i.
-        used: 1 for each prompt of the pool that its training changed.
-        prompts: its prompts.
+        used: 1 for each prompt of the pool that the client's training changed, else 0.
+        prompts: the client's prompts.
     """
 
     change: LinearHead
@@ -93,12 +93,12 @@ def _client(
 def _server(numbers: _Numbers, state: State, total: Update) -> State:
     state = state._replace(round=state.round + 1)
     table = total.prompts.items
-    if not len(table):  # nobody came
+    if not len(table):  # no upload arrived
         return state
     mean = averaging.mean(total.change, total.weight)
     head = jax.tree.map(lambda x, change: x - change.astype(x.dtype), state.head, mean)
     used = (total.used > 0) & _kept(state)
-    # If nothing moved, all prompts stay.
+    # If no client changed a prompt, match all of them.
     used = jnp.where(used.any(), used, _kept(state))
     pool, size = summarise(
         table, state.size, used, state.networks, sweeps=numbers.sweeps, learning_rate=numbers.learning_rate
@@ -126,28 +126,28 @@ def pfpt(
 ) -> Algorithm:
     """PFPT: probabilistic federated prompt tuning.
 
-    Clients train a pool of prompts and a head. Heads are averaged, weighted by examples. Prompts are not, as
-    those in one place of the pool may have become different ones at different clients: they are matched. Each
-    client's set is modelled as a random choice of summarising prompts, each with noise of its own, and the
-    server finds those by turns of assignment and gradient steps. Prompts that no client of a round changed
-    are left out. The pool's size differs from round to round; the history has it as ``prompts``.
+    Clients train a pool of prompts and a head. Heads are averaged, weighted by examples. Prompts are matched
+    instead, as different clients may have turned the same prompt of the pool into different ones. Each
+    client's set is modelled as a random choice of summarising prompts, each with its own noise. The server
+    finds the summarising prompts by alternating assignments and gradient steps. Prompts that no client of a
+    round changed are left out. The pool's size varies by round; the history has it as ``prompts``.
 
     Each client's upload holds its prompts as a table, which is not a sum: PFPT cannot run behind secure
     aggregation. Late uploads are refused, as prompts are matched with those of their own round.
 
-    The authors' code differs. A client's likelihood there counts log p of a prompt that it has, never
-    log(1 − p) of one that it lacks, and the assignment adds log-chances of the client's last assignment. Here
-    both are those of the model above, so that given the model the assignment is the most likely one. The code
-    starts from random assignments, here from the most likely. It draws the networks anew in each round, here
-    each round starts from the same.
+    The authors' code differs. Its likelihood of a client counts log p of a prompt that the client has, never
+    log(1 − p) of one that it lacks, and its assignment adds log-chances of the client's last assignment. Here
+    both follow the model above, so the assignment is the most likely one given the model. The code starts
+    from random assignments and draws new networks in each round; here matching starts from the most likely
+    assignments, and each round from the same networks.
 
     Args:
         model: from `prompt_model`.
         client: see `fedavg`.
-        most: prompts that the pool may hold; three times as many as at the start if None, padding of an
-            earlier run's result not counted. What fewest clients have is left out above it.
+        most: the largest size of the pool; None for three times the model's prompts, padding of an earlier
+            run's result not counted. Beyond it, prompts of the fewest clients are left out.
         sweeps: passes over the round's clients in matching.
-        learning_rate: of Adam, in matching.
+        learning_rate: Adam's learning rate in matching.
         options: ``epochs``, ``steps``, ``batch_size``, ``schedule`` of `fedavg`.
 
     Returns:

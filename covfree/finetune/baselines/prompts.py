@@ -19,15 +19,15 @@ from covfree.finetune.model import Model, check_params
 
 
 def random_prompts(backbone: Backbone, number: int, *, key: PRNGKey) -> Float[Array, "prompts features"]:
-    """Draw prompts as visual prompt tuning does: uniform in ±√(6/(3·p² + d)), p pixels of a patch's side.
+    """Draw prompts as visual prompt tuning does: uniform in ±√(6/(3·p² + d)), for patches of p×p pixels.
 
     Args:
         backbone: a vision transformer.
-        number: of prompts.
-        key: of the draw.
+        number: the number of prompts.
+        key: key of the draw.
 
     Raises:
-        ValueError: if the backbone is no vision transformer, or the number is below 1.
+        ValueError: if the backbone is not a vision transformer, or the number is below 1.
 
     Source: the code of Jia et al. (2022), "Visual Prompt Tuning", and that of PFPT (Weng et al. 2024).
 
@@ -49,7 +49,7 @@ def _check_transformer(backbone: Backbone) -> None:
 
 @dataclass(frozen=True)
 class _Prompted:
-    """What the functions of a prompted model know; compared by value, see `network_model`."""
+    """The settings that a prompted model's functions share; equal ones are not compiled again."""
 
     backbone: Backbone
     preprocessing: Preprocessing | None
@@ -87,10 +87,10 @@ class _Scores(_Prompted):
 
 
 def without_padding(model: Model) -> Model:
-    """The model, whose prompts are those alone that there are; as it is if it has none, or is traced.
+    """Remove the padding of a model's prompts; a model that is traced or has no prompts stays as it is.
 
-    PFPT's pool is padded, as its size differs from round to round; what trains on from its result would send
-    the padding too.
+    PFPT's pool is padded, as its size differs from round to round. Algorithms that train its result further
+    would send the padding too.
     """
     if not (isinstance(model.trained, dict) and "prompts" in model.trained):
         return model
@@ -121,31 +121,31 @@ def prompt_model(
     top: int | None = None,
     preprocessing: Preprocessing | None = None,
 ) -> Model:
-    """Train prompts and a linear head on images; the vision transformer stays as it is: prompt tuning.
+    """Prompt tuning: train prompts and a linear head on images, with the vision transformer frozen.
 
     ``fedavg(prompt_model(…))`` is FedAvg-PT, ``fedprox(prompt_model(…))`` FedProx-PT; `pfpt` takes it too.
-    The result of a run is a `Model`, to be called on images, or trained on; its ``trained`` is a dict of
-    ``"prompts"`` and ``"head"``.
+    The result of a run is a `Model`, which can be called on images or trained further; its ``trained`` is a
+    dict of ``"prompts"`` and ``"head"``.
 
-    With ``top``, each image reads only those prompts whose cosines with its feature, without prompts, are the
-    largest, as in L2P's pool of prompts. PFPT's code differs: all images of a batch read the prompts that
-    most of them would choose, so that a prediction depends on the rest of the batch. It compares prompts with
-    a projection of the feature, which is trained as well and which App. H of FedCOF does not count among what
-    is sent. And it adds 0.01 times the cosines to the loss. Here each image is on its own, there is no
+    With ``top``, each image reads only the prompts with the largest cosines to its feature, computed without
+    prompts, as in L2P's pool of prompts. PFPT's code differs in three points. All images of a batch read the
+    prompts that most of them would choose, so that a prediction depends on the rest of the batch. Prompts are
+    compared with a projection of the feature, which is trained too, and which App. H of FedCOF does not count
+    as sent. And 0.01 times the cosines are added to the loss. Here each image chooses alone, there is no
     projection, and the loss is that of the classifier.
 
     Args:
         backbone: a vision transformer, from ``covfree.backbones.backbone(name)``.
         params: its parameters.
-        head: on its features, calibrated as `linear_model` says.
-        prompts: to start from, e.g. `random_prompts`.
-        top: how many prompts an image reads; None for all of them.
+        head: a head on its features, calibrated as `linear_model` says.
+        prompts: the prompts to start from, e.g. `random_prompts`.
+        top: the number of prompts that an image reads; None for all of them.
         preprocessing: normalises images that come as grey levels, see `network_model`.
 
     Raises:
-        TypeError: if prompts are no floats.
-        ValueError: if the backbone takes no prompts, head or prompts have another size than its features,
-            prompts are none or not finite, or parameters are not as the backbone has them.
+        TypeError: if prompts are not floats.
+        ValueError: if the backbone takes no prompts, the head or the prompts do not fit its features, there
+            is no prompt, a prompt is not finite, or ``params`` lacks the network's parameters.
 
     Source: Jia et al. (2022), "Visual Prompt Tuning", VPT-shallow; for the pool Wang et al. (2022), "Learning
     to Prompt for Continual Learning", equation 3.

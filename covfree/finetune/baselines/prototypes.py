@@ -1,4 +1,4 @@
-"""FedProto, and FedCGS's personalisation: models of clients' own that are held near class means of all."""
+"""FedProto and FedCGS's personalisation: personal models whose features are held near global class means."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class _Numbers(NamedTuple):
 
 
 class Update(NamedTuple):
-    """What a client of FedProto uploads: sums.
+    """The upload of a client of FedProto; all of its parts are summed.
 
     Attributes:
-        mean: class means of its features; 0 of a class that it lacks.
-        holders: 1 for each class that it has.
+        mean: class means of the client's features; 0 for a class that it lacks.
+        holders: 1 for each class that the client has, else 0.
     """
 
     mean: Float[Array, "classes dim"]
@@ -53,7 +53,7 @@ def _held_near(
     client: Callable[..., Any],
     server: Callable[..., Any],
 ) -> Algorithm:
-    """An algorithm whose state is the prototypes, and whose clients remember their models."""
+    """Make an algorithm whose state is the prototypes, and whose clients remember their models."""
     if check_model(model).features is linear_features:
         raise ValueError(
             "model: expected one whose features are trained, adapter_model(head) or a network_model, got a "
@@ -90,17 +90,17 @@ def fedcgs_personal(
 ) -> Algorithm:
     """FedCGS's personalisation: each client minimises its loss plus λ Σ_j (1/N_ij) Σ_{y = j} ‖f(x) − μ_j‖².
 
-    The class means μ_j of all clients come from the closed-form stage and stay fixed; one round is one more
-    download. Clients send nothing.
+    The class means μ_j over all clients come from the closed-form stage and stay fixed. Each round costs one
+    more download, and clients send nothing.
 
-    In print 1/N_ij stands before the sum over classes j, on which it depends; it belongs inside. Each class
-    then counts alike. Of a client with n_i examples, the sum is the mean over its examples of
-    (n_i/N_i,y) ‖f(x) − μ_y‖², and that is what minibatches estimate. (The authors' code has a plain mean.)
+    The paper prints 1/N_ij before the sum over classes j; as it depends on j, it belongs inside. Then all
+    classes have the same weight. For a client with n_i examples, the sum is the mean over its examples of
+    (n_i/N_i,y) ‖f(x) − μ_y‖², which minibatches estimate. (The authors' code has a plain mean.)
 
     Args:
-        model: what all start from, with features of the prototypes' dimension: `network_model`, or
-            `adapter_model` for frozen features.
-        prototypes: of the closed-form stage.
+        model: the model from which all clients start, with features of the prototypes' dimension:
+            `network_model`, or `adapter_model` for frozen features.
+        prototypes: the class means of the closed-form stage.
         strength: λ, at least 0.
         client: see `fedavg`.
         options: see `local_only`.
@@ -134,7 +134,7 @@ def _near_prototypes(
 
 
 def _class_means(numbers: _Numbers, own: Own, data: ClientData) -> Update:
-    """Means of the client's features by its own model, as in evaluation."""
+    """Return the class means of the client's features under its own model, in evaluation mode."""
     model, size = numbers.model, numbers.training.batch_size
     counts = class_counts(data, numbers.prototypes.mean.shape[0])
 
@@ -154,7 +154,7 @@ def _class_means(numbers: _Numbers, own: Own, data: ClientData) -> Update:
 def _averaged(numbers: _Numbers, state: Prototypes, total: Update) -> Prototypes:
     held = total.holders > 0
     mean = total.mean / jnp.where(held, total.holders, 1)[:, None]
-    # Of a class that nobody of the round has, the prototype stays.
+    # Keep the prototype of a class that no client of the round has.
     return Prototypes(
         jnp.where(held[:, None], mean, state.mean), jnp.where(held, total.holders, state.counts)
     )
@@ -174,14 +174,14 @@ def fedproto(
     clients that have the class: μ_c ← Σ_k μ_kc / K_c. Models stay with the clients. In the first round there
     are no prototypes, and the term is 0.
 
-    The paper writes the term with local class means, λ Σ_c ‖μ_kc − μ_c‖, and weights n_kc/N_c in the average
-    beside a division by K_c, which would make prototypes K_c times too small. The authors' code has single
-    examples and the plain average, as here, but a mean over dimensions: its λ is d times this one.
+    The paper writes the term with local class means, λ Σ_c ‖μ_kc − μ_c‖. Its average has both weights
+    n_kc/N_c and a division by K_c, which would make prototypes K_c times too small. The authors' code has
+    single examples and the plain average, as here, but a mean over dimensions: its λ is d times this one.
 
     Args:
-        model: what all start from; see `fedcgs_personal`.
+        model: the model from which all clients start; see `fedcgs_personal`.
         num_classes: C.
-        dim: d, of the model's features.
+        dim: d, the dimension of the model's features.
         strength: λ, at least 0.
         client: see `fedavg`.
         options: see `local_only`.

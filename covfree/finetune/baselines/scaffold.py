@@ -1,4 +1,4 @@
-"""SCAFFOLD: clients' gradients corrected by what all clients' are."""
+"""SCAFFOLD: each client's gradients are corrected towards the mean gradient of all clients."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from covfree.rounds.algorithm import Algorithm, ClientData
 
 
 class State(NamedTuple):
-    """What the server holds.
+    """The server's state.
 
     Attributes:
-        inner: as FedAvg's.
-        control: c.
-        num_clients: N, of all clients that have examples.
+        inner: FedAvg's state.
+        control: c, the server's control variate.
+        num_clients: N, the number of clients that have examples.
     """
 
     inner: averaging.State
@@ -31,11 +31,11 @@ class State(NamedTuple):
 
 
 class Update(NamedTuple):
-    """What a client uploads: sums.
+    """A client's upload; all of its parts are summed.
 
     Attributes:
-        inner: FedAvg's with the weight 1.
-        control: c_i⁺ − c_i.
+        inner: FedAvg's upload with weight 1.
+        control: c_i⁺ − c_i, the change of the client's control variate.
     """
 
     inner: averaging.Update
@@ -43,7 +43,7 @@ class Update(NamedTuple):
 
 
 def _corrected(client: Any) -> Any:
-    """The client's optimiser of gradients to which ``correction`` is added; it sums up what comes in."""
+    """Add ``correction`` to the gradients before the client's optimiser; the state sums the gradients."""
 
     def init(params: Any) -> Any:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), params)
@@ -99,16 +99,16 @@ def _result(numbers: averaging.Numbers, state: State, memory: Any) -> Any:
 
 
 def scaffold(model: Model, client: Any = 0.01, server: Any = 1.0, **options: Any) -> Algorithm:
-    """SCAFFOLD: each client descends g − c_i + c, its gradient less its own mean one plus everybody's.
+    """SCAFFOLD: each client descends g − c_i + c: its gradient, minus its own mean one, plus that of all.
 
-    Clients remember c_i from round to round, and c_i⁺ is the mean of the gradients g that the client met on
-    its way. The server has x ← x − server(mean of x − y_i) and c ← c + (1/N) Σ (c_i⁺ − c_i). All start at 0,
-    and clients have weight 1. The fixed point is the optimum of the mean of the clients' losses, whatever
-    their data.
+    Clients remember c_i from round to round, and c_i⁺ is the mean of the gradients g of the client's steps in
+    the round. The server updates x ← x − server(mean of x − y_i) and c ← c + (1/N) Σ (c_i⁺ − c_i). All c_i
+    and c start at 0, and all clients have weight 1. The fixed point is the optimum of the mean of the
+    clients' losses, whatever their data.
 
     For gradient descent c_i⁺ is the paper's option II, c_i − c + (x − y_i)/(K_i η), as x − y_i is η times the
-    sum of g − c_i + c. With momentum or a schedule x − y_i is another sum, by which controls would grow
-    without bound; the mean of the gradients is the same control for any optimiser.
+    sum of g − c_i + c. With momentum or a schedule x − y_i is another sum, with which controls would grow
+    without bound; the mean of the gradients is the right control for any optimiser.
 
     Args:
         model: see `fedavg`.
