@@ -35,10 +35,10 @@ def accumulate_parts(
     Args:
         method: the method; not one that keeps rows.
         part: function from an index to `Rows`, of the same shape for every index. Pass arrays that it needs,
-            such as a PRNG key, as arguments: ``jax.tree_util.Partial(function, key)`` calls ``function(key,
-            index)``, and another key compiles nothing anew. If rows name their clients, number them
-            consecutively over all parts, from 0, in random order: automatic shrinkage takes the clients below
-            256 as its sample. (All other functions number clients anew to draw a fair sample.)
+            such as a PRNG key, as arguments: ``jax.tree_util.Partial(function, key)`` calls
+            ``function(key, index)``, and another key compiles nothing anew. If rows name their clients,
+            number them consecutively over all parts, from 0, in random order: automatic shrinkage takes the
+            clients below 256 as its sample. (All other functions number clients anew to draw a fair sample.)
         num_parts: how many; indices are 0 … num_parts − 1. Derivatives in reverse (``grad``, ``vjp``) need a
             number that is not traced; each part is then made anew in every round on the way back.
         num_classes: C, static.

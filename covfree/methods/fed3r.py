@@ -23,7 +23,7 @@ from covfree.statistics.feature_maps import FeatureMap
 
 
 def gram_phase(params: object, totals: tuple[()], rows: Rows, num_classes: int) -> tuple[Moments, Factor]:
-    """Class sums, counts and the Gram matrix."""
+    """Compute class sums, counts and the Gram matrix."""
     return first_moments(rows, num_classes), Factor(gram_factor(rows, num_classes))
 
 
@@ -37,15 +37,15 @@ def _gram_head(ridge: Scalar, system: Scatter, totals: tuple[Moments, Scatter], 
 
 
 def gram_merge(params: object, message: Message, num_classes: int) -> tuple[tuple[Moments, Scatter]]:
-    """The totals of `gram_phase` from what clients sent."""
+    """Make the totals of `gram_phase` from the clients' messages."""
     matrix = jnp.asarray(sent_matrix(message.matrix, "matrix"))
     moments = example_moments(message.rows, num_classes)
-    # The server adds matrices up in float64.
+    # The server adds matrices up in float64; cast to the moments' type.
     return ((moments, Scatter.from_matrix(matrix.astype(moments.total.dtype))),)
 
 
 def within_phase(params: Scalar, totals: tuple[Moments], rows: Rows, num_classes: int) -> Factor:
-    """The scatter within classes, of examples known and of means estimated."""
+    """Compute the within-class scatter: exact from examples, estimated from class means."""
     return Factor(within_factor(rows, totals[0]))
 
 
@@ -60,7 +60,7 @@ def _within_head(
 
 
 def _within_merge(ridge: Scalar, message: Message, num_classes: int) -> tuple[Moments, Scatter]:
-    """F Fᵀ − Σ_c N_c μ_c μ_cᵀ: of what clients sent it needs sums over clients alone."""
+    """Compute F Fᵀ − Σ_c N_c μ_c μ_cᵀ, which needs only sums over clients."""
     ((moments, gram),) = gram_merge(ridge, message, num_classes)
     return moments, Scatter.from_matrix(scatter_about(moments.mean, moments.count, gram.value))
 

@@ -1,4 +1,4 @@
-"""Fed3R-RF: Fed3R on random Fourier features, of a width that clients' sums give."""
+"""Fed3R-RF: Fed3R on random Fourier features, whose kernel width comes from sums over clients."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from covfree.methods.rounds import Factor, Round
 from covfree.methods.summaries import keep_examples
 from covfree.statistics.feature_maps import FourierFeatures, accurate, fourier_features, to_norm_one
 
-# σ in units of the features' total deviation √tr Σ. A difference of two examples has √2 of it, so that the
-# kernel between them is exp(−1/16) on average: 0.94.
+# σ as a multiple of the features' total deviation √tr Σ. Two examples are √2 of that apart (root mean
+# square), so the kernel between them is about exp(−1/16) = 0.94.
 _WIDTHS = 4.0
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Numbers:
-    """What may be swept, and sizes."""
+    """Numbers that may be swept, and static sizes."""
 
     ridge: Scalar
     seed: Scalar
@@ -42,7 +42,7 @@ class _Numbers:
 
 
 class _Sizes(NamedTuple):
-    """The first round: sums over examples.
+    """The sums over examples of the first round.
 
     Attributes:
         number: n.
@@ -56,7 +56,7 @@ class _Sizes(NamedTuple):
 
 
 def _valid(rows: Rows, num_classes: int) -> tuple[Rows, jax.Array]:
-    """The rows, with 0 for the features of padding, and which rows are none."""
+    """Zero the features of padding; also return which rows are no padding."""
     kept = valid_rows(rows, num_classes)
     return replace(rows, mean=jnp.where(kept[:, None], accurate(rows.mean), 0)), kept
 
@@ -68,11 +68,11 @@ def _size_terms(numbers: _Numbers, sent: tuple[()], rows: Rows, num_classes: int
 
 
 def _width(numbers: _Numbers, state: tuple[()], total: _Sizes) -> tuple[jax.Array]:
-    """σ. Where all examples are equal it is their norm, and 1 if that is 0 too."""
+    """Compute σ; equal examples give 4·√eps times their norm, or 4 if they are all 0."""
     count = jnp.maximum(total.number, 1)
     square = total.square / count
     variance = square - jnp.square(total.total / count).sum()
-    # Of features far from 0 the difference is rounding.
+    # For features far from 0 the difference is mostly rounding.
     variance = jnp.maximum(variance, jnp.finfo(square.dtype).eps * square)
     return (_WIDTHS * jnp.sqrt(jnp.where(variance > 0, variance, 1)),)
 
@@ -130,7 +130,7 @@ def fed3r_random(
 
     Raises:
         ValueError: if a number is out of its range.
-        TypeError: if a size is no integer or a number none.
+        TypeError: if a size is no integer, or another argument no number.
 
     Source: Fanì, Camoriano, Caputo and Ciccone (2024); the automatic σ is covfree's.
 

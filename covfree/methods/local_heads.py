@@ -1,4 +1,4 @@
-"""The columns of a head of its own as what a client sends."""
+"""A summary whose rows are the columns of heads that clients train on their own examples."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from covfree.statistics.groups import as_examples
 from covfree.statistics.residuals import count_clients, senders_of
 from covfree.statistics.rows import client_sizes, deal_rows, rows_of
 
-# Most steps that a client trains.
+# Most steps of a client's training.
 _STEPS = 100
 
 
 def send_heads(l2: float = 1e-3) -> Summary:
-    """Make a summary of the column of its own softmax head, [w_kc, b_kc], for each class of a client.
+    """Make a summary with a row for each class of a client: the column [w_kc, b_kc] of its softmax head.
 
     Each client trains `softmax_head` on its own examples and classes. Its rows are no means of features: they
     have d + 1 numbers, and estimators of covariances have no use for them.
@@ -37,7 +37,7 @@ def send_heads(l2: float = 1e-3) -> Summary:
 
 
 def _sizes(labels: Any, clients: Any) -> tuple[int, ...]:
-    """Rows and clients; examples of the largest client, and most classes of one."""
+    """Count the rows, the clients, the examples of the largest client, and the most classes of one."""
     classes, examples = client_sizes(labels, clients)
     largest = int(examples.max(initial=1)), int(classes.max(initial=1))
     return count_rows(labels, clients), max(1, count_clients(labels, clients)), *largest
@@ -49,7 +49,7 @@ def _own_sizes(labels: Any, num_classes: int) -> tuple[int, ...]:
 
 
 def _cost(labels: Any, clients: Any, dim: int) -> Cost:
-    """At most, in 100 steps of L-BFGS of 8·n·d·C each; a client with one class has nothing to train."""
+    """Bound the cost by 100 L-BFGS steps of 8·n·d·C each; a client with one class trains nothing."""
     rows = count_rows(labels, clients)
     classes, examples = (sizes.astype(float) for sizes in client_sizes(labels, clients))
     trained = 8 * _STEPS * examples * dim * np.where(classes > 1, classes, 0)
@@ -59,7 +59,7 @@ def _cost(labels: Any, clients: Any, dim: int) -> Cost:
 def _columns(
     features: Any, labels: Any, clients: Any, sizes: tuple[int, ...], key: Any, *, l2: float
 ) -> Rows:
-    """Columns of all clients' heads, ordered by client and class."""
+    """Train all clients' heads; the rows are their columns, ordered by client and class."""
     num_rows, num_clients, client_size, client_classes = sizes
     features, labels, clients = as_examples(features, labels=labels, clients=clients)
     row = deal_rows(labels, clients, 1, 2, None)
@@ -67,7 +67,7 @@ def _columns(
     if not len(labels):
         return replace(rows, mean=jnp.zeros((num_rows, features.shape[1] + 1), rows.mean.dtype))
     senders = senders_of(clients, row, rows, num_clients, client_size)
-    # Rows of a client follow one another.
+    # A client's rows follow one another, so the first tells where they are.
     first = jax.ops.segment_min(jnp.where(row >= 0, row, num_rows), senders.slot, num_clients)
     order, start = jnp.argsort(senders.slot), jnp.cumsum(senders.size) - senders.size
     place, column = (jnp.arange(n, dtype=jnp.int32) for n in (client_size, client_classes))
@@ -80,7 +80,7 @@ def _columns(
 
     def add(columns: jax.Array, own: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
         begin, size, first, held = own
-        # A bound on the clients may be far above their number: those that are none cost nothing.
+        # The bound on the number of clients may be far too large: skip slots without a client.
         nothing = jnp.zeros((client_classes, columns.shape[1]), columns.dtype)
         head = jax.lax.cond(size > 0, trained, lambda *_: nothing, begin, size, first)
         target = jnp.where(column < held, first + column, num_rows)

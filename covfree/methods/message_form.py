@@ -1,4 +1,4 @@
-"""What clients send if it is no rows of a summary: how it is made and merged, and what it costs."""
+"""Messages that are no rows of a summary: how they are made and merged, and what they cost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from covfree.core.types import Message, Rows
 from covfree.estimators.analytic import local_solution
 from covfree.statistics import class_covariances, class_means, gram
 
-# (params, message of all clients, num_classes) to the server's state after all rounds.
+# ``(params, message, num_classes) -> state`` after all rounds, from the merged message of all clients.
 Merge: TypeAlias = Callable[[Any, Message, int], tuple[Any, ...]]
 
 
@@ -23,10 +23,10 @@ class MessageForm:
 
     Attributes:
         name: what is sent, for error messages.
-        make: ``(params, features, labels, num_classes) -> Message`` of one client, with a row for each class,
-            absent ones of count 0. It may be traced.
-        merge: ``(params, message, num_classes) -> state``, that after all rounds, from the messages of all
-            clients, as `collect` adds them up.
+        make: ``(params, features, labels, num_classes) -> Message`` of one client, with a row for each class;
+            absent classes have count 0. It may be traced.
+        merge: ``(params, message, num_classes) -> state`` after all rounds, from the messages of all clients
+            as `collect` adds them up.
         matrices: whether each client sends a d × d matrix, or each row has one.
         solved: whether the client solves its own system first. The means are then columns of its solution.
     """
@@ -41,22 +41,22 @@ class MessageForm:
         check_choice("matrices", self.matrices, ("client", "row"))
 
     def num_matrices(self, *, num_rows: int, num_clients: int) -> int:
-        """How many matrices are sent with so many rows of so many clients."""
+        """Count the matrices that are sent, from the numbers of rows and clients."""
         return num_clients if self.matrices == "client" else num_rows
 
 
 def gram_matrices(merge: Merge) -> MessageForm:
-    """Class means, with the Gram matrix F Fᵀ of all examples."""
+    """The form of messages with class means and the Gram matrix F Fᵀ of all the client's examples."""
     return MessageForm("Gram matrices", _gram, merge, "client")
 
 
 def own_solutions(merge: Merge) -> MessageForm:
-    """Ridge solutions with their regularised Gram matrices; γ is ``params.gamma``."""
+    """The form of messages with ridge solutions and regularised Gram matrices; γ is ``params.gamma``."""
     return MessageForm("solutions", _solution, merge, "client", solved=True)
 
 
 def class_covariance_matrices(merge: Merge) -> MessageForm:
-    """Class means, with a covariance each."""
+    """The form of messages with class means and a covariance for each."""
     return MessageForm("class covariances", _covariances, merge, "row")
 
 

@@ -1,4 +1,4 @@
-"""What a method is: a record of pure functions, with its numbers as the leaves of a pytree."""
+"""The type of a method: a record of pure functions, with its numbers as the leaves of a pytree."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def sent_matrix(matrix: AnyArray | None, name: str) -> AnyArray:
 class Method(Generic[H]):
     """A federated method: how examples become rows, what is summed over rows, and how sums become a head.
 
-    ``Method[LinearHead]`` is one whose head is a `LinearHead`. A pytree whose leaves are the numbers in
+    ``Method[LinearHead]`` is one whose head is a `LinearHead`. It is a pytree whose leaves are the numbers in
     ``params``, ``feature_map`` and ``transforms``. A method is an argument of compiled functions, so another
     shrinkage compiles nothing anew, and ``vmap`` and ``grad`` see the number.
 
@@ -42,17 +42,17 @@ class Method(Generic[H]):
         params: the numbers (and shrinkage rules) that may be swept.
         name: the method's name.
         summary: how examples become rows.
-        rounds: of sums over rows, each given what the server made of those before it; see `Round`. Those over
-            clients' examples come last.
+        rounds: rounds of sums over rows; each is given the server's state after the earlier rounds, see
+            `Round`. Rounds over clients' examples come last.
         system: ``(params, *state) -> Scatter``, the regularised matrix that the head solves with; or None.
         head: ``(params, system, *state) -> Head``, of the server's state after the last round.
-        message: what a client sends instead, if the rows of the summary are its examples, how the state after
-            all rounds comes of that, and what it costs. None if it sends the rows, over which the server runs
-            the rounds; or, if the examples stay, if clients answer in each round with sums.
+        message: the form of a client's message if the summary's rows are its examples: how it is made, how it
+            gives the state after all rounds, and its cost. None if the client sends the rows, over which the
+            server runs the rounds, or if the examples stay and clients answer each round with sums.
         feature_map: a map of features. Clients apply it before they summarise, the head before it classifies.
         transforms: transforms of the rows before they leave a client, in this order.
-        whole_clients: whether all rows of a client must lie in one part for the rounds' terms to add up. So
-            it is if a round compares rows of a client with one another.
+        whole_clients: whether all rows of a client must lie in one part for the rounds' terms to add up.
+            They must if a round compares rows of a client with one another.
         received: ``(state, rows) -> state``, before rounds over examples: keep what they need of the rows
             that clients have sent; None for nothing.
         report: ``(params, state) -> dict`` of numbers for the history of `covfree.rounds.run`.
@@ -75,7 +75,7 @@ class Method(Generic[H]):
     flops: Callable[[Any, int, int, int], int] | None = field(default=None, metadata={"static": True})
 
     def __post_init__(self) -> None:
-        # Of what is static alone: jax makes methods whose numbers are placeholders.
+        # Check static fields only: jax also makes methods whose numbers are placeholders.
         if not isinstance(self.rounds, tuple) or not all(isinstance(each, Round) for each in self.rounds):
             raise TypeError(f"rounds: expected a tuple of Rounds, got {self.rounds!r}")
         if not callable(self.head):
@@ -99,17 +99,17 @@ class Method(Generic[H]):
 
     @property
     def message_rounds(self) -> int:
-        """How many rounds a client's message stands for: those over rows, or 0 if it sends sums in each."""
+        """How many rounds a client's message stands for: all over rows, or 0 if clients only send sums."""
         sends_sums = self.message is None and self.summary.stays
         return 0 if sends_sums else self.rounds_over_rows
 
     @property
     def one_shot(self) -> bool:
-        """Whether each client sends one message, of which the server makes the head."""
+        """Whether each client sends one message, from which the server makes the head."""
         return self.message_rounds == len(self.rounds)
 
     def check_message(self) -> None:
-        """Raise unless a client's message is all that the method needs of it."""
+        """Raise unless the method needs a single message from each client."""
         if not self.one_shot:
             more = len(self.rounds) - self.message_rounds
             raise ValueError(
@@ -120,10 +120,10 @@ class Method(Generic[H]):
 
     @property
     def sends(self) -> str:
-        """What clients send, in words: equal for methods whose servers can use each other's messages.
+        """Describe what clients send: equal for methods whose servers can use each other's messages.
 
-        The form, and the map of features that is behind it, with a checksum of its seeds and single numbers.
-        Of arrays the shape alone counts: clients on other devices may have rounded them otherwise.
+        It names the form and the feature map, with a checksum of the map's seeds and single numbers. Arrays
+        count only by shape: clients on other devices may have rounded them differently.
         """
         form = self.summary.name if self.message is None else self.message.name
         if self.feature_map is None:
@@ -134,7 +134,7 @@ class Method(Generic[H]):
         return f"{form} in {kind} ({zlib.crc32(numbers):08x})"
 
     def check_sends(self, sends: str | None) -> None:
-        """Raise if a message says that it is of another kind; a traced map is not compared."""
+        """Raise if a message says that clients of another kind sent it; a traced map is not compared."""
         if sends is None or is_traced(*jax.tree.leaves(self.feature_map)):
             return
         if sends != self.sends:
@@ -143,28 +143,28 @@ class Method(Generic[H]):
             )
 
     def client_part(self) -> Method[Head]:
-        """The same as far as clients summarise; equal for methods whose clients do the same.
+        """Reduce the method to how clients summarise; equal for methods whose clients do the same.
 
-        Compiled functions are kept by their static arguments, so that these methods share them.
+        Compiled functions are cached by their static arguments, so these methods share them.
         """
         none: Any = {"rounds": (), "received": None, "report": None, "flops": None}
         return replace(self, params=None, name="clients", system=None, head=_no_head, **none)
 
     def mapped(self, features: AnyArray) -> jax.Array:
-        """What a client makes of its features before it summarises them."""
+        """Apply the feature map, if there is one, to a client's features."""
         return jnp.asarray(features) if self.feature_map is None else self.feature_map(features)
 
     def made(
         self, features: jax.Array, labels: jax.Array, num_classes: int, key: jax.Array | None
     ) -> Message:
-        """What one client sends, with padding; it may be traced."""
+        """Make the message of one client, with padding; it may be traced."""
         features = self.mapped(features)
         if self.message is not None:
             return self.message.make(self.params, features, labels, num_classes)
         return Message(self.sent(self.summary.one_client(features, labels, num_classes, key), key))
 
     def sent(self, rows: Rows, key: jax.Array | None) -> Rows:
-        """The rows as they leave a client."""
+        """Apply the transforms to rows before they leave a client."""
         for index, transform in enumerate(self.transforms):
             if key is None:
                 raise ValueError(
@@ -174,7 +174,7 @@ class Method(Generic[H]):
         return rows
 
     def with_transforms(self, *transforms: Transform) -> Method[H]:
-        """The method with transforms of what its clients send, after those that it has.
+        """Return the method with more transforms of what its clients send, after its own.
 
         Args:
             transforms: e.g. ``count_noise("laplace", 1.0)``.
@@ -198,7 +198,7 @@ class Method(Generic[H]):
 
 
 def _imprint(leaf: Any) -> bytes:
-    """What tells a map's numbers from another's, the same on every device."""
+    """Return bytes that tell a map's numbers from another's, equal on every device."""
     dtype, shape = jnp.result_type(leaf), jnp.shape(leaf)
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return np.asarray(jax.random.key_data(leaf)).tobytes()
@@ -212,7 +212,7 @@ def _no_head(params: Any, system: Any, *totals: Any) -> Head:
 
 
 def check_method(method: Any, *_: Any, **__: Any) -> None:
-    """Raise unless the first argument, of those of any function, is a method."""
+    """Raise unless ``method`` is a method; ignore other arguments."""
     if isinstance(method, Method):
         return
     if isinstance(method, str):
@@ -225,6 +225,6 @@ def check_method(method: Any, *_: Any, **__: Any) -> None:
 
 
 def check_method_and_rows(method: Any, rows: Any, *_: Any, **__: Any) -> None:
-    """Raise unless the first two arguments are a method and the rows that it is run over."""
+    """Raise unless the arguments are a method and rows; ignore other arguments."""
     check_method(method)
     check_row_structure(rows)

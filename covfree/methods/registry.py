@@ -119,7 +119,7 @@ _REGISTRY: Registry[Entry[Method[Any]]] = Registry(
 
 
 def registry() -> Registry[Entry[Method[Any]]]:
-    """Every named method; a read-only mapping, in which an unknown name is an error that lists the known.
+    """Return all named methods, a read-only mapping; an unknown name raises an error that lists the known.
 
     >>> "fedcof" in registry()
     True

@@ -1,4 +1,4 @@
-"""What a round of a method is, and how clients' terms add up in it."""
+"""The rounds of a method, and how clients' terms add up in them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from covfree.core.types import Rows
 
 @dataclass(frozen=True)
 class Bound:
-    """A function with some of its keyword arguments; unlike `functools.partial`, equal to one made anew.
+    """A function with fixed keyword arguments; unlike `functools.partial`, it compares by value.
 
     Attributes:
         function: a function of a module, so that it can be pickled.
@@ -50,17 +50,17 @@ class Round:
           ▲                                                          │ added up over rows and clients
           └───────────── server(params, state, total) ◀──────────────┘
 
-    Hashable: what is compiled for a client's or a server's function is shared by all methods that have it.
+    It is hashable: methods with the same client or server function share its compiled code.
 
     Attributes:
         client: ``(params, sent, rows, num_classes) -> terms``, a pytree that adds up over rows: arrays as
             they are, a `Factor` as YᵀY, a `Table` one below the other.
-        server: ``(params, state, total) -> state``. States are tuples, the first is ``()``. None to keep the
-            total behind those of earlier rounds.
+        server: ``(params, state, total) -> state``. States are tuples, the first is ``()``. None appends
+            the total to the state.
         broadcast: ``(params, state) -> sent``, a part of the state; None for all of it.
-        numbers: ``(params) -> params`` that the three functions are given, of the method's; None for all.
+        numbers: ``(params) -> params``, selects the method's numbers for the three functions; None for all.
         examples: whether the round runs over clients' examples, though they have sent other rows before.
-        head: whether there is a head after it. There is one after a method's last round.
+        head: whether the state after the round gives a head, as it always does after the last round.
     """
 
     client: Callable[[Any, Any, Rows, int], Any]
@@ -71,12 +71,12 @@ class Round:
     head: bool = False
 
     def own(self, params: Any) -> Any:
-        """The numbers of the round, of the method's."""
+        """Select the round's numbers from the method's."""
         return params if self.numbers is None else self.numbers(params)
 
 
 def phases(*clients: Callable[[Any, Any, Rows, int], Any]) -> tuple[Round, ...]:
-    """Make rounds of sums, of which the server keeps the totals: each is given those of all before it."""
+    """Make rounds whose totals the server keeps; each is given the totals of all earlier rounds."""
     return tuple(map(Round, clients))
 
 
@@ -93,12 +93,12 @@ class Factor:
 
 
 def is_special(term: Any) -> bool:
-    """Whether a term is no array that adds up as it is."""
+    """Whether a term is a `Factor` or a `Table`, no array that adds up as it is."""
     return isinstance(term, (Factor, Table))
 
 
 def as_total(terms: Any) -> Any:
-    """Terms of all rows as the total that they are: few rows stay a factor, see `covfree.linalg.Scatter`."""
+    """Turn the terms of all rows into their total; few rows stay a factor, see `covfree.linalg.Scatter`."""
 
     def one(term: Any) -> Any:
         if isinstance(term, Factor):
@@ -109,10 +109,10 @@ def as_total(terms: Any) -> Any:
 
 
 def dense(terms: Any) -> Any:
-    """Terms in arrays of fixed size, which add up leaf by leaf.
+    """Turn terms into arrays of fixed size, which add up leaf by leaf.
 
     Raises:
-        ValueError: if rows are kept, whose total has no fixed size.
+        ValueError: if rows are kept, as their total has no fixed size.
     """
 
     def one(term: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Student heads: a covariance for each class, beside any estimate of the one that classes share."""
+"""Student heads: a covariance for each class, beside any estimate of the shared covariance."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from covfree.methods.within import moments_of
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Student:
-    """What `student` makes: the choice of a head, for ``head=`` of `fedcof` and its kin.
+    """The choice of a Student head, as `student` makes it, for ``head=`` of `fedcof` and its kin.
 
     Attributes:
         prior: κ/d.
@@ -67,7 +67,7 @@ def student(prior: Scalar = 1.0, *, rank: int | None = None) -> Student:
 
 
 class StudentNumbers(NamedTuple):
-    """What may be swept."""
+    """Numbers that may be swept."""
 
     shrinkage: Shrinkage
     prior: Scalar
@@ -78,18 +78,18 @@ def _shrinkage(numbers: StudentNumbers) -> Shrinkage:
 
 
 def _means(rows: Rows, num_classes: int, examples: bool) -> Rows:
-    """Class means alone; of examples, those of each client."""
+    """Reduce rows to class means; average examples by client and class."""
     return client_means(rows, num_classes) if examples else replace(rows, covariance=None, sketch=None)
 
 
 def _keep(numbers: Any, state: tuple[Any, ...], rows: Rows, num_classes: int, *, examples: bool) -> Table:
-    """The rows themselves."""
+    """Keep the class means."""
     means = _means(rows, num_classes, examples)
     return Table(means, jnp.asarray(means.count) > 0)
 
 
 def _law(numbers: Any, state: tuple[Any, ...], rows: Rows, num_classes: int, *, examples: bool) -> RowLaw:
-    """How far rows lie from their class means."""
+    """Sum up how far rows lie from their class means."""
     first, spread = state
     means = _means(rows, num_classes, examples)
     return row_law(means, moments_of(first), mean_variance(spread.scatter))
@@ -98,7 +98,7 @@ def _law(numbers: Any, state: tuple[Any, ...], rows: Rows, num_classes: int, *, 
 def _products(
     numbers: Any, state: tuple[Any, ...], rows: Rows, num_classes: int, *, examples: bool, rank: int
 ) -> jax.Array:
-    """S_c Ω of every class."""
+    """Compute S_c Ω of every class."""
     first, _, law = state
     means = _means(rows, num_classes, examples)
     factor = row_factor(means, moments_of(first), client_variance(law))
@@ -107,13 +107,13 @@ def _products(
 
 
 def shared_directions(dim: int, rank: int, dtype: Any) -> jax.Array:
-    """Ω [dim, min(rank, dim)], orthonormal columns that all parties draw alike."""
+    """Draw Ω [dim, min(rank, dim)], orthonormal columns that are equal at all parties."""
     shape = dim, min(rank, dim)
     return orthonormal(jax.random.normal(derive(jax.random.key(0), "student"), shape, dtype))
 
 
 def _system(numbers: StudentNumbers, first: Any, spread: Any, *own: Any, system: Any) -> Scatter:
-    """That of the shared covariance."""
+    """Make the system of the shared covariance."""
     return system(numbers.shrinkage, first, spread)
 
 
@@ -129,7 +129,7 @@ def _head(numbers: StudentNumbers, system: Scatter, first: Any, spread: Any, *ow
 def _merge(
     numbers: StudentNumbers, message: Message, num_classes: int, *, merge: Any, clients: tuple[Any, ...]
 ) -> tuple[Any, ...]:
-    """The state from messages whose rows are class means with covariances."""
+    """Compute the state from messages whose rows are class means with covariances."""
     state = merge(numbers.shrinkage, message, num_classes)
     for client in clients:
         total = client(numbers.shrinkage, state, message.rows, num_classes)
@@ -138,7 +138,7 @@ def _merge(
 
 
 def with_student(method: Method[Any], choice: Student) -> Method[StudentHead]:
-    """The method, of FedCOF's kind with an LDA head, with a Student head about the same covariance."""
+    """Give a method of FedCOF's kind with an LDA head a Student head about the same covariance."""
 
     def clients(examples: bool) -> tuple[Any, ...]:
         if choice.rank is None:

@@ -1,4 +1,4 @@
-"""How examples become rows: what a client makes of its features, and all clients of a simulation at once."""
+"""Summaries turn examples into rows: of one client, or of all clients of a simulation at once."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from covfree.statistics.rows import CovarianceType, check_subsets, client_sizes,
 
 
 class Cost(NamedTuple):
-    """What all clients together send and compute.
+    """The cost of all clients together.
 
     Attributes:
-        rows: that they send.
-        floats: floating-point numbers in these.
+        rows: rows that they send.
+        floats: floating-point numbers in these rows.
         flops: floating-point operations, from features to rows.
     """
 
@@ -43,12 +43,13 @@ class Summary:
     Attributes:
         name: what is sent, in a word, which messages carry.
         make: ``(features, labels, clients, sizes, key) -> Rows`` of all clients, padded as the sizes say.
-        sizes: ``(labels, clients) -> tuple`` of integers that ``make`` must know of the federation, on the
-            host: of rows, of clients, of the largest client. Upper bounds on them do as well.
+        sizes: ``(labels, clients) -> tuple`` of the integers that ``make`` needs, computed on the host:
+            numbers of rows, of clients, of examples of the largest client. Upper bounds serve as well.
         cost: ``(labels, clients, dim) -> Cost``, on the host.
-        own_sizes: ``(labels, num_classes) -> tuple`` of a client alone; None for one size an example.
-        alone: ``(features, labels, num_classes) -> Rows`` of a client alone, or None where ``make`` is to be
-            called; None if it always is.
+        own_sizes: ``(labels, num_classes) -> tuple``, the sizes of a single client; None bounds each size by
+            the number of examples.
+        alone: ``(features, labels, num_classes) -> Rows`` of a single client, or None to fall back
+            on ``make``; None if ``make`` is always used.
         counts: whether ``own_sizes`` counts labels. Then a client's rows are better made outside ``jit``.
         stays: whether the rows are the examples, which never leave the client.
     """
@@ -63,7 +64,7 @@ class Summary:
     stays: bool = False
 
     def bounds(self, num_examples: int) -> tuple[int, ...]:
-        """Sizes that any federation of so many examples keeps within."""
+        """Return upper bounds on the sizes of any federation with ``num_examples`` examples."""
         none = np.zeros(0, np.int32)
         return (max(1, num_examples),) * len(self.sizes(none, none))
 
@@ -83,12 +84,12 @@ class Summary:
 def send_class_means(
     num_subsets: int | None = 1, subset_size: int = 2, covariance: CovarianceType | None = None
 ) -> Summary:
-    """Make a summary of a row for each class of a client, or for each of several random subsets of it.
+    """Make a summary with a row for each class of a client, or for each of several subsets of the class.
 
     Args:
         num_subsets: most subsets of a class; None for no bound but ``subset_size``.
-        subset_size: examples that a subset has at least, unless the class has fewer.
-        covariance: what is sent of the spread about each mean.
+        subset_size: least number of examples of a subset, unless the class has fewer.
+        covariance: the form of covariance that is sent with each mean; None for none.
     """
     check_subsets(num_subsets, subset_size)
     check_choice("covariance", covariance, (None, *get_args(CovarianceType)))
@@ -106,14 +107,14 @@ def send_class_means(
 def _class_means(
     features: Any, labels: Any, clients: Any, sizes: tuple[int, ...], key: Any, **options: Any
 ) -> Rows:
-    """Ordered by client and class."""
+    """Make class means, ordered by client and class."""
     return client_rows(features, labels, clients, num_rows=sizes[0], key=key, **options)
 
 
 def _own_class_means(
     features: Any, labels: Any, num_classes: int, *, covariance: CovarianceType | None
 ) -> Rows | None:
-    """One a class: the class is the row, and there is nothing to sort."""
+    """Make one client's class means: the class is the row, so nothing needs sorting."""
     if labels.shape[0] < num_classes:
         return None
     features, row = as_examples(features, labels=labels)
@@ -132,19 +133,19 @@ def _own_means_sizes(labels: Any, num_classes: int, *, num_subsets: int | None) 
 def _means_cost(
     labels: Any, clients: Any, dim: int, *, covariance: CovarianceType | None, **subsets: Any
 ) -> Cost:
-    """One addition for each number; to square what is left about the mean takes three more."""
+    """Count one addition for each number; squared deviations from the mean take three operations more."""
     rows = count_rows(labels, clients, **subsets)
     numbers = dim + {None: 0, "diagonal": dim, "spherical": 1}[covariance]
     return Cost(rows, rows * numbers, len(labels) * dim * (1 if covariance is None else 4))
 
 
 def keep_examples() -> Summary:
-    """Make the summary whose rows are the examples: rounds sum where these are, and only sums leave them."""
+    """Make the summary whose rows are the examples: these stay at the client, which sends only sums."""
     return Summary("Examples", _examples, _examples_sizes, _examples_cost, _own_examples, stays=True)
 
 
 def _examples(features: Any, labels: Any, clients: Any, sizes: tuple[int, ...], key: Any) -> Rows:
-    """As they are; those without a client become padding."""
+    """Make rows of the examples as they are; an example without a client becomes padding."""
     features, labels, clients = as_examples(features, labels=labels, clients=clients)
     labels = jnp.where(clients >= 0, labels, -1)
     rows = Rows.from_examples(features.astype(accumulation_dtype(features)), labels, clients)
@@ -163,13 +164,13 @@ def _own_examples(labels: Any, num_classes: int) -> tuple[int, ...]:
 
 
 def _examples_cost(labels: Any, clients: Any, dim: int) -> Cost:
-    """All features, where they are sent as they are."""
+    """Count all features, as if they were sent; they cost no operations."""
     kept = int(((np.asarray(labels) >= 0) & (np.asarray(clients) >= 0)).sum())
     return Cost(kept, kept * dim, 0)
 
 
 def send_mixtures(num_components: int = 1, covariance: Structure = "diagonal") -> Summary:
-    """Make a summary of a row for each component of a Gaussian mixture of each client's class.
+    """Make a summary with a row for each component of a Gaussian mixture of each client's class.
 
     Args:
         num_components: most components of a client's class.
@@ -191,11 +192,11 @@ def send_mixtures(num_components: int = 1, covariance: Structure = "diagonal") -
 def _mixtures(
     features: Any, labels: Any, clients: Any, sizes: tuple[int, ...], key: Any, **options: Any
 ) -> Rows:
-    """Ordered by client, class and component."""
+    """Fit mixtures; rows are ordered by client, class and component."""
     if key is None:
         raise ValueError("key: expected a PRNG key as mixtures start from random examples, got None")
     if not labels.shape[0]:
-        # A mixture is of one example at least; padding is one.
+        # A mixture needs at least one example, so add padding.
         features, labels = jnp.zeros((1, features.shape[1]), features.dtype), jnp.full(1, -1, jnp.int32)
         clients = labels
     groups, size = sizes
@@ -203,19 +204,19 @@ def _mixtures(
 
 
 def _own_mixtures_sizes(labels: Any, num_classes: int) -> tuple[int, ...]:
-    """Counted where the labels are known, as a mixture's cost grows with the sizes."""
+    """Count exactly if the labels are known, as a mixture's cost grows with the sizes."""
     size = max(1, labels.shape[0])
     if is_traced(labels):
         return size, size
     pairs, examples = mixture_sizes(np.asarray(labels), np.zeros(labels.shape[0], int))
-    # Few sizes: compiling takes longer than fitting some empty groups.
+    # Round to few sizes: compiling takes longer than fitting some empty groups.
     return min(max(num_classes, pairs), few_sizes(pairs)), few_sizes(examples)
 
 
 def _mixtures_cost(
     labels: Any, clients: Any, dim: int, *, num_components: int, covariance: Structure
 ) -> Cost:
-    """A mean and a covariance for each component, where no class has equal examples; at most 50 steps."""
+    """Count a mean and a covariance for each component, if no class has equal examples, and 50 steps."""
     sizes = pair_sizes(labels, clients)
     components = np.clip(sizes // 2, 1, num_components)
     rows, full = int(components.sum()), covariance == "full"
@@ -225,12 +226,12 @@ def _mixtures_cost(
 
 
 def send_directions(num_directions: int, centred: bool = True) -> Summary:
-    """Make a summary of a row for each class of a client, then its residual directions.
+    """Make a summary with a row for each class of a client, then a row for each of its directions.
 
     Args:
         num_directions: most directions of a client.
-        centred: whether they are directions of its residuals, not of its examples. Of examples it sends the
-            trace of what the directions leave out too.
+        centred: whether they are directions of the client's residuals, or else of its examples. With those of
+            examples it also sends the size of what they leave out, see `directed_rows`.
     """
     check_positive("num_directions", num_directions)
     options = {"num_directions": num_directions, "centred": centred}
@@ -246,14 +247,14 @@ def send_directions(num_directions: int, centred: bool = True) -> Summary:
 def _directions(
     features: Any, labels: Any, clients: Any, sizes: tuple[int, ...], key: Any, **options: Any
 ) -> Rows:
-    """Means, ordered by client and class, then the directions, ordered by client."""
+    """Make means, ordered by client and class, then directions, ordered by client."""
     rows, senders, most = sizes
     more = {"num_rows": rows, "num_clients": senders, "client_size": most, **options}
     return directed_rows(features, labels, clients, **more)
 
 
 def _directions_sizes(labels: Any, clients: Any) -> tuple[int, ...]:
-    """Rows that are means, clients, and examples of the largest client."""
+    """Count the rows that are means, the clients, and the examples of the largest client."""
     largest = client_sizes(labels, clients)[1].max(initial=1)
     return count_rows(labels, clients), max(1, count_clients(labels, clients)), int(largest)
 
@@ -264,9 +265,9 @@ def _own_directions_sizes(labels: Any, num_classes: int) -> tuple[int, ...]:
 
 
 def _directions_cost(labels: Any, clients: Any, dim: int, *, num_directions: int, centred: bool) -> Cost:
-    """A mean a row, and of each client min(q, n_k − rows, d) directions; if centred at 0, min(q, n_k, d).
+    """Count the means, and min(q, n_k − rows, d) directions a client; if not centred, min(q, n_k, d).
 
-    Directions of examples come with a number beside each row. A mean and a residual cost n·d each, then with
+    If not centred, each row comes with one more number. A mean and a residual cost n·d each, then with
     s = min(n, d) a product and an ``eigh`` of size s.
     """
     rows, sizes = client_sizes(labels, clients)

@@ -1,4 +1,4 @@
-"""The ways to the within-class scatter: what each sums over rows, and how much it rests on."""
+"""Estimators of the within-class scatter: what each sums over rows, and its degrees of freedom."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Within:
 
 
 def moments_of(first: Any) -> Moments:
-    """The class moments in what is known of all rows first."""
+    """Return the class moments from the result of `Within.first`."""
     return first if isinstance(first, Moments) else first.moments
 
 
 def from_means(weighting: Weighting) -> Within:
-    """FedCOF's: from how the rows' means spread, with K_c − 1 degrees of freedom for each class."""
+    """FedCOF's estimator: from the spread of the rows' means, K_c − 1 degrees of freedom for each class."""
     weight = bound(_class_weight, weighting=weighting)
     factor = bound(within_factor, weighting=weighting)
     return Within(first_moments, factor, bound(_class_freedom, weight=weight), class_weight=weight)
@@ -62,7 +62,7 @@ def _class_freedom(moments: Moments, *, weight: Callable[[Moments], jax.Array]) 
 
 
 def from_variances() -> Within:
-    """Clients' own variances about their means, and how the means spread: no sampling error."""
+    """The estimator from clients' own variances and the spread of their means: no sampling error."""
     freedom = bound(_class_freedom, weight=_equal_weight)
     return Within(example_moments, _between_factor, freedom, _sent_variances)
 
@@ -76,20 +76,20 @@ def _between_factor(rows: Rows, moments: Moments) -> jax.Array:
 
 
 def _sent_variances(rows: Rows, moments: Moments) -> jax.Array:
-    """Σ_r (n_r − 1) S_r of the variances that came with the rows."""
+    """Compute Σ_r (n_r − 1) S_r from the variances that came with the rows."""
     if rows.covariance is None:
         raise ValueError("rows: expected a covariance with each row, as the method sends it; got none")
     return jnp.asarray(row_scatter(rows, moments.total.shape[0]))
 
 
 def from_components(weighting: Weighting) -> Within:
-    """From the spread of a client's own means, free of client shift, and how clients are seen to differ."""
+    """The estimator from the spread of each client's own means and the observed differences of clients."""
     factor = bound(component_factor, weighting=weighting)
     return Within(component_moments, factor, bound(component_freedom, weighting=weighting))
 
 
 def from_directions() -> Within:
-    """From the scatter between means, and the leading directions of that inside them."""
+    """The estimator from the scatter between means and the leading directions of the scatter inside them."""
     return Within(directed_moments, _directed_factor, directed_freedom)
 
 

@@ -1,4 +1,4 @@
-"""AFL: analytic federated learning, ridge solutions of clients put together exactly."""
+"""AFL: analytic federated learning, which combines clients' ridge solutions exactly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from covfree.methods.summaries import keep_examples
 
 
 class AflNumbers(NamedTuple):
-    """What may be swept: the clients' γ, and the λ of the final solution."""
+    """Numbers that may be swept: the clients' γ, and the λ of the final solution."""
 
     gamma: Scalar
     ridge: Scalar
@@ -34,7 +34,7 @@ def _head(numbers: AflNumbers, system: Scatter, totals: tuple[Moments, Scatter],
 
 
 def _merge(numbers: AflNumbers, message: Message, num_classes: int) -> tuple[tuple[Moments, Scatter]]:
-    """C − Kγ I: the absolute aggregation law keeps Σ C_k and Σ C_k W_k, and they are all that it needs."""
+    """Subtract Kγ I from Σ C_k: the absolute aggregation law needs only Σ C_k and Σ C_k W_k."""
     ((moments, gram),) = gram_merge(numbers, message, num_classes)
     dtype = gram.value.dtype
     added = jnp.asarray(distinct(message.rows.client), dtype) * jnp.asarray(numbers.gamma, dtype)
@@ -43,7 +43,7 @@ def _merge(numbers: AflNumbers, message: Message, num_classes: int) -> tuple[tup
 
 
 def distinct(clients: AnyArray | None) -> jax.Array | int:
-    """How many different clients there are; one where nobody is named."""
+    """Count the different clients; 1 if ``clients`` is None."""
     if clients is None:
         return 1
     ordered = jnp.sort(jnp.asarray(clients))

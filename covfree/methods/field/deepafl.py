@@ -47,7 +47,7 @@ class DeepFeatures:
         """Map each feature vector."""
         features = jnp.asarray(features, accumulation_dtype(features))
         dim = features.shape[-1]
-        # So that squares neither overflow nor vanish; the norm is scaled away below, and this with it.
+        # Keep squares from overflow and underflow; the scaling to norm √d below cancels this factor.
         largest = jax.lax.stop_gradient(jnp.abs(features).max(-1, keepdims=True))
         features = features / jnp.where(largest > 0, largest, 1)
         square = jnp.square(features).sum(-1, keepdims=True)
@@ -58,13 +58,13 @@ class DeepFeatures:
         return mapped
 
     def random(self, mapped: Float[Array, "*batch width"], index: int) -> Float[Array, "*batch inner"]:
-        """F = gelu([Φ, 1] B), the random features of a layer, counted from 0."""
+        """Compute F = gelu([Φ, 1] B), the random features of a layer; layers count from 0."""
         return jax.nn.gelu(self._random(mapped, f"layer {index}", self.inner), approximate=False)
 
     def _random(
         self, values: Float[Array, "*batch dim"], stream: str, columns: int
     ) -> Float[Array, "*batch columns"]:
-        """[x, 1] times normal weights of variance 1/dim."""
+        """Multiply [x, 1] by normal weights of variance 1/dim."""
         rows = values.shape[-1]
         key = derive(jax.random.key(self.seed), stream)
         drawn = jax.random.normal(key, (rows + 1, columns), jnp.float32) / math.sqrt(rows)
@@ -81,7 +81,7 @@ class _Known(NamedTuple):
 
     Attributes:
         features: the layers so far.
-        head: of the last layer; None until it is solved.
+        head: the head on the last layer; None until it is solved.
     """
 
     features: DeepFeatures
@@ -89,7 +89,7 @@ class _Known(NamedTuple):
 
 
 class _Layer(NamedTuple):
-    """What a layer is solved from.
+    """The sums from which a layer is solved.
 
     Attributes:
         gram: FᵀF.
@@ -103,7 +103,7 @@ class _Layer(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Numbers:
-    """What may be swept, and sizes."""
+    """Numbers that may be swept, and static sizes."""
 
     ridge: Scalar
     layer_ridge: Scalar
@@ -181,7 +181,7 @@ def _head(numbers: _Numbers, system: None, features: DeepFeatures, head: LinearH
 
 
 def _flops(numbers: _Numbers, num_examples: int, dim: int, num_classes: int) -> int:
-    """Φ is kept from round to round: each layer is computed once."""
+    """Count each layer once, as clients keep Φ from round to round."""
     width, inner, layers = numbers.width, numbers.inner, numbers.layers
     heads = (layers + 1) * width * (width + num_classes)
     each = 2 * inner * width + inner * (inner + num_classes) + width * num_classes
@@ -216,7 +216,7 @@ def deepafl(
         seed: of A and the B of each layer; the same for all parties.
 
     Returns:
-        The method. Its clients send sums in each round, and no message that would do for all of them.
+        The method. Its clients send sums in each round; no single message replaces all rounds.
 
     Raises:
         TypeError: if a size is no integer.

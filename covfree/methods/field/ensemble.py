@@ -21,7 +21,7 @@ from covfree.statistics.groups import subset_groups
 
 
 def _average_scores(params: Any, system: None, moments: Moments) -> LinearHead:
-    """Σ_k n_kc [w_kc, b_kc]/N_c, which is what the moments of these rows hold."""
+    """Average the scores: Σ_k n_kc [w_kc, b_kc]/N_c is the class mean of the rows."""
     mean = moments.mean
     return head_for_present(mean[:, :-1].T, mean[:, -1], moments.present)
 
@@ -31,7 +31,7 @@ def _average_probabilities(params: Any, system: None, moments: Moments, rows: Ro
     valid = valid_rows(rows, num_classes)
     columns, count = row_means(rows, valid), row_counts(rows, valid)
     size, client = count.shape[0], row_clients(rows).astype(jnp.int32)
-    # Each row of an unknown client is one of its own.
+    # Each row of an unknown client counts as a client of its own.
     alone = jnp.where(client < 0, jnp.arange(size, dtype=jnp.int32), -1)
     group = subset_groups((client, alone), valid, 1, None)[0]
     weight = count.astype(columns.dtype)[:, None]

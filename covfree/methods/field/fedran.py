@@ -42,7 +42,7 @@ def _phase(
 
 def _system(ridge: Scalar, totals: _Totals) -> Scatter:
     _, scatter, left_out = totals
-    # An infinite shift would be a head of zeros, which nobody would notice.
+    # An infinite shift would silently give a head of zeros; NaN is noticed.
     squares = jnp.where(jnp.isinf(left_out.squares), jnp.nan, left_out.squares)
     some = left_out.squares > 0
     return scatter.shifted(jnp.where(some, squares / jnp.where(some, left_out.total, 1), 0) + ridge)
@@ -93,7 +93,7 @@ def fedran(
     Source: FedRAN (2026), arXiv 2606.11480, "Accurate and Resource-Efficient Federated Continual Learning",
     but for c, which is covfree's, as are the defaults.
     """
-    # The head that is given comes behind the map.
+    # `Any`, as the feature map turns the linear head into a `MappedHead`.
     method: Any = Method(
         check_strength("ridge", ridge),
         "fedran",

@@ -28,14 +28,14 @@ from covfree.methods.method import Method
 from covfree.methods.rounds import Bound, bound, phases
 from covfree.methods.summaries import keep_examples
 
-# (1 − a)Σ + a·t·I with the paper's a = 0.05 is this rule times 0.95, a factor that changes no direction.
+# The paper's (1 − a)Σ + a·t·I with a = 0.05 is this rule times 0.95, a factor that changes no direction.
 _PAPER = 0.05 / 0.95
-# Deviations between classes, in those within, beyond which more distance tells no classes apart better.
+# Distance between classes, in deviations within classes, beyond which more does not separate them better.
 _APART = 30.0
 
 
 class _Numbers(NamedTuple):
-    """What may be swept; the last two are None where there is no teacher."""
+    """Numbers that may be swept; the last two are None without a teacher."""
 
     shrinkage: Shrinkage
     spread: Scalar
@@ -47,7 +47,7 @@ class _Numbers(NamedTuple):
 
 def _system(numbers: _Numbers, moments: Moments, scatters: jax.Array) -> Scatter:
     covariance = pooled_covariance(numbers.shrinkage, moments, scatters)
-    # Where no class shows a spread, no direction is known to vary more than another.
+    # If no class shows a spread, use I: no direction is known to vary more than another.
     return covariance.shifted(jnp.where(jnp.trace(scatters.sum(0)) > 0, 0, 1).astype(scatters.dtype))
 
 
@@ -59,9 +59,9 @@ def _drawn(
     scatters: jax.Array,
     num_samples: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """Draws from N(Vᵀ(μ_c − μ_g), τ²VᵀΣ_cV), as many of each class; a class of one example has S_W as Σ_c.
+    """Draw from N(Vᵀ(μ_c − μ_g), τ²VᵀΣ_cV), equally for all classes; one example has S_W as Σ_c.
 
-    They are drawn in all dimensions first: there the root of a covariance does not depend on rounding.
+    Draws are made in all dimensions, where a covariance's root does not depend on rounding, then projected.
     """
     count = moments.count.astype(scatters.dtype)
     own = scatters / jnp.maximum(count - 1, 1)[:, None, None]
@@ -85,9 +85,9 @@ def _drawn_head(
     num_samples: int,
     rank: int | None = None,
 ) -> LinearHead:
-    """Trained on the draws: a softmax head, or a residual of some rank beside the scores of LDA."""
-    # A class far from all others would hide other directions from the penalty and the steps of training.
-    # LDA's scores are those of the common covariance, which nothing may shorten.
+    """Train a head on the draws: a softmax head, or a residual of some rank beside the scores of LDA."""
+    # A class far from all others would dominate penalty and training, so the softmax head caps distances.
+    # LDA's scores belong to the common covariance, so there distances stay as they are.
     directions = fisher_directions(system, moments, apart=_APART if rank is None else float("inf"))
     features, labels = _drawn(numbers, directions, system, moments, scatters, num_samples)
     if rank is None or numbers.distilled is None or numbers.temperature is None:

@@ -26,7 +26,7 @@ from covfree.methods.rounds import Factor, phases
 from covfree.methods.summaries import keep_examples, send_class_means
 from covfree.statistics.feature_maps import FeatureMap
 
-# A feature varies if its deviation exceeds so many times the rounding of its own size.
+# A feature is taken to vary if its deviation exceeds this multiple of its own rounding.
 _ROUNDING = 16
 
 
@@ -45,7 +45,7 @@ def _total_head(gamma: Scalar, system: Scatter, moments: Moments, scatter: Scatt
 
 
 def _total_merge(gamma: Scalar, message: Message, num_classes: int) -> tuple[Moments, Scatter]:
-    """B − N μ_g μ_gᵀ: needs sums over clients alone."""
+    """Compute B − N μ_g μ_gᵀ, which needs only sums over clients."""
     ((moments, gram),) = gram_merge(gamma, message, num_classes)
     mean, count = moments.grand_mean[None, :], moments.num_examples[None]
     return moments, Scatter.from_matrix(scatter_about(mean, count, gram.value))
@@ -89,14 +89,14 @@ def fedcgs(shrinkage: Scalar = 0.0, *, feature_map: FeatureMap | None = None) ->
 
 
 class _Numbers(NamedTuple):
-    """What may be swept."""
+    """Numbers that may be swept."""
 
     shrinkage: Shrinkage
     degrees: Scalar
 
 
 def scatters_phase(numbers: Any, totals: tuple[Moments], rows: Rows, num_classes: int) -> jax.Array:
-    """The scatter of every class."""
+    """Compute the scatter of every class."""
     return class_scatters(rows, totals[0])
 
 
@@ -105,19 +105,19 @@ def _squares_phase(numbers: Any, totals: tuple[Moments], rows: Rows, num_classes
 
 
 def _examples_phase(numbers: Any, totals: tuple[()], rows: Rows, num_classes: int) -> Moments:
-    """Moments in which every example was an observation, as its variance was sent."""
+    """Compute moments in which every example counts as an observation, since clients send variances."""
     return example_moments(rows, num_classes)
 
 
 def scatters_merge(numbers: Any, message: Message, num_classes: int) -> tuple[Moments, jax.Array]:
-    """The same from class means that came with their covariances: exact (CCVR eq. 3)."""
+    """Compute moments and class scatters, exactly, from class means with covariances (CCVR eq. 3)."""
     sent_matrix(message.rows.covariance, "covariance with each of")
     moments = example_moments(message.rows, num_classes)
     return moments, class_scatters(message.rows, moments)
 
 
 def _drawn_together(scatters: jax.Array, pooled: jax.Array, moments: Moments, degrees: Scalar) -> jax.Array:
-    """(S_c + κ Σ̃)/(K_c − 1 + κ) for every class."""
+    """Compute (S_c + κ Σ̃)/(K_c − 1 + κ) for every class."""
     shape = (-1, *(1 for _ in pooled.shape))
     own = jnp.maximum(moments.num_rows - 1, 0).astype(scatters.dtype).reshape(shape)
     whole = own + degrees
@@ -125,7 +125,7 @@ def _drawn_together(scatters: jax.Array, pooled: jax.Array, moments: Moments, de
 
 
 def pooled_covariance(shrinkage: Shrinkage, moments: Moments, scatters: jax.Array) -> Scatter:
-    """The covariance that all classes share, shrunk: of the scatters of every class."""
+    """Pool the scatters of all classes into one covariance, and shrink it."""
     degrees = jnp.maximum(moments.spread_degrees, 1)
     freedom = Freedom.of_classes(moments, jnp.full_like(moments.total[:, 0], 1) / degrees)
     covariance = Scatter.from_matrix(scatters.sum(0) / degrees)
@@ -133,7 +133,7 @@ def pooled_covariance(shrinkage: Shrinkage, moments: Moments, scatters: jax.Arra
 
 
 def as_matrix_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
-    """A rule that needs no more than the covariance, or raise: class covariances hold no single rows."""
+    """Return a shrinkage rule; raise if it needs single rows, which class covariances do not hold."""
     rule = as_shrinkage(shrinkage)
     if rule.needs_rows:
         raise ValueError("shrinkage: the rule looks at single rows, which class covariances do not hold")
@@ -141,7 +141,7 @@ def as_matrix_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
 
 
 def _least_variance(moments: Moments, pooled: jax.Array) -> jax.Array:
-    """The variance of each feature that its own rounding may leave: below it the feature never varies."""
+    """Return the variance that rounding may give each feature; below it a feature counts as constant."""
     size = jnp.square(moments.mean).max(0) + pooled
     smallest = jnp.square(_ROUNDING * jnp.finfo(pooled.dtype).eps) * size
     return jnp.where(smallest > 0, smallest, 1)
@@ -150,7 +150,7 @@ def _least_variance(moments: Moments, pooled: jax.Array) -> jax.Array:
 def _quadratic_head(numbers: _Numbers, system: None, moments: Moments, scatters: jax.Array) -> GaussianHead:
     pooled = pooled_covariance(numbers.shrinkage, moments, scatters).dense()
     dim = pooled.shape[0]
-    # A feature that never varies would leave no inverse.
+    # A feature that never varies would make the covariance singular.
     variances = jnp.diagonal(pooled)
     pooled = pooled + jnp.diag(jnp.maximum(_least_variance(moments, variances) - variances, 0))
     return gaussian_head(_drawn_together(scatters, pooled, moments, numbers.degrees * dim), moments)
@@ -196,7 +196,7 @@ def qda(
 
 def _naive_head(prior: Scalar, system: None, moments: Moments, squares: jax.Array) -> GaussianHead:
     pooled = squares.sum(0) / jnp.maximum(moments.spread_degrees, 1)
-    # A feature that never varies would decide everything.
+    # Without a floor, a feature that never varies would dominate the scores.
     floor = _least_variance(moments, pooled)
     pooled = jnp.maximum(pooled, floor)
     drawn = jnp.maximum(_drawn_together(squares, pooled, moments, prior), floor[None, :])

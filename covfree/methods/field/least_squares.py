@@ -17,16 +17,16 @@ from covfree.heads.columns import head_for_present
 from covfree.methods.rounds import Bound, bound
 from covfree.statistics.groups import as_examples
 
-# (params, state, features, classes one-hot, which are no padding) to sums over these examples.
+# ``(params, sent, features, targets, kept) -> sums``, see `over_examples`.
 Terms: TypeAlias = Callable[[Any, Any, jax.Array, jax.Array, jax.Array], Any]
 
 
 def over_examples(terms: Terms) -> Bound:
-    """Make a round's client that sums over examples, part by part: what is made of a part is as large as it.
+    """Make a round's client that sums over examples part by part, to hold one part's terms at a time.
 
     Args:
-        terms: ``(params, sent, features, targets, kept) -> pytree`` of sums over some examples, with one-hot
-            targets; where ``kept`` is false these are 0, and the sums must not see the example. Half
+        terms: ``(params, sent, features, targets, kept) -> pytree`` of sums over some examples. Targets are
+            one-hot. Where ``kept`` is false they are 0, and the sums must leave out the example. Half
             precisions are summed in float32.
     """
     return bound(_over_examples, terms=terms)
@@ -49,7 +49,7 @@ def _over_examples(params: Any, sent: Any, rows: Rows, num_classes: int, *, term
 
 
 class Normal(NamedTuple):
-    """The sums of least squares; they add up over examples.
+    """The sums that least squares needs; they add up over examples.
 
     Attributes:
         gram: ΦᵀΦ.
@@ -67,12 +67,12 @@ def normal_terms(
     targets: Float[Array, "examples classes"],
     kept: Bool[Array, " examples"],
 ) -> Normal:
-    """The sums of least squares of some examples."""
+    """Compute the sums of least squares over some examples."""
     mapped = jnp.where(kept[:, None], mapped, 0)
     return Normal(symmetric_product(mapped), product(mapped.T, targets), targets.sum(0, dtype=jnp.int32))
 
 
 def least_squares(normal: Normal, ridge: Scalar) -> LinearHead:
-    """The head W = (ΦᵀΦ + λI)⁻¹ ΦᵀY, its columns as they are."""
+    """Solve for the head W = (ΦᵀΦ + λI)⁻¹ ΦᵀY, without normalising its columns."""
     weight = solve(factorise(Scatter.from_matrix(normal.gram).shifted(ridge)), normal.cross)
     return head_for_present(weight, jnp.zeros_like(weight[0]), normal.counts > 0)

@@ -136,10 +136,10 @@ def downdate(
         labels: their classes; padding as in `update`.
 
     Returns:
-        The state without the examples. If they cannot be removed, the state as it was, with ``margin`` 0. So
-        it is if a class has more examples than the state holds, or if a part of I − P Pᵀ is negative or
-        rounding: the examples were not in the state, or λ is too small against them to tell. The state never
-        holds NaN.
+        The state without the examples. If they cannot be removed, the state as it was, with ``margin`` 0.
+        This happens if a class has more examples than the state holds, or if a part of I − P Pᵀ is negative
+        or rounding: the examples were not in the state, or λ is too small against them to tell. The state
+        never holds NaN.
 
     Raises:
         ValueError: if shapes do not fit.
@@ -165,7 +165,7 @@ def downdate(
     left = state.count - count
     forgotten = RecursiveRidge(
         root=product(lower.T, state.root),
-        # What a class without examples sums up to is rounding.
+        # The sum that is left of a class without examples is rounding.
         total=jnp.where(left[:, None] > 0, state.total - total, 0),
         count=left,
         margin=jnp.minimum(state.margin, smallest),
@@ -201,7 +201,7 @@ def head(state: RecursiveRidge) -> LinearHead:
 def _sums(
     state: RecursiveRidge, features: AnyArray, labels: AnyArray
 ) -> tuple[Float[Array, "examples dim"], Float[Array, "classes dim"], Integer[Array, " classes"]]:
-    """Features (0 where padding), class sums and counts, in the state's data type."""
+    """Return the features (0 for padding), class sums and counts, in the state's data type."""
     features, labels = as_examples(features, labels=labels)
     num_classes, dim = state.total.shape
     if features.shape[1] != dim:

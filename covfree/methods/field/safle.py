@@ -22,7 +22,7 @@ from covfree.statistics.buckets import BucketFeatures, bucket_features, gaussian
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Numbers:
-    """What may be swept, and sizes."""
+    """Numbers that may be swept, and static sizes."""
 
     ridge: Scalar
     seed: Scalar
@@ -31,7 +31,7 @@ class _Numbers:
 
 
 class _Mean(NamedTuple):
-    """What the centre c is made of.
+    """The sums that give the centre c.
 
     Attributes:
         number: n.
@@ -43,7 +43,7 @@ class _Mean(NamedTuple):
 
 
 class _Scale(NamedTuple):
-    """What thresholds are made of.
+    """The sums that give the thresholds.
 
     Attributes:
         number: n.
@@ -103,7 +103,7 @@ _ROUNDS = (
 
 
 def _flops(numbers: _Numbers, num_examples: int, dim: int, num_classes: int) -> int:
-    """Sums, and the Gram matrix as for any features, though those of one-hot tables are mostly 0."""
+    """Count the Gram matrix as if dense, though one-hot tables are mostly 0."""
     bits = dim * numbers.num_buckets
     mapped = -(-bits // numbers.group_size) * 2**numbers.group_size
     return num_examples * (5 * dim + bits + 2 * mapped * (mapped + num_classes))
@@ -131,7 +131,7 @@ def safle(
         seed: of the permutation that makes the groups; the same for all parties.
 
     Returns:
-        The method. Its clients send sums in each round, and no message that would do for all of them.
+        The method. Its clients send sums in each round; no single message replaces all rounds.
 
     Raises:
         TypeError: if a size is no integer.

@@ -21,7 +21,7 @@ from covfree.methods.summaries import keep_examples, send_mixtures
 
 
 class _Numbers(NamedTuple):
-    """What may be swept: the seed of the virtual features, and the weight of the penalty."""
+    """Numbers that may be swept: the seed of the virtual features, and the weight of the penalty."""
 
     seed: Scalar
     l2: Scalar
@@ -35,7 +35,7 @@ def _trained(numbers: _Numbers, rows: Rows, num_classes: int, num_samples: int) 
 def _classes_head(
     numbers: _Numbers, system: None, moments: Moments, scatters: jax.Array, *, num_samples: int
 ) -> LinearHead:
-    """Trained on virtual features of every class's Gaussian."""
+    """Train a head on virtual features of every class's Gaussian."""
     num_classes = moments.count.shape[0]
     degrees = jnp.maximum(moments.count - 1, 1).astype(scatters.dtype)
     label = jnp.arange(num_classes, dtype=jnp.int32)
@@ -75,14 +75,14 @@ def ccvr(num_samples: int = 10_000, *, l2: Scalar = 1e-3, seed: Scalar = 0) -> M
 
 
 def keep_phase(numbers: Any, totals: tuple[Moments], rows: Rows, num_classes: int) -> Table:
-    """The rows themselves."""
+    """Keep the rows."""
     return Table(rows, jnp.asarray(rows.count) > 0)
 
 
 def _mixtures_head(
     numbers: _Numbers, system: None, moments: Moments, rows: Rows, *, num_samples: int
 ) -> LinearHead:
-    """Trained on virtual features of every client's mixtures."""
+    """Train a head on virtual features of every client's mixtures."""
     return _trained(numbers, rows, moments.count.shape[0], num_samples)
 
 

@@ -57,7 +57,7 @@ def stsa_e(
     Source: Guan, Zhu, Zhou, Liu, Wang, Luo and Gu (2025), arXiv 2506.01327, STSA-E. The paper's stages, which
     bring new classes, are those of `covfree.collect` over several rounds.
     """
-    # The head that is given comes behind the map.
+    # `Any`, as the feature map turns the linear head into a `MappedHead`.
     method: Any = Method(
         check_strength("ridge", ridge),
         "stsa-e",

@@ -1,4 +1,4 @@
-"""A FedCOF head made exact over a few rounds: which system it solves, and what is asked of clients."""
+"""A FedCOF head made exact over a few rounds: the system it solves, and what clients are asked for."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Progress(NamedTuple):
 
     Attributes:
         moments: counts and sums of each class.
-        search: of the weights.
-        rows: clients' class means, which show the scatter between them; None where only sums were sent.
+        search: the search for the weights.
+        rows: clients' class means, which show the scatter between them; None if clients sent only sums.
     """
 
     moments: Moments
@@ -44,12 +44,12 @@ class Progress(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a client uploads in a round of products: sums.
+    """The sums that a client uploads in a round of products.
 
     Attributes:
-        product: of its scatter with the directions.
-        trace: of its scatter.
-        degrees: of freedom behind the scatter.
+        product: the client's scatter times the directions.
+        trace: trace of the scatter.
+        degrees: degrees of freedom behind the scatter.
     """
 
     product: Float[Array, "dim asked"]
@@ -60,7 +60,7 @@ class Answer(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Numbers:
-    """What may be swept: the numbers of the method, and the shrinkage of the exact covariance."""
+    """Numbers that may be swept: the numbers of the method, and the shrinkage of the exact covariance."""
 
     first: Any
     shrinkage: Shrinkage
@@ -72,12 +72,12 @@ def _first(numbers: Numbers) -> Any:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What the refined method knows of the method: how its totals make the system of its head.
+    """The static parts of a refinement: how the method's totals make the system, and how much is asked.
 
     Attributes:
         gram: the parts of a ridge head's Gram matrix; None for LDA.
-        system: the method's.
-        directions: q, asked for in a round at most; None for as many as the head has independent columns.
+        system: the method's ``system``.
+        directions: q, most directions of a round; None for as many as the head has independent columns.
     """
 
     gram: ScatterChoice | None
@@ -85,7 +85,7 @@ class _Plan:
     directions: int | None
 
     def most(self, shape: tuple[int, ...]) -> int:
-        """Directions of a round, until all d are known; of the head's right side, [dim, classes]."""
+        """Most directions of a round; ``shape`` is that of the head's right side, [dim, classes]."""
         dim, num_classes = shape
         # Centred means of C classes span C − 1 dimensions.
         most = max(1, num_classes - (self.gram is None)) if self.directions is None else self.directions
@@ -93,7 +93,7 @@ class _Plan:
 
 
 def _begin(first: Any, state: tuple[Any, ...], total: Any, *, plan: _Plan) -> Progress:
-    """The server of the last round over rows: start from the head of the method's totals."""
+    """Start from the head of the method's totals: the server's part of the last round over rows."""
     totals = (*state, total)
     moments = moments_of(totals[0])
     right = (centred_means(moments) if plan.gram is None else moments.total).T
@@ -101,7 +101,7 @@ def _begin(first: Any, state: tuple[Any, ...], total: Any, *, plan: _Plan) -> Pr
 
 
 def _ask(numbers: Numbers, progress: Progress) -> tuple[jax.Array, jax.Array | None]:
-    """Directions, and class means to centre about; None for the client's own."""
+    """Return the directions, and the class means to centre about; None for the client's own."""
     return progress.search.directions, progress.moments.mean if progress.rows is None else None
 
 
@@ -110,8 +110,8 @@ def _answer(
 ) -> Answer:
     """Answer with products of the scatter of examples.
 
-    Centred on the client's own class means, they cover its within-class scatter, of Σ_c (n_kc − 1) degrees of
-    freedom; centred on the means of all clients, all of its scatter.
+    Centred on the client's own class means, the products cover its within-class scatter, of Σ_c (n_kc − 1)
+    degrees of freedom; centred on the means of all clients, they cover all of its scatter.
     """
     directions, mean = sent
     features, labels = jnp.asarray(rows.mean), jnp.where(jnp.asarray(rows.count) > 0, rows.label, -1)
@@ -125,11 +125,11 @@ def _answer(
 
 
 def _take(numbers: Numbers, progress: Progress, answer: Answer, *, plan: _Plan) -> Progress:
-    """The server of a round of products.
+    """Take the sum of the clients' answers: the server's part of a round of products.
 
-    Sums are scaled up for missing clients, by degrees of freedom: what clients' means do not show of the
-    scatter is taken to be, for each degree, as large as that of the clients that answered. If nobody did, the
-    round changes nothing.
+    If clients are missing, sums are scaled up by degrees of freedom: for each degree, the scatter of missing
+    clients is taken to be as large as that of the clients that answered. If nobody answered, the round
+    changes nothing.
     """
     moments, search, rows = progress
     known = None if rows is None else first_moments(rows, moments.count.shape[0])
@@ -161,13 +161,13 @@ def _images(
     trace: jax.Array,
     gram: ScatterChoice | None,
 ) -> jax.Array:
-    """The exact system times the directions, of the product and the trace of the scatter W."""
+    """Multiply the exact system by the directions, from the product and the trace of the scatter W."""
     degrees = jnp.maximum(moments.within_degrees, 1)
     dim = search.right.shape[0]
     gamma = loading(numbers.shrinkage, trace / degrees / dim, dim, degrees)
     if gram is None:
         return image / degrees + gamma * search.directions
-    # Gram matrix + λI: the parts beside W are known.
+    # The system is Gram matrix + λI, whose parts other than W are known.
     none = Scatter.from_factor(jnp.zeros_like(search.directions[:, :1].T))
     rest = total_gram(none, moments, scatter=gram)
     return image + rest.times(search.directions) + gamma * degrees * search.directions
@@ -176,17 +176,17 @@ def _images(
 def _finish(
     numbers: Numbers, system: None, moments: Moments, search: Search, rows: Rows | None, *, plan: _Plan
 ) -> LinearHead:
-    """The head as it stands."""
+    """Make the head from the present weights."""
     return (lda_head_of if plan.gram is None else ridge_head_of)(search.weight, moments)
 
 
 def _keep(progress: Progress, rows: Rows) -> Progress:
-    """Keep clients' class means."""
+    """Keep the clients' class means for the rounds of products."""
     return progress._replace(rows=rows)
 
 
 def _report(numbers: Numbers, progress: Progress) -> dict[str, Any]:
-    """The predicted error, once there were products."""
+    """Report the predicted error once there were products."""
     return {"error": progress.search.error} if progress.search.span.shape[1] else {}
 
 
@@ -210,7 +210,7 @@ def refined(
     the estimate as a preconditioner, the server comes nearer in each round to the head of the exact
     covariance: that of `fedcof_oracle`, or of Fed3R, which take d² numbers from each client.
 
-    Derivatives take the directions as given: they are whole where all d are known.
+    Derivatives treat the directions as constants; they are complete once all d directions are known.
 
     Args:
         method: `fedcof`, with an LDA or a ridge head and one mean for each class of a client, or one of its
@@ -229,7 +229,7 @@ def refined(
         method, and ``params.shrinkage``.
 
     Raises:
-        TypeError: if ``method`` is none.
+        TypeError: if ``method`` is no method.
         ValueError: if the method has no such head or sends other than class means, or a number is out of
             range.
 

@@ -1,4 +1,4 @@
-"""Solve A W = M where A is known by its products alone, in a few rounds of many directions each.
+"""Solve A W = M, with A known only by its products, in a few rounds of many directions each.
 
 Block conjugate gradients, and a block BFGS step from an approximate inverse: see ``docs/refinement.md``.
 """
@@ -25,11 +25,11 @@ class Search(NamedTuple):
         right: M.
         span: V, orthonormal directions whose products with A are known.
         images: A V.
-        directions: Q, orthonormal and orthogonal to V: of these the products are asked for next.
-        step: Z, what the directions were made of, by ``Z = Π P residual``.
-        residual: of the columns that the step was made for.
-        weight: W as it stands.
-        error: of W before its last step, the predicted error: ‖W − A⁻¹M‖ over ‖A⁻¹M‖ in the norm of A.
+        directions: Q, orthonormal and orthogonal to V; their products with A are asked for next.
+        step: Z = Π P residual, from which the directions were made.
+        residual: R′, the residual for which the step was made.
+        weight: the present W.
+        error: the predicted error of W before its last step: ‖W − A⁻¹M‖ over ‖A⁻¹M‖ in the norm of A.
     """
 
     inverse: Factorisation
@@ -47,12 +47,12 @@ def begin(inverse: Factorisation, right: Float[Array, "dim columns"], most: int)
     """Start from W = P M.
 
     Args:
-        inverse: of the approximation to A.
+        inverse: the factorised approximation to A.
         right: M.
-        most: directions of a round, at most.
+        most: most directions of a round.
     """
     nothing = right[:, :0]
-    # NaN where Cholesky broke down, which a run would take for a state that is not finite.
+    # The pivot is NaN if Cholesky broke down, and a run would reject the state as not finite.
     inverse = inverse._replace(smallest_pivot=jnp.zeros_like(inverse.smallest_pivot))
     weight = solve(inverse, right)
     asked = _next(nothing, weight, right, most)
@@ -69,9 +69,9 @@ def advance(search: Search, images: Float[Array, "dim asked"], most: int) -> Sea
     3. The leading directions of H are asked for next.
 
     Args:
-        search: so far.
+        search: the search so far.
         images: A times ``search.directions``.
-        most: directions of a round, at most.
+        most: most directions of a round.
     """
     inverse, right = search.inverse, search.right
     span = jnp.concatenate([search.span, search.directions], axis=1)
@@ -86,18 +86,18 @@ def advance(search: Search, images: Float[Array, "dim asked"], most: int) -> Sea
     energy = jnp.sum(weight * right)
     left = jnp.maximum(length * jnp.sum(ahead * residual), 0)
     error = jnp.sqrt(left / jnp.maximum(energy + left, jnp.finfo(right.dtype).tiny))
-    # What is left may be rounding.
+    # A residual this small is rounding.
     eps = jnp.finfo(right.dtype).eps
     settled = jnp.sum(jnp.square(residual)) <= 1e4 * eps**2 * jnp.sum(jnp.square(right))
     weight = weight + jnp.where(error > jnp.sqrt(eps), length, 0) * ahead
-    # Without a length nothing is known of what is left.
+    # Without a step length the error is not known.
     error = jnp.where(settled, 0, jnp.where(length > 0, error, 1))
     asked = _next(span, ahead, residual, most)
     return Search(inverse, right, span, images, *asked, weight, error)
 
 
 def _length(search: Search, span: jax.Array, images: jax.Array) -> jax.Array:
-    """The step length that would have been best for the last step."""
+    """Compute the length that would have been best for the last step."""
     step, residual = search.step, search.residual
     along, curvature = jnp.sum(step * residual), jnp.sum(step * product(images, product(span.T, step)))
     known = (along > 0) & (curvature > 0)
@@ -107,7 +107,7 @@ def _length(search: Search, span: jax.Array, images: jax.Array) -> jax.Array:
 def _next(
     span: jax.Array, step: jax.Array, residual: jax.Array, most: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Directions of a round: the leading ones of a step, orthonormal, and orthogonal to the span."""
+    """Choose the directions of a round: the leading ones of a step, orthonormalised outside the span."""
     most = min(most, step.shape[1], step.shape[0] - span.shape[1])
     turn = jax.lax.stop_gradient(eigh(product(step.T, step))[1])[:, ::-1][:, :most]
     step, residual = product(step, turn), product(residual, turn)
@@ -115,9 +115,9 @@ def _next(
 
 
 def _outside(span: jax.Array, step: jax.Array, residual: jax.Array) -> jax.Array:
-    """Orthonormal directions of a step, orthogonal to the span; where it has none left, of the residual's.
+    """Orthonormalise a step's columns outside the span; where none is left, take the residual's.
 
-    Where that has none either any others serve: once the span is everything, the solution is exact.
+    Where the residual has none either, any others serve: once the span is everything, the solution is exact.
     """
 
     def beyond(columns: jax.Array) -> jax.Array:
@@ -129,12 +129,12 @@ def _outside(span: jax.Array, step: jax.Array, residual: jax.Array) -> jax.Array
 
     any_others = np.random.default_rng(0).normal(size=step.shape)
     directions = jnp.asarray(any_others, step.dtype)
-    # Of a unit column so much is rounding.
+    # A unit column's rest outside the span is rounding below this size.
     rounding = jnp.sqrt(jnp.finfo(step.dtype).eps)
     for columns in (residual, step):
         found, size = unit(beyond(unit(columns)[0]))
         directions = jnp.where(size > rounding, found, directions)
-    # The first time leaves rounding of the span, the second none; the third is for columns that were alike.
+    # The first pass leaves rounding inside the span, the second none; the third serves near-equal columns.
     for _ in range(3):
         directions = orthonormal(beyond(directions))
     return directions

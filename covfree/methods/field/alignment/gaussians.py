@@ -1,4 +1,4 @@
-"""Clients' features as Gaussians in a subspace, and the barycentre of these."""
+"""Clients' features as Gaussians in a subspace, and their barycentre."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from covfree.core.types import AnyArray, Rows, is_traced
 from covfree.estimators import estimate_covariance, first_moments, ledoit_wolf
 from covfree.estimators.scatter import centred_rows
 
-# Most steps to the barycentre. To 4e-11 it took 13 to 41, for eigenvalues from 1 to 100 or 10,000.
+# Most steps to the barycentre. It took 13 to 41 to reach 4e-11, for eigenvalues from 1 to 100 or 10,000.
 _STEPS = 100
 # How far QᵀQ of a basis in half precision may be from I.
 _ORTHONORMAL = 0.02
@@ -27,12 +27,12 @@ _ORTHONORMAL = 0.02
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Gaussian:
-    """A client's features in the subspace, as far as second moments tell; or with an axis for clients.
+    """Mean and covariance of a client's features in the subspace; or of several, with an axis for clients.
 
     Attributes:
         mean: m.
         covariance: Σ.
-        count: examples behind it.
+        count: number of examples.
     """
 
     mean: Float[Array, "*clients rank"]
@@ -89,7 +89,7 @@ def client_gaussian(
     """
     inside = product(jnp.asarray(features), jnp.asarray(basis))
     count = jnp.ones(len(features), jnp.int32)
-    # The rule has fourth powers.
+    # Scale first: the Ledoit-Wolf rule has fourth powers.
     unit = power_of_two(inside - inside[:1])
     covariance = estimate_covariance(inside / unit, count, shrinkage=ledoit_wolf())
     return Gaussian((inside / unit).mean(0) * unit, covariance * unit * unit, count.sum())
@@ -121,7 +121,7 @@ def barycentre(gaussians: Gaussian) -> Gaussian:
 @jax.jit
 def _barycentre(gaussians: Gaussian) -> Gaussian:
     count = jnp.asarray(gaussians.count)
-    # Clients without examples weigh nothing, whatever their moments; these are no numbers.
+    # The moments of a client without examples may be NaN, which a weight of 0 would not remove.
     mean, covariance = (
         jnp.where((count > 0).reshape(-1, *(1,) * (x.ndim - 1)), x, 0)
         for x in (jnp.asarray(gaussians.mean), jnp.asarray(gaussians.covariance))
@@ -170,7 +170,7 @@ def check_basis(features: AnyArray, basis: AnyArray) -> None:
 
 
 def roots(matrix: Float[Array, "rank rank"]) -> tuple[Float[Array, "rank rank"], Float[Array, "rank rank"]]:
-    """A^½ and A^−½, of a positive semi-definite matrix; 0 in directions that are rounding."""
+    """Compute A^½ and A^−½ of a positive semi-definite matrix; 0 in directions that are rounding."""
     values, vectors = eigh(matrix)
     kept = values > rank_cut(values)
     root = jnp.sqrt(jnp.where(kept, values, 1))
@@ -180,18 +180,18 @@ def roots(matrix: Float[Array, "rank rank"]) -> tuple[Float[Array, "rank rank"],
 
 
 def scaled(covariance: Float[Array, "*clients rank rank"]) -> tuple[Float[Array, ""], jax.Array]:
-    """A power of two u, and Σ/u² with a largest entry near 1: products of Σ then stay in the data type."""
+    """Return a power of two u, and Σ/u² with a largest entry near 1, so that products do not overflow."""
     unit = power_of_two(jnp.sqrt(jnp.abs(covariance)))
     return unit, covariance / unit / unit
 
 
 def power_of_two(values: jax.Array) -> Float[Array, ""]:
-    """The power of two nearest to the largest of these numbers: dividing by it rounds nothing."""
+    """Return the power of two nearest to the largest magnitude: dividing by it rounds nothing."""
     largest = magnitude(values)
     return jnp.ldexp(jnp.ones((), largest.dtype), jnp.round(jnp.log2(largest)).astype(jnp.int32))
 
 
 def between(outer: jax.Array, inner: jax.Array) -> jax.Array:
-    """B A B, symmetric but for rounding, of which LAPACK looks at one half."""
+    """Compute B A B and remove its asymmetry from rounding, as LAPACK reads only one half."""
     whole = product(product(outer, inner), outer)
     return (whole + whole.T) / 2

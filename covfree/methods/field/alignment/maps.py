@@ -28,18 +28,18 @@ from covfree.methods.field.alignment.gaussians import (
 )
 
 
-# Hashed by identity, as `jax.jit(map)` needs it of a function.
+# Hashed by identity, as `jax.jit(map)` needs a hashable function.
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class AffineMap:
     """A client's map: x + strength · Q (T(Qᵀx) − Qᵀx) with T(z) = target + matrix (z − mean).
 
-    It changes features in the subspace alone.
+    It changes features only in the subspace.
 
     Attributes:
         basis: Q, with orthonormal columns.
-        mean: of the client; of several, as `Alignment` has them, with an axis for these.
-        matrix: symmetric, of as many clients.
+        mean: the client's mean; in an `Alignment`, with an axis for clients.
+        matrix: symmetric; in an `Alignment`, with an axis for clients.
         target: mean of the barycentre.
         strength: 1 for all of the way to the barycentre, 0 for none.
     """
@@ -51,19 +51,19 @@ class AffineMap:
     strength: Float[Array, ""]
 
     def __call__(self, features: Float[AnyArray, "examples dim"]) -> Float[Array, "examples dim"]:
-        """The features, moved."""
+        """Move the features."""
         features = jnp.asarray(features)
         inside = product(features, self.basis)
         return features + self.strength * product(self.inside(inside) - inside, self.basis.T)
 
     def inside(self, features: Float[Array, "examples rank"]) -> Float[Array, "examples rank"]:
-        """T(z), of features in the subspace."""
+        """Apply T to features in the subspace."""
         return self.target[None, :] + product(features - self.mean[None, :], self.matrix)
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """The maps of all clients, as `align` makes them; call it on features and the clients whose they are.
+    """The maps of all clients, as `align` makes them; call it on features and the client of each.
 
     Attributes:
         client: the clients' numbers, in order.
@@ -78,7 +78,7 @@ class Alignment:
     def __call__(
         self, features: Float[AnyArray, "examples dim"], clients: Integer[AnyArray, " examples"]
     ) -> Float[Array, "examples dim"]:
-        """Move features by the map of the client that each is of; those of no client (below 0) stay.
+        """Move each feature vector by the map of its client; vectors without a client (below 0) stay.
 
         Raises:
             ValueError: if shapes do not fit, or a client has no map.
@@ -165,7 +165,7 @@ def align(
     clients)``, before any method. Before the method's bytes, each client sends a
     mean and a covariance (r + r² numbers) and receives as many, and the subspace (d·r).
 
-    What is aligned are clients as a whole, without labels. That helps if clients' features differ because of
+    Clients are aligned as a whole, without labels. That helps if clients' features differ because of
     where they are from, and harms if they differ because the clients' classes do: then it removes what tells
     classes apart. Costs n·r² for n examples, and r³ for each client.
 
@@ -210,7 +210,7 @@ def _maps(
 ) -> tuple[AffineMap, Gaussian]:
     inside = product(features, basis)
     kept = (place >= 0)[:, None]
-    # Fourth powers, and products of covariances, stay in the data type.
+    # Scale, so that fourth powers and products of covariances do not overflow.
     unit = power_of_two(jnp.where(kept, inside - inside[jnp.argmax(place >= 0)][None, :], 0))
     rows = Rows.from_examples(jnp.where(kept, inside, 0) / unit, place)
     moments = first_moments(rows, num_clients)
