@@ -1,7 +1,7 @@
 """Contracts for methods, heads, estimators, transforms and algorithms: covfree's keep them, and yours may.
 
-A check is called in a test and raises an AssertionError that names the law that is broken, what it says and
-the leaf that differs. There is one file for each check, with a table of its laws.
+Call a check in a test: it raises an AssertionError with the name of the broken law, what the law says and the
+leaf that differs. Each check has its own file, with a table of its laws.
 """
 
 from covfree.testing.algorithm import check_algorithm as check_algorithm

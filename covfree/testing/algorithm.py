@@ -1,4 +1,4 @@
-"""Laws that a federated algorithm keeps, so that whoever runs it may choose how."""
+"""Laws that a federated algorithm keeps, so that its caller may choose how to run it."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class _Subject:
     features: Any
     labels: Any
     reference: Reference | None
-    traced: list[int] = field(default_factory=list)  # a number for each time that a client was traced
+    traced: list[int] = field(default_factory=list)  # one entry for each trace of a client
 
     @cached_property
     def clients(self) -> np.ndarray:
-        """The client of each example; one of them has none."""
+        """The client of each example; one client has no example."""
         return np.repeat(np.arange(len(_SIZES)), _SIZES)
 
     def run(self, **options: Any) -> Any:
-        """All rounds with all clients."""
+        """Run all rounds with all clients; three rounds if the algorithm takes any number."""
         rounds = self.algorithm.rounds or 3
         key = jax.random.key(0)
         return run(
@@ -51,26 +51,26 @@ class _Subject:
 
     @cached_property
     def done(self) -> Any:
-        """The plain run."""
+        """The run with default options."""
         return self.run()
 
     @cached_property
     def start(self) -> tuple[Any, Any]:
-        """The server's first state, and what a client remembers."""
+        """The server's first state, and a client's first memory."""
         return cohort.start(self.algorithm, jax.random.key(1), num_clients=len(_SIZES))
 
     def result(self, state: Any) -> Any:
-        """What comes out of a state, where clients remember what they did at first."""
+        """Return the result of a state, if all clients have their first memory."""
         memory = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(_SIZES), *x.shape)), self.start[1])
         return self.algorithm.result(self.algorithm.params, state, memory)
 
     def scores(self, result: Any) -> np.ndarray | None:
-        """Of all examples, if the result is a classifier, or one for each client."""
+        """Scores of all examples by the result, or by that of client ``_FEW``; None without a classifier."""
         model = result.of(_FEW) if hasattr(result, "of") else result
         return np.asarray(model(jnp.asarray(self.features))) if callable(model) else None
 
     def answer(self, data: ClientData, algorithm: Any = None) -> tuple[Any, Any]:
-        """A client's upload, and what it remembers, in the first round."""
+        """Return a client's upload and its memory after the first round."""
         algorithm = self.algorithm if algorithm is None else algorithm
         state, memory = self.start
         sent = cohort.broadcast(algorithm, state)
@@ -86,11 +86,11 @@ class _Subject:
         return jax.jit(client)
 
     def serve(self, total: Any) -> Any:
-        """The server's state after the first round."""
+        """Return the server's state after the first round."""
         return self.algorithm.server(self.algorithm.params, self.start[0], total)
 
     def data(self, client: int, padding: int = 0) -> ClientData:
-        """The examples of a client, padded."""
+        """Return the examples of a client, padded."""
         index = np.flatnonzero(self.clients == client)
         size = max(_SIZES) + padding
         index = np.append(index, np.full(size - len(index), -1)).astype(np.int32)
@@ -136,7 +136,7 @@ def cutting(subject: _Subject) -> None:
     """A cohort that is cut into clients, into several at once or over devices gives the same state."""
     place = Placement(width=4)
     if len(devices := jax.devices()) > 1:
-        # In one run, as each is compiled anew; two at once on each of two devices are four.
+        # Check both in one run, as each run is compiled: two clients at once on each of two devices.
         place = Placement(width=2, mesh=jax.sharding.Mesh(np.array(devices[:2]), ("clients",)))
     assert_close(subject.run(place=place).state, subject.done.state, SINGLE, "four clients at once")
 
@@ -221,22 +221,22 @@ def check_algorithm(
     reference: Reference | None = None,
     exclude: Mapping[str, str] | None = None,
 ) -> None:
-    """Hold a federated algorithm to the laws that let anybody run it in any way.
+    """Hold a federated algorithm to the laws that let its caller run it in any way.
 
     The laws: ``pytree``, ``pure``, ``empty``, ``padding``, ``cutting``, ``absence``, ``trace``, ``learns``,
-    ``copies``, ``reference``. ``learns`` is of results that classify, ``copies`` of those that do so before
+    ``copies``, ``reference``. ``learns`` checks only classifiers, ``copies`` only those that classify before
     the first round. No law tells whether a client that draws at random uses its key: one that always draws
     from ``jax.random.key(0)`` looks like one that draws what all clients share, such as random features.
 
     Args:
         algorithm: e.g. ``covfree.finetune.fedavg(…)``.
         features: 30 examples that it can work on, of any rank; by default vectors of 5 numbers.
-        labels: their classes; by default of three, which lie apart.
+        labels: the examples' classes; by default three classes that lie apart.
         reference: the formula in float64 NumPy: takes features, labels and clients, and gives the result
-            after all rounds, three if the algorithm does not say; of a classifier a function from features
-            to scores.
-        exclude: laws that are none for this algorithm, each with the reason: e.g. ``learns`` where another
-            loss than cross-entropy is made small.
+            after all rounds (three if the algorithm takes any number); for a classifier it gives a function
+            from features to scores.
+        exclude: laws that do not apply to this algorithm, each with the reason: e.g. ``learns`` if it
+            minimises another loss than cross-entropy.
 
     Raises:
         AssertionError: if a law is broken: its name, what it says, and the numbers.

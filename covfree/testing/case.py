@@ -1,4 +1,4 @@
-"""What is under check, with the examples it is given and the ways in which it is run; laws that all keep."""
+"""A case under check, with its examples and the ways in which it is run; laws that several checks share."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from covfree.testing.laws import (
     law,
 )
 
-# Examples that one call of the compiled function takes.
+# The number of examples that one call of the compiled function takes.
 BATCH = 4
-# How many are drawn for a law.
+# The number of examples that are drawn for a law.
 _DRAWN = 3
 
 
 def same(seen: Any) -> Any:
-    """What is expected where nothing changes."""
+    """The identity, for a change that must have no effect."""
     return seen
 
 
 class Found(NamedTuple):
-    """What one example gives.
+    """The outcome of one example.
 
     Attributes:
-        seen: what is compared: scores, a matrix, rows.
-        value: a smooth function of it.
-        slopes: its derivatives, by what moves; None if there are none.
+        seen: the arrays that are compared: scores, a matrix, rows.
+        value: a smooth function of ``seen``.
+        slopes: the derivatives of ``value`` by the numbers that move; None if none are taken.
     """
 
     seen: Any
@@ -53,25 +53,25 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """Something under check. What it is given is a pytree in float64 NumPy, of one shape for all examples.
+    """A case under check. Its input, ``given``, is a pytree in float64 NumPy, of one shape for all examples.
 
     Attributes:
         shared: a pytree that all examples share, such as a method; None if there is none.
-        make: ``(shared, given) -> head, matrix or rows``.
-        see: ``(made, given) -> arrays`` that are compared.
+        make: ``(shared, given) -> made``: a head, a matrix or rows.
+        see: ``(made, given) -> seen``: the arrays that are compared.
         draw: ``(seed, absent class) -> given``.
-        moving: numbers of what is given by which derivatives are taken.
+        moving: ``given -> numbers``: a dict of the arrays by which derivatives are taken.
         put: ``(given, numbers) -> given`` with these numbers.
-        way: a direction in which each of them is moved; 0 where it is padding.
+        way: ``given -> direction`` in which each of the numbers is moved; 0 for padding.
         clean: ``given -> given`` without padding.
         junk: ``given -> given`` with 1e30 in padding.
-        formula: ``given -> what must be seen``, None where there is none.
-        to: what is compared of what is seen, where a formula is.
-        tolerance: how far results of one computation may differ in float64.
-        single: how far if one of them is in float32.
+        formula: ``given -> seen`` by the reference formula; None if there is none.
+        to: a function of ``seen`` that is applied before it is compared with the formula.
+        tolerance: the relative error allowed between results in float64.
+        single: the relative error allowed if one of the results is in float32.
         exact: whether to compile in float64.
         differentiable: whether to take derivatives.
-        about: what the laws of one check need besides.
+        about: whatever else the laws of one check need.
     """
 
     shared: Any
@@ -90,20 +90,20 @@ class Case:
     exact: bool = True
     differentiable: bool = True
     about: Any = None
-    traced: list[int] = field(default_factory=list)  # a number for each time that it was traced
+    traced: list[int] = field(default_factory=list)  # one entry for each trace
 
     @cached_property
     def example(self) -> Any:
-        """One, for what is compiled for its shape alone."""
+        """One example; all others have its shape."""
         return self.draw()
 
     @property
     def drawn(self) -> Iterator[Any]:
-        """A few, every time the same."""
+        """Draw a few examples, the same ones every time."""
         return (self.draw(seed=seed, absent=(5 * seed) % 6) for seed in range(1, 1 + _DRAWN))
 
     def direct(self, given: Any) -> Any:
-        """What is made by a call outside of ``jit``, in float32."""
+        """Call ``make`` outside of ``jit``, in float32."""
         return self.make(self.shared, single(given))
 
     @cached_property
@@ -113,17 +113,17 @@ class Case:
 
     @cached_property
     def made(self) -> Any:
-        """Of the example without padding."""
+        """The result of ``make`` for the example without padding."""
         return self.direct(self.plain)
 
     def seen(self, given: Any) -> Any:
-        """What a call outside of ``jit`` shows, in float32."""
+        """Return the arrays to compare of a call outside of ``jit``, in float32."""
         made = self.made if given is self.plain else self.direct(given)
         return jax.tree.map(np.asarray, self.see(made, single(given)))
 
     @cached_property
     def _run(self) -> tuple[Any, dict[str, Any]]:
-        # Leaves alone go through `vmap`: records of stacked arrays would not be what their types say.
+        # Pass only leaves through `vmap`: stacked arrays in records would contradict the records' types.
         structures: dict[str, Any] = {}
 
         def of_one(shared: Any, leaves: list[Any]) -> list[Any]:
@@ -150,7 +150,7 @@ class Case:
         return jax.jit(of_all), structures
 
     def compiled(self, *given: Any, shared: Any = None) -> list[Found]:
-        """What each gives in one call of ``jit`` of ``vmap``; in float64, unless the case is not exact."""
+        """Run the examples in one call of ``jit`` of ``vmap``, in float64 if the case is ``exact``."""
         run, structures = self._run
         structures["given"] = jax.tree.structure(given[0])
         padded = [*given, *[given[-1]] * (BATCH - len(given))]
@@ -163,7 +163,7 @@ class Case:
 
 
 def single(given: Any) -> Any:
-    """The same in float32."""
+    """Convert float64 arrays to float32."""
     return jax.tree.map(lambda x: x.astype(np.float32) if np.result_type(x) == np.float64 else x, given)
 
 
@@ -175,14 +175,14 @@ def relation(
     *,
     to: Any = same,
 ) -> Law:
-    """A law of what is seen where what is given changes.
+    """Make a law that says how a change of the input changes the outcome.
 
     Args:
-        name: of the law.
-        says: what must hold.
-        change: of what is given.
-        expected: what that makes of what was seen before.
-        to: what of it is compared.
+        name: the law's name.
+        says: the statement that must hold.
+        change: ``given -> given``, the change of the input.
+        expected: ``seen -> seen``, the expected change of the outcome.
+        to: a function of both outcomes that is applied before they are compared.
     """
 
     def check(case: Case) -> None:
@@ -207,7 +207,7 @@ def jit(case: Case) -> None:
     try:
         assert_close(case.seen(case.plain), found.seen, case.single, "called directly, and compiled")
     except AssertionError:
-        # Directly without padding, compiled with some: whether that differs is another law.
+        # The direct call had no padding, the compiled one had some; the law `padding` checks that difference.
         assert_close(case.seen(case.example), found.seen, case.single, "called directly, and compiled")
 
 
@@ -253,7 +253,7 @@ def gradients(case: Case) -> None:
 
 
 def assert_copied(tree: Any, what: str) -> None:
-    """Raise unless a pytree has finite numbers alone, and a copy of it its structure."""
+    """Raise unless all leaves of a pytree are finite numbers and its copies have the same structure."""
     assert_numbers(tree, what)
     leaves, structure = jax.tree.flatten(tree)
     assert isinstance(hash(structure), int)

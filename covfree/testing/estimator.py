@@ -1,4 +1,4 @@
-"""Laws that an estimator of a covariance or a scatter keeps."""
+"""Laws that an estimator of a covariance or of a scatter matrix keeps."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from covfree.testing.case import Case, gradients, jit, padding, pure, reference,
 from covfree.testing.federations import CLASSES, paired, table
 from covfree.testing.laws import Law, assert_close, assert_numbers, double, hold, turn
 
-# (means, counts, labels, num_classes) of the rows that are no padding, to the estimate, in float64 NumPy.
+# From (means, counts, labels, num_classes) of the rows without padding to the estimate, in float64 NumPy.
 Reference: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray, int], Any]
-# What the estimate is on average: of the covariance that all classes share, and of the rows.
+# The expected estimate: a name, or a function of the covariance that all classes share and of the rows.
 Expectation: TypeAlias = Literal["covariance", "scatter"] | Callable[[np.ndarray, Rows], Any]
 
 
@@ -48,7 +48,7 @@ def _way(rows: Rows) -> dict[str, Any]:
 
 
 def _shape(matrix: Any) -> tuple[np.ndarray, np.ndarray]:
-    """A matrix less its multiple of the identity, in a length of 1, and that length."""
+    """Subtract a matrix's multiple of the identity; return the rest, normalised, and its Frobenius norm."""
     matrix = np.asarray(matrix)
     mean = np.trace(matrix, axis1=-2, axis2=-1)[..., None, None] / matrix.shape[-1]
     rest = matrix - mean * np.eye(matrix.shape[-1])
@@ -127,8 +127,8 @@ def unbiased(case: Case) -> None:
     rng = np.random.default_rng(0)
     root = rng.normal(size=(dim, dim))
     covariance, centres = root @ root.T, 3 * rng.normal(size=(CLASSES, dim))
-    # Quadratic in the means, it has the same average over all distributions with their mean and covariance.
-    # In this one all rows but one are at the centre.
+    # An estimate that is quadratic in the means has the same average over all distributions with the same
+    # mean and covariance. In this one all rows but one are at the centre.
     number = len(rows.label)
     away = np.sqrt(number * dim) * np.einsum("rs,ij->risj", np.eye(number), root.T).reshape(-1, number, dim)
     means = np.concatenate([away, -away]) / np.sqrt(rows.count)[None, :, None]
@@ -142,7 +142,7 @@ def unbiased(case: Case) -> None:
 
         run = jax.jit(average)
         together = np.asarray(run(0 * centres[rows.label], rows.label))
-        # Where all rows are one class to it, their centres are one.
+        # An estimator that ignores labels takes all rows for one class, so they get one centre.
         labels_count = not np.allclose(run(0 * centres[rows.label], 0 * rows.label), together)
         found = np.asarray(run(centres[rows.label], rows.label)) if labels_count else together
     if expected == "covariance":
@@ -207,22 +207,22 @@ def check_estimator(
 
     The laws: ``pytree``, ``pure``, ``jit``, ``trace``, ``order``, ``padding``, ``positive``, ``finite``,
     ``centring``, ``scaling``, ``translation``, ``rotation``, ``doubling``, ``merging``, ``unbiased``,
-    ``reference``, ``gradients``. Only ``unbiased`` and ``reference`` know the estimate's scale, such as
-    1/(K − 1): give what they need, or one of them.
+    ``reference``, ``gradients``. Only ``unbiased`` and ``reference`` check the estimate's scale, such as
+    1/(K − 1): give ``unbiased_for`` or ``reference``, or both.
 
-    A shrinkage rule is held to them as what it makes of an estimate, see docs/your-own.md.
+    To check a shrinkage rule, check the estimate that it returns, see docs/your-own.md.
 
     Args:
         estimate: takes `Rows` and the number of classes, gives a matrix [dim, dim], or one for each class.
         dim: size of the features.
-        unbiased_for: what the estimate is on average if all classes share a covariance Σ and each row is the
-            mean of so many examples: ``"covariance"``, Σ; ``"scatter"``, (N − C) Σ; or a function of Σ and
-            the rows. The average is exact for estimates that are quadratic in the means.
+        unbiased_for: the expected estimate if all classes share a covariance Σ and each row is the mean of
+            its count of examples: ``"covariance"``, Σ; ``"scatter"``, (N − C) Σ; or a function of Σ and the
+            rows. The average is exact for estimates that are quadratic in the means.
         reference: the formula in float64 NumPy: takes means, counts, labels (without padding) and the number
             of classes.
-        exclude: laws that are none for this estimator, each with the reason: e.g. ``scaling`` where a number
-            is in the features' unit, ``translation`` where it is about the origin, ``doubling`` and
-            ``merging`` where it is a sum of parts that grow differently.
+        exclude: laws that do not apply to this estimator, each with the reason: e.g. ``scaling`` if a number
+            is in the features' unit, ``translation`` if the estimate is about the origin, ``doubling`` and
+            ``merging`` if the estimate is a sum of parts that grow differently.
 
     Raises:
         AssertionError: if a law is broken: its name, what it says, and the numbers.

@@ -1,4 +1,4 @@
-"""The federations that the checks are run on, all of one shape: what is compiled, is compiled once."""
+"""The federations on which checks run, all of one shape, so that each function is compiled only once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from covfree.core.types import Rows
 
 EXAMPLES, ROWS, CLASSES, CLIENTS, PADDING = 80, 40, 6, 9, 7
-# Of the rows of each class in `paired`.
+# The counts of the rows of each class in `paired`.
 _COUNTS = (1, 3, 2, 5, 8)
 
 
@@ -22,12 +22,12 @@ class Federation(NamedTuple):
 
     @property
     def kept(self) -> np.ndarray:
-        """Which examples are no padding."""
+        """Which examples are not padding."""
         return (self.labels >= 0) & (self.clients >= 0)
 
     @property
     def clean(self) -> Federation:
-        """Without padding."""
+        """The federation without padding."""
         return Federation(*(column[self.kept] for column in self))
 
     @property
@@ -37,24 +37,24 @@ class Federation(NamedTuple):
 
     @property
     def padded_last(self) -> Federation:
-        """With padding after all others."""
+        """The federation with padding after all other examples."""
         return self.ordered(np.argsort(~self.kept, kind="stable"))
 
     def ordered(self, order: np.ndarray) -> Federation:
-        """The same examples in another order."""
+        """Return the same examples in another order."""
         return Federation(*(column[order] for column in self))
 
 
 def federation(dim: int, seed: int = 0, absent: int = 3, offset: float = 0.0) -> Federation:
-    """Gaussian classes of one covariance, dealt to clients.
+    """Draw examples of Gaussian classes with one covariance, and deal them to clients.
 
-    Nobody holds the class ``absent``, one client alone the next one, and one client has a single example.
+    No client has the class ``absent``, only one client has the next class, and one client has one example.
 
     Args:
         dim: size of a feature.
-        seed: of all that is drawn.
-        absent: a class.
-        offset: how far the features lie from 0, in about their spreads.
+        seed: seed of all draws.
+        absent: the class without examples.
+        offset: the distance of the features from 0 in each dimension, in units of about their spread.
     """
     rng = np.random.default_rng(seed)
     labels = rng.choice([c for c in range(CLASSES) if c != absent], EXAMPLES)
@@ -71,7 +71,7 @@ def federation(dim: int, seed: int = 0, absent: int = 3, offset: float = 0.0) ->
 
 
 def degenerate(dim: int) -> dict[str, Federation]:
-    """Federations in which something is missing, by what is the matter with them."""
+    """Make degenerate federations, by the names of what is special about them."""
     features, labels, clients = federation(dim).padded_last
     features = np.nan_to_num(features)
     place = np.arange(EXAMPLES, dtype=np.int32)
@@ -90,13 +90,13 @@ def degenerate(dim: int) -> dict[str, Federation]:
 
 
 def corners(dim: int) -> np.ndarray:
-    """Centres for classes that lie far apart, at different distances from 0."""
+    """Return class centres that lie far apart, at different distances from 0."""
     axes = np.vstack([np.eye(dim), -np.eye(dim)])
     return 2.0 * (2 + np.arange(CLASSES))[:, None] * axes[np.arange(CLASSES) % len(axes)]
 
 
 def table(dim: int, seed: int = 0, absent: int = 3) -> Rows:
-    """Means of small groups of Gaussian examples as rows; the last ones are padding, with NaN as means."""
+    """Draw rows that are means of a few Gaussian examples; the last ones are padding, with NaN as means."""
     rng = np.random.default_rng(seed)
     label = rng.choice([c for c in range(CLASSES) if c != absent], ROWS).astype(np.int32)
     count = rng.integers(1, 9, ROWS).astype(np.int32)
@@ -109,7 +109,7 @@ def table(dim: int, seed: int = 0, absent: int = 3) -> Rows:
 
 
 def paired(dim: int, seed: int = 0) -> Rows:
-    """Five rows of each class, of the same counts in every class; the first two have one mean and client."""
+    """Draw five rows per class, with the same counts in each; the first two share their mean and client."""
     rng = np.random.default_rng(seed)
     label = np.repeat(np.arange(CLASSES), len(_COUNTS)).astype(np.int32)
     place = np.tile(np.arange(len(_COUNTS)), CLASSES)

@@ -1,4 +1,4 @@
-"""Laws that a head keeps: what makes a classifier of a covariance and the moments of the classes."""
+"""Laws of heads, the functions that make a classifier from a covariance and the moments of the classes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from covfree.testing.case import Case, gradients, jit, pure, reference, relation
 from covfree.testing.federations import CLASSES, corners, federation
 from covfree.testing.laws import SINGLE, Law, assert_close, assert_numbers, assert_same, centred, hold, turn
 
-# (covariance, counts, means) to a function from features to scores, in float64 NumPy.
+# From (covariance, counts, means) to a function from features to scores, in float64 NumPy.
 Reference: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray], Callable[[np.ndarray], Any]]
 
 
 class Given(NamedTuple):
-    """What a head is made of, and where its scores are looked at; in float64 NumPy."""
+    """The inputs of a head, and the features at which its scores are compared, in float64 NumPy."""
 
     covariance: Any
     counts: Any
@@ -30,7 +30,7 @@ class Given(NamedTuple):
 
     @property
     def means(self) -> np.ndarray:
-        """Of the classes; 0 of those without an example."""
+        """The class means; 0 for classes without an example."""
         return self.total / np.maximum(self.counts, 1)[:, None]
 
     @property
@@ -39,17 +39,17 @@ class Given(NamedTuple):
         return self.counts > 0
 
     def times(self, matrix: np.ndarray) -> Given:
-        """Of features that are multiplied by a matrix."""
+        """Return the inputs for features that are multiplied by a matrix."""
         covariance = matrix.T @ self.covariance @ matrix
         return Given(covariance, self.counts, self.total @ matrix, self.probes @ matrix)
 
     def plus(self, away: np.ndarray) -> Given:
-        """Of features that are all moved alike."""
+        """Return the inputs for features that are all moved by the same vector."""
         total = self.total + self.counts[:, None] * away[None, :]
         return self._replace(total=total, probes=self.probes + away[None, :])
 
     def of(self, counts: np.ndarray) -> Given:
-        """Of as many examples of each class, with the same means."""
+        """Return the inputs with these class counts and the same means."""
         return self._replace(counts=counts, total=counts[:, None] * self.means)
 
 
@@ -60,14 +60,14 @@ class _About:
 
     @property
     def odd(self) -> dict[str, Given]:
-        """Cases of classes without an example."""
+        """Inputs in which some or all classes have no example."""
         example, alone = _given(self.dim), np.arange(CLASSES) == 2
         one, none = (example.of(np.where(kept, example.counts, 0)) for kept in (alone, alone & False))
         return {"an absent class": example, "one class": one, "no class": none}
 
 
 def _given(dim: int, seed: int = 0, absent: int = 3) -> Given:
-    """Of a small federation; the class ``absent`` has no example."""
+    """Make the inputs from a small federation in which the class ``absent`` has no example."""
     examples = federation(dim, seed, absent).clean
     count = np.bincount(examples.labels, minlength=CLASSES)
     total = np.stack([examples.features[examples.labels == c].sum(0) for c in range(CLASSES)])
@@ -78,7 +78,7 @@ def _given(dim: int, seed: int = 0, absent: int = 3) -> Given:
 
 
 def _arguments(given: Given) -> tuple[Scatter, Moments]:
-    """As a method passes them on."""
+    """Convert the inputs to the types that a method passes to a head."""
     count, total = jnp.asarray(given.counts, jnp.int32), jnp.asarray(given.total)
     return Scatter.from_matrix(jnp.asarray(given.covariance)), Moments(count, jnp.minimum(count, 4), total)
 
@@ -222,14 +222,14 @@ def check_head(
     ``gradients``.
 
     Args:
-        make: as ``head=`` of `fedcof` takes it: makes a head of the within-class covariance, a `Scatter`, and
-            the `Moments`.
+        make: a function as for ``head=`` of `fedcof`: it makes a head from the within-class covariance, a
+            `Scatter`, and the `Moments`.
         dim: size of the features.
         reference: the formula in float64 NumPy: takes the covariance, the classes' counts and their means,
-            and gives a function from features to scores. Scores may differ by a constant a row.
-        exclude: laws that are none for this head, each with the reason: ``translation`` where it is about the
-            origin, ``scaling`` or ``rotation`` where a number is in the features' unit or directions are not
-            all alike, ``gradients`` where there is no derivative.
+            and gives a function from features to scores. Scores may differ by a constant in each row.
+        exclude: laws that do not apply to this head, each with the reason: ``translation`` if it is about the
+            origin, ``scaling`` or ``rotation`` if a number is in the features' unit or directions differ,
+            ``gradients`` if there is no derivative.
 
     Raises:
         AssertionError: if a law is broken: its name, what it says, and the numbers.
@@ -242,7 +242,7 @@ def check_head(
     def formula(given: Given) -> Any:
         assert reference is not None
         scores = np.asarray(reference(given.covariance, given.counts, given.means)(given.probes))
-        # What it says of classes without an example is not asked.
+        # Ignore the reference's scores of classes without an example.
         return np.where(given.held, scores, -np.inf)
 
     case = Case(

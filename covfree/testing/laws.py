@@ -1,4 +1,4 @@
-"""What the checks share: how laws are run one after the other, and how results are compared."""
+"""Functions that the checks share: running laws one after the other, and comparing results."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# A function of what is to be checked; its name is the law's, its docstring says what must hold.
+# A function of the subject under check; its name is the law's name, its docstring states the law.
 Law: TypeAlias = Callable[[Any], None]
 
-# Rounding in float32, of sums over some tens of rows and of systems of conditions below 1000.
+# Rounding in float32, for sums over some tens of rows and linear systems with condition numbers below 1000.
 SINGLE = 1e-4
 # Rounding in float64.
 DOUBLE = 1e-6
-# By how much numbers are moved to see that derivatives are right; in float64.
+# The step of finite differences that check derivatives, in float64.
 STEP = 1e-6
 
 
@@ -27,10 +27,10 @@ def hold(laws: Sequence[Law], name: str, subject: Any, exclude: Mapping[str, str
     """Run the laws one after the other.
 
     Args:
-        laws: all that there are.
-        name: what is checked, for the message.
-        subject: what the laws are called with.
-        exclude: laws to leave out, and why each is none here.
+        laws: all laws of the check.
+        name: name of the subject, for the message.
+        subject: the argument of the laws.
+        exclude: laws to leave out, each with the reason why it does not apply.
 
     Raises:
         AssertionError: with the first law that is broken, what it says, and the numbers.
@@ -55,7 +55,7 @@ def hold(laws: Sequence[Law], name: str, subject: Any, exclude: Mapping[str, str
 
 
 def law(name: str, says: str, check: Law) -> Law:
-    """A law that is no function of its own."""
+    """Make a law with this name and statement from a function."""
 
     def one(subject: Any) -> None:
         check(subject)
@@ -65,7 +65,7 @@ def law(name: str, says: str, check: Law) -> Law:
 
 
 def _pairs(one: Any, other: Any, what: str) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    """The leaves of two pytrees, each with its name."""
+    """Pair the leaves of two pytrees of one structure, each pair with its name."""
     structures = jax.tree.structure(one), jax.tree.structure(other)
     assert structures[0] == structures[1], f"{what}: expected {structures[1]}, got {structures[0]}"
     named = jax.tree_util.tree_leaves_with_path(one)
@@ -91,7 +91,7 @@ def _raise(where: str, one: np.ndarray, other: np.ndarray, wrong: np.ndarray) ->
 
 
 def assert_close(actual: Any, expected: Any, tolerance: float, what: str, floor: float = 0) -> None:
-    """Raise unless two pytrees are near: leaf by leaf, relative to its largest number or the floor."""
+    """Raise unless two pytrees are close, leaf by leaf, relative to a leaf's largest number or the floor."""
     for where, one, other in _pairs(actual, expected, what):
         assert one.shape == other.shape, f"{where}: expected shape {other.shape}, got {one.shape}"
         largest = np.abs(other[np.isfinite(other)]).max(initial=floor)
@@ -122,7 +122,7 @@ def assert_numbers(tree: Any, what: str) -> None:
 
 
 def centred(scores: Any) -> np.ndarray:
-    """Scores up to a constant a row, as a softmax takes them: less the mean of those that are finite."""
+    """Subtract the mean of each row's finite scores: a softmax ignores a constant in each row."""
     scores = np.asarray(scores, np.float64)
     finite = np.isfinite(scores)
     mean = np.where(finite, scores, 0).sum(-1, keepdims=True) / np.maximum(finite.sum(-1, keepdims=True), 1)
@@ -130,7 +130,7 @@ def centred(scores: Any) -> np.ndarray:
 
 
 def assert_derivative(name: str, slope: Any, after: Any, value: Any, moved: Any) -> None:
-    """Raise unless the slopes at both ends of a `STEP` are what the values there say.
+    """Raise unless the slopes at both ends of a `STEP` agree with the difference of the values there.
 
     By the trapezoid rule, (f(h) − f(0))/h is (f′(0) + f′(h))/2 up to h²/12 of the third derivative.
     """
@@ -141,7 +141,7 @@ def assert_derivative(name: str, slope: Any, after: Any, value: Any, moved: Any)
 
 
 def turn(dim: int) -> np.ndarray:
-    """A rotation."""
+    """Return an orthogonal matrix, always the same."""
     return np.linalg.qr(np.random.default_rng(0).normal(size=(dim, dim)))[0]
 
 

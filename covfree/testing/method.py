@@ -38,13 +38,13 @@ from covfree.testing.laws import (
     hold,
 )
 
-# (features, labels, clients, num_classes) of the examples without padding to a function from features to
+# From (features, labels, clients, num_classes) of the examples without padding to a function from features to
 # scores, in float64 NumPy.
 Reference: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray, int], Callable[[np.ndarray], Any]]
 
 
 class Task(NamedTuple):
-    """What is fitted: a federation, by how much the method's numbers move, where scores are looked at."""
+    """A federation to fit, the features at which scores are compared, and a step of the method's numbers."""
 
     features: Any
     labels: Any
@@ -54,7 +54,7 @@ class Task(NamedTuple):
 
     @property
     def federation(self) -> Federation:
-        """The examples."""
+        """The examples as a `Federation`."""
         return Federation(self.features, self.labels, self.clients)
 
     @property
@@ -63,11 +63,11 @@ class Task(NamedTuple):
         return self.federation.held
 
     def times(self, matrix: np.ndarray) -> Task:
-        """The same of features that are multiplied by a matrix."""
+        """Return the task with features that are multiplied by a matrix."""
         return self._replace(features=self.features @ matrix, probes=self.probes @ matrix)
 
     def of(self, federation: Federation) -> Task:
-        """The same of other examples."""
+        """Return the task with other examples."""
         return Task(*federation, self.probes, self.step)
 
 
@@ -78,12 +78,12 @@ class _About:
 
     @property
     def odd(self) -> dict[str, Task]:
-        """Federations in which something is missing."""
+        """Degenerate federations, and one with an absent class."""
         cases = degenerate(self.example.probes.shape[1]) | {"an absent class": self.example.federation}
         return {name: self.example.of(case) for name, case in cases.items()}
 
     def fit(self, method: Any, task: Task) -> Any:
-        """The head; all numbers of the method move, at different speeds, and integers stay."""
+        """Fit the head; the task's step moves all floats of the method, at different speeds."""
         leaves, structure = jax.tree.flatten(method.params)
         speeds = np.linspace(1, 0.5, max(len(leaves), 1))
         moved = [
@@ -129,12 +129,12 @@ def splitting(case: Case) -> None:
         sharded = covfree.shard_rows(rows, mesh, whole_clients=method.whole_clients)
         totals = covfree.accumulate_sharded(method, sharded, num_classes=CLASSES, mesh=mesh)
     elif any(isinstance(x, Rows) for x in jax.tree.leaves(whole, is_leaf=lambda x: isinstance(x, Rows))):
-        return  # the rows themselves are the total, which has no fixed size
+        return  # the total is the rows themselves, and has no fixed size
     else:
         owner = jnp.arange(len(rows.label)) if rows.client is None else jnp.asarray(rows.client)
         part = jax.tree_util.Partial(_part, rows, owner)
         totals = covfree.accumulate_parts(method, part, 3, num_classes=CLASSES)
-    # Some are sums that vanish but for rounding.
+    # Some totals are 0 up to rounding, so compare relative to the largest one.
     largest = max(np.abs(np.asarray(x, np.float64)).max(initial=0) for x in jax.tree.leaves(_plain(whole)))
     assert_close(_plain(totals), _plain(whole), SINGLE, "totals that were added up", 1e-3 * largest)
 
@@ -164,7 +164,7 @@ def _part(rows: Rows, owner: Any, index: Any) -> Rows:
 
 
 def _plain(totals: Any) -> Any:
-    """Totals as they may be compared: matrices in full, tables in an order of their own."""
+    """Make totals comparable: matrices in full, tables in sorted order."""
 
     def one(total: Any) -> Any:
         if isinstance(total, Scatter):
@@ -235,17 +235,17 @@ def check_method(
 
     Args:
         method: e.g. one of your own, as in docs/your-own.md.
-        dim: size of the features that it is given, where it needs a certain one; at least 3.
+        dim: size of the features, at least 3; some methods need a certain size.
         key: PRNG key for methods that draw at random; by default ``jax.random.key(0)``.
-        reference: the method's formula in float64 NumPy, where you have it: takes features, labels, clients
+        reference: the method's formula in float64 NumPy, if you have it: takes features, labels, clients
             (without padding) and the number of classes, and gives a function from features to scores, −∞ for
-            a class without an example. Scores may differ by a constant a row.
+            a class without an example. Scores may differ by a constant in each row.
         tolerance: how far two results of one computation may differ in float64, relative to the largest
-            number; what is computed in float32 may differ by 1e-4 at least.
-        exclude: laws that are none for this method, each with the reason. ``scaling`` is none where a number
-            is in the features' unit; ``order``, ``clients`` and ``messages`` where clients draw at random
-            what they send; ``gradients`` where there is no reverse derivative, or derivatives take something
-            as given, as those of `automatic` shrinkage do what it chose.
+            number; results in float32 may differ by at least 1e-4.
+        exclude: laws that do not apply to this method, each with the reason. Exclude ``scaling`` if a number
+            is in the features' unit; ``order``, ``clients`` and ``messages`` if clients draw at random what
+            they send; ``gradients`` if there is no reverse derivative, or if derivatives hold something
+            fixed, as those of `automatic` shrinkage do with its choice.
 
     Raises:
         AssertionError: if a law is broken: its name, what it says, and the numbers.
@@ -254,7 +254,7 @@ def check_method(
     >>> import covfree
     >>> check_method(covfree.fedncm())
     """
-    # Exact in float32.
+    # Numbers that float32 holds exactly.
     probes = 2 * np.random.default_rng(1).normal(size=(16, dim)).astype(np.float32).astype(np.float64)
     differentiable = "gradients" not in (exclude or {})
 
@@ -264,7 +264,7 @@ def check_method(
 
     def draw(seed: int = 0, absent: int = 3) -> Task:
         examples = federation(dim, seed, absent, offset=(0.0, 1.0, -3.0, 0.0)[seed])
-        # Some references draw as the method does, from examples without padding.
+        # Some references draw at random as the method does, but from examples without padding.
         return Task(*(examples if seed == 2 and reference is None else examples.padded_last), probes)
 
     def junk(task: Task) -> Task:
@@ -289,7 +289,7 @@ def check_method(
         to=centred,
         tolerance=tolerance,
         single=max(tolerance, SINGLE),
-        # What is drawn at random differs in float64.
+        # Random draws differ in float64.
         exact=differentiable or reference is not None,
         differentiable=differentiable,
         about=about,

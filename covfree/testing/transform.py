@@ -15,15 +15,15 @@ from covfree.testing.case import Case, assert_copied, jit, pure, single, trace
 from covfree.testing.federations import table
 from covfree.testing.laws import Law, assert_close, assert_numbers, assert_same, hold
 
-# Rows without padding, in float64 NumPy, to the rows that are sent.
+# From rows without padding, in float64 NumPy, to the rows that are sent.
 Reference: TypeAlias = Callable[[Rows], Rows]
 
-# Draws of which an average is taken, and how many standard errors it may be away.
+# The number of draws in an average, and the number of standard errors by which the average may differ.
 _DRAWS, _ERRORS = 4096, 6
 
 
 class Given(NamedTuple):
-    """Rows, the seed of a key, and by how much the transform's numbers move."""
+    """Rows, the seed of a key, and a step of the transform's numbers."""
 
     rows: Rows
     seed: Any = np.int32(0)
@@ -49,7 +49,7 @@ def _make(transform: Any, given: Given) -> Rows:
 
 
 def _used(rows: Any) -> np.ndarray:
-    """Which rows are no padding."""
+    """Which rows are not padding."""
     return (np.asarray(rows.count) > 0) & (np.asarray(rows.label) >= 0)
 
 
@@ -191,11 +191,12 @@ def check_transform(
     Args:
         transform: e.g. ``covfree.count_noise("laplace", 0.5)``.
         dim: size of the features.
-        unbiased_for: what is sent on average over keys: takes rows, without padding, and gives rows; ``lambda
-            rows: rows`` for noise without bias. 4,096 draws, within six standard errors.
-        reference: the formula in float64 NumPy, of a transform that draws nothing: takes rows, without
+        unbiased_for: the average over keys of what is sent, as a function from rows without padding to rows;
+            ``lambda rows: rows`` for noise without bias. The average of 4,096 draws must lie within six
+            standard errors.
+        reference: the formula in float64 NumPy, for a transform that draws nothing: takes rows without
             padding, and gives rows.
-        exclude: laws that are none for this transform, each with the reason.
+        exclude: laws that do not apply to this transform, each with the reason.
 
     Raises:
         AssertionError: if a law is broken: its name, what it says, and the numbers.
@@ -210,7 +211,7 @@ def check_transform(
 
     def see(sent: Rows, given: Given) -> Any:
         used = (given.rows.count > 0) & (given.rows.label >= 0)
-        # What padding holds is nobody's concern.
+        # Ignore the contents of padding.
         return replace(
             sent, mean=jnp.where(used[:, None], sent.mean, 0), count=jnp.where(used, sent.count, 0)
         )
@@ -223,7 +224,7 @@ def check_transform(
         moving=lambda given: {"numbers": given.step},
         put=lambda given, numbers: given._replace(step=numbers["numbers"]),
         way=lambda given: {},
-        exact=False,  # what is drawn at random differs in float64
+        exact=False,  # random draws differ in float64
         about=_About(unbiased_for, reference),
     )
     name = getattr(getattr(transform, "apply", transform), "__name__", repr(transform))
