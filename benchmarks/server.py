@@ -1,4 +1,4 @@
-"""The server, from rows in memory to a head: beside the floors, with a fixed and the automatic shrinkage.
+"""The server, from rows in memory to a head, beside the floors: fixed and automatic shrinkage, Student heads.
 
 Run ``python benchmarks/server.py [--out FILE]``. Rows are random; their number, the classes and the
 dimension are those of three federations. The floor is the product XᵀX of the rows, one Cholesky factorisation
@@ -30,6 +30,8 @@ METHODS = {
     "ridge, fixed γ": covfree.fedcof(1.0, head="ridge"),
     "LDA, fixed γ": covfree.fedcof(0.1),
     "LDA, automatic γ": covfree.fedcof(),
+    "Student, automatic γ": covfree.fedcof(head="student"),
+    "Student, 16 directions a class": covfree.fedcof(head=covfree.student(rank=16)),
 }
 
 
