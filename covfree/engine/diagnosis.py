@@ -22,7 +22,8 @@ from covfree.estimators import first_moments
 from covfree.estimators.shift import ShiftTest, shift_test
 from covfree.estimators.shrinkage import mean_variance, trace_and_square
 from covfree.methods import Method, fedcof
-from covfree.methods.fedcof import estimating, with_inner
+from covfree.methods.fedcof import estimating
+from covfree.methods.fedcof_like import with_inner
 from covfree.methods.method import check_method
 
 # Clients are said to differ if the p-value of the shift test is below this.

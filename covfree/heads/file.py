@@ -9,7 +9,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -18,7 +17,8 @@ from covfree.core.atomic import replacing
 from covfree.core.checks import check_positive
 from covfree.core.types import Head, LinearHead
 from covfree.heads import GaussianHead, MappedHead, StudentHead
-from covfree.statistics.feature_maps import Adapter, FourierFeatures, ReluFeatures
+from covfree.heads.file_maps import as_computed, check_map, map_arrays, plain, read_map, text_in
+from covfree.statistics.feature_maps import Adapter
 
 _FORMAT, _VERSION = "covfree.Head", 1
 _SAFETENSORS = ".safetensors"
@@ -33,12 +33,6 @@ _FORMS: dict[str, dict[str, tuple[str, ...]]] = {
         **dict.fromkeys(("offset", "label"), ("rows",)),
         **dict.fromkeys(("scale", "degrees", "log_prior", "bias"), ("classes",)),
     },
-}
-# The numbers of each map. What random ones draw from their seed is written beside them, for NumPy.
-_MAPS: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "fourier": (FourierFeatures, ("sigma", "seed", "num_features", "unit")),
-    "relu": (ReluFeatures, ("seed", "num_features")),
-    "adapter": (Adapter, ("down", "up")),
 }
 
 
@@ -107,14 +101,14 @@ def save_head(
             f"{type(inner).__name__}"
         )
     feature_map: Any = head.feature_map if isinstance(head, MappedHead) else None
-    own = {} if feature_map is None else _map_arrays(feature_map)
+    own = {} if feature_map is None else map_arrays(feature_map)
     leaves = {each.name: getattr(inner, each.name) for each in fields(inner)}
-    arrays = {name: _plain(leaf) for name, leaf in leaves.items() if leaf is not None}
+    arrays = {name: plain(leaf) for name, leaf in leaves.items() if leaf is not None}
     try:
         _check_parts(kind, arrays)
         _check_finite({**arrays, **own})
         if own:
-            _check_map(own, _size_in(arrays))
+            check_map(own, _size_in(arrays))
     except ValueError as error:
         raise ValueError(f"head: {error}") from error
     if feature_map is None or isinstance(feature_map, Adapter):
@@ -123,7 +117,7 @@ def save_head(
         raise ValueError("dim: expected the size of the features that come into the random map, got None")
     else:
         check_positive("dim", dim)
-        own |= {f"map_{name}": _plain(drawn) for name, drawn in feature_map.drawn(dim).items()}
+        own |= {f"map_{name}": plain(drawn) for name, drawn in feature_map.drawn(dim).items()}
     about: dict[str, Any] = {"format": _FORMAT, "version": _VERSION, "kind": kind}
     if class_names is not None:
         about["class_names"] = np.array(list(class_names), str)
@@ -162,12 +156,12 @@ def load_head(path: str | PathLike[str]) -> SavedHead:
 
 
 def _read(arrays: dict[str, np.ndarray]) -> SavedHead:
-    if _text(arrays, "format") != _FORMAT:
+    if text_in(arrays, "format") != _FORMAT:
         raise ValueError(f"expected a head written by save_head, got arrays {sorted(arrays)}")
     version = arrays.get("version", np.zeros(0))
     if version.shape or version != _VERSION:
         raise ValueError(f"expected a head of version {_VERSION}, got version {version}; is covfree too old?")
-    kind = _text(arrays, "kind")
+    kind = text_in(arrays, "kind")
     if kind not in _HEADS:
         raise ValueError(f"kind: expected one of {', '.join(_HEADS)}, got {kind!r}")
     parts = {name: array for name, array in arrays.items() if name not in _ABOUT and name[:4] != "map_"}
@@ -180,86 +174,18 @@ def _read(arrays: dict[str, np.ndarray]) -> SavedHead:
     head = _HEADS[kind](**{name: jnp.asarray(array) for name, array in parts.items()})
     dim = _size_in(parts)
     if "map" in arrays:
-        head = MappedHead(_read_map(arrays, dim), head)
+        head = MappedHead(read_map(arrays, dim), head)
         dim = arrays.get("map_directions", np.zeros((dim, 0))).shape[0]
     return SavedHead(head, names, dim, _classes_in(parts), _origin_in(arrays))
-
-
-def _read_map(arrays: dict[str, np.ndarray], size: int) -> Any:
-    """The map of features in a file; ``size`` is that of the features which come out."""
-    kind = _text(arrays, "map")
-    if kind not in _MAPS:
-        raise ValueError(f"map: expected one of {', '.join(_MAPS)}, got {kind!r}")
-    make, names = _MAPS[kind]
-    if missing := [f"map_{name}" for name in names if f"map_{name}" not in arrays]:
-        raise ValueError(f"expected arrays {', '.join(missing)} of the map, got {sorted(arrays)}")
-    _check_map(arrays, size)
-    if make is Adapter:
-        return Adapter(jnp.asarray(arrays["map_down"]), jnp.asarray(arrays["map_up"]))
-    feature_map = make(**{name: arrays[f"map_{name}"].item() for name in names})
-    directions = arrays.get("map_directions", np.zeros(0))
-    if directions.ndim != 2 or not len(directions):
-        raise ValueError(f"map_directions: expected [dim, {size}], got {list(directions.shape)}")
-    for name, drawn in feature_map.drawn(directions.shape[0]).items():
-        stored = arrays.get(f"map_{name}", np.zeros(0))
-        same = stored.shape == drawn.shape and stored.dtype.kind == "f"
-        if not same or not np.allclose(stored, drawn, rtol=1e-5, atol=1e-6):
-            raise ValueError(
-                f"map_{name}: expected what seed {feature_map.seed} draws with this version of jax; the file "
-                "is of another version, or was altered"
-            )
-    return feature_map
-
-
-def _map_arrays(feature_map: Any) -> dict[str, np.ndarray]:
-    """What a file holds of a map of features, by name, but what it draws."""
-    kind = next((name for name, (make, _) in _MAPS.items() if isinstance(feature_map, make)), None)
-    if kind is None:
-        raise TypeError(
-            "head: expected a map of fourier_features, relu_features or an adapter before it, got "
-            f"{type(feature_map).__name__}; of a trained network save result.head, and beside it "
-            "result.feature_map.params"
-        )
-    arrays = {f"map_{name}": _plain(getattr(feature_map, name)) for name in _MAPS[kind][1]}
-    return {"map": np.array(kind), **arrays}
-
-
-def _check_map(arrays: Mapping[str, np.ndarray], size: int) -> None:
-    """Raise unless these are the numbers of a map from which features of this size come out."""
-    make, names = _MAPS[str(arrays["map"])]
-    if make is Adapter:
-        down, up = arrays["map_down"], arrays["map_up"]
-        right = down.ndim == 2 and down.shape[0] == size and up.shape == down.shape[::-1]
-        if not right or {down.dtype.kind, up.dtype.kind} != {"f"}:
-            raise ValueError(
-                f"expected floats map_down [{size}, rank] and map_up [rank, {size}], got "
-                f"{down.dtype}{list(down.shape)} and {up.dtype}{list(up.shape)}"
-            )
-        return
-    for name in names:
-        number = arrays[f"map_{name}"]
-        if number.shape or number.dtype.kind not in ("fiu" if name == "sigma" else "iub"):
-            raise ValueError(f"map_{name}: expected one number, got {number.dtype}{list(number.shape)}")
-    if arrays["map_num_features"] != size:
-        got = arrays["map_num_features"]
-        raise ValueError(f"map_num_features: expected {size}, as the head has it, got {got}")
-    if "map_sigma" in arrays and not _computed(arrays["map_sigma"]) > 0:
-        raise ValueError(f"map_sigma: expected a number above 0, got {arrays['map_sigma']}")
 
 
 def _check_finite(arrays: Mapping[str, np.ndarray]) -> None:
     """Raise unless the floats among these are finite, and stay so in the precision of jax."""
     for name, array in arrays.items():
-        finite = np.isfinite(_computed(array)) if array.dtype.kind == "f" else np.True_
+        finite = np.isfinite(as_computed(array)) if array.dtype.kind == "f" else np.True_
         if not finite.all():
             place = tuple(int(i) for i in np.argwhere(~finite)[0])
             raise ValueError(f"{name}: expected finite numbers, got {array[place]} at {place}")
-
-
-def _computed(array: np.ndarray) -> np.ndarray:
-    """As jax takes it: without x64, float64 becomes float32."""
-    with np.errstate(over="ignore"):
-        return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
 
 def _check_dim(dim: int | None, own: int) -> None:
@@ -300,21 +226,10 @@ def _size_in(parts: Mapping[str, Any]) -> int:
     return parts["weight"].shape[0] if "weight" in parts else parts["mean"].shape[1]
 
 
-def _text(arrays: Mapping[str, np.ndarray], name: str) -> str | None:
-    array = arrays.get(name, np.zeros(0))
-    return array.item() if array.ndim == 0 and array.dtype.kind == "U" else None
-
-
 def _origin_in(arrays: Mapping[str, np.ndarray]) -> dict[str, Any] | None:
     if "origin" not in arrays:
         return None
     try:
-        return dict(json.loads(_text(arrays, "origin") or ""))
+        return dict(json.loads(text_in(arrays, "origin") or ""))
     except (ValueError, TypeError) as error:
         raise ValueError(f"origin: expected JSON of an object ({error})") from error
-
-
-def _plain(value: Any) -> np.ndarray:
-    """As NumPy has it, which knows no bfloat16."""
-    array = np.asarray(value)
-    return array.astype(np.float32) if array.dtype == jnp.bfloat16 else array

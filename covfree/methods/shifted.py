@@ -9,7 +9,7 @@ from covfree.core.checks import check_choice
 from covfree.core.types import LinearHead, Scalar
 from covfree.estimators import Weighting
 from covfree.estimators.shrinkage import Shrinkage
-from covfree.methods.fedcof import HeadChoice, fedcof_like
+from covfree.methods.fedcof_like import HeadChoice, fedcof_like
 from covfree.methods.method import Method
 from covfree.methods.summaries import send_class_means, send_directions
 from covfree.methods.within import from_components, from_directions

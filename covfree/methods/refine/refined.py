@@ -20,7 +20,7 @@ from covfree.estimators.scatter import centred_rows
 from covfree.estimators.shrinkage import as_shrinkage, check_loading, is_loading, loading
 from covfree.heads.lda import lda_head_of
 from covfree.heads.ridge import ridge_head_of
-from covfree.methods.fedcof import linear_system
+from covfree.methods.fedcof_like import linear_system
 from covfree.methods.method import Method, check_method
 from covfree.methods.refine.search import Search, advance, begin
 from covfree.methods.rounds import Round, bound, option

@@ -1,0 +1,163 @@
+"""The methods of FedCOF's kind: a head of a shrunk within-class covariance, wherever that is from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import jax
+import jax.numpy as jnp
+
+from covfree.core.checks import check_choice
+from covfree.core.linalg import Scatter
+from covfree.core.types import Head, LinearHead, Moments, Rows, Scalar
+from covfree.estimators import ScatterChoice, total_gram
+from covfree.estimators.shrinkage import as_shrinkage
+from covfree.estimators.shrinkage_rule import Shrinkage
+from covfree.heads import lda_head, ridge_head
+from covfree.methods.message_form import MessageForm
+from covfree.methods.method import Method
+from covfree.methods.rounds import Factor, Round, bound, option
+from covfree.methods.student import Student, with_student
+from covfree.methods.summaries import Summary
+from covfree.methods.within import Within, moments_of
+from covfree.statistics.feature_maps import FeatureMap
+
+# A function takes the shrunk within-class covariance and the moments.
+HeadChoice: TypeAlias = Literal["lda", "ridge", "student"] | Student | Callable[[Scatter, Moments], Head]
+
+_HEADS: dict[str, Callable[[Scatter, Moments], LinearHead]] = {
+    "lda": lda_head,
+    "ridge": ridge_head,
+}
+
+
+class Spread(NamedTuple):
+    """The second phase, of Σ̂ = Ŵ/A; scatters are terms of `Factor` until they are added up.
+
+    Attributes:
+        scatter: of the rows.
+        inner: what clients sent of that inside them.
+        statistics: what the shrinkage rule must know of single rows.
+    """
+
+    scatter: Any
+    inner: jax.Array | None
+    statistics: Any
+
+
+def _degrees(within: Within, first: Any) -> jax.Array:
+    """A in Σ̂ = Ŵ/A that makes Σ̂ unbiased where classes share Σ: N − C if every class shows its spread."""
+    return jnp.maximum(moments_of(first).within_degrees, 1) * within.freedom(first).expected
+
+
+def _first_phase(
+    shrinkage: Shrinkage, state: tuple[()], rows: Rows, num_classes: int, *, within: Within
+) -> Any:
+    return within.first(rows, num_classes)
+
+
+def _spread_phase(
+    shrinkage: Shrinkage, state: tuple[Any], rows: Rows, num_classes: int, *, within: Within
+) -> Spread:
+    """Rows y_r with Σ̂ = Σ_r y_r y_rᵀ, and what the shrinkage rule must know of them."""
+    (first,) = state
+    degrees = _degrees(within, first)
+    factor = within.factor(rows, first) / jnp.sqrt(degrees)
+    inner = None if within.inner is None else within.inner(rows, first) / degrees
+    weight = None
+    if within.class_weight is not None:
+        weight = within.class_weight(first) / within.freedom(first).expected
+    statistics = shrinkage.statistics(factor, rows, moments_of(first), weight)
+    return Spread(Factor(factor), inner, statistics)
+
+
+def _system(
+    shrinkage: Shrinkage, first: Any, spread: Spread, *, within: Within, gram: ScatterChoice | None
+) -> Scatter:
+    """Shrunk covariance, or the Gram matrix made from it where the head is ridge regression."""
+    moments = moments_of(first)
+    scatter = spread.scatter if spread.inner is None else with_inner(spread.scatter, spread.inner)
+    freedom = within.freedom(first)
+    freedom = freedom.scaled(1 / freedom.expected)
+    covariance = shrinkage.apply(scatter, moments, freedom, spread.statistics)
+    if gram is None:
+        return covariance
+    # Ŵ itself, as in the paper: where classes of a single row show no spread, nothing makes up for it.
+    observed = covariance.unshifted.scaled(_degrees(within, first))
+    return total_gram(observed.shifted(covariance.shift * moments.within_degrees), moments, scatter=gram)
+
+
+def _head(
+    shrinkage: Shrinkage,
+    system: Scatter,
+    first: Any,
+    spread: Spread,
+    *,
+    function: Callable[[Scatter, Moments], Head],
+) -> Head:
+    return function(system, moments_of(first))
+
+
+def fedcof_like(
+    name: str,
+    summary: Summary,
+    within: Within,
+    shrinkage: Scalar | str | Shrinkage,
+    head: HeadChoice,
+    scatter: ScatterChoice = "within",
+    feature_map: FeatureMap | None = None,
+    message: MessageForm | None = None,
+    *,
+    bias: bool = False,
+) -> Method[Any]:
+    """A method that makes a head of a shrunk within-class covariance, wherever that is from."""
+    check_choice("scatter", scatter, get_args(ScatterChoice))
+    if scatter != "within" and head != "ridge":
+        raise ValueError(f"scatter: expected 'within' unless the head is 'ridge', got {scatter!r}")
+    if bias and head != "ridge":
+        raise ValueError(f"bias: expected False unless the head is 'ridge', got {bias!r}")
+    if isinstance(head, Student) or head == "student":
+        choice = head if isinstance(head, Student) else Student()
+        linear = fedcof_like(name, summary, within, shrinkage, "lda", scatter, feature_map, message)
+        return with_student(linear, choice)
+    function = _HEADS.get(head) if isinstance(head, str) else head
+    if not callable(function):
+        raise ValueError(f"head: expected 'lda', 'ridge', 'student' or a function, got {head!r}")
+    if bias:
+        function = bound(ridge_head, bias=True)
+    return Method(
+        params=as_shrinkage(shrinkage),
+        name=name,
+        summary=summary,
+        rounds=(Round(bound(_first_phase, within=within)), Round(bound(_spread_phase, within=within))),
+        system=bound(_system, within=within, gram=scatter if head == "ridge" else None),
+        head=bound(_head, function=function),
+        message=message,
+        feature_map=feature_map,
+    )
+
+
+def with_inner(scatter: Scatter, inner: jax.Array | None) -> Scatter:
+    """Add what clients sent of the scatter inside the rows: a diagonal, or one number for every direction."""
+    if inner is None:
+        return scatter
+    return scatter.shifted(inner) if inner.ndim == 0 else scatter.with_diagonal(inner)
+
+
+def linear_system(method: Method) -> tuple[Within, ScatterChoice | None]:
+    """How a method of FedCOF's kind makes the matrix of its linear head.
+
+    Returns:
+        Its estimate of the within-class scatter, and the parts of a ridge head's Gram matrix; None for LDA.
+
+    Raises:
+        ValueError: if the method has no such head.
+    """
+    within, gram = option(method.system, "within"), option(method.system, "gram")
+    if within is not None and option(method.head, "function") is (lda_head if gram is None else ridge_head):
+        return within, gram
+    raise ValueError(
+        "method: expected one with an LDA or ridge head of an estimated covariance, such as "
+        f"covfree.fedcof(), got {method.name!r}"
+    )
