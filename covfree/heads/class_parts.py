@@ -1,4 +1,4 @@
-"""Inverses of κI + S_c for every class, by one small factorisation each, however many rows classes have."""
+"""Inverses of κI + S_c for every class, each by a factorisation of the smaller of its rows and dimensions."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def class_parts(
 ) -> tuple[Float[Array, "rows dim"], Float[Array, " classes"]]:
     """Make rows t_r with (κI + S_c)⁻¹ = (I − Σ_r t_r t_rᵀ)/κ, of rows y_r with S_c = Σ_r y_r y_rᵀ.
 
-    With Y_c the class's rows and R Rᵀ = I + Y_c Y_cᵀ/κ, they are those of R⁻¹ Y_c/√κ, by Woodbury's identity.
-    A class with more rows than dimensions has as many t_r as dimensions, of the eigenvectors of S_c, and
-    others that are 0.
+    By Woodbury's identity, the t_r are the rows of R⁻¹ Y_c/√κ, where Y_c holds the class's rows and
+    R Rᵀ = I + Y_c Y_cᵀ/κ. If a class has more than d rows, its first d rows t_r are scaled eigenvectors of
+    S_c, and the others are 0.
 
     Classes are padded to one of few sizes, for each of which one function is compiled. The table is changed
-    in place, class by class, so that the memory is that of the table. Derivatives are for reverse mode.
+    in place, class by class, so that no second table is held. Derivatives exist in reverse mode only.
 
     Args:
-        table: y_r ordered by class, then rows that are 0.
+        table: y_r ordered by class, followed by rows of 0 as padding.
         counts: rows of each class.
         kappa: κ, above 0.
 
@@ -69,13 +69,13 @@ _class_parts.defvjp(_forward, _backward)
 
 
 def _one_class(block: jax.Array, kappa: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """t_r and the log-determinant of one class; rows of padding are 0 and stay so."""
+    """Return t_r and the log-determinant of one class; padding rows stay 0."""
     size, dim = block.shape
     block = block / jnp.sqrt(kappa)
     if size <= dim:
         identity = jnp.eye(size, dtype=block.dtype)
         root = cholesky(identity + product(block, block.T))
-        # A solve for the block itself would turn the whole table, class by class, into LAPACK's order.
+        # Invert the small root, as solving for the block would copy the whole table into LAPACK's layout.
         return product(triangular_solve(root, identity), block), 2 * jnp.log(jnp.diagonal(root)).sum()
     values, vectors = eigh(product(block.T, block))
     share = jnp.where(values > 0, values, 0) / (1 + jnp.maximum(values, 0))
@@ -91,7 +91,7 @@ def _over_classes(
     carry: Any,
     *beside: jax.Array,
 ) -> tuple[jax.Array, Any]:
-    """Replace each class's rows by ``one(carry, c, block, …)``; blocks of ``beside`` come with it."""
+    """Replace each class's rows by ``one(carry, c, rows, …)``, which also gets the rows of ``beside``."""
     length, _ = table.shape
     start = jnp.cumsum(counts, dtype=jnp.int32) - counts
     smaller = 0
@@ -103,7 +103,7 @@ def _over_classes(
         def step(index: jax.Array, held: Any, members: jax.Array = members, size: int = size) -> Any:
             table, carry = held
             c = members[index]
-            # A slice ends with the table at the latest; the class's rows are then not its first.
+            # Near the table's end a slice starts before the class, so roll the class's rows to the front.
             first = jnp.minimum(start[c], length - size)
             skipped = start[c] - first
             number = jnp.arange(size, dtype=jnp.int32)
@@ -119,7 +119,7 @@ def _over_classes(
 
 
 def _sizes(length: int, dim: int) -> list[int]:
-    """Powers of two up to the number of dimensions, which larger classes are compressed to, then of four."""
+    """Return the sizes to pad to: powers of two up to d, then d times powers of four, and the length."""
     small = {2**power for power in range(_SMALLEST, dim.bit_length())}
     large = {dim * 4**power for power in range(length.bit_length())}
     return sorted(size for size in {*small, *large, length} if size <= length)

@@ -1,4 +1,4 @@
-"""What the heads share: unit columns, and the meaning of an absent class."""
+"""Helpers that heads share: unit columns, absent classes and log-priors."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from covfree.core.types import AnyArray, LinearHead, Moments
 
 
 def unit_columns(weight: Float[Array, "dim classes"]) -> Float[Array, "dim classes"]:
-    """Scale each column to norm 1; a column of zeros stays.
+    """Scale each column to norm 1; a column of zeros stays 0.
 
     The largest entry is divided out first, so that squares neither overflow nor vanish in float32.
     """
-    # It cancels, and so does its derivative. A maximum's own is NaN where XLA computes the entry twice,
-    # rounded in two ways.
+    # The factor cancels, and so does its derivative. Without `stop_gradient` the derivative of the maximum is
+    # NaN if XLA computes the entry twice with different rounding.
     largest = jax.lax.stop_gradient(jnp.abs(weight).max(0, keepdims=True, initial=0))
     weight = weight / jnp.where(largest > 0, largest, 1)
     square = jnp.sum(jnp.square(weight), axis=0, keepdims=True)
@@ -24,7 +24,7 @@ def unit_columns(weight: Float[Array, "dim classes"]) -> Float[Array, "dim class
 
 
 def fitting(name: str, matrix: Float[AnyArray, "dim dim"] | Scatter, moments: Moments) -> Scatter:
-    """Take a matrix of the size of the class means, or raise naming it."""
+    """Return the matrix as a `Scatter`; raise, with its name, unless it has the size of the class means."""
     dim = moments.total.shape[1]
     shape = (matrix.dim,) * 2 if isinstance(matrix, Scatter) else jnp.shape(matrix)
     if shape != (dim, dim):
@@ -35,14 +35,14 @@ def fitting(name: str, matrix: Float[AnyArray, "dim dim"] | Scatter, moments: Mo
 def head_for_present(
     weight: Float[Array, "dim classes"], bias: Float[Array, " classes"], present: Bool[Array, " classes"]
 ) -> LinearHead:
-    """A head in which an absent class has weight 0 and bias 0, and is marked as absent."""
+    """Make a head in which an absent class has weight and bias 0 and is marked as absent."""
     return LinearHead(
         jnp.where(present[None, :], weight, 0), jnp.where(present, bias, 0), present.astype(weight.dtype)
     )
 
 
 def log_priors(moments: Moments) -> Float[Array, " classes"]:
-    """Log π_c of the classes' shares N_c/N; finite, with a finite derivative, for an absent class too."""
+    """Return log π_c, π_c = N_c/N; for an absent class the value and its derivative are finite too."""
     count = moments.count.astype(moments.total.dtype)
     total = count.sum()
     return jnp.log(jnp.where(count > 0, count, 1)) - jnp.log(jnp.where(total > 0, total, 1))

@@ -1,4 +1,4 @@
-"""An ensemble of the clients' own softmax heads, each of which knows the classes of one client."""
+"""An ensemble of the clients' own softmax heads, each over the classes that its client holds."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from covfree.core.types import AnyArray, as_features, masked
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class EnsembleHead:
-    """The average of the probabilities that clients' linear heads give: log Σ_k π_k softmax_k(x)_c.
+    """An average of the probabilities of clients' linear heads; scores are log Σ_k π_k softmax_k(x)_c.
 
-    The softmax of client k is over the classes that it holds; it gives all others probability 0. A call takes
+    The softmax of client k is over the classes that it holds; all others have probability 0. A call takes
     memory for M scores of each example.
 
     Attributes:
-        weight: a line for each of the M columns of all clients' heads.
-        bias: of each column.
-        client: number of the client whose column it is, from 0; M or above for padding.
-        label: the column's class.
-        log_share: log π_k of its client; the π_k sum to 1.
+        weight: the M columns of all clients' heads, one per row.
+        bias: the bias of each column.
+        client: the client of each column, numbered from 0; M or above for padding.
+        label: the class of each column.
+        log_share: log π_k of each column's client; the π_k sum to 1.
         present: above 0 for a class that a client holds.
     """
 
@@ -37,12 +37,12 @@ class EnsembleHead:
     present: Float[Array, " classes"]
 
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch classes"]:
-        """Logarithms of the averaged probabilities; −∞ for an absent class."""
+        """Compute the logarithms of the averaged probabilities; −∞ for an absent class."""
         features = jnp.asarray(as_features(features, self.weight.shape[1]))
         flat = features.reshape(-1, features.shape[-1])
         columns, classes = self.bias.shape[0], self.present.shape[0]
         used = self.client < columns
-        # A column a line, as segments are of the first axis.
+        # Put the columns on the first axis, along which segment sums work.
         scores = product(self.weight, flat.T) + self.bias[:, None]
         of_client = _log_sum_exp(jnp.where(used[:, None], scores, 0), self.client, columns)
         own = of_client[jnp.where(used, self.client, 0)]
@@ -55,7 +55,7 @@ class EnsembleHead:
 def _log_sum_exp(
     values: Float[Array, "columns examples"], group: Integer[Array, " columns"], num_groups: int
 ) -> Float[Array, "groups examples"]:
-    """Log Σ exp over the columns of each group, 0 of an empty one; a group past the end is left out."""
+    """Return log Σ exp over each group's columns, 0 for an empty group; drop groups past the end."""
     kept = (group < num_groups)[:, None]
     slot = jnp.where(kept[:, 0], group, 0)
     held = jax.ops.segment_sum(jnp.ones_like(group), group, num_groups)[:, None] > 0

@@ -1,4 +1,4 @@
-"""Heads, maps of features and tables in functions that `jax.export` writes to bytes."""
+"""Registers heads, feature maps and tables with `jax.export`, which can then serialise functions of them."""
 
 from __future__ import annotations
 

@@ -16,15 +16,15 @@ AnyHead = TypeVar("AnyHead")
 
 
 def with_finite_scores(head: AnyHead, absent: float = -1e9) -> AnyHead:
-    """Give absent classes a low bias in place of a score of −∞: for libraries that refuse infinite logits.
+    """Give absent classes a low bias in place of a score of −∞, for libraries that refuse infinite logits.
 
-    Predictions and the softmax stay the same where scores of present classes are far above ``absent``. The
-    head has no ``present``. Weight decay must leave out the bias, as is usual, or it shrinks ``absent`` too.
+    Predictions and the softmax stay the same if scores of present classes are far above ``absent``. The
+    returned head has ``present`` None. Weight decay must leave out the bias, or it shrinks ``absent`` too.
 
     Args:
         head: a linear, Gaussian or Student head, or one behind a map of features.
-        absent: the bias of a class that is marked absent, below all scores of the others; in half precisions
-            at least half the lowest number.
+        absent: the bias of an absent class, below all scores of the others; raised to half the lowest number
+            of the precision if it is below that.
 
     Raises:
         TypeError: if the head is of another kind.

@@ -1,4 +1,4 @@
-"""Heads of the Fisher subspace, trained on virtual features: a softmax, or what is learned beside LDA."""
+"""Heads of the Fisher subspace, trained on virtual features: a softmax, or a residual added to LDA."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from covfree.estimators.moments import centred_means
 from covfree.heads.columns import head_for_present, log_priors
 from covfree.heads.lbfgs import minimise
 
-# Eigenvalues below this many roundings of the largest are 0: the classes' means span C − 1 dimensions. Not
-# times C: with 1,000 classes that would be all directions in which these differ 20 times less than in one.
+# Eigenvalues below this many roundings of the largest count as 0, as the class means span C − 1 dimensions.
+# A factor C would drop directions in which 1,000 classes differ 20 times less than in the strongest.
 _ROUNDINGS = 16
 
 
@@ -27,21 +27,21 @@ def fisher_directions(
 ) -> Float[Array, "dim classes"]:
     """Compute directions V in which the classes differ most against their common spread.
 
-    The Fisher subspace is that of S_W^{−½} u for the eigenvectors u of S_W^{−½} S_B S_W^{−½} with eigenvalues
-    above 0, where S_B = M Mᵀ, and M has a column √(N_c/N) (μ_c − μ_g) for each class. It is the span of
-    S_W⁻¹M, and V = S_W⁻¹M (MᵀS_W⁻¹M)^{−½} has the same span with orthonormal rows in the metric: Vᵀ S_W V is
-    the projector on C − 1 of C dimensions. This basis takes a solve and the root of a C × C matrix, none of a
-    d × d matrix; and unlike eigenvectors it is unique, so that what is drawn in it does not depend on signs.
+    The Fisher subspace is spanned by S_W^{−½} u for the eigenvectors u of S_W^{−½} S_B S_W^{−½} with positive
+    eigenvalues, where S_B = M Mᵀ, and M has a column √(N_c/N) (μ_c − μ_g) for each class. It is the span of
+    S_W⁻¹M. V = S_W⁻¹M (MᵀS_W⁻¹M)^{−½} has the same span, and Vᵀ S_W V is the projector on C − 1 of C
+    dimensions. This basis takes a solve and the root of a C × C matrix, but no root of a d × d matrix. Unlike
+    eigenvectors it is unique, so that samples drawn in it do not depend on arbitrary signs.
 
-    The matrix MᵀS_W⁻¹M has squares, of which float32 tells apart those of directions up to 700 times weaker
-    than the strongest. The strong ones are therefore taken out of M, and what is left is decomposed again.
+    MᵀS_W⁻¹M squares the strengths of directions, so float32 resolves only directions up to 700 times weaker
+    than the strongest. The strong ones are therefore removed from M, and the rest is decomposed again.
     Directions in which classes differ 500,000/√C times less than in the strongest are lost in float32.
 
     Args:
         covariance: S_W, usually shrunk.
         moments: `first_moments` of all rows.
-        apart: a number a. Directions in which the deviation between classes is over a times the one within
-            are shortened to where it is a.
+        apart: a number a. Directions in which the deviation between classes exceeds a times the deviation
+            within them are shortened to a ratio of a.
     """
     count = moments.count.astype(moments.total.dtype)
     share = count / jnp.maximum(count.sum(), 1)
@@ -49,7 +49,7 @@ def fisher_directions(
     solved = solve(factorise(covariance), means)
     rounding = _ROUNDINGS * jnp.finfo(means.dtype).eps
     found, floor = jnp.zeros_like(means), jnp.zeros((), means.dtype)
-    nothing = jnp.sqrt(share)[:, None]  # M √(N_c/N) = 0, but for rounding
+    nothing = jnp.sqrt(share)[:, None]  # M times this vector is 0 up to rounding, so it is projected out
     for _ in range(2):
         means, solved = (x - product(product(x, nothing), nothing.T) for x in (means, solved))
         inner = product(means.T, solved)
@@ -59,7 +59,7 @@ def fisher_directions(
         # S_B has these eigenvalues where S_W has 1.
         root = root / jnp.maximum(jnp.sqrt(jnp.where(kept, values, 0)) / apart, 1)
         found = found + product(solved, product(vectors * root[None, :], vectors.T))
-        # What rounding leaves of C columns is longer by √C.
+        # The rounding errors of C columns add up to a length √C times larger.
         floor = jnp.maximum(floor, len(values) * jnp.square(rounding) * values.max())
         strong = jnp.where(kept[None, :], vectors, 0)
         means, solved = (x - product(product(x, strong), strong.T) for x in (means, solved))
@@ -67,7 +67,7 @@ def fisher_directions(
 
 
 class Residual(NamedTuple):
-    """What is learned beside the scores of LDA: z ↦ z U R + b.
+    """The residual added to the scores of LDA: z ↦ z U R + b.
 
     Attributes:
         down: U.
@@ -93,10 +93,11 @@ def residual_head(
     rank: int,
     num_steps: int = 100,
 ) -> LinearHead:
-    """Train a residual of rank r beside the scores of LDA, t_c(z) = zᵀm_c − ½‖m_c‖² + log π_c.
+    """Train a residual of rank r added to the scores of LDA, t_c(z) = zᵀm_c − ½‖m_c‖² + log π_c.
 
     Minimises the mean over features of α T² KL(softmax(t/T) ‖ softmax(s/T)) + (1 − α) CE(s, y), plus
-    (l2/2)(‖U‖² + ‖R‖²), where s = t + z U R + b. U starts as the means' leading directions, R and b as 0.
+    (l2/2)(‖U‖² + ‖R‖²), where s = t + z U R + b. U starts as the leading directions of the means, R and b as
+    0.
 
     Args:
         means: m_c of features whose common covariance is the identity.
@@ -107,7 +108,7 @@ def residual_head(
         temperature: T.
         l2: weight of the penalty.
         rank: r.
-        num_steps: most steps of L-BFGS.
+        num_steps: maximum number of L-BFGS steps.
 
     Returns:
         The head of z. Absent classes are marked.
@@ -118,7 +119,7 @@ def residual_head(
     weight = weight / jnp.maximum(weight.sum(), 1)
     offset = log_priors(moments) - 0.5 * jnp.square(means).sum(1)
     teacher = product(features, means.T) + offset[None, :]
-    shown = present | ~present.any()  # with no class at all nothing is trained, and nothing is NaN
+    shown = present | ~present.any()  # with no class present, show all to avoid NaN; their weights are 0
 
     taught = _log_softmax(teacher / temperature, shown)
     numbers = features, teacher, taught, chosen, jnp.where(kept, weight, 0), shown, distilled, temperature, l2
@@ -157,7 +158,7 @@ def _loss(
 
 
 def unprojected(head: LinearHead, directions: Float[Array, "dim classes"], moments: Moments) -> LinearHead:
-    """The head of features x whose projections z = Vᵀ(x − μ_g) a head was made of."""
+    """Convert a head of projections z = Vᵀ(x − μ_g) to a head of the features x."""
     weight = product(directions, head.weight)
     bias = head.bias - product(moments.grand_mean[None, :], weight)[0]
     return head_for_present(weight, bias, moments.present)

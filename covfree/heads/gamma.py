@@ -1,4 +1,4 @@
-"""Ratios of Gamma functions whose arguments may be huge, as differences of logarithms that do not cancel."""
+"""Ratios of Gamma functions at huge arguments, without cancellation between large logarithms."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-# Steps of the recurrence before Stirling's series: its first term left out is then below 3e-10.
+# Steps of the recurrence before Stirling's series, whose first omitted term is then below 3e-10.
 _STEPS = 8
 
 
 def log_gamma_ratio(
     least: Float[Array, ""], extra: Float[Array, " items"], dim: int
 ) -> Float[Array, " items"]:
-    """Compute log Γ(a + d/2) − log Γ(a) at a = least + extra, less the same at a = least.
+    """Compute log Γ(a + d/2) − log Γ(a) at a = least + extra, minus its value at a = least.
 
-    Γ(a + k)/Γ(a) is the product of a, a + 1, …, a + k − 1, so that the difference is a sum of
-    log(1 + extra/(least + i)): each term as small as what differs. Logarithms of Γ themselves would be large
-    against it. For odd d a ratio Γ(a + ½)/Γ(a) is left, of which Stirling's series gives the difference.
+    Γ(a + k)/Γ(a) is the product of a, a + 1, …, a + k − 1, so the difference is a sum of
+    log(1 + extra/(least + i)), whose terms are small if ``extra`` is. The logarithms of Γ themselves would be
+    far larger and cancel. For odd d a ratio Γ(a + ½)/Γ(a) remains, which Stirling's series gives.
 
     Args:
         least: above ½.
@@ -39,7 +39,7 @@ def log_gamma_ratio(
 
 
 def _series(z: jax.Array) -> jax.Array:
-    """Log Γ(z + ½) − log Γ(z) − ½ log z, but for terms of z⁻⁷ and beyond."""
+    """Return log Γ(z + ½) − log Γ(z) − ½ log z, up to terms of order z⁻⁷."""
     inverse = 1 / z
     square = jnp.square(inverse)
     return inverse * (-1 / 8 + square * (1 / 192 - square / 640))

@@ -34,7 +34,7 @@ class GaussianHead:
     present: Float[Array, " classes"] | None = None
 
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch classes"]:
-        """Scores of each class; one class at a time, so that memory is that of the features."""
+        """Compute the scores class by class, which takes memory for one copy of the features."""
         features = jnp.asarray(as_features(features, self.mean.shape[1]))
         flat = features.reshape(-1, features.shape[-1]).astype(
             jnp.promote_types(features.dtype, self.mean.dtype)
@@ -83,7 +83,7 @@ def gaussian_head(
     else:
         identity = jnp.eye(covariances.shape[1], dtype=covariances.dtype)
         safe = jnp.where(present[:, None, None], covariances, identity[None])
-        # One class at a time: a batched factorisation would hold a copy more.
+        # Factorise class by class, as a batched factorisation holds another copy.
         root = jax.lax.map(cholesky, safe)
         scale = jnp.diagonal(root, axis1=1, axis2=2)
     bias = log_priors(moments) - jnp.log(scale).sum(1)

@@ -1,4 +1,4 @@
-"""Minimising a smooth loss over a pytree by L-BFGS: what trains the heads that have no closed form."""
+"""L-BFGS for a smooth loss over a pytree, which trains the heads without a closed form."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Start = TypeVar("Start")
 def minimise(loss: Callable[..., jax.Array], start: Start, num_steps: int, *numbers: Any) -> Start:
     """Minimise a loss from a start, in the start's precision. Call it under ``jit``.
 
-    The steps end early when no entry of the gradient is above √eps. Derivatives are implicit, those of the
-    minimum: with H the loss's second derivatives there, dx = −H⁻¹ d(gradient), by conjugate gradients.
+    The steps end early when no entry of the gradient is above √eps. Derivatives are those of the minimum by
+    the implicit function theorem: dx = −H⁻¹ d(gradient) with the Hessian H, by conjugate gradients.
 
     Args:
-        loss: ``(pytree, *numbers)`` to a number, which closes over no traced values; for derivatives convex
-            near the minimum.
+        loss: a function ``loss(pytree, *numbers)`` that returns a number and closes over no traced values.
+            For derivatives it must be convex near the minimum.
         start: a pytree of arrays of one floating-point type.
-        num_steps: most steps of L-BFGS; of conjugate gradients ten times as many.
-        numbers: pytrees of arrays that the loss is made of.
+        num_steps: maximum number of L-BFGS steps; conjugate gradients may take ten times as many.
+        numbers: further arguments of the loss, pytrees of arrays.
     """
     slope_of = jax.grad(loss)
 
@@ -38,7 +38,7 @@ def minimise(loss: Callable[..., jax.Array], start: Start, num_steps: int, *numb
         point = minimum(*primals)
 
         def newton(*numbers: Any) -> Start:
-            """The point less a step of Newton's whose length is 0, but not its derivatives by the numbers."""
+            """Take a Newton step of length 0 whose derivatives with respect to the numbers are not 0."""
 
             def second(direction: Start) -> Start:
                 return jax.jvp(lambda x: slope_of(x, *primals[1]), (point,), (direction,))[1]
@@ -66,13 +66,13 @@ def _descend(loss: Callable[[Start], jax.Array], start: Start, num_steps: int) -
 
     def one_step(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         point, state, value, slope, step = carry
-        # optax adds int32 and integers of the default type.
+        # optax adds int32 to integers of the default type, which strict promotion refuses.
         with jax.numpy_dtype_promotion("standard"):
             updates, after = optimiser.update(slope, state, point, value=value, grad=slope, value_fn=loss)
-        # optax holds some of its numbers in the default type, which may be wider than the features'.
+        # optax keeps some numbers in the default type, which may be wider than the features' type.
         after = jax.tree.map(lambda new, old: new.astype(old.dtype), after, state)
         moved = jax.tree.map(lambda x, change: x + change.astype(x.dtype), point, updates)
-        # The line search has been there: this takes what it saw.
+        # This reuses the value and gradient that the line search computed at this point.
         return moved, after, *value_and_grad(moved, state=after), step + 1
 
     state = optimiser.init(start)

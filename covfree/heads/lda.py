@@ -21,10 +21,10 @@ def lda_head(
 
     w_c = Σ⁻¹(μ_c − μ_g) and b_c = −½ (μ_c + μ_g)ᵀ w_c + log π_c, with μ_g the mean of all examples.
 
-    The textbook has w_c = Σ⁻¹μ_c and b_c = −½ μ_cᵀΣ⁻¹μ_c + log π_c. Multiplied out, the score xᵀw_c + b_c
-    here is the textbook's less xᵀΣ⁻¹μ_g − ½ μ_gᵀΣ⁻¹μ_g. That term is the same for all classes, so that
-    predictions and softmax are the same. Where all features lie far from zero, it is large against what
-    differs between classes, and its rounding would hide that.
+    The textbook has w_c = Σ⁻¹μ_c and b_c = −½ μ_cᵀΣ⁻¹μ_c + log π_c. The score xᵀw_c + b_c here is the
+    textbook's minus xᵀΣ⁻¹μ_g − ½ μ_gᵀΣ⁻¹μ_g. This term is the same for all classes, so predictions and
+    softmax do not change. If all features lie far from zero, the term is so large that its rounding would
+    hide the differences between classes.
 
     Args:
         covariance: Σ, usually a shrunk within-class covariance. If it is singular, the solution of minimum
@@ -59,7 +59,7 @@ def lda_head_of(
     *,
     priors: Float[AnyArray, " classes"] | None = None,
 ) -> LinearHead:
-    """The head of solutions w_c = Σ⁻¹(μ_c − μ_g), wherever they are from; see `lda_head`."""
+    """Make the head of `lda_head` from given solutions w_c = Σ⁻¹(μ_c − μ_g)."""
     mean, centre, present = moments.mean, moments.grand_mean[None, :], moments.present
     if priors is None:
         log_prior = log_priors(moments)

@@ -1,4 +1,4 @@
-"""A head behind a map of features."""
+"""A head on mapped features."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class MappedHead:
 
     Attributes:
         feature_map: the map.
-        head: the classifier of what it gives.
+        head: the classifier of the mapped features.
     """
 
     feature_map: Head
     head: Head
 
     def __call__(self, features: Num[AnyArray, "..."]) -> Float[Array, "... classes"]:
-        """Scores of each class."""
+        """Compute the scores of each class."""
         scores: jax.Array = self.head(self.feature_map(features))
         return scores

@@ -1,4 +1,4 @@
-"""Class embeddings as a prior: a zero-shot classifier and one from data, added up (GDA-CLIP)."""
+"""Class embeddings as a prior: the sum of a zero-shot classifier and a head from data (GDA-CLIP)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from covfree.heads.lda import lda_head
 
 
 def gda_head(covariance: Float[AnyArray, "dim dim"] | Scatter, moments: Moments) -> LinearHead:
-    """Classify as `lda_head` with equal class priors, whose constant log π is left out.
+    """Classify as `lda_head` with equal class priors, but without the constant log π.
 
-    w_c = P(μ_c − μ_g) and b_c = −½ (μ_c + μ_g)ᵀw_c with P the inverse of the covariance. The score is that of
-    μ_c less that of the grand mean μ_g. A class without examples has weight and bias 0, which is the score of
-    a class whose mean is μ_g: `with_prior_means` relies on that.
+    w_c = P(μ_c − μ_g) and b_c = −½ (μ_c + μ_g)ᵀw_c with P the inverse of the covariance. The score of class c
+    is relative to a class at the grand mean μ_g. A class without examples has weight and bias 0, which is the
+    score of a class whose mean is μ_g: `with_prior_means` relies on that.
 
     Args:
         covariance: see `lda_head`.
@@ -47,18 +47,18 @@ def with_prior_means(
 ) -> LinearHead:
     """Add a zero-shot classifier to a head: scores scale · xᵀt_c + strength · (xᵀw_c + b_c).
 
-    The t_c are what is known of the classes before any data: with features of CLIP, the normalised embeddings
-    of the classes' names. A class without examples keeps its prior score alone, and can be predicted.
+    The t_c represent the classes before any data is seen: for features of CLIP, the normalised embeddings of
+    the classes' names. A class without examples has its prior score alone, and can be predicted.
 
     With ``covfree.fedcof(covfree.empirical_bayes(), head=covfree.gda_head)`` this is GDA-CLIP on class means;
-    with ``fedcof_oracle`` in place of ``fedcof``, on the exact scatter. Other linear heads may be taken. If
-    some classes have no examples, take `gda_head`: log π_c of an `lda_head` would count against the others.
+    with ``fedcof_oracle`` in place of ``fedcof``, on the exact scatter. Any linear head may be used. If some
+    classes have no examples, use `gda_head`: log π_c of an `lda_head` would count against the other classes.
 
     Args:
-        head: from data, on the same features (normalised, as for CLIP).
+        head: a head from data, on the same features (normalised, as for CLIP).
         prior_means: t_c of every class.
         strength: α, at least 0; may be swept. The paper chooses it on validation examples.
-        scale: of the prior scores, at least 0: 100 is CLIP's inverse temperature.
+        scale: factor of the prior scores, at least 0; 100 is CLIP's inverse temperature.
 
     Returns:
         The head, in which every class is present.
@@ -91,7 +91,7 @@ def with_prior_means(
         raise ValueError("prior_means: expected finite numbers, got others among them")
     dtype = head.weight.dtype
     prior = jnp.asarray(prior_means, dtype).T * jnp.asarray(scale, dtype)
-    # By `present` alone may a head say that a class is absent.
+    # A head may mark a class as absent by `present` alone, so mask its weight and bias.
     known = 1.0 if head.present is None else head.present > 0
     strength = jnp.asarray(strength, dtype) * jnp.broadcast_to(jnp.asarray(known, dtype), head.bias.shape)
     return LinearHead(prior + strength[None, :] * head.weight, strength * head.bias)

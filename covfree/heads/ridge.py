@@ -21,11 +21,11 @@ def ridge_head(
     """Classify by ridge regression to one-hot labels: W = (G + λI)⁻¹ B, by default with columns of norm 1.
 
     Args:
-        gram: G. Fed3R's F Fᵀ; or `total_gram` of a within-class scatter, with or without the scatter
-            between classes (FedCOF leaves it out).
+        gram: G: Fed3R's F Fᵀ, or `total_gram` of a within-class scatter, with or without the scatter between
+            classes (FedCOF leaves it out).
         moments: `first_moments` of all rows; B = [N_1 μ_1 … N_C μ_C].
         ridge: λ, at least 0. If G + λI is singular, the solution of minimum norm is taken.
-        unit: whether to scale columns to norm 1, as Fed3R and FedCOF do; static. Columns as they are favour
+        unit: whether to scale columns to norm 1, as Fed3R and FedCOF do; static. Unscaled columns favour
             classes of many examples.
         bias: whether a constant 1 is appended to the features, as Fed3R's own code does; static. Then
             (G + λI) W + s b = B and sᵀ W + (N + λ) b = (N_1 … N_C), with b a row and s = Σ_c N_c μ_c.
@@ -53,7 +53,7 @@ def ridge_head(
     total, counts = sums.sum(1, keepdims=True), moments.count.astype(sums.dtype)
     solved = solve(factors, jnp.concatenate([sums, total], axis=1))
     weight, direction = solved[:, :-1], solved[:, -1:]
-    # What is left of N + λ once W is eliminated; sᵀ(G + λI)⁻¹s is below N.
+    # The Schur complement of N + λ once W is eliminated; it is above 0, as sᵀ(G + λI)⁻¹s is below N.
     rest = moments.num_examples + system.shift - (total * direction).sum()
     offset = (counts - (total * weight).sum(0)) / jnp.where(rest > 0, rest, 1)
     weight = weight - direction * offset[None, :]
@@ -65,7 +65,7 @@ def ridge_head(
 
 
 def ridge_head_of(weight: Float[Array, "dim classes"], moments: Moments, *, unit: bool = True) -> LinearHead:
-    """The head of solutions (G + λI)⁻¹ B, wherever they are from; see `ridge_head`."""
+    """Make the head of `ridge_head` from given solutions (G + λI)⁻¹ B."""
     if unit:
         weight = unit_columns(weight)
     return head_for_present(weight, jnp.zeros_like(weight[0]), moments.present)

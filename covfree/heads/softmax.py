@@ -35,17 +35,17 @@ def softmax_head(
     when no entry of the gradient is above √eps.
 
     Args:
-        features: of the examples. Half precisions are computed in float32.
-        labels: their classes; a label outside [0, num_classes) is padding.
+        features: features of the examples. Half precisions are computed in float32.
+        labels: classes of the examples; a label outside [0, num_classes) is padding.
         num_classes: C, static.
-        l2: strength of the penalty on V, at least 0; the bias is free.
+        l2: strength of the penalty on V, at least 0; the bias is not penalised.
         weight: w_i of each example, at least 0; by default 1.
-        num_steps: most steps of L-BFGS, static. A step costs one to two passes of 4·n·d·C operations, its
-            memory is a copy of the features, n·C scores and 20 heads.
+        num_steps: maximum number of L-BFGS steps, static. A step costs one to two passes of 4·n·d·C
+            operations; its memory is a copy of the features, n·C scores and 20 heads.
 
     Returns:
-        The head; its scores are log-posteriors up to a constant. A class without examples (or of weight 0
-        in all) has weight 0 and bias 0, and is marked absent.
+        The head; its scores are log-posteriors up to a constant. A class without examples of positive weight
+        has weight 0 and bias 0, and is marked absent.
 
     Raises:
         ValueError: if shapes do not fit, or a number is out of its range.
@@ -84,16 +84,16 @@ def _fit(
     num_classes: int,
     num_steps: int,
 ) -> LinearHead:
-    """Fit from checked arguments; labels are −1 and shares 0 where there is padding."""
+    """Fit from checked arguments; padding has label −1 and share 0."""
     dtype = share.dtype
     kept = labels >= 0
     share = share / jnp.where(share.sum() > 0, share.sum(), 1)
     class_of = jnp.where(kept, labels, 0)
     present = jax.ops.segment_sum(share, class_of, num_classes) > 0
 
-    # Padding may hold anything, NaN too.
+    # Padding may hold anything, including NaN.
     values = jnp.where(kept[:, None], features, 0).astype(dtype)
-    # About one of the examples first: the mean of equal values is rounded, and its rounding is no spread.
+    # Subtract one example first: the mean of equal values is rounded, which would look like spread.
     first = values[jnp.argmax(kept)][None, :]
     values = jnp.where(kept[:, None], values - first, 0)
     unit = magnitude(values)
@@ -104,7 +104,7 @@ def _fit(
     spread = jnp.where(spread > 0, spread, 1)
     values = values / spread
 
-    # With no class at all the loss is 0 wherever it is taken, but for this it would be NaN.
+    # With no class present, show all: the loss is then 0, where it would be NaN otherwise.
     shown = present | ~present.any()
 
     start = LinearHead(jnp.zeros((features.shape[1], num_classes), dtype), jnp.zeros(num_classes, dtype))
@@ -124,6 +124,6 @@ def _loss(
 ) -> Float[Array, ""]:
     scores = jnp.where(shown[None, :], product(values, head.weight) + head.bias[None, :], -jnp.inf)
     chosen = jnp.take_along_axis(scores, class_of[:, None], axis=1)[:, 0]
-    # An example without weight may be of a class that is not shown: its score is −∞.
+    # An example of weight 0 may have a class that is not shown, whose score is −∞.
     each = jnp.where(share > 0, jax.nn.logsumexp(scores, axis=1) - chosen, 0)
     return jnp.sum(share * each) + 0.5 * l2 * jnp.sum(jnp.square(head.weight))

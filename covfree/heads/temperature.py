@@ -14,17 +14,15 @@ from covfree.core.types import AnyArray, Head, LinearHead, Scalar, accumulation_
 from covfree.heads.mapped import MappedHead
 from covfree.statistics.groups import as_examples
 
-# Features [examples, dim] to scores [examples, classes].
-
-# β is sought within this factor of one over the spread of the scores. At its upper end, gaps of a tenth of
-# the spread leave probabilities of exp(−100).
+# The search for β covers this factor below and above 1 / (spread of the scores). At the upper end, gaps of a
+# tenth of the spread leave probabilities of exp(−100).
 _RANGE = 1e3
-# Bisection alone halves log(_RANGE²) to float64's √eps in 30 steps; Newton's own in between take five to ten.
+# Bisection alone takes 30 steps from log(_RANGE²) to float64's √eps; Newton's steps between take five to ten.
 _STEPS = 100
 
 
 class _Terms(NamedTuple):
-    """Sums over examples: the loss Σ_i log Σ_c exp(β (s_ic − s_iy)), convex in β, by its derivatives."""
+    """Derivatives by β of the convex loss Σ_i log Σ_c exp(β (s_ic − s_iy)), and the number of examples."""
 
     slope: Float[Array, ""]
     curvature: Float[Array, ""]
@@ -38,8 +36,8 @@ def calibrate_temperature(
 ) -> Float[Array, ""]:
     """Find the T > 0 that minimises the mean cross-entropy of softmax(head(x)/T), e.g. before fine-tuning.
 
-    The loss is convex in β = 1/T. Newton's steps on its derivative are kept in a bracket, which is halved (in
-    log β) where a step would leave it or does not get shorter.
+    The loss is convex in β = 1/T. Newton's steps on its derivative stay in a bracket, which is halved (in
+    log β) if a step would leave it or is not less than half the last one.
 
     The minimum may lie at an end: at β = ∞ if the scores put every example's class first, at β = 0 if they
     are no better than chance. T is therefore kept within a factor of 1,000 of the spread of the scores
@@ -49,8 +47,8 @@ def calibrate_temperature(
     Args:
         head: any function from features to scores, e.g. a `LinearHead`.
         features: features of the examples; Fed3R takes the training examples.
-        labels: their classes; a label outside [0, classes) is padding. So is one whose score is −∞: its loss
-            is infinite at every temperature, and says nothing about it.
+        labels: classes of the examples; a label outside [0, classes) is padding. So is a label whose score
+            is −∞, as its loss is infinite at every temperature.
 
     Returns:
         T. Differentiable in what the head and the features depend on, by the implicit function theorem.
@@ -60,8 +58,8 @@ def calibrate_temperature(
         ValueError: if shapes do not fit.
         TypeError: if labels are no integers.
 
-    Source: Fed3R (Fanì et al. 2024), fine-tuning from Fed3R's head, which calibrates on the training loss;
-    Guo et al. (2017), who do on held-out examples.
+    Source: Fed3R (Fanì et al. 2024), which calibrates on the training loss before fine-tuning from its head;
+    Guo et al. (2017), who calibrate on held-out examples.
 
     >>> import jax.numpy as jnp
     >>> head = LinearHead(jnp.array([[1.0, 0.0]]), jnp.zeros(2))
@@ -76,7 +74,7 @@ def calibrate_temperature(
     unit = jnp.sqrt(jnp.where(known, start.curvature / jnp.maximum(start.count, 1).astype(gap.dtype), 1))
     low, high = 1 / (unit * _RANGE), _RANGE / unit
     beta = _search(frozen, kept, low, high)
-    # One more step of Newton changes β by rounding alone, and carries its derivative −d(slope)/curvature.
+    # One more Newton step changes β only by rounding, but gives it the derivative −d(slope)/curvature.
     end = _terms(gap, kept, beta)
     curvature = jax.lax.stop_gradient(end.curvature)
     inside = (beta > low) & (beta < high) & (curvature > 0)
@@ -88,14 +86,14 @@ Linear = TypeVar("Linear", LinearHead, MappedHead)
 
 
 def with_temperature(head: Linear, temperature: Scalar) -> Linear:
-    """Divide a head's scores by T: the same predictions, a softer or harder softmax.
+    """Divide a head's scores by T, which makes the softmax softer or harder and keeps the predictions.
 
     Args:
         head: a linear head, or one behind a map of features.
         temperature: T above 0; may be traced.
 
     Raises:
-        TypeError: if the head is not linear, or the temperature no number.
+        TypeError: if the head is not linear, or the temperature is no number.
         ValueError: if the temperature is not finite and above 0.
 
     >>> import jax.numpy as jnp
@@ -114,16 +112,16 @@ def with_temperature(head: Linear, temperature: Scalar) -> Linear:
 def _gaps(
     head: Head, features: AnyArray, labels: AnyArray
 ) -> tuple[Float[Array, "examples classes"], Bool[Array, " examples"]]:
-    """s_ic − s_iy, 0 in padding and −∞ where a class cannot be; and which examples count."""
+    """Return s_ic − s_iy, 0 in padding and −∞ where s_ic is; and which examples count."""
     features, labels = as_examples(features, labels=labels)
     classes = jax.eval_shape(lambda x: head(x), features).shape[1]
     inside = (labels >= 0) & (labels < classes)
-    # The features of padding may be NaN, and so would the derivative of their scores be.
+    # NaN in the features of padding would make derivatives NaN.
     scores = head(jnp.where(inside[:, None], features, 0))
     scores = scores.astype(accumulation_dtype(scores))
     own = jnp.take_along_axis(scores, jnp.where(inside, labels, 0)[:, None], axis=1)
     kept = inside & (own[:, 0] != -jnp.inf)
-    # Not `isfinite`: a NaN score of an example that counts must be seen in the result.
+    # Not `isfinite`, so that a NaN score of a counted example makes the result NaN.
     possible = scores != -jnp.inf
     gap = jnp.where(possible, scores, 0) - jnp.where(kept[:, None], own, 0)
     return jnp.where(kept[:, None], jnp.where(possible, gap, -jnp.inf), 0), kept
@@ -133,7 +131,7 @@ def _terms(
     gap: Float[Array, "examples classes"], kept: Bool[Array, " examples"], beta: Float[Array, ""]
 ) -> _Terms:
     possible = gap != -jnp.inf
-    # Not β·(−∞), which is NaN at β = 0.
+    # Mask first, as β·(−∞) is NaN at β = 0.
     finite = jnp.where(possible, gap, 0)
     exponent = jnp.where(possible, beta * finite, -jnp.inf)
     loss = jax.nn.logsumexp(exponent, axis=1)
@@ -150,7 +148,7 @@ def _search(
     low: Float[Array, ""],
     high: Float[Array, ""],
 ) -> Float[Array, ""]:
-    """The β in [low, high] where the slope changes sign, or the end nearer to that."""
+    """Find the β in [low, high] where the slope changes sign, or the end nearer to it."""
     precision = jnp.sqrt(jnp.finfo(gap.dtype).eps)
 
     def unfinished(state: Any) -> Any:
@@ -160,12 +158,12 @@ def _search(
     def improve(state: Any) -> Any:
         step, low, high, beta, previous = state
         terms = _terms(gap, kept, beta)
-        # A slope of 0 far out is one that underflowed: only a positive one says that the minimum was passed.
+        # A slope of 0 at a large β may be an underflow; only a positive slope is past the minimum.
         passed = terms.slope > 0
         low, high = jnp.where(passed, low, beta), jnp.where(passed, beta, high)
         newton = beta - terms.slope / jnp.where(terms.curvature > 0, terms.curvature, 1)
-        # Steps that do not get shorter by half converge too slowly, as where classes are nearly separable.
-        # A curvature of 0 would end the search.
+        # Bisect if Newton's step is over half the last, as this converges too slowly (for classes that are
+        # nearly separable), or if the curvature is 0, as such a step would end the search.
         good = (newton > low) & (newton < high) & (terms.curvature > 0)
         good &= 2 * jnp.abs(newton - beta) < jnp.abs(beta - previous)
         return step + 1, low, high, jnp.where(good, newton, jnp.sqrt(low * high)), beta
@@ -173,5 +171,5 @@ def _search(
     ends = [_terms(gap, kept, end).slope for end in (low, high)]
     state = (0, low, high, jnp.sqrt(low * high), high)
     beta = jax.lax.while_loop(unfinished, improve, state)[3]
-    # Both signs are needed for a minimum between; a slope that underflows at the upper end is no sign.
+    # A minimum inside needs slopes of both signs at the ends; a slope that underflows to 0 counts as none.
     return jnp.where(ends[0] >= 0, low, jnp.where(ends[1] <= 0, high, beta))

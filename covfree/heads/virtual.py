@@ -1,4 +1,4 @@
-"""Virtual features: drawn by the server from rows that carry a covariance."""
+"""Virtual features, which the server samples from rows that carry a covariance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from covfree.core.products import product
 from covfree.core.types import PRNGKey, Rows
 from covfree.estimators.moments import row_counts, row_labels, row_means
 
-# Features that are coloured at once by a row's full covariance: enough for a fast product.
+# Number of features multiplied at once by a covariance's root: enough for a fast product.
 _BLOCK = 128
 
 
@@ -28,22 +28,22 @@ def sample_rows(
 
     x = μ_r + S_r^½ z with z standard normal. Row r is drawn ⌊s⌋ or ⌈s⌉ times, where s = num_samples·n_r/N is
     its share. The sampling is systematic, with one random offset. Features come in the order of their rows.
-    Rows that are components of a mixture give a sample of the mixture.
+    If rows are components of a mixture, the features are a sample of the mixture.
 
     Memory is num_samples·d beside the rows. Full covariances cost one Cholesky factor (d³/3 operations) for
     each row that is drawn, and 2·d² operations for each feature; rows are processed one at a time, in blocks
-    of 128 features, so that a few matrices [dim, dim] are in memory. If a matrix has no Cholesky factor, as
-    it has negative eigenvalues above rounding, ``eigh`` is used and these eigenvalues are set to 0.
+    of 128 features, so that only a few matrices [dim, dim] are in memory. If a matrix has no Cholesky factor
+    because of negative eigenvalues beyond rounding, ``eigh`` is used and these eigenvalues are set to 0.
 
     Args:
-        rows: rows with covariances in full, their diagonals, or one variance each; without covariances all
+        rows: rows with full covariances, their diagonals, or one variance each; without covariances all
             draws are the means. Rows with count 0 or a label below 0 are padding and are never drawn.
         num_samples: number of features, static.
         key: PRNG key.
 
     Returns:
-        Features, in at least float32, and their labels. If all rows are padding, 0 and −1. Not for reverse
-        differentiation.
+        Features, in at least float32, and their labels. If all rows are padding, these are 0 and −1. They
+        cannot be differentiated in reverse mode.
 
     Raises:
         ValueError: if shapes do not fit, or ``num_samples`` is below 1.
@@ -70,7 +70,7 @@ def sample_rows(
     valid = (jnp.asarray(rows.count) > 0) & (label >= 0)
     mean = row_means(rows, valid)
     ends = _ends(row_counts(rows, valid).astype(mean.dtype), valid, num_samples, derive(key, "offset"))
-    # Past the last row if there is none to draw.
+    # If there is no row to draw, the index is past the last row.
     row = jnp.searchsorted(ends, jnp.arange(num_samples, dtype=ends.dtype), side="right")
     labels = label.at[row].get(mode="fill", fill_value=-1)
     centre = mean.at[row].get(mode="fill", fill_value=0)
@@ -89,14 +89,14 @@ def sample_rows(
 def _ends(
     count: Float[Array, " rows"], valid: Bool[Array, " rows"], num_samples: int, key: PRNGKey
 ) -> Integer[Array, " rows"]:
-    """One past the last sample of each row, by systematic sampling; a row of padding ends where it starts.
+    """Return the end of each row's range of samples, by systematic sampling; a padding row's is empty.
 
-    Sample i stands at i + u, u uniform on [0, 1), on a line on which each row holds its share.
+    Sample i is at position i + u, with u uniform on [0, 1), on a line that rows divide by their shares.
     """
     total = count.sum()
     edge = jnp.cumsum(count / jnp.where(total > 0, total, 1)) * num_samples
     end = jnp.ceil(edge - jax.random.uniform(key, (), count.dtype)).astype(jnp.int32)
-    # Rounding of the sums must neither lose the last samples nor give padding one.
+    # Rounding must neither lose the last samples nor assign one to padding.
     end = jnp.where(jnp.cumsum(valid) == valid.sum(), num_samples, jnp.clip(end, 0, num_samples))
     return jax.lax.cummax(jnp.where(valid, end, 0))
 
@@ -106,7 +106,7 @@ def _coloured(
     covariance: Float[Array, "rows dim dim"],
     ends: Integer[Array, " rows"],
 ) -> Float[Array, "samples dim"]:
-    """Give standard normal samples the covariance of their row, in place, row by row and block by block."""
+    """Give standard normal samples their row's covariance, in place, row by row and block by block."""
     num_samples = noise.shape[0]
     within = jnp.arange(_BLOCK, dtype=ends.dtype)
 
@@ -120,7 +120,7 @@ def _coloured(
             def one_block(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
                 first, values = carry
                 block = jax.lax.dynamic_slice_in_dim(values, first, _BLOCK)
-                # The block may reach into the next row.
+                # The block may extend into the next row.
                 mine = (first + within < end)[:, None]
                 block = jnp.where(mine, product(block, root.T), block)
                 return first + _BLOCK, jax.lax.dynamic_update_slice_in_dim(values, block, first, 0)
@@ -134,13 +134,13 @@ def _coloured(
 
 
 def _root(covariance: Float[Array, "dim dim"]) -> Float[Array, "dim dim"]:
-    """A matrix R with R Rᵀ = S, of each feature scaled to variance 1."""
+    """Return R with R Rᵀ = S, factorised after scaling each feature to variance 1."""
     variance = jnp.diagonal(covariance)
     deviation = jnp.sqrt(jnp.maximum(variance, 0))
     inverse = jnp.where(deviation > 0, 1 / jnp.where(deviation > 0, deviation, 1), 0)
     correlation = covariance * inverse[:, None] * inverse[None, :]
-    # A singular matrix has a Cholesky factor once it is raised above its rounding, by a share of each
-    # feature's variance that changes no sample noticeably: 1.5e-4 for 1,280 features in float32.
+    # A singular matrix has a Cholesky factor once its diagonal is raised by its rounding. This share of each
+    # feature's variance changes no sample noticeably: 1.5e-4 for 1,280 features in float32.
     size = covariance.shape[0]
     share = size * jnp.finfo(covariance.dtype).eps
     raised = correlation + jnp.diag(jnp.where(deviation > 0, share, 1))

@@ -1,15 +1,15 @@
-"""How good a head's scores are: accuracy in all and by class and client, calibration, likelihood.
+"""Metrics of a head's scores: accuracy overall, by class and by client, calibration, likelihood.
 
 All functions take the scores ``[examples, classes]`` that a head gives, and the labels ``[examples]``. These
 rules hold for each of them:
 
 - An example whose label is below 0 is padding: it changes nothing.
 - A label of C or above is an error; under ``jit``, where values cannot raise, it is padding.
-- A score of −∞ is that of a class that the head does not know: it is never predicted and has probability 0.
+- A score of −∞ marks a class that the head does not know: it is never predicted and has probability 0.
 - An example whose scores are all −∞, or hold NaN, has no prediction. It counts as wrong.
 - A mean over nothing is NaN: of no examples, of a class or a client without examples.
 
-Nothing larger than the scores is made, beside the C × C numbers of a confusion matrix.
+No intermediate array is larger than the scores, except for the C × C counts of a confusion matrix.
 """
 
 from covfree.heads.metrics.figures import accuracy as accuracy

@@ -1,4 +1,4 @@
-"""The figures, each a compiled function of scores and labels."""
+"""The metrics, each a compiled function of scores and labels."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def accuracy(
 def class_recall(
     scores: Float[AnyArray, "examples classes"], labels: Integer[AnyArray, " examples"]
 ) -> Float[Array, " classes"]:
-    """Compute the accuracy of each class: the share of its examples that are predicted as it.
+    """Compute the accuracy of each class: the share of its examples that are predicted correctly.
 
     Arguments and errors are those of `accuracy`. A class without examples has NaN.
     """
@@ -57,7 +57,7 @@ def class_recall(
 def class_precision(
     scores: Float[AnyArray, "examples classes"], labels: Integer[AnyArray, " examples"]
 ) -> Float[Array, " classes"]:
-    """Compute for each class the share of the examples predicted as it that are of it.
+    """Compute the precision of each class: the share of its predictions that are correct.
 
     Arguments and errors are those of `accuracy`. A class that is never predicted has NaN.
     """
@@ -117,7 +117,7 @@ def nll(
 def calibration_error(
     scores: Float[AnyArray, "examples classes"], labels: Integer[AnyArray, " examples"], *, bins: int = 15
 ) -> Float[Array, ""]:
-    """Compute the expected calibration error: how far confidence is from accuracy, in [0, 1].
+    """Compute the expected calibration error, the mean gap between confidence and accuracy, in [0, 1].
 
     The confidence of an example is the largest of softmax(scores). Bin m of M holds the n_m examples with
     confidence in ((m − 1)/M, m/M]; so
@@ -127,8 +127,8 @@ def calibration_error(
     Arguments and errors are those of `accuracy`, and:
 
     Args:
-        scores: see there.
-        labels: see there.
+        scores: see `accuracy`.
+        labels: see `accuracy`.
         bins: M, static.
 
     Source: Guo et al. (2017), On Calibration of Modern Neural Networks, eq. 3, with 15 bins as there.
@@ -156,12 +156,12 @@ def client_accuracy(
     Args:
         scores: a head's; −∞ for a class that it does not know.
         labels: classes; below 0 is padding.
-        clients: whose each example is, below ``num_clients``; below 0 is nobody's.
+        clients: the client of each example, below ``num_clients``; below 0 is on no client.
         num_clients: K, static.
 
     Returns:
-        Shares in [0, 1]; NaN for a client without examples. ``jnp.nanmin`` gives the worst client,
-        ``jnp.nanpercentile`` others.
+        Shares in [0, 1]; NaN for a client without examples. ``jnp.nanmin`` gives the worst client's,
+        ``jnp.nanpercentile`` percentiles.
 
     Raises:
         TypeError: if a data type is wrong.

@@ -1,4 +1,4 @@
-"""Figures by name, for tables."""
+"""Metrics by name, for tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from covfree.heads.metrics.outcome import (
     recall_of,
 )
 
-# What `measure` knows, in the order in which tables show it, and what of it needs the client of each example.
+# Names that `measure` knows, in the order of tables, and those that need the client of each example.
 NAMES = ("accuracy", "balanced", "worst_class", "nll", "ece", "mean_client", "worst_client", "p10_client")
 CLIENT_NAMES = ("mean_client", "worst_client", "p10_client")
 
@@ -34,7 +34,7 @@ def measure(
     *,
     clients: Integer[AnyArray, " examples"] | None = None,
 ) -> dict[str, float]:
-    """Compute figures by name, for the tables of a run: each a number, in the order of ``names``.
+    """Compute metrics by name, for the tables of a run: each a number, in the order of ``names``.
 
     | Name | Figure |
     |---|---|
@@ -48,11 +48,11 @@ def measure(
     | ``p10_client`` | its 10th percentile, with linear interpolation |
 
     Args:
-        scores: a head's, in memory; −∞ for a class that it does not know.
+        scores: a head's scores, in memory; −∞ for a class that it does not know.
         labels: classes; below 0 is padding.
         names: some of ``NAMES``.
-        clients: whose each example is, integers of any size; below 0 is nobody's. Needed for the names in
-            ``CLIENT_NAMES``.
+        clients: the client of each example, integers of any size; below 0 is on no client. Needed for the
+            names in ``CLIENT_NAMES``.
 
     Returns:
         The figures as Python floats, for use outside ``jit``. NaN where there is nothing to measure.
@@ -77,9 +77,9 @@ def measure(
     number = 1
     if clients is not None:
         clients = consecutive(np.asarray(clients))
-        # A power of two, so that data sets with about as many clients share a compiled function.
+        # Round up to a power of two, so that similar numbers of clients share a compiled function.
         number = 1 << int(clients.max(initial=0)).bit_length()
-    # At the door, where an integer above those of int32 is an error.
+    # Convert before `jit`, so that an integer beyond int32 raises an error.
     labels = as_int32("labels", labels)
     figures = _measure(scores, labels, clients, names=tuple(names), num_clients=number)
     return {name: float(figure) for name, figure in zip(names, figures, strict=True)}

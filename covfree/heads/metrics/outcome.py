@@ -1,4 +1,4 @@
-"""What scores come to: one example after the other, and summed by class, client or confidence."""
+"""Outcomes of scores: correct or not, confidence and loss of each example, and their averages over groups."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from covfree.core.types import accumulation_dtype, is_traced
 
 
 def check_scores(scores: Any, labels: Any, clients: Any = None, **sizes: Any) -> None:
-    """Raise unless these are scores with their labels and clients; values of traced arrays are not seen."""
+    """Raise unless scores, labels and clients are valid; values of traced arrays are not checked."""
     for name, array in (("scores", scores), ("labels", labels), ("clients", clients)):
         if array is not None and not hasattr(array, "dtype"):
             raise TypeError(f"{name}: expected an array, got {type(array).__name__}")
@@ -51,11 +51,11 @@ def check_scores(scores: Any, labels: Any, clients: Any = None, **sizes: Any) ->
 
 
 class Outcome(NamedTuple):
-    """What scores come to, one number an example.
+    """The outcome of scores, with one entry per example.
 
     Attributes:
-        label: the class; C for padding, so that what is scattered by it is dropped.
-        predicted: the class with the largest score; C if there is none.
+        label: the class; C for padding, so that scatters by label drop it.
+        predicted: the class with the largest score; C if no score is above −∞.
         kept: False for padding.
         confidence: probability of the predicted class; 0 if all scores are −∞, NaN if one is NaN.
         loss: −log of the label's probability; +∞ if that is 0.
@@ -74,21 +74,21 @@ class Outcome(NamedTuple):
 
 
 def outcome_of(scores: Any, labels: Any) -> Outcome:
-    """What scores come to, example by example."""
+    """Compute the outcome of each example."""
     scores, labels = jnp.asarray(scores), as_int32("labels", labels)
     scores = scores.astype(accumulation_dtype(scores))
     classes = scores.shape[1]
     kept = (labels >= 0) & (labels < classes)
-    # Padding may hold NaN, which would reach gradients.
+    # NaN in padding would reach gradients.
     scores = jnp.where(kept[:, None], scores, 0)
     largest = scores.max(1)
-    # Differences first: beside scores of 1e8, log C is less than their rounding.
+    # Subtract the largest score first: beside scores of 1e8, log C would be lost in rounding.
     shifted = scores - jax.lax.stop_gradient(jnp.where(largest == -jnp.inf, 0, largest))[:, None]
     total = jax.nn.logsumexp(shifted, axis=1)
     own = jnp.take_along_axis(shifted, jnp.where(kept, labels, 0)[:, None], axis=1)[:, 0]
     return Outcome(
         label=jnp.where(kept, labels, classes),
-        # NaN is not above −∞ either.
+        # False for NaN too.
         predicted=jnp.where(largest > -jnp.inf, scores.argmax(1), classes).astype(jnp.int32),
         kept=kept,
         confidence=jnp.where(largest == -jnp.inf, 0, jnp.exp(shifted.max(1) - total)),
@@ -97,7 +97,7 @@ def outcome_of(scores: Any, labels: Any) -> Outcome:
 
 
 def shares(outcome: Outcome, group: Any, among: Any, size: int) -> Float[Array, " groups"]:
-    """Share of right predictions in each group of the examples that count; NaN for an empty group."""
+    """Return the share of correct predictions among the counted examples of each group; NaN if none."""
     right, every = (
         jnp.zeros(size, jnp.int32).at[group].add(part.astype(jnp.int32), mode="drop")
         for part in (outcome.right, among)
@@ -107,8 +107,8 @@ def shares(outcome: Outcome, group: Any, among: Any, size: int) -> Float[Array, 
 
 
 def mean_over(values: Any, kept: Any) -> Float[Array, ""]:
-    """Mean over the kept examples; +∞ if one is, NaN if there are none."""
-    # A plain sum of a million float32 loses digits, and an accurate one makes NaN of an infinite term.
+    """Return the mean over the kept examples; +∞ if a value is, NaN without examples."""
+    # A plain sum of a million float32 loses digits, and an accurate sum turns an infinite term into NaN.
     infinite = kept & (values == jnp.inf)
     used = kept & ~infinite
     mean, _ = mean_groups(values[:, None], jnp.where(used, 0, -1), 1)
@@ -116,18 +116,18 @@ def mean_over(values: Any, kept: Any) -> Float[Array, ""]:
 
 
 def accuracy_of(outcome: Outcome) -> Float[Array, ""]:
-    """Share of right predictions; NaN without examples."""
+    """Return the share of correct predictions; NaN without examples."""
     dtype = outcome.confidence.dtype
     return outcome.right.sum().astype(dtype) / outcome.kept.sum().astype(dtype)
 
 
 def recall_of(outcome: Outcome, classes: int) -> Float[Array, " classes"]:
-    """Accuracy of each class."""
+    """Return the accuracy of each class."""
     return shares(outcome, outcome.label, outcome.kept, classes)
 
 
 def ece_of(outcome: Outcome, bins: int) -> Float[Array, ""]:
-    """Expected calibration error."""
+    """Return the expected calibration error."""
     place = jnp.clip(jnp.ceil(outcome.confidence * bins) - 1, 0, bins - 1).astype(jnp.int32)
     place = jnp.where(outcome.kept, place, -1)
     excess = outcome.right.astype(outcome.confidence.dtype) - outcome.confidence
@@ -137,8 +137,8 @@ def ece_of(outcome: Outcome, bins: int) -> Float[Array, ""]:
 
 
 def by_client(outcome: Outcome, clients: Any, num_clients: int) -> Float[Array, " clients"]:
-    """Accuracy of each client; a client below 0 is none."""
+    """Return the accuracy of each client; examples of clients below 0 are left out."""
     clients = as_int32("clients", clients)
     owned = outcome.kept & (clients >= 0)
-    # Past the end, which is dropped; an index of −1 would be the last.
+    # An index past the end is dropped, but −1 would be the last client.
     return shares(outcome, jnp.where(owned, clients, num_clients), owned, num_clients)
