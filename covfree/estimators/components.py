@@ -1,4 +1,4 @@
-"""Variance components: the within-class scatter where clients' means of a class differ (client shift)."""
+"""Variance components: the within-class scatter if clients' means of a class differ (client shift)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from covfree.statistics.groups import subset_groups
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ComponentMoments:
-    """Phase one of the variance components; adds up over parts that each hold all rows of their clients.
+    """Totals of phase one, which add up over parts if each part holds all rows of its clients.
 
     Attributes:
         moments: counts, rows and sums of each class.
-        degrees: Σ_k (J_kc − 1) of each class, over the clients that hold it, J_kc the rows of client k:
-            degrees of freedom of the scatter between rows of the same client.
+        degrees: for each class, Σ_k (J_kc − 1) over the clients that hold it, where J_kc is the number of
+            client k's rows: the degrees of freedom of the scatter between rows of the same client.
     """
 
     moments: Moments
@@ -32,17 +32,17 @@ class ComponentMoments:
 
     @property
     def clients(self) -> Integer[Array, " classes"]:
-        """Clients that hold each class."""
+        """Number of clients that hold each class."""
         return self.moments.num_rows - self.degrees
 
 
 class ClientParts(NamedTuple):
-    """Rows' deviations in two parts, from the class to the client and from the client to the row.
+    """Deviations of rows in two parts: client mean from class mean, and row from client mean.
 
     Attributes:
         between: √n_r (x̄_kc − μ_c); 0 in padding rows.
         within: √n_r (x_r − x̄_kc); 0 in padding rows.
-        group: number of the row's client and class among those that exist; −1 for padding.
+        group: number of the row's pair of client and class, see `client_groups`; −1 for padding.
     """
 
     between: Float[Array, "rows dim"]
@@ -51,7 +51,7 @@ class ClientParts(NamedTuple):
 
 
 def client_groups(rows: Rows, num_classes: int) -> Integer[Array, " rows"]:
-    """Number the pairs of client and class that exist, by sorting; −1 for padding.
+    """Return the number of each row's pair of client and class, among the sorted pairs; −1 for padding.
 
     A row of an unknown client (below 0) is a group of its own.
 
@@ -68,7 +68,7 @@ def client_parts(rows: Rows, moments: Moments) -> ClientParts:
     """Split √n_r (x_r − μ_c) at the mean x̄_kc of the client's rows of the class.
 
     Args:
-        rows: class rows with clients, all of them or a part that holds all rows of its clients.
+        rows: class rows with clients, all rows or a part that holds all rows of its clients.
         moments: `first_moments` of *all* rows.
     """
     group = client_groups(rows, moments.total.shape[0])
@@ -85,10 +85,10 @@ def client_parts(rows: Rows, moments: Moments) -> ClientParts:
 
 
 def component_moments(rows: Rows, num_classes: int) -> ComponentMoments:
-    """Phase one: the class moments, and the degrees of freedom inside the clients.
+    """Phase one: compute the class moments, and the degrees of freedom within the clients.
 
     Args:
-        rows: class rows with clients, all of them or a part that holds all rows of its clients.
+        rows: class rows with clients, all rows or a part that holds all rows of its clients.
         num_classes: C, static.
 
     Raises:
@@ -104,7 +104,7 @@ def component_moments(rows: Rows, num_classes: int) -> ComponentMoments:
     group = client_groups(rows, num_classes)
     size = max(1, group.shape[0])
     slot = jnp.where(group >= 0, group, size)
-    # Of a group that does not exist this is the least integer.
+    # For a group without rows, `segment_max` gives the least integer.
     label = jax.ops.segment_max(row_labels(rows), slot, size)
     pair = (label >= 0).astype(jnp.int32)
     clients = jax.ops.segment_sum(pair, jnp.where(label >= 0, label, num_classes), num_classes)
@@ -112,7 +112,7 @@ def component_moments(rows: Rows, num_classes: int) -> ComponentMoments:
 
 
 def hidden_weights(totals: ComponentMoments, weighting: Weighting) -> Float[Array, " classes"]:
-    """Weights w_c that make Σ_c w_c B_c estimate what is hidden inside the rows, Σ_c (N_c − K_c) Σ_c.
+    """Return weights w_c with which Σ_c w_c B_c estimates the scatter within the rows, Σ_c (N_c − K_c) Σ_c.
 
     See `component_factor` for the two weightings.
     """
@@ -129,24 +129,24 @@ def hidden_weights(totals: ComponentMoments, weighting: Weighting) -> Float[Arra
 def component_factor(
     rows: Rows, totals: ComponentMoments, *, weighting: Weighting = "per_class"
 ) -> Float[Array, "rows dim"]:
-    """Rows Y with YᵀY = Ŵ, the within-class scatter from clients that send several means of a class.
+    """Make rows Y with YᵀY = Ŵ, the within-class scatter from clients that send several means of a class.
 
-    Let x̄_kc be the mean of client k's J_kc rows of class c, and B_c = Σ_k Σ_r n_r (x_r − x̄_kc)(x_r − x̄_kc)ᵀ:
-    client shift does not enter it, and E[B_c] = Σ_k (J_kc − 1) Σ_c. The scatter of the examples is what is
-    seen between the rows, S_c, and what is hidden inside them, of which the expectation is (N_c − K_c) Σ_c:
+    Let x̄_kc be the mean of client k's J_kc rows of class c, and B_c = Σ_k Σ_r n_r (x_r − x̄_kc)(x_r − x̄_kc)ᵀ.
+    B_c is free of client shift, and E[B_c] = Σ_k (J_kc − 1) Σ_c. The scatter of the examples is the sum of
+    the scatter between the rows, S_c, and the scatter within them, whose expectation is (N_c − K_c) Σ_c:
 
         Ŵ = Σ_c (S_c + w_c B_c)    per_class  w_c = (N_c − K_c) / Σ_k (J_kc − 1)
                                    pooled     w = Σ_c (N_c − K_c) / Σ_c Σ_k (J_kc − 1)
 
-    Unbiased for the very scatter of the examples, however clients' means differ, if the clients of a class
-    share its covariance; ``"pooled"`` also takes classes to share one. Under ``"per_class"`` a class of
-    which no client sends two rows adds what is seen alone, so that Ŵ is too small.
+    Ŵ is unbiased for the examples' scatter, however clients' means differ, if all clients share the
+    covariance of a class; ``"pooled"`` also assumes that all classes share one. With ``"per_class"``, a class
+    of which no client sends two rows adds S_c alone, so that Ŵ is too small.
 
     The cross terms of x_r − x̄_kc and x̄_kc − μ_c vanish, so one row y_r = √n_r [(x̄_kc − μ_c) +
-    √(1 + w_c) (x_r − x̄_kc)] for each of the table's is enough.
+    √(1 + w_c) (x_r − x̄_kc)] for each row of the table is enough.
 
     Args:
-        rows: class rows with clients, all of them or a part that holds all rows of its clients.
+        rows: class rows with clients, all rows or a part that holds all rows of its clients.
         totals: the first phase's totals over *all* rows.
         weighting: one of the two above.
 
@@ -154,9 +154,10 @@ def component_factor(
         The factor; 0 in padding rows.
 
     Raises:
-        ValueError: if ``weighting`` is unknown or the rows do not say whose they are.
+        ValueError: if ``weighting`` is unknown or the rows have no clients.
 
-    Source: covfree; it takes the place of FedCOF's (Goswami et al. 2024) eq. 5 where its eq. 22 shows a bias.
+    Source: covfree; it replaces eq. 5 of FedCOF (Goswami et al. 2024), whose bias under client shift is
+    eq. 22.
 
     >>> import jax.numpy as jnp
     >>> mean, client = jnp.array([[0.0], [2.0], [8.0], [10.0]]), jnp.array([0, 0, 1, 1])
@@ -172,10 +173,11 @@ def component_factor(
 
 
 def component_freedom(totals: ComponentMoments, weighting: Weighting = "per_class") -> Freedom:
-    """What Ŵ/(N − C) rests on: the scatter inside the clients, and that between them.
+    """Return the degrees of freedom of Ŵ/(N − C), within clients and between them.
 
-    Σ_k (J_kc − 1) degrees of freedom with weight (1 + w_c)/(N − C), and one less than the class's clients
-    with weight 1/(N − C). With client shift the latter holds more than Σ, as the examples' scatter does.
+    Each class has Σ_k (J_kc − 1) degrees within clients, with weight (1 + w_c)/(N − C), and one less than its
+    number of clients between them, with weight 1/(N − C). Under client shift the scatter between clients
+    exceeds Σ, as that of the examples does.
     """
     moments = totals.moments
     scale = 1 / jnp.maximum(moments.within_degrees, 1)

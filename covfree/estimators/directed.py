@@ -1,4 +1,4 @@
-"""The within-class scatter from class means and residual directions: exact if clients send all of them."""
+"""The within-class scatter from class means and residual directions, exact if clients send all directions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from covfree.estimators.scatter import Freedom, centred_rows
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DirectedMoments:
-    """Phase one of rows with residual directions; adds up over any split of them.
+    """Totals of phase one for rows with residual directions, which add up over any split of the rows.
 
     Attributes:
         moments: counts, rows and sums of each class, from the means.
-        degrees: sum of the directions' counts, the degrees of freedom that they stand for.
+        degrees: sum of the directions' counts, which are their degrees of freedom.
     """
 
     moments: Moments
@@ -28,7 +28,7 @@ class DirectedMoments:
 
 
 def valid_directions(rows: Rows) -> Bool[Array, " rows"]:
-    """Rows that are directions: marked so, with a count above 0.
+    """Return which rows are directions: those marked as such that have a count above 0.
 
     Raises:
         ValueError: if the rows do not say which of them are directions.
@@ -39,10 +39,10 @@ def valid_directions(rows: Rows) -> Bool[Array, " rows"]:
 
 
 def directed_moments(rows: Rows, num_classes: int) -> DirectedMoments:
-    """Phase one: the class moments, and the degrees of freedom behind the residual directions.
+    """Phase one: compute the class moments, and the degrees of freedom of the residual directions.
 
     Args:
-        rows: class means and residual directions, from `directed_rows`, all of them or a part.
+        rows: class means and residual directions from `directed_rows`, all rows or a part of them.
         num_classes: C, static.
 
     Raises:
@@ -55,13 +55,13 @@ def directed_moments(rows: Rows, num_classes: int) -> DirectedMoments:
 
 
 def directed_factor(rows: Rows, moments: Moments) -> Float[Array, "rows dim"]:
-    """Rows Y with YᵀY = Ŵ: √n_r (x_r − μ_c) of each mean, and the residual directions as they are.
+    """Make rows Y with YᵀY = Ŵ: √n_r (x_r − μ_c) for each mean, and the residual directions unchanged.
 
-    The first part is the scatter of the examples that is seen between the rows. The directions are the
-    largest part of what is hidden inside them, or all of it if clients send enough.
+    The first part is the scatter of the examples between the rows. The directions are the largest part of the
+    scatter within the rows, or all of it if clients send enough of them.
 
     Args:
-        rows: class means and directions, all of them or a part.
+        rows: class means and directions, all rows or a part of them.
         moments: class moments of *all* rows.
 
     Returns:
@@ -75,13 +75,13 @@ def directed_factor(rows: Rows, moments: Moments) -> Float[Array, "rows dim"]:
 
 
 def directed_freedom(totals: DirectedMoments) -> Freedom:
-    """What Ŵ/(N − C) rests on: K_c − 1 degrees between the rows of each class, and those of the directions.
+    """Return the degrees of freedom of Ŵ/(N − C): K_c − 1 between each class's rows, and the directions'.
 
-    Of the A = N − M degrees hidden inside the M rows the directions show the largest part, in rank L. They
-    count as L degrees that stand for all A. If nothing is left out, L = A, as for the examples' own scatter.
-    Else L is on the safe side: leading directions of many examples are less random than as many draws. Over
-    13 federations (docs/shift.md) automatic shrinkage did better on average with L degrees than with A, which
-    make it trust directions that nobody sent.
+    The scatter within the M rows has A = N − M degrees, of which L directions show the largest part. They
+    count as L degrees that stand for all A. If no direction is left out, L = A, as for the examples' own
+    scatter. Otherwise L is conservative: leading directions of many examples are less random than as many
+    draws. Over 13 federations (docs/shift.md) automatic shrinkage did better on average with L degrees than
+    with A, with which it trusts directions that nobody sent.
     """
     moments = totals.moments
     scale = 1 / jnp.maximum(moments.within_degrees, 1)

@@ -1,4 +1,4 @@
-"""Client shift: the bias that it causes in FedCOF's covariance, and a test for it from the rows alone."""
+"""Client shift: its bias in FedCOF's covariance, and a test for it from the rows alone."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class ShiftTest(NamedTuple):
         statistic: z, about standard normal without client shift, large with it; NaN if not informative.
         p_value: probability of a z this large without client shift, from the normal law; NaN if not
             informative.
-        relative_shift: estimate of what client shift adds to the trace of FedCOF's eq. 5 on these rows, as a
-            share of tr Σ. May be below 0 by chance; NaN if not informative.
+        relative_shift: estimated increase, by client shift, of the trace of FedCOF's eq. 5 on these rows, as
+            a share of tr Σ. May be below 0 by chance; NaN if not informative.
         informative: whether the rows allow a test.
     """
 
@@ -45,14 +45,14 @@ def shift_bias(
     num_subsets: int = 1,
     subset_size: int = 2,
 ) -> Float[Array, "dim dim"]:
-    """Compute the bias of FedCOF's covariance of one class under client shift, from the clients' true means.
+    """Compute the bias that client shift causes in FedCOF's covariance of a class, from clients' true means.
 
     E[Σ̂_c] − Σ_c = Σ_k n_k (m_k − m)(m_k − m)ᵀ / (K_c − 1) with m = Σ_k n_k m_k / N_c. It is positive
     semi-definite and grows with the number of examples behind a row. If clients send means of random subsets,
     the sum stays the same and K_c, the number of rows, grows, so the bias falls.
 
     Args:
-        means: true mean m_k of the class at each client; they share its covariance.
+        means: true mean m_k of the class at each client; all clients share the class's covariance.
         counts: n_k, examples of the class at each client; clients with count 0 are ignored.
         num_subsets: largest number of subsets of a client's class, as in `client_rows`.
         subset_size: smallest number of examples in a subset, as in `client_rows`.
@@ -92,8 +92,8 @@ def shift_test(rows: Rows, num_classes: int) -> ShiftTest:
     out. If all counts in a class are equal, client shift looks like covariance, and the class is not
     informative. The slope detects far less than the ratio.
 
-    Rows with residual directions are tested as those without: the directions are the largest parts of the
-    scatter, not a fair sample.
+    Residual directions among the rows are ignored: they are the largest parts of the scatter, not a fair
+    sample of it.
 
     Both are one-sided, with normal approximations. They assume that a class has the same covariance at all
     clients. The formulas and the rate of false alarms are in docs/shift.md, "Is there a shift? A test". Pass
@@ -130,13 +130,13 @@ def _test(z: jax.Array, relative: jax.Array, informative: jax.Array) -> ShiftTes
 
 
 def _over(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
-    """The quotient; 0 unless the denominator is above 0."""
+    """Divide; 0 unless the denominator is above 0."""
     known = denominator > 0
     return jnp.where(known, numerator / jnp.where(known, denominator, 1), 0)
 
 
 def _normal(t: jax.Array, degrees: jax.Array) -> Float[Array, ""]:
-    """Student's t as a normal variable, by Wallace's formula."""
+    """Convert Student's t to a standard normal variable by Wallace's formula."""
     degrees = jnp.maximum(degrees, 1)
     size = jnp.sqrt(degrees * jnp.log1p(jnp.square(t) / degrees))
     return jnp.sign(t) * size * (8 * degrees + 1) / (8 * degrees + 3)
@@ -155,7 +155,7 @@ def _ratio_test(rows: Rows, moments: Moments) -> ShiftTest:
     clients = jax.ops.segment_sum(jnp.ones_like(owner), owner, num_classes)
     above = jnp.maximum(clients - 1, 0).astype(between.dtype)
     rest = jnp.maximum(moments.num_rows - 1, 0).astype(between.dtype)
-    # Independent pieces of the scatter within clients: degrees of freedom, and mean squares.
+    # The scatter within each client and class is independent: its degrees of freedom and mean square.
     degrees = jnp.maximum(held - 1, 0).astype(between.dtype)
     trace = jax.ops.segment_sum(jnp.square(parts.within).sum(1), slot, size)
     piece, terms = _over(trace, degrees), (degrees > 0).astype(between.dtype)
@@ -178,7 +178,7 @@ def _ratio_test(rows: Rows, moments: Moments) -> ShiftTest:
     root = jnp.cbrt(ratio)
     z = ((1 - second) * root - (1 - first)) / jnp.sqrt(second * jnp.square(root) + first)
     if dim > 1:
-        # The rank is estimated, and so is the scale of z.
+        # The scale of z depends on the estimated rank, so z has Student's distribution.
         z = _normal(z, jnp.where(known, pieces - 1, 0).sum())
     return _test(z, (ratio - 1) * _over(expected, (rest * level).sum()), informative)
 
@@ -188,7 +188,7 @@ def _effective_rank(
 ) -> Float[Array, ""]:
     """Estimate r = (tr Σ)²/tr Σ² from Σ_p ν_p (v_p/t − 1)² by class, with mean (pieces − 1) · 2/(r + 2/ν).
 
-    The 2/ν is there because t is the average of the same pieces. Returns d if there is nothing to go by.
+    The term 2/ν is due to t, which is the average of the same pieces. Returns d if the spread is 0.
     """
     spread, pieces, degrees = (jnp.where(seen, x, 0) for x in (spread, pieces, degrees))
     classes = seen.sum().astype(spread.dtype)
@@ -200,7 +200,7 @@ def _effective_rank(
 def _slope_test(rows: Rows, moments: Moments) -> ShiftTest:
     num_classes = moments.total.shape[0]
     dtype = moments.total.dtype
-    # With two rows of a class, both u are equal, so there is nothing to compare.
+    # The two rows of a class with two rows have equal u, so they cannot be compared.
     usable = moments.num_rows > 2
     valid = valid_rows(rows, num_classes)
     row_class = jnp.where(valid, row_labels(rows), 0)
@@ -238,12 +238,12 @@ def _slope_test(rows: Rows, moments: Moments) -> ShiftTest:
     degrees = jnp.where(usable, held - 1, 0).sum() - 1
     left = jnp.square(value - slope * contrast).sum()
     error = jnp.sqrt(_over(_over(left, free) * factor, power))
-    # With counts that are equal but for rounding, there is no slope.
+    # If counts are equal up to rounding, there is no slope.
     flat = power <= jnp.square(64 * jnp.finfo(dtype).eps) * jnp.square(signal).sum()
     informative = ~flat & (degrees > 0) & (free > 0) & (error > 0)
     z = _normal(_over(slope, error), degrees)
 
-    # From the line's intercept and slope: the scatter without client shift, and what client shift adds.
+    # The line's intercept and slope give the scatter without client shift and its increase by client shift.
     own = (jnp.where(usable, level * (1 - slope * average), 0) * (held - 1)).sum()
     spread = moments.count.astype(dtype) * (1 - squares)
     shifted = jnp.where(usable, slope * level * spread, 0).sum()

@@ -1,8 +1,8 @@
 """Shrinkage of a covariance towards a multiple of the identity, behind one interface.
 
-A covariance from few rows has far too small small eigenvalues, and its inverse is dominated by them. Every
-rule here chooses (a, b) in a·Σ̂ + b·I. The data-driven rules use the degrees of freedom ν that were spent,
-not the number of rows: Σ_c (K_c − 1), or fewer where classes weigh differently (`Freedom`).
+A covariance estimated from few rows underestimates its small eigenvalues, which dominate its inverse. Every
+rule here chooses (a, b) in a·Σ̂ + b·I. The data-driven rules use the degrees of freedom ν of Σ̂, not the
+number of rows: Σ_c (K_c − 1), or fewer if the classes' weights differ (`Freedom`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from covfree.estimators.automatic import automatic
 from covfree.estimators.scatter import Freedom
 from covfree.estimators.shrinkage_rule import Shrinkage, mean_variance
 
-# Rules without a number, which somebody may pass by name: the error then says what to write.
+# Rules without a number. If one is passed by name, the error says what to write instead.
 _PLAIN = ("empirical_bayes", "ledoit_wolf", "oas", "pseudo_observations")
 
 
 def as_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
-    """Take a number γ (the paper's γI), ``"auto"``, or a rule.
+    """Convert a number γ (the paper's γI), ``"auto"`` or a rule to a rule.
 
     Raises:
         ValueError: if a number is negative or not finite, or a string is unknown.
@@ -45,7 +45,7 @@ def as_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
 
 
 def trace_and_square(covariance: Scatter) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """The traces tr Σ̂ and tr Σ̂², from its core, which may be the smaller dual, and the shift."""
+    """Return tr Σ̂ and tr Σ̂², computed from the core, which may be the smaller dual, and the shift."""
     core, shift, dim = covariance.core(), covariance.shift, covariance.dim
     trace = jnp.trace(core)
     square = jnp.sum(jnp.square(core)) + 2 * shift * trace + dim * jnp.square(shift)
@@ -79,9 +79,9 @@ def _pseudo_observations(strength, covariance, moments, freedom, statistics):
 
 
 def pseudo_observations() -> Shrinkage:
-    """Shrink to Σ̂ + t·min(1, d/ν)·I with t = tr(Σ̂)/d and ν = Σ_c (K_c − 1): plain, and nothing to tune.
+    """Shrink to Σ̂ + t·min(1, d/ν)·I with t = tr(Σ̂)/d and ν = Σ_c (K_c − 1), without a number to tune.
 
-    It is as if min(d, ν) more observations had been made, of covariance t·I. A baseline for `automatic`.
+    It acts like min(d, ν) more observations of covariance t·I. A baseline for `automatic`.
 
     Source: covfree.
     """
@@ -95,29 +95,30 @@ def _empirical_bayes(strength, covariance, moments, freedom, statistics):
 def empirical_bayes() -> Shrinkage:
     """Shrink to (ν Σ̂ + tr(Σ̂) I)/d, the inverse of the empirical Bayes estimate of the precision.
 
-    A head that is linear in the precision is then d/ν times as confident as one with Σ̂ + (tr(Σ̂)/ν) I: take a
-    rule such as `pseudo_observations` if scores are to be log-probabilities. `with_prior_means` weighs them.
+    Scores that are linear in the precision are then d/ν times those with Σ̂ + (tr(Σ̂)/ν) I. If scores are to
+    be log-probabilities, take a rule such as `pseudo_observations`; `with_prior_means` has its own weight.
 
-    Source: Kubokawa and Srivastava (2008); as GDA-CLIP (Wang et al. 2024) uses it. There ν = n − 1 for n
-    examples. Here it is what Σ̂ rests on: N − C if the scatter is exact, fewer if it is estimated from means.
+    Source: Kubokawa and Srivastava (2008), as used by GDA-CLIP (Wang et al. 2024). There ν = n − 1 for n
+    examples. Here ν is the degrees of freedom of Σ̂: N − C if the scatter is exact, fewer if it is estimated
+    from means.
     """
     return Shrinkage(0.0, _empirical_bayes)
 
 
 def _convex(numerator: jax.Array, denominator: jax.Array, covariance: Scatter) -> tuple[jax.Array, jax.Array]:
-    """(1 − ρ) Σ̂ + ρ·tr(Σ̂)/d·I with ρ the ratio cut to [0, 1]; 1 where it is undefined: nothing was seen."""
+    """Return (a, b) of (1 − ρ) Σ̂ + ρ·tr(Σ̂)/d·I, where ρ is the ratio cut to [0, 1], or 1 if undefined."""
     known = denominator > 0
     weight = jnp.where(known, jnp.clip(numerator / jnp.where(known, denominator, 1), 0, 1), 1)
     return 1 - weight, weight * mean_variance(covariance)
 
 
-# Powers of two, for traces below 2⁻³⁰, up to 2³⁰ and above: squares then stay within float32. So do those of
-# the scales, which the compiler may square apart.
+# Scales for traces up to 2⁻³⁰, up to 2³⁰ and above. They are powers of two, with which squares stay within
+# float32; so do the squares of the scales themselves, which the compiler may compute separately.
 _SCALES = (2.0**60, 1.0, 2.0**-60)
 
 
 def _in_scale(covariance: Scatter) -> tuple[Scatter, jax.Array]:
-    """Σ̂ times one of the scales, without rounding, and which it is."""
+    """Return Σ̂ times one of the scales, which causes no rounding, and the index of the scale."""
     trace = covariance.dim * mean_variance(covariance)
     which = (trace > 2.0**-30).astype(jnp.int32) + (trace > 2.0**30).astype(jnp.int32)
     return covariance.scaled(jnp.asarray(_SCALES, trace.dtype)[which]), which
@@ -126,7 +127,7 @@ def _in_scale(covariance: Scatter) -> tuple[Scatter, jax.Array]:
 def _oas(strength, covariance, moments, freedom, statistics):
     dim, degrees = covariance.dim, freedom.effective
     scaled, _ = _in_scale(covariance)
-    # Both terms over d², as in scikit-learn, so that they stay of order one.
+    # Divide both terms by d², as scikit-learn does, so that they stay of order one.
     square = trace_and_square(scaled)[1] / dim**2
     mean_square = jnp.square(mean_variance(scaled))
     numerator, excess = square + mean_square, square - mean_square / dim
@@ -137,8 +138,8 @@ def oas() -> Shrinkage:
     """Shrink by the oracle approximating rule (OAS) to (1 − ρ) Σ̂ + ρ·tr(Σ̂)/d·I.
 
     ρ = (tr Σ̂² + tr² Σ̂) / ((ν + 1)(tr Σ̂² − tr² Σ̂/d)), at most 1, where ν stands for the
-    number of observations about a known mean. Equivalent to ``sklearn.covariance.OAS(assume_centered=True)``
-    on ν observations with the same Σ̂; like it, without the terms of order 1/d of the paper's eq. 23.
+    number of observations with a known mean. Equivalent to ``sklearn.covariance.OAS(assume_centered=True)``
+    on ν observations with the same Σ̂. Both leave out the terms of order 1/d of the paper's eq. 23.
 
     Source: Chen, Wiesel, Eldar and Hero (2010).
     """
@@ -148,7 +149,7 @@ def oas() -> Shrinkage:
 def loading(
     shrinkage: Shrinkage, variance: Float[Array, ""], dim: int, degrees: Float[Array, ""]
 ) -> Float[Array, ""]:
-    """γ of a rule that adds γI and looks at no more than the mean variance and ν.
+    """Return γ of a rule that adds γI and depends only on the mean variance and ν.
 
     Args:
         shrinkage: `diagonal_loading`, `relative` or `pseudo_observations`.
@@ -157,10 +158,10 @@ def loading(
         degrees: ν.
 
     Raises:
-        ValueError: if it is another rule.
+        ValueError: if the rule is another.
     """
     check_loading(shrinkage)
-    # A covariance of that size and trace; no such rule looks further.
+    # Any covariance of this size and trace will do, as these rules use nothing else of it.
     covariance = Scatter(jnp.zeros((1, dim), variance.dtype), variance, factored=True)
     freedom = Freedom(degrees[None], jnp.ones_like(degrees)[None])
     nobody: Any = None
@@ -168,12 +169,12 @@ def loading(
 
 
 def is_loading(shrinkage: Shrinkage) -> bool:
-    """Whether the rule adds γI and looks at no more than the mean variance and ν."""
+    """Whether the rule adds γI and depends only on the mean variance and ν."""
     return shrinkage.rule in (_identity, _relative, _pseudo_observations)
 
 
 def check_loading(shrinkage: Shrinkage) -> None:
-    """Raise unless the rule adds γI and looks at no more than the mean variance and ν."""
+    """Raise unless the rule adds γI and depends only on the mean variance and ν."""
     if not is_loading(shrinkage):
         raise ValueError(
             "shrinkage: expected a number, relative(…) or pseudo_observations(), as of the exact covariance "
@@ -182,9 +183,9 @@ def check_loading(shrinkage: Shrinkage) -> None:
 
 
 def _fourth_moment(factor, rows, moments, class_weight):
-    """Σ ‖y‖⁴ in each of the scales, as the right one is known with all rows."""
+    """Return Σ ‖y‖⁴ in every scale, as the right scale is known only after all rows."""
     length = jnp.sum(jnp.square(factor), axis=1)
-    # Cut in a wrong scale alone: in the right one no length is above 2⁶⁰.
+    # The cut takes effect in wrong scales only: in the right one no length is above 2⁶⁰.
     scaled = jnp.minimum(length[None, :] * jnp.asarray(_SCALES, length.dtype)[:, None], 2.0**60)
     return jnp.sum(jnp.square(scaled), axis=1)
 
@@ -193,7 +194,7 @@ def _ledoit_wolf(strength, covariance, moments, freedom, statistics):
     dim, degrees = covariance.dim, freedom.effective
     scaled, which = _in_scale(covariance)
     square = trace_and_square(scaled)[1]
-    # With z_r = √ν y_r as observations, Σ ‖z‖⁴/ν² = Σ ‖y‖⁴.
+    # For the observations z_r = √ν y_r, Σ ‖z‖⁴/ν² = Σ ‖y‖⁴.
     noise = statistics[which] - square / jnp.where(degrees > 0, degrees, 1)
     spread = square - dim * jnp.square(mean_variance(scaled))
     return _convex(noise, jnp.where(degrees > 0, spread, 0), covariance)
@@ -204,7 +205,7 @@ def ledoit_wolf() -> Shrinkage:
 
     With observations z_r = √ν y_r (Σ̂ = Σ_r z_r z_rᵀ/ν),
     ρ = [Σ_r ‖z_r‖⁴/ν² − tr(Σ̂²)/ν] / [tr Σ̂² − tr² Σ̂/d], between 0 and 1. Equivalent to
-    ``sklearn.covariance.LedoitWolf(assume_centered=True)`` on the z_r but for ν in place of their number.
+    ``sklearn.covariance.LedoitWolf(assume_centered=True)`` on the z_r, with ν in place of their number.
 
     Source: Ledoit and Wolf (2004).
     """

@@ -1,4 +1,4 @@
-"""FedCOF's covariance of one class from rows that come in parts: `init`, `update`, `finalize`.
+"""FedCOF's covariance of one class from rows that arrive in parts: `init`, `update`, `finalize`.
 
 The state has a fixed size, so that `update` runs under ``jit`` and as the step of ``lax.scan``; ``vmap``
 batches it over classes.
@@ -28,13 +28,13 @@ from covfree.estimators.shrinkage_rule import Shrinkage
 
 
 class CovarianceState(NamedTuple):
-    """What is known of the rows so far.
+    """The sufficient statistics of the rows so far.
 
     Attributes:
-        num_examples: N, the sum of their counts.
-        num_rows: K, rows with a count above 0.
-        centre: a point near the rows, the mean of the first of them.
-        offset: μ − centre with μ their weighted mean: of digits of their spread, however far they are from 0.
+        num_examples: N, the sum of the rows' counts.
+        num_rows: K, the number of rows with a count above 0.
+        centre: a point near the rows, the mean of the first part.
+        offset: μ − centre, where μ is the rows' weighted mean. It keeps digits if the rows are far from 0.
         scatter: Σ_k n_k (μ_k − μ)(μ_k − μ)ᵀ.
     """
 
@@ -50,10 +50,10 @@ def init(dim: int, dtype: Any = float) -> CovarianceState:
 
     Args:
         dim: d.
-        dtype: of the floats; float32, or float64 where x64 is enabled.
+        dtype: data type of the floats: float32, or float64 where x64 is enabled.
 
     Raises:
-        TypeError: if it is another data type.
+        TypeError: if ``dtype`` is another type.
         ValueError: if ``dim`` is below 1.
     """
     check_positive("dim", dim)
@@ -80,15 +80,15 @@ def update(
     """Add rows to the state.
 
     Args:
-        state: of the rows before.
+        state: the state of the rows before.
         means: the class's mean at each of some clients.
         counts: examples behind each mean; rows with count 0 are ignored, whatever they hold.
 
     Returns:
-        The state of all rows, about their common mean: squares do not cancel where means are far from zero.
+        The state of all rows. The scatter is about their mean, so nothing cancels if means are far from zero.
 
     Raises:
-        TypeError: if the state is none, means are no floats, or counts no numbers.
+        TypeError: if ``state`` is no state, means are no floats, or counts are no numbers.
         ValueError: if shapes do not fit.
 
     Source: the update of Chan, Golub and LeVeque (1983).
@@ -113,11 +113,11 @@ def update(
 
 @jax.jit
 def merge(first: CovarianceState, second: CovarianceState) -> CovarianceState:
-    """The state of the rows of both."""
+    """Return the state of the rows of both states."""
     count = first.num_examples + second.num_examples
     share = second.num_examples / jnp.where(count > 0, count, 1)
     centre = jnp.where(first.num_examples > 0, first.centre, second.centre)
-    # Equal means stay so: their rounding is no spread.
+    # `deviations` takes means that are equal up to rounding as equal, so that rounding adds no spread.
     away = deviations(second.offset + (second.centre - centre), first.offset)
     between = first.num_examples * share * product(away[:, None], away[None, :])
     return CovarianceState(
@@ -135,20 +135,20 @@ def finalize(
     *,
     axis_name: Hashable | None = None,
 ) -> Float[Array, "dim dim"]:
-    """Estimate the covariance from the state, as `estimate_covariance` does of all rows at once.
+    """Estimate the covariance from the state, as `estimate_covariance` does from all rows at once.
 
     Args:
-        state: of all rows.
-        shrinkage: see `estimate_covariance`; not a rule that looks at single rows, as `ledoit_wolf` does.
-        axis_name: a mapped axis, or several, over which there is a state at each place; Σ̂ is then that of the
-            rows of all.
+        state: the state of all rows.
+        shrinkage: see `estimate_covariance`; not a rule that needs single rows, such as `ledoit_wolf`.
+        axis_name: one or several mapped axes along which each place holds a state; Σ̂ is then estimated from
+            the rows of all places.
 
     Returns:
         Σ̂.
 
     Raises:
-        ValueError: if the shrinkage is unknown or looks at single rows.
-        TypeError: if it is none.
+        ValueError: if the shrinkage is unknown or needs single rows.
+        TypeError: if ``shrinkage`` is neither a number, a string nor a rule.
     """
     rule = as_shrinkage(shrinkage)
     if rule.needs_rows:
