@@ -128,7 +128,7 @@ class Method(Generic[H]):
         form = self.summary.name if self.message is None else self.message.name
         if self.feature_map is None:
             return form
-        # A map that is no pytree has no numbers to compare.
+        # A map's static fields are no leaves, so they are not compared.
         numbers = b"".join(map(_imprint, jax.tree.leaves(self.feature_map)))
         kind = f"{type(self.feature_map).__name__} of {self.feature_map.num_features}"
         return f"{form} in {kind} ({zlib.crc32(numbers):08x})"

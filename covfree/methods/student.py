@@ -48,10 +48,10 @@ def student(prior: Scalar = 1.0, *, rank: int | None = None) -> Student:
         prior: κ/d, the weight of Σ̃ in observations for each dimension; above 0. The default is the smallest
             weight tried that lost at most 0.3 points to LDA in every seed of 15 federations
             (experiments/student.md).
-        rank: by default the server keeps all rows, and the head is as large as they are. A number r keeps
-            C·d·r sums instead, from which Nyström's formula gives r directions of each class: for federations
-            of which no single place holds all rows (`accumulate_parts`, streams, secure sums). It takes two
-            rounds of sums more. Exact for classes of r + 1 rows at most.
+        rank: with None the server keeps all rows, and the head is as large as they are. A number r keeps
+            C·d·r sums instead, from which Nyström's formula gives r directions of each class. Use it if no
+            single place holds all rows (`accumulate_parts`, streams, secure sums). It takes two more rounds
+            of sums, and is exact for classes of at most r + 1 rows.
 
     Raises:
         ValueError: if a number is out of range.

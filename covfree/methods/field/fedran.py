@@ -68,13 +68,13 @@ def fedran(
     norms. Bytes up: 4·(M + K·r)·(D + 1) for K clients, M client-class pairs and D features. One number for
     each client would do; rows have a column for it.
 
-    The paper has no c. Its Ĝ is far too small, 0 for few clients, where features vary but no client's r
-    directions reach, while P does not vanish there: unless λ is large against what was left out, the head
-    follows these directions alone. Let R_k be what client k leaves out, of trace τ_k = Σ_{j > r} s_kj², and
-    R their sum. Of all cI, the one nearest to R as the examples see it, where tr R (R − cI)² is least, has
-    c = tr R² / tr R. Its terms tr R_k R_l ≥ 0 between clients are not known. Without them it is a lower
-    bound, Σ τ_k c_k / Σ τ_k. The weights τ_k grow with a client's examples, as c_k does, which stands for
-    them. In float32 the squares c_k² hold for features between about 1e-9 and 1e8; beyond there is an error.
+    The paper has no c. Its Ĝ is far too small, and 0 with few clients, in directions in which features vary
+    but which no client sends. P does not vanish there, so unless λ is large against what was left out, the
+    head follows these directions alone. Let R_k be what client k leaves out, of trace τ_k = Σ_{j > r} s_kj²,
+    and R their sum. The c that minimises tr R (R − cI)², the error of cI as the examples see it, is tr R² /
+    tr R. Its terms tr R_k R_l ≥ 0 between clients are not known. Without them it is the lower bound Σ τ_k c_k
+    / Σ τ_k. The weights τ_k are not sent; c_k replaces them, as both grow with a client's examples. In
+    float32 the squares c_k² hold for features between about 1e-9 and 1e8; beyond there is an error.
 
     The paper's server merges the clients' subspaces by QR and SVD. Here nothing is cut off when they are
     added up, so a merge without a cut has the same Ĝ. `fedcof_residuals` sends directions about the class

@@ -114,11 +114,11 @@ def safle(
 ) -> Method[MappedHead]:
     """Make SAFLe: features fall into buckets, groups of which are looked up in tables; three rounds of sums.
 
-    In the first round clients send n and Σx, of which the server makes the mean c. In the second they send n,
-    Σ(x − c) and Σ(x − c)², of which it makes the buckets' thresholds, Gaussian quantiles of each feature
+    In the first round clients send n and Σx, which give the mean c. In the second they send n,
+    Σ(x − c) and Σ(x − c)², which give the buckets' thresholds, Gaussian quantiles of each feature
     (`gaussian_thresholds`): no example leaves a client. Squares about c keep their digits wherever the
-    features lie. In the third they send ΦᵀΦ and ΦᵀY of the mapped features Φ (`bucket_features`), of which
-    the server solves W = (ΦᵀΦ + λI)⁻¹ΦᵀY. As clients send sums alone, the head does not depend on how
+    features lie. In the third they send ΦᵀΦ and ΦᵀY of the mapped features Φ (`bucket_features`), from
+    which the server solves W = (ΦᵀΦ + λI)⁻¹ΦᵀY. As clients send sums alone, the head does not depend on how
     examples are spread over them.
 
     Bytes up of each client: 4·(3·d + D² + D·C) with D = ⌈d·L/G⌉·2ᴳ, and 2 + C counts; the defaults give

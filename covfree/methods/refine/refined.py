@@ -215,10 +215,10 @@ def refined(
     Args:
         method: `fedcof`, with an LDA or a ridge head and one mean for each class of a client, or one of its
             kin.
-        rounds: m, of products. Three come near to the exact head wherever we have tried; d/q are exact.
-        directions: q, of a round, at most; by default C − 1 for LDA and C for ridge heads: all directions
-            that the head's columns span. With fewer the leading ones are taken, and progress is slower and
-            less even.
+        rounds: m, rounds of products. Three came near to the exact head in all our trials; d/q are exact.
+        directions: q, most directions of a round; by default C − 1 for LDA and C for ridge heads, which span
+            all of the head's columns. With fewer, the leading ones are taken, and progress is slower and less
+            even.
         shrinkage: of the exact covariance S: γ of S + γI, ``covfree.relative(…)`` or
             `pseudo_observations`. By default the method's own if it is one of these, else
             `pseudo_observations`: γ = t·min(1, d/ν) with t = tr(S)/d and ν = N − C degrees of freedom. Where
@@ -270,7 +270,7 @@ def refined(
         shrinkage = method.params if is_loading(method.params) else pseudo_observations()
     exact = as_shrinkage(shrinkage)  # pyright: ignore[reportArgumentType]
     check_loading(exact)
-    assert method.system is not None  # as it is of a linear system
+    assert method.system is not None  # or `linear_system` would have raised
     plan = _Plan(gram, method.system, directions)
     own = [replace(each, numbers=_first) for each in method.rounds]
     own[-1] = replace(own[-1], server=bound(_begin, plan=plan), head=True)

@@ -161,9 +161,9 @@ def align(
 ) -> Alignment:
     """Make the maps of all clients of a simulation, from their training features.
 
-    The result moves features of these clients, those of training and of test, ``alignment(features,
-    clients)``, before any method. Before the method's bytes, each client sends a
-    mean and a covariance (r + r² numbers) and receives as many, and the subspace (d·r).
+    Then ``alignment(features, clients)`` moves training and test features of these clients, before any
+    method. In addition to the method's bytes, each client sends a mean and a covariance (r + r² numbers); it
+    receives as many, and the subspace (d·r).
 
     Clients are aligned as a whole, without labels. That helps if clients' features differ because of
     where they are from, and harms if they differ because the clients' classes do: then it removes what tells
