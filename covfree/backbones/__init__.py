@@ -1,4 +1,4 @@
-"""Feature extractors in Flax, and the weights that others trained."""
+"""Feature extractors in Flax, and published pre-trained weights for them."""
 
 from covfree.backbones.convolution import convolve as convolve
 from covfree.backbones.convolution import max_pool as max_pool

@@ -1,4 +1,4 @@
-"""BERT, as sentence encoders have it: tokens in, the mean of the last layer's vectors out."""
+"""BERT as sentence encoders use it: it maps tokens to the mean of the last layer's vectors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from covfree.backbones.sentence_files import BertSizes
 
 
 class Bert(nn.Module):
-    """The published model, with Hugging Face's names of tensors and without its pooler."""
+    """The published model without its pooler; tensors have Hugging Face's names."""
 
     sizes: BertSizes
 
@@ -20,7 +20,7 @@ class Bert(nn.Module):
     def __call__(
         self, tokens: Int[Array, "batch length"], counts: Int[Array, " batch"]
     ) -> Float[Array, "batch features"]:
-        """Mean vectors of the first ``counts`` tokens of each row; what follows them changes nothing."""
+        """Return each row's mean vector over its first ``counts`` tokens; later tokens are padding."""
         sizes, style = self.sizes, Style(jnp.float32, epsilon=self.sizes.layer_norm_eps)
         batch, length = tokens.shape
         held = jnp.arange(length)[None] < counts[:, None]
@@ -34,7 +34,7 @@ class Bert(nn.Module):
         }
         positions = jnp.broadcast_to(jnp.arange(length), (batch, length))
         x = embedded["word"](tokens) + embedded["position"](positions)
-        # A lone sentence is of the first type.
+        # A single sentence has token type 0.
         x = self._norm("embeddings.LayerNorm", x + embedded["token_type"](jnp.zeros_like(tokens)))
         for index in range(sizes.num_hidden_layers):
             name = f"encoder.layer.{index}"

@@ -1,8 +1,8 @@
-"""Convolutions and maxima over positions, each in the form that is fast where it runs.
+"""Convolutions and max pooling, each in the form that is fast on the device in use.
 
 On a CPU XLA's own forms take 3 to 26 times as long for one channel a group, twice as long for 1 × 1 kernels,
-and up to 6 times as long for maxima (``benchmarks/backbones.py``). Inside a loop, as in training, gradients
-of XLA's own dense convolutions take up to 40 times as long.
+and up to 6 times as long for max pooling (``benchmarks/backbones.py``). Inside a loop, as in training,
+gradients of XLA's own dense convolutions take up to 40 times as long.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 _Pads: TypeAlias = tuple[tuple[int, int], ...]
-# "SAME", or for each side how many positions are added before and after.
+# "SAME", "VALID", or for each side the number of positions added before and after.
 Padding: TypeAlias = str | Sequence[tuple[int, int]]
 
 
@@ -36,21 +36,21 @@ def convolve(
 ) -> jax.Array:
     """Convolve images, channels last, as Flax's convolutions call ``lax.conv_general_dilated``.
 
-    For networks of your own: ``nn.Conv(…, conv_general_dilated=convolve)``. It gives the same, within
-    rounding. On a CPU it is faster where a group has one channel, and where derivatives are taken inside a
-    loop, as in training by rounds: there those of plain convolutions of 64 channels take 40 times as long.
+    For networks of your own, use ``nn.Conv(…, conv_general_dilated=convolve)``. Results are equal up to
+    rounding. On a CPU it is faster if a group has one channel, and if derivatives are taken inside a loop, as
+    in training by rounds: there, derivatives of XLA's convolutions of 64 channels take 40 times as long.
 
-    Where a group is all channels it has no forward-mode derivatives (``jvp``, ``hessian``).
+    With one group it may have no forward-mode derivatives (``jvp``, ``hessian``).
 
     Args:
         x: [batch, height, width, channels].
         kernel: [height, width, channels in a group, outputs].
-        strides: steps of both sides.
-        padding: "SAME", "VALID", or positions before and after, of both sides.
-        feature_group_count: groups of channels.
-        precision: of products.
-        settings: others of ``lax.conv_general_dilated``. With most of them, and for another number of sides,
-            it is that function itself.
+        strides: strides along height and width.
+        padding: "SAME", "VALID", or for each side the positions added before and after.
+        feature_group_count: number of groups of channels.
+        precision: precision of the products.
+        settings: other arguments of ``lax.conv_general_dilated``. With most of them, or another number of
+            sides, that function itself is called.
 
     Returns:
         [batch, height, width, outputs].
@@ -75,24 +75,24 @@ def convolve(
             return lax.platform_dependent(x, kernel, cpu=own, default=general)
         return _dense(x, kernel, tuple(strides), pads, precision)
     if feature_group_count == channels == x.shape[-1] and np.min(pads) >= 0:
-        # Accelerators have kernels of their own for this.
+        # Accelerators have fast kernels for depthwise convolutions.
         return lax.platform_dependent(
             x, kernel, cpu=partial(_depthwise, strides=strides, padding=pads), default=general
         )
     return general(x, kernel)
 
 
-# Numbers under a kernel, up to which one product of all patches is the fastest, by 2 to 4 times in training.
+# Largest height · width · channels for which one product of all patches is fastest: 2 to 4 times in training.
 _FEW = 32
-# Bytes of the result up to which that is so: malloc gives fresh memory for what is larger.
+# Largest result in bytes for which that holds: for a larger one malloc takes fresh memory each time.
 _SMALL = 2**25
-# Positions in a window, above which its maximum is XLA's own: each of them would be a part of the program.
+# Largest window that `_maxima` takes, as each position adds operations; XLA's own form takes larger ones.
 _MANY = 64
 _LAYOUT = ("NHWC", "HWIO", "NHWC")
 
 
 def _is_small(x: jax.Array, kernel: jax.Array, strides: Sequence[int], pads: _Pads) -> bool:
-    """Whether few numbers lie under the kernel, and the result is of moderate size, as far as is known."""
+    """Whether the kernel and the result are small; False if a size is unknown while tracing."""
     size, channels = math.prod(kernel.shape[:-1]), kernel.shape[-1]
     sides = zip(x.shape[1:3], kernel.shape, strides, pads, strict=False)
     positions = [(side + low + high - width) // step + 1 for side, width, step, (low, high) in sides]
@@ -102,7 +102,7 @@ def _is_small(x: jax.Array, kernel: jax.Array, strides: Sequence[int], pads: _Pa
 
 
 def _is_plain(x: jax.Array, kernel: jax.Array, settings: dict[str, Any]) -> bool:
-    """Whether these are images, channels last, and nothing is spread out or otherwise special."""
+    """Whether this is a convolution of images, channels last, without dilation or other special settings."""
     if x.ndim != 4:
         return False
     layout = lax.conv_dimension_numbers(x.shape, kernel.shape, _LAYOUT)
@@ -117,11 +117,11 @@ def _is_plain(x: jax.Array, kernel: jax.Array, settings: dict[str, Any]) -> bool
 def _dense(
     x: jax.Array, kernel: jax.Array, strides: tuple[int, ...], pads: _Pads, precision: Any
 ) -> jax.Array:
-    """One group, no dilation.
+    """Convolve with one group and no dilation.
 
-    On a CPU, XLA brings convolutions into the form for which it has fast code at the top level only. Inside a
-    loop, and training is a loop, derivatives as jax writes them take 40 times as long; so they are
-    written in that form here (https://github.com/jax-ml/jax/issues/12868).
+    On a CPU, XLA rewrites convolutions into the form for which it has fast code only at the top level. Inside
+    a loop, such as training, JAX's own derivatives take 40 times as long, so `_backward` writes them in that
+    form (https://github.com/jax-ml/jax/issues/12868).
     """
     return lax.conv_general_dilated(x, kernel, strides, pads, dimension_numbers=_LAYOUT, precision=precision)
 
@@ -142,15 +142,15 @@ def _backward(
     x, kernel = given
     convolved = partial(lax.conv_general_dilated, dimension_numbers=_LAYOUT, precision=precision)
     size = kernel.shape[:2]
-    # What the windows reach of the image; with steps it may be less than all.
+    # The part of the image that the windows cover; with strides it may be less than all.
     reached = [(n - 1) * step + k for n, step, k in zip(slope.shape[1:3], strides, size, strict=True)]
     sides = [(low, r - n - low, 0) for (low, _), r, n in zip(pads, reached, x.shape[1:3], strict=True)]
     padded = lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), *sides, (0, 0, 0)))
-    # The slope moves over the image, channels in the place of examples.
+    # Convolve the image with the slope, the batch in the place of channels.
     by_kernel = convolved(
         padded.transpose(3, 1, 2, 0), slope.transpose(1, 2, 0, 3), (1, 1), "VALID", rhs_dilation=strides
     ).transpose(1, 2, 0, 3)
-    # The kernel upside down moves over the slope.
+    # Convolve the slope with the flipped kernel.
     ends = [(k - 1 - low, k - 1 - high) for k, (low, high, _) in zip(size, sides, strict=True)]
     by_x = convolved(slope, kernel[::-1, ::-1].swapaxes(2, 3), (1, 1), ends, lhs_dilation=strides)
     return by_x, by_kernel
@@ -162,9 +162,9 @@ _dense.defvjp(_forward, _backward)
 def _pads(
     x: jax.Array, size: Sequence[int], strides: Sequence[int], padding: Padding
 ) -> Sequence[tuple[int, int]]:
-    """Positions that are added before and after, of both sides."""
+    """The number of positions added before and after, for each side."""
     if isinstance(padding, str):
-        # Older versions of jax answer with NumPy's integers.
+        # Older versions of jax return NumPy integers.
         return [
             (int(low), int(high)) for low, high in lax.padtype_to_pads(x.shape[1:3], size, strides, padding)
         ]
@@ -177,15 +177,15 @@ def max_pool(
     strides: Sequence[int] | None = None,
     padding: Padding = "VALID",
 ) -> Float[Array, "batch rows columns channels"]:
-    """Take the maxima of windows, as ``flax.linen.max_pool`` does; what pads never is one.
+    """Take the maxima of windows, as ``flax.linen.max_pool`` does; padding is never a maximum.
 
-    On a CPU it is faster, with derivatives most of all. Of equal maxima the first, row by row, gets the
-    slope, as XLA has it.
+    On a CPU it is faster, above all with derivatives. Of equal maxima the first, row by row, gets the
+    gradient, as in XLA.
 
     Args:
         x: images, channels last.
         window_shape: height and width of windows.
-        strides: steps of both sides; those of 1 without it, as Flax has it.
+        strides: strides along height and width; 1 by default, as in Flax.
         padding: see `convolve`.
     """
     steps = tuple(strides or (1, 1))
@@ -208,7 +208,7 @@ def _maxima_and_slope(
     (x,), (slope,) = given, slopes
     maxima = _maxima(x, size, strides)
     number = size[0] * size[1]
-    # From the last to the first, so that the first of equal ones stays.
+    # Go from last to first, so that the first of equal maxima wins.
     places = list(enumerate(_moved(x, size, strides)))[-2::-1]
     first = jnp.full(maxima.shape, number - 1, jnp.int16)
     for place, image in places:
@@ -218,7 +218,7 @@ def _maxima_and_slope(
             jnp.where(first == place, image, 0) for place, image in enumerate(_moved(slope, size, strides))
         ]
         return maxima, functools.reduce(jnp.add, chosen)
-    # Each number is in one window: backwards it is read once, where the form above adds images with gaps.
+    # Windows do not overlap, so the gradient reads each number once; the form above would add padded images.
     batch, rows, columns, channels = maxima.shape
     windows = slope[:, : rows * size[0], : columns * size[1]].reshape(
         batch, rows, size[0], columns, size[1], channels
@@ -231,14 +231,14 @@ def _maxima_and_slope(
 def _by_patches(
     x: jax.Array, kernel: jax.Array, *, strides: Sequence[int], padding: _Pads, precision: Any
 ) -> jax.Array:
-    """One product of what lies under the kernel at all positions; derivatives are products of it too."""
+    """Convolve as one matrix product of all patches, whose derivatives are matrix products too."""
     images = list(_moved(_padded(x, padding), kernel.shape[:2], strides))
     patches = jnp.concatenate(images, axis=-1)
     return jnp.matmul(patches, kernel.reshape(-1, kernel.shape[-1]), precision=precision)
 
 
 def _depthwise(x: jax.Array, kernel: jax.Array, *, strides: Sequence[int], padding: _Pads) -> jax.Array:
-    """Each channel by itself, summed in float32 at least."""
+    """Convolve each channel by itself; sums are in float32 at least."""
     size = kernel.shape[:2]
     images = _moved(_padded(x, padding), size, strides)
     weights = kernel.astype(jnp.promote_types(x.dtype, jnp.float32)).reshape(-1, 1, 1, 1, x.shape[-1])
@@ -247,13 +247,13 @@ def _depthwise(x: jax.Array, kernel: jax.Array, *, strides: Sequence[int], paddi
 
 
 def _padded(x: jax.Array, pads: Sequence[tuple[int, int]], value: float = 0.0) -> jax.Array:
-    """Images with as many positions more, or where below 0 fewer, before and after, of both sides."""
+    """Pad images before and after, along both sides; negative numbers crop."""
     sides = [(low, high, 0) for low, high in pads]
     return lax.pad(x, jnp.array(value, x.dtype), ((0, 0, 0), *sides, (0, 0, 0)))
 
 
 def _moved(x: jax.Array, size: Sequence[int], strides: Sequence[int]) -> Iterator[jax.Array]:
-    """For each position in a window, row by row: what lies there in all windows.
+    """Yield, for each position in a window, row by row, the values there in all windows.
 
     Sums and maxima of these become one loop over memory, as XLA fuses slices and arithmetic.
     """

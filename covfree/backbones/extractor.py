@@ -1,4 +1,4 @@
-"""A backbone: images in, features out, as pure functions of a pytree of parameters."""
+"""Backbones: pure functions of a pytree of parameters that map images to features."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _DTYPES = ("float32", "bfloat16")
 class Backbone:
     """A network that turns images into features. It holds no parameters; see `backbone`.
 
-    Parameters are Linen's variables: ``{"params": …}`` and, of a network with batch norms,
-    ``{"batch_stats": …}``, the running statistics, whose derivatives are 0. They are float32, whatever the
-    network computes in.
+    Parameters are Linen's variables: ``{"params": …}`` and, for a network with batch norms, the running
+    statistics ``{"batch_stats": …}``, whose derivatives are 0. Parameters are float32, whatever the network
+    computes in.
 
     Attributes:
-        spec: its line in `BACKBONES`, or one of your own.
-        dtype: in which it computes: ``"float32"`` or ``"bfloat16"``.
+        spec: the backbone's line in `BACKBONES`, or one of your own.
+        dtype: the data type in which the network computes: ``"float32"`` or ``"bfloat16"``.
     """
 
     spec: Spec
@@ -40,7 +40,7 @@ class Backbone:
 
     @property
     def name(self) -> str:
-        """The name of its spec."""
+        """The name of the spec."""
         return self.spec.name
 
     @property
@@ -50,7 +50,7 @@ class Backbone:
 
     @property
     def takes_prompts(self) -> bool:
-        """Whether it is a vision transformer, which reads prompts beside an image."""
+        """Whether the network is a vision transformer, which takes prompts beside an image."""
         return self.spec.module == "vit"
 
     @property
@@ -60,7 +60,7 @@ class Backbone:
 
     @property
     def _architecture(self) -> Any:
-        # Flax takes half a second to import, which only who builds a network pays.
+        # Importing Flax takes half a second, so import it only when a network is built.
         optional("flax", "backbones")
         return importlib.import_module(f"covfree.backbones.{self.spec.module}")
 
@@ -68,11 +68,11 @@ class Backbone:
         """Draw parameters at random.
 
         Args:
-            key: of the draw.
+            key: the PRNG key of the draw.
         """
         size = self.spec.input_size
         images = jnp.zeros((1, size, size, 3), jnp.float32)
-        # Under jit the features, which nobody wants, are not computed.
+        # Under jit the unused features are not computed.
         return jax.jit(lambda key: self.module.init(key, images))(key)
 
     def apply(
@@ -89,12 +89,12 @@ class Backbone:
 
         Args:
             params: from `init` or `load`.
-            images: as `preprocess` gives them. Any size but the spec's is taken where ``spec.any_size``.
+            images: as `preprocess` gives them. Sizes other than the spec's need ``spec.any_size``.
             train: normalise by the batch's statistics. Otherwise an image's features do not depend on the
                 others.
-            key: of dropout and stochastic depth, which training wants; None for neither.
+            key: the PRNG key of dropout and stochastic depth, for training; None for neither.
             prompts: more tokens for a vision transformer's first layer, between class token and patches.
-            kept: which prompts there are; nothing attends to the others, which are padding. None for all.
+            kept: which prompts are attended to; the others are padding. None for all.
 
         Returns:
             Features in the backbone's dtype.
@@ -121,18 +121,18 @@ class Backbone:
 
         Returns:
             Features, and parameters with the batch norms' running statistics moved towards the batch's. A
-            network without batch norms gives back what it got.
+            network without batch norms returns its parameters unchanged.
         """
         return self._run(params, images, True, key)
 
     def load(self, path: str | PathLike[str] | None = None) -> Params:
         """Read parameters from a file that uses the reference's names.
 
-        The file's classifier is left aside.
+        The file's classifier is ignored.
 
         Args:
             path: a ``.safetensors`` or ``.pth`` file, see `read_weights`; None for the weights that the
-                ``pretrained`` extra brings (``spec.package``).
+                ``pretrained`` extra installs (``spec.package``).
 
         Raises:
             ValueError: if the file is damaged, or a tensor is missing, one too many, of another shape or not
@@ -147,11 +147,11 @@ class Backbone:
         return self.from_tensors(read_weights(path), source=f"path: {path}: {self.name}")
 
     def from_tensors(self, tensors: dict[str, np.ndarray], *, source: str = "tensors") -> Params:
-        """Arrange tensors, by the reference's names, as parameters.
+        """Convert tensors with the reference's names to parameters.
 
         Args:
-            tensors: as `read_weights` gives them.
-            source: what they came from, for errors.
+            tensors: as `read_weights` returns them.
+            source: the tensors' origin, for errors.
 
         Raises:
             ValueError: see `load`.
@@ -164,7 +164,7 @@ class Backbone:
 
     @functools.cached_property
     def shapes(self) -> Params:
-        """Shapes and data types of the parameters, without their numbers."""
+        """Shapes and data types of the parameters, without values."""
         size = self.spec.input_size
         images = jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
         return jax.eval_shape(self.module.init, jax.random.key(0), images)
@@ -208,10 +208,10 @@ def backbone(name: str | Spec, *, dtype: Any = "float32") -> Backbone:
 
     Args:
         name: a name in `BACKBONES`, with - or _ between its words, or a `Spec` of your own.
-        dtype: in which it computes: float32 or bfloat16.
+        dtype: the data type in which the network computes: float32 or bfloat16.
 
     Raises:
-        ValueError: if there is no such backbone, or it does not compute in that type.
+        ValueError: if there is no such backbone or data type.
 
     >>> resnet = backbone("resnet18")
     >>> resnet.num_features, resnet.spec.input_size

@@ -1,4 +1,4 @@
-"""Files of weights by name: from a package, a path, or a repository of the Hugging Face hub."""
+"""Find files of weights: in a package, at a path, or in a repository of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from covfree.core.optional import optional
 _SUFFIXES = (".safetensors", ".pth", ".pt")
 _COMMIT = re.compile("[0-9a-f]{40}")
 _SHA256 = re.compile("[0-9a-f]{64}")
-# owner/name, and perhaps @commit, and perhaps :file.
+# owner/name, optionally followed by @commit and :file.
 _ADDRESS = re.compile(r"([\w.-]+/[\w.-]+)(?:@([^:]+)(?::(.+))?)?")
-# Seconds that the hub has to say which commit a branch points to.
+# Seconds to wait until the hub says which commit a branch points to.
 _TIMEOUT = 10.0
 
 
 class Weights(NamedTuple):
-    """A file of weights, and what is known of it.
+    """A file of weights, with its hash, origin and preprocessing.
 
     Attributes:
         path: the file, for `Backbone.load`.
-        sha256: of the file's bytes, computed when it was looked up.
-        source: where it came from, such as ``timm/resnet18.tv_in1k@<commit>``.
-        preprocessing: what the repository says the weights were trained on; None where nothing says, and the
-            backbone's own (``spec.preprocessing``) is what there is.
-        architecture: timm's name of the network, such as ``resnet18``; None where nothing says.
+        sha256: the SHA-256 of the file, computed when the file was looked up.
+        source: where the file came from, such as ``timm/resnet18.tv_in1k@<commit>``.
+        preprocessing: the preprocessing that the repository names; None if it names none, so that the
+            backbone's own (``spec.preprocessing``) applies.
+        architecture: timm's name of the network, such as ``resnet18``; None if it is unknown.
     """
 
     path: Path
@@ -52,7 +52,7 @@ def hub_weights(
     """Get a file of weights from a repository of the Hugging Face hub, timm's for example.
 
     The file stays in the cache of ``huggingface_hub`` (``HF_HOME``), and once it is there no request is made.
-    The cache names a large file after its SHA-256, which is compared with the file's every time.
+    The cache names a large file after its SHA-256, which is checked on every call.
 
     Needs the ``pretrained`` extra.
 
@@ -61,15 +61,15 @@ def hub_weights(
         revision: the full hash of a commit. A branch or a tag may point to other weights tomorrow, so it is
             refused; the error names the commit that it points to now.
         file: name in the repository; ``.safetensors``, ``.pth`` or ``.pt``.
-        sha256: what the file's SHA-256 has to be, for who would rather not take the hub's word for it.
+        sha256: the SHA-256 that the file must have, if you do not want to trust the hub; None for any.
 
     Returns:
-        The file; its preprocessing and architecture are from the repository's ``config.json`` of timm's form.
-        That preprocessing is timm's for evaluation at ``input_size``.
+        The file. Its preprocessing and architecture come from the repository's ``config.json`` in timm's
+        form; the preprocessing is timm's for evaluation at ``input_size``.
 
     Raises:
-        ValueError: if the revision is no commit, the repository has no such file, a sum differs, or images
-            are to be prepared in another way than `preprocess` knows.
+        ValueError: if the revision is no commit, the repository has no such file, a SHA-256 differs, or the
+            repository asks for preprocessing that `preprocess` cannot do.
         OSError: if the file is not in the cache and cannot be fetched.
         ImportError: if ``huggingface_hub`` is not installed.
     """
@@ -84,7 +84,7 @@ def hub_weights(
             + _commit_now(hub, repository, revision)
         )
     source = f"{repository}@{revision}"
-    # Before the weights, which are large, so that what is wrong with it shows first.
+    # Fetch the small config before the large weights, so that its errors show first.
     described = _fetched(hub, repository, revision, "config.json")
     config = {} if described is None else _parsed(described, source)
     preprocessing = _preprocessing(config, source)
@@ -104,8 +104,8 @@ def find_weights(text: str | None, spec: Spec) -> Weights:
         spec: the backbone's line in `BACKBONES`.
 
     Raises:
-        ValueError: if the text is none of these, the file is one of another network or size (where the
-            repository says), or `hub_weights` refuses it.
+        ValueError: if the text is none of these, the repository says that the file is for another network or
+            image size, or `hub_weights` refuses it.
         FileNotFoundError: if there is no such file.
         OSError: if a file cannot be fetched or read.
         ImportError: if the package of weights, or ``huggingface_hub``, is not installed.
@@ -131,7 +131,7 @@ def find_weights(text: str | None, spec: Spec) -> Weights:
 
 
 def _check_fits(weights: Weights, spec: Spec) -> None:
-    """Networks whose tensors have the same shapes may still compute something else."""
+    """Raise if the repository names another network or size; equal tensor shapes would not show it."""
     if spec.hub is not None and weights.architecture is not None:
         architecture = spec.hub.partition("/")[2].partition(".")[0]
         if weights.architecture != architecture:
@@ -153,14 +153,14 @@ def _fetched(hub: Any, repository: str, commit: str, file: str) -> Path | None:
         cached = hub.try_to_load_from_cache(repository, file, revision=commit)
         if cached is None:
             cached = hub.hf_hub_download(repository, file, revision=commit)
-    except errors.LocalEntryNotFoundError as error:  # one of those below, but says that nothing is known
+    except errors.LocalEntryNotFoundError as error:  # a subclass of the next, but the hub did not answer
         raise _failed(repository, error) from error
     except errors.EntryNotFoundError:
         return None
-    # A lost connection is an HTTPError that, from some versions on, is no OSError.
+    # A lost connection raises an HTTPError, which is no OSError in newer versions.
     except (OSError, ValueError, errors.HTTPError) as error:
         raise _failed(repository, error) from error
-    # Else it is the cache's mark of a file that the hub said there is not.
+    # Otherwise this is the cache's marker that the repository has no such file.
     return Path(cached) if isinstance(cached, str) else None
 
 
@@ -179,7 +179,7 @@ def _commit_now(hub: Any, repository: str, revision: str | None) -> str:
 
 
 def _verified(path: Path, place: str, expected: str | None) -> str:
-    """The file's SHA-256, if it is what the user expects and what the hub's cache has named the file."""
+    """Return the file's SHA-256, or raise if the user or the file's name in the hub's cache gives another."""
     found, name = _sha256(path), path.resolve().name
     if _SHA256.fullmatch(name) and name != found:
         raise ValueError(
@@ -197,7 +197,7 @@ def _sha256(path: Path) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """What was wrong at first, in one line."""
+    """The message of the innermost cause, in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     return " ".join(str(error).split())
@@ -214,7 +214,7 @@ def _parsed(path: Path, source: str) -> dict[str, Any]:
 
 
 def _preprocessing(config: dict[str, Any], source: str) -> Preprocessing | None:
-    """What timm's settings mean, as its ``transforms_imagenet_eval`` reads them."""
+    """The preprocessing in timm's settings, as timm's ``transforms_imagenet_eval`` reads them."""
     settings = config.get("pretrained_cfg")
     if not isinstance(settings, dict):
         return None

@@ -12,7 +12,7 @@ from covfree.backbones.layers import Dropout, Renaming, Style, pooled
 
 
 class Stage(NamedTuple):
-    """Blocks of one width; only the first of them has the stride."""
+    """A stage of blocks of one width; only the first block has the stride."""
 
     expansion: int
     kernel: int
@@ -42,14 +42,16 @@ _EFFICIENTNET = (
 
 
 class Inverted(nn.Module):
-    """The network, with timm's names.
+    """The network; tensors have timm's names.
 
     Attributes:
+        style: data type, norms and padding of all layers.
         stages: the blocks.
         activation: ``"relu6"``, or ``"silu"``.
         attention: whether the channels are weighted by squeeze and excitation.
-        dropout: of the features, in training.
-        depth_dropout: chance that training leaves out the last block's branch; less for earlier blocks.
+        dropout: rate of dropout on the features, in training.
+        depth_dropout: upper bound of the chance that training drops a block's branch; the chance grows
+            linearly from 0 with the block's index.
     """
 
     style: Style
@@ -61,7 +63,7 @@ class Inverted(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
-        """Features."""
+        """Compute features."""
         style = self.style
         x = self._act(style.norm("bn1", train)(style.conv("conv_stem", 32, 3, 2)(x)))
         total, done = sum(stage.repeats for stage in self.stages), 0
@@ -79,7 +81,7 @@ class Inverted(nn.Module):
         self, x: jax.Array, name: str, stage: Stage, stride: int, rate: float, train: bool
     ) -> jax.Array:
         style, branch, size = self.style, x, x.shape[-1]
-        # timm numbers a block's norms, and calls its last convolution by another name where none expands.
+        # timm numbers a block's norms, and renames the last convolution of a block without expansion.
         norms = iter(("bn1", "bn2", "bn3"))
 
         def norm(y: jax.Array) -> jax.Array:
@@ -109,7 +111,7 @@ def _stages(kind: str, width: float, depth: float) -> tuple[Stage, ...]:
     if kind == "mobilenet":
         return _MOBILENET
     last = len(_EFFICIENTNET) - 1
-    # Lite keeps the first and the last stage's depth.
+    # EfficientNet-Lite does not scale the depth of the first and last stage.
     return tuple(
         stage._replace(
             channels=_rounded(stage.channels * width),
@@ -120,7 +122,7 @@ def _stages(kind: str, width: float, depth: float) -> tuple[Stage, ...]:
 
 
 def _rounded(channels: float) -> int:
-    """The nearest multiple of 8, or the next if that is more than a tenth below."""
+    """The nearest multiple of 8, or the next higher one if the nearest is more than a tenth below."""
     nearest = max(8, int(channels + 4) // 8 * 8)
     return nearest + 8 if nearest < 0.9 * channels else nearest
 
@@ -133,7 +135,7 @@ def build(
     depth: float = 1.0,
     dropout: float = 0.2,
 ) -> Inverted:
-    """The module; ``kind`` is ``"mobilenet"``, ``"efficientnet"`` or ``"lite"``."""
+    """Build the module; ``kind`` is ``"mobilenet"``, ``"efficientnet"`` or ``"lite"``."""
     style = Style(dtype, epsilon=1e-3, momentum=0.99, same=True) if kind == "lite" else Style(dtype)
     attention = kind == "efficientnet"
     return Inverted(
@@ -146,12 +148,12 @@ def build(
     )
 
 
-# What the references call their classifier, which is left aside.
+# The references' name of the classifier, whose tensors are ignored.
 CLASSIFIER = "classifier"
 
 
 def renamings(*, kind: str, width: float = 1.0, depth: float = 1.0, **_: Any) -> tuple[Renaming, ...]:
-    """Timm's names are the tree's; the second names are torchvision's, or of efficientnet-lite-pytorch."""
+    """Two namings: the tree's own, which is timm's, and that of torchvision or efficientnet-lite-pytorch."""
     stages = _stages(kind, width, depth)
     layers = {"mobilenet": _mobilenet_layers, "efficientnet": _efficientnet_layers, "lite": _lite_layers}
     table = layers[kind](stages)
@@ -164,7 +166,7 @@ def renamings(*, kind: str, width: float = 1.0, depth: float = 1.0, **_: Any) ->
 
 
 def _blocks(stages: tuple[Stage, ...]) -> list[tuple[str, int, int, int, bool]]:
-    """A block's name, stage, index in the stage, index in all, and whether it expands."""
+    """List each block's name, stage, index in the stage, index among all blocks, and whether it expands."""
     places = [(number, index) for number, stage in enumerate(stages) for index in range(stage.repeats)]
     return [
         (f"blocks.{number}.{index}", number, index, flat, stages[number].expansion > 1)

@@ -1,7 +1,7 @@
-"""What the architectures are made of: convolutions, norms, stochastic depth.
+"""Layers that the architectures share: convolutions, norms, dense layers, dropout.
 
-A part's name is that of the tensors in the reference (``"layer1.0.conv1"``), so that a path in the tree of
-parameters, joined with dots, is the name that a file of weights uses.
+Layers have the reference's names (``"layer1.0.conv1"``), so that a path in the tree of parameters, joined
+with dots, is the tensor's name in a file of weights.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from flax import linen as nn
 
 from covfree.backbones.convolution import convolve
 
-# The names of the reference's tensors, as functions of the names in the tree of parameters.
+# A function from a name in the tree of parameters to the reference's name of the tensor.
 Renaming = Callable[[str], str]
 
 
 @dataclass(frozen=True)
 class Style:
-    """What all parts of one network have in common.
+    """Settings that all layers of a network share.
 
     Attributes:
-        dtype: in which it computes; parameters are float32.
+        dtype: the data type in which the network computes; parameters are float32.
         epsilon: added to a norm's variance.
         momentum: share of a batch norm's running statistics that an update keeps.
-        same: whether convolutions pad as TensorFlow does, at the end first, or alike on both sides.
+        same: whether convolutions pad as TensorFlow's "SAME" does, with an odd position at the end; otherwise
+            both ends get the same.
     """
 
     dtype: Any
@@ -38,7 +39,7 @@ class Style:
 
     @property
     def precision(self) -> jax.lax.Precision | None:
-        """Float32 means float32 on accelerators too; bfloat16 is there for speed."""
+        """Full precision for float32, which accelerators would round by default; the default for bfloat16."""
         return None if self.dtype == jnp.bfloat16 else jax.lax.Precision.HIGHEST
 
     def conv(
@@ -52,7 +53,7 @@ class Style:
         bias: bool = False,
         padded: bool = True,
     ) -> nn.Conv:
-        """A square convolution; padded so that stride 1 keeps the size."""
+        """Build a square convolution; if ``padded``, stride 1 keeps the size."""
         side = (kernel - 1) // 2 if padded else 0
         return nn.Conv(
             features,
@@ -68,27 +69,27 @@ class Style:
         )
 
     def norm(self, name: str, train: bool) -> nn.BatchNorm:
-        """Batch norm: by the batch's statistics in training, by the running ones otherwise."""
+        """Build a batch norm: by the batch's statistics in training, by the running ones otherwise."""
         return nn.BatchNorm(
             use_running_average=not train,
             momentum=self.momentum,
             epsilon=self.epsilon,
             dtype=self.dtype,
-            use_fast_variance=False,  # centres before it squares
+            use_fast_variance=False,  # centre before squaring, against cancellation
             name=name,
         )
 
     def dense(self, name: str, features: int) -> nn.Dense:
-        """A linear map with a bias."""
+        """Build a linear map with a bias."""
         return nn.Dense(features, dtype=self.dtype, precision=self.precision, name=name)
 
 
 class Dropout(nn.Module):
-    """Dropout, of single numbers or of whole examples; does nothing without a key.
+    """Dropout of single numbers or whole examples; without a key it does nothing.
 
     Attributes:
         rate: chance to be dropped.
-        whole: drop a whole example's branch: stochastic depth.
+        whole: whether whole examples are dropped, as in stochastic depth.
     """
 
     rate: float
@@ -96,7 +97,7 @@ class Dropout(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Drop where a key is given; what is kept is scaled so that the mean stays."""
+        """Drop values if there is a key, and scale the others so that the mean stays."""
         if not (self.rate > 0 and self.has_rng("dropout")):
             return x
         shape = (x.shape[0],) + (1,) * (x.ndim - 1) if self.whole else x.shape

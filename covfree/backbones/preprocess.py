@@ -1,4 +1,4 @@
-"""From an image to what a backbone takes."""
+"""Resize, crop and normalise images for a backbone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from covfree.backbones.table import Preprocessing, Spec
 from covfree.core.optional import optional
 from covfree.core.types import AnyArray
 
-# All of the resized image is made before it is cropped: a damaged header must not ask for gigabytes.
+# The whole resized image is made before the crop, so a damaged header must not ask for gigabytes.
 _LONGEST = 1000
 
 
@@ -23,16 +23,16 @@ def preprocess(image: Any, spec: Spec) -> Float[np.ndarray, "crop crop 3"]:
     grey levels are normalised (needs Pillow).
 
     Args:
-        image: a Pillow image, or its grey levels: uint8 ``[height, width, 3]``, or ``[height, width]`` of one
-            without colours.
+        image: a Pillow image, or its grey levels: uint8 ``[height, width, 3]``, or ``[height, width]`` for a
+            grey image.
         spec: the backbone's line in `BACKBONES`.
 
     Returns:
-        float32.
+        The normalised pixels, in float32.
 
     Raises:
         TypeError: if the image is an array of another type than uint8.
-        ValueError: if it is an array of another shape, or one side is more than 1000 times the other.
+        ValueError: if the image is an array of another shape, or one side is more than 1000 times the other.
 
     >>> import numpy as np
     >>> from covfree.backbones import BACKBONES
@@ -55,7 +55,7 @@ def crop(image: Any, preprocessing: Preprocessing) -> UInt8[np.ndarray, "crop cr
         image = pillow.fromarray(np.ascontiguousarray(image))
     image = image.convert("RGB")
     short, size = min(image.size), preprocessing.crop
-    # The longer side is cut off to a whole number of pixels, the margins are rounded, as in torchvision.
+    # As in torchvision: the longer side is rounded down to whole pixels, the margins to the nearest.
     width, height = (side * preprocessing.resize // short for side in image.size)
     if max(width, height) > _LONGEST * preprocessing.resize:
         raise ValueError(
@@ -72,7 +72,7 @@ def normalise(
 ) -> Float[AnyArray, "*batch height width 3"]:
     """Subtract the mean grey level of each colour, and divide by its standard deviation.
 
-    Of NumPy's arrays on the host, and of JAX's where they are.
+    NumPy arrays are normalised on the host, JAX arrays on their device.
     """
     shape = (1,) * (pixels.ndim - 1) + (3,)
     mean = np.array(preprocessing.mean, np.float32).reshape(shape)

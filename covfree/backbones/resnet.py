@@ -12,7 +12,7 @@ from covfree.backbones.layers import Renaming, Style, pooled
 
 
 class ResNet(nn.Module):
-    """The network; the stride of a bottleneck is that of its 3 × 3 convolution."""
+    """The network; in a bottleneck, the 3 × 3 convolution has the stride."""
 
     style: Style
     blocks: tuple[int, ...]
@@ -20,7 +20,7 @@ class ResNet(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
-        """Features."""
+        """Compute features."""
         style = self.style
         x = nn.relu(style.norm("bn1", train)(style.conv("conv1", 64, 7, 2)(x)))
         x = max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
@@ -50,14 +50,14 @@ class ResNet(nn.Module):
 
 
 def build(dtype: Any, *, blocks: tuple[int, ...], bottleneck: bool) -> ResNet:
-    """The module."""
+    """Build the module."""
     return ResNet(Style(dtype), blocks, bottleneck)
 
 
-# What the references call their classifier, which is left aside.
+# The references' name of the classifier, whose tensors are ignored.
 CLASSIFIER = "fc"
 
 
 def renamings(**_: Any) -> tuple[Renaming, ...]:
-    """Torchvision's names are timm's and the tree's."""
+    """One naming: torchvision, timm and the tree use the same names."""
     return (lambda name: name,)

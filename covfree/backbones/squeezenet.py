@@ -11,7 +11,7 @@ from flax import linen as nn
 from covfree.backbones.convolution import max_pool
 from covfree.backbones.layers import Dropout, Renaming, Style, pooled
 
-# Squeezed and expanded channels of the fires; None takes a maximum.
+# Squeezed and expanded channels of each fire module; None is max pooling.
 _FIRES = (
     None,
     (16, 64),
@@ -34,7 +34,7 @@ class SqueezeNet(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
-        """Features."""
+        """Compute features."""
         style = self.style
         x = nn.relu(style.conv("features.0", 64, 3, 2, bias=True, padded=False)(x))
         for index, fire in enumerate(_FIRES, start=2):
@@ -56,20 +56,20 @@ class SqueezeNet(nn.Module):
 
 
 def _maximum(x: jax.Array) -> jax.Array:
-    # A last window that hangs over the edge counts too, as with the reference's ceil_mode.
+    # As with the reference's ceil_mode, a last window may hang over the edge.
     height, width = x.shape[1:3]
     return max_pool(x, (3, 3), (2, 2), ((0, (height - 3) % 2), (0, (width - 3) % 2)))
 
 
 def build(dtype: Any) -> SqueezeNet:
-    """The module."""
+    """Build the module."""
     return SqueezeNet(Style(dtype))
 
 
-# What the references call their classifier, which is left aside.
+# The references' name of the classifier, whose tensors are ignored.
 CLASSIFIER = "classifier.1"
 
 
 def renamings() -> tuple[Renaming, ...]:
-    """Torchvision's names are the tree's."""
+    """One naming: torchvision and the tree use the same names."""
     return (lambda name: name,)

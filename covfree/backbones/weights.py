@@ -1,4 +1,4 @@
-"""Files of weights, and the tree of parameters that they become."""
+"""Read files of weights, and convert them to trees of parameters."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import numpy as np
 from covfree.backbones.torchfile import read_torch
 from covfree.core.optional import how_to_get, optional
 
-# Linen's variables: {"params": …} and, of a network with batch norms, {"batch_stats": …}.
+# Linen's variables: {"params": …} and, for a network with batch norms, {"batch_stats": …}.
 Params: TypeAlias = Any
 
-# What the reference calls a part's numbers.
+# PyTorch's names of Flax's arrays.
 _LEAVES = {
     "kernel": "weight",
     "scale": "weight",
@@ -26,7 +26,7 @@ _LEAVES = {
     "mean": "running_mean",
     "var": "running_var",
 }
-# How many updates a batch norm has seen; nothing is computed from it.
+# The number of updates of a batch norm, on which no feature depends.
 _IGNORED = "num_batches_tracked"
 _SHOWN = 8
 
@@ -34,17 +34,17 @@ _SHOWN = 8
 def read_weights(path: str | PathLike[str]) -> dict[str, np.ndarray]:
     """Read tensors by their names from a ``.safetensors`` or a ``.pth`` file.
 
-    Nothing that the file carries is executed: of a ``.pth`` file, which is a pickle, only tensors are
-    understood and every other name is refused.
+    No code in the file is executed: a ``.pth`` file is a pickle, but the reader knows tensors only and
+    refuses every other name.
 
     Args:
         path: the file; ``.safetensors`` (needs the ``safetensors`` extra), ``.pth`` or ``.pt``.
 
     Returns:
-        The tensors as they lie in the file.
+        The tensors with the data types of the file.
 
     Raises:
-        ValueError: if the file's name ends otherwise, or the file is damaged, cut short or of another kind.
+        ValueError: if the file's name has another ending, or the file is damaged, cut short or no such file.
         FileNotFoundError: if there is no such file.
     """
     file = Path(path)
@@ -70,7 +70,7 @@ def packaged_weights(package: str) -> Path:
 
     Raises:
         ImportError: if the package is not installed.
-        ValueError: if it ships no such file, or several.
+        ValueError: if the package ships no such file, or several.
     """
     try:
         files = importlib.metadata.files(package) or []
@@ -83,7 +83,7 @@ def packaged_weights(package: str) -> Path:
 
 
 def tensor_shapes(template: Params) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors that a tree of parameters holds, in the reference's layout."""
+    """The reference's names and shapes of the tensors of a tree of parameters."""
     return {_name(path): _torch_shape(path, leaf.shape) for path, leaf in _leaves(template)}
 
 
@@ -95,15 +95,15 @@ def to_params(
     unused: Iterable[str] = (),
     source: str = "tensors",
 ) -> Params:
-    """Arrange tensors, by their names in the reference, as a tree of parameters.
+    """Convert tensors with the reference's names to a tree of parameters.
 
     Args:
         tensors: from `read_weights`.
         template: a tree of shapes to fill.
-        namings: for every scheme of names that a file may use, the tensors' names by those of the tree. The
-            scheme that fits most tensors is taken.
-        unused: names in the tree's scheme that a file may hold and that are left aside.
-        source: what the tensors came from, for errors.
+        namings: for each naming scheme that a file may use, the file's names by the tree's names. The scheme
+            that matches most tensors is used.
+        unused: tensors that a file may hold and that are ignored, by their names in the tree's scheme.
+        source: the tensors' origin, for errors.
 
     Returns:
         The tree, in float32.
@@ -151,7 +151,7 @@ def _leaves(tree: Params) -> list[tuple[Any, Any]]:
 
 
 def _name(path: Any) -> str:
-    """The first key is the collection; the others, joined, are the reference's name."""
+    """The reference's name: the keys after the first, which is the collection, joined by dots."""
     parts = [str(key.key) for key in path[1:]]
     return ".".join([*parts[:-1], _LEAVES.get(parts[-1], parts[-1])])
 
