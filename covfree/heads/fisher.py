@@ -102,7 +102,7 @@ def residual_head(
     Args:
         means: m_c of features whose common covariance is the identity.
         features: z.
-        labels: their classes; −1 is padding.
+        labels: classes of the features; −1 is padding.
         moments: counts, for π_c.
         distilled: α, in [0, 1].
         temperature: T.

@@ -1,4 +1,4 @@
-"""How the examples of a simulated federation are spread over its clients."""
+"""Federations: the assignment of training examples to simulated clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COUNTED = {"shards": "shards", "pathological": "classes"}
 
 @dataclass(frozen=True)
 class Federation:
-    """How the examples are spread over clients if the data has no clients of its own.
+    """A rule that spreads examples over clients, used if the data has no clients of its own.
 
     Attributes:
         clients: number of clients.

@@ -10,7 +10,7 @@ def parsed(text: str, expected: str) -> tuple[str, dict[str, Any]]:
 
     Args:
         text: ``name:number=value:…``.
-        expected: what the error names: ``methods: expected a number such as fedcof:shrinkage=0.1``.
+        expected: start of the error, such as ``methods: expected a number such as fedcof:shrinkage=0.1``.
 
     Raises:
         ValueError: if a part after the name has no "=", or an argument comes twice.

@@ -19,7 +19,7 @@ _outcome = jax.jit(lambda scores, labels: outcome_of(scores, labels)[:2])
 
 
 class Predictions(NamedTuple):
-    """How many test examples of each class are predicted as each class.
+    """Counts of test examples by class and predicted class, and by client.
 
     Attributes:
         pairs: (label, predicted class, examples) of the pairs that occur, sorted. The predicted class is −1

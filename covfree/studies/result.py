@@ -160,7 +160,7 @@ def accuracy_table(results: Iterable[Result]) -> Table:
     there. A column is named after the settings that differ between the federations.
 
     Args:
-        results: from `summarise`.
+        results: results of `summarise`.
     """
     cells = {
         (result.title, result.place): Cell(percent(*result.accuracy), result.accuracy[0])

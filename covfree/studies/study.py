@@ -56,7 +56,7 @@ class Study:
         datasets: by name, a function that returns the data for a seed (the split may depend on the seed).
         federations: how examples are spread over clients, unless the data says so.
         methods: by name: methods in closed form, which `variants` makes, or trainings.
-        seeds: of splits, partitions and methods.
+        seeds: seeds of splits, partitions and methods.
         figures: names in `covfree.metrics.NAMES`: measured beside the accuracy, in `Run.figures`. Figures by
             client need data that gives the client of each test example.
         predictions: whether test examples are counted by class and prediction, in `Run.predictions`.
