@@ -44,7 +44,7 @@ def read_weights(path: str | PathLike[str]) -> dict[str, np.ndarray]:
         The tensors with the data types of the file.
 
     Raises:
-        ValueError: if the file's name has another ending, or the file is damaged, cut short or no such file.
+        ValueError: if the file's name has another ending, or the file is damaged or of another kind.
         FileNotFoundError: if there is no such file.
     """
     file = Path(path)

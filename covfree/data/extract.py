@@ -94,7 +94,7 @@ def extract_features(
             of the parameters themselves.
         preprocessing: the preprocessing that the weights were trained with; None for the backbone's own.
         batch_size: images that are computed together; rounded up to a multiple of the number of devices.
-        dtype: of the features in the file: ``"float32"``, or ``"float16"`` for half the size.
+        dtype: data type of the features in the file: ``"float32"``, or ``"float16"`` for half the size.
         on_damaged: ``"stop"`` raises at an image that cannot be read; ``"skip"`` leaves it out.
         progress: called now and then with the number of images done and the number of all images.
 
@@ -180,7 +180,7 @@ def encode_texts(
         encoder: see `covfree.backbones.sentence_encoder`.
         out: the file, ``.npz``.
         batch_size: texts that are computed together; 16 batches are written at a time.
-        dtype: of the features in the file: ``"float32"``, or ``"float16"`` for half the size.
+        dtype: data type of the features in the file: ``"float32"``, or ``"float16"`` for half the size.
         progress: called now and then with the number of texts done and the number of all texts.
 
     Returns:

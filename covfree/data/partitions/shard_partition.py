@@ -111,7 +111,7 @@ def pathological(
 
     From Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study" (ICDE 2022,
     arXiv:2102.02079), who use "first-deterministic", and Flower Datasets' `PathologicalPartitioner`.
-    Of the C classes that occur in `labels`, in ascending order, `class_assignment_mode` gives client k
+    `labels` has C distinct classes, in ascending order. By `class_assignment_mode`, client k gets
 
     - "random": a uniform choice without replacement;
     - "deterministic": the classes k, k + 1, … modulo C. With one class a client and as many clients as
