@@ -167,9 +167,10 @@ def finite(head: AnyHead) -> AnyHead:
             place = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
             raise ValueError(
                 f"head: holds {values[place]} in {jax.tree_util.keystr(path).lstrip('.')} of shape "
-                f"{list(values.shape)} at {place}; expected finite numbers. What clients sent is too large, "
-                "or is no sum of squares where one is expected; or a covariance is singular, which shrinkage "
-                "above 0 mends"
+                f"{list(values.shape)} at {place}; expected finite numbers. Either the features' scale "
+                f"is too large for sums of squares in {values.dtype} (multiply all features by one number, "
+                "the same at all clients), or what clients sent is no sum of squares where one is "
+                "expected, or a covariance is singular, which shrinkage above 0 mends"
             )
     return head
 

@@ -113,7 +113,9 @@ def _factors(
     def eigen(core: jax.Array, root: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
         values, vectors = eigh(core)
         kept = values > rank_cut(values)
-        return vectors, jnp.where(kept, 1 / jnp.where(kept, values, 1), 0)
+        inverse = jnp.where(kept, 1 / jnp.where(kept, values, 1), 0)
+        # Sums that overflowed have no solution: rank 0, and so a solution of 0, would look like one.
+        return vectors, jnp.where(jnp.isfinite(core).all(), inverse, jnp.nan)
 
     basis, diagonal = cond_of_lanes(~sound, eigen, lambda core, *found: found, core, root, scale)
     return basis, diagonal, ~sound, smallest
@@ -133,7 +135,7 @@ def solve(factorisation: Factorisation, right: Float[Array, "dim columns"]) -> F
         ValueError: if B does not fit A.
 
     Returns:
-        X. Equivalent to ``scipy.linalg.solve(A, B, assume_a="pos")``, or to
+        X; NaN where A is not finite. Equivalent to ``scipy.linalg.solve(A, B, assume_a="pos")``, or to
         ``scipy.linalg.pinvh(A) @ B`` where A is singular.
 
     >>> import jax.numpy as jnp

@@ -288,7 +288,17 @@ class LinearHead:
     present: Float[Array, " classes"] | None = None
 
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch classes"]:
-        """Scores (logits) of each class; −∞ for an absent one."""
+        """Scores (logits) of each class; −∞ for an absent one.
+
+        Raises:
+            ValueError: if the sizes of features, weight and bias do not fit.
+        """
         features = as_features(features, self.weight.shape[0])
+        # Not at construction: jax makes heads of placeholders, and of arrays of any shape.
+        if jnp.shape(self.bias)[-1:] not in ((), (1,), self.weight.shape[1:]):
+            raise ValueError(
+                f"bias: expected [{self.weight.shape[1]}], one number for each column of weight, got "
+                f"{list(jnp.shape(self.bias))}"
+            )
         scores = jnp.matmul(features, self.weight, precision=jax.lax.Precision.HIGHEST)
         return masked(scores + jnp.broadcast_to(self.bias, scores.shape), self.present)

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Integer
 
 from covfree.core.checks import check, check_positive, num_classes_of
-from covfree.core.doors import as_array, as_int32, compiled, finite
-from covfree.core.gathered import blocks, is_large
+from covfree.core.doors import as_array, as_int32, finite
+from covfree.core.gathered import is_large
 from covfree.core.keys import check_key
 from covfree.core.padding import as_arrays
 from covfree.core.row_types import count_sum, summable
-from covfree.core.types import AnyArray, H, Head, Message, PRNGKey, Rows, is_traced
+from covfree.core.types import H, Message, Moments, PRNGKey, Rows, is_traced
 from covfree.engine.examples import examples_of, over_examples, over_rows, summarise
 from covfree.engine.totals import How, accumulate, in_memory, through
-from covfree.estimators import Shrinkage
 from covfree.heads.mapped import MappedHead
 from covfree.methods import Method
 from covfree.methods.message_form import Merge
 from covfree.methods.method import check_method
-from covfree.methods.within import moments_of
 
-# Features are too small for a covariance if class means are below this multiple of √(smallest normal number).
+# Features are too small to be squared if class means are below this multiple of √(smallest normal number).
 _LEAST = 100
 
 
@@ -43,20 +40,22 @@ def solve_totals(method: Method[H], *totals: Any) -> H:
         The head, of the method's kind.
 
     Raises:
-        ValueError: if the head is not finite, or it rests on a covariance of features so small that their
-            squares vanish (unless they are traced).
+        ValueError: if the head is not finite, or it rests on sums of squares of features so small that these
+            vanish (unless they are traced).
     """
     check_method(method)
-    _check_scale(method, totals)
+    _check_scale(totals)
     return finite(_head(method.system, method.head, method.params, method.feature_map, totals))
 
 
-def _check_scale(method: Method[Any], totals: tuple[Any, ...]) -> None:
-    """Raise if squares of the features underflow to 0: the head would know only the classes' shares."""
-    if not isinstance(method.params, Shrinkage) or is_traced(*jax.tree.leaves(totals)):
+def _check_scale(totals: tuple[Any, ...]) -> None:
+    """Raise if the method sums squares of features, and these underflow to 0."""
+    nodes = jax.tree.leaves(totals, is_leaf=lambda node: isinstance(node, Moments))
+    moments = next((node for node in nodes if isinstance(node, Moments)), None)
+    if moments is None or len(nodes) == 1 or is_traced(*jax.tree.leaves(totals)):
         return
-    total = np.abs(np.asarray(moments_of(totals[0]).total)).max(initial=0)
-    count = np.asarray(moments_of(totals[0]).count).max(initial=1)
+    total = np.abs(np.asarray(moments.total)).max(initial=0)
+    count = np.asarray(moments.count).max(initial=1)
     if 0 < total < _LEAST * np.sqrt(np.finfo(total.dtype).tiny) * count:
         raise ValueError(
             f"features: expected numbers whose squares {total.dtype} holds, got class means of at most "
@@ -84,6 +83,9 @@ def solve_rows(method: Method[H], rows: Rows, *, num_classes: int) -> H:
     Returns:
         The head, of the method's kind.
 
+    Raises:
+        ValueError: as `solve_totals`.
+
     >>> import covfree, jax, jax.numpy as jnp
     >>> rows = covfree.Rows(jnp.array([[0.0], [2.0], [5.0], [7.0]]), jnp.ones(4), jnp.array([0, 0, 1, 1]))
     >>> def bias(gamma):
@@ -92,9 +94,8 @@ def solve_rows(method: Method[H], rows: Rows, *, num_classes: int) -> H:
     (3, 2)
     """
     check_method(method)
-    # Compiled apart from `_head`, which takes longer to compile and does not depend on the number of rows.
-    state = accumulate(method, rows, num_classes=num_classes)
-    return _head(method.system, method.head, method.params, method.feature_map, state)
+    # Compiled apart from the head, which takes longer to compile and does not depend on the number of rows.
+    return solve_totals(method, *accumulate(method, rows, num_classes=num_classes))
 
 
 def solve_message(method: Method[H], message: Message, *, num_classes: int) -> H:
@@ -220,55 +221,3 @@ def fit(
         examples = examples_of(method, features, jnp.where(as_array(clients >= 0), labels, -1))
         state = in_memory(method.rounds[first:], method.params, examples, how, state)
     return solve_totals(method, *state)
-
-
-def _check_evaluation(head: Any, features: Any, labels: Any) -> None:
-    if not callable(head):
-        raise TypeError(f"head: expected a head such as fit gives, got {type(head).__name__}")
-    if not jnp.issubdtype(jnp.result_type(labels), jnp.integer):
-        raise TypeError(f"labels: expected integers, got {jnp.result_type(labels)}")
-    if np.ndim(labels) != 1 or np.shape(features)[:1] != np.shape(labels):
-        raise ValueError(
-            f"labels: expected shape {list(np.shape(features)[:1])}, one for each row of features, "
-            f"got {list(np.shape(labels))}"
-        )
-
-
-def _in_parts(whole: Callable[..., Array]) -> Callable[..., Array]:
-    """Make an accuracy function that goes part by part through large features."""
-
-    # `wraps` also copies ``lower`` and the other attributes of a compiled function.
-    @wraps(whole)
-    def accuracy(head: Any, features: Any, labels: Any) -> Array:
-        if not is_large(features):
-            return whole(head, features, labels)
-        _check_evaluation(head, features, labels)
-        labels = np.asarray(labels)
-        own = [(part, (labels[part] >= 0).sum()) for part in blocks(features)]
-        right = sum(number * whole(head, features[part], labels[part]) for part, number in own if number)
-        return jnp.asarray(right) / sum(number for _, number in own)
-
-    return accuracy
-
-
-@_in_parts
-@compiled(check=_check_evaluation, padded={"features": 0, "labels": -1})
-def evaluate(
-    head: Head, features: Float[AnyArray, "examples dim"], labels: Integer[AnyArray, " examples"]
-) -> Float[Array, ""]:
-    """Compute the accuracy of a head: the share of the examples whose class it predicts, in [0, 1].
-
-    Args:
-        head: a classifier.
-        features: test features; large ones on the host are read part by part, as `fit` reads them.
-        labels: their classes; below 0 is padding. A class that the head never saw, or
-            does not know, counts as an error.
-
-    Returns:
-        The accuracy; NaN if there is no example.
-    """
-    scores = head(features)
-    # A head that saw no class scores all of them −inf, where argmax would still name class 0.
-    labels = as_int32("labels", labels)
-    right = (scores.argmax(-1).astype(jnp.int32) == labels) & (scores.max(-1) > -jnp.inf) & (labels >= 0)
-    return right.sum() / (labels >= 0).sum()

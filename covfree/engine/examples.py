@@ -52,8 +52,8 @@ def summarise(
 
     Returns:
         The rows as they leave the clients, padded to a size that federations of about the same size share;
-        under ``jit``, to the number of examples. Clients whose numbers int32 cannot hold are numbered anew,
-        from 0 in their order.
+        where labels or clients are traced, to the number of examples. Clients whose numbers int32 cannot hold
+        are numbered anew, from 0 in their order.
 
     Raises:
         TypeError: if ``method`` is no method, or a data type is wrong.
@@ -68,10 +68,10 @@ def summarise(
     else:
         if not fits_int32(np.asarray(clients)):
             clients = consecutive(np.asarray(clients))
+        # Before jax has them: where only features are traced, as under `jax.checkpoint`, it would trace all.
+        known = np.asarray(labels).astype(np.int64)
         labels = as_int32("labels", labels)
-        sizes = tuple(
-            padded_size(size) for size in method.summary.sizes(np.asarray(labels), np.asarray(clients))
-        )
+        sizes = tuple(padded_size(size) for size in method.summary.sizes(known, np.asarray(clients)))
     return _summarise(method.client_part(), features, labels, clients, key, sizes)
 
 

@@ -59,8 +59,14 @@ def init(dim: int, dtype: Any = float) -> CovarianceState:
     check_positive("dim", dim)
     if jax.dtypes.canonicalize_dtype(dtype) not in (np.float32, np.float64):
         raise TypeError(f"dtype: expected float32 or float64, got {np.dtype(dtype).name}")
-    point, matrix = jnp.zeros(dim, dtype), jnp.zeros((dim, dim), dtype)
-    return CovarianceState(jnp.zeros((), dtype), jnp.zeros((), jnp.int32), point, point, matrix)
+    # An array for each field, so that the state may be donated to `update`.
+    return CovarianceState(
+        num_examples=jnp.zeros((), dtype),
+        num_rows=jnp.zeros((), jnp.int32),
+        centre=jnp.zeros(dim, dtype),
+        offset=jnp.zeros(dim, dtype),
+        scatter=jnp.zeros((dim, dim), dtype),
+    )
 
 
 def _check_update(state: Any, means: Any, counts: Any) -> None:

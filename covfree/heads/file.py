@@ -72,8 +72,8 @@ def save_head(
 
     Args:
         head: a `LinearHead`, `GaussianHead` or `StudentHead`, or one behind a map, as fine-tuning makes it.
-        path: the file, which is replaced if it is there; an ``.npz`` file unless its name ends in
-            ``.safetensors`` (needs the ``safetensors`` extra).
+        path: the file, which is replaced if it is there; ends in ``.npz``, or in ``.safetensors`` (needs the
+            ``safetensors`` extra).
         class_names: a name for each class.
         dim: size of the features that come in. Needed for a head behind a random map, which does not know it:
             the directions that it draws for them are in the file.
@@ -83,8 +83,8 @@ def save_head(
     Raises:
         TypeError: if the head is of another kind, or ``dim`` is no integer.
         ValueError: if the head or its map is not finite (without x64: in float32), the map is a sweep of
-            several or does not fit the head, there is not one name for each class, or ``dim`` is missing or
-            does not fit.
+            several or does not fit the head, there is not one name for each class, ``dim`` is missing or does
+            not fit, or ``path`` ends otherwise.
 
     >>> import tempfile, jax.numpy as jnp
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -93,6 +93,8 @@ def save_head(
     >>> saved.class_names[int(saved.head(jnp.array([0.2, 0.7])).argmax())]
     'dog'
     """
+    if Path(path).suffix not in (".npz", _SAFETENSORS):
+        raise ValueError(f"path: expected a file that ends in .npz or {_SAFETENSORS}, got {str(path)!r}")
     inner: Any = head.head if isinstance(head, MappedHead) else head
     kind = next((name for name, make in _HEADS.items() if isinstance(inner, make)), None)
     if kind is None:

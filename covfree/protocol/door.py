@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from covfree.core.types import Message, Rows
+from covfree.core.types import Message, Rows, is_traced
 from covfree.protocol.bounds import Size, judge, sizes_of
 from covfree.protocol.checks import CHECKS, Kind, Letter, Rules, common_dim, unlike
 from covfree.protocol.inbox import Inbox
@@ -96,12 +96,14 @@ def check_messages(
         before: the messages of earlier rounds.
 
     Raises:
+        TypeError: if a message is traced.
         ValueError: if sound messages differ in d, and nothing says which is right.
     """
     found: dict[Any, Found] = {}
     rejected: dict[Hashable, str] = {}
     owners = {} if before is None else {text: c for c, text in before.receipts.items() if "-" in text}
     for client in clients:
+        message = None
         try:
             message = messages[client]
             letter = Letter(message, rules, rules.num_examples.get(client))
@@ -119,6 +121,11 @@ def check_messages(
                 receipt, Kind.of(message, message.solved), size, len(received.rows.label), none
             )
         except Exception as error:
+            if isinstance(message, Message) and is_traced(*jax.tree.leaves(message)):
+                raise TypeError(
+                    "messages: expected arrays with values, got traced ones, which cannot be checked; call "
+                    "collect outside jit, vmap and grad"
+                ) from error
             rejected[client] = reason_of(error)
     if rules.dim is None:
         common_dim(each.none.mean.shape[1] for each in found.values())

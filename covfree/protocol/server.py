@@ -67,7 +67,8 @@ def collect(
         It is no error if no message is sound: ``clients`` is empty then, and `solve_message` raises.
 
     Raises:
-        TypeError: if ``messages`` or ``before`` have another type, or a bound is no number.
+        TypeError: if ``messages`` or ``before`` have another type, a bound is no number, or a message is
+            traced.
         ValueError: if sound messages differ in their number of features and ``dim`` is not given, or ``dim``
             is not that of ``before``; if a bound is below 0 or not finite; if ``num_examples`` names none of
             the senders; if clients of the method send no message but sums in rounds.
@@ -81,7 +82,11 @@ def collect(
     >>> collect({"a": good, "b": good}, num_classes=1, before=first).message.rows.client.tolist()
     [0, 1]
     """
-    check_type("messages", messages, Mapping)
+    if not isinstance(messages, Mapping):
+        raise TypeError(
+            "messages: expected a mapping from each client's name to its message, such as {'a': message}, or "
+            f"an Inbox; got {type(messages).__name__}"
+        )
     if before is not None:
         check_type("before", before, Collected)
     if method is not None:

@@ -169,8 +169,43 @@ def test_solve_rows_without_classes():
         covfree.solve_rows(METHOD, rows, num_classes=0)
 
 
+@pytest.mark.parametrize(
+    ("method", "scale"),
+    [(covfree.fed3r(), 1e18), (covfree.fedcof(covfree.relative(0.1)), 2e19)],
+    ids=["fed3r", "fedcof"],
+)
+def test_features_whose_squares_are_infinite_are_refused(method, scale):
+    """A system that overflowed has no solution; one of 0 would look like a head."""
+    labels = np.arange(200) % 3
+    features = np.random.default_rng(0).normal(size=(200, 4)) + 3 * np.eye(3, 4)[labels]
+    with pytest.raises(ValueError, match=r"Either the features' scale is too large for .* float32"):
+        covfree.fit(method, np.float32(scale) * features.astype(np.float32), labels, np.arange(200) % 20)
+
+
+def test_labels_need_not_be_traced_where_features_are(untyped):
+    clean = federations.make(0).clean
+    features = clean.features.astype(np.float32)
+
+    def weight(x):
+        rows = covfree.summarise(METHOD, x, clean.labels, clean.clients)
+        return covfree.solve_rows(METHOD, rows, num_classes=CLASSES).weight
+
+    np.testing.assert_allclose(jax.jit(weight)(features), weight(features), rtol=1e-4, atol=1e-5)
+
+
+def test_evaluate_takes_any_function():
+    features, labels = np.eye(2, dtype=np.float32), np.array([1, 1])
+    assert covfree.evaluate(lambda x: -x, features, labels) == 0.5
+    assert covfree.evaluate(lambda x: np.sort(x), features, labels) == 1  # none of jax
+    assert jax.jit(lambda w: covfree.evaluate(lambda x: x @ w, features, labels))(-np.eye(2)) == 0.5
+
+
 def test_evaluate_takes_lists_and_says_what_does_not_fit():
     head = covfree.LinearHead(jnp.eye(2), jnp.zeros(2))
+    with pytest.raises(ValueError, match=r"labels: expected some of the head's 2 classes, .* none below 2"):
+        covfree.evaluate(head, np.ones((2, 2), np.float32), np.array([2, 3]))
+    with pytest.raises(ValueError, match=r"features: expected one axis of examples, got \[2, 3, 2\] with"):
+        covfree.evaluate(head, np.ones((2, 3, 2), np.float32), np.zeros((2, 3), int))
     assert covfree.evaluate(head, [[1.0, 0.0], [0.0, 1.0]], [0, 0]) == 0.5
     with pytest.raises(ValueError, match=r"features: expected \[..., 2\], got \[32, 3\]"):
         covfree.evaluate(head, np.ones((32, 3), np.float32), np.zeros(32, int))
@@ -199,7 +234,17 @@ def test_features_whose_squares_vanish_are_refused_where_a_covariance_is_needed(
         head = covfree.fit(method, features, clean.labels, clean.clients)
         return np.unique(head(features).argmax(1)).size
 
-    with pytest.raises(ValueError, match=r"features: expected numbers whose squares float32 .*e-(19|20);"):
-        classes(covfree.fedcof(0.1), 1e-20)
+    rows = covfree.summarise(METHOD, np.float32(1e-20) * clean.features, clean.labels, clean.clients)
+    for solve in (
+        *(lambda m=m: classes(m, 1e-20) for m in (covfree.fedcof(0.1), covfree.naive_bayes())),
+        *(lambda m=m: classes(m, 1e-20) for m in (covfree.fed3r(), covfree.refined(METHOD))),
+        lambda: covfree.solve_rows(METHOD, rows, num_classes=CLASSES),
+    ):
+        with pytest.raises(
+            ValueError, match=r"features: expected numbers whose squares float32 .*e-(19|2.);"
+        ):
+            solve()
     assert classes(covfree.fedcof(covfree.relative(0.1)), 1e-12) > 1
+    assert classes(covfree.qda(), 1e-16) > 1
+    assert classes(covfree.naive_bayes(), 1e-16) > 1
     assert classes(covfree.fedncm(), 1e-20) > 1

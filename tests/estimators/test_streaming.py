@@ -116,3 +116,9 @@ def test_over_a_mesh():
 def test_errors_name_what_the_caller_wrote(call, message):
     with pytest.raises((TypeError, ValueError), match=message):
         call(streaming.init(DIM))
+
+
+def test_a_state_may_be_donated():
+    update = jax.jit(streaming.update, donate_argnums=0)
+    state = update(streaming.init(2), np.array([[0, 1], [2, 1]], np.float32), np.array([3, 3]))
+    assert streaming.finalize(state).tolist() == [[6, 0], [0, 0]]

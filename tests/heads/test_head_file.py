@@ -275,3 +275,12 @@ def test_an_interrupted_save_leaves_the_earlier_file(tmp_path, monkeypatch):
         covfree.save_head(HEADS["gaussian"], path)
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["head.npz"]
+
+
+def test_the_name_tells_the_form(tmp_path, untyped):
+    for name in ("head.pt", "head"):
+        with pytest.raises(
+            ValueError, match=r"path: expected a file that ends in \.npz or \.safetensors, got"
+        ):
+            covfree.save_head(HEADS["linear"], tmp_path / name)
+    assert list(tmp_path.iterdir()) == []

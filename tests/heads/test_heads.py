@@ -313,3 +313,9 @@ def test_finite_scores_in_place_of_absent_classes():
 
 def make_nothing(features):
     return features
+
+
+def test_a_bias_of_another_size_is_named(untyped):
+    head = covfree.LinearHead(np.ones((4, 3), np.float32), np.zeros(4, np.float32))
+    with pytest.raises(ValueError, match=r"bias: expected \[3\], one number for each column .* got \[4\]"):
+        head(np.ones((2, 4), np.float32))

@@ -590,7 +590,7 @@ def test_a_bound_that_bounds_nothing_is_an_error(untyped, bound, error, text):
 
 
 def test_what_is_no_mapping_of_messages_is_an_error(untyped):
-    with pytest.raises(TypeError, match="messages: expected a Mapping, got list"):
+    with pytest.raises(TypeError, match=r"messages: expected a mapping from each .*name to .* got list"):
         covfree.collect([rows()], num_classes=3)
 
 
@@ -801,3 +801,15 @@ def test_messages_carry_the_names_of_their_classes(tmp_path, untyped):
         ValueError, match=r"class_names: expected num_classes = 3 names that differ, got 3, 2 of"
     ):
         covfree.collect({}, num_classes=3, class_names=("cat", "cat", "dog"))
+
+
+def test_traced_messages_are_an_error_and_not_set_aside(untyped):
+    method, features = covfree.fedcof(), np.eye(2, dtype=np.float32)
+
+    @jax.jit
+    def mean(features):
+        sent = covfree.client_message(method, features, np.arange(2), num_classes=2)
+        return covfree.collect({"a": sent}, num_classes=2).message.rows.mean
+
+    with pytest.raises(TypeError, match="messages: expected arrays with values, got traced ones"):
+        mean(features)

@@ -141,10 +141,14 @@ def as_matrix_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
 
 
 def _least_variance(moments: Moments, pooled: jax.Array) -> jax.Array:
-    """Return the variance that rounding may give each feature; below it a feature counts as constant."""
+    """Return the variance that rounding may give each feature; below it a feature counts as constant.
+
+    1 for a feature that is 0 in all examples; at least the smallest normal number for any other.
+    """
     size = jnp.square(moments.mean).max(0) + pooled
-    smallest = jnp.square(_ROUNDING * jnp.finfo(pooled.dtype).eps) * size
-    return jnp.where(smallest > 0, smallest, 1)
+    info = jnp.finfo(pooled.dtype)
+    smallest = jnp.maximum(jnp.square(_ROUNDING * info.eps) * size, info.tiny)
+    return jnp.where(size > 0, smallest, 1)
 
 
 def _quadratic_head(numbers: _Numbers, system: None, moments: Moments, scatters: jax.Array) -> GaussianHead:
