@@ -119,5 +119,5 @@ def test_all_words_of_the_picture_can_be_read(name):
 
 
 def test_matplotlib_waits_until_it_is_needed():
-    code = "import sys, covfree.partitions; assert 'matplotlib' not in sys.modules"
+    code = "import sys, covfree.data.partitions; assert 'matplotlib' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
