@@ -145,7 +145,8 @@ def _least_variance(moments: Moments, pooled: jax.Array) -> jax.Array:
 
     1 for a feature that is 0 in all examples; at least the smallest normal number for any other.
     """
-    size = jnp.square(moments.mean).max(0) + pooled
+    # A bound on rounding has no derivative.
+    size = jax.lax.stop_gradient(jnp.square(moments.mean).max(0) + pooled)
     info = jnp.finfo(pooled.dtype)
     smallest = jnp.maximum(jnp.square(_ROUNDING * info.eps) * size, info.tiny)
     return jnp.where(size > 0, smallest, 1)
