@@ -21,7 +21,7 @@ ONE_SHOT = [name for name, entry in registry().items() if entry.make().one_shot]
 # has no oracle, so where a shrinkage is accepted one is given.
 NUMBERS = {"shrinkage": 0.4, "ridge": 0.7}
 SIZES = {"num_features": 24, "num_directions": 2}
-# One subset, so that its clients draw nothing (see tests/methods/test_recent.py for more); no γ, as published.
+# One subset, so that its clients draw nothing (more in tests/methods/test_recent.py); no γ, as published.
 OWN = {"stsa-e": {"num_subsets": 1}, "fedcgs": {"shrinkage": 0.0}}
 # Functions of (features, labels, clients, num_classes), which give (weight, bias) or a function to scores.
 # Where a method maps features, of what the map gives.
