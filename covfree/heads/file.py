@@ -93,8 +93,6 @@ def save_head(
     >>> saved.class_names[int(saved.head(jnp.array([0.2, 0.7])).argmax())]
     'dog'
     """
-    if Path(path).suffix not in (".npz", _SAFETENSORS):
-        raise ValueError(f"path: expected a file that ends in .npz or {_SAFETENSORS}, got {str(path)!r}")
     inner: Any = head.head if isinstance(head, MappedHead) else head
     kind = next((name for name, make in _HEADS.items() if isinstance(inner, make)), None)
     if kind is None:
@@ -102,6 +100,8 @@ def save_head(
             "head: expected a LinearHead, GaussianHead or StudentHead, perhaps behind a map of features, got "
             f"{type(inner).__name__}"
         )
+    if Path(path).suffix not in (".npz", _SAFETENSORS):
+        raise ValueError(f"path: expected a file that ends in .npz or {_SAFETENSORS}, got {str(path)!r}")
     feature_map: Any = head.feature_map if isinstance(head, MappedHead) else None
     own = {} if feature_map is None else map_arrays(feature_map)
     leaves = {each.name: getattr(inner, each.name) for each in fields(inner)}
