@@ -17,7 +17,7 @@ demo: $(VENV)/.cli
 	rm -rf out/demo
 	$(BIN)/covfree compare --dataset digits --clients 100 --alpha 0.1 --seeds 5 --out out/demo \
 	  --report out/demo/report.html \
-	  --methods fedncm,fed3r,fed3r-within,fedcof,qda-means,fedcof-oracle
+	  --methods fedncm,fed3r,fed3r-within,fedcof,fedcof-student,fedcof-oracle
 	@echo "$$WHERE_NEXT"
 
 define WHERE_NEXT
@@ -34,9 +34,9 @@ Next, with photographs of your own, in a folder photos/ with one for each class
 
 In Python, with arrays of your own: features [n, d],
 labels [n] and clients [n], which say whose each example is. The method is
-qda-means, which was the best here:
+fedcof-student, which was the best here:
   import covfree
-  method = covfree.qda(covariance="means")
+  method = covfree.fedcof(head="student")
   head = covfree.fit(method, features, labels, clients)
   predicted = head(new_features).argmax(-1)
 endef

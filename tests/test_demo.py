@@ -90,8 +90,10 @@ def test_the_demo_runs_on_what_it_installs_and_writes_what_it_names(tmp_path):
     best = max(results, key=lambda each: each["accuracy_mean"])["method"]
     assert f"The method is {best}, which" in text.replace("\n", " ")
     # The table shows titles; a line below says which option each is.
-    assert "qda-means is Quadratic, from class means" in " ".join(run.stdout.split())
-    assert "qda-means is Quadratic, from class means" in (tmp_path / files[0]).read_text(encoding="utf-8")
+    assert "fedcof-student is FedCOF, a covariance for each class" in " ".join(run.stdout.split())
+    assert "fedcof-student is FedCOF, a covariance for each class" in (tmp_path / files[0]).read_text(
+        encoding="utf-8"
+    )
     assert all((tmp_path / file).stat().st_size > 1000 for file in files)
 
 
