@@ -65,10 +65,10 @@ def fedavg():
 
 
 WAYS = {
-    "fit": (lambda: lambda: fit(covfree.fedcof()), (164, 33)),
-    "fit, a number": (lambda: lambda: fit(covfree.fedcof(1.0)), (149, 29)),
-    "refined": (lambda: lambda: fit(covfree.refined(covfree.fedcof(), 1)), (194, 36)),
-    "received": (received, (193, 36)),
+    "fit": (lambda: lambda: fit(covfree.fedcof()), (164, 34)),
+    "fit, a number": (lambda: lambda: fit(covfree.fedcof(1.0)), (149, 30)),
+    "refined": (lambda: lambda: fit(covfree.refined(covfree.fedcof(), 1)), (192, 37)),
+    "received": (received, (192, 37)),
     "a round of FedAvg": (fedavg, (96, 19)),
 }
 
