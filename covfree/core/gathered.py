@@ -59,8 +59,8 @@ class Gathered:
 Features: TypeAlias = np.ndarray | Gathered
 
 
-def part_of(array: np.ndarray, kept: np.ndarray) -> Features:
-    """The rows that a mask keeps: copied, or if they are large, where they are."""
+def part_of(array: np.ndarray, kept: np.ndarray) -> Any:
+    """The rows that a mask keeps: a copy, or a `Gathered` view if they are large."""
     if array.nbytes < LARGE:
         return array[kept]
     return array if kept.all() else Gathered(array, np.flatnonzero(kept))

@@ -10,7 +10,7 @@ import numpy as np
 
 from covfree.core.array_file import names_in, read_npz
 from covfree.core.checks import check, num_classes_of
-from covfree.core.gathered import Features, part_of
+from covfree.core.gathered import part_of
 from covfree.core.optional import optional
 
 StrPath: TypeAlias = str | PathLike[str]
@@ -21,7 +21,8 @@ class FeatureSet(NamedTuple):
 
     Attributes:
         name: the name of the set in tables.
-        train_features: [examples, dim]; from a file of 1 GiB or more, a view of the file, see `load_npz`.
+        train_features: [examples, dim]; from a file of 1 GiB or more, a view of the file (see `load_npz`), which
+            `fit`, `evaluate` and `covfree.studies` take and ``np.asarray`` reads into memory.
         train_labels: [examples], in [0, num_classes).
         test_features: [test examples, dim].
         test_labels: [test examples].
@@ -35,9 +36,9 @@ class FeatureSet(NamedTuple):
     """
 
     name: str
-    train_features: Features
+    train_features: np.ndarray
     train_labels: np.ndarray
-    test_features: Features
+    test_features: np.ndarray
     test_labels: np.ndarray
     num_classes: int
     clients: np.ndarray | None = None
