@@ -21,8 +21,8 @@ class FeatureSet(NamedTuple):
 
     Attributes:
         name: the name of the set in tables.
-        train_features: [examples, dim]; from a file of 1 GiB or more, a view of the file (see `load_npz`), which
-            `fit`, `evaluate` and `covfree.studies` take and ``np.asarray`` reads into memory.
+        train_features: [examples, dim]; from a file of 1 GiB or more, a view of the file (see `load_npz`):
+            `fit` and `evaluate` take it, and ``np.asarray`` reads it into memory.
         train_labels: [examples], in [0, num_classes).
         test_features: [test examples, dim].
         test_labels: [test examples].
