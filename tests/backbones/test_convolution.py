@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from jax import export, lax
+from precision import x64
 
 from covfree.backbones.convolution import convolve, max_pool
 
@@ -147,7 +148,7 @@ def test_maxima(side, window):
 @pytest.mark.parametrize("strides", [(2, 2), (1, 1)], ids=str)
 def test_of_equal_maxima_the_first_gets_the_slope(strides):
     """As with XLA's own, whatever is equal to what; forwards as backwards, for batches of clients too."""
-    with jax.enable_x64(True):
+    with x64():
         x = jnp.asarray(np.random.default_rng(0).integers(0, 3, (5, 2, 7, 6, 2)), jnp.float64)
         slopes = jnp.asarray(np.random.default_rng(1).normal(size=x.shape))
 
