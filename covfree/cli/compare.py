@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -36,11 +36,13 @@ from covfree.data import FeatureSet
 from covfree.heads.metrics import CLIENT_NAMES, NAMES
 from covfree.methods import registry
 from covfree.studies import Federation, Study, federations
+from covfree.studies.known import is_own
 from covfree.studies.present import present
 from covfree.studies.progress import Progress
 from covfree.studies.run_folder import make_folder
 from covfree.studies.source import Source, sources_of
-from covfree.studies.variants import with_noise
+from covfree.studies.variants import Variant, with_noise
+from covfree.testing import check_method
 
 T = TypeVar("T")
 
@@ -55,9 +57,13 @@ def compare_command(
         str,
         typer.Option(
             help=f"'all', or comma-separated: {', '.join(registry())}. Each may have numbers of its own, the "
-            "arguments of its maker in Python: all,fedcof:shrinkage=0.1:head=ridge."
+            "arguments of its maker in Python: all,fedcof:shrinkage=0.1:head=ridge. Also mine.py:function, "
+            "which returns a method of your own, and methods of installed packages."
         ),
     ] = "fedncm,fed3r,fedcof",
+    check: Annotated[
+        bool, typer.Option("--check", help="First hold methods that are not covfree's to its contract.")
+    ] = False,
     clients: Annotated[str | None, CLIENTS] = None,
     alpha: Annotated[str | None, ALPHA] = None,
     partition: Annotated[str | None, PARTITION] = None,
@@ -96,6 +102,8 @@ def compare_command(
     """
     chosen_seeds = seeds_of(seeds)
     chosen = variants_of(methods, numbers_of(numbers))
+    if check:
+        _check_contracts(chosen)
     if noise is not None:
         with named_option("noise"):
             chosen = with_noise(chosen, noise)
@@ -145,6 +153,16 @@ def compare_command(
     present("compare", study, runs, output_format, shown, {**shown, "weights": weights}, report)
     if study.failed:
         raise typer.Exit(1)
+
+
+def _check_contracts(chosen: Mapping[str, Variant]) -> None:
+    """Raise unless the methods that are not covfree's keep the laws of `covfree.testing.check_method`."""
+    for name, variant in chosen.items():
+        if is_own(name):
+            try:
+                check_method(variant.method)
+            except AssertionError as error:
+                raise ValueError(f"--check: {name}: {error}") from error
 
 
 def _values(name: str, text: str | None, kind: Callable[[str], T], expected: str) -> list[T]:

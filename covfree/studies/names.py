@@ -9,7 +9,7 @@ def parsed(text: str, expected: str) -> tuple[str, dict[str, Any]]:
     """Split a text into a name and its arguments.
 
     Args:
-        text: ``name:number=value:…``.
+        text: ``name:number=value:…``, where the name may also be a function of a file, ``mine.py:function``.
         expected: start of the error, such as ``methods: expected a number such as fedcof:shrinkage=0.1``.
 
     Raises:
@@ -19,6 +19,8 @@ def parsed(text: str, expected: str) -> tuple[str, dict[str, Any]]:
     ('fedcof', {'shrinkage': 0.1, 'head': 'ridge'})
     """
     name, *parts = text.split(":")
+    if name.endswith(".py") and parts:
+        name = f"{name}:{parts.pop(0).strip()}"
     own = {}
     for part in parts:
         number, equals, value = part.partition("=")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 from covfree.methods import Method, registry
 from covfree.statistics.transforms import count_noise
 from covfree.studies.federation import several
+from covfree.studies.known import entry_of
 from covfree.studies.names import parsed
 
 
@@ -28,7 +29,7 @@ def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None =
     """Make each named method with all combinations of the numbers that it accepts.
 
     Args:
-        names: names of methods (see `covfree.methods.registry`), each of which may carry numbers of its own:
+        names: names of methods (see `entry_of`), each of which may carry numbers of its own:
             ``"fedcof:shrinkage=0.1:head=ridge"``.
         numbers: values to combine, by name; each method takes those that it accepts and does not set itself.
 
@@ -44,15 +45,14 @@ def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None =
     ['fedncm', 'fedcof:shrinkage=0.1', 'fedcof:shrinkage=1.0']
     """
     several("names", names, "names of methods")
-    numbers, known, found = numbers or {}, registry(), dict[str, Variant]()
+    numbers, found = numbers or {}, dict[str, Variant]()
     made: dict[str, tuple[str, dict[str, Any]]] = {}
     asked = [
         parsed(text, f"methods: expected a number such as {text.partition(':')[0]}:shrinkage=0.1")
         for text in names
     ]
+    known = {**registry(), **{name: entry_of(name) for name, _ in asked}}
     for name, own in asked:
-        if name not in known:
-            raise ValueError(f"methods: unknown method {name!r}; expected some of {', '.join(known)}")
         for number in own:
             if number not in known[name].accepts:
                 takes = ", ".join(sorted(known[name].accepts)) or "no number"
@@ -83,6 +83,9 @@ def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None =
                 method = entry.make(**given)
             except (TypeError, ValueError) as error:
                 raise ValueError(f"methods: {key}: {error}" if own else str(error)) from error
+            if not isinstance(method, Method):
+                got = type(method).__name__
+                raise ValueError(f"methods: {name}: expected the function to return a method, got a {got}")
             found[key] = Variant(f"{title} ({', '.join(words)})" if words else entry.title, method)
     if not found:
         raise ValueError("methods: expected names of methods, got none")

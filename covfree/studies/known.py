@@ -1,0 +1,90 @@
+"""Methods by name: covfree's own, those of installed packages, and functions in a user's file."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import re
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from covfree.core.registries import Entry
+from covfree.methods import Method, registry
+
+# A package names its methods in this group of entry points: ``name = "package.module:function"``.
+GROUP = "covfree.methods"
+# What clients of other methods send is not known before they run.
+_FAMILY = "other"
+_OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def entry_of(name: str) -> Entry[Method]:
+    """Return the entry of a named method.
+
+    Args:
+        name: one of `covfree.methods.registry`; an entry point of an installed package, in the group
+            ``covfree.methods``; or ``mine.py:function``, a function in a file. The function returns a
+            method, and every argument has a default.
+
+    Raises:
+        ValueError: if there is no such method, or no such function in the file; it lists what there is.
+    """
+    if name in registry():
+        return registry()[name]
+    path, in_file, function = name.partition(".py:")
+    if in_file:
+        return _entry(name, _function(Path(f"{path}.py"), function))
+    if name.endswith(".py"):
+        raise ValueError(f"methods: expected a function of the file, such as {name}:my_method, got {name!r}")
+    found = {point.name: point for point in entry_points(group=GROUP)}
+    if name not in found:
+        known = ", ".join([*registry(), *sorted(found)])
+        raise ValueError(f"methods: unknown method {name!r}; expected some of {known}, or mine.py:function")
+    return _entry(name, found[name].load())
+
+
+def is_own(name: str) -> bool:
+    """Whether the method of this name, with or without numbers, is not covfree's."""
+    return name.partition(":")[0] not in registry()
+
+
+def _entry(name: str, make: Any) -> Entry[Method]:
+    if not callable(make):
+        got = type(make).__name__
+        raise ValueError(f"methods: {name}: expected a function that returns a method, got a {got}")
+    for argument in inspect.signature(make).parameters.values():
+        if argument.default is argument.empty and argument.kind not in _OPEN:
+            text = f"expected a default for every argument, got none for {argument.name}"
+            raise ValueError(f"methods: {name}: {text}")
+    return Entry(name, make, _FAMILY)
+
+
+def _function(path: Path, function: str) -> Any:
+    """Import a file as ``python mine.py`` would, once, and return what it calls ``function``."""
+    if not path.is_file():
+        raise ValueError(f"methods: expected a Python file, got {str(path)!r}, which is not there")
+    module = "covfree_user_" + re.sub(r"\W", "_", str(path.resolve()))
+    if module not in sys.modules:
+        spec = importlib.util.spec_from_file_location(module, path)
+        assert spec is not None
+        assert spec.loader is not None  # as the name ends in .py
+        sys.path.insert(0, str(path.resolve().parent))
+        sys.modules[module] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(sys.modules[module])
+        except BaseException:
+            del sys.modules[module]
+            raise
+    found = vars(sys.modules[module])
+    if function not in found:
+        names = [
+            each
+            for each, value in found.items()
+            if callable(value) and getattr(value, "__module__", "") == module
+        ]
+        raise ValueError(
+            f"methods: expected a function of {path}: {', '.join(names) or 'it has none'}; got {function!r}"
+        )
+    return found[function]

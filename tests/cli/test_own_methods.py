@@ -1,0 +1,91 @@
+"""A user's own methods on the command line: functions in a file, and those that packages name."""
+
+import json
+import sys
+
+import pytest
+
+SMALL = ("compare", "--clients", "6", "--alpha", "2")
+FILE = """
+import covfree
+
+
+def cautious(shrinkage=0.5):
+    return covfree.fedcof(covfree.relative(shrinkage))
+
+
+def in_a_unit():
+    return covfree.fedcof(0.5)
+
+
+def no_method():
+    return [1]
+
+
+def needs(number):
+    return covfree.fedcof(number)
+
+
+NUMBERS = [1]
+"""
+# What is asked for, and what the line must say.
+BAD = {
+    "mine.py": "expected a function of the file, such as mine.py:my_method, got 'mine.py'",
+    "mine.py:other": "expected a function of mine.py: cautious, in_a_unit, no_method, needs; got 'other'",
+    "mine.py:no_method": "mine.py:no_method: expected the function to return a method, got a list",
+    "mine.py:needs": "mine.py:needs: expected a default for every argument, got none for number",
+    "mine.py:NUMBERS": "mine.py:NUMBERS: expected a function that returns a method, got a list",
+    "mine.py:cautious:width=3": "mine.py:cautious takes shrinkage, got width",
+    "absent.py:cautious": "expected a Python file, got 'absent.py', which is not there",
+    "median": "unknown method 'median'",
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working folder with the file; the import path is restored."""
+    (tmp_path / "mine.py").write_text(FILE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+def test_a_file_s_function_is_compared_like_covfree_s_methods(cli, folder):
+    ways = "mine.py:cautious,mine.py:cautious:shrinkage=2,fedcof"
+    result = cli(*SMALL, "--methods", ways, "--seeds", "1", "--format", "json", "--out", "kept", "--check")
+    assert result.code == 0, result.err
+    records = {each["method"]: each for each in json.loads(result.out)["results"]}
+    own, other, fedcof = (records[name] for name in ways.split(","))
+    assert own["bytes_up"] == fedcof["bytes_up"]
+    assert own["accuracy_mean"] != other["accuracy_mean"]
+    again = cli(*SMALL, "--methods", ways, "--seeds", "1", "--format", "json", "--out", "kept", "--resume")
+    assert json.loads(again.out)["results"] == json.loads(result.out)["results"]
+
+
+def test_check_names_the_law_that_a_method_breaks(cli, folder):
+    result = cli(*SMALL, "--methods", "mine.py:in_a_unit", "--check")
+    assert result.is_one_line
+    assert "--check: mine.py:in_a_unit: method 'fedcof' breaks the law 'scaling'" in result.err
+
+
+@pytest.mark.parametrize("asked", BAD)
+def test_what_is_no_method_is_one_line(cli, folder, asked):
+    result = cli(*SMALL, "--methods", asked)
+    assert result.is_one_line
+    assert f"covfree: --methods: {BAD[asked]}" in result.err
+
+
+def test_a_package_names_its_methods(cli, folder):
+    installed = folder / "site"
+    (installed / "robust-1.0.dist-info").mkdir(parents=True)
+    (installed / "robust-1.0.dist-info" / "METADATA").write_text("Name: robust\nVersion: 1.0\n")
+    (installed / "robust-1.0.dist-info" / "entry_points.txt").write_text(
+        "[covfree.methods]\nmedian-means = robust_means:cautious\n"
+    )
+    (installed / "robust_means.py").write_text(FILE)
+    sys.path.insert(0, str(installed))
+    ways = ("--methods", "median-means:shrinkage=2", "--seeds", "1", "--format", "csv")
+    result = cli(*SMALL, *ways)
+    assert result.code == 0, result.err
+    assert result.out.splitlines()[1].startswith("median-means:shrinkage=2,")
+    assert "median-means" in cli(*SMALL, "--methods", "median").err
