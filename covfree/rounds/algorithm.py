@@ -35,7 +35,7 @@ class ClientData:
     client: AnyArray
 
     @classmethod
-    def own(cls, features: Any, labels: AnyArray, client: int = 0) -> ClientData:
+    def own(cls, features: Any, labels: AnyArray, client: int | AnyArray = 0) -> ClientData:
         """Make the data of a client whose examples are all in these arrays.
 
         Args:
