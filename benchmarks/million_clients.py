@@ -2,7 +2,7 @@
 
 Run ``python benchmarks/million_clients.py [--clients K …] [--out FILE.json] [--picture FILE.png]``. Each
 client draws its examples from a known population, class Gaussians of one covariance Σ, by a key of its own:
-``vmap`` over the clients of a cohort, `covfree.accumulate_parts` over the cohorts. FedCOF sums class means,
+``vmap`` over the clients of a cohort, `covfree.Generated` rows over the cohorts. FedCOF sums class means,
 Fed3R the Gram matrix of the examples; the heads are held against those of the population itself, to which
 both must come as 1/√K. Each run has a process of its own, so that its peak memory is its own.
 """
@@ -115,7 +115,9 @@ def measure(name: str, clients: int, arguments: argparse.Namespace) -> dict[str,
     def run(parts: int) -> Any:
         if name == DRAWING:
             return alone(cohort, population, key, parts)
-        return covfree.accumulate_parts(METHODS[name], part, parts, num_classes=arguments.classes)
+        return covfree.accumulate(
+            METHODS[name], covfree.Generated(part, parts), num_classes=arguments.classes
+        )
 
     _, first = clocked(lambda: run(1))  # compiles
     totals, taken = clocked(lambda: run(parts))

@@ -75,7 +75,7 @@ def main() -> None:
         for number in numbers:
             mesh = Mesh(np.array(devices[:number]), ("rows",))
             table = covfree.shard_rows(rows, mesh, whole_clients=method.whole_clients)
-            run = partial(covfree.accumulate_sharded, method, table, num_classes=arguments.classes, mesh=mesh)
+            run = partial(covfree.accumulate, method, table, num_classes=arguments.classes, mesh=mesh)
             result = {
                 "method": name,
                 "devices": number,

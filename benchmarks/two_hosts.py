@@ -63,7 +63,7 @@ def run(name: str, arguments: argparse.Namespace) -> tuple[dict[str, Any], covfr
     mesh = Mesh(np.array(jax.devices()), ("rows",))
     table = covfree.shard_rows(rows, mesh, whole_clients=method.whole_clients)
     totals, sum_seconds = second_call(
-        lambda: covfree.accumulate_sharded(method, table, num_classes=arguments.classes, mesh=mesh)
+        lambda: covfree.accumulate(method, table, num_classes=arguments.classes, mesh=mesh)
     )
     head, solve_seconds = second_call(lambda: covfree.solve_totals(method, *totals))
     shards = cast(jax.Array, table.count).addressable_shards

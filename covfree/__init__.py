@@ -19,10 +19,9 @@ from covfree.core.types import Moments as Moments
 from covfree.core.types import Rows as Rows
 from covfree.data import partitions as partitions
 from covfree.engine import Diagnosis as Diagnosis
+from covfree.engine import Generated as Generated
+from covfree.engine import Stream as Stream
 from covfree.engine import accumulate as accumulate
-from covfree.engine import accumulate_parts as accumulate_parts
-from covfree.engine import accumulate_sharded as accumulate_sharded
-from covfree.engine import accumulate_stream as accumulate_stream
 from covfree.engine import arrived as arrived
 from covfree.engine import diagnose as diagnose
 from covfree.engine import evaluate as evaluate
@@ -30,7 +29,6 @@ from covfree.engine import fit as fit
 from covfree.engine import shard_rows as shard_rows
 from covfree.engine import solve_message as solve_message
 from covfree.engine import solve_rows as solve_rows
-from covfree.engine import solve_stream as solve_stream
 from covfree.engine import solve_totals as solve_totals
 from covfree.engine import summarise as summarise
 from covfree.engine.bytes import SentBytes as SentBytes

@@ -32,7 +32,7 @@ def heads(features: jax.Array, labels: jax.Array, clients: jax.Array, rows: covf
     assert_type(covfree.fit(covfree.deepafl(), *data), MappedHead)
     assert_type(covfree.fit(covfree.ensemble(), *data), EnsembleHead)
     assert_type(covfree.solve_rows(covfree.qda(), rows, num_classes=3), GaussianHead)
-    assert_type(covfree.solve_stream(covfree.afl(), rows, num_classes=3), covfree.LinearHead)
+    assert_type(covfree.solve_rows(covfree.afl(), covfree.Stream(rows), num_classes=3), covfree.LinearHead)
     own = covfree.Method(None, "own", covfree.methods.send_class_means(), (), None, nearest)
     assert_type(covfree.fit(own, *data), covfree.LinearHead)
     anything: covfree.Method[Head] = own

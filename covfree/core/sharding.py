@@ -21,7 +21,7 @@ def whole(array: Any) -> Any:
     """The whole array on every device, if a mesh with explicit axes splits it; else as it is.
 
     Rows are sorted and added up by class, for which jax wants to be told how the result is split. Whoever has
-    more rows than a device holds takes `covfree.accumulate_sharded`.
+    more rows than a device holds takes `covfree.accumulate(..., mesh=mesh)`.
     """
     # Older releases of jax cannot sum by class over explicit axes at all.
     if not isinstance(array, jax.Array) or not hasattr(jax.sharding, "reshard"):

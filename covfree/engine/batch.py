@@ -1,17 +1,18 @@
-"""From rows or examples in memory to totals and heads, in compiled calls; and a head's accuracy."""
+"""The public calls from rows, messages or examples to totals and heads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
-from covfree.core.checks import check, check_positive, num_classes_of
+from covfree.core.checks import check, check_positive, check_row_structure, num_classes_of
 from covfree.core.doors import as_array, as_int32, finite
 from covfree.core.gathered import is_large
 from covfree.core.keys import check_key
@@ -19,11 +20,17 @@ from covfree.core.padding import as_arrays
 from covfree.core.row_types import count_sum, summable
 from covfree.core.types import H, Message, Moments, PRNGKey, Rows, is_traced
 from covfree.engine.examples import examples_of, over_examples, over_rows, summarise
-from covfree.engine.totals import How, accumulate, in_memory, through
+from covfree.engine.generated import Generated, over_parts
+from covfree.engine.sharded import over_devices
+from covfree.engine.stream import Stream, over_stream
+from covfree.engine.totals import AxisName, How, check_over_rows, guarded, in_memory, through
 from covfree.heads.mapped import MappedHead
 from covfree.methods import Method
 from covfree.methods.message_form import Merge
 from covfree.methods.method import check_method
+
+# Where rows may be.
+Source: TypeAlias = Rows | Generated | Stream
 
 # Features are too small to be squared if class means are below this multiple of √(smallest normal number).
 _LEAST = 100
@@ -72,19 +79,69 @@ def _head(
     return found if feature_map is None else MappedHead(feature_map, found)
 
 
-def solve_rows(method: Method[H], rows: Rows, *, num_classes: int) -> H:
+def accumulate(
+    method: Method[Any],
+    source: Source,
+    *,
+    num_classes: int,
+    mesh: Mesh | None = None,
+    axis_name: AxisName | None = None,
+) -> tuple[Any, ...]:
+    """Compute the totals of a method's rounds over rows, wherever these are.
+
+    Of rows in memory, products are summed over parts, so the memory beside the rows does not grow with their
+    number. On a mesh each device sums over its own rows, and devices exchange the totals alone: C·d + d²
+    numbers, unless the method keeps its rows.
+
+    Args:
+        method: the method; for `Generated` and `Stream`, not one that keeps rows.
+        source: all rows: in memory as `Rows`, made part by part (`Generated`), or in files (`Stream`). Under
+            ``shard_map``, those of the device.
+        num_classes: C, static.
+        mesh: the mesh over which `shard_rows` has spread the rows, with the method's ``whole_clients``.
+        axis_name: under a ``shard_map`` of the caller's, the mesh axes over which the rows are sharded. The
+            totals are then those of all devices. If the method has ``whole_clients``, all rows of a client
+            must lie on one device, as `shard_rows` places them.
+
+    Returns:
+        The server's state after the last round: for most methods, one total for each round. A `Factor`
+        adds up to a `covfree.linalg.Scatter`, a `Table` to its items.
+
+    Raises:
+        TypeError: if ``method`` is no method or ``source`` holds no rows.
+        ValueError: if the method also asks for sums over clients' examples, or keeps rows that no memory
+            holds; if the method needs whole clients and a client's rows are on several devices (not checked
+            under a ``jit`` of the caller's); if the source says so.
+    """
+    check_over_rows(method)
+    if isinstance(source, Stream):
+        if mesh is not None or axis_name is not None:
+            raise ValueError("source: expected rows of each device on a mesh, got a Stream")
+        return over_stream(method, source, num_classes, lambda *totals: totals)
+    if isinstance(source, Generated):
+        if mesh is not None:
+            raise ValueError("source: expected rows from shard_rows on a mesh, got Generated ones")
+        return over_parts(method, source, How(num_classes, False, axis_name))
+    check_row_structure(source)
+    if mesh is not None:
+        return over_devices(method, source, num_classes, mesh)
+    how = How(num_classes, method.whole_clients, axis_name)
+    return guarded(rounds=method.rounds, params=method.params, rows=source, how=how)
+
+
+def solve_rows(method: Method[H], rows: Source, *, num_classes: int) -> H:
     """Solve for the head from the rows that a server holds.
 
     Args:
         method: the method; its numbers may be traced, so that ``vmap`` sweeps them.
-        rows: all rows; padding changes nothing.
+        rows: all rows, from any source of `accumulate`; padding changes nothing.
         num_classes: C, static.
 
     Returns:
         The head, of the method's kind.
 
     Raises:
-        ValueError: as `solve_totals`.
+        ValueError: as `accumulate` and `solve_totals`.
 
     >>> import covfree, jax, jax.numpy as jnp
     >>> rows = covfree.Rows(jnp.array([[0.0], [2.0], [5.0], [7.0]]), jnp.ones(4), jnp.array([0, 0, 1, 1]))
@@ -93,7 +150,9 @@ def solve_rows(method: Method[H], rows: Rows, *, num_classes: int) -> H:
     >>> jax.vmap(bias)(jnp.array([0.0, 0.1, 1.0])).shape
     (3, 2)
     """
-    check_method(method)
+    if isinstance(rows, Stream):
+        check_over_rows(method)
+        return over_stream(method, rows, num_classes, partial(solve_totals, method))
     # Compiled apart from the head, which takes longer to compile and does not depend on the number of rows.
     return solve_totals(method, *accumulate(method, rows, num_classes=num_classes))
 

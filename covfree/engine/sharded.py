@@ -17,9 +17,8 @@ from covfree.core.doors import check_int32
 from covfree.core.sharding import shard_map
 from covfree.core.types import Rows, is_traced
 from covfree.engine.parts import cuts, padded_rows
-from covfree.engine.totals import How, check_over_rows, through, total_over_rows, with_numbers
+from covfree.engine.totals import How, through, total_over_rows, with_numbers
 from covfree.methods import Method
-from covfree.methods.method import check_method_and_rows
 from covfree.methods.rounds import Round
 
 
@@ -75,8 +74,7 @@ def shard_rows(rows: Rows, mesh: Mesh, *, whole_clients: bool = False) -> Rows:
 
 
 def _check_sharded(method: Any, rows: Any) -> None:
-    check_method_and_rows(method, rows)
-    check_over_rows(method)
+    """Raise if the method needs whole clients and a client's rows are on several devices."""
     if not method.whole_clients or is_traced(rows.client):
         return
     if rows.client is None:
@@ -98,33 +96,8 @@ def _check_sharded(method: Any, rows: Any) -> None:
         )
 
 
-def accumulate_sharded(method: Method, rows: Rows, *, num_classes: int, mesh: Mesh) -> tuple[Any, ...]:
-    """Compute the totals of a method's rounds over rows on the devices of a mesh, on one host or several.
-
-    Each device sums over its own rows. Only the totals, C·d + d² numbers, are exchanged between devices; rows
-    are not, unless the method keeps them.
-
-    Args:
-        method: the method.
-        rows: from `shard_rows`, called with the method's ``whole_clients``.
-        num_classes: C, static.
-        mesh: the mesh that the rows are sharded over.
-
-    Returns:
-        The totals, on all devices, for `solve_totals`.
-
-    Raises:
-        TypeError: if ``method`` is no method or ``rows`` are no rows.
-        ValueError: if the method needs whole clients and a client's rows are on several devices. Under a
-            ``jit`` of the caller's this is not checked.
-
-    >>> import covfree, jax, jax.numpy as jnp, numpy as np
-    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()), ("rows",))
-    >>> rows = covfree.Rows(jnp.array([[0.0], [2.0], [5.0], [7.0]]), jnp.ones(4), jnp.array([0, 0, 1, 1]))
-    >>> totals = accumulate_sharded(covfree.fedcof(), shard_rows(rows, mesh), num_classes=2, mesh=mesh)
-    >>> covfree.solve_totals(covfree.fedcof(), *totals)(rows.mean).argmax(-1).tolist()
-    [0, 0, 1, 1]
-    """
+def over_devices(method: Method, rows: Rows, num_classes: int, mesh: Mesh) -> tuple[Any, ...]:
+    """Compute the server's state, on all devices, after a method's rounds over rows from `shard_rows`."""
     _check_sharded(method, rows)
     rows, how = _numbered(rows, mesh), How(num_classes, method.whole_clients, mesh.axis_names)
 

@@ -9,20 +9,19 @@ from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 
 from covfree.core.checks import check_positive, check_type
 from covfree.core.optional import optional
 from covfree.core.sums import Compensated
-from covfree.core.types import H, Rows
-from covfree.engine.batch import solve_totals
+from covfree.core.types import Rows
 from covfree.engine.checkpoint import State, identity_of, load_state, save_state
 from covfree.engine.parts import FolderParts, LostMessage, Parts, TableParts
 from covfree.engine.reading import add_part, ahead
 from covfree.engine.shapes import passed
-from covfree.engine.totals import Form, How, check_over_rows, through
+from covfree.engine.totals import Form, How, through
 from covfree.methods import Method
 from covfree.methods.rounds import Round
 from covfree.protocol.checks import Bound, Rules
@@ -34,99 +33,60 @@ _EVERY = 30.0
 Result = TypeVar("Result")
 
 
-def accumulate_stream(
-    method: Method,
-    source: Rows | Inbox,
-    *,
-    num_classes: int,
-    dim: int | None = None,
-    max_count: Bound = "derived",
-    max_norm: Bound = "derived",
-    part_rows: int = 8192,
-    checkpoint: str | PathLike[str] | None = None,
-    progress: bool = False,
-) -> tuple[Any, ...]:
-    """Compute the totals of a method's rounds over rows that are larger than memory, from files.
+class Stream(NamedTuple):
+    """Rows in files, more than memory holds.
 
-    Each round is one pass over the rows. The next parts are read and checked while one is computed. All parts
-    have one shape, so one function is compiled for each round. Memory holds a few parts and the totals. Sums
-    are compensated: their rounding does not grow with the number of parts.
+    Each round of a method is one pass over the rows. The next parts are read and checked while one is
+    computed. All parts have one shape, so one function is compiled for each round. Memory holds a few parts
+    and the totals. Sums are compensated: their rounding does not grow with the number of parts. A method with
+    a ``feature_map`` needs rows of features that are already mapped.
 
-    Args:
-        method: the method; not one that keeps rows. If it has a ``feature_map``, ``source`` must hold rows of
-            features that are already mapped.
-        source: a table in NumPy arrays or memory maps (``np.load(path, mmap_mode="r")``), or a folder of
+    A bad value in a table is a `ValueError` that names the row. Bad messages in a folder are set aside, see
+    `Inbox.rejected`; so is a file that changes during the run, which then begins again without it.
+
+    Attributes:
+        rows: a table in NumPy arrays or memory maps (``np.load(path, mmap_mode="r")``), or a folder of
             messages. With `Method.whole_clients` the rows of a client must follow each other in a table; in
             a folder, a file is a client.
-        num_classes: C.
+        part_rows: rows of a part; the last part is padded to this number.
+        checkpoint: a file from which an interrupted run goes on, with the same result to the bit. It is
+            written every half minute and on any error, and removed at the end. That of another run is a
+            `ValueError`.
+        progress: whether to show a progress bar on standard error (needs the ``cli`` extra).
         dim: d; by default, the dimension that all rows share.
         max_count: most examples of a message in a folder, see `collect`.
         max_norm: largest norm of a feature vector behind a message, see `collect`.
-        part_rows: rows of a part; the last part is padded to this number.
-        checkpoint: a file from which an interrupted run goes on, with the same result to the bit. It is
-            written every half minute and on any error, and removed at the end.
-        progress: whether to show a progress bar on standard error (needs the ``cli`` extra).
-
-    Returns:
-        One total a round, for `solve_totals`.
-
-    Raises:
-        ValueError: if the method keeps rows, or its clients send more than rows; if a table holds a bad value
-            (the error names the row) or a folder no sound message; if a folder's messages differ in d and
-            ``dim`` is not given; if the checkpoint is of another run. Bad messages in a folder are no error:
-            they are set aside, see `Inbox.rejected`. A file that changes during the run is set aside too,
-            and the run begins again without it.
 
     >>> import covfree, numpy as np
     >>> table = covfree.Rows(np.array([[0.0], [2.0], [7.0]]), np.ones(3, int), np.array([0, 0, 1]))
-    >>> (moments,) = accumulate_stream(covfree.fedncm(), table, num_classes=2, part_rows=2)
-    >>> moments.total.tolist()
-    [[2.0], [7.0]]
-    """
-    bounds = {"max_count": max_count, "max_norm": max_norm}
-    parts = _cut(method, source, num_classes, dim, bounds, part_rows)
-    return _run(method, parts, lambda *totals: totals, num_classes, part_rows, checkpoint, progress)
-
-
-def solve_stream(
-    method: Method[H],
-    source: Rows | Inbox,
-    *,
-    num_classes: int,
-    dim: int | None = None,
-    max_count: Bound = "derived",
-    max_norm: Bound = "derived",
-    part_rows: int = 8192,
-    checkpoint: str | PathLike[str] | None = None,
-    progress: bool = False,
-) -> H:
-    """Solve for the head from rows that are larger than memory: `accumulate_stream`, then `solve_totals`.
-
-    Args:
-        method: see `accumulate_stream`, as for all other arguments.
-        source: the rows.
-        num_classes: C.
-        dim: d; by default, the dimension that all rows share.
-        max_count: most examples of a message in a folder.
-        max_norm: largest norm of a feature vector behind a message.
-        part_rows: rows of a part.
-        checkpoint: a file from which an interrupted run goes on.
-        progress: whether to show a progress bar.
-
-    Returns:
-        The head; equal, within rounding, to that of `solve_rows` on all the rows.
-
-    Raises:
-        ValueError: as `accumulate_stream`; and if the head is not finite.
-
-    >>> import covfree, numpy as np
-    >>> table = covfree.Rows(np.array([[0.0], [2.0], [7.0]]), np.ones(3, int), np.array([0, 0, 1]))
-    >>> solve_stream(covfree.fedcof(), table, num_classes=2)(table.mean).argmax(-1).tolist()
+    >>> covfree.solve_rows(covfree.fedcof(), Stream(table), num_classes=2)(table.mean).argmax(-1).tolist()
     [0, 0, 1]
     """
-    bounds = {"max_count": max_count, "max_norm": max_norm}
-    parts = _cut(method, source, num_classes, dim, bounds, part_rows)
-    return _run(method, parts, partial(solve_totals, method), num_classes, part_rows, checkpoint, progress)
+
+    rows: Rows | Inbox
+    part_rows: int = 8192
+    checkpoint: str | PathLike[str] | None = None
+    progress: bool = False
+    dim: int | None = None
+    max_count: Bound = "derived"
+    max_norm: Bound = "derived"
+
+
+def over_stream(
+    method: Method[Any], stream: Stream, num_classes: int, finish: Callable[..., Result]
+) -> Result:
+    """Run a method's rounds over a stream, then ``finish(*state)``; its failure leaves the checkpoint."""
+    parts = _cut(method, stream, num_classes)
+    while True:
+        try:
+            return _once(method, parts, stream, num_classes, finish)
+        except LostMessage as lost:
+            if not isinstance(parts, FolderParts):
+                raise
+            # Begin again without the message file that was lost.
+            parts.leave_out(lost)
+            if stream.checkpoint is not None:
+                Path(stream.checkpoint).unlink(missing_ok=True)
 
 
 @dataclass
@@ -166,42 +126,15 @@ class _Reading:
         return self.state.running.value
 
 
-def _run(
-    method: Method[Any],
-    parts: Parts,
-    finish: Callable[..., Result],
-    num_classes: int,
-    part_rows: int,
-    checkpoint: str | PathLike[str] | None,
-    progress: bool,
-) -> Result:
-    """Run over the parts; if a message file is lost, begin again without it."""
-    while True:
-        try:
-            return _once(method, parts, finish, num_classes, part_rows, checkpoint, progress)
-        except LostMessage as lost:
-            if not isinstance(parts, FolderParts):
-                raise
-            parts.leave_out(lost)
-            if checkpoint is not None:
-                Path(checkpoint).unlink(missing_ok=True)
-
-
 def _once(
-    method: Method[Any],
-    parts: Parts,
-    finish: Callable[..., Result],
-    num_classes: int,
-    part_rows: int,
-    checkpoint: str | PathLike[str] | None,
-    progress: bool,
+    method: Method[Any], parts: Parts, stream: Stream, num_classes: int, finish: Callable[..., Result]
 ) -> Result:
     # `passed` raises if a round keeps rows, before any row is read.
     forms = passed(method, lambda: parts.padding, num_classes)
-    path = None if checkpoint is None else Path(checkpoint)
+    path = None if stream.checkpoint is None else Path(stream.checkpoint)
     state, identity = State(0, (), _nothing(forms[0].upload)), {}
     if path is not None:
-        identity = identity_of(method, parts, forms, num_classes=num_classes, part_rows=part_rows)
+        identity = identity_of(method, parts, forms, num_classes=num_classes, part_rows=stream.part_rows)
         before = load_state(path, identity, forms)
         if before is not None:
             state, rejected = before
@@ -214,7 +147,7 @@ def _once(
             save_state(path, state, parts.rejected, identity)
             saved = time.monotonic()
 
-    with _bar(progress, len(forms), parts) as show:
+    with _bar(stream.progress, len(forms), parts) as show:
         reading = _Reading(parts, How(num_classes, method.whole_clients), show, save, state)
         try:
             for number in range(state.round, len(forms)):
@@ -239,27 +172,21 @@ def _nothing(form: Form) -> Compensated:
     return Compensated(form.zeros(), form.zeros())
 
 
-def _cut(
-    method: Method[Any],
-    source: Rows | Inbox,
-    num_classes: int,
-    dim: int | None,
-    bounds: dict[str, Any],
-    part_rows: int,
-) -> Parts:
+def _cut(method: Method[Any], stream: Stream, num_classes: int) -> Parts:
     check_positive("num_classes", num_classes)
-    check_positive("part_rows", part_rows)
-    check_over_rows(method)
-    if isinstance(source, Rows):
-        return TableParts(source, part_rows, num_classes, method.whole_clients, dim)
-    check_type("source", source, Inbox)
+    check_positive("part_rows", stream.part_rows)
+    rows, size, whole = stream.rows, stream.part_rows, method.whole_clients
+    if isinstance(rows, Rows):
+        return TableParts(rows, size, num_classes, whole, stream.dim)
+    check_type("rows", rows, Inbox)
     method.check_message()
     if method.message is not None:
         raise ValueError(
             f"method: expected one whose clients send rows alone, got {method.name!r}, which sends "
             f"{method.message.name}; use collect and solve_message"
         )
-    return FolderParts(source, part_rows, Rules(num_classes, dim, method, **bounds), method.whole_clients)
+    rules = Rules(num_classes, stream.dim, method, max_count=stream.max_count, max_norm=stream.max_norm)
+    return FolderParts(rows, size, rules, whole)
 
 
 @contextmanager

@@ -17,8 +17,8 @@ from covfree.core.sharding import whole as on_all_devices
 from covfree.core.sums import PART, Table, fold_parts
 from covfree.core.types import Rows
 from covfree.estimators.automatic import numbered
-from covfree.methods import Factor, Method
-from covfree.methods.method import check_method, check_method_and_rows
+from covfree.methods import Factor
+from covfree.methods.method import check_method
 from covfree.methods.rounds import Round, as_total, dense, is_special
 
 # Names of mesh axes.
@@ -201,13 +201,13 @@ def _in_memory(
     return through(rounds, params, InMemory(rows, how), state)
 
 
-# Rounds over rows in memory, in one compiled call; `_checked` also guards integers that jax would truncate.
+# Rounds over rows in memory, in one compiled call; `guarded` also looks for integers that jax would truncate.
 in_memory = jax.jit(_in_memory, static_argnames=("rounds", "how"))
-_checked = compiled(("rounds", "how"))(_in_memory)
+guarded = compiled(("rounds", "how"))(_in_memory)
 
 
-def check_over_rows(method: Any, *_: Any, **__: Any) -> None:
-    """Raise unless ``method`` is a method whose rounds all run over rows; ignore other arguments."""
+def check_over_rows(method: Any) -> None:
+    """Raise unless ``method`` is a method whose rounds all run over rows."""
     check_method(method)
     if more := len(method.rounds) - method.rounds_over_rows:
         raise ValueError(
@@ -215,32 +215,3 @@ def check_over_rows(method: Any, *_: Any, **__: Any) -> None:
             f"sums over their examples in {more} round{'s' * (more > 1)}; use covfree.fit, or "
             "covfree.rounds.as_algorithm and run"
         )
-
-
-def accumulate(
-    method: Method[Any], rows: Rows, *, num_classes: int, axis_name: AxisName | None = None
-) -> tuple[Any, ...]:
-    """Compute the totals of a method's rounds over rows in memory.
-
-    Products are summed over parts of the rows, so the memory beside the rows does not grow with their number.
-
-    Args:
-        method: the method.
-        rows: all rows; under ``shard_map``, those of the device.
-        num_classes: C, static.
-        axis_name: under ``shard_map``, the mesh axes over which the rows are sharded. The totals are then
-            those of all devices. If the method has ``whole_clients``, all rows of a client must lie on one
-            device, as `shard_rows` places them.
-
-    Returns:
-        The server's state after the last round: for most methods, one total for each round. A `Factor`
-        adds up to a `covfree.linalg.Scatter`, a `Table` to its items.
-
-    Raises:
-        TypeError: if ``method`` is no method or ``rows`` are no rows.
-        ValueError: if the method also asks for sums over clients' examples.
-    """
-    check_method_and_rows(method, rows)
-    check_over_rows(method)
-    how = How(num_classes, method.whole_clients, axis_name)
-    return _checked(rounds=method.rounds, params=method.params, rows=rows, how=how)

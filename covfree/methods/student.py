@@ -50,7 +50,7 @@ def student(prior: Scalar = 1.0, *, rank: int | None = None) -> Student:
             (experiments/student.md).
         rank: with None the server keeps all rows, and the head is as large as they are. A number r keeps
             C·d·r sums instead, from which Nyström's formula gives r directions of each class. Use it if no
-            single place holds all rows (`accumulate_parts`, streams, secure sums). It takes two more rounds
+            single place holds all rows (`Generated` rows, a `Stream`, secure sums). It takes two more rounds
             of sums, and is exact for classes of at most r + 1 rows.
 
     Raises:

@@ -19,7 +19,7 @@ _KEPT = 2**28
 
 
 class Inbox(Mapping[str, Message]):
-    """Open a folder of message files, for `collect` or `solve_stream`.
+    """Open a folder of message files, for `collect` or a `covfree.Stream`.
 
     Each file is read once for its digest. Messages of up to 256 MiB together stay in memory; others are read
     again when they are needed. Files that arrive later are not seen, and a file that changes is set aside. An
@@ -32,8 +32,8 @@ class Inbox(Mapping[str, Message]):
     Attributes:
         receipts: the digest of each file that can be read; see `Collected.receipts`.
         unreadable: for each other file, why it cannot be read, or of which file it is a copy.
-        rejected: at first a copy of ``unreadable``; after `accumulate_stream` or `solve_stream`, why each
-            file that did not count was set aside.
+        rejected: at first a copy of ``unreadable``; after a run over it, why each file that did
+            not count was set aside.
 
     >>> import covfree, numpy as np, tempfile
     >>> sent = covfree.Message(covfree.Rows(np.ones((1, 2)), np.array([3]), np.array([0])))

@@ -127,13 +127,13 @@ def splitting(case: Case) -> None:
     if jax.device_count() > 1:
         mesh = jax.sharding.Mesh(np.array(jax.devices()), ("rows",))
         sharded = covfree.shard_rows(rows, mesh, whole_clients=method.whole_clients)
-        totals = covfree.accumulate_sharded(method, sharded, num_classes=CLASSES, mesh=mesh)
+        totals = covfree.accumulate(method, sharded, num_classes=CLASSES, mesh=mesh)
     elif any(isinstance(x, Rows) for x in jax.tree.leaves(whole, is_leaf=lambda x: isinstance(x, Rows))):
         return  # the total is the rows themselves, and has no fixed size
     else:
         owner = jnp.arange(len(rows.label)) if rows.client is None else jnp.asarray(rows.client)
         part = jax.tree_util.Partial(_part, rows, owner)
-        totals = covfree.accumulate_parts(method, part, 3, num_classes=CLASSES)
+        totals = covfree.accumulate(method, covfree.Generated(part, 3), num_classes=CLASSES)
     # Some totals are 0 up to rounding, so compare relative to the largest one.
     largest = max(np.abs(np.asarray(x, np.float64)).max(initial=0) for x in jax.tree.leaves(_plain(whole)))
     assert_close(_plain(totals), _plain(whole), SINGLE, "totals that were added up", 1e-3 * largest)

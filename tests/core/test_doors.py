@@ -117,7 +117,10 @@ MISUSE = {
         "method: expected a method",
     ),
     "sent_bytes": (lambda: covfree.sent_bytes("fedcof", LABELS, CLIENTS, dim=2), "method: expected a method"),
-    "stream": (lambda: covfree.solve_stream("fedcof", ROWS, num_classes=3), "method: expected a method"),
+    "stream": (
+        lambda: covfree.solve_rows("fedcof", covfree.Stream(ROWS), num_classes=3),
+        "method: expected a method",
+    ),
     "diagnose": (lambda: covfree.diagnose(ROWS, num_classes=3, method="fedcof"), "method: expected a method"),
     "swapped": (lambda: covfree.solve_rows(ROWS, NCM, num_classes=3), "method: .* got Rows"),
     "a message": (lambda: covfree.solve_rows(NCM, MESSAGE, num_classes=3), "rows: .* got Message"),

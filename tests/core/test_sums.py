@@ -85,7 +85,9 @@ def test_small_spreads_are_seen_far_from_zero():
             exact = np.trace(exact_covariance(rows.mean, rows.count, np.asarray(rows.label)))
             for totals in (
                 covfree.accumulate(rule, rows, num_classes=3),
-                covfree.accumulate_parts(rule, jax.tree_util.Partial(thirds, rows), 3, num_classes=3),
+                covfree.accumulate(
+                    rule, covfree.Generated(jax.tree_util.Partial(thirds, rows), 3), num_classes=3
+                ),
             ):
                 seen = np.trace(np.asarray(totals[1].scatter.dense()))
                 assert abs(seen / exact - 1) < 0.01, (ratio, size, seen / exact)
@@ -116,8 +118,10 @@ def test_equal_rows_have_no_spread():
 
         for totals in (
             covfree.accumulate(method, some, num_classes=3),
-            covfree.accumulate_parts(method, jax.tree_util.Partial(quarter, some), 4, num_classes=3),
-            covfree.accumulate_sharded(method, covfree.shard_rows(some, mesh), num_classes=3, mesh=mesh),
+            covfree.accumulate(
+                method, covfree.Generated(jax.tree_util.Partial(quarter, some), 4), num_classes=3
+            ),
+            covfree.accumulate(method, covfree.shard_rows(some, mesh), num_classes=3, mesh=mesh),
         ):
             np.testing.assert_array_equal(totals[1].scatter.value, 0)
 

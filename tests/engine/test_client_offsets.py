@@ -10,7 +10,6 @@ from precision import assert_heads_close
 
 import covfree
 from covfree.engine.parts import padded_rows
-from covfree.engine.stream import solve_stream
 from covfree.estimators.automatic import fair_numbers
 
 CLASSES, DIM, CLIENTS, EXAMPLES = 6, 8, 20, 600
@@ -70,14 +69,14 @@ def test_read_part_by_part(source, rows, expected, tmp_path):
             own = replace(jax.tree.map(lambda x, mine=mine: x[mine], table), client=None)
             covfree.save_message(covfree.Message(own, None), tmp_path / f"{client}.safetensors")
         table = covfree.Inbox(tmp_path)
-    head = solve_stream(METHOD, table, num_classes=CLASSES, part_rows=16)
+    head = covfree.solve_rows(METHOD, covfree.Stream(table, part_rows=16), num_classes=CLASSES)
     assert_heads_close(head, expected, TOLERANCE)
 
 
 def test_on_several_devices(rows, expected):
     mesh = Mesh(np.array(jax.devices()), ("rows",))
     sharded = covfree.shard_rows(rows, mesh)
-    totals = covfree.accumulate_sharded(METHOD, sharded, num_classes=CLASSES, mesh=mesh)
+    totals = covfree.accumulate(METHOD, sharded, num_classes=CLASSES, mesh=mesh)
     assert_heads_close(covfree.solve_totals(METHOD, *totals), expected, TOLERANCE)
 
 
@@ -113,7 +112,9 @@ def test_a_client_unknown_among_others(rows, expected):
     few = (table.client == 3) & (table.label == 0) & (table.count > 0)
     table = replace(table, client=np.where(few, -1, table.client))
     head = head_of(table)
-    assert_heads_close(solve_stream(METHOD, table, num_classes=CLASSES, part_rows=16), head, TOLERANCE)
+    assert_heads_close(
+        covfree.solve_rows(METHOD, covfree.Stream(table, part_rows=16), num_classes=CLASSES), head, TOLERANCE
+    )
     away = changed(table, expected)
     assert 0 < away < 0.25 * changed(replace(rows, client=None), expected)
 
@@ -162,12 +163,12 @@ def test_senders_are_numbered_alike_everywhere():
     received = covfree.collect(sent, num_classes=10, dim=16).message
     padded = replace(received, rows=padded_rows(received.rows, len(rows.label)))
     mesh = Mesh(np.array(jax.devices()), ("rows",))
-    totals = covfree.accumulate_sharded(METHOD, covfree.shard_rows(rows, mesh), num_classes=10, mesh=mesh)
+    totals = covfree.accumulate(METHOD, covfree.shard_rows(rows, mesh), num_classes=10, mesh=mesh)
     far = replace(rows, client=np.where(kept, rows.client + 1000, -1))
     heads = {
         "messages": covfree.solve_message(METHOD, padded, num_classes=10),
         "numbered from 1000": covfree.solve_rows(METHOD, far, num_classes=10),
-        "parts": solve_stream(METHOD, far, num_classes=10, part_rows=700),
+        "parts": covfree.solve_rows(METHOD, covfree.Stream(far, part_rows=700), num_classes=10),
         "shards": covfree.solve_totals(METHOD, *totals),
     }
     for head in heads.values():
@@ -182,9 +183,11 @@ def test_more_senders_than_are_looked_at():
     table = jax.tree.map(np.asarray, rows)
     far = replace(table, client=table.client.astype(np.int64) * 10**12)
     mesh = Mesh(np.array(jax.devices()), ("rows",))
-    totals = covfree.accumulate_sharded(METHOD, covfree.shard_rows(rows, mesh), num_classes=10, mesh=mesh)
+    totals = covfree.accumulate(METHOD, covfree.shard_rows(rows, mesh), num_classes=10, mesh=mesh)
     assert_heads_close(covfree.solve_totals(METHOD, *totals), expected, TOLERANCE)
-    assert_heads_close(solve_stream(METHOD, far, num_classes=10, part_rows=700), expected, TOLERANCE)
+    assert_heads_close(
+        covfree.solve_rows(METHOD, covfree.Stream(far, part_rows=700), num_classes=10), expected, TOLERANCE
+    )
 
 
 @pytest.mark.parametrize("senders", [1, 255, 256, 257, 1000])

@@ -66,7 +66,7 @@ def test_eight_devices_are_one(mesh, name):
     rows = rows_of(method, federations.make(0))
     assert len(rows.label) % 8 != 0
     sharded = covfree.shard_rows(rows, mesh, whole_clients=method.whole_clients)
-    totals = covfree.accumulate_sharded(method, sharded, num_classes=CLASSES, mesh=mesh)
+    totals = covfree.accumulate(method, sharded, num_classes=CLASSES, mesh=mesh)
     assert_totals_close(totals, covfree.accumulate(method, rows, num_classes=CLASSES))
 
 
@@ -89,7 +89,7 @@ def test_a_mesh_with_explicit_axes(mesh):
     expected = covfree.fit(FEDCOF, features, labels, clients, num_classes=CLASSES)
     examples = map(split, (features, labels.astype(np.int32), clients.astype(np.int32)))
     table = covfree.shard_rows(rows, explicit)
-    totals = covfree.accumulate_sharded(FEDCOF, table, num_classes=CLASSES, mesh=explicit)
+    totals = covfree.accumulate(FEDCOF, table, num_classes=CLASSES, mesh=explicit)
     for head in (
         covfree.fit(FEDCOF, *examples, num_classes=CLASSES),
         covfree.solve_rows(FEDCOF, table, num_classes=CLASSES),
@@ -101,9 +101,7 @@ def test_a_mesh_with_explicit_axes(mesh):
 def test_a_method_that_keeps_rows_gets_all_of_them(mesh):
     # Any rows will do; mixtures would take long to compile.
     method, rows = make("fedpft"), rows_of(FEDCOF, federations.make(0))
-    moments, kept = covfree.accumulate_sharded(
-        method, covfree.shard_rows(rows, mesh), num_classes=CLASSES, mesh=mesh
-    )
+    moments, kept = covfree.accumulate(method, covfree.shard_rows(rows, mesh), num_classes=CLASSES, mesh=mesh)
     assert_totals_close(moments, covfree.first_moments(rows, CLASSES))
     np.testing.assert_array_equal(as_sorted(kept), as_sorted(rows))
 
@@ -127,7 +125,7 @@ def test_more_devices_than_clients_and_a_mesh_of_two_axes():
     method = make("fedcof-components")
     rows = rows_of(method, federation._replace(clients=federation.clients.clip(-1, 1)))
     sharded = covfree.shard_rows(rows, mesh, whole_clients=True)
-    totals = covfree.accumulate_sharded(method, sharded, num_classes=CLASSES, mesh=mesh)
+    totals = covfree.accumulate(method, sharded, num_classes=CLASSES, mesh=mesh)
     assert_totals_close(totals, covfree.accumulate(method, rows, num_classes=CLASSES))
 
 
@@ -136,7 +134,7 @@ def test_clients_that_are_cut_although_they_must_stay_whole(mesh):
     method = make("fedcof-components")
     rows = rows_of(method, federations.make(0))
     with pytest.raises(ValueError, match=r"rows: .*those of client \d+ are on \d.*whole_clients=True"):
-        covfree.accumulate_sharded(method, covfree.shard_rows(rows, mesh), num_classes=CLASSES, mesh=mesh)
+        covfree.accumulate(method, covfree.shard_rows(rows, mesh), num_classes=CLASSES, mesh=mesh)
 
 
 def test_integers_that_int32_cannot_hold(mesh):
@@ -190,10 +188,10 @@ def all_cohorts(key, num_parts):
 @pytest.mark.parametrize("name", ["fedcof", "fed3r"])
 def test_parts_are_the_table_that_they_make(name):
     method, key = make(name), jax.random.key(5)
-    totals = covfree.accumulate_parts(method, Partial(cohort, key), 40, num_classes=3)
+    totals = covfree.accumulate(method, covfree.Generated(Partial(cohort, key), 40), num_classes=3)
     expected = covfree.accumulate(method, all_cohorts(key, 40), num_classes=3)
     assert_totals_close(totals, expected)
-    none = covfree.accumulate_parts(method, Partial(cohort, key), 0, num_classes=3)
+    none = covfree.accumulate(method, covfree.Generated(Partial(cohort, key), 0), num_classes=3)
     assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(none))
 
 
@@ -205,10 +203,14 @@ def test_another_number_of_parts_or_key_compiles_nothing_anew():
         calls += 1
         return cohort(key, index)
 
-    first = covfree.accumulate_parts(FEDCOF, Partial(counted, jax.random.key(0)), 2, num_classes=3)
+    first = covfree.accumulate(
+        FEDCOF, covfree.Generated(Partial(counted, jax.random.key(0)), 2), num_classes=3
+    )
     assert calls > 0
     traced = calls
-    more = covfree.accumulate_parts(FEDCOF, Partial(counted, jax.random.key(1)), 7, num_classes=3)
+    more = covfree.accumulate(
+        FEDCOF, covfree.Generated(Partial(counted, jax.random.key(1)), 7), num_classes=3
+    )
     assert calls == traced
     assert more[0].count.sum() > first[0].count.sum()
 
@@ -221,7 +223,7 @@ def one_class(index):
 
 def test_sums_over_20000_parts_are_accurate_in_float32():
     num_parts = 20_000
-    moments, spread = covfree.accumulate_parts(FEDCOF, one_class, num_parts, num_classes=1)
+    moments, spread = covfree.accumulate(FEDCOF, covfree.Generated(one_class, num_parts), num_classes=1)
     values = np.asarray(jax.vmap(one_class)(jnp.arange(num_parts)).mean, np.float32).reshape(-1)
     exact = values.astype(np.float64)
     # One after the other in float32 the sum is off by more than a hundred times what is allowed here.
@@ -240,7 +242,9 @@ def test_parts_over_devices(mesh):
         def part(key, index):
             return cohort(key, 8 * index + jax.lax.axis_index("rows"))
 
-        return covfree.accumulate_parts(FEDCOF, Partial(part, key), 5, num_classes=3, axis_name="rows")
+        return covfree.accumulate(
+            FEDCOF, covfree.Generated(Partial(part, key), 5), num_classes=3, axis_name="rows"
+        )
 
     expected = covfree.accumulate(FEDCOF, all_cohorts(key, 40), num_classes=3)
     assert_totals_close(run(key), expected)
@@ -250,7 +254,7 @@ def test_parts_cannot_be_kept():
     with pytest.raises(
         ValueError, match=r"method: expected one with totals of fixed size, got one that keeps"
     ):
-        covfree.accumulate_parts(make("fedpft"), one_class, 3, num_classes=1)
+        covfree.accumulate(make("fedpft"), covfree.Generated(one_class, 3), num_classes=1)
 
 
 def test_parts_have_derivatives_in_reverse():
@@ -265,14 +269,16 @@ def test_parts_have_derivatives_in_reverse():
         return sum(jnp.sin(leaf).sum() for leaf in jax.tree.leaves(totals[1]))
 
     def in_parts(x):
-        return loss(covfree.accumulate_parts(FEDCOF, Partial(part, x), 3, num_classes=2))
+        return loss(covfree.accumulate(FEDCOF, covfree.Generated(Partial(part, x), 3), num_classes=2))
 
     def at_once(x):
         rows = covfree.Rows.from_examples(x.reshape(12, 2), jnp.tile(labels, 3))
         return loss(covfree.accumulate(FEDCOF, rows, num_classes=2))
 
     def closed(x):
-        return loss(covfree.accumulate_parts(FEDCOF, lambda index: part(x, index), 3, num_classes=2))
+        return loss(
+            covfree.accumulate(FEDCOF, covfree.Generated(lambda index: part(x, index), 3), num_classes=2)
+        )
 
     for way in (in_parts, closed):
         np.testing.assert_allclose(jax.grad(way)(x), jax.grad(at_once)(x), atol=1e-6)

@@ -17,11 +17,10 @@ from deployed import spoil, with_rows
 from precision import FLOAT32, assert_heads_close
 
 import covfree
-from covfree.engine import parts, stream
+from covfree.engine import batch, parts, stream
 from covfree.engine.reading import add_part
 from covfree.engine.reading import ahead as read_ahead
 from covfree.engine.shapes import passed
-from covfree.engine.stream import accumulate_stream, solve_stream
 from covfree.engine.totals import How
 from covfree.protocol.files import save_message
 from covfree.protocol.inbox import Inbox
@@ -42,11 +41,13 @@ def table(length: int = LENGTH, *, clients: int = 12, offset: float = 3.0) -> co
 
 
 def solve(method, source, **options):
-    return solve_stream(method, source, num_classes=CLASSES, **{"part_rows": PART, **options})
+    stream = covfree.Stream(source, **{"part_rows": PART, **options})
+    return covfree.solve_rows(method, stream, num_classes=CLASSES)
 
 
-def totals(method, source, **options):
-    return accumulate_stream(method, source, num_classes=CLASSES, **{"part_rows": PART, **options})
+def totals(method, source, num_classes=CLASSES, **options):
+    stream = covfree.Stream(source, **{"part_rows": PART, **options})
+    return covfree.accumulate(method, stream, num_classes=num_classes)
 
 
 def in_one(method, rows):
@@ -108,7 +109,7 @@ def test_in_both_precisions(precision):
 def test_sums_do_not_lose_with_the_number_of_parts():
     # A plain sum of the 300 equal parts is off by 25 eps.
     rows = covfree.Rows(np.full((1200, 1), 1.1, np.float32), np.ones(1200, int), np.zeros(1200, int))
-    (moments,) = accumulate_stream(covfree.fedncm(), rows, num_classes=1, part_rows=4)
+    (moments,) = covfree.accumulate(covfree.fedncm(), covfree.Stream(rows, part_rows=4), num_classes=1)
     exact = 1200 * float(np.float32(1.1))
     assert abs(float(moments.total[0, 0]) - exact) <= 2 * np.finfo(np.float32).eps * exact
 
@@ -210,7 +211,7 @@ def test_clients_that_must_stay_whole():
 @pytest.mark.parametrize(("name", "value"), [("part_rows", 0), ("num_classes", 0)])
 def test_sizes_are_positive(name, value):
     with pytest.raises(ValueError, match=f"{name}: expected an integer of at least 1"):
-        accumulate_stream(FEDCOF, table(), **{"num_classes": CLASSES, name: value})
+        totals(FEDCOF, table(), **{name: value})
 
 
 # Cutting
@@ -454,7 +455,7 @@ def test_the_file_is_written_on_the_way(tmp_path, monkeypatch):
 _KILLED = """
 import sys, time
 import numpy as np, covfree
-from covfree.engine import parts, stream
+from covfree.engine import batch, parts, stream
 read, stream._EVERY = parts.TableParts.read, 0.0
 
 def slow(self, index, check):
@@ -466,8 +467,8 @@ def slow(self, index, check):
 parts.TableParts.read = slow
 folder = sys.argv[1]
 columns = [np.load(f"{folder}/{name}.npy", mmap_mode="r") for name in ("mean", "count", "label")]
-run = dict(num_classes=3, part_rows=16, checkpoint=f"{folder}/run")
-stream.accumulate_stream(covfree.fedcof(), covfree.Rows(*columns), **run)
+run = covfree.Stream(covfree.Rows(*columns), part_rows=16, checkpoint=f"{folder}/run")
+covfree.accumulate(covfree.fedcof(), run, num_classes=3)
 """
 
 
@@ -515,7 +516,7 @@ def test_what_was_set_aside_is_known_after_a_resume(tmp_path):
 def test_a_head_that_cannot_be_made_does_not_cost_the_totals(tmp_path, monkeypatch):
     path, expected = tmp_path / "run", solve(FEDCOF, table())
     with monkeypatch.context() as patch:
-        patch.setattr(stream, "solve_totals", lambda *totals: 1 / 0)
+        patch.setattr(batch, "solve_totals", lambda *totals: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             solve(FEDCOF, table(), checkpoint=path)
     with reading() as then:
@@ -545,7 +546,7 @@ def test_a_checkpoint_of_another_run_is_refused(name, other, tmp_path):
     with pytest.raises(
         ValueError, match=f"checkpoint: expected a run of the same method .*differs in .*{name}"
     ):
-        accumulate_stream(options.pop("method"), options.pop("rows"), checkpoint=path, **options)
+        totals(options.pop("method"), options.pop("rows"), checkpoint=path, **options)
     assert path.read_bytes() == before
 
 
@@ -604,14 +605,13 @@ def test_parts_are_read_ahead():
 _MEMORY = """
 import re, sys, threading, time
 import numpy as np, covfree
-from covfree.engine.stream import accumulate_stream
 
 def anonymous():
     return int(re.search(r"RssAnon:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) / 1024
 
 def run(n):
     rows = covfree.Rows(mean[:n], count[:n], label[:n])
-    return accumulate_stream(covfree.fedncm(), rows, num_classes=10)[0].count.sum()
+    return covfree.accumulate(covfree.fedncm(), covfree.Stream(rows), num_classes=10)[0].count.sum()
 
 mean = np.memmap(sys.argv[1], np.float32, "r", shape=(400_000, 256))
 count = np.ones(400_000, np.int8)

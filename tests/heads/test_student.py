@@ -10,7 +10,6 @@ from precision import FLOAT32, PRECISIONS, assert_close
 
 import covfree
 from covfree.core.lapack import orthonormal
-from covfree.engine.stream import accumulate_stream, solve_stream
 from covfree.estimators.row_law import client_variance, row_law
 from covfree.heads import metrics
 from covfree.heads.gamma import log_gamma_ratio
@@ -197,7 +196,7 @@ def test_few_directions_from_sums(tmp_path):
         kept = jnp.arange(len(rows.label)) % 3 == index
         return covfree.Rows(rows.mean, jnp.where(kept, rows.count, 0), rows.label, rows.client)
 
-    totals = covfree.accumulate_parts(few, part, 3, num_classes=3)
+    totals = covfree.accumulate(few, covfree.Generated(part, 3), num_classes=3)
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("rows",))
     sharded = covfree.shard_rows(rows, mesh)
     for k in np.unique(clients):
@@ -207,19 +206,17 @@ def test_few_directions_from_sums(tmp_path):
     algorithm = as_algorithm(few, num_classes=3, uploads="sums")
     others = {
         "parts": covfree.solve_totals(few, *totals),
-        "devices": covfree.solve_totals(
-            few, *covfree.accumulate_sharded(few, sharded, num_classes=3, mesh=mesh)
-        ),
-        "stream": solve_stream(few, rows, num_classes=3, part_rows=32),
-        "files": solve_stream(few, Inbox(tmp_path), num_classes=3, part_rows=32),
+        "devices": covfree.solve_totals(few, *covfree.accumulate(few, sharded, num_classes=3, mesh=mesh)),
+        "stream": covfree.solve_rows(few, covfree.Stream(rows, part_rows=32), num_classes=3),
+        "files": covfree.solve_rows(few, covfree.Stream(Inbox(tmp_path), part_rows=32), num_classes=3),
         "clients' sums": run(algorithm, features, labels, clients, key=jax.random.key(0)).result,
     }
     for other in others.values():
         assert_close(centred(other(features[:50])), centred(one(features[:50])), 1e-4)
     every = covfree.fedcof(head="student")
     for make in (
-        lambda: covfree.accumulate_parts(every, part, 3, num_classes=3),
-        lambda: accumulate_stream(every, rows, num_classes=3),
+        lambda: covfree.accumulate(every, covfree.Generated(part, 3), num_classes=3),
+        lambda: covfree.accumulate(every, covfree.Stream(rows), num_classes=3),
         lambda: as_algorithm(every, num_classes=3, uploads="sums"),
     ):
         with pytest.raises(ValueError, match=r"method: expected one with totals of fixed size.* rank="):

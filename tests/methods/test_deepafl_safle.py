@@ -89,7 +89,7 @@ def test_examples_are_rows_wherever_they_lie(method):
     expected = covfree.fit(method, features, LABELS, PARTITIONS[0], num_classes=CLASSES)
     for head in (
         covfree.solve_rows(method, rows, num_classes=CLASSES),
-        covfree.solve_stream(method, rows, num_classes=CLASSES, part_rows=16),
+        covfree.solve_rows(method, covfree.Stream(rows, part_rows=16), num_classes=CLASSES),
     ):
         np.testing.assert_allclose(head(features), expected(features), rtol=1e-3, atol=1e-4)
 

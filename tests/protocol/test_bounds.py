@@ -100,10 +100,10 @@ def test_a_folder_has_the_same_bounds(tmp_path):
     for name, message in sent.items():
         covfree.save_message(message, tmp_path / f"{name}.safetensors")
     inbox = covfree.Inbox(tmp_path)
-    head = covfree.solve_stream(covfree.fedncm(), inbox, num_classes=CLASSES)
+    head = covfree.solve_rows(covfree.fedncm(), covfree.Stream(inbox), num_classes=CLASSES)
     assert list(inbox.rejected) == ["7"]
     assert float(covfree.evaluate(head, digits().test_features, digits().test_labels)) > 0.85
-    covfree.solve_stream(covfree.fedncm(), inbox, num_classes=CLASSES, max_norm=None)
+    covfree.solve_rows(covfree.fedncm(), covfree.Stream(inbox, max_norm=None), num_classes=CLASSES)
     assert inbox.rejected == {}
 
 

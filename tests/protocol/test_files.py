@@ -277,7 +277,7 @@ def test_no_sound_file(tmp_path):
     assert "b.safetensors: expected a message" in collected.rejected["b"]
     (tmp_path / "a.safetensors").unlink()
     with pytest.raises(ValueError, match=r"got none among 1 files. b: .*b.safetensors"):
-        covfree.solve_stream(covfree.fedncm(), Inbox(tmp_path), num_classes=CLASSES)
+        covfree.solve_rows(covfree.fedncm(), covfree.Stream(Inbox(tmp_path)), num_classes=CLASSES)
 
 
 @pytest.mark.parametrize("change", ["unlink", "another", "link"])
@@ -355,9 +355,9 @@ def test_what_is_something_else_is_an_error_that_names_it(untyped, tmp_path):
         (lambda: Inbox(tmp_path, max_rows=0), ValueError, "max_rows: expected"),
         (lambda: save_message(rows().rows, tmp_path / "b"), TypeError, "message: expected a Message, got R"),
         (
-            lambda: covfree.solve_stream(covfree.fedncm(), str(tmp_path), num_classes=3),
+            lambda: covfree.solve_rows(covfree.fedncm(), covfree.Stream(str(tmp_path)), num_classes=3),
             TypeError,
-            "source: expected a Inbox, got str",
+            "rows: expected a Inbox, got str",
         ),
     ):
         with pytest.raises(error, match=text):
@@ -451,7 +451,8 @@ def test_what_strangers_write_is_set_aside(write, reason, tmp_path):
     assert re.search(reason, folder.rejected["bad"])
     collected = collect(folder, num_classes=CLASSES)
     assert collected.clients == ("good",)
-    assert covfree.solve_stream(covfree.fedncm(), folder, num_classes=CLASSES).weight.shape == (DIM, CLASSES)
+    head = covfree.solve_rows(covfree.fedncm(), covfree.Stream(folder), num_classes=CLASSES)
+    assert head.weight.shape == (DIM, CLASSES)
 
 
 def test_a_file_that_is_cut_short_while_it_is_read(tmp_path, monkeypatch):
@@ -500,7 +501,7 @@ def test_padding_is_not_kept(tmp_path):
 @pytest.mark.parametrize("client", [np.zeros(5, int), np.zeros(2), np.zeros((2, 2), int)], ids=str)
 def test_a_column_of_clients_of_another_shape(untyped, client, tmp_path):
     folder = written(tmp_path, {"good": rows(), "bad": with_rows(rows(), client=client)})
-    covfree.solve_stream(covfree.fedncm(), folder, num_classes=CLASSES)
+    covfree.solve_rows(covfree.fedncm(), covfree.Stream(folder), num_classes=CLASSES)
     assert folder.rejected["bad"].startswith("client: expected ")
     assert collect(folder, num_classes=CLASSES).rejected == folder.rejected
 
@@ -509,7 +510,9 @@ def test_a_name_that_is_not_utf_8(tmp_path):
     folder = written(tmp_path, {"good": rows()})
     shutil.copy(tmp_path / "good.safetensors", os.fsencode(tmp_path) + b"/\xff.safetensors")
     folder = Inbox(tmp_path)
-    covfree.solve_stream(covfree.fedncm(), folder, num_classes=CLASSES, checkpoint=tmp_path / "run")
+    covfree.solve_rows(
+        covfree.fedncm(), covfree.Stream(folder, checkpoint=tmp_path / "run"), num_classes=CLASSES
+    )
     assert folder.rejected == {"\udcff": f"path: '{tmp_path}/\\udcff.safetensors': expected a name in UTF-8"}
 
 
@@ -522,5 +525,5 @@ def test_bounds_of_a_folder_are_those_of_messages(tmp_path):
     assert collected.rejected["b"] == "count: counts sum to 1000005; expected at most max_count = 1000"
     assert collected.rejected["c"].startswith("mean: row 0 (class 0) is of features of norm 12.7")
     assert collected.bounds == {"max_count": "1000, as given", "max_norm": "6.0, as given"}
-    covfree.solve_stream(covfree.fedncm(), folder, num_classes=CLASSES, **bounds)
+    covfree.solve_rows(covfree.fedncm(), covfree.Stream(folder, **bounds), num_classes=CLASSES)
     assert folder.rejected == collected.rejected

@@ -50,7 +50,7 @@ def test_a_folder_that_fills_up_gives_what_a_full_one_gives(tmp_path):
     with pytest.raises(ValueError, match="message: expected the rows of a client at least, got none"):
         covfree.solve_message(covfree.fed3r(), server.message, num_classes=CLASSES)
     with pytest.raises(ValueError, match="folder: expected a sound message, got a folder without messages"):
-        covfree.solve_stream(covfree.fedncm(), Inbox(tmp_path), num_classes=CLASSES)
+        covfree.solve_rows(covfree.fedncm(), covfree.Stream(Inbox(tmp_path)), num_classes=CLASSES)
     for name in "abc":
         put(tmp_path, name)
         server = look(tmp_path, server)
@@ -157,7 +157,7 @@ def test_a_file_that_is_touched_all_the_time_is_what_it_is(tmp_path, monkeypatch
     monkeypatch.setattr(Inbox, "_read", touched)
     server = collect(folder, num_classes=CLASSES)
     assert server.clients == ("a", "b")
-    covfree.solve_stream(covfree.fedcof(1.0), folder, num_classes=CLASSES)
+    covfree.solve_rows(covfree.fedcof(1.0), covfree.Stream(folder), num_classes=CLASSES)
     assert folder.rejected == {}
     assert look(tmp_path, server).repeated == {}
 
@@ -266,7 +266,7 @@ def test_names_that_do_not_print_do_not_break_lines(tmp_path):
     assert all(reason.isprintable() for reason in server.rejected.values())
     (tmp_path / "new\nline.safetensors").unlink()
     with pytest.raises(ValueError, match="none among 2 files") as error:
-        covfree.solve_stream(covfree.fedncm(), Inbox(tmp_path), num_classes=CLASSES)
+        covfree.solve_rows(covfree.fedncm(), covfree.Stream(Inbox(tmp_path)), num_classes=CLASSES)
     assert str(error.value).isprintable()
 
 

@@ -677,7 +677,7 @@ def test_files_say_what_they_hold(tmp_path):
     folder = covfree.Inbox(tmp_path)
     assert covfree.collect(folder, num_classes=2).message.sends == "ClassMeans"
     with pytest.raises(ValueError, match="expected 'LocalHeads' as clients of 'ensemble-scores' send"):
-        covfree.solve_stream(covfree.ensemble("scores"), folder, num_classes=2)
+        covfree.solve_rows(covfree.ensemble("scores"), covfree.Stream(folder), num_classes=2)
 
 
 def test_a_map_that_was_rounded_otherwise_is_the_same():

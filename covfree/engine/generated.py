@@ -1,9 +1,9 @@
-"""Totals of a method's rounds over rows that a function makes part by part."""
+"""Rows that a function makes part by part."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,64 +12,53 @@ from jaxtyping import Array, Integer
 
 from covfree.core.sums import Compensated
 from covfree.core.types import Rows, is_traced
-from covfree.engine.totals import AxisName, How, check_over_rows, through, zeros_of
+from covfree.engine.totals import How, through, zeros_of
 from covfree.methods import Method
 from covfree.methods.rounds import Round, dense
 
 
-def accumulate_parts(
-    method: Method[Any],
-    part: Callable[[Integer[Array, ""]], Rows],
-    num_parts: Integer[Array, ""] | int,
-    *,
-    num_classes: int,
-    axis_name: AxisName | None = None,
-) -> tuple[Any, ...]:
-    """Compute the totals of a method's rounds over rows that a function makes part by part.
+class Generated(NamedTuple):
+    """Rows that a function makes part by part: a federation of any size in the memory of one part.
 
-    So a federation of any size is simulated in the memory of one part: ``part`` draws a cohort of clients and
-    returns their rows. It is called for each index once in every round, and must return the same rows each
-    time; draw with ``jax.random.fold_in(key, index)``. Sums are compensated: their rounding does not grow
-    with the number of parts. One function is compiled, whatever the number of parts.
+    The function is called for each index once in every round, and must return the same rows each time; draw
+    with ``jax.random.fold_in(key, index)``. Sums are compensated: their rounding does not grow with the
+    number of parts. One function is compiled, whatever the number of parts.
 
-    Args:
-        method: the method; not one that keeps rows.
+    Attributes:
         part: function from an index to `Rows`, of the same shape for every index. Pass arrays that it needs,
             such as a PRNG key, as arguments: ``jax.tree_util.Partial(function, key)`` calls
             ``function(key, index)``, and another key compiles nothing anew. If rows name their clients,
             number them consecutively over all parts, from 0, in random order: automatic shrinkage takes the
-            clients below 256 as its sample. (All other functions number clients anew to draw a fair sample.)
+            clients below 256 as its sample. (All other sources number clients anew to draw a fair sample.)
+            Under ``shard_map`` each device goes over parts of its own, which ``part`` can tell by
+            ``jax.lax.axis_index``.
         num_parts: how many; indices are 0 … num_parts − 1. Derivatives in reverse (``grad``, ``vjp``) need a
             number that is not traced; each part is then made anew in every round on the way back.
-        num_classes: C, static.
-        axis_name: see `accumulate`; each device then goes over parts of its own, which ``part`` can tell by
-            ``jax.lax.axis_index``.
-
-    Returns:
-        One total a round, for `solve_totals`.
-
-    Raises:
-        ValueError: if the method keeps rows, or asks for sums over clients' examples.
 
     >>> import covfree, jax, jax.numpy as jnp
     >>> def cohort(key, index):
     ...     features = jax.random.normal(jax.random.fold_in(key, index), (6, 2))
     ...     return covfree.Rows.from_examples(features, jnp.array([0, 0, 0, 1, 1, 1]))
-    >>> draw = jax.tree_util.Partial(cohort, jax.random.key(0))
-    >>> moments, scatter = accumulate_parts(covfree.fedcof(), draw, 1000, num_classes=2)
+    >>> cohorts = Generated(jax.tree_util.Partial(cohort, jax.random.key(0)), 1000)
+    >>> moments, scatter = covfree.accumulate(covfree.fedcof(), cohorts, num_classes=2)
     >>> moments.count.tolist()
     [3000.0, 3000.0]
     """
-    check_over_rows(method)
-    part = part if isinstance(part, Partial) else Partial(part)
-    how = How(num_classes, False, axis_name)
+
+    part: Callable[[Integer[Array, ""]], Rows]
+    num_parts: Integer[Array, ""] | int
+
+
+def over_parts(method: Method[Any], rows: Generated, how: How) -> tuple[Any, ...]:
+    """Compute the server's state after a method's rounds over rows that are made part by part."""
+    part = rows.part if isinstance(rows.part, Partial) else Partial(rows.part)
     # Reverse-mode derivatives of a loop need its length when it is traced.
     closed = [cell.cell_contents for cell in getattr(part.func, "__closure__", None) or ()]
-    traced = isinstance(num_parts, int) and is_traced(*jax.tree.leaves((method, part, closed)))
+    traced = isinstance(rows.num_parts, int) and is_traced(*jax.tree.leaves((method, part, closed)))
     run: Any = _total_over_parts if traced else _compiled_total_over_parts
 
     def source(each: Round, params: Any, sent: Any) -> Any:
-        return run(each.client, params, sent, part, num_parts, how)
+        return run(each.client, params, sent, part, rows.num_parts, how)
 
     return through(method.rounds, method.params, source)
 
