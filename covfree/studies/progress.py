@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from types import TracebackType
 from typing import Any
 
@@ -15,6 +16,24 @@ class Listener:
 
     def say(self, text: str) -> None:
         """Report a message that is always shown."""
+
+
+class Lines(Listener):
+    """Progress in lines on stderr, the first after some seconds: short work is silent."""
+
+    def __init__(self, every: float = 5.0) -> None:
+        """Print at most one line in ``every`` seconds."""
+        self.every, self._last = every, time.monotonic()
+
+    def step(self, text: str, done: int, total: int, line: str = "") -> None:
+        """Print how far the work is, unless a line was printed a moment ago."""
+        if time.monotonic() - self._last >= self.every:
+            say(f"{done} of {total} done, now {text}")
+            self._last = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Print a message."""
+        say(text)
 
 
 class Progress(Listener):

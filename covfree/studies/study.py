@@ -18,7 +18,7 @@ from covfree.data import FeatureSet
 from covfree.methods import Method
 from covfree.studies.federation import Federation, left_out, several
 from covfree.studies.one_shot import run_method
-from covfree.studies.progress import Listener
+from covfree.studies.progress import Lines, Listener
 from covfree.studies.result import Run, RunFile, fingerprint, place_names
 from covfree.studies.run_folder import RUNS, check_data, check_settings, holds_trainings, write_settings
 from covfree.studies.source import contents_of
@@ -163,13 +163,14 @@ class Study:
         form that fails does not end the study: its error message is in `failed`.
 
         Args:
-            listener: is told the progress.
+            listener: is told the progress; by default a line on stderr every five seconds. ``Listener()``
+                is silent.
 
         Raises:
             ValueError: if a partition cannot be made, data with clients of its own meets several
                 federations, the folder holds runs of another method by the same name, or a training fails.
         """
-        listener, cells, compiled = listener or Listener(), self.cells, set[Any]()
+        listener, cells, compiled = listener or Lines(), self.cells, set[Any]()
         kept, prints, done = self._kept()
         numbers = {cell: number for number, cell in enumerate(cells, start=1)}
         for (dataset, seed), group in groupby(cells, lambda cell: (cell.dataset, cell.seed)):

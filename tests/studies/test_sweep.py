@@ -12,7 +12,7 @@ from covfree.data import FeatureSet, load_digits
 from covfree.data.partitions import PARTITIONERS
 from covfree.studies import Study, timing
 from covfree.studies.federation import left_out
-from covfree.studies.progress import Listener
+from covfree.studies.progress import Lines, Listener
 from covfree.studies.result import RunFile
 from covfree.studies.source import law_of
 
@@ -47,6 +47,17 @@ class Told(Listener):
 
 def runs(told=None, methods=METHODS, seeds=(0, 1), federations=FEDERATIONS, folder=None, data=small):
     return list(Study({"small": data}, federations, methods, seeds, folder=folder).runs(told))
+
+
+def test_a_study_in_python_tells_its_progress_unless_it_is_short(capsys):
+    runs()
+    assert capsys.readouterr().err == ""
+    runs(Lines(every=0.0))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 12
+    assert lines[0].startswith("covfree: 0 of 12 done, now ncm, seed 0, ")
+    runs(Lines(every=3600.0))
+    assert capsys.readouterr().err == ""
 
 
 def without_times(made):
