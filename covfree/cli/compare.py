@@ -57,12 +57,11 @@ def compare_command(
         str,
         typer.Option(
             help=f"'all', or comma-separated: {', '.join(registry())}. Each may have numbers of its own, the "
-            "arguments of its maker in Python: all,fedcof:shrinkage=0.1:head=ridge. Also mine.py:function, "
-            "which returns a method of your own, and methods of installed packages."
+            "arguments of its maker in Python: all,fedcof:shrinkage=0.1:head=ridge. Or your own, mine.py:function."
         ),
     ] = "fedncm,fed3r,fedcof",
     check: Annotated[
-        bool, typer.Option("--check", help="First hold methods that are not covfree's to its contract.")
+        bool, typer.Option("--check", help="First hold your own methods to the laws of methods.")
     ] = False,
     clients: Annotated[str | None, CLIENTS] = None,
     alpha: Annotated[str | None, ALPHA] = None,

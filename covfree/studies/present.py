@@ -10,7 +10,7 @@ from covfree.core.atomic import replacing
 from covfree.studies import report
 from covfree.studies.federation import LeftOut
 from covfree.studies.page import page_of, write_page
-from covfree.studies.plots import accuracy, curve
+from covfree.studies.plots import accuracy, curve, sweep
 from covfree.studies.progress import say
 from covfree.studies.result import Result, Run, accuracy_table, place_names, summarise
 from covfree.studies.source import heading, on_no_client
@@ -62,6 +62,9 @@ def present(
         written += curve.plot(study.folder / "accuracy.png", title, results, classes)[:1]
     elif not several:
         written += accuracy.plot(study.folder / "accuracy_vs_bytes.png", title, results)[:1]
+    if (number := sweep.swept(results)) is not None:
+        what = study.folder / f"accuracy_vs_{number}.png"
+        written += sweep.plot(what, title.split("\n")[0], results, number)[:1]
     pictures = " (also as PDF and SVG)" if len(written) > 1 else ""
     say(f"wrote {' and '.join(map(str, written))}{pictures}")
 

@@ -560,6 +560,6 @@ def test_the_console_script_reports_a_bad_argument():
     assert done.stdout == ""
     known = ", ".join(registry())
     assert done.stderr == (
-        f"covfree: --methods: unknown method 'fedavg'; expected some of {known}; "
+        f"covfree: --methods: unknown method 'fedavg'; expected some of {known}, or mine.py:function; "
         "covfree finetune trains by it in rounds\n"
     )

@@ -87,7 +87,9 @@ def test_tables_in_every_format(compare, swept, tmp_path):
     assert table.startswith("digits, 6 clients, inner_dirichlet, 2 seeds, test accuracy in %")
     assert table.count("*") == 2
     # A picture is of one federation.
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["results.json", "runs.jsonl", "settings.json"]
+    pictures = [f"accuracy_vs_alpha.{suffix}" for suffix in ("pdf", "png", "svg")]
+    names = [*pictures, "results.json", "runs.jsonl", "settings.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
 def test_a_wide_table_comes_in_blocks_that_fit(capsys, monkeypatch):

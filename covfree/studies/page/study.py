@@ -15,7 +15,7 @@ from covfree.studies.page.details import class_by_class, detail
 from covfree.studies.page.headline import Scored, behind, gains, headline, over_places
 from covfree.studies.page.pictures import as_svg
 from covfree.studies.page.render import command_line
-from covfree.studies.plots import accuracy, curve, style
+from covfree.studies.plots import accuracy, curve, style, sweep
 from covfree.studies.plots.partition import plot_partition
 from covfree.studies.result import Result, accuracy_table, place_names
 from covfree.studies.source import class_name, law_of
@@ -72,6 +72,7 @@ def page_of(
         "notes": [note for note in notes if note],
         "headline": over_places(scored) if several else [],
         "grid": accuracy_table(results) if several else None,
+        "pictures": _sweep(results),
     }
 
 
@@ -150,6 +151,19 @@ def _points(results: Sequence[Result], bytes_name: str, prefix: str) -> dict[str
         drawings = [as_svg(figure, f"{prefix}{size}") for figure, size in zip(drawn, "ab", strict=False)]
     text = f"Test accuracy against {bytes_name}, a point a method; the table has the numbers."
     return {"title": f"Accuracy against {bytes_name}", "text": text, "drawings": drawings}
+
+
+def _sweep(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """Draw the picture of a sweep, if a number was swept."""
+    number = sweep.swept(results)
+    if number is None:
+        return []
+    with style.style():
+        drawings = [
+            as_svg(sweep.draw("", results, number, narrow=narrow), f"s{narrow:d}") for narrow in (False, True)
+        ]
+    text = f"Test accuracy against {number}; bands are one standard deviation over the seeds."
+    return [{"title": f"Accuracy by {number}", "text": text, "drawings": drawings}]
 
 
 def _curves(results: Sequence[Result], num_classes: int) -> dict[str, Any]:

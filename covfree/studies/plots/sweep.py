@@ -1,0 +1,185 @@
+"""The picture of a sweep: accuracy against the number that was swept, a panel for each other setting."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from covfree.studies.names import parsed
+from covfree.studies.plots import style as figures
+from covfree.studies.result import Result, place_names
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_PANELS = 3  # beside each other on a page
+_TICKS = 7  # most whose numbers fit below a panel
+_DASHES = ("-", "--", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (3, 1)), (0, (9, 1, 3, 1)))
+_WORDS = {"alpha": "alpha of the partition", "clients": "number of clients"}
+# A curve is left out of the axes if it lies below all others by more than this many times their spread.
+_FAR = 3.0
+
+
+class _Point(NamedTuple):
+    """A result in the picture; ``place`` is None if its method does not take the swept number."""
+
+    panel: tuple[str, Any]
+    curve: str
+    place: float | None
+    result: Result
+
+
+def swept(results: Sequence[Result]) -> str | None:
+    """Name the number with the most values: ``"alpha"``, ``"clients"`` or a method's; None if none varies."""
+    values: dict[str, set[float]] = {"alpha": set(), "clients": set()}
+    for result in results:
+        federation, own = result.place[1], parsed(result.method, "")[1]
+        if federation is not None:
+            own |= {"clients": federation.clients}
+            own |= {"alpha": federation.alpha} if federation.partition != "iid" else {}
+        for name, value in own.items():
+            if _is_number(value):
+                values.setdefault(name, set()).add(float(value))
+    most = max(values, key=lambda name: len(values[name]))
+    return most if len(values[most]) > 1 else None
+
+
+def plot(path: Path, title: str, results: Sequence[Result], number: str) -> list[Path]:
+    """Draw accuracy against the swept number, as PNG, PDF and SVG.
+
+    Lines are means over the seeds, bands standard deviations. A method that does not take the number is a
+    horizontal line. A curve far below all others is left out of the axes, so that it does not squeeze them;
+    the legend says so.
+
+    Args:
+        path: path of one of the files; its suffix is replaced.
+        title: title over the picture.
+        results: the sweep's results.
+        number: the swept number, see `swept`.
+
+    Returns:
+        The paths of the files.
+    """
+    with figures.style():
+        return figures.save_all(draw(title, results, number), path)
+
+
+def draw(title: str, results: Sequence[Result], number: str, *, narrow: bool = False) -> Figure:
+    """Draw the figure; see `plot`. A narrow figure stacks its panels."""
+    from matplotlib.lines import Line2D
+
+    points = [_point(result, number) for result in results]
+    panels, curves = (
+        list(dict.fromkeys(getattr(each, part) for each in points)) for part in ("panel", "curve")
+    )
+    columns = 1 if narrow else min(len(panels), _PANELS)
+    lines = -(-len(panels) // columns)
+    width = figures.PHONE if narrow else figures.COLUMN if len(panels) == 1 else figures.PAGE
+    figure = figures.new_figure(width, 0.7 + 2.0 * lines + 0.15 * len(curves))
+    figures.set_title(figure, title)
+    every = np.ravel(figure.subplots(lines, columns, squeeze=False))
+    colours = figures.palette(len(curves))
+    styles = {
+        curve: {"color": colour, "linestyle": _DASHES[place % len(_DASHES)]}
+        for place, (curve, colour) in enumerate(zip(curves, colours, strict=True))
+    }
+    below: set[str] = set()
+    for axes, panel, name in zip(every, panels, place_names(panels), strict=False):
+        own = [point for point in points if point.panel == panel]
+        _set_scale(axes, [point.place for point in own if point.place is not None])
+        ends = {
+            curve: _draw_curve(axes, [point for point in own if point.curve == curve], style)
+            for curve, style in styles.items()
+        }
+        below |= _set_limits(axes, {curve: end for curve, end in ends.items() if len(end)})
+        axes.set_title(name if len(panels) > 1 else "", loc="left")
+        axes.set_xlabel(_WORDS.get(number, number.replace("_", " ")))
+        axes.grid()
+    for axes in every[len(panels) :]:
+        axes.set_axis_off()
+    for axes in every[::columns]:
+        axes.set_ylabel("test accuracy, %")
+    figures.legend_below(
+        figure,
+        [
+            Line2D([], [], label=curve + " (below the axes)" * (curve in below), **style)
+            for curve, style in styles.items()
+        ],
+    )
+    return figure
+
+
+def _point(result: Result, number: str) -> _Point:
+    dataset, federation = result.place
+    own = parsed(result.method, "")[1].get(number)
+    if federation is not None and number in _WORDS:
+        place = None if federation.partition == "iid" and number == "alpha" else getattr(federation, number)
+        return _Point((dataset, replace(federation, **{number: 0})), result.title, place, result)
+    if not _is_number(own):
+        return _Point(result.place, result.title, None, result)
+    # The title names the method's numbers in parentheses, such as (shrinkage=0.1, head=ridge).
+    title = re.sub(rf"(, )?\b{number}=[^,)]*(?(1)|(, )?)", "", result.title).replace(" ()", "")
+    return _Point(result.place, title, float(own), result)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _set_scale(axes: Axes, places: Sequence[float]) -> None:
+    """Take a logarithmic axis for positive numbers that span much; tick where the results are, if few."""
+    from matplotlib.ticker import NullLocator
+
+    values = sorted(set(places))
+    if not values:
+        axes.set_xticks([])
+        return
+    if values[0] > 0 and values[-1] >= 8 * values[0]:
+        axes.set_xscale("log")
+    if len(values) <= _TICKS:
+        axes.set_xticks(values, [f"{value:g}" for value in values])
+        axes.xaxis.set_minor_locator(NullLocator())
+
+
+def _draw_curve(axes: Axes, points: Sequence[_Point], style: dict[str, Any]) -> np.ndarray:
+    """Draw the results of a curve; return the ends of its bands, empty if there is none."""
+    if not points:
+        return np.zeros(0)
+    accuracy = np.array([point.result.accuracy[0] for point in points], float)
+    deviation = np.array([point.result.accuracy[1] or 0.0 for point in points], float)
+    low, mean, high = 100 * (accuracy - deviation), 100 * accuracy, 100 * (accuracy + deviation)
+    if points[0].place is None:
+        axes.axhline(mean[0], **style)
+    else:
+        places = np.array([point.place for point in points], float)
+        order = np.argsort(places)
+        axes.plot(places[order], mean[order], marker="o", markersize=3.5, **style)
+        axes.fill_between(
+            places[order], low[order], high[order], alpha=0.15, linewidth=0, color=style["color"]
+        )
+    return np.concatenate([low, high])
+
+
+def _set_limits(axes: Axes, ends: dict[str, np.ndarray]) -> set[str]:
+    """Fit the limits to the curves; return those far below all others, which are left out."""
+    known = {curve: end[np.isfinite(end)] for curve, end in ends.items() if np.isfinite(end).any()}
+    order = sorted(known, key=lambda curve: -known[curve].max())
+    if not order:
+        return set()
+    shown = order[:1]
+    for curve in order[1:]:
+        seen = np.concatenate([known[each] for each in shown])
+        # A single curve's own spread may be small, so one more is always shown.
+        if len(shown) > 1 and seen.min() - known[curve].max() > _FAR * max(np.ptp(seen), 1.0):
+            break
+        shown.append(curve)
+    seen = np.concatenate([known[each] for each in shown])
+    margin = 0.06 * max(np.ptp(seen), 1.0)
+    axes.set_ylim(seen.min() - margin, seen.max() + margin)
+    return set(order) - set(shown)
