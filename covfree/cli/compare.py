@@ -57,7 +57,8 @@ def compare_command(
         str,
         typer.Option(
             help=f"'all', or comma-separated: {', '.join(registry())}. Each may have numbers of its own, the "
-            "arguments of its maker in Python: all,fedcof:shrinkage=0.1:head=ridge. Or your own, mine.py:function."
+            "arguments of its maker in Python: all,fedcof:shrinkage=0.1:head=ridge. "
+            "Or your own, mine.py:function."
         ),
     ] = "fedncm,fed3r,fedcof",
     check: Annotated[
