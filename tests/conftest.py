@@ -1,7 +1,6 @@
 """Settings and fixtures that all tests share."""
 
 import os
-import zlib
 from pathlib import Path
 
 # Read when the backend starts: sharding is tested on eight CPU devices.
@@ -15,6 +14,7 @@ import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import jaxtyping  # noqa: E402
 import pytest  # noqa: E402
+from compiling import COMPILED  # noqa: E402
 from precision import PRECISIONS  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -33,15 +33,18 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("covfree")
 
 
-# Every compiled function holds memory maps, of which Linux allows a process 65,530; then it crashes.
-_MOST_MAPS = 30_000
-_MAPS = Path("/proc/self/maps")
+# Every compiled function holds a few memory maps, of which Linux allows a process 65,530; then it crashes.
+# To let go of them takes seconds, and what is shared compiles anew: as seldom as it can be.
+_MOST_MAPS, _MAPS = 50_000, Path("/proc/self/maps")
+_looked = 0
 
 
 @pytest.hookimpl
-def pytest_runtest_logfinish(nodeid):
-    """Let go of compiled functions before there are too many; looks after every 20th test or so."""
-    if zlib.crc32(nodeid.encode()) % 20 == 0 and _MAPS.exists():
+def pytest_runtest_logfinish():
+    """Let go of compiled functions before there are too many; looks after every 250th or so."""
+    global _looked
+    if len(COMPILED) >= _looked + 250 and _MAPS.exists():
+        _looked = len(COMPILED)
         with _MAPS.open("rb") as maps:
             if sum(1 for _ in maps) > _MOST_MAPS:
                 jax.clear_caches()

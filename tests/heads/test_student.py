@@ -197,8 +197,6 @@ def test_few_directions_from_sums(tmp_path):
         return covfree.Rows(rows.mean, jnp.where(kept, rows.count, 0), rows.label, rows.client)
 
     totals = covfree.accumulate(few, covfree.Generated(part, 3), num_classes=3)
-    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("rows",))
-    sharded = covfree.shard_rows(rows, mesh)
     for k in np.unique(clients):
         mine = clients == k
         message = covfree.client_message(few, features[mine], labels[mine], num_classes=3)
@@ -206,8 +204,6 @@ def test_few_directions_from_sums(tmp_path):
     algorithm = as_algorithm(few, num_classes=3, uploads="sums")
     others = {
         "parts": covfree.solve_totals(few, *totals),
-        "devices": covfree.solve_totals(few, *covfree.accumulate(few, sharded, num_classes=3, mesh=mesh)),
-        "stream": covfree.solve_rows(few, covfree.Stream(rows, part_rows=32), num_classes=3),
         "files": covfree.solve_rows(few, covfree.Stream(Inbox(tmp_path), part_rows=32), num_classes=3),
         "clients' sums": run(algorithm, features, labels, clients, key=jax.random.key(0)).result,
     }

@@ -72,6 +72,7 @@ OTHERS = {
         "splitting": "rows are kept, as fedpft's are",
         "learns": "a client knows its own classes alone",
     },
+    "fedcof-residuals-student": {"gradients": "its rows' are fedcof-residuals', its head's fedcof-student's"},
     "fedran": dict.fromkeys(OF_TOTALS, "directions are those of fedcof-residuals, sums those of fed3r"),
     "stsa-e": dict.fromkeys(OF_TOTALS, "rows are those of fedcof, sums those of fed3r-within"),
 }
@@ -199,32 +200,14 @@ def test_far_from_zero(name):
         assert agreement >= 0.995, (offset, agreement)
 
 
-def test_learns(name):
-    """Well separated classes are told apart."""
-    labels, clients = federation(DIM).padded_last.clean[1:]
-    if name == "ensemble":
-        pytest.skip("its clients know their own classes alone; tests/methods/test_recent.py has its scores")
-    rng = np.random.default_rng(5)
-    centres = 4 * np.vstack([np.eye(DIM), -np.eye(1, DIM)])
-    features = centres[labels] + rng.normal(size=(len(labels), DIM)) * 0.5
-    scores = np.asarray(fit(make(name), (features, labels, clients))(np.float32(features)))
-    assert (scores.argmax(-1) == labels).mean() > 0.95
-
-
 @pytest.mark.usefixtures("untyped")
-def test_no_data_types_are_mixed(name):
-    """Strict promotion allows all of it, from examples and from messages. Tracing tells."""
+@pytest.mark.parametrize("name", [name for name in ONE_SHOT if default(name).message])
+def test_servers_mix_no_data_types_of_messages(name):
+    """Strict promotion allows it, as tracing tells; that of `fit` is in tests/test_strict_promotion.py."""
     method = default(name)
-    features, labels, clients = federation(DIM).padded_last.clean
-    features = np.asarray(features, np.float32)
+    features, labels, _ = federation(DIM).padded_last.clean
+    features, own = np.asarray(features, np.float32), labels < 3
     with jax.numpy_dtype_promotion("strict"):
-        jax.eval_shape(
-            lambda x, y, k: covfree.fit(method, x, y, k, num_classes=CLASSES, key=KEY)(x),
-            *map(jnp.asarray, (features, labels, clients)),
-        )
-        if method.message is None:
-            return  # the server does what it does in `fit`
-        own = labels < 3
         sent = covfree.client_message(method, features[own], labels[own], num_classes=CLASSES, key=KEY)
         message = covfree.collect({0: sent}, num_classes=CLASSES).message
         jax.eval_shape(

@@ -57,7 +57,8 @@ def test_ccvr_comes_near_linear_discriminant_analysis():
     assert offset == pytest.approx(bias[1] - bias[0], abs=0.15)
 
 
-@pytest.mark.parametrize("name", sorted(SAMPLED))
+# The others draw by the same functions: fedpft as CCVR, proto-hyper as FisherMix.
+@pytest.mark.parametrize("name", ["ccvr", "fishermix"])
 def test_the_seed_decides_what_is_drawn(name):
     method = SAMPLED[name]()
     rows = covfree.summarise(method, *map(FLOAT32.array, FEDERATION), key=KEY)

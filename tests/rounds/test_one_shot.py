@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from classifiers import ONE_SHOT
 
 import covfree
 from covfree.core.keys import derive
@@ -33,37 +32,30 @@ DATA = federation()
 def made(name):
     entry = registry()[name]
     numbers = {"num_features": 12, "shrinkage": 1.0, "num_components": 1, "num_samples": 60}
-    if name == "stsa-e":  # on one subset its clients send what fedcof-random's do
-        numbers["num_subsets"] = 1
     if name == "fedcof":
         # Automatic shrinkage looks at whose rows are whose; once is enough.
         return entry.make()
     return entry.make(**{key: value for key, value in numbers.items() if key in entry.accepts})
 
 
-def message_kind(method):
-    """All of a method that its clients' messages depend on."""
-    make = None if method.message is None else method.message.make
-    return method.summary, make, jax.tree.structure((method.feature_map, method.transforms))
-
-
-def sums_kind(method):
-    """The same of its clients' sums."""
-    return method.summary, method.rounds, jax.tree.structure((method.feature_map, method.transforms))
-
-
-def first_of_each(kind):
-    """The first method of each kind: others of the kind differ in what the server does, as in `fit`."""
-    found = {}
-    for name in ONE_SHOT:
-        found.setdefault(kind(made(name)), name)
-    # An ensemble's clients send rows as others do, and their training takes long to compile.
-    return [name for name in found.values() if name != "ensemble"]
-
-
+# A method for each kind of upload: class means, with directions, drawn, of mapped features, with variances;
+# Gram matrices, solutions, covariances. That any method's messages give the head of `fit`, and that its sums
+# add up, is told by tests/protocol/test_messages.py and the law `splitting`.
+METHODS = (
+    "fedncm",
+    "fedcof",
+    "fedcof-residuals",
+    "fedcof-components",
+    "fedcof-random",
+    "naive-bayes",
+    "fed3r",
+    "afl",
+    "fedcof-oracle",
+    "fedpft",
+    "fedcof-student",
+)
 # Whose server keeps all rows.
-KEPT = ("fedpft", "fedcof-student", "fedcof-residuals-student")
-MESSAGES, SUMS = first_of_each(message_kind), first_of_each(sums_kind)
+KEPT = ("fedpft", "fedcof-student")
 
 
 def deployed(method):
@@ -100,22 +92,21 @@ def expected(method):
     return scores, {"rtol": 1e-3, "atol": 2e-4 * np.abs(scores).max()}, sent
 
 
-@pytest.mark.parametrize("name", dict.fromkeys([*MESSAGES, *SUMS]))
+@pytest.mark.parametrize("name", METHODS)
 def test_methods_are_algorithms(name):
     method = made(name)
     scores, close, sent = expected(method)
-    if name in MESSAGES:
-        done = run(as_algorithm(method, num_classes=CLASSES), *DATA, key=KEY)
-        np.testing.assert_allclose(done.result(DATA[0]), scores, **close)
-        # A message's rows are counted with their counts and labels, and with whose they are.
-        sketches = method.summary.name == "DirectedMeans"
-        assert done.history[0]["bytes_up"] - sent.counts / 8 * (4 + sketches) == sent.total
+    done = run(as_algorithm(method, num_classes=CLASSES), *DATA, key=KEY)
+    np.testing.assert_allclose(done.result(DATA[0]), scores, **close)
+    # A message's rows are counted with their counts and labels, and with whose they are.
+    sketches = method.summary.name == "DirectedMeans"
+    assert done.history[0]["bytes_up"] - sent.counts / 8 * (4 + sketches) == sent.total
     if name in KEPT:
         with pytest.raises(
             ValueError, match="method: expected one with totals of fixed size, got one that keeps"
         ):
             as_algorithm(method, num_classes=CLASSES, uploads="sums")
-    elif name in SUMS:
+    else:
         algorithm = as_algorithm(method, num_classes=CLASSES, uploads="sums")
         done = run(algorithm, *DATA, key=KEY)
         np.testing.assert_allclose(done.result(DATA[0]), scores, **close)
