@@ -19,6 +19,7 @@ MODULES = (
     "covfree.data.partitions",
     "covfree.rounds",
     "covfree.finetune",
+    "covfree.privacy",
     "covfree.data",
     "covfree.backbones",
     "covfree.studies",

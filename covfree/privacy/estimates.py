@@ -1,0 +1,119 @@
+"""Estimates from noisy sums that take the noise off again; derived in docs/privacy.md."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Num
+
+from covfree.core.checks import check_means
+from covfree.core.products import product, symmetric_product
+from covfree.core.types import AnyArray, Scalar
+
+
+def debiased_reciprocal(count: Num[AnyArray, "..."], deviation: Scalar) -> Float[Array, "..."]:
+    """Estimate 1/N from a noisy count Ñ = N + σ_n z: (1 − σ_n²/Ñ²)/Ñ, as E[1/Ñ] ≈ (1 + σ_n²/N²)/N.
+
+    Off by O(σ_n⁴/N⁵). A count below 2σ_n, or below 1, is taken for that: a smaller one says nothing of 1/N.
+
+    Args:
+        count: Ñ.
+        deviation: σ_n.
+    """
+    count = jnp.asarray(count, jnp.result_type(float))
+    deviation = jnp.asarray(deviation, count.dtype)
+    count = jnp.maximum(count, jnp.maximum(2 * deviation, 1))
+    return (1 - jnp.square(deviation / count)) / count
+
+
+def debiased_within(
+    second: Float[AnyArray, "dim dim"],
+    sums: Float[AnyArray, "classes dim"],
+    counts: Num[AnyArray, " classes"],
+    sum_deviation: Scalar,
+    count_deviation: Scalar,
+) -> Float[Array, "dim dim"]:
+    """Estimate the within-class scatter from noisy sums: G̃ − Σ_c r_c (S̃_c S̃_cᵀ − σ²I), r_c ≈ 1/N_c.
+
+    E[S̃_c S̃_cᵀ] = S_c S_cᵀ + σ²I, and the noise of G̃ has mean 0. So the estimate is unbiased, up to what
+    `debiased_reciprocal` leaves; it need not be positive semi-definite (`positive_part`).
+
+    Args:
+        second: G̃, the second moment Σ x xᵀ of all examples, with noise.
+        sums: S̃_c, with noise.
+        counts: Ñ_c, with noise.
+        sum_deviation: σ, of each number in the sums.
+        count_deviation: σ_n, of each count.
+    """
+    second, sums = jnp.asarray(second), jnp.asarray(sums)
+    share = debiased_reciprocal(counts, count_deviation).astype(sums.dtype)
+    between = product((sums * share[:, None]).T, sums)
+    lifted = jnp.square(jnp.asarray(sum_deviation, sums.dtype)) * share.sum()
+    return second - between + lifted * jnp.eye(sums.shape[1], dtype=sums.dtype)
+
+
+def noisy_rows_covariance(
+    means: Float[AnyArray, "rows dim"],
+    counts: Num[AnyArray, " rows"],
+    deviations: Float[AnyArray, " rows"],
+    typical: Scalar | None = None,
+) -> Float[Array, "dim dim"]:
+    """Estimate a class's covariance from client means to which each client has added noise.
+
+    With x_r = mean + noise of variance σ_r² in each coordinate, weights w_r and W = Σ w_r, the scatter
+    S = Σ w_r (x_r − x̄)(x_r − x̄)ᵀ about the weighted mean x̄ has E[S] = aΣ + bI, where
+    a = Σ w_r (1 − w_r/W)/n_r and b = Σ w_r (1 − w_r/W) σ_r². The estimate is (S − bI)/a, unbiased. The
+    weights are w_r = n_r/(1 + n_r σ_r²/λ)², near-optimal for an average eigenvalue λ of Σ. If λ is estimated
+    from the same rows, a bias of order 1/rows remains.
+
+    Args:
+        means: x_r, of one class; ``vmap`` batches classes.
+        counts: n_r, without noise; a row of count 0 is padding.
+        deviations: σ_r of the noise in each coordinate of the mean, in units of the features.
+        typical: λ, above 0; by default tr Σ̂/d of the estimate with w_r = n_r.
+
+    Returns:
+        The covariance, symmetric, not necessarily positive semi-definite; 0 if fewer than two rows count.
+    """
+    check_means(means, counts)
+    means, sigma = jnp.asarray(means), jnp.asarray(deviations)
+    counts = jnp.asarray(counts).astype(means.dtype)
+    variance = jnp.square(sigma.astype(means.dtype))
+    if typical is None:
+        typical = jnp.trace(_rows_covariance(means, counts, variance, counts)) / means.shape[1]
+    typical = jnp.asarray(typical, means.dtype)
+    ratio = counts * variance / jnp.where(typical > 0, typical, jnp.inf)
+    return _rows_covariance(means, counts, variance, counts / jnp.square(1 + ratio))
+
+
+def _rows_covariance(
+    means: jax.Array, counts: jax.Array, variance: jax.Array, weight: jax.Array
+) -> jax.Array:
+    safe = jnp.where(counts > 0, counts, 1)
+    whole = weight.sum()
+    mean = (weight[:, None] * jnp.where((counts > 0)[:, None], means, 0)).sum(0) / jnp.where(
+        whole > 0, whole, 1
+    )
+    centred = jnp.where((counts > 0)[:, None], means - mean[None, :], 0)
+    scatter = symmetric_product(jnp.sqrt(weight)[:, None] * centred)
+    share = weight * (1 - weight / jnp.where(whole > 0, whole, 1))
+    of_covariance, of_identity = (share / safe).sum(), (share * variance).sum()
+    estimate = scatter - of_identity * jnp.eye(means.shape[1], dtype=means.dtype)
+    return jnp.where(of_covariance > 0, estimate / jnp.where(of_covariance > 0, of_covariance, 1), 0)
+
+
+def positive_part(matrix: Float[AnyArray, "dim dim"]) -> Float[Array, "dim dim"]:
+    """Return the nearest positive semi-definite matrix in Frobenius' norm: negative eigenvalues become 0."""
+    matrix = jnp.asarray(matrix)
+    values, vectors = jnp.linalg.eigh((matrix + matrix.T) / 2)
+    return product(vectors * jnp.maximum(values, 0)[None, :], vectors.T)
+
+
+def noise_edge(deviation: Scalar, dim: int) -> Float[Array, ""]:
+    """Return σ√(2d), the largest eigenvalue of the second moment's noise as d grows.
+
+    Args:
+        deviation: σ on the diagonal; the noise off it has the deviation σ/√2.
+        dim: d.
+    """
+    return jnp.asarray(deviation, jnp.result_type(float)) * jnp.sqrt(jnp.asarray(2.0 * dim))

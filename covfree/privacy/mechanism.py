@@ -1,0 +1,276 @@
+"""A method made private: its clients send noisy sums, and the server makes the head of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Integer
+
+from covfree.core.checks import check, check_above_zero, check_integer, check_positive, num_classes_of
+from covfree.core.types import AnyArray, Head
+from covfree.methods import Method
+from covfree.methods.method import check_method
+from covfree.privacy.accounting import (
+    Neighbours,
+    Noise,
+    Promise,
+    Release,
+    Unit,
+    check_promise,
+    rho_for,
+    spent,
+)
+from covfree.privacy.discrete import RandomBytes
+from covfree.privacy.projection import public_projection
+from covfree.privacy.server import NoisySums, head_of, nearest_mean, needs_matrix, worth_a_matrix
+from covfree.privacy.uploads import Grid, Kind, Upload, added
+
+# log₂ of one noise's deviation on the grid. Where each client adds one, few bits leave room for their sum.
+_LOG_DEVIATION: dict[Noise, int] = {"central": 22, "distributed": 18, "local": 18}
+
+
+@dataclass(frozen=True)
+class Private:
+    """A private method: what each party computes, step by step. `private` makes it.
+
+    In the first step clients send class sums. From these, with noise, the server chooses what clients send in
+    the second: the second moment, or the sums again where noise would drown the second moment. FedNCM has one
+    step.
+
+    Attributes:
+        method: the method, with the projection as its feature map.
+        promise: what is promised, and to whom.
+        grids: the grid of each step, the second's for either choice.
+    """
+
+    method: Method[Any]
+    promise: Promise
+    grids: tuple[dict[Kind, Grid], ...]
+
+    def upload(
+        self,
+        step: int,
+        kind: Kind,
+        features: Float[AnyArray, "examples dim"],
+        labels: Integer[AnyArray, " examples"],
+        *,
+        num_classes: int,
+        random_bytes: RandomBytes = os.urandom,
+    ) -> Upload:
+        """Make what one client sends; with its noise, unless noise is central.
+
+        Args:
+            step: 0 or 1.
+            kind: ``"sums"`` in step 0; in step 1 what `choose` gave.
+            features: the client's features.
+            labels: their classes; below 0 is padding.
+            num_classes: C, the same for all clients: absent classes are sent too.
+            random_bytes: source of the noise; anything but `os.urandom` is for experiments.
+        """
+        grid = self._grid(step, kind)
+        check(features, labels, num_classes=num_classes)
+        plain = grid.upload(
+            self._mapped(features), np.asarray(labels), check_positive("num_classes", num_classes)
+        )
+        return plain if self.promise.noise == "central" else grid.noised(plain, 1, random_bytes)
+
+    def total(
+        self, step: int, uploads: Sequence[Upload], *, random_bytes: RandomBytes = os.urandom
+    ) -> Upload:
+        """Add the uploads of a step up, with noise where it is central.
+
+        Raises:
+            ValueError: if fewer clients have added noise than the promise needs.
+        """
+        total = added(uploads)
+        grid, honest = self._grid(step, total.kind), self.promise.honest
+        if self.promise.noise == "central":
+            if total.noises:
+                raise ValueError(f"uploads: expected no noise, as it is central; got {total.noises} noises")
+            return grid.noised(total, 1, random_bytes)
+        if any(each.noises < 1 for each in uploads):
+            raise ValueError(f"uploads: expected noise in each, as it is {self.promise.noise}; one has none")
+        if honest is not None and total.noises < honest:
+            raise ValueError(f"uploads: expected at least {honest}, as the promise says, got {total.noises}")
+        return total
+
+    def choose(self, first: Upload) -> Kind | None:
+        """Return what clients are to send in the second step, by the first's total; None for nothing."""
+        if len(self.grids) == 1:
+            return None
+        grids = self.grids[1]
+        worth = worth_a_matrix(self.method, self._known(first), grids["matrix"], first.noises)
+        return "matrix" if worth else "sums"
+
+    def head(self, *totals: Upload) -> Head:
+        """Make the head from the totals of all steps."""
+        if len(totals) != len(self.grids):
+            raise ValueError(f"totals: expected {len(self.grids)}, one for each step, got {len(totals)}")
+        known = self._known(totals[0])
+        if len(totals) == 1:
+            return nearest_mean(self.method, known)
+        if totals[1].kind == "sums":
+            return nearest_mean(self.method, known.averaged(self._known(totals[1])))
+        return head_of(self.method, known, self._grid(1, "matrix"), totals[1])
+
+    def fit(
+        self,
+        features: Float[AnyArray, "examples dim"],
+        labels: Integer[AnyArray, " examples"],
+        clients: Integer[AnyArray, " examples"],
+        *,
+        num_classes: int | None = None,
+        random_bytes: RandomBytes = os.urandom,
+    ) -> Head:
+        """Simulate the federation: every client's upload, their sum, the noise, the head.
+
+        The noises of many clients are drawn as their sum (`summed_discrete_gaussians`).
+
+        Args:
+            features: [examples, dim] of all clients.
+            labels: their classes; below 0 is padding.
+            clients: whose each example is; below 0 is padding.
+            num_classes: C; by default the largest label plus 1. Give it where that is not public.
+            random_bytes: source of the noise.
+        """
+        check(features, labels, clients, num_classes=num_classes)
+        owners, classes = np.asarray(clients), np.asarray(labels)
+        classes = np.where(owners < 0, -1, classes)
+        number = num_classes_of(classes) if num_classes is None else num_classes
+        present = np.unique(owners[owners >= 0])
+        if not present.size or number < 1:
+            raise ValueError("clients: expected at least one with examples, got none")
+        mapped = self._mapped(features)
+        totals: list[Upload] = []
+        kind: Kind | None = "sums"
+        while kind is not None:
+            grid = self._grid(len(totals), kind)
+            plain = _sum_of_clients(grid, mapped, classes, owners, number)
+            noises = 1 if self.promise.noise == "central" else len(present)
+            self._check_honest(noises)
+            totals.append(grid.noised(plain, noises, random_bytes))
+            kind = self.choose(totals[0]) if len(totals) == 1 else None
+        return self.head(*totals)
+
+    def _check_honest(self, noises: int) -> None:
+        honest = self.promise.honest
+        if honest is not None and noises < honest:
+            raise ValueError(f"clients: expected at least {honest}, as the promise says, got {noises}")
+
+    def _mapped(self, features: AnyArray) -> np.ndarray:
+        return np.asarray(self.method.mapped(features), np.float64)
+
+    def _grid(self, step: int, kind: Kind) -> Grid:
+        if not 0 <= step < len(self.grids) or kind not in self.grids[step]:
+            raise ValueError(f"kind: expected a kind of step {step} of {len(self.grids)}, got {kind!r}")
+        return self.grids[step][kind]
+
+    def _known(self, total: Upload) -> NoisySums:
+        return NoisySums.of(self._grid(0, "sums"), total)
+
+
+def private(
+    method: Method[Any],
+    *,
+    epsilon: float,
+    delta: float,
+    clip: float,
+    unit: Unit = "example",
+    noise: Noise = "central",
+    neighbours: Neighbours = "add_remove",
+    honest: int | None = None,
+    weight: float | None = None,
+    projection: int | None = None,
+    seed: int = 0,
+) -> Private:
+    """Make a method private: clip, round to a public grid, sum, and add discrete Gaussian noise.
+
+    Clients send sums and counts of classes, never means, whose sensitivity would depend on the private count.
+    docs/privacy.md derives the sensitivities, says who learns what, and how to choose the numbers.
+
+    Args:
+        method: one whose head is a function of class sums and the second moment: `fedncm`, `fed3r`, `fedcgs`,
+            or `fedcof` with an LDA or ridge head. A shrinkage rule gives way to the noise's edge; a number γ,
+            or a ridge, is kept and the edge is added.
+        epsilon: ε of all that is released, above 0.
+        delta: δ, well below one over the number of examples.
+        clip: B; features of a larger norm are scaled down to it. It must be public, so not computed from
+            the data that it protects.
+        unit: what is hidden: one example, or all examples of a client.
+        noise: ``"central"``: a trusted server adds it. ``"distributed"``: each client adds a share, so that
+            the sum has enough; secure aggregation, which covfree does not have, must hide single uploads.
+            ``"local"``: each client's upload is private by itself.
+        neighbours: whether an example (or client) is added or removed, or replaced by another.
+        honest: clients that surely take part and keep their noise to themselves; for distributed noise.
+        weight: with ``unit="client"``, the most examples that a client may weigh: the norm of its sums is
+            clipped to that of so many examples of one class.
+        projection: number p of features after a public random projection; None for none.
+        seed: public seed of the projection.
+
+    Raises:
+        ValueError: if an argument is out of range, or the method's head needs more than these sums.
+        ImportError: if dp-accounting is not installed.
+
+    >>> import covfree, numpy as np
+    >>> from covfree.privacy import private
+    >>> rng = np.random.default_rng(0)
+    >>> labels, clients = rng.integers(0, 3, 3000), np.arange(3000) % 30
+    >>> features = (0.3 * rng.normal(size=(3000, 4)) + np.eye(3, 4)[labels]).astype(np.float32)
+    >>> made = private(covfree.fedcof(), epsilon=1.0, delta=1e-6, clip=1.5)
+    >>> head = made.fit(features, labels, clients)
+    >>> bool((head(features).argmax(-1) == labels).mean() > 0.9)
+    True
+    """
+    check_method(method)
+    check_promise(unit, neighbours, noise)
+    check_above_zero("clip", clip)
+    rho = rho_for(epsilon, delta)
+    if (noise == "distributed") != (honest is not None):
+        raise ValueError(
+            f"honest: expected a number with distributed noise alone, got {honest!r} with {noise}"
+        )
+    if (unit == "client") != (weight is not None):
+        raise ValueError(f"weight: expected a number with unit='client' alone, got {weight!r} with {unit!r}")
+    if weight is not None:
+        check_above_zero("weight", weight)
+    least = 1 if honest is None else check_integer("honest", honest, 1)
+    if projection is not None:
+        if method.feature_map is not None:
+            raise ValueError("projection: expected None, as the method has a feature map of its own")
+        method = replace(method, feature_map=public_projection(projection, seed=seed))
+    kinds: tuple[tuple[Kind, ...], ...] = (("sums",),)
+    if needs_matrix(method):
+        kinds = (("sums",), ("sums", "matrix"))
+    log = _LOG_DEVIATION[noise]
+    grids = tuple(
+        {kind: Grid.of(kind, log, rho / len(kinds), least, clip, weight, neighbours) for kind in step}
+        for step in kinds
+    )
+    names = ("class sums", "second moment, or class sums again")
+    releases = tuple(
+        Release(name, max(grid.rho(least, neighbours) for grid in step.values()))
+        for name, step in zip(names, grids, strict=False)
+    )
+    promise = Promise(spent(releases, delta), delta, unit, neighbours, noise, honest, releases)
+    return Private(method, promise, grids)
+
+
+def _sum_of_clients(
+    grid: Grid, features: np.ndarray, labels: np.ndarray, owners: np.ndarray, num_classes: int
+) -> Upload:
+    """The sum of all clients' uploads, without noise."""
+    if grid.weight is None:
+        return grid.upload(features, labels, num_classes)
+    order = np.argsort(owners, kind="stable")
+    order = order[owners[order] >= 0]
+    places = np.split(order, np.flatnonzero(np.diff(owners[order])) + 1)
+    total: Upload | None = None
+    for own in places:
+        one = grid.upload(features[own], labels[own], num_classes)
+        total = one if total is None else total + one
+    assert total is not None
+    return total

@@ -1,0 +1,57 @@
+"""A public projection: fewer numbers to hide, so less noise in the second moment."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from covfree.core.checks import check_positive, check_seed
+from covfree.core.products import product
+from covfree.core.types import AnyArray, Scalar
+from covfree.statistics.feature_maps import accurate
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PublicProjection:
+    """√(d/p)·Qᵀx with Q [d, p] orthonormal columns, uniform; norms stay the same on average.
+
+    Attributes:
+        seed: of Q; public, as the map looks at no data.
+        num_features: p.
+    """
+
+    seed: Scalar
+    num_features: int = field(metadata={"static": True})
+
+    def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch num_features"]:
+        """Project each feature vector."""
+        features = accurate(features)
+        dim = features.shape[-1]
+        if self.num_features > dim:
+            raise ValueError(f"projection: expected at most the features' {dim}, got {self.num_features}")
+        drawn = jax.random.normal(jax.random.key(self.seed), (dim, self.num_features), jnp.float32)
+        basis = jnp.linalg.qr(drawn)[0].astype(features.dtype)
+        return math.sqrt(dim / self.num_features) * product(features.reshape(-1, dim), basis).reshape(
+            *features.shape[:-1], self.num_features
+        )
+
+
+def public_projection(num_features: int, *, seed: int = 0) -> PublicProjection:
+    """Make a random projection to ``num_features`` that all parties share by its seed.
+
+    The second moment has d² numbers, each with noise, so a smaller d is worth more under noise than it costs.
+
+    Args:
+        num_features: p, at most the features' own number.
+        seed: public seed.
+
+    >>> import jax.numpy as jnp
+    >>> public_projection(8)(jnp.ones((3, 32))).shape
+    (3, 8)
+    """
+    return PublicProjection(check_seed("seed", seed), check_positive("num_features", num_features))

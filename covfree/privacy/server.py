@@ -1,0 +1,212 @@
+"""The server's side: noisy sums to a head that knows how noisy they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from covfree.core.linalg import Scatter, factorise, solve
+from covfree.core.types import Head, LinearHead, Message, Moments, Rows
+from covfree.estimators import diagonal_loading, total_gram
+from covfree.heads import lda_head, ncm_head, ridge_head
+from covfree.heads.mapped import MappedHead
+from covfree.methods import Method
+from covfree.methods.fedcof_like import linear_system
+from covfree.methods.rounds import option
+from covfree.privacy.estimates import debiased_reciprocal, debiased_within, noise_edge, positive_part
+from covfree.privacy.uploads import Grid, Upload, full_matrix
+
+# The matrix is asked for if its noise's edge is below so many average eigenvalues of the covariance. Measured
+# in experiments/privacy.md; a ridge head without an intercept suffers from noise sooner.
+_WORTH_OF_LDA = 1.0
+_WORTH_OF_RIDGE = 0.25
+
+
+@dataclass(frozen=True)
+class NoisySums:
+    """What the server knows of the classes, in units of features and examples.
+
+    Attributes:
+        sums: S̃_c, [classes, dim].
+        counts: Ñ_c.
+        square: the mean of the squared norms of all examples, less two deviations of its noise.
+        sum_deviation: of the noise in each sum.
+        count_deviation: of the noise in each count.
+    """
+
+    sums: Float[np.ndarray, "classes dim"]
+    counts: Float[np.ndarray, " classes"]
+    square: float
+    sum_deviation: float
+    count_deviation: float
+
+    @classmethod
+    def of(cls, grid: Grid, total: Upload) -> NoisySums:
+        """Read the total of all uploads."""
+        deviation = grid.deviation(total.noises)
+        counts = total.values[:, -2] * grid.count_step
+        squares = total.values[:, -1].sum() * grid.square_step
+        doubt = 2 * deviation * len(counts) ** 0.5 * grid.square_step / grid.step
+        return cls(
+            sums=total.values[:, :-2] * grid.step,
+            counts=counts,
+            square=float((squares - doubt) / max(counts.sum(), 1)),
+            sum_deviation=deviation,
+            count_deviation=deviation * grid.count_step / grid.step,
+        )
+
+    def averaged(self, other: NoisySums) -> NoisySums:
+        """Average two releases of the same sums, of equal noise."""
+        half = 0.5**0.5
+        return NoisySums(
+            (self.sums + other.sums) / 2,
+            (self.counts + other.counts) / 2,
+            (self.square + other.square) / 2,
+            self.sum_deviation * half,
+            self.count_deviation * half,
+        )
+
+    @property
+    def num_examples(self) -> float:
+        """N, from all counts together."""
+        return max(float(self.counts.sum()), 1.0)
+
+    @property
+    def reciprocals(self) -> np.ndarray:
+        """1/N_c, estimated."""
+        return np.asarray(debiased_reciprocal(self.counts, self.count_deviation), np.float64)
+
+    @property
+    def present(self) -> np.ndarray:
+        """Classes that are not surely absent.
+
+        A class counts as absent if its count is within 3 deviations of 0 although the noise is so small that
+        an average class stands out by 6.
+        """
+        clear = self.num_examples / len(self.counts) > 6 * self.count_deviation
+        return self.counts > 3 * self.count_deviation if clear else np.ones(len(self.counts), bool)
+
+    @property
+    def moments(self) -> Moments:
+        """Class moments, with 1/N_c estimated as `debiased_reciprocal` does; absent classes are 0."""
+        count = np.where(self.present, 1 / self.reciprocals, 0)
+        total = np.where(self.present[:, None], self.sums, 0)
+        dtype = jnp.result_type(float)
+        return Moments(
+            jnp.asarray(count, dtype), jnp.asarray(self.present, jnp.int32), jnp.asarray(total, dtype)
+        )
+
+
+def worth_a_matrix(method: Method[Any], known: NoisySums, grid: Grid, noises: int) -> bool:
+    """Whether a second moment under this noise would tell more than it hides, judged by what is released.
+
+    It compares the noise's edge σ√(2d)/N with the average eigenvalue of the within-class covariance,
+    (mean ‖x‖² − Σ_c N_c ‖μ_c‖²/N)/d.
+    """
+    dim = known.sums.shape[1]
+    squares = (known.sums**2).sum(1) - dim * known.sum_deviation**2
+    between = float(np.maximum(squares * known.reciprocals, 0).sum()) / known.num_examples
+    spread = (known.square - between) / dim
+    edge = float(noise_edge(grid.deviation(noises), dim)) / known.num_examples
+    return edge < (_WORTH_OF_LDA if _is_lda(method) else _WORTH_OF_RIDGE) * spread
+
+
+def _is_lda(method: Method[Any]) -> bool:
+    return method.name not in ("fed3r", "fed3r-within") and option(method.system, "gram") is None
+
+
+# Methods with a Gram matrix, and Σ 1/N over the groups whose means they subtract from it: σ² times that is
+# the mean of the noise that is subtracted too.
+_SUBTRACTED: dict[str, Callable[[NoisySums], float]] = {
+    "fed3r": lambda known: 0.0,
+    "fed3r-within": lambda known: float(known.reciprocals[known.present].sum()),
+    "fedcgs": lambda known: len(known.counts) / known.num_examples,
+}
+
+
+def needs_matrix(method: Method[Any]) -> bool:
+    """Whether the method's head needs second moments beside the class sums.
+
+    Raises:
+        ValueError: if the head is no function of these sums.
+    """
+    if method.name == "fedncm":
+        return False
+    if method.name in _SUBTRACTED:
+        return True
+    try:
+        linear_system(method)
+    except ValueError as error:
+        raise ValueError(
+            "method: expected one whose head is a function of class sums and the second moment: fedncm, "
+            f"fed3r, fedcgs, or fedcof with an LDA or ridge head; got {method.name!r}"
+        ) from error
+    return True
+
+
+def nearest_mean(method: Method[Any], known: NoisySums) -> Head:
+    """The head of class sums alone."""
+    return mapped(method, ncm_head(known.moments))
+
+
+def head_of(method: Method[Any], known: NoisySums, grid: Grid, total: Upload) -> Head:
+    """Make the method's head of class sums and a second moment, both noisy.
+
+    The noise's mean is taken off the scatter, negative eigenvalues become 0, and the noise's edge is added to
+    the regulariser. In an LDA head, −½ μᵀΣ⁻¹μ has the mean of its noise, −½ v_c tr Σ⁻¹, taken off.
+    """
+    moments, dtype = known.moments, jnp.result_type(float)
+    second = jnp.asarray(full_matrix(total.values.astype(np.float64)) * grid.step, dtype)
+    edge = noise_edge(grid.deviation(total.noises), second.shape[0])
+    if method.name in _SUBTRACTED:
+        second += jnp.eye(len(second), dtype=dtype) * (
+            known.sum_deviation**2 * _SUBTRACTED[method.name](known)
+        )
+        label = jnp.arange(len(known.counts))
+        message = Message(Rows(moments.mean, moments.count, label), second)
+        assert method.message is not None
+        state = method.message.merge(method.params, message, len(label))
+        assert method.system is not None
+        system = method.system(method.params, *state)
+        scale = jnp.maximum(moments.num_examples - 1, 1) if method.name == "fedcgs" else 1
+        system = _positive(system.unshifted.dense()).shifted(system.shift + edge / scale)
+        head = method.head(method.params, system, *state)
+        return mapped(method, _without_noise(head, system, known) if method.name == "fedcgs" else head)
+    _, gram = linear_system(method)
+    degrees = jnp.maximum(moments.within_degrees, 1)
+    sums = jnp.asarray(known.sums * known.present[:, None], dtype)
+    counts = jnp.asarray(known.counts, dtype)
+    within = debiased_within(second, sums, counts, known.sum_deviation, known.count_deviation)
+    scatter = _positive(within).shifted(edge + _own_shrinkage(method) * degrees)
+    if gram is None:
+        covariance = scatter.scaled(1 / degrees)
+        return mapped(method, _without_noise(lda_head(covariance, moments), covariance, known))
+    return mapped(method, ridge_head(total_gram(scatter, moments, scatter=gram), moments))
+
+
+def _own_shrinkage(method: Method[Any]) -> Any:
+    """γ of a method that adds γI; another rule looks at rows, and gives way to the noise's edge."""
+    plain = diagonal_loading(0.0).rule
+    return method.params.strength if method.params.rule is plain else 0.0
+
+
+def _positive(matrix: jax.Array) -> Scatter:
+    return Scatter.from_matrix(positive_part(matrix))
+
+
+def _without_noise(head: LinearHead, covariance: Scatter, known: NoisySums) -> LinearHead:
+    """Take the mean of the noise, −½ v_c tr Σ⁻¹ with v_c = σ²/N_c², off the bias of an LDA head."""
+    inverse = solve(factorise(covariance), jnp.eye(covariance.dim, dtype=head.bias.dtype))
+    variance = jnp.asarray((known.sum_deviation * known.reciprocals) ** 2 * known.present, head.bias.dtype)
+    return replace(head, bias=head.bias + variance * jnp.trace(inverse) / 2)
+
+
+def mapped(method: Method[Any], head: Head) -> Head:
+    """The head behind the method's feature map."""
+    return head if method.feature_map is None else MappedHead(method.feature_map, head)

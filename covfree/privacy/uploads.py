@@ -1,0 +1,284 @@
+"""Clients' uploads as integers on a public grid: clipped, so that their sensitivity is exact."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from covfree.privacy.accounting import Neighbours
+from covfree.privacy.discrete import RandomBytes, summed_discrete_gaussians
+
+# The sums of classes, or the second moment of all examples.
+Kind: TypeAlias = Literal["sums", "matrix"]
+
+# An example's coordinates beside its features, as shares of their bound: one for the count, one for the
+# squared norm, by which the server judges whether a second moment would drown. They cost 5 % more noise.
+COUNT_SHARE = 0.3
+SQUARE_SHARE = 0.15
+# Where a replacement may move features by twice their bound anyway, a count of this share costs no more.
+_FREE_COUNT_SHARE = 0.98
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What a client sends in one step, or the sum over clients.
+
+    Attributes:
+        kind: what it holds.
+        values: integers on the grid: [classes, dim + 2] sums of features, counts and squared norms, or
+            [dim·(dim + 1)/2] the upper triangle of the second moment.
+        noises: how many noises were added.
+    """
+
+    kind: Kind
+    values: Int[np.ndarray, "..."]
+    noises: int = 0
+
+    def __post_init__(self) -> None:
+        if self.values.dtype != np.int64:
+            raise TypeError(f"values: expected int64, got {self.values.dtype}")
+
+    def __add__(self, other: Upload) -> Upload:
+        """Add two uploads of one kind."""
+        if self.kind != other.kind or self.values.shape != other.values.shape:
+            raise ValueError(
+                f"upload: expected {self.kind} of shape {list(self.values.shape)} as the others, got "
+                f"{other.kind} of shape {list(other.values.shape)}"
+            )
+        return Upload(self.kind, self.values + other.values, self.noises + other.noises)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How the numbers of one kind become integers, and the sensitivity of their sum.
+
+    Attributes:
+        kind: sums or matrix.
+        log_deviation: log₂ of the deviation of one noise in units of the grid; of the matrix, off its
+            diagonal. Those on the diagonal have twice the variance.
+        clip: B, the bound on a feature vector's norm.
+        weight: if the unit is a client, the most that its upload may weigh, in examples; None for an example.
+        bound: the bound on the integers' norm: of an example's features, or of a client's whole upload.
+        count: the integer that counts one example; 0 if clients are bounded, or of a matrix.
+        square: the integer that stands for a squared norm of B²; likewise.
+    """
+
+    kind: Kind
+    log_deviation: int
+    clip: float
+    weight: float | None
+    bound: int
+    count: int = 0
+    square: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        kind: Kind,
+        log_deviation: int,
+        rho: float,
+        noises: int,
+        clip: float,
+        weight: float | None,
+        neighbours: Neighbours,
+    ) -> Grid:
+        """Make the finest grid whose sums, with so many noises, cost at most ρ.
+
+        Derived in docs/privacy.md. Adding an example moves the sums by √(R² + b² + e²), with R the bound on
+        features, b the count's coordinate and e the squared norm's; replacing one by at most √(4R² + e²), or
+        √(2R² + 2b² + 2e²) if the class changes. The second moment xxᵀ moves by R², and √2 R². A client's
+        upload moves by its bound, or twice that.
+        """
+        add = neighbours == "add_remove"
+        # A last bit of float rounding must not cost more than ρ.
+        most = math.sqrt(2 * rho) * _deviation(kind, log_deviation, noises) * (1 - 1e-12)
+        count = square = 0
+        if weight is not None:
+            bound = math.floor(most if add else most / 2)
+        elif kind == "matrix":
+            bound = math.isqrt(math.floor(most if add else most / math.sqrt(2)))
+        else:
+            share = COUNT_SHARE if add else _FREE_COUNT_SHARE
+            one = math.hypot(1, share, SQUARE_SHARE)
+            bound = math.floor(most / (one if add else math.hypot(2, SQUARE_SHARE)))
+            count, square = math.floor(share * bound), math.floor(SQUARE_SHARE * bound)
+        if bound < _LEAST:
+            raise ValueError(
+                f"epsilon: expected a larger one; under so much noise a norm has {bound} steps of the grid"
+            )
+        return cls(kind, log_deviation, clip, weight, bound, count, square)
+
+    def rho(self, noises: int, neighbours: Neighbours) -> float:
+        """ρ of a release of the sum with so many noises."""
+        return (self.sensitivity(neighbours) / _deviation(self.kind, self.log_deviation, noises)) ** 2 / 2
+
+    def sensitivity(self, neighbours: Neighbours) -> float:
+        """The largest distance of two neighbours' sums: of integers, or in Frobenius' norm."""
+        add, bound = neighbours == "add_remove", float(self.bound)
+        if self.weight is not None:
+            return bound if add else 2 * bound
+        if self.kind == "matrix":
+            return bound**2 if add else math.sqrt(2) * bound**2
+        one = math.hypot(bound, self.count, self.square)
+        return one if add else max(math.hypot(2 * bound, self.square), math.sqrt(2) * one)
+
+    @property
+    def step(self) -> float:
+        """The grid's unit: of features in the sums, of their products in the matrix."""
+        if self.weight is not None:
+            return self._most / self.bound
+        return self.clip / self.bound if self.kind == "sums" else (self.clip / self.bound) ** 2
+
+    @property
+    def count_step(self) -> float:
+        """The number of examples that one unit of the count's coordinate stands for."""
+        return 1 / self.count if self.weight is None else self.step / (COUNT_SHARE * self.clip)
+
+    @property
+    def square_step(self) -> float:
+        """The squared norm that one unit of its coordinate stands for."""
+        if self.weight is None:
+            return self.clip**2 / self.square
+        return self.step * self.clip / SQUARE_SHARE
+
+    @property
+    def _most(self) -> float:
+        """The bound on a client's upload, in features or products."""
+        of_one = self.clip * math.hypot(1, COUNT_SHARE, SQUARE_SHARE) if self.kind == "sums" else self.clip**2
+        return float(self.weight or 0) * of_one
+
+    def upload(
+        self,
+        features: Float[np.ndarray, "examples dim"],
+        labels: Int[np.ndarray, " examples"],
+        num_classes: int,
+    ) -> Upload:
+        """Make the upload, without noise, of one client's examples; labels below 0 are padding.
+
+        If the unit is an example, the upload of several clients' examples together is the sum of theirs.
+        """
+        kept = labels >= 0
+        features, labels = np.asarray(features, np.float64)[kept], labels[kept]
+        if self.weight is None:
+            return self._of_examples(features, labels, num_classes)
+        return self._of_client(clipped(features, self.clip), labels, num_classes)
+
+    def noised(self, upload: Upload, noises: int, random_bytes: RandomBytes) -> Upload:
+        """Add so many noises to an upload."""
+        log, size = self.log_deviation, upload.values.size
+        noise = summed_discrete_gaussians(log, noises, size, random_bytes)
+        if self.kind == "matrix":
+            places = diagonal_places(dim_of_triangle(size))
+            noise[places] += summed_discrete_gaussians(log, noises, len(places), random_bytes)
+        return Upload(self.kind, upload.values + noise.reshape(upload.values.shape), upload.noises + noises)
+
+    def deviation(self, noises: int) -> float:
+        """The deviation of so many noises: of each sum of features, or of the matrix's diagonal."""
+        return _deviation(self.kind, self.log_deviation, noises) * self.step
+
+    def _of_examples(self, features: np.ndarray, labels: np.ndarray, num_classes: int) -> Upload:
+        integers = on_grid(features, self.clip, self.bound)
+        if self.kind == "sums":
+            norm = np.minimum((integers**2).sum(1) / self.bound**2, 1)
+            square = np.rint(self.square * norm).astype(np.int64)
+            count = np.full_like(square, self.count)
+            return Upload("sums", _class_sums(np.c_[integers, count, square], labels, num_classes))
+        # Floats of 64 bits add integers up exactly below 2⁵³: that is 10⁸ examples at a bound of 2¹³.
+        product = np.zeros((features.shape[1],) * 2, np.int64)
+        for start in range(0, len(integers), _BLOCK):
+            block = integers[start : start + _BLOCK].astype(np.float64)
+            product += (block.T @ block).astype(np.int64)
+        return Upload("matrix", product[np.triu_indices(len(product))])
+
+    def _of_client(self, features: np.ndarray, labels: np.ndarray, num_classes: int) -> Upload:
+        if self.kind == "sums":
+            count = np.full(len(features), COUNT_SHARE * self.clip)
+            square = (features**2).sum(1) * (SQUARE_SHARE / self.clip)
+            values = _class_sums(np.c_[features, count, square], labels, num_classes)
+            weights = np.ones_like(values)
+        else:
+            full = features.T @ features
+            places = np.triu_indices(len(full))
+            # Each number off the diagonal stands twice in the matrix.
+            values, weights = full[places], np.where(places[0] == places[1], 1.0, 2.0)
+        norm = math.sqrt(float((weights * values**2).sum()))
+        # Towards 0, so that the integers' norm stays within the bound; the factor allows for float rounding.
+        scale = min(1.0, self._most * (1 - 1e-9) / norm if norm else 1.0) / self.step
+        return Upload(self.kind, np.trunc(values * scale).astype(np.int64))
+
+
+# Examples of one product of integers.
+_BLOCK = 8192
+
+# The fewest steps of the grid that a norm may have.
+_LEAST = 32
+
+
+def _deviation(kind: Kind, log_deviation: int, noises: int) -> float:
+    """The deviation of a sum of noises: of each sum, or of the matrix in the sense of Frobenius' norm."""
+    return 2.0**log_deviation * math.sqrt(noises * (2 if kind == "matrix" else 1))
+
+
+def _class_sums(values: np.ndarray, labels: np.ndarray, num_classes: int) -> np.ndarray:
+    sums = np.zeros((num_classes, values.shape[1]), values.dtype)
+    np.add.at(sums, labels, values)
+    return sums
+
+
+def clipped(features: Float[np.ndarray, "examples dim"], clip: float) -> Float[np.ndarray, "examples dim"]:
+    """Scale features of a norm above ``clip`` down to it."""
+    norm = np.linalg.norm(features, axis=1, keepdims=True)
+    return features * np.minimum(1.0, clip / np.maximum(norm, np.finfo(np.float64).tiny))
+
+
+def on_grid(
+    features: Float[np.ndarray, "examples dim"], clip: float, bound: int
+) -> Int[np.ndarray, "examples dim"]:
+    """Clip features to norm ``clip`` and round them to integers whose norm is at most ``bound``, exactly."""
+    scaled = clipped(features, clip) * (bound / clip)
+    integers = np.rint(scaled).astype(np.int64)
+    for shrink in (1.0, 1 - 1e-9, 0.0):
+        # Where rounding went past the bound, towards 0; after that only a float's last bit can be too much.
+        over = (integers**2).sum(1) > bound**2
+        if not over.any():
+            break
+        integers[over] = np.trunc(scaled[over] * shrink).astype(np.int64)
+    return integers
+
+
+def dim_of_triangle(size: int) -> int:
+    """D of a triangle with d·(d + 1)/2 entries."""
+    dim = (math.isqrt(8 * size + 1) - 1) // 2
+    if dim * (dim + 1) // 2 != size:
+        raise ValueError(f"values: expected d·(d + 1)/2 numbers, got {size}")
+    return dim
+
+
+def diagonal_places(dim: int) -> Int[np.ndarray, " dim"]:
+    """Places of the diagonal in the upper triangle, row by row."""
+    return np.cumsum(np.r_[0, np.arange(dim, 1, -1)])
+
+
+def full_matrix(triangle: Float[np.ndarray, " size"]) -> Float[np.ndarray, "dim dim"]:
+    """The symmetric matrix of an upper triangle."""
+    dim = dim_of_triangle(triangle.size)
+    matrix = np.zeros((dim, dim), triangle.dtype)
+    places = np.triu_indices(dim)
+    matrix[places] = triangle
+    matrix.T[places] = triangle
+    return matrix
+
+
+def added(uploads: Sequence[Upload]) -> Upload:
+    """Add uploads of one kind."""
+    if not uploads:
+        raise ValueError("uploads: expected at least one, got none")
+    total = uploads[0]
+    for each in uploads[1:]:
+        total += each
+    return total

@@ -1,0 +1,99 @@
+"""Unbiased by Monte Carlo, with a z bound; what leaves the noise in must fail the same bound."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from covfree.privacy import (
+    debiased_reciprocal,
+    debiased_within,
+    noise_edge,
+    noisy_rows_covariance,
+    positive_part,
+    public_projection,
+)
+
+RUNS, DIM = 20_000, 3
+SIGMA = np.array([[2.0, 0.6, 0.0], [0.6, 1.0, -0.3], [0.0, -0.3, 0.5]], np.float32)
+
+
+def z_of(estimates, truth):
+    estimates = np.asarray(estimates, np.float64)
+    return (estimates.mean(0) - truth) / (estimates.std(0) / np.sqrt(len(estimates)))
+
+
+def test_reciprocal_is_unbiased_where_the_count_stands_out():
+    count, deviation = 400.0, 20.0
+    noisy = count + deviation * jax.random.normal(jax.random.key(0), (400_000,))
+    assert abs(z_of(debiased_reciprocal(noisy, deviation), 1 / count)) < 4
+    assert abs(z_of(1 / noisy, 1 / count)) > 10
+    floor = debiased_reciprocal(jnp.array([-5.0, 0.0, 1e-3]), 2.0)
+    np.testing.assert_allclose(floor, 0.75 / 4)
+
+
+def test_within_scatter_is_unbiased_under_noise_in_all_of_it():
+    rng = np.random.default_rng(1)
+    counts = np.array([300.0, 500.0], np.float32)
+    means = np.array([[4.0, 0.0, 1.0], [-2.0, 3.0, 0.0]], np.float32)
+    within = (counts.sum() * SIGMA).astype(np.float32)
+    sums = means * counts[:, None]
+    second = within + (sums / counts[:, None]).T @ sums
+    sum_dev, count_dev = 30.0, 8.0
+    shape = (RUNS, 2, DIM)
+    noisy_sums = sums + sum_dev * rng.normal(size=shape).astype(np.float32)
+    noisy_counts = counts + count_dev * rng.normal(size=(RUNS, 2)).astype(np.float32)
+    function = jax.jit(jax.vmap(debiased_within, in_axes=(None, 0, 0, None, None)))
+    estimates = function(second, noisy_sums, noisy_counts, sum_dev, count_dev)
+    assert np.abs(z_of(estimates, within)).max() < 4.5
+    # As if there were no noise: the product of the sums then holds 2σ²/N too much.
+    naive = second - np.einsum("rci,rcj->rij", noisy_sums / noisy_counts[..., None], noisy_sums)
+    assert np.abs(z_of(naive, within)).max() > 10
+
+
+def test_covariance_of_noisy_rows_is_unbiased():
+    counts = jnp.array([1, 3, 0, 10, 40])
+    deviations = jnp.array([0.2, 1.0, 7.0, 0.4, 0.1])
+    keys = jax.random.split(jax.random.key(2))
+    spread = jax.random.normal(keys[0], (RUNS, 5, DIM)) @ jnp.linalg.cholesky(jnp.asarray(SIGMA)).T
+    means = 3.0 + spread / jnp.sqrt(jnp.maximum(counts, 1))[None, :, None]
+    means += deviations[None, :, None] * jax.random.normal(keys[1], means.shape)
+    over_runs = jax.jit(jax.vmap(noisy_rows_covariance, in_axes=(0, None, None, None)))
+    estimates = over_runs(means, counts, deviations, 1.2)
+    assert np.abs(z_of(estimates, SIGMA)).max() < 4.5
+    assert np.abs(z_of(over_runs(means, counts, 0.9 * deviations, 1.2), SIGMA)).max() > 10
+    chosen = over_runs(means, counts, deviations, None)  # λ of the same four rows
+    assert np.abs(np.asarray(chosen).mean(0) - SIGMA).max() < 0.08
+
+
+def test_without_noise_the_rows_covariance_is_fedcofs():
+    import covfree
+
+    rng = np.random.default_rng(3)
+    means, counts = rng.normal(size=(6, DIM)).astype(np.float32), np.array([1, 4, 2, 0, 9, 3])
+    ours = noisy_rows_covariance(means, counts, np.zeros(6, np.float32))
+    np.testing.assert_allclose(ours, covfree.estimate_covariance(means, counts), rtol=2e-5, atol=1e-6)
+    assert not np.any(noisy_rows_covariance(means[:1], counts[:1], np.zeros(1, np.float32)))
+
+
+def test_positive_part_is_the_nearest():
+    matrix = jnp.diag(jnp.array([3.0, -1.0, 0.5]))
+    np.testing.assert_allclose(positive_part(matrix), np.diag([3.0, 0.0, 0.5]), atol=1e-6)
+    assert np.isfinite(jax.grad(lambda m: positive_part(m).sum())(jnp.asarray(SIGMA))).all()
+
+
+def test_edge_is_the_largest_eigenvalue_of_the_packed_noise():
+    dim, rng = 300, np.random.default_rng(4)
+    noise = rng.normal(size=(dim, dim))
+    noise = (noise + noise.T) / 2  # deviation 1/√2 off the diagonal, 1 on it
+    assert np.linalg.eigvalsh(noise)[-1] == pytest.approx(float(noise_edge(1.0, dim)), rel=0.03)
+
+
+def test_projection_keeps_norms_on_average_and_never_asks_the_data():
+    x = np.random.default_rng(5).normal(size=(2000, 64)).astype(np.float32)
+    mapped = public_projection(16)(x)
+    assert np.square(mapped).sum() == pytest.approx(np.square(x).sum(), rel=0.03)
+    np.testing.assert_allclose(public_projection(16)(x[:3]), mapped[:3], rtol=1e-4, atol=1e-5)
+    assert not np.allclose(public_projection(16, seed=1)(x[:3]), mapped[:3])
+    with pytest.raises(ValueError, match="at most the features' 64"):
+        public_projection(65)(x)

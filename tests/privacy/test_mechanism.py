@@ -1,0 +1,203 @@
+"""Private methods: the same by hand and simulated, close to the method at large ε, refused where unsound."""
+
+import jax
+import numpy as np
+import pytest
+
+import covfree
+from covfree.privacy import private
+from covfree.privacy.mechanism import _sum_of_clients
+from covfree.privacy.uploads import added
+
+CLASSES, DIM, CLIENTS = 4, 6, 12
+RNG = np.random.default_rng(0)
+LABELS = RNG.integers(0, CLASSES, 4800)
+OWNERS = np.arange(4800) % CLIENTS
+MIX = np.diag([1.0, 0.2, 0.2, 0.2, 0.2, 1.5])
+FEATURES = (RNG.normal(size=(4800, DIM)) @ MIX + 1.0 + np.eye(CLASSES, DIM)[LABELS]).astype(np.float32)
+CLIP = 6.0
+METHODS = [
+    covfree.fedncm(),
+    covfree.fedcof(),
+    covfree.fedcof(0.1, head="ridge"),
+    covfree.fed3r(),
+    covfree.fed3r(scatter="within"),
+    covfree.fedcgs(),
+]
+SETTINGS = [
+    {},
+    {"noise": "distributed", "honest": 10},
+    {"noise": "local"},
+    {"neighbours": "replace_one"},
+    {"unit": "client", "weight": 500.0},
+]
+
+
+def make(method=None, **changes):
+    options = {"epsilon": 1.0, "delta": 1e-6, "clip": CLIP, **changes}
+    return private(covfree.fedcof() if method is None else method, **options)
+
+
+def accuracy(head):
+    return float((np.asarray(head(FEATURES)).argmax(-1) == LABELS).mean())
+
+
+def fitted(made, seed=0, **options):
+    return made.fit(FEATURES, LABELS, OWNERS, random_bytes=np.random.default_rng(seed).bytes, **options)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_little_noise_gives_the_methods_own_head(method, setting):
+    exact = accuracy(covfree.fit(method, FEATURES, LABELS, OWNERS))
+    # Twelve clients hide one of them only in a lot of noise.
+    made = make(method, epsilon=200_000.0 if "unit" in setting else 200.0, **setting)
+    assert accuracy(fitted(made)) > exact - 0.02
+
+
+def test_weights_tend_to_the_methods_own_as_the_noise_goes():
+    for method in METHODS[3:]:
+        exact = covfree.fit(method, FEATURES, LABELS, OWNERS)
+        near = fitted(make(method, epsilon=5000.0))
+        np.testing.assert_allclose(
+            near.weight, exact.weight, rtol=0.03, atol=0.01 * np.abs(exact.weight).max()
+        )
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_clients_by_hand_and_the_simulation_add_up_to_the_same(setting):
+    made = make(**setting)
+    for step, kind in ((0, "sums"), (1, "matrix"), (1, "sums")):
+        grid = made.grids[step][kind]
+        parts = [grid.upload(FEATURES[k == OWNERS], LABELS[k == OWNERS], CLASSES) for k in range(CLIENTS)]
+        together = _sum_of_clients(grid, FEATURES, LABELS, OWNERS, CLASSES)
+        assert np.array_equal(added(parts).values, together.values)
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_a_federation_step_by_step(setting):
+    made = make(epsilon=20_000.0 if "unit" in setting else 8.0, **setting)
+    draws = np.random.default_rng(1).bytes
+
+    def total(step, kind):
+        uploads = [
+            made.upload(
+                step,
+                kind,
+                FEATURES[k == OWNERS],
+                LABELS[k == OWNERS],
+                num_classes=CLASSES,
+                random_bytes=draws,
+            )
+            for k in range(CLIENTS)
+        ]
+        assert {each.noises for each in uploads} == {0 if made.promise.noise == "central" else 1}
+        return made.total(step, uploads, random_bytes=draws)
+
+    first = total(0, "sums")
+    assert first.noises == (1 if made.promise.noise == "central" else CLIENTS)
+    second = total(1, made.choose(first))
+    assert accuracy(made.head(first, second)) > 0.5
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 0.3, 1.0, 4.0])
+@pytest.mark.parametrize("method", METHODS[1:], ids=lambda method: method.name)
+def test_never_more_than_a_point_below_the_private_nearest_mean(method, epsilon):
+    def mean_of(chosen):
+        made = make(chosen, epsilon=epsilon)
+        return np.mean([accuracy(fitted(made, seed)) for seed in range(6)])
+
+    # Six draws of the noise: at the smallest ε their mean is known to about a point.
+    assert mean_of(method) > mean_of(METHODS[0]) - (0.01 if epsilon >= 0.3 else 0.03)
+
+
+def test_where_the_matrix_would_drown_the_sums_are_asked_for_again():
+    def choice(made):
+        sums = _sum_of_clients(made.grids[0]["sums"], FEATURES, LABELS, OWNERS, CLASSES)
+        return made.choose(made.grids[0]["sums"].noised(sums, 1, np.random.default_rng(0).bytes))
+
+    assert choice(make(epsilon=0.05)) == "sums"
+    assert choice(make(epsilon=8.0)) == "matrix"
+    assert choice(make(METHODS[0])) is None
+
+
+def test_an_absent_class_is_sent_like_any_other_and_not_predicted():
+    made = make()
+    up = made.upload(0, "sums", FEATURES[:0], LABELS[:0], num_classes=CLASSES + 1)
+    assert up.values.shape == (CLASSES + 1, DIM + 2)
+    head = fitted(make(epsilon=20.0), num_classes=CLASSES + 1)
+    assert not (np.asarray(head(FEATURES)).argmax(-1) == CLASSES).any()
+
+
+def test_far_huge_and_padded_examples():
+    far = np.concatenate(
+        [FEATURES, np.full((2, DIM), 1e30, np.float32), np.full((1, DIM), np.nan, np.float32)]
+    )
+    labels = np.concatenate([LABELS, [0, 1], [-1]])
+    owners = np.concatenate([OWNERS, [0, 1, 2]])
+    made = make(epsilon=20.0)
+    head = made.fit(far, labels, owners, random_bytes=np.random.default_rng(0).bytes)
+    assert accuracy(head) > accuracy(fitted(made)) - 0.01
+    with pytest.raises(ValueError, match="features: row 4802"):
+        made.fit(far, np.abs(labels), owners)
+
+
+def test_a_projection_becomes_the_heads_map():
+    made = make(projection=5, epsilon=20.0)
+    head = fitted(made)
+    assert head.feature_map.num_features == 5
+    assert head(FEATURES[:2]).shape == (2, CLASSES)
+    assert made.upload(0, "sums", FEATURES, LABELS, num_classes=CLASSES).values.shape == (CLASSES, 7)
+
+
+def test_the_promise_is_kept_to_the_digit():
+    for setting in SETTINGS:
+        promise = make(**setting).promise
+        assert 0.97 < promise.epsilon <= 1.0
+        assert promise.honest == setting.get("honest")
+    assert len(make(METHODS[0]).promise.releases) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method": covfree.qda()}, "method: expected one whose head is a function of class sums"),
+        ({"method": covfree.afl()}, "method: expected one whose head is a function of class sums"),
+        ({"epsilon": 0.0}, "epsilon: expected"),
+        ({"delta": 2.0}, "delta: expected"),
+        ({"clip": -1.0}, "clip: expected"),
+        ({"unit": "row"}, "unit: expected"),
+        ({"noise": "none"}, "noise: expected"),
+        ({"noise": "distributed"}, "honest: expected a number with distributed noise"),
+        ({"honest": 3}, "honest: expected a number with distributed noise"),
+        ({"unit": "client"}, "weight: expected a number with unit='client'"),
+        ({"weight": 3.0}, "weight: expected a number with unit='client'"),
+    ],
+)
+@pytest.mark.usefixtures("untyped")
+def test_what_cannot_be_promised_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        make(**changes)
+
+
+def test_too_few_noises_and_wrong_steps_are_refused():
+    made = make(noise="distributed", honest=3)
+    one = made.upload(0, "sums", FEATURES, LABELS, num_classes=CLASSES)
+    plain = made.grids[0]["sums"].upload(FEATURES, LABELS, CLASSES)
+    with pytest.raises(ValueError, match="expected at least 3"):
+        made.total(0, [one, one])
+    with pytest.raises(ValueError, match="expected noise in each"):
+        made.total(0, [one, one, plain])
+    with pytest.raises(ValueError, match="expected no noise"):
+        make().total(0, [one])
+    with pytest.raises(ValueError, match="clients: expected at least 3"):
+        made.fit(FEATURES, LABELS, np.zeros_like(OWNERS))
+    with pytest.raises(ValueError, match="kind: expected a kind of step 0"):
+        made.upload(0, "matrix", FEATURES, LABELS, num_classes=CLASSES)
+    with pytest.raises(ValueError, match="totals: expected 2"):
+        made.head(one)
+
+
+def test_works_with_x64():
+    with jax.enable_x64(True):
+        assert accuracy(fitted(make(epsilon=20.0))) > 0.5

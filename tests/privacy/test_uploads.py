@@ -1,0 +1,138 @@
+"""The sensitivities that docs/privacy.md derives, on integers, exactly."""
+
+import math
+
+import numpy as np
+import pytest
+
+from covfree.privacy import Upload
+from covfree.privacy.uploads import Grid, added, diagonal_places, full_matrix, on_grid
+
+RNG = np.random.default_rng(0)
+DIM, CLASSES, CLIP = 5, 3, 2.0
+
+
+def grid(kind, neighbours="add_remove", weight=None, log=13, rho=0.02):
+    return Grid.of(kind, log, rho, 1, CLIP, weight, neighbours)
+
+
+def weighted_norm(upload, other=None):
+    """Of integers, off-diagonal ones of the matrix counted twice, in exact integers."""
+    values = [int(v) for v in (upload.values - (0 if other is None else other.values)).ravel()]
+    twice = [1] * len(values)
+    if upload.kind == "matrix":
+        diagonal = set(diagonal_places(DIM).tolist())
+        twice = [1 if place in diagonal else 2 for place in range(len(values))]
+    return math.sqrt(sum(w * v * v for w, v in zip(twice, values, strict=True)))
+
+
+def extreme_examples():
+    """Vectors at, near and far past the bound, along an axis, the diagonal and at random."""
+    axis, diagonal = np.eye(DIM)[:2], np.ones((1, DIM)) / math.sqrt(DIM)
+    random = RNG.normal(size=(20, DIM))
+    random /= np.linalg.norm(random, axis=1, keepdims=True)
+    unit = np.concatenate([axis, diagonal, random])
+    scales = CLIP * np.array([1.0, 1 - 1e-16, 1 + 1e-12, 1e6, 0.5, 0.0])
+    return np.concatenate([s * unit for s in scales] + [-CLIP * unit])
+
+
+def one(g, example, label):
+    return g.upload(example[None], np.array([label]), CLASSES)
+
+
+@pytest.mark.parametrize("kind", ["sums", "matrix"])
+@pytest.mark.parametrize("neighbours", ["add_remove", "replace_one"])
+def test_no_example_moves_the_sum_by_more_than_the_sensitivity(kind, neighbours):
+    g, examples = grid(kind, neighbours), extreme_examples()
+    most = g.sensitivity(neighbours)
+    made = [one(g, example, label) for label in (0, 1) for example in examples]
+    if neighbours == "add_remove":
+        distances = [weighted_norm(each) for each in made]
+    else:
+        distances = [weighted_norm(a, b) for a in made[::4] for b in made[1::3]]
+        distances += [weighted_norm(one(g, x, 0), one(g, -x, 0)) for x in examples]
+    assert max(distances) <= most * (1 + 1e-12)
+    assert max(distances) > 0.97 * most  # so the bound is not wasted
+
+
+@pytest.mark.parametrize("kind", ["sums", "matrix"])
+@pytest.mark.parametrize("neighbours", ["add_remove", "replace_one"])
+def test_no_client_moves_the_sum_by_more_than_the_sensitivity(kind, neighbours):
+    g = grid(kind, neighbours, weight=10.0)
+    large = g.upload(1e3 * RNG.normal(size=(500, DIM)), RNG.integers(0, CLASSES, 500), CLASSES)
+    same = g.upload(np.tile(CLIP * np.eye(DIM)[0], (500, 1)), np.zeros(500, int), CLASSES)
+    few = g.upload(np.tile(CLIP * np.eye(DIM)[0], (5, 1)), np.zeros(5, int), CLASSES)
+    bound = g.sensitivity(neighbours) / (1 if neighbours == "add_remove" else 2)
+    assert weighted_norm(large) <= bound
+    assert 0.99 * bound < weighted_norm(same) <= bound
+    assert weighted_norm(few) == pytest.approx(bound / 2, rel=0.01)
+
+
+@pytest.mark.parametrize("kind", ["sums", "matrix"])
+@pytest.mark.parametrize("weight", [None, 10.0])
+@pytest.mark.parametrize("neighbours", ["add_remove", "replace_one"])
+@pytest.mark.parametrize("noises", [1, 50])
+def test_a_grid_costs_at_most_its_rho(kind, weight, neighbours, noises):
+    g = Grid.of(kind, 14, 0.02, noises, CLIP, weight, neighbours)
+    assert 0.97 * 0.02 < g.rho(noises, neighbours) <= 0.02
+
+
+def test_noise_has_the_packed_law_and_reaches_absent_classes():
+    draws = np.random.default_rng(3).bytes
+    g, dim = grid("matrix"), 300
+    noisy = g.noised(g.upload(np.zeros((0, dim)), np.zeros(0, int), CLASSES), 3, draws).values
+    diagonal = np.isin(np.arange(noisy.size), diagonal_places(dim))
+    for place, variance in ((diagonal, 2.0), (~diagonal, 1.0)):
+        z = ((noisy[place] / 2.0**13) ** 2 / 3 / variance - 1).mean() * np.sqrt(place.sum() / 2)
+        assert abs(z) < 4.5
+    sums = grid("sums")
+    none = sums.upload(np.zeros((0, DIM)), np.zeros(0, int), CLASSES)
+    assert np.stack([sums.noised(none, 1, draws).values != 0 for _ in range(3)]).any(0).all()
+
+
+def test_numbers_come_back_from_the_grid():
+    features, labels = RNG.normal(size=(40, DIM)), RNG.integers(-1, CLASSES, 40)
+    features *= 0.9 * CLIP / np.linalg.norm(features, axis=1).max()
+    kept = labels >= 0
+    for weight in (None, 1e4):
+        g = grid("sums", weight=weight, log=22, rho=0.1)
+        up = g.upload(features, labels, CLASSES).values
+        sums = np.stack([features[labels == c].sum(0) for c in range(CLASSES)])
+        tolerance = g.step * len(labels)
+        np.testing.assert_allclose(up[:, :-2] * g.step, sums, atol=tolerance)
+        np.testing.assert_allclose(up[:, -2] * g.count_step, np.bincount(labels[kept]), atol=0.03)
+        squares = (features[kept] ** 2).sum()
+        np.testing.assert_allclose(up[:, -1].sum() * g.square_step, squares, rtol=0.03)
+        m = grid("matrix", weight=weight, log=22, rho=0.1)
+        matrix = full_matrix(m.upload(features, labels, CLASSES).values * m.step)
+        np.testing.assert_allclose(matrix, features[kept].T @ features[kept], atol=0.3)
+
+
+def test_uploads_of_clients_add_up_to_that_of_all():
+    features, labels = RNG.normal(size=(40, DIM)), RNG.integers(0, CLASSES, 40)
+    for kind in ("sums", "matrix"):
+        g = grid(kind)
+        parts = [g.upload(features[k::4], labels[k::4], CLASSES) for k in range(4)]
+        assert np.array_equal(added(parts).values, g.upload(features, labels, CLASSES).values)
+
+
+def test_rounding_never_passes_the_bound():
+    integers = on_grid(extreme_examples(), CLIP, 37)
+    assert (integers**2).sum(1).max() == 37**2
+
+
+def test_what_does_not_fit_is_refused():
+    a = grid("sums").upload(np.zeros((1, DIM)), np.zeros(1, int), CLASSES)
+    b = grid("matrix").upload(np.zeros((1, DIM)), np.zeros(1, int), CLASSES)
+    with pytest.raises(ValueError, match=r"upload: expected sums of shape \[3, 7\]"):
+        added([a, b])
+    with pytest.raises(ValueError, match="at least one"):
+        added([])
+    with pytest.raises(ValueError, match="epsilon: expected a larger one"):
+        grid("matrix", rho=1e-7)
+
+
+@pytest.mark.usefixtures("untyped")
+def test_floats_are_no_upload():
+    with pytest.raises(TypeError, match="values: expected int64"):
+        Upload("sums", np.zeros((2, 3)))
