@@ -130,13 +130,14 @@ from covfree.statistics.transforms import count_noise as count_noise
 
 if _typing.TYPE_CHECKING:
     # These need Flax, optax or an extra: they are imported when they are first used.
+    from covfree import deployment as deployment
     from covfree import finetune as finetune
     from covfree import privacy as privacy
     from covfree import rounds as rounds
     from covfree import studies as studies
     from covfree import testing as testing
 else:
-    _LATE = ("finetune", "privacy", "rounds", "studies", "testing")
+    _LATE = ("deployment", "finetune", "privacy", "rounds", "studies", "testing")
 
     def __getattr__(name: str) -> _typing.Any:
         if name in _LATE:

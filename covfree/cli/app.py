@@ -13,6 +13,7 @@ from covfree.cli.backbones import backbones_command
 from covfree.cli.compare import compare_command
 from covfree.cli.diagnose import diagnose_command
 from covfree.cli.extract import extract_command
+from covfree.cli.federation import app as federation_app
 from covfree.cli.finetune import finetune_command
 from covfree.cli.heads import evaluate_command, fit_command
 from covfree.cli.partition import partition_command
@@ -50,6 +51,7 @@ app.command("evaluate")(evaluate_command)
 app.command("finetune")(finetune_command)
 app.command("extract")(extract_command)
 app.command("backbones")(backbones_command)
+app.add_typer(federation_app, name="federation")
 
 
 def run(arguments: list[str], command: typer.Typer = app) -> int:

@@ -53,6 +53,13 @@ def extract_command(
             "file for all sites of a federation. Without it the classes found are numbered by name."
         ),
     ] = None,
+    spec: Annotated[
+        Path | None,
+        typer.Option(
+            help="The federation.json of a federation: network, classes and data type are its own, and other "
+            "weights are refused before anything is computed."
+        ),
+    ] = None,
     client_column: Annotated[
         str | None,
         typer.Option(
@@ -95,6 +102,17 @@ def extract_command(
     if out.suffix != ".npz":
         raise ValueError(f"--out: expected a file that ends in .npz, got {str(out)!r}")
     splits = {"train": train_split, "test": test_split}
+    names = names_in(class_names)
+    if spec is not None:
+        if texts is not None or class_names is not None:
+            raise ValueError("--spec: expected --images beside it, and no --class-names")
+        from covfree.deployment import Description
+        from covfree.deployment.site import check_weights
+
+        own = Description.load(spec)
+        backbone = backbone or own.extractor.get("backbone")
+        check_weights(own, backbone, weights)
+        names, dtype = own.class_names, own.extractor["dtype"]
     if texts is not None:
         of_images = {
             "images": images,
@@ -107,7 +125,7 @@ def extract_command(
             raise ValueError(f"{option_of(given)}: expected none beside --texts")
         given = {"text": text_column, "label": label_column, "client": client_column}
         columns = {name: own for name, own in given.items() if own is not None}
-        found = load_texts(texts, columns=columns, class_names=names_in(class_names))
+        found = load_texts(texts, columns=columns, class_names=names)
         encode(found, sentence_encoder(weights), out, dtype=dtype, batch_size=batch_size)
         return
     for name, value in {"text-column": text_column, "label-column": label_column}.items():
@@ -123,7 +141,7 @@ def extract_command(
         pattern=pattern,
         splits=splits,
         client_column=client_column,
-        class_names=names_in(class_names),
+        class_names=names,
     )
     extract(
         data,

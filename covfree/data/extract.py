@@ -51,12 +51,19 @@ def feature_key(
         preprocessing: see `extract_features`.
         dtype: see `extract_features`.
     """
+    chosen = preprocessing or network.spec.preprocessing
+    return {"images": images.fingerprint, **extractor_key(network, weights, chosen, dtype)}
+
+
+def extractor_key(
+    network: Backbone, weights: str, preprocessing: Preprocessing, dtype: str = "float32"
+) -> dict[str, Any]:
+    """The part of `feature_key` that all sites of a federation must share: what makes features of images."""
     return {
-        "images": images.fingerprint,
         "backbone": network.name,
         "computed_in": network.dtype,
         "weights": weights,
-        "preprocessing": asdict(preprocessing or network.spec.preprocessing),
+        "preprocessing": asdict(preprocessing),
         "dtype": dtype,
     }
 

@@ -6,14 +6,12 @@ import json
 import math
 import os
 import stat
-import struct
 import uuid
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from covfree.core.atomic import replacing
@@ -21,20 +19,13 @@ from covfree.core.checks import check_row_structure, check_type
 from covfree.core.optional import optional
 from covfree.core.types import Message, Rows
 from covfree.protocol.messages import ROWS, digest
+from covfree.protocol.tensors import DTYPES, check_places, read_exactly, read_header, tensor_of
 
 SUFFIX = ".safetensors"
 _FORMAT = "covfree.Message"
 # Files from before versions existed name none, and count as this version.
 _VERSION = "1"
 _NEEDED = ("mean", "count", "label")
-# The data types that NumPy can read; safetensors has more.
-_DTYPES = {
-    **{"BF16": jnp.bfloat16, "F16": np.float16, "F32": np.float32, "F64": np.float64},
-    **{"I8": np.int8, "I16": np.int16, "I32": np.int32, "I64": np.int64},
-    **{"U8": np.uint8, "U16": np.uint16, "U32": np.uint32, "U64": np.uint64, "BOOL": np.bool_},
-}
-# Most bytes of a header, which holds all class names.
-_MOST_HEADER = 2**24
 # O_NONBLOCK: do not wait for the writer of a pipe. O_NOFOLLOW: a link may lead to another client's message.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
@@ -166,7 +157,7 @@ def read(
     expected = f"{where} expected a message written by save_message"
     broken = f"{expected}, got a file that is cut short or no safetensors:"
     try:
-        file = os.fdopen(_opened(path, where, links), "rb", 0)
+        file = os.fdopen(open_regular(path, where, links), "rb", 0)
     except OSError as error:
         if not links and Path(path).is_symlink():
             raise ValueError(f"{where} expected a file of its own, got a symbolic link") from error
@@ -176,7 +167,7 @@ def read(
         if size > max_bytes:
             raise ValueError(f"{expected}, of at most {max_bytes} bytes, got {size}")
         try:
-            header, metadata, length = _header(file, size)
+            header, metadata, length = read_header(file, size)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{broken} {error}") from error
         if metadata.get("format") != form:
@@ -189,19 +180,19 @@ def read(
                 f"sketch and matrix, got {sorted(header)}"
             )
         dtypes = {name: about["dtype"] for name, about in header.items()}
-        if strange := {name: dtype for name, dtype in dtypes.items() if dtype not in _DTYPES}:
-            raise ValueError(f"{expected}, in data types among {', '.join(_DTYPES)}, got {strange}")
+        if strange := {name: dtype for name, dtype in dtypes.items() if dtype not in DTYPES}:
+            raise ValueError(f"{expected}, in data types among {', '.join(DTYPES)}, got {strange}")
         if (rows := max((about["shape"] or [1])[0] for about in header.values())) > max_rows:
             raise ValueError(f"{expected}, of at most {max_rows} rows, got {rows}")
         try:
-            _check_places(header, length)
-            body = _exactly(file, length)
+            check_places(header, length)
+            body = read_exactly(file, length)
             names = json.loads(metadata["class_names"]) if "class_names" in metadata else None
             if names is not None and not all(isinstance(name, str) for name in names):
                 raise ValueError("its class names are no texts")
         except (ValueError, TypeError, RecursionError) as error:
             raise ValueError(f"{broken} {error}") from error
-    tensors = {name: _tensor(body, about) for name, about in header.items()}
+    tensors = {name: tensor_of(body, about) for name, about in header.items()}
     parts = {name: tensors.get(name) for name in ROWS}
     message = Message(
         Rows(**parts),  # pyright: ignore[reportArgumentType]
@@ -213,8 +204,8 @@ def read(
     return message, metadata
 
 
-def _opened(path: str | PathLike[str], where: str, links: bool) -> int:
-    """Open a regular file, or raise, and return its descriptor."""
+def open_regular(path: str | PathLike[str], where: str, links: bool) -> int:
+    """Open a regular file, or raise, and return its descriptor; ``where`` begins the error."""
     descriptor = os.open(path, _FLAGS if links else _FLAGS | _NO_LINK)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
@@ -222,56 +213,3 @@ def _opened(path: str | PathLike[str], where: str, links: bool) -> int:
         kind = "a folder" if stat.S_ISDIR(mode) else "a pipe, socket or device"
         raise ValueError(f"{where} expected a file of its own, got {kind}")
     return descriptor
-
-
-def _header(file: BinaryIO, size: int) -> tuple[dict[str, Any], dict[str, str], int]:
-    """Read a safetensors header: the entry of each tensor, the metadata, and how many bytes follow."""
-    (length,) = struct.unpack("<Q", _exactly(file, 8))
-    if length > min(size - 8, _MOST_HEADER):
-        raise ValueError(f"its header is of {length} bytes")
-    header = json.loads(bytes(_exactly(file, length)))
-    metadata = header.pop("__metadata__", None) or {}
-    if not all(isinstance(text, str) for text in metadata.values()):
-        raise ValueError("its metadata are no texts")
-    for name, about in header.items():
-        numbers = [*about["shape"], *about["data_offsets"]]
-        if not all(type(number) is int and 0 <= number < 2**63 for number in numbers):
-            raise ValueError(f"{name} has the shape {about['shape']}")
-        if not isinstance(about["dtype"], str) or len(about["data_offsets"]) != 2:
-            raise ValueError(f"{name} has no data type or place")
-    return header, metadata, size - 8 - length
-
-
-def _check_places(header: Mapping[str, Any], length: int) -> None:
-    """Raise unless the tensors fill the rest of the file without gaps, each with the bytes of its shape."""
-    end = 0
-    for name, about in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-        begin, stop = about["data_offsets"]
-        size = math.prod(about["shape"]) * np.dtype(_DTYPES[about["dtype"]]).itemsize
-        if begin != end or stop - begin != size:
-            raise ValueError(f"{name} lies at {begin} to {stop}; expected {size} bytes from {end} on")
-        end = stop
-    if end != length:
-        raise ValueError(f"{length} bytes of tensors; expected {end}")
-
-
-def _exactly(file: BinaryIO, size: int) -> bytearray:
-    """Read exactly ``size`` bytes, or raise: a file may be cut short while it is read."""
-    content, done = bytearray(size), 0
-    view = memoryview(content)
-    while done < size:
-        read = file.readinto(view[done:])  # pyright: ignore[reportAttributeAccessIssue]
-        if not read:
-            raise ValueError(f"it ends after {done} of {size} bytes")
-        done += read
-    return content
-
-
-def _tensor(body: bytearray, about: Mapping[str, Any]) -> np.ndarray:
-    dtype, shape = np.dtype(_DTYPES[about["dtype"]]), about["shape"]
-    if 0 in shape:
-        return np.zeros(shape, dtype)
-    read = np.uint8 if dtype == np.bool_ else dtype
-    values = np.frombuffer(body, read, math.prod(shape), about["data_offsets"][0])
-    # A copy is aligned as its data type needs. A stranger's bools may hold bytes other than 0 and 1.
-    return (values != 0 if dtype == np.bool_ else values.copy()).reshape(shape)

@@ -122,38 +122,35 @@ def answers(
             return jax.tree.map(lambda x: x[None], answer)
 
         def several(sums: Compensated, chunk: tuple[Members, Any]) -> tuple[Compensated, Any]:
-            def work() -> tuple[Compensated, Any]:
-                parts, others = at_once(*chunk)
+            def plus(sums: Compensated, item: tuple[Any, Array]) -> tuple[Compensated, None]:
+                term, arrives = item
 
-                def plus(sums: Compensated, item: tuple[Any, Array]) -> tuple[Compensated, None]:
-                    term, arrives = item
+                def by_delay(leaf: Array) -> Array:
+                    kept = arrives.reshape(-1, *(1,) * leaf.ndim)
+                    return jnp.where(kept, leaf[None], jnp.zeros((), leaf.dtype))
 
-                    def by_delay(leaf: Array) -> Array:
-                        kept = arrives.reshape(-1, *(1,) * leaf.ndim)
-                        return jnp.where(kept, leaf[None], jnp.zeros((), leaf.dtype))
+                return sums.plus(jax.tree.map(by_delay, term)), None
 
-                    return sums.plus(jax.tree.map(by_delay, term)), None
-
-                added = jax.lax.scan(plus, sums, (parts.sums, chunk[0].arrives))[0]
-                return added, (parts.tables, *others)
-
-            nothing = parts.tables, chunk[1], jnp.ones(width, bool), metrics
-            return jax.lax.cond(chunk[0].client[0] >= 0, work, lambda: (sums, nothing))
+            nothing = empty, (chunk[1], jnp.ones(width, bool), metrics)
+            # Uploads leave the branch rounded, as a real client sends them: added within it, a product in
+            # an upload would become part of a fused multiply-add.
+            parts, others = jax.lax.cond(chunk[0].client[0] >= 0, lambda: at_once(*chunk), lambda: nothing)
+            return jax.lax.scan(plus, sums, (parts.sums, chunk[0].arrives))[0], (parts.tables, *others)
 
         chunks = jax.tree.map(lambda x: x.reshape(-1, width, *x.shape[1:]), (members, memory))
         first = jax.tree.map(lambda x: x[0], chunks)
         shapes = jax.eval_shape(
             lambda *chunk: (lambda parts, others: (parts, others[-1]))(*at_once(*chunk)), *first
         )
-        parts, metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        empty, metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         delays = members.arrives.shape[1]
-        begun = jax.tree.map(lambda x: jnp.zeros((delays, *x.shape[1:]), x.dtype), parts.sums)
+        begun = jax.tree.map(lambda x: jnp.zeros((delays, *x.shape[1:]), x.dtype), empty.sums)
         sums, each = jax.lax.scan(several, Compensated(begun, begun), chunks)
         each = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), each)
         if mesh is not None:
             sums = jax.lax.psum(sums, mesh.axis_names)
         nonlocal structure
-        structure = parts.structure
+        structure = empty.structure
         return sums, *each
 
     run: Any = all_of

@@ -25,7 +25,7 @@ from covfree.methods.rounds import dense
 from covfree.rounds.algorithm import Algorithm, ClientData
 
 
-class _Sent(NamedTuple):
+class Sent(NamedTuple):
     """A client's message as an upload.
 
     Attributes:
@@ -154,14 +154,14 @@ def _report(run: _Run, known: _Known) -> dict[str, Any]:
     return report(run.method.params, known.state)
 
 
-def _message(message: Message, client: AnyArray) -> _Sent:
+def _message(message: Message, client: AnyArray) -> Sent:
     """Turn a client's message into an upload."""
     rows, matrix = _class_sums(message) if message.solved else (message.rows, message.matrix)
     rows = replace(rows, client=jnp.full(rows.label.shape, client, jnp.int32))
     kept = (jnp.asarray(rows.count) > 0) & (rows.label >= 0)
     if rows.sketch is not None:
         kept |= rows.sketch & (jnp.asarray(rows.count) > 0)
-    return _Sent(Table(rows, kept), matrix)
+    return Sent(Table(rows, kept), matrix)
 
 
 def _class_sums(message: Message) -> tuple[Rows, jax.Array]:

@@ -23,6 +23,7 @@ MODULES = (
     "covfree.data",
     "covfree.backbones",
     "covfree.studies",
+    "covfree.deployment",
     "covfree.core.linalg",
     "covfree.testing",
 )

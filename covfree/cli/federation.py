@@ -1,0 +1,268 @@
+"""``covfree federation``: a federation between machines that share a folder."""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import covfree
+from covfree.backbones import BACKBONES, backbone
+from covfree.backbones.hub import find_weights
+from covfree.cli.options import NETWORK, WEIGHTS
+from covfree.deployment import (
+    Client,
+    Description,
+    Folder,
+    Refused,
+    Server,
+    TooFew,
+    extractor_in,
+    join,
+    load_key,
+    new_key,
+    public_key,
+    read_site,
+    serve,
+)
+from covfree.deployment.description import SERVER
+from covfree.deployment.envelope import unseal
+from covfree.deployment.folder import clock
+from covfree.deployment.site import check_weights, extractor_of
+from covfree.studies.extraction import backbone_of, extract, names_in, read_images
+from covfree.studies.progress import say
+
+app = typer.Typer(
+    help="A federation between machines that share a folder: docs/deployment.md.", no_args_is_help=True
+)
+# A round closed with too few answers, or nothing came for too long.
+_TOO_FEW = 3
+
+Shared = Annotated[Path, typer.Argument(help="The shared folder.")]
+Key = Annotated[Path, typer.Option(help="The file of your private key, from covfree federation key.")]
+Poll = Annotated[float, typer.Option(help="Seconds between two looks into the folder.")]
+
+
+@app.command("key")
+def key_command(
+    out: Annotated[Path, typer.Argument(help="The file to write: site.key. The public key: site.pub.")],
+) -> None:
+    """Draw a key pair. The private key stays with you; the public key goes to whoever starts the federation.
+
+    Example:
+      covfree federation key berlin.key
+    """
+    try:
+        public = new_key(out)
+    except FileExistsError:
+        raise ValueError(f"{out} is there, and a key is never replaced") from None
+    out.with_suffix(".pub").write_text(f"{public}\n")
+    say(f"wrote {out}, which nobody else may have, and {out.with_suffix('.pub')}, for all to see")
+
+
+@app.command("new")
+def new_command(
+    shared: Annotated[Path, typer.Argument(help="The shared folder, made if it is not there.")],
+    sites: Annotated[Path, typer.Option(help="A folder with the public keys of all sites: berlin.pub, …")],
+    key: Key,
+    algorithm: Annotated[
+        str, typer.Option(help="A method, or an algorithm of covfree finetune, with its numbers.")
+    ] = "fedcof-refined",
+    class_names: Annotated[Path | None, typer.Option(help="All classes, one a line, in their order.")] = None,
+    network: Annotated[str | None, typer.Option("--backbone", help=NETWORK.help)] = None,
+    weights: Annotated[str | None, WEIGHTS] = None,
+    like: Annotated[
+        Path | None,
+        typer.Option(help="Instead of these three: a file of features, made as all sites must make theirs."),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds, of an algorithm that takes any number.")] = None,
+    deadline: Annotated[float | None, typer.Option(help="Minutes of a round. Without it, all sites.")] = None,
+    fewest: Annotated[int, typer.Option(help="Fewest sites whose answers close a round.")] = 1,
+    max_examples: Annotated[int, typer.Option(help="Most examples of a site.")] = 100_000,
+    max_norm: Annotated[float | None, typer.Option(help="Largest norm of a feature.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of all random draws.")] = 0,
+) -> None:
+    """Write the description of a federation into a shared folder.
+
+    Example:
+      covfree federation new shared --sites keys --key server.key --class-names classes.txt
+      --backbone efficientnet-lite0 --deadline 60 --fewest 3
+    """
+    file = shared / "federation.json"
+    if file.exists():
+        raise ValueError(f"{file} is there: a federation does not change; take another folder")
+    if like is not None:
+        if network is not None or class_names is not None or weights is not None:
+            raise ValueError("--like: expected no --backbone, --weights and --class-names beside it")
+        uses = extractor_in(like)
+    elif network is None or class_names is None:
+        raise ValueError("expected --backbone and --class-names, or --like")
+    else:
+        extractor = extractor_of(network, weights)
+        dim = backbone(backbone_of(network)).num_features
+        uses = {"dim": dim, **extractor, "class_names": names_in(class_names)}
+    if "class_names" not in uses:
+        raise ValueError(f"--like: expected class names in {like}, got none")
+    keys = {path.stem: path.read_text().strip() for path in sites.glob("*.pub")}
+    description = Description(
+        algorithm,
+        tuple(uses.pop("class_names")),
+        uses.pop("dim"),
+        keys,
+        public_key(load_key(key)),
+        uses,
+        rounds=rounds,
+        deadline=None if deadline is None else 60 * deadline,
+        fewest=fewest,
+        max_examples=max_examples,
+        max_norm=max_norm,
+        seed=seed,
+        run=secrets.token_hex(8),
+    )
+    shared.mkdir(parents=True, exist_ok=True)
+    description.save(file)
+    say(f"wrote {file}: {', '.join(description.sites)}; {algorithm}; identity {description.identity}")
+
+
+@app.command("serve")
+def serve_command(
+    shared: Shared,
+    key: Key,
+    state: Annotated[Path, typer.Option(help="The server's own folder, made if it is not there.")],
+    out: Annotated[Path, typer.Option(help="The head's file to write, .npz.")],
+    poll: Poll = 1.0,
+) -> None:
+    """Run the rounds until there is a head. Killed and started again, it goes on where it was.
+
+    The exit code is 3 if a round closed with too few answers; the same command opens it again.
+
+    Example:
+      covfree federation serve shared --key server.key --state server --out head.npz
+    """
+    _check_out(out)
+    folder = Folder(shared)
+    with Server(folder.description, state, load_key(key)) as server:
+        try:
+            serve(server, folder, lambda head: _head_file(head, folder.description), poll=poll, say=say)
+        except TooFew as error:
+            say(str(error))
+            raise typer.Exit(_TOO_FEW) from None
+        out.write_bytes(_head_file(server.result, folder.description))
+    say(f"wrote {out}")
+
+
+@app.command("join")
+def join_command(
+    shared: Shared,
+    key: Key,
+    state: Annotated[Path, typer.Option(help="Your own folder, made if it is not there.")],
+    out: Annotated[Path, typer.Option(help="The head's file to write, .npz.")],
+    site: Annotated[str | None, typer.Option(help="Your name; without it that of the key's file.")] = None,
+    images: Annotated[str | None, typer.Option(help="A folder of images with one folder a class.")] = None,
+    weights: Annotated[str | None, WEIGHTS] = None,
+    features: Annotated[
+        Path | None, typer.Option(help="Instead of images: a file of covfree extract.")
+    ] = None,
+    identity: Annotated[
+        str | None, typer.Option(help="The federation's identity, if you were told it by other ways.")
+    ] = None,
+    wait: Annotated[
+        float | None, typer.Option(help="Minutes without a new round after which to give up.")
+    ] = None,
+    poll: Poll = 1.0,
+) -> None:
+    """Take part: check the folder's description, compute features, answer each round, get the head.
+
+    Killed and started again, it goes on where it was. The exit code is 2 if your data or its features are not
+    as the description says, 3 if nothing came for --wait minutes.
+
+    Example:
+      covfree federation join shared --key berlin.key --images photos --state berlin --out head.npz
+    """
+    _check_out(out)
+    folder = Folder(shared)
+    description = folder.description
+    if identity is not None and identity != description.identity:
+        raise ValueError(f"--identity: expected {identity}, got {description.identity} in {shared}")
+    if (images is None) == (features is None):
+        raise ValueError("expected --images or --features")
+    if images is not None:
+        features = _extracted(images, weights, description, state)
+    assert features is not None
+    own = read_site(features, description)
+    name = key.stem if site is None else site
+    with Client(description, name, state, load_key(key), own.features, own.labels, uses=own.uses) as client:
+        say(f"site {name}: {len(own.labels):,} examples; federation {description.identity[:12]}…")
+        minutes = None if wait is None else 60 * wait
+        try:
+            content, stopped = join(client, folder, poll=poll, wait=minutes, say=say)
+        except TooFew as error:
+            say(str(error))
+            raise typer.Exit(_TOO_FEW) from None
+    out.write_bytes(content)
+    say(f"wrote {out}" if stopped is None else f"wrote {out}; the federation stopped early: {stopped}")
+
+
+@app.command("status")
+def status_command(shared: Shared) -> None:
+    """Tell which round is open, until when, and which sites have answered it; signatures are checked.
+
+    The exit code is 0 if the federation has ended, 3 if not.
+    """
+    folder = Folder(shared)
+    own = folder.description
+    print(
+        f"federation {own.identity}: {own.algorithm}, {len(own.class_names)} classes, {own.num_rounds} rounds"
+    )
+    if folder.end.exists():
+        unseal(folder.read(folder.end), {SERVER: own.server})
+        print("ended")
+        return
+    opened = folder.asked()
+    if opened is None:
+        print("no round is open yet")
+        raise typer.Exit(_TOO_FEW)
+    turn, expires = opened.about["turn"], opened.about["expires"]
+    print(f"round {turn + 1} is open" + ("" if expires is None else f" until {clock(expires)}"))
+    for site in own.sites:
+        print(f"  {site}: {_answered(folder, turn, site)}")
+    raise typer.Exit(_TOO_FEW)
+
+
+def _answered(folder: Folder, turn: int, site: str) -> str:
+    path = folder.answers(turn) / f"{site}.message"
+    if not path.exists():
+        return "not yet"
+    try:
+        about = unseal(folder.read(path), folder.description.sites).about
+    except Refused as error:
+        return f"not sound: {error}"
+    return "answered" if about["sender"] == site else f"not its own, but that of {about['sender']}"
+
+
+def _extracted(images: str, weights: str | None, own: Description, state: Path) -> Path:
+    """Compute features as the description says, once the weights are known to be its own."""
+    check_weights(own, own.extractor.get("backbone"), weights)
+    name = backbone_of(own.extractor["backbone"])
+    data = read_images(images, pattern=None, splits={}, client_column=None, class_names=own.class_names)
+    state.mkdir(parents=True, exist_ok=True)
+    out = state / "features.npz"
+    extract(data, name, find_weights(weights, BACKBONES[name]), out, dtype=own.extractor["dtype"])
+    return out
+
+
+def _head_file(head: Any, own: Description) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "head.npz"
+        covfree.save_head(head, path, class_names=own.class_names, dim=own.dim)
+        return path.read_bytes()
+
+
+def _check_out(out: Path) -> None:
+    if out.suffix != ".npz" or not out.parent.is_dir():
+        raise ValueError(
+            f"--out: expected a file that ends in .npz in a folder that is there, got {str(out)!r}"
+        )

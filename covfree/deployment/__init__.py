@@ -1,0 +1,17 @@
+"""Rounds between machines: a federation's description, its server, its sites, and folders between them."""
+
+from covfree.deployment.client import Client as Client
+from covfree.deployment.description import Description as Description
+from covfree.deployment.description import differences as differences
+from covfree.deployment.envelope import Refused as Refused
+from covfree.deployment.envelope import load_key as load_key
+from covfree.deployment.envelope import new_key as new_key
+from covfree.deployment.envelope import public_key as public_key
+from covfree.deployment.folder import Folder as Folder
+from covfree.deployment.folder import join as join
+from covfree.deployment.folder import serve as serve
+from covfree.deployment.server import Receipt as Receipt
+from covfree.deployment.server import Server as Server
+from covfree.deployment.server import TooFew as TooFew
+from covfree.deployment.site import extractor_in as extractor_in
+from covfree.deployment.site import read_site as read_site

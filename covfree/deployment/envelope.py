@@ -1,0 +1,159 @@
+"""Signed messages between machines: safetensors behind an Ed25519 signature of all of it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from covfree.core.atomic import replacing
+from covfree.core.optional import optional
+from covfree.protocol.tensors import DTYPES, check_places, read_exactly, read_header, tensor_of
+
+# What is signed begins with this, so that a signature of something else is none of a message.
+_MAGIC = b"covfree federation 1\n"
+_SIGNATURE = 64
+
+
+class Refused(ValueError):
+    """A message that is not used; the text says which part of it differs from what was expected.
+
+    Attributes:
+        sender: whose name the message bears, perhaps falsely; None if it bears none.
+    """
+
+    def __init__(self, text: str, sender: str | None = None) -> None:
+        super().__init__(text)
+        self.sender = sender
+
+
+class Opened(NamedTuple):
+    """A message whose signature holds: what it says about itself, and its arrays."""
+
+    about: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+
+def _keys() -> Any:
+    return optional("cryptography.hazmat.primitives.asymmetric.ed25519", "deployment")
+
+
+def new_key(path: str | PathLike[str]) -> str:
+    """Draw a private key, write it to a file that only its owner may read, and give the public key.
+
+    Args:
+        path: the file, which must not be there yet.
+
+    Returns:
+        The public key, 64 hexadecimal digits.
+
+    Raises:
+        FileExistsError: if the file is there.
+        ImportError: if ``cryptography`` is not installed.
+    """
+    key = _keys().Ed25519PrivateKey.generate()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(f"{key.private_bytes_raw().hex()}\n")
+    return public_key(key)
+
+
+def load_key(path: str | PathLike[str]) -> Any:
+    """Read a private key that `new_key` wrote.
+
+    Raises:
+        ValueError: if the file holds none.
+        OSError: if it cannot be read.
+    """
+    try:
+        return _keys().Ed25519PrivateKey.from_private_bytes(bytes.fromhex(Path(path).read_text("ascii")))
+    except ValueError as error:
+        raise ValueError(f"{path}: expected a private key, 64 hexadecimal digits ({error})") from error
+
+
+def public_key(key: Any) -> str:
+    """The public key of a private one, in 64 hexadecimal digits."""
+    return key.public_key().public_bytes_raw().hex()
+
+
+def seal(key: Any, about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Make a message: the signature, then safetensors with ``about`` as one JSON value of its metadata.
+
+    The same arguments give the same bytes.
+    """
+    text = json.dumps(dict(about), sort_keys=True, allow_nan=False)
+    tensors = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    body = optional("safetensors.numpy", "safetensors").save(tensors, metadata={"about": text})
+    return key.sign(_MAGIC + body) + body
+
+
+def about_of(data: bytes) -> dict[str, Any]:
+    """What a message says about itself, before its signature was checked.
+
+    Raises:
+        Refused: if it is cut short or no message.
+    """
+    return _parts(data)[0]
+
+
+def unseal(data: bytes, keys: Mapping[str, str]) -> Opened:
+    """Check a message's signature, and read it.
+
+    Args:
+        data: from `seal`, or from a stranger.
+        keys: the public key of each sender.
+
+    Raises:
+        Refused: if it is cut short or no message, its sender has no key, or the signature is of another key.
+    """
+    about, header, length, file = _parts(data)
+    sender = about.get("sender")
+    if not isinstance(sender, str) or sender not in keys:
+        raise Refused(f"sender: expected one of this federation, got {sender!r}", str(sender))
+    public = _keys().Ed25519PublicKey.from_public_bytes(bytes.fromhex(keys[sender]))
+    try:
+        public.verify(data[:_SIGNATURE], _MAGIC + data[_SIGNATURE:])
+    except Exception as error:  # cryptography's InvalidSignature
+        raise Refused(
+            f"signature: expected that of {sender!r}; the message is altered, or not its own", sender
+        ) from error
+    try:
+        if strange := {name for name, entry in header.items() if entry["dtype"] not in DTYPES}:
+            raise ValueError(f"data types of {sorted(strange)}")
+        check_places(header, length)
+        body = read_exactly(file, length)
+    except ValueError as error:
+        raise Refused(f"message: expected arrays of safetensors, got {error}", sender) from error
+    return Opened(about, {name: tensor_of(body, entry) for name, entry in header.items()})
+
+
+def _parts(data: bytes) -> tuple[dict[str, Any], dict[str, Any], int, Any]:
+    try:
+        file = io.BytesIO(data[_SIGNATURE:])
+        header, metadata, length = read_header(file, len(data) - _SIGNATURE)
+        about = json.loads(metadata["about"])
+        if not isinstance(about, dict):
+            raise TypeError("it says nothing about itself")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        raise Refused(
+            f"message: expected one of a federation, got something else or a part ({error})"
+        ) from error
+    return about, header, length, file
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write a file, which is on the disk as a whole, under its name, when this returns."""
+    with replacing(path) as file:
+        file.write(data)
+    # The name is on the disk once the folder is.
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,226 @@
+"""A folder that carries a federation's messages: a shared disk, a synchronised folder, a memory stick."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from covfree.core.atomic import is_temporary
+from covfree.deployment.client import Client
+from covfree.deployment.description import SERVER, Description
+from covfree.deployment.envelope import Opened, Refused, unseal, write
+from covfree.deployment.machine import SUFFIX
+from covfree.deployment.server import Server, TooFew
+from covfree.protocol.files import open_regular, shown
+
+Say = Callable[[str], None]
+
+
+class Folder:
+    """The layout of a shared folder, in which every file is there as a whole or not at all.
+
+    ``federation.json`` is the description; ``asks/`` has the server's broadcasts, one for each round,
+    ``answers/`` a folder for each round with a file of each site, ``end.message`` the last broadcast. What
+    others wrote is read without following links, up to the description's ``max_bytes``.
+    """
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        """Open a folder that holds a description.
+
+        Raises:
+            ValueError: if the description is not sound.
+            OSError: if there is none.
+        """
+        self.path = Path(path)
+        self.description = Description.load(self.path / "federation.json")
+
+    def ask(self, turn: int) -> Path:
+        """The file of a round's broadcast."""
+        return self.path / "asks" / f"{turn:05d}{SUFFIX}"
+
+    def answers(self, turn: int) -> Path:
+        """The folder of a round's answers."""
+        return self.path / "answers" / f"{turn:05d}"
+
+    @property
+    def end(self) -> Path:
+        """The file of the last broadcast."""
+        return self.path / f"end{SUFFIX}"
+
+    def put(self, path: Path, data: bytes) -> None:
+        """Write a file, unless it holds these bytes already."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists() or self.read(path) != data:
+            write(path, data)
+
+    def read(self, path: Path) -> bytes:
+        """Read a file that a stranger may have written.
+
+        Raises:
+            Refused: if it is no file of its own, or too large.
+            OSError: if it cannot be read.
+        """
+        try:
+            descriptor = open_regular(path, f"path: {shown(path)}:", links=False)
+        except ValueError as error:
+            raise Refused(str(error)) from error
+        with os.fdopen(descriptor, "rb") as file:
+            data = file.read(self.description.max_bytes + 1)
+        if len(data) > self.description.max_bytes:
+            raise Refused(f"path: {shown(path)}: expected at most {self.description.max_bytes} bytes")
+        return data
+
+    def asked(self) -> Opened | None:
+        """The broadcast of the latest round that the server signed; None if there is none."""
+        for data in self.asks():
+            try:
+                return unseal(data, {SERVER: self.description.server})
+            except Refused:
+                continue
+        return None
+
+    def asks(self) -> Iterator[bytes]:
+        """Broadcasts, that of the latest round first; their signatures are not checked."""
+        for path in sorted((self.path / "asks").glob(f"*{SUFFIX}"), reverse=True):
+            if not is_temporary(path.name):
+                try:
+                    yield self.read(path)
+                except (OSError, Refused):
+                    continue
+
+
+def serve(
+    server: Server, folder: Folder, file_of: Callable[[Any], bytes], *, poll: float = 1.0, say: Say = print
+) -> None:
+    """Run a server until all rounds are done, over a shared folder.
+
+    Args:
+        server: the server.
+        folder: the shared folder.
+        file_of: from the result to the content of the file that sites get at the end.
+        poll: seconds between two looks into the folder.
+        say: is told what happens, a line at a time.
+
+    Raises:
+        TooFew: if a round closed with too few answers; another call opens it again.
+    """
+    seen = dict[str, tuple[int, int, int]]()
+    sites, rounds = server.description.sites, server.description.num_rounds
+    while not server.finished:
+        turn = server.turn
+        # A server that was down past the deadline closes the round, or else opens it again.
+        if not (server.is_over and _closes(server)):
+            folder.put(folder.ask(turn), server.open())
+            until = "all sites answer" if server.expires is None else clock(server.expires)
+            say(f"round {turn + 1} of {rounds} is open until {until}")
+            while True:
+                for path in _new(folder, turn, seen):
+                    _take(server, folder, path, say)
+                if len(server.taken) == len(sites) or server.is_over:
+                    break
+                time.sleep(poll)
+            server.close()
+        done = server.history[-1]
+        say(f"round {turn + 1} of {rounds} closed with {len(done['sites'])} of {len(sites)} sites")
+        for site, reason in done["rejected"].items():
+            say(f"site {site}: set aside: {reason}")
+    if server.stopped is not None:
+        say(server.stopped)
+    folder.put(folder.end, server.end(file_of(server.result)))
+
+
+def _closes(server: Server) -> bool:
+    try:
+        server.close()
+    except TooFew:
+        return False
+    return True
+
+
+def _new(folder: Folder, turn: int, seen: dict[str, tuple[int, int, int]]) -> Iterator[Path]:
+    """Files of this round and the one before that were not looked at, or have changed since."""
+    for number in (turn - 1, turn):
+        where = folder.answers(number)
+        if number < 0 or not where.is_dir():
+            continue
+        with os.scandir(where) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                if not entry.name.endswith(SUFFIX) or is_temporary(entry.name):
+                    continue
+                status = entry.stat(follow_symlinks=False)
+                mark = status.st_ino, status.st_size, status.st_mtime_ns
+                if seen.get(entry.path) != mark:
+                    seen[entry.path] = mark
+                    yield Path(entry.path)
+
+
+def _take(server: Server, folder: Folder, path: Path, say: Say) -> None:
+    try:
+        data = folder.read(path)
+    except (Refused, OSError) as error:
+        say(f"{shown(path.name)}: set aside: {error}")
+        return
+    receipt = server.take(data)
+    if receipt.reason is None:
+        say(f"site {receipt.site} answered ({len(data):,} bytes), {len(server.taken)} in all")
+    elif not receipt.reason.startswith("doubled: the same") and "is closed" not in receipt.reason:
+        say(f"{shown(path.name)}, by the name of {receipt.site}: set aside: {receipt.reason}")
+
+
+def join(
+    client: Client, folder: Folder, *, poll: float = 1.0, wait: float | None = None, say: Say = print
+) -> tuple[bytes, str | None]:
+    """Answer the rounds of a server over a shared folder, until the last broadcast.
+
+    Args:
+        client: the site.
+        folder: the shared folder.
+        poll: seconds between two looks into the folder.
+        wait: seconds without a new broadcast after which to give up; None for never.
+        say: is told what happens, a line at a time.
+
+    Returns:
+        The file of the last broadcast, and why the federation stopped early; None if it did not.
+
+    Raises:
+        TooFew: if nothing came for so long.
+    """
+    heard, last, told = time.monotonic(), b"", set[str]()
+    while True:
+        if folder.end.exists():
+            try:
+                return client.finish(folder.read(folder.end))
+            except (Refused, OSError) as error:
+                _tell(f"{folder.end.name}: {error}", told, say)
+        for data in folder.asks():
+            if data == last:
+                break
+            try:
+                answer = client.answer(data)
+            except Refused as error:
+                _tell(f"a broadcast was refused: {error}", told, say)
+                continue
+            folder.put(folder.answers(client.turn) / f"{client.site}{SUFFIX}", answer)
+            say(f"round {client.turn + 1} answered, {len(answer):,} bytes")
+            heard, last = time.monotonic(), data
+            break
+        if wait is not None and time.monotonic() - heard > wait:
+            raise TooFew(f"expected a broadcast within {wait:g} s, got none")
+        time.sleep(poll)
+
+
+def _tell(text: str, told: set[str], say: Say) -> None:
+    """Say a text once."""
+    if text not in told:
+        told.add(text)
+        say(text)
+
+
+def clock(seconds: float) -> str:
+    """A time since 1970 as the machine's clock shows it."""
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")

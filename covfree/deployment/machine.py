@@ -1,0 +1,87 @@
+"""What a server and a site share: a description, a key, pure steps, and a folder that one process holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from covfree.core.atomic import lock, remove_abandoned
+from covfree.deployment.description import Description
+from covfree.deployment.envelope import Refused, write
+from covfree.deployment.steps import Steps
+from covfree.rounds.algorithm import Algorithm
+
+SUFFIX = ".message"
+
+
+class Machine:
+    """A machine of a federation, on which all is kept in a folder; a context that ends lets it go.
+
+    Attributes:
+        description: the federation.
+    """
+
+    def __init__(
+        self,
+        description: Description,
+        folder: str | PathLike[str],
+        key: Any,
+        algorithm: Algorithm | None,
+        now: Callable[[], float],
+    ) -> None:
+        """Take the folder, and raise if another process holds it or it is of another federation."""
+        self.description, self._key, self._now = description, key, now
+        made = description.make_algorithm() if algorithm is None else algorithm
+        self._steps = Steps(
+            made, len(description.sites), description.key(), description.dim, description.max_examples
+        )
+        self._folder = Path(folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(self._folder)
+        self._lock = (self._folder / "lock").open("ab")
+        try:
+            if not lock(self._lock):
+                raise ValueError(f"folder: expected one that no other process uses, got {folder}")
+            name = self._folder / "federation"
+            if name.exists() and name.read_text() != description.identity:
+                raise ValueError(f"folder: expected one of this federation, got another's: {folder}")
+            write(name, description.identity.encode())
+            self._load()
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def _load(self) -> None:
+        """Read what an earlier process left."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Any:
+        """Return the machine."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let another process have the folder."""
+        self._lock.close()
+
+
+def unflattened(like: Any, arrays: Mapping[str, np.ndarray], name: str) -> Any:
+    """A pytree like another, of a message's arrays by this name and their places.
+
+    Raises:
+        Refused: if one is missing or has another shape or data type.
+    """
+    leaves, tree = jax.tree.flatten(like)
+    found = []
+    for i, leaf in enumerate(leaves):
+        own = arrays.get(f"{name}.{i}")
+        if own is None or own.shape != leaf.shape or own.dtype != leaf.dtype:
+            got = None if own is None else f"{own.dtype}{list(own.shape)}"
+            raise Refused(f"{name}.{i}: expected {leaf.dtype}{list(leaf.shape)}, got {got}")
+        found.append(jnp.asarray(own))
+    return tree.unflatten(found)

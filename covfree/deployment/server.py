@@ -1,0 +1,354 @@
+"""The server of a federation, which knows no transport: bytes go out, bytes come in, all else is on disk."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from covfree.core.atomic import remove_abandoned
+from covfree.core.types import Message
+from covfree.deployment.description import SERVER, Description, differences
+from covfree.deployment.envelope import Opened, Refused, about_of, public_key, seal, unseal, write
+from covfree.deployment.machine import SUFFIX, Machine, unflattened
+from covfree.deployment.steps import Upload
+from covfree.protocol.checks import Rules
+from covfree.protocol.door import check_messages, reason_of
+from covfree.rounds.algorithm import Algorithm
+from covfree.rounds.from_method import Sent
+from covfree.rounds.uploads import Parts
+
+
+class TooFew(RuntimeError):
+    """A round closed with fewer answers than the federation asks for; `Server.open` opens it again."""
+
+
+class Receipt(NamedTuple):
+    """What became of a message.
+
+    Attributes:
+        site: whose name it bears, perhaps falsely if it was set aside; None if it bears none.
+        reason: why it was set aside; None if it counts.
+    """
+
+    site: str | None
+    reason: str | None
+
+
+class Server(Machine):
+    """The server's side of a federation; see `docs/deployment.md`.
+
+    `open` gives the bytes that all sites get, `take` takes the bytes that a site answers, `close` computes
+    the next state; when all rounds are done, `finished` is true and `result` is the head. Every call returns
+    after what it did is on the disk: killed at any point and made anew with the same folder, the server goes
+    on, and the result is the same to the bit.
+
+    Attributes:
+        turn: the round that is open or to be opened, from 0.
+        history: a record of each closed round: who counted, who was set aside at its end and why, bytes.
+        stopped: why the federation ended before its last round; None if it did not.
+        taken: the sites whose answers to the open round were taken, and how many examples each has.
+    """
+
+    def __init__(
+        self,
+        description: Description,
+        folder: str | PathLike[str],
+        key: Any,
+        *,
+        algorithm: Algorithm | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """Begin, or go on where an earlier server stopped.
+
+        Args:
+            description: the federation.
+            folder: the server's own, which nobody else may write to.
+            key: the server's private key, from `load_key`.
+            algorithm: the algorithm, if the description's name stands for one of your own.
+            now: the clock, in seconds since 1970.
+
+        Raises:
+            ValueError: if the key is not the description's, or the folder is another federation's or in use.
+        """
+        if public_key(key) != description.server:
+            raise ValueError("key: expected the private key of the description's server, got another")
+        self._numbers = {site: number for number, site in enumerate(description.sites)}
+        super().__init__(description, folder, key, algorithm, now)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are done."""
+        return self.stopped is not None or self.turn >= self._rounds
+
+    @property
+    def expires(self) -> float | None:
+        """When the open round closes, in seconds since 1970; None if none is open, or without deadline."""
+        return None if self._asked is None else self._asked["expires"]
+
+    @property
+    def result(self) -> Any:
+        """The algorithm's result so far, such as a head; None if there is none yet."""
+        return self._steps.result(self._state)
+
+    def open(self) -> bytes:
+        """Open the round, or give its broadcast again while it is open.
+
+        A round past its deadline, which had too few answers, is opened anew; answers that were taken stay.
+        """
+        if self.finished:
+            raise ValueError(f"open: expected a federation with rounds to come, got {self._rounds} done")
+        path = self._file(SERVER)
+        if self._asked is not None and not self.is_over:
+            return path.read_bytes()
+        limit = self.description.deadline
+        about = self._about("ask", None if limit is None else self._now() + limit)
+        leaves = jax.tree.leaves(self._steps.broadcast(self._state))
+        arrays = {f"sent.{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
+        data = seal(self._key, about, arrays | {"counted": self._counted})
+        self._round.mkdir(parents=True, exist_ok=True)
+        write(path, data)
+        self._asked = about
+        return data
+
+    def take(self, data: bytes) -> Receipt:
+        """Take a site's answer, or set it aside and say why. What is taken is on the disk.
+
+        Args:
+            data: the message, from anybody.
+        """
+        site, form = None, None if self.finished else self._expected()
+        try:
+            if len(data) > (most := self.description.max_bytes):
+                raise Refused(f"message: expected at most {most} bytes, got {len(data)}")
+            site = _text(about_of(data).get("sender"))
+            opened = unseal(data, self.description.sites)
+            self._check(opened, site, data)
+            upload = self._upload(opened, form)
+        except Refused as error:
+            return self._aside(error.sender or site, str(error))
+        except Exception as error:  # No list of exceptions covers all that strangers send.
+            return self._aside(site, reason_of(error))
+        write(self._file(site), data)
+        self.taken[site] = upload.examples
+        return Receipt(site, None)
+
+    def close(self) -> None:
+        """Close the round with the answers that were taken, and compute the next state.
+
+        The order in which answers came does not matter.
+
+        Raises:
+            TooFew: if the sites whose answers are sound are too few. `open` then opens the round again.
+            ValueError: if no round is open.
+        """
+        if self._asked is None:
+            raise ValueError("close: expected an open round; call open")
+        sites = sorted(self.taken)
+        rejected = self._judge(sites)
+        sites = [site for site in sites if site not in rejected]
+        for site, reason in rejected.items():
+            self._aside(site, reason)
+        if len(sites) < self.description.fewest:
+            for site in rejected:
+                # The site may send again.
+                self._file(site).unlink(missing_ok=True)
+                del self.taken[site]
+            missing = ", ".join(site for site in self._numbers if site not in sites)
+            raise TooFew(
+                f"round {self.turn}: expected answers of {self.description.fewest} sites at least, got "
+                f"{len(sites)}; missing: {missing}"
+            )
+        sizes = {site: self._file(site).stat().st_size for site in (*sites, SERVER)}
+        form, names = self._expected(), list(self._numbers)
+        examples = {self._numbers[site]: self.taken[site] for site in sites}
+        total = self._steps.total(examples, lambda number: self._read(names[number]), form)
+        state, finite = self._steps.serve(self._state, total)
+        record: dict[str, Any] = {
+            "round": self.turn,
+            "sites": sites,
+            "rejected": rejected,
+            "bytes_up": sum(sizes[site] for site in sites),
+            "bytes_down": sizes[SERVER] * len(self._numbers),
+        }
+        if finite:
+            counted, turn = self._counted.copy(), self.turn + 1
+            counted[list(examples)] = self.turn
+            lengths = [len(table[-1]) for table in Parts.of(total).tables]
+            items, stopped = [*self._items, lengths], None
+        else:
+            state, turn, counted, items = self._state, self.turn, self._counted, self._items
+            stopped = f"round {self.turn}: the state is not finite; the result is that of the state before"
+        history = [*self.history, record]
+        # One file, replaced as a whole: the round is closed when it is there.
+        about = {**self._about("state", None), "turn": turn, "items": items, "history": history}
+        arrays = {f"state.{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
+        about |= {"stopped": stopped}
+        write(self._folder / f"state{SUFFIX}", seal(self._key, about, arrays | {"counted": counted}))
+        self._state, self.turn, self._counted, self._items = state, turn, counted, items
+        self.history, self.stopped = history, stopped
+        self._asked, self._form, self.taken = None, None, {}
+
+    def end(self, content: bytes) -> bytes:
+        """The last broadcast: it tells sites that all is done, and brings them a file, such as the head's."""
+        about = {**self._about("end", None), "stopped": self.stopped, "nonce": ""}
+        return seal(self._key, about, {"file": np.frombuffer(content, np.uint8)})
+
+    @property
+    def _round(self) -> Path:
+        return self._folder / f"round-{self.turn:05d}"
+
+    def _about(self, kind: str, expires: float | None) -> dict[str, Any]:
+        return {
+            "kind": kind,
+            "sender": SERVER,
+            "federation": self.description.identity,
+            "agreed": self.description.agreed,
+            "turn": self.turn,
+            "nonce": secrets.token_hex(16),
+            "expires": expires,
+            # Of the state from which the broadcast was made; see `Steps.skeleton`.
+            "items": self._items,
+        }
+
+    def _file(self, sender: str) -> Path:
+        return self._round / f"{sender}{SUFFIX}"
+
+    def _read(self, site: str) -> Upload:
+        """Read an answer to the open round that was taken."""
+        opened = unseal(self._file(site).read_bytes(), self.description.sites)
+        return self._upload(opened, self._expected())
+
+    def _expected(self) -> Parts:
+        if self._form is None:
+            self._form = self._steps.form(self._state)
+        return self._form
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the open round is past its deadline."""
+        return self.expires is not None and self._now() > self.expires
+
+    def _check(self, opened: Opened, site: str | None, data: bytes) -> None:
+        """Raise unless a signed message is an answer to the open round, the first of its site, and sound."""
+        about, own = opened.about, self.description
+        unlike = differences(own.agreed, _dict(about.get("uses")))
+        if about.get("federation") != own.identity:
+            which = f"federation: expected {own.identity[:12]}…, got {_text(about.get('federation'))[:12]}…"
+            raise Refused("; ".join([which, *unlike]), site)
+        if unlike:
+            raise Refused("; ".join(unlike), site)
+        if about.get("kind") != "answer":
+            raise Refused(f"kind: expected an answer, got {about.get('kind')!r}", site)
+        if self.finished or self._asked is None or about.get("turn") != self.turn:
+            state = "is closed" if _int(about.get("turn")) < self.turn else "is not open"
+            raise Refused(f"late: round {about.get('turn')} {state}", site)
+        if site in self.taken:
+            same = self._file(site).read_bytes() == data
+            raise Refused("doubled: the same message again" if same else "doubled: the first counts", site)
+        if about.get("nonce") != self._asked["nonce"]:
+            raise Refused("replayed: it answers another opening of this round", site)
+        if self.is_over:
+            raise Refused("expired: the round was to close before it came", site)
+        examples = about.get("examples")
+        if type(examples) is not int or not 0 <= examples <= own.max_examples:
+            raise Refused(f"examples: expected at most {own.max_examples}, got {examples!r}", site)
+
+    def _upload(self, opened: Opened, form: Parts | None) -> Upload:
+        about = opened.about
+        number = self._numbers[about["sender"]]
+        return self._steps.received(number, about["examples"], opened.arrays, form)
+
+    def _judge(self, sites: list[str]) -> dict[str, str]:
+        """Why messages of class rows are set aside, each by itself and against all others; see `collect`."""
+        if not isinstance(self._expected().upload(), Sent):
+            return {}
+        found = check_messages(_Messages(self._message, sites), sites, self._rules)
+        return {str(site): reason for site, reason in found.rejected.items()}
+
+    def _message(self, site: str) -> Message:
+        own = self._read(site)
+        sent = self._steps.total({own.number: own.examples}, lambda _: own, self._expected())
+        return jax.tree.map(np.asarray, Message(sent.rows.items, sent.matrix))
+
+    def _aside(self, site: str | None, reason: str) -> Receipt:
+        line = {"time": self._now(), "round": self.turn, "site": site, "reason": reason}
+        with (self._folder / "aside.jsonl").open("a", encoding="utf-8") as file:
+            file.write(f"{json.dumps(line)}\n")
+        return Receipt(site, reason)
+
+    def _load(self) -> None:
+        """Read what an earlier server left: the state after closed rounds, and answers to the open one."""
+        made = self._steps.algorithm
+        self._rounds = made.rounds or self.description.num_rounds
+        self._rules = _rules_of(made, self.description)
+        self.turn, self.stopped, self._items = 0, None, list[list[int]]()
+        self.history = list[dict[str, Any]]()
+        # The last round in which each site's upload counted, by which it knows what to remember.
+        self._counted = np.full(len(self._numbers), -1, np.int32)
+        self._form: Parts | None = None
+        self._state, _ = self._steps.start()
+        path, own = self._folder / f"state{SUFFIX}", {SERVER: self.description.server}
+        if path.exists():
+            about, arrays = unseal(path.read_bytes(), own)
+            self.turn, self.stopped = about["turn"], about["stopped"]
+            self.history, self._items = about["history"], about["items"]
+            self._counted = arrays["counted"]
+            self._state = unflattened(self._steps.skeleton(self._items), arrays, "state")
+        self._asked: dict[str, Any] | None = None
+        self.taken: dict[str, int] = {}
+        asked = self._file(SERVER)
+        if self.finished or not asked.exists():
+            return
+        remove_abandoned(self._round)
+        self._asked = unseal(asked.read_bytes(), own).about
+        for site in self._numbers:
+            if (file := self._file(site)).exists():
+                self.taken[site] = unseal(file.read_bytes(), self.description.sites).about["examples"]
+
+
+def _rules_of(algorithm: Algorithm, description: Description) -> Rules:
+    """The rules for messages of class rows; a solution's matrix, as AFL sends it, has no bound by norms."""
+    method = getattr(algorithm.params, "method", None)
+    solved = method is not None and method.one_shot and Rules(2, method=method).kind.solved
+    norm: Any = "derived" if description.max_norm is None else description.max_norm
+    return Rules(
+        len(description.class_names),
+        max_count=description.max_examples,
+        max_norm=None if solved else norm,
+    )
+
+
+class _Messages(Mapping[str, Message]):
+    """Sites' messages, read from the disk when they are asked for: together they may not fit in memory."""
+
+    def __init__(self, read: Callable[[str], Message], sites: list[str]) -> None:
+        self._read, self._sites = read, sites
+
+    def __getitem__(self, site: str) -> Message:
+        return self._read(site)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sites)
+
+    def __len__(self) -> int:
+        return len(self._sites)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _int(value: Any) -> int:
+    return value if type(value) is int else -1
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,103 @@
+"""A site's file of features: its examples, and what made them, which all sites must share."""
+
+from __future__ import annotations
+
+import json
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from covfree.backbones import BACKBONES, backbone
+from covfree.backbones.hub import find_weights
+from covfree.core.array_file import names_in, read_npz
+from covfree.data.extract import extractor_key
+from covfree.deployment.description import Description, differences
+
+# What a file's key says of its examples, which differs from site to site.
+_OWN = ("images", "texts")
+
+
+class Site(NamedTuple):
+    """What a site takes part with.
+
+    Attributes:
+        features: [n, d] float32.
+        labels: [n], by the description's numbers.
+        uses: what made the features, for `differences`.
+    """
+
+    features: np.ndarray
+    labels: np.ndarray
+    uses: dict[str, Any]
+
+
+def extractor_in(path: str | PathLike[str]) -> dict[str, Any]:
+    """What made the features in a file of ``covfree extract``, their number, and the names of the classes.
+
+    Raises:
+        ValueError: if the file holds no features.
+        FileNotFoundError: if there is no such file.
+    """
+    return _uses(Path(path), read_npz(Path(path)))
+
+
+def read_site(path: str | PathLike[str], description: Description) -> Site:
+    """Read the examples that a site trains on: all but those that the file marks as its test part.
+
+    A file without class names has labels by the description's numbers, which only a federation without an
+    extractor takes.
+
+    Raises:
+        ValueError: if the file holds no features and labels.
+        FileNotFoundError: if there is no such file.
+    """
+    arrays = read_npz(Path(path))
+    uses = _uses(Path(path), arrays)
+    if not description.extractor:
+        uses = {name: uses[name] for name in ("dim", "class_names") if name in uses}
+        uses.setdefault("class_names", list(description.class_names))
+    labels = np.asarray(arrays["labels"])
+    train = ~arrays["is_test"] if "is_test" in arrays else np.ones(len(labels), bool)
+    return Site(np.asarray(arrays["features"][train], np.float32), labels[train], uses)
+
+
+def extractor_of(network: str, weights: str | None = None) -> dict[str, Any]:
+    """What makes features of images by a named network, as ``covfree extract`` writes it into their file.
+
+    Args:
+        network: a name in `covfree.backbones.BACKBONES`.
+        weights: see `covfree.backbones.hub.find_weights`.
+    """
+    chosen = backbone(network)
+    found = find_weights(weights, BACKBONES[chosen.name])
+    return extractor_key(chosen, found.sha256, found.preprocessing or chosen.spec.preprocessing)
+
+
+def check_weights(description: Description, network: str | None, weights: str | None) -> None:
+    """Raise, before anything is computed, unless a network and its weights are the description's.
+
+    Raises:
+        ValueError: naming all that differs.
+    """
+    if network is None or "backbone" not in description.extractor:
+        raise ValueError("backbone: expected a federation that names one, got one of features from elsewhere")
+    own = description.extractor
+    found = {**extractor_of(network, weights), "dtype": own.get("dtype")}
+    if unlike := differences(own, found):
+        raise ValueError(f"not as the federation says: {'; '.join(unlike)}")
+
+
+def _uses(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    if not {"features", "labels"} <= set(arrays) or arrays["features"].ndim != 2:
+        raise ValueError(f"{path}: expected features [n, d] and labels [n], got arrays {sorted(arrays)}")
+    key: Any = {}
+    if "key" in arrays:
+        try:
+            key = json.loads(arrays["key"].item())
+        except ValueError as error:
+            raise ValueError(f"{path}: key: expected JSON ({error})") from error
+    made = {name: value for name, value in dict(key).items() if name not in _OWN}
+    names = {"class_names": list(names_in(arrays["class_names"]))} if "class_names" in arrays else {}
+    return {"dim": int(arrays["features"].shape[1]), **made, **names}

@@ -1,0 +1,239 @@
+"""The pure step on one machine: what a client computes, and what the server makes of uploads on its disk.
+
+Both call the functions of the simulation, `covfree.rounds.cohort`, in the same order, so that a federation of
+machines and `covfree.rounds.run` give the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from covfree.core.keys import derive
+from covfree.core.sums import Compensated
+from covfree.core.types import PRNGKey
+from covfree.engine.totals import zeros_of
+from covfree.rounds import cohort
+from covfree.rounds.algorithm import Algorithm
+from covfree.rounds.from_method import Sent
+from covfree.rounds.uploads import Parts
+
+
+class Upload(NamedTuple):
+    """One client's upload in arrays: what adds up, and the tables' rows without padding.
+
+    Attributes:
+        number: the client's number, by which its draws and its rows are told from others'.
+        examples: how many examples it has.
+        sums: the arrays that are added.
+        tables: the columns of each table.
+    """
+
+    number: int
+    examples: int
+    sums: list[np.ndarray]
+    tables: list[list[np.ndarray]]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays by the names that they have in a message."""
+        tables = {f"table.{i}.{j}": x for i, table in enumerate(self.tables) for j, x in enumerate(table)}
+        return {f"sum.{i}": x for i, x in enumerate(self.sums)} | tables
+
+
+class Steps:
+    """An algorithm's pure steps, for a federation of so many clients.
+
+    Attributes:
+        algorithm: the algorithm.
+        most: the most examples that a client may have; clients that compute with padding pad to at most it.
+    """
+
+    def __init__(self, algorithm: Algorithm, num_clients: int, key: PRNGKey, dim: int, most: int) -> None:
+        """Take what all machines of a federation agree on."""
+        self.algorithm, self.most = jax.device_put(algorithm), most
+        self._num_clients, self._key, self._dim = num_clients, key, dim
+        self._skeletons: list[Any] = []
+
+    def start(self) -> tuple[Any, Any]:
+        """The server's first state, and a client's first memory."""
+        return cohort.start(self.algorithm, self._key, num_clients=self._num_clients)
+
+    def broadcast(self, state: Any) -> Any:
+        """The pytree that the server sends."""
+        return cohort.broadcast(self.algorithm, state)
+
+    def padded(self, examples: int) -> int:
+        """The number of examples to which a client pads."""
+        if not self.algorithm.whole:
+            return self.most
+        return min(self.most, 16 * 4 ** math.ceil(math.log(max(examples, 16) / 16, 4) - 1e-9))
+
+    def upload(
+        self, number: int, turn: int, sent: Any, memory: Any, features: np.ndarray, labels: np.ndarray
+    ) -> tuple[Upload, Any]:
+        """Compute a client's upload in a round, and what it remembers after it.
+
+        Args:
+            number: the client's number.
+            turn: the round, from 0.
+            sent: the server's broadcast.
+            memory: what the client remembered before.
+            features: [n, d].
+            labels: [n]; below 0 is padding.
+        """
+        given, examples = self._answers(number, turn, sent, memory, features, labels)
+        parts, remembered = given.uploads, jax.tree.map(lambda x: np.asarray(x)[0], given.memory)
+        sums = [np.asarray(leaf)[0] for leaf in parts.sums.total]
+        tables = [[np.asarray(x)[0][np.asarray(table[-1])[0]] for x in table[:-1]] for table in parts.tables]
+        if not np.asarray(given.sound)[0]:
+            raise ValueError("memory: expected finite numbers after the round; the features may be too large")
+        return Upload(number, examples, sums, tables), remembered
+
+    def _answers(
+        self, number: int, turn: int, sent: Any, memory: Any, features: np.ndarray, labels: np.ndarray
+    ) -> tuple[cohort.Answers, int]:
+        order = np.flatnonzero(labels >= 0).astype(np.int32)
+        # A table needs a row to take, also of a client without examples.
+        features, labels = (x if len(x) else np.zeros((1, *x.shape[1:]), x.dtype) for x in (features, labels))
+        table = cohort.Examples(
+            jnp.asarray(features), jnp.asarray(labels, jnp.int32), jnp.asarray(order if len(order) else [0])
+        )
+        members = cohort.Members(
+            *(jnp.asarray([x], jnp.int32) for x in (number, 0, len(order))), arrives=jnp.ones((1, 1), bool)
+        )
+        given = cohort.answers(
+            self.algorithm,
+            sent,
+            table,
+            members,
+            jax.tree.map(lambda x: jnp.asarray(x)[None], memory),
+            jax.random.fold_in(derive(self._key, "rounds"), turn),
+            None,
+            longest=self.padded(len(order)),
+            width=1,
+            mesh=None,
+        )
+        return given, len(order)
+
+    def sent_form(self, state: Any) -> Any:
+        """A broadcast of zeros for this state."""
+        return zeros_of(self.broadcast, state)
+
+    def form(self, state: Any) -> Parts:
+        """An upload of zeros in the shapes that a client's has, but for the lengths of tables."""
+
+        def one(state: Any) -> Parts:
+            features, labels = jnp.zeros((1, self._dim)), jnp.zeros(1, jnp.int32)
+            table = cohort.Examples(features, labels, jnp.zeros(1, jnp.int32))
+            members = cohort.Members(
+                *(jnp.asarray([x], jnp.int32) for x in (0, 0, 1)), arrives=jnp.ones((1, 1), bool)
+            )
+            memory = jax.tree.map(lambda x: x[None], self.start()[1])
+            sent, key = cohort.broadcast(self.algorithm, state), self._key
+            options: dict[str, Any] = {"longest": self.padded(1), "width": 1, "mesh": None}
+            given = cohort.answers(self.algorithm, sent, table, members, memory, key, None, **options).uploads
+            sums = [x[0] for x in given.sums.total]
+            return Parts(sums, [[x[0] for x in own] for own in given.tables], given.structure)
+
+        return zeros_of(one, state)
+
+    def skeleton(self, items: Sequence[Sequence[int]]) -> Any:
+        """A state of zeros, with the structure and shapes of the state after some rounds.
+
+        Args:
+            items: the lengths of the tables in each round's total; few rows may be kept in another form.
+        """
+        if not self._skeletons:
+            self._skeletons.append(zeros_of(lambda: self.start()[0]))
+        if self.algorithm.rounds is None:
+            return self._skeletons[0]
+        for counts in items[len(self._skeletons) - 1 :]:
+            state = self._skeletons[-1]
+            form = self.form(state)
+            tables = [
+                [jnp.zeros((number, *x.shape[1:]), x.dtype) for x in table]
+                for number, table in zip(counts, form.tables, strict=True)
+            ]
+            total = replace(form, tables=tables).upload()
+            self._skeletons.append(zeros_of(cohort.serve, self.algorithm, state, total)[0])
+        return self._skeletons[len(items)]
+
+    def received(self, number: int, examples: int, arrays: Mapping[str, np.ndarray], form: Parts) -> Upload:
+        """Read an upload, or raise unless its arrays have the names, shapes and data types of the form.
+
+        Raises:
+            ValueError: if they differ, or a float is not finite.
+        """
+        wanted: dict[str, Any] = {f"sum.{i}": x.shape for i, x in enumerate(form.sums)}
+        types = {f"sum.{i}": x.dtype for i, x in enumerate(form.sums)}
+        for i, table in enumerate(form.tables):
+            lengths = {np.shape(x)[:1] for name, x in arrays.items() if name.startswith(f"table.{i}.")}
+            for j, x in enumerate(table[:-1]):
+                wanted[f"table.{i}.{j}"] = (*next(iter(lengths), ()), *x.shape[1:])
+                types[f"table.{i}.{j}"] = x.dtype
+        found = {name: x.shape for name, x in arrays.items()}
+        if found != wanted:
+            raise ValueError(f"upload: expected arrays of shapes {wanted}, got {found}")
+        for name, x in arrays.items():
+            if x.dtype != types[name]:
+                raise ValueError(f"upload: {name}: expected {types[name]}, got {x.dtype}")
+            if jnp.issubdtype(x.dtype, jnp.inexact) and not np.isfinite(x.astype(np.float64)).all():
+                raise ValueError(f"upload: {name}: expected finite numbers")
+        tables = [
+            [arrays[f"table.{i}.{j}"] for j in range(len(table) - 1)] for i, table in enumerate(form.tables)
+        ]
+        return Upload(number, examples, [arrays[f"sum.{i}"] for i in range(len(form.sums))], tables)
+
+    def total(self, examples: Mapping[int, int], load: Callable[[int], Upload], form: Parts) -> Any:
+        """Add uploads, each read once, and rebuild the total in the algorithm's own types.
+
+        Sums are added as the simulation adds them: clients of one padded size first, the larger before the
+        smaller, each group compensated on its own. Tables stand in the order of the clients' numbers.
+
+        Args:
+            examples: how many examples each client has, by its number.
+            load: a client's upload, by its number.
+            form: from `form`.
+        """
+        zeros = [jnp.zeros_like(x) for x in form.sums]
+        total, tables = Compensated(zeros, zeros), dict[int, list[list[np.ndarray]]]()
+        for place, size in enumerate(sorted({self.padded(own) for own in examples.values()})):
+            group = Compensated(zeros, zeros)
+            for number in sorted(examples, key=lambda number: (-examples[number], number)):
+                if self.padded(examples[number]) == size:
+                    own = load(number)
+                    group = _plus(group, [jnp.asarray(x) for x in own.sums])
+                    tables[number] = own.tables
+            total = total.plus(group.total).plus(group.lost) if place else group
+        columns = [
+            [np.concatenate([tables[n][i][j] for n in sorted(tables)]) for j in range(len(table) - 1)]
+            for i, table in enumerate(form.tables)
+        ]
+        whole = [[*map(jnp.asarray, own), jnp.ones(len(own[0]), bool)] for own in columns]
+        upload = Parts(total.value, whole, form.structure).upload()
+        if isinstance(upload, Sent):
+            # Whose rows these are is said by the signature, not by the sender's array.
+            owner = [np.full(len(tables[n][0][0]), n, np.int32) for n in sorted(tables)]
+            items = replace(upload.rows.items, client=jnp.asarray(np.concatenate(owner)))
+            upload = upload._replace(rows=replace(upload.rows, items=items))
+        return upload
+
+    def serve(self, state: Any, total: Any) -> tuple[Any, bool]:
+        """The server's next state, and whether it is finite."""
+        state, finite = cohort.serve(self.algorithm, state, total)
+        return state, bool(finite)
+
+    def result(self, state: Any) -> Any:
+        """The result, such as a head."""
+        return self.algorithm.result(self.algorithm.params, state, None)
+
+
+@jax.jit
+def _plus(group: Compensated, terms: Any) -> Compensated:
+    return group.plus(terms)

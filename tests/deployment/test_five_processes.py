@@ -1,0 +1,130 @@
+"""Five processes that share a folder: the commands of docs/deployment.md, killed and started again."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pages import ROOT, commands
+
+import covfree
+from covfree.cli.app import run
+from covfree.deployment import Description, Folder
+
+SITES = ("berlin", "oslo", "rome", "wien")
+# Digits that ship with scikit-learn, as images of 64 pixels.
+NAMES = {"three": 3, "eight": 8, "zero": 0}
+KEY, SERVER_KEY, NEW, SERVE, JOIN, STATUS = commands("docs/deployment.md")
+
+
+def draw_photos(folder: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    from sklearn.datasets import load_digits
+
+    pixels, digits = load_digits(return_X_y=True)
+    for number, site in enumerate(SITES):
+        for name, digit in NAMES.items():
+            (folder / site / name).mkdir(parents=True)
+            for place in np.flatnonzero(digits == digit)[6 * number : 6 * number + 6]:
+                grey = (15.9 * pixels[place].reshape(8, 8)).astype(np.uint8)
+                photo = image.fromarray(grey).convert("RGB").resize((64, 64))
+                photo.save(folder / site / name / f"{place}.png")
+
+
+def start(command: list[str], folder: Path, *more: str) -> subprocess.Popen:
+    # One thread for each of five processes; what one has compiled, the others take.
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OPENBLAS_NUM_THREADS": "1",
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
+    }
+    code = "import sys; from covfree.cli import main; main()"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *command, "--poll", "0.1", *more],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_for(path: Path, process: subprocess.Popen) -> None:
+    for _ in range(1200):
+        if path.exists():
+            return
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.1)
+    raise AssertionError(f"{path} did not come")
+
+
+def test_four_sites_and_a_server_by_the_commands_of_the_page(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    draw_photos(tmp_path / "photos")
+    (tmp_path / "classes.txt").write_text("\n".join(NAMES))
+    assert run(SERVER_KEY) == 0
+    assert oct((tmp_path / "server.key").stat().st_mode)[-3:] == "600"
+    for site in SITES:
+        assert run([*KEY[:-1], f"{site}.key"]) == 0
+    (tmp_path / "keys").mkdir()
+    for site in SITES:
+        shutil.move(f"{site}.pub", "keys")
+    assert run(KEY) == 2  # a key is never replaced
+    assert run([*NEW, "--max-examples", "100"]) == 0
+    assert run(NEW) == 2  # nor a federation
+    assert run(STATUS) == 3
+    description = Description.load("shared/federation.json")
+    folder = Folder("shared")
+
+    # A site with other classes, and one with other weights, are told before they compute.
+    other = ["--images", "photos/rome", "--state", "r", "--key", "rome.key", "--out", "r.npz"]
+    np.savez("r.npz", features=np.ones((4, 1280), np.float32), labels=np.zeros(4, np.int32))
+    capsys.readouterr()
+    assert run([*JOIN[:3], "--features", "r.npz", *other[2:]]) == 2
+    assert "site rome: backbone: expected efficientnet_lite0, got none" in capsys.readouterr().err
+    (tmp_path / "other.pth").write_bytes(b"no weights")
+    assert run([*JOIN[:3], *other, "--weights", "other.pth"]) == 2
+    assert "weights: expected 579344248a93…, got" in capsys.readouterr().err
+    assert run(["extract", "--spec", "shared/federation.json", *other[:2], "--weights", "other.pth",
+                "--out", "x.npz"]) == 2  # fmt: skip
+    assert run([*JOIN[:3], *other, "--identity", "0" * 64]) == 2
+
+    def site(name: str) -> subprocess.Popen:
+        words = ["--key", f"{name}.key", "--images", f"photos/{name}", "--state", name]
+        return start([*JOIN[:3], *words, "--out", f"{name}.npz"], tmp_path)
+
+    server = start(SERVE, tmp_path)
+    wait_for(folder.ask(0), server)
+    sites = {name: site(name) for name in SITES}
+    # Killed while the first round is open, and after an answer to it: both go on.
+    wait_for(folder.answers(0) / "oslo.message", sites["oslo"])
+    for process in (server, sites["oslo"]):
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    server, sites["oslo"] = start(SERVE, tmp_path), site("oslo")
+    for name, process in {"server": server, **sites}.items():
+        out, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, f"{name}: {out}"
+    assert run(STATUS) == 0
+
+    heads = {(tmp_path / f"{name}.npz").read_bytes() for name in (*SITES, "head")}
+    assert len(heads) == 1
+    saved = covfree.load_head("head.npz")
+    assert saved.class_names == tuple(NAMES)
+    # The same as a simulation of the four sites' features.
+    parts = [np.load(tmp_path / name / "features.npz") for name in SITES]
+    features, labels = (np.concatenate([part[key] for part in parts]) for key in ("features", "labels"))
+    assert len(labels) == 72
+    clients = np.repeat(np.arange(4), 18)
+    simulated = covfree.rounds.run(
+        description.make_algorithm(), features, labels, clients, key=description.key()
+    ).result
+    np.testing.assert_allclose(saved.head(features), simulated(features), rtol=1e-4, atol=1e-4)
+    assert (np.asarray(saved.head(features)).argmax(-1) == labels).mean() > 0.9
