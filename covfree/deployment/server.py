@@ -124,14 +124,16 @@ class Server(Machine):
         Args:
             data: the message, from anybody.
         """
-        site, form = None, None if self.finished else self._expected()
+        site = None
+        if not self.finished:
+            self._expected()  # Its errors are the algorithm's, not the message's.
         try:
             if len(data) > (most := self.description.max_bytes):
                 raise Refused(f"message: expected at most {most} bytes, got {len(data)}")
             site = _text(about_of(data).get("sender"))
             opened = unseal(data, self.description.sites)
             self._check(opened, site, data)
-            upload = self._upload(opened, form)
+            upload = self._upload(opened)
         except Refused as error:
             return self._aside(error.sender or site, str(error))
         except Exception as error:  # No list of exceptions covers all that strangers send.
@@ -224,7 +226,7 @@ class Server(Machine):
     def _read(self, site: str) -> Upload:
         """Read an answer to the open round that was taken."""
         opened = unseal(self._file(site).read_bytes(), self.description.sites)
-        return self._upload(opened, self._expected())
+        return self._upload(opened)
 
     def _expected(self) -> Parts:
         if self._form is None:
@@ -261,10 +263,10 @@ class Server(Machine):
         if type(examples) is not int or not 0 <= examples <= own.max_examples:
             raise Refused(f"examples: expected at most {own.max_examples}, got {examples!r}", site)
 
-    def _upload(self, opened: Opened, form: Parts | None) -> Upload:
+    def _upload(self, opened: Opened) -> Upload:
         about = opened.about
         number = self._numbers[about["sender"]]
-        return self._steps.received(number, about["examples"], opened.arrays, form)
+        return self._steps.received(number, about["examples"], opened.arrays, self._expected())
 
     def _judge(self, sites: list[str]) -> dict[str, str]:
         """Why messages of class rows are set aside, each by itself and against all others; see `collect`."""
@@ -317,12 +319,12 @@ class Server(Machine):
 def _rules_of(algorithm: Algorithm, description: Description) -> Rules:
     """The rules for messages of class rows; a solution's matrix, as AFL sends it, has no bound by norms."""
     method = getattr(algorithm.params, "method", None)
-    solved = method is not None and method.one_shot and Rules(2, method=method).kind.solved
+    kind = Rules(2, method=method).kind if method is not None and method.one_shot else None
     norm: Any = "derived" if description.max_norm is None else description.max_norm
     return Rules(
         len(description.class_names),
         max_count=description.max_examples,
-        max_norm=None if solved else norm,
+        max_norm=None if kind is not None and kind.solved else norm,
     )
 
 

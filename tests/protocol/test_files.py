@@ -457,7 +457,7 @@ def test_what_strangers_write_is_set_aside(write, reason, tmp_path):
 
 def test_a_file_that_is_cut_short_while_it_is_read(tmp_path, monkeypatch):
     """Were the file mapped, a signal would end this process."""
-    exactly = files._exactly
+    exactly = files.read_exactly
 
     def cut(file, size):
         if os.path.samestat(os.fstat(file.fileno()), os.stat(tmp_path / "b.safetensors")):
@@ -467,7 +467,7 @@ def test_a_file_that_is_cut_short_while_it_is_read(tmp_path, monkeypatch):
     written(tmp_path, {"a": gram(0), "b": gram(1)})
     monkeypatch.setattr(inbox, "_KEPT", 0)
     folder = Inbox(tmp_path)
-    monkeypatch.setattr(files, "_exactly", cut)
+    monkeypatch.setattr(files, "read_exactly", cut)
     collected = collect(folder, num_classes=CLASSES)
     assert collected.clients == ("a",)
     assert "cut short or no safetensors: it ends after" in collected.rejected["b"]
