@@ -66,7 +66,8 @@ def first_moments(rows: Rows, num_classes: int) -> Moments:
         num_classes: C, static.
 
     Returns:
-        N_c, K_c and Σ_r n_r x_r. Sums of counts are floats, rounded once where counts are integers.
+        N_c, K_c, Σ_r n_r x_r and Σ_r n_r max_j |x_rj|. Sums of counts are floats, rounded once where counts
+        are integers.
 
     Raises:
         ValueError: if shapes do not fit, or ``num_classes`` is below 1.
@@ -97,7 +98,9 @@ def _first_moments(rows: Rows, num_classes: int) -> Moments:
         count = jax.ops.segment_sum(weight, label, num_classes)
     total = weighted_means(rows.mean, weight, label, count) * count[:, None]
     present_rows = jax.ops.segment_sum(valid.astype(jnp.int32), label, num_classes)
-    return Moments(count=count, num_rows=present_rows, total=total)
+    size = jax.lax.stop_gradient(jnp.abs(row_means(rows, valid)).max(1, initial=0))
+    magnitude = jax.ops.segment_sum(weight * size, label, num_classes)
+    return Moments(count=count, num_rows=present_rows, total=total, magnitude=magnitude)
 
 
 def example_moments(rows: Rows, num_classes: int) -> Moments:

@@ -10,6 +10,27 @@ from covfree.core.linalg import Scatter, as_scatter
 from covfree.core.types import AnyArray, LinearHead, Moments
 
 
+# What rounding leaves of a sum of K terms that cancel, in eps of the terms' magnitude. At most 7 were observed
+# for K = 250 and 47 for 10⁵, of terms in the worst order. A sum of independent terms of mean 0 is larger: about
+# 1/√K of the magnitude, so at 10⁶ terms 17 times this limit.
+_ROUNDING, _GROWTH = 16.0, 0.5
+
+
+def resolved_sums(moments: Moments) -> Float[Array, "classes dim"]:
+    """The classes' sums of features; 0 for a class whose sum is no larger than its rounding.
+
+    For heads that scale columns to norm 1: where a class's features cancel, they would scale rounding, which
+    depends on the order of rows, up to a direction. Moments without a magnitude, and features that cancel
+    within a client's own mean, do not show it.
+    """
+    if moments.magnitude is None:
+        return moments.total
+    limit = _ROUNDING + _GROWTH * jnp.sqrt(moments.num_rows.astype(moments.total.dtype))
+    noise = limit * jnp.finfo(moments.total.dtype).eps * moments.magnitude
+    # A NaN compares False, and stays.
+    return jnp.where((jnp.abs(moments.total).max(1, initial=0) <= noise)[:, None], 0, moments.total)
+
+
 def unit_columns(weight: Float[Array, "dim classes"]) -> Float[Array, "dim classes"]:
     """Scale each column to norm 1; a column of zeros stays 0.
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 
 from covfree.core.types import LinearHead, Moments
-from covfree.heads.columns import head_for_present, unit_columns
+from covfree.heads.columns import head_for_present, resolved_sums, unit_columns
 
 
 def ncm_head(moments: Moments) -> LinearHead:
@@ -15,7 +17,8 @@ def ncm_head(moments: Moments) -> LinearHead:
         moments: `first_moments` of all rows.
 
     Returns:
-        The head: class means scaled to norm 1, without bias. Absent classes are marked.
+        The head: class means scaled to norm 1, without bias. Absent classes are marked. The column of a class
+        whose features sum to 0, within rounding, is 0: no direction is its own.
 
     Source: FedNCM (Legate et al. 2023).
 
@@ -23,5 +26,6 @@ def ncm_head(moments: Moments) -> LinearHead:
     >>> ncm_head(Moments(jnp.array([2]), jnp.array([1]), jnp.array([[6.0, 8.0]]))).weight.ravel()
     Array([0.6, 0.8], dtype=float32)
     """
-    weight = unit_columns(moments.mean.T)
+    mean = replace(moments, total=resolved_sums(moments)).mean
+    weight = unit_columns(mean.T)
     return head_for_present(weight, jnp.zeros_like(weight[0]), moments.present)

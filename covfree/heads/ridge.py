@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 
 from covfree.core.linalg import Scatter, factorise, solve
 from covfree.core.types import AnyArray, LinearHead, Moments, Scalar
-from covfree.heads.columns import fitting, head_for_present, unit_columns
+from covfree.heads.columns import fitting, head_for_present, resolved_sums, unit_columns
 
 
 def ridge_head(
@@ -26,7 +26,8 @@ def ridge_head(
         moments: `first_moments` of all rows; B = [N_1 μ_1 … N_C μ_C].
         ridge: λ, at least 0. If G + λI is singular, the solution of minimum norm is taken.
         unit: whether to scale columns to norm 1, as Fed3R and FedCOF do; static. Unscaled columns favour
-            classes of many examples.
+            classes of many examples. With norm 1, the column of a class whose features sum to 0, within
+            rounding, stays 0.
         bias: whether a constant 1 is appended to the features, as Fed3R's own code does; static. Then
             (G + λI) W + s b = B and sᵀ W + (N + λ) b = (N_1 … N_C), with b a row and s = Σ_c N_c μ_c.
             Beside G this needs the moments alone. b is divided by the norm of its column of W. The λ of b is
@@ -47,7 +48,8 @@ def ridge_head(
            [0., 1.]], dtype=float32)
     """
     system = fitting("gram", gram, moments).shifted(ridge)
-    factors, sums = factorise(system), moments.total.T
+    factors = factorise(system)
+    sums = (resolved_sums(moments) if unit else moments.total).T
     if not bias:
         return ridge_head_of(solve(factors, sums), moments, unit=unit)
     total, counts = sums.sum(1, keepdims=True), moments.count.astype(sums.dtype)

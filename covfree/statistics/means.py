@@ -25,7 +25,8 @@ def class_means(
         num_classes: C, static.
 
     Returns:
-        Means (0 for an absent class) and counts n_kc. Batch over clients with ``jax.vmap``.
+        Means (0 for an absent class) and counts n_kc. Batch over clients with ``jax.vmap``. Where features
+        cancel, a mean is not exactly 0, but within some eps of their size.
 
     Raises:
         ValueError: if shapes do not fit.

@@ -187,6 +187,34 @@ def test_only_absent_classes(name):
     np.testing.assert_array_equal(head.present, 0)
 
 
+def test_a_class_whose_features_cancel_has_no_direction():
+    """In any order of the rows its column is 0, not rounding scaled up to norm 1; small features keep theirs."""
+    rng = np.random.default_rng(0)
+    half = (7 + rng.normal(size=(25, DIM))).astype(np.float32)
+    features = np.concatenate([half, -half, half + 1, 1e-6 * half]).astype(np.float32)
+    label = np.repeat([0, 1, 2], [50, 25, 25])
+    orders = np.stack([rng.permutation(100) for _ in range(300)])
+
+    @jax.jit
+    def heads(order):
+        rows = covfree.Rows.from_examples(jnp.asarray(features)[order], jnp.asarray(label)[order])
+        moments = covfree.first_moments(rows, 3)
+        ridge = [covfree.ridge_head(jnp.eye(DIM), moments, bias=bias) for bias in (False, True)]
+        return moments.total[0], covfree.ncm_head(moments), *ridge
+
+    total, *found = jax.vmap(heads)(orders)
+    assert (jnp.abs(total).max(1) > 0).sum() > 200, "the sums are rounding, or this tests nothing"
+    for head in found[:2]:  # An intercept gives each column a part of the grand mean.
+        np.testing.assert_array_equal(head.weight[:, :, 0], 0)
+    for head in found:
+        np.testing.assert_array_equal(head.present, 1)
+        np.testing.assert_allclose(jnp.linalg.norm(head.weight[:, :, 1:], axis=1), 1, rtol=1e-5)
+        np.testing.assert_allclose(head.weight, np.broadcast_to(head.weight[0], head.weight.shape), atol=1e-5)
+    table = jax.tree.map(np.asarray, covfree.Rows.from_examples(features[orders[0]], label[orders[0]]))
+    parts = covfree.solve_rows(covfree.fedncm(), covfree.Stream(table, part_rows=7), num_classes=3)
+    np.testing.assert_allclose(parts.weight, found[0].weight[0], atol=1e-5)
+
+
 @pytest.mark.parametrize("scale", [1e-15, 1e15])
 def test_columns_have_unit_norm_at_any_scale(scale):
     # Squares of these are beyond float32.

@@ -116,9 +116,9 @@ def test_methods_are_algorithms(name):
 def test_sums_are_of_fixed_size_whatever_a_client_has():
     algorithm = as_algorithm(covfree.fedcof(1.0), num_classes=CLASSES, uploads="sums")
     done = run(algorithm, *DATA, key=KEY)
-    # Sums, counts and K_c; then a matrix of d².
+    # Sums, counts, K_c and magnitudes; then a matrix of d².
     each = [record["bytes_up"] / record["clients"] for record in done.history]
-    assert each == [4 * CLASSES * (5 + 2), 4 * (25 + 1)]
+    assert each == [4 * CLASSES * (5 + 3), 4 * (25 + 1)]
 
 
 def test_rounds_before_the_last_phase_are_not_evaluated():

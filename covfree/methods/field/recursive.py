@@ -183,7 +183,8 @@ def head(state: RecursiveRidge) -> LinearHead:
 
     Returns:
         The head. Equivalent to `covfree.ridge_head` of the same examples, so to
-        ``covfree.fit(covfree.fed3r(ridge), ...)``: columns of norm 1, no bias.
+        ``covfree.fit(covfree.fed3r(ridge), ...)``: columns of norm 1, no bias. But the state does not tell a
+        class whose features sum to 0 from rounding: here its column has norm 1 too, in any direction.
 
     Source: Fed3R (Fanì et al. 2024), eq. 4 and Alg. 1.
 

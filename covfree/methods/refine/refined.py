@@ -19,6 +19,7 @@ from covfree.estimators.moments import centred_means
 from covfree.estimators.scatter import centred_rows
 from covfree.estimators.shrinkage import as_shrinkage, check_loading, is_loading, loading
 from covfree.heads.lda import lda_head_of
+from covfree.heads.columns import resolved_sums
 from covfree.heads.ridge import ridge_head_of
 from covfree.methods.fedcof_like import linear_system
 from covfree.methods.method import Method, check_method
@@ -96,7 +97,7 @@ def _begin(first: Any, state: tuple[Any, ...], total: Any, *, plan: _Plan) -> Pr
     """Start from the head of the method's totals: the server's part of the last round over rows."""
     totals = (*state, total)
     moments = moments_of(totals[0])
-    right = (centred_means(moments) if plan.gram is None else moments.total).T
+    right = (centred_means(moments) if plan.gram is None else resolved_sums(moments)).T
     return Progress(moments, begin(factorise(plan.system(first, *totals)), right, plan.most(right.shape)))
 
 
