@@ -171,8 +171,8 @@ class Moments:
         num_rows: K_c, rows of each class with a count above 0. If each client sends one mean for each class,
             this is the number of clients that hold the class.
         total: sum of the class's features, Σ_r n_r x_r.
-        magnitude: Σ_r n_r max_j |x_rj|, which tells a total from the rounding of its terms, see `resolved_sums`
-            in ``heads/columns.py``; None if unknown.
+        magnitude: Σ_r n_r max_j |x_rj|, which tells a total from its terms' rounding (`resolved_sums` in
+            ``heads/columns.py``); None if unknown.
     """
 
     count: Num[Array, " classes"]

@@ -21,7 +21,7 @@ from covfree.core.types import AnyArray, PRNGKey, Rows, accumulation_dtype, is_t
 from covfree.engine.parts import padded_rows
 from covfree.engine.reading import add_part, ahead
 from covfree.engine.totals import How, InMemory, with_numbers, zeros_of
-from covfree.estimators.automatic import fair_numbers
+from covfree.estimators.automatic import SAMPLE, count_keys, fair_numbers, order_of
 from covfree.methods import Method
 from covfree.methods.method import check_method
 from covfree.methods.rounds import Round, dense
@@ -109,7 +109,13 @@ def over_rows(
     used = (labels >= 0) & (clients >= 0)
     senders, rank = np.unique(clients[used], return_inverse=True)
     numbers = np.full(len(labels), -1, np.int32)
-    numbers[used] = fair_numbers(np.arange(len(senders)), len(senders))[rank]
+    order = np.arange(len(senders))
+    if len(senders) > SAMPLE:
+        # Clients of equal counts keep the order of their numbers: telling them apart would take a pass.
+        keys = np.zeros((2, len(senders)), np.uint32)
+        np.add.at(keys[0], rank, count_keys(np.ones(len(rank)), labels[used], np))
+        order = order_of(keys)
+    numbers[used] = fair_numbers(order, len(senders))[rank]
     return InParts(method, features, np.where(used, labels, -1), numbers, how)
 
 

@@ -29,7 +29,7 @@ class Generated(NamedTuple):
             such as a PRNG key, as arguments: ``jax.tree_util.Partial(function, key)`` calls
             ``function(key, index)``, and another key compiles nothing anew. If rows name their clients,
             number them consecutively over all parts, from 0, in random order: automatic shrinkage takes the
-            clients below 256 as its sample. (All other sources number clients anew to draw a fair sample.)
+            clients below 256 as its sample. (All other sources choose a fair sample by what clients sent.)
             Under ``shard_map`` each device goes over parts of its own, which ``part`` can tell by
             ``jax.lax.axis_index``.
         num_parts: how many; indices are 0 … num_parts − 1. Derivatives in reverse (``grad``, ``vjp``) need a

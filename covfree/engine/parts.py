@@ -15,7 +15,7 @@ import numpy as np
 from covfree.core.checks import check_row_structure
 from covfree.core.row_types import RowTypes, count_sum
 from covfree.core.types import Rows
-from covfree.estimators.automatic import fair_numbers
+from covfree.engine.senders import numbers_of, numbers_of_messages, senders
 from covfree.protocol.checks import Rules, as_received
 from covfree.protocol.door import check_messages
 from covfree.protocol.inbox import Inbox, none_sound
@@ -23,8 +23,6 @@ from covfree.protocol.values import sound_rows
 
 # Rows of the means that go into a table's identity; reading all of them would take a pass of its own.
 _SAMPLE = 64
-# Rows whose columns are read at a time.
-_BLOCK = 2**20
 
 
 def padded_rows(rows: Rows, size: int) -> Rows:
@@ -79,18 +77,6 @@ def cuts(clients: np.ndarray | None, num_rows: int, size: int) -> np.ndarray:
     return np.array(places)
 
 
-def senders(rows: Rows) -> np.ndarray:
-    """List the clients that have rows, in order; read in blocks, as the table may be a memory map."""
-    if rows.client is None:
-        return np.zeros(0, np.int32)
-    found = [np.asarray(rows.client)[:0]]
-    for start in range(0, len(rows.label), _BLOCK):
-        columns = (rows.client, rows.count, rows.label)
-        client, count, label = (np.asarray(x)[start : start + _BLOCK] for x in columns)
-        found.append(np.unique(client[(client >= 0) & (count > 0) & (label >= 0)]))
-    return np.unique(np.concatenate(found))
-
-
 class TableParts:
     """A table in arrays or memory maps, read in parts of one shape. A bad value raises and names the row.
 
@@ -115,8 +101,7 @@ class TableParts:
         self._types = RowTypes.of(rows, count_sum(rows.count))
         self.places = cuts(np.asarray(rows.client) if whole_clients else None, len(rows.label), size)
         self._senders = senders(rows)
-        numbers = fair_numbers(np.arange(len(self._senders)), len(self._senders))
-        self._numbers = np.append(numbers, -1)
+        self._numbers = np.append(numbers_of(rows, self._senders, self._types, size), -1)
         self.rejected: dict[str, str] = {}
         self.padding = padded_rows(self._as_received(self._between(0, 0)), size)
 
@@ -190,13 +175,17 @@ class FolderParts:
         self._cut()
 
     def _cut(self) -> None:
+        try:
+            self._cut_found()
+        except LostMessage as lost:
+            self.leave_out(lost)
+
+    def _cut_found(self) -> None:
         if not self._found:
             raise ValueError(none_sound(self.rejected))
         found = list(self._found.values())
         lengths = [each.length for each in found]
         self._names, self._lengths, self._ends = list(self._found), lengths, np.cumsum(lengths)
-        sent = np.array(lengths) > 0
-        self._numbers = np.where(sent, fair_numbers(np.maximum(np.cumsum(sent) - 1, 0), sent.sum()), -1)
         self.places = self._between_files() if self._whole_clients else cuts(None, sum(lengths), self._size)
         # All files get one data type, as when messages are merged in memory.
         rows = [each.none for each in found if each.length] or [found[0].none]
@@ -205,6 +194,13 @@ class FolderParts:
         self._types = RowTypes.common([RowTypes.of(own, total) for own in rows])
         none = replace(self._types.cast(rows[0]), client=np.zeros(0, np.int32))
         self.padding = padded_rows(none, self._size)
+        sent = np.flatnonzero(lengths)
+        sizes = [found[number].size for number in sent]
+        self._numbers = np.full(len(found), -1, np.int32)
+        self._numbers[sent] = numbers_of_messages(
+            [(size.label, size.number.astype(self._types.count)) for size in sizes],
+            lambda place: self._rows(self._names[sent[place]]),
+        )
 
     def _between_files(self) -> np.ndarray:
         places = [0]

@@ -9,7 +9,6 @@ from jaxtyping import Array, Bool, Float
 from covfree.core.linalg import Scatter, as_scatter
 from covfree.core.types import AnyArray, LinearHead, Moments
 
-
 # What rounding leaves of a sum of K terms that cancel, in eps of the terms' magnitude. At most 7 were observed
 # for K = 250 and 47 for 10⁵, of terms in the worst order. A sum of independent terms of mean 0 is larger: about
 # 1/√K of the magnitude, so at 10⁶ terms 17 times this limit.

@@ -196,8 +196,9 @@ def as_algorithm(
     Rounds over clients' examples, such as those of `covfree.refined`, upload sums in either case; so do all
     rounds of methods without a message, such as `covfree.deepafl`.
 
-    The head equals that of `covfree.fit` within rounding. Random methods draw with each client's own key, as
-    in a real federation.
+    The head equals that of `covfree.fit` within rounding. (With ``uploads="sums"`` of more than 256 clients
+    the sample of automatic shrinkage is another one: clients' numbers choose it, as the server sees no
+    client's rows.) Random methods draw with each client's own key, as in a real federation.
 
     Args:
         method: e.g. ``covfree.fedcof()``, `covfree.refined` of it, or ``covfree.deepafl()``.

@@ -9,8 +9,8 @@ from jax.sharding import Mesh
 from precision import assert_heads_close
 
 import covfree
-from covfree.engine.parts import padded_rows
-from covfree.estimators.automatic import fair_numbers
+from covfree.engine.parts import TableParts, padded_rows
+from covfree.estimators.automatic import fair_numbers, numbered
 
 CLASSES, DIM, CLIENTS, EXAMPLES = 6, 8, 20, 600
 # The strength of shrinkage is chosen from float32 sums, and follows their rounding.
@@ -175,19 +175,46 @@ def test_senders_are_numbered_alike_everywhere():
         assert_heads_close(head, expected, TOLERANCE)
 
 
-def test_more_senders_than_are_looked_at():
-    """The same sample of them in rows, parts and shards."""
+@pytest.mark.parametrize("alike", [False, True])
+def test_more_senders_than_are_looked_at(alike, tmp_path):
+    """The same sample of them in any order, in rows, parts, files and shards; also if they have equal counts."""
+    rng = np.random.default_rng(3)
     features, labels, owner, *_ = many(600)
+    if alike:
+        features, labels, owner = features[:900], labels[:900] % 2, np.arange(900)
     rows = covfree.summarise(METHOD, features, labels, owner)
+    table = jax.tree.map(lambda x: np.asarray(x)[np.asarray(rows.count) > 0], rows)
     expected = covfree.solve_rows(METHOD, rows, num_classes=10)
-    table = jax.tree.map(np.asarray, rows)
-    far = replace(table, client=table.client.astype(np.int64) * 10**12)
+    sample = sample_of(numbered(rows), rows)
+    size = table.client.max() + 1
+    assert len(sample) == 256
+    for order in (np.arange(size)[::-1], *(rng.permutation(size) for _ in range(8))):
+        other = replace(rows, client=order[np.asarray(rows.client)].astype(np.int32))
+        assert sample_of(numbered(other), other) == sample
+        head = covfree.solve_rows(METHOD, other, num_classes=10)
+        assert_heads_close(head, expected, 1e-4)
     mesh = Mesh(np.array(jax.devices()), ("rows",))
-    totals = covfree.accumulate(METHOD, covfree.shard_rows(rows, mesh), num_classes=10, mesh=mesh)
-    assert_heads_close(covfree.solve_totals(METHOD, *totals), expected, TOLERANCE)
+    totals = covfree.accumulate(METHOD, covfree.shard_rows(other, mesh), num_classes=10, mesh=mesh)
+    assert_heads_close(covfree.solve_totals(METHOD, *totals), expected, 1e-4)
+    far = replace(table, client=order[table.client].astype(np.int64) * 10**12)
+    parts = TableParts(far, 700, 10, whole_clients=False)
+    numbers = np.concatenate([parts.read(index, check=True).client for index in range(len(parts.places) - 1)])
+    assert sample_of(replace(table, client=numbers[: len(table.label)]), table) == sample
     assert_heads_close(
-        covfree.solve_rows(METHOD, covfree.Stream(far, part_rows=700), num_classes=10), expected, TOLERANCE
+        covfree.solve_rows(METHOD, covfree.Stream(far, part_rows=700), num_classes=10), expected, 1e-4
     )
+    for name, client in zip(rng.permutation(size), range(size), strict=True):
+        own = jax.tree.map(lambda x, kept=table.client == client: x[kept], table)
+        covfree.save_message(covfree.Message(replace(own, client=None)), tmp_path / f"{name}.safetensors")
+    stream = covfree.Stream(covfree.Inbox(tmp_path), part_rows=700)
+    assert_heads_close(covfree.solve_rows(METHOD, stream, num_classes=10), expected, 1e-4)
+
+
+def sample_of(rows, mean_of):
+    """The clients of the sample, by what they send."""
+    number, mean = np.asarray(rows.client), np.asarray(mean_of.mean)
+    kept = (number >= 0) & (number < 256)
+    return {mean[np.flatnonzero(number == client)[0]].tobytes() for client in np.unique(number[kept])}
 
 
 @pytest.mark.parametrize("senders", [1, 255, 256, 257, 1000])

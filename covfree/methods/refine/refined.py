@@ -18,8 +18,8 @@ from covfree.estimators import ScatterChoice, Shrinkage, first_moments, pseudo_o
 from covfree.estimators.moments import centred_means
 from covfree.estimators.scatter import centred_rows
 from covfree.estimators.shrinkage import as_shrinkage, check_loading, is_loading, loading
-from covfree.heads.lda import lda_head_of
 from covfree.heads.columns import resolved_sums
+from covfree.heads.lda import lda_head_of
 from covfree.heads.ridge import ridge_head_of
 from covfree.methods.fedcof_like import linear_system
 from covfree.methods.method import Method, check_method
