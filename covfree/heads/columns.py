@@ -9,9 +9,9 @@ from jaxtyping import Array, Bool, Float
 from covfree.core.linalg import Scatter, as_scatter
 from covfree.core.types import AnyArray, LinearHead, Moments
 
-# What rounding leaves of a sum of K terms that cancel, in eps of the terms' magnitude. At most 7 were observed
-# for K = 250 and 47 for 10⁵, of terms in the worst order. A sum of independent terms of mean 0 is larger: about
-# 1/√K of the magnitude, so at 10⁶ terms 17 times this limit.
+# Rounding of a sum of K terms that cancel, in eps of the terms' magnitude: at most 7 was observed for K = 250
+# and 47 for 10⁵, in the worst order. A sum of independent terms of mean 0 is larger, about 1/√K of the
+# magnitude; for 10⁶ terms that is 16 times this limit.
 _ROUNDING, _GROWTH = 16.0, 0.5
 
 

@@ -177,7 +177,7 @@ def test_senders_are_numbered_alike_everywhere():
 
 @pytest.mark.parametrize("alike", [False, True])
 def test_more_senders_than_are_looked_at(alike, tmp_path):
-    """The same sample of them in any order, in rows, parts, files and shards; also if they have equal counts."""
+    """The same sample in any order, in rows, parts, files and shards; also of clients with equal counts."""
     rng = np.random.default_rng(3)
     features, labels, owner, *_ = many(600)
     if alike:

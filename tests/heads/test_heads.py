@@ -188,7 +188,7 @@ def test_only_absent_classes(name):
 
 
 def test_a_class_whose_features_cancel_has_no_direction():
-    """In any order of the rows its column is 0, not rounding scaled up to norm 1; small features keep theirs."""
+    """In any order of rows its column is 0, not rounding scaled up to norm 1; small features keep theirs."""
     rng = np.random.default_rng(0)
     half = (7 + rng.normal(size=(25, DIM))).astype(np.float32)
     features = np.concatenate([half, -half, half + 1, 1e-6 * half]).astype(np.float32)
