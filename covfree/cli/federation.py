@@ -12,6 +12,7 @@ import typer
 import covfree
 from covfree.backbones import BACKBONES, backbone
 from covfree.backbones.hub import find_weights
+from covfree.cli.heads import SAVED
 from covfree.cli.options import NETWORK, WEIGHTS
 from covfree.deployment import (
     Client,
@@ -32,6 +33,7 @@ from covfree.deployment.description import SERVER
 from covfree.deployment.envelope import unseal
 from covfree.deployment.folder import clock
 from covfree.deployment.site import check_weights, extractor_of
+from covfree.finetune import registry as trained
 from covfree.studies.extraction import backbone_of, extract, names_in, read_images
 from covfree.studies.progress import say
 
@@ -106,6 +108,9 @@ def new_command(
         uses = {"dim": dim, **extractor, "class_names": names_in(class_names)}
     if "class_names" not in uses:
         raise ValueError(f"--like: expected class names in {like}, got none")
+    name = algorithm.partition(":")[0].strip()
+    if name not in (*SAVED, *trained()):
+        raise ValueError(f"--algorithm: expected one of {', '.join((*SAVED, *trained()))}, got {name!r}")
     keys = {path.stem: path.read_text().strip() for path in sites.glob("*.pub")}
     description = Description(
         algorithm,

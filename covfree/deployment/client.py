@@ -14,6 +14,7 @@ import numpy as np
 from covfree.core.checks import check
 from covfree.core.types import AnyArray
 from covfree.deployment.description import SERVER, Description, differences
+from covfree.deployment.door import check_federation
 from covfree.deployment.envelope import Opened, Refused, public_key, seal, unseal, write
 from covfree.deployment.machine import SUFFIX, Machine, unflattened
 from covfree.rounds.algorithm import Algorithm
@@ -159,11 +160,7 @@ class Client(Machine):
             raise Refused(f"message: expected at most {own.max_bytes} bytes, got {len(data)}")
         opened = unseal(data, {SERVER: own.server})
         about = opened.about
-        if about.get("federation") != own.identity:
-            which = f"federation: expected {own.identity[:12]}…, got {str(about.get('federation'))[:12]}…"
-            theirs = about.get("agreed")
-            unlike = differences(own.agreed, theirs) if isinstance(theirs, dict) else []
-            raise Refused("; ".join([which, *unlike]), SERVER)
+        check_federation(about, about.get("agreed"), own)
         if about.get("kind") != kind:
             raise Refused(f"kind: expected {kind!r}, got {about.get('kind')!r}", SERVER)
         return opened

@@ -93,15 +93,6 @@ def seal(key: Any, about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -
     return key.sign(_MAGIC + body) + body
 
 
-def about_of(data: bytes) -> dict[str, Any]:
-    """What a message says about itself, before its signature was checked.
-
-    Raises:
-        Refused: if it is cut short or no message.
-    """
-    return _parts(data)[0]
-
-
 def unseal(data: bytes, keys: Mapping[str, str]) -> Opened:
     """Check a message's signature, and read it.
 

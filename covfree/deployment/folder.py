@@ -95,7 +95,12 @@ class Folder:
 
 
 def serve(
-    server: Server, folder: Folder, file_of: Callable[[Any], bytes], *, poll: float = 1.0, say: Say = print
+    server: Server,
+    folder: Folder,
+    file_of: Callable[[Any], bytes],
+    *,
+    poll: float | int = 1.0,
+    say: Say = print,
 ) -> None:
     """Run a server until all rounds are done, over a shared folder.
 
@@ -131,7 +136,9 @@ def serve(
             say(f"site {site}: set aside: {reason}")
     if server.stopped is not None:
         say(server.stopped)
-    folder.put(folder.end, server.end(file_of(server.result)))
+    if (result := server.result) is None:
+        raise ValueError(f"expected a result, got none: {server.stopped}")
+    folder.put(folder.end, server.end(file_of(result)))
 
 
 def _closes(server: Server) -> bool:
@@ -173,7 +180,12 @@ def _take(server: Server, folder: Folder, path: Path, say: Say) -> None:
 
 
 def join(
-    client: Client, folder: Folder, *, poll: float = 1.0, wait: float | None = None, say: Say = print
+    client: Client,
+    folder: Folder,
+    *,
+    poll: float | int = 1.0,
+    wait: float | int | None = None,
+    say: Say = print,
 ) -> tuple[bytes, str | None]:
     """Answer the rounds of a server over a shared folder, until the last broadcast.
 

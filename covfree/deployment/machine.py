@@ -37,10 +37,9 @@ class Machine:
     ) -> None:
         """Take the folder, and raise if another process holds it or it is of another federation."""
         self.description, self._key, self._now = description, key, now
-        made = description.make_algorithm() if algorithm is None else algorithm
-        self._steps = Steps(
-            made, len(description.sites), description.key(), description.dim, description.max_examples
-        )
+        self._algorithm = description.make_algorithm() if algorithm is None else algorithm
+        sites, most = len(description.sites), description.max_examples
+        self._steps = Steps(self._algorithm, sites, description.key(), description.dim, most)
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         remove_abandoned(self._folder)

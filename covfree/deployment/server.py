@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,12 +15,12 @@ import numpy as np
 
 from covfree.core.atomic import remove_abandoned
 from covfree.core.types import Message
-from covfree.deployment.description import SERVER, Description, differences
-from covfree.deployment.envelope import Opened, Refused, about_of, public_key, seal, unseal, write
+from covfree.deployment.description import SERVER, Description
+from covfree.deployment.door import check_answer, judge
+from covfree.deployment.envelope import Opened, Refused, public_key, seal, unseal, write
 from covfree.deployment.machine import SUFFIX, Machine, unflattened
 from covfree.deployment.steps import Upload
-from covfree.protocol.checks import Rules
-from covfree.protocol.door import check_messages, reason_of
+from covfree.protocol.door import reason_of
 from covfree.rounds.algorithm import Algorithm
 from covfree.rounds.from_method import Sent
 from covfree.rounds.uploads import Parts
@@ -130,12 +130,12 @@ class Server(Machine):
         try:
             if len(data) > (most := self.description.max_bytes):
                 raise Refused(f"message: expected at most {most} bytes, got {len(data)}")
-            site = _text(about_of(data).get("sender"))
             opened = unseal(data, self.description.sites)
+            site = opened.about["sender"]
             self._check(opened, site, data)
             upload = self._upload(opened)
         except Refused as error:
-            return self._aside(error.sender or site, str(error))
+            return self._aside(error.sender, str(error))
         except Exception as error:  # No list of exceptions covers all that strangers send.
             return self._aside(site, reason_of(error))
         write(self._file(site), data)
@@ -154,7 +154,9 @@ class Server(Machine):
         if self._asked is None:
             raise ValueError("close: expected an open round; call open")
         sites = sorted(self.taken)
-        rejected = self._judge(sites)
+        rejected = {}
+        if isinstance(self._expected().upload(), Sent):
+            rejected = judge(sites, self._message, self._algorithm, self.description)
         sites = [site for site in sites if site not in rejected]
         for site, reason in rejected.items():
             self._aside(site, reason)
@@ -238,44 +240,28 @@ class Server(Machine):
         """Whether the open round is past its deadline."""
         return self.expires is not None and self._now() > self.expires
 
-    def _check(self, opened: Opened, site: str | None, data: bytes) -> None:
-        """Raise unless a signed message is an answer to the open round, the first of its site, and sound."""
-        about, own = opened.about, self.description
-        unlike = differences(own.agreed, _dict(about.get("uses")))
-        if about.get("federation") != own.identity:
-            which = f"federation: expected {own.identity[:12]}…, got {_text(about.get('federation'))[:12]}…"
-            raise Refused("; ".join([which, *unlike]), site)
-        if unlike:
-            raise Refused("; ".join(unlike), site)
-        if about.get("kind") != "answer":
-            raise Refused(f"kind: expected an answer, got {about.get('kind')!r}", site)
-        if self.finished or self._asked is None or about.get("turn") != self.turn:
-            state = "is closed" if _int(about.get("turn")) < self.turn else "is not open"
-            raise Refused(f"late: round {about.get('turn')} {state}", site)
+    def _check(self, opened: Opened, site: str, data: bytes) -> None:
+        """Raise unless a signed message is an answer to the open round, the first of its site."""
+        check_answer(opened.about, self.description)
+        turn = opened.about.get("turn")
+        if self.finished or self._asked is None or turn != self.turn:
+            closed = type(turn) is int and turn < self.turn
+            raise Refused(f"late: round {turn} {'is closed' if closed else 'is not open'}", site)
         if site in self.taken:
             same = self._file(site).read_bytes() == data
             raise Refused("doubled: the same message again" if same else "doubled: the first counts", site)
-        if about.get("nonce") != self._asked["nonce"]:
+        if opened.about.get("nonce") != self._asked["nonce"]:
             raise Refused("replayed: it answers another opening of this round", site)
         if self.is_over:
             raise Refused("expired: the round was to close before it came", site)
-        examples = about.get("examples")
-        if type(examples) is not int or not 0 <= examples <= own.max_examples:
-            raise Refused(f"examples: expected at most {own.max_examples}, got {examples!r}", site)
 
     def _upload(self, opened: Opened) -> Upload:
         about = opened.about
         number = self._numbers[about["sender"]]
         return self._steps.received(number, about["examples"], opened.arrays, self._expected())
 
-    def _judge(self, sites: list[str]) -> dict[str, str]:
-        """Why messages of class rows are set aside, each by itself and against all others; see `collect`."""
-        if not isinstance(self._expected().upload(), Sent):
-            return {}
-        found = check_messages(_Messages(self._message, sites), sites, self._rules)
-        return {str(site): reason for site, reason in found.rejected.items()}
-
     def _message(self, site: str) -> Message:
+        """Read an answer of class rows as a message."""
         own = self._read(site)
         sent = self._steps.total({own.number: own.examples}, lambda _: own, self._expected())
         return jax.tree.map(np.asarray, Message(sent.rows.items, sent.matrix))
@@ -288,9 +274,7 @@ class Server(Machine):
 
     def _load(self) -> None:
         """Read what an earlier server left: the state after closed rounds, and answers to the open one."""
-        made = self._steps.algorithm
-        self._rounds = made.rounds or self.description.num_rounds
-        self._rules = _rules_of(made, self.description)
+        self._rounds = self._algorithm.rounds or self.description.num_rounds
         self.turn, self.stopped, self._items = 0, None, list[list[int]]()
         self.history = list[dict[str, Any]]()
         # The last round in which each site's upload counted, by which it knows what to remember.
@@ -314,43 +298,3 @@ class Server(Machine):
         for site in self._numbers:
             if (file := self._file(site)).exists():
                 self.taken[site] = unseal(file.read_bytes(), self.description.sites).about["examples"]
-
-
-def _rules_of(algorithm: Algorithm, description: Description) -> Rules:
-    """The rules for messages of class rows; a solution's matrix, as AFL sends it, has no bound by norms."""
-    method = getattr(algorithm.params, "method", None)
-    kind = Rules(2, method=method).kind if method is not None and method.one_shot else None
-    norm: Any = "derived" if description.max_norm is None else description.max_norm
-    return Rules(
-        len(description.class_names),
-        max_count=description.max_examples,
-        max_norm=None if kind is not None and kind.solved else norm,
-    )
-
-
-class _Messages(Mapping[str, Message]):
-    """Sites' messages, read from the disk when they are asked for: together they may not fit in memory."""
-
-    def __init__(self, read: Callable[[str], Message], sites: list[str]) -> None:
-        self._read, self._sites = read, sites
-
-    def __getitem__(self, site: str) -> Message:
-        return self._read(site)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._sites)
-
-    def __len__(self) -> int:
-        return len(self._sites)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _int(value: Any) -> int:
-    return value if type(value) is int else -1
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

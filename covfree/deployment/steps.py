@@ -87,57 +87,47 @@ class Steps:
             features: [n, d].
             labels: [n]; below 0 is padding.
         """
-        given, examples = self._answers(number, turn, sent, memory, features, labels)
+        count = int((labels >= 0).sum())
+        given = self._answers(number, turn, sent, memory, features, labels, self.padded(count))
         parts, remembered = given.uploads, jax.tree.map(lambda x: np.asarray(x)[0], given.memory)
         sums = [np.asarray(leaf)[0] for leaf in parts.sums.total]
         tables = [[np.asarray(x)[0][np.asarray(table[-1])[0]] for x in table[:-1]] for table in parts.tables]
         if not np.asarray(given.sound)[0]:
             raise ValueError("memory: expected finite numbers after the round; the features may be too large")
-        return Upload(number, examples, sums, tables), remembered
+        return Upload(number, count, sums, tables), remembered
 
     def _answers(
-        self, number: int, turn: int, sent: Any, memory: Any, features: np.ndarray, labels: np.ndarray
-    ) -> tuple[cohort.Answers, int]:
+        self, number: int, turn: int, sent: Any, memory: Any, features: Any, labels: np.ndarray, longest: int
+    ) -> cohort.Answers:
+        """Run a cohort of one client."""
         order = np.flatnonzero(labels >= 0).astype(np.int32)
+        size, order = len(order), order if len(order) else np.zeros(1, np.int32)
         # A table needs a row to take, also of a client without examples.
         features, labels = (x if len(x) else np.zeros((1, *x.shape[1:]), x.dtype) for x in (features, labels))
-        table = cohort.Examples(
-            jnp.asarray(features), jnp.asarray(labels, jnp.int32), jnp.asarray(order if len(order) else [0])
-        )
-        members = cohort.Members(
-            *(jnp.asarray([x], jnp.int32) for x in (number, 0, len(order))), arrives=jnp.ones((1, 1), bool)
-        )
-        given = cohort.answers(
+        return cohort.answers(
             self.algorithm,
             sent,
-            table,
-            members,
+            cohort.Examples(*map(jnp.asarray, (features, labels.astype(np.int32), order))),
+            cohort.Members(*(jnp.asarray([x], jnp.int32) for x in (number, 0, size)), jnp.ones((1, 1), bool)),
             jax.tree.map(lambda x: jnp.asarray(x)[None], memory),
             jax.random.fold_in(derive(self._key, "rounds"), turn),
             None,
-            longest=self.padded(len(order)),
+            longest=longest,
             width=1,
             mesh=None,
         )
-        return given, len(order)
 
     def sent_form(self, state: Any) -> Any:
         """A broadcast of zeros for this state."""
         return zeros_of(self.broadcast, state)
 
     def form(self, state: Any) -> Parts:
-        """An upload of zeros in the shapes that a client's has, but for the lengths of tables."""
+        """An upload of zeros for this state; tables have the most rows that a client may send."""
 
         def one(state: Any) -> Parts:
-            features, labels = jnp.zeros((1, self._dim)), jnp.zeros(1, jnp.int32)
-            table = cohort.Examples(features, labels, jnp.zeros(1, jnp.int32))
-            members = cohort.Members(
-                *(jnp.asarray([x], jnp.int32) for x in (0, 0, 1)), arrives=jnp.ones((1, 1), bool)
-            )
-            memory = jax.tree.map(lambda x: x[None], self.start()[1])
-            sent, key = cohort.broadcast(self.algorithm, state), self._key
-            options: dict[str, Any] = {"longest": self.padded(1), "width": 1, "mesh": None}
-            given = cohort.answers(self.algorithm, sent, table, members, memory, key, None, **options).uploads
+            sent, memory = cohort.broadcast(self.algorithm, state), self.start()[1]
+            example = np.zeros((1, self._dim), np.float32), np.zeros(1, np.int32)
+            given = self._answers(0, 0, sent, memory, *example, self.padded(self.most)).uploads
             sums = [x[0] for x in given.sums.total]
             return Parts(sums, [[x[0] for x in own] for own in given.tables], given.structure)
 
@@ -165,24 +155,24 @@ class Steps:
         return self._skeletons[len(items)]
 
     def received(self, number: int, examples: int, arrays: Mapping[str, np.ndarray], form: Parts) -> Upload:
-        """Read an upload, or raise unless its arrays have the names, shapes and data types of the form.
+        """Read an upload.
 
         Raises:
-            ValueError: if they differ, or a float is not finite.
+            ValueError: if its arrays have other names, shapes or data types than the form, more rows, or
+                numbers that are not finite.
         """
-        wanted: dict[str, Any] = {f"sum.{i}": x.shape for i, x in enumerate(form.sums)}
-        types = {f"sum.{i}": x.dtype for i, x in enumerate(form.sums)}
+        lengths = [len(np.atleast_1d(arrays.get(f"table.{i}.0", 0))) for i in range(len(form.tables))]
+        wanted = {f"sum.{i}": (x.shape, x.dtype) for i, x in enumerate(form.sums)}
         for i, table in enumerate(form.tables):
-            lengths = {np.shape(x)[:1] for name, x in arrays.items() if name.startswith(f"table.{i}.")}
+            if lengths[i] > (most := len(table[-1])):
+                raise ValueError(f"upload: expected at most {most} rows, got {lengths[i]}")
             for j, x in enumerate(table[:-1]):
-                wanted[f"table.{i}.{j}"] = (*next(iter(lengths), ()), *x.shape[1:])
-                types[f"table.{i}.{j}"] = x.dtype
-        found = {name: x.shape for name, x in arrays.items()}
+                wanted[f"table.{i}.{j}"] = (lengths[i], *x.shape[1:]), x.dtype
+        found = {name: (x.shape, x.dtype) for name, x in arrays.items()}
         if found != wanted:
-            raise ValueError(f"upload: expected arrays of shapes {wanted}, got {found}")
+            shown = (", ".join(f"{n}: {t}{list(s)}" for n, (s, t) in own.items()) for own in (wanted, found))
+            raise ValueError("upload: expected {}; got {}".format(*shown))
         for name, x in arrays.items():
-            if x.dtype != types[name]:
-                raise ValueError(f"upload: {name}: expected {types[name]}, got {x.dtype}")
             if jnp.issubdtype(x.dtype, jnp.inexact) and not np.isfinite(x.astype(np.float64)).all():
                 raise ValueError(f"upload: {name}: expected finite numbers")
         tables = [

@@ -156,13 +156,7 @@ def read(
     where = f"path: {shown(path)}:"
     expected = f"{where} expected a message written by save_message"
     broken = f"{expected}, got a file that is cut short or no safetensors:"
-    try:
-        file = os.fdopen(open_regular(path, where, links), "rb", 0)
-    except OSError as error:
-        if not links and Path(path).is_symlink():
-            raise ValueError(f"{where} expected a file of its own, got a symbolic link") from error
-        raise
-    with file:
+    with os.fdopen(open_regular(path, where, links), "rb", 0) as file:
         size = os.fstat(file.fileno()).st_size
         if size > max_bytes:
             raise ValueError(f"{expected}, of at most {max_bytes} bytes, got {size}")
@@ -206,7 +200,12 @@ def read(
 
 def open_regular(path: str | PathLike[str], where: str, links: bool) -> int:
     """Open a regular file, or raise, and return its descriptor; ``where`` begins the error."""
-    descriptor = os.open(path, _FLAGS if links else _FLAGS | _NO_LINK)
+    try:
+        descriptor = os.open(path, _FLAGS if links else _FLAGS | _NO_LINK)
+    except OSError as error:
+        if not links and Path(path).is_symlink():
+            raise ValueError(f"{where} expected a file of its own, got a symbolic link") from error
+        raise
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)

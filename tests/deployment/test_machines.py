@@ -14,7 +14,7 @@ from machines import SIZES, Machines, examples, finish
 import covfree
 import covfree.rounds
 from covfree.deployment import Refused, TooFew
-from covfree.deployment.envelope import about_of, seal, unseal
+from covfree.deployment.envelope import seal, unseal
 
 ROUNDS = {
     "fedcof": None,
@@ -173,11 +173,13 @@ def test_bad_mail_is_set_aside_and_named(tmp_path):
         wrong = {**arrays, name: np.full_like(arrays[name], np.nan)}
         assert f"{name}: expected finite numbers" in (told(seal(machines.key("oslo"), about, wrong)) or "")
         wrong = {**arrays, name: arrays[name][..., :1]}
-        assert "shapes" in (told(seal(machines.key("oslo"), about, wrong)) or "")
+        assert "upload: expected" in (told(seal(machines.key("oslo"), about, wrong)) or "")
         wrong = {**arrays, "more": arrays[name]}
-        assert "shapes" in (told(seal(machines.key("oslo"), about, wrong)) or "")
+        assert "upload: expected" in (told(seal(machines.key("oslo"), about, wrong)) or "")
         wrong = {**arrays, name: arrays[name].astype(np.float64)}
-        assert "expected float32, got float64" in (told(seal(machines.key("oslo"), about, wrong)) or "")
+        assert "upload: expected" in (told(seal(machines.key("oslo"), about, wrong)) or "")
+        wrong = {key: np.concatenate([array] * 2) for key, array in arrays.items()}
+        assert told(seal(machines.key("oslo"), about, wrong)) == "upload: expected at most 3 rows, got 6"
         assert server.taken == {}
 
         # One with features a million times as large is set aside when the round closes.
@@ -199,12 +201,13 @@ def test_bad_mail_is_set_aside_and_named(tmp_path):
 
         # What clients refuse.
         second = server.open()
+        asked = unseal(second, {"server": machines.description.server})
         rome = machines.client("rome")
         assert rome.turn == 0  # it answered, but did not count
         for data, text in [
             (first[:100], "message: expected one of a federation"),
             (answers["oslo"], "sender: expected one of this federation, got 'oslo'"),
-            (seal(machines.key("oslo"), about_of(second), {}), "signature: expected that of 'server'"),
+            (seal(machines.key("oslo"), asked.about, {}), "signature: expected that of 'server'"),
             (server.end(b""), "kind: expected 'ask', got 'end'"),
         ]:
             with pytest.raises(Refused, match=text):

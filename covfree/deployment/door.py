@@ -1,0 +1,78 @@
+"""The server's door: answers that are not of this federation, and class rows that no honest site sends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from covfree.core.types import Message
+from covfree.deployment.description import Description, differences
+from covfree.deployment.envelope import Refused
+from covfree.protocol.checks import Rules
+from covfree.protocol.door import check_messages
+from covfree.rounds.algorithm import Algorithm
+
+
+def check_federation(about: Mapping[str, Any], theirs: Any, description: Description) -> None:
+    """Raise unless a signed message is of this federation, and name what differs in what was used.
+
+    Args:
+        about: what the message says about itself.
+        theirs: what its sender used or asks for, see `Description.agreed`.
+        description: the federation.
+    """
+    texts = differences(description.agreed, theirs if isinstance(theirs, dict) else {})
+    if (found := about.get("federation")) != description.identity:
+        texts = [f"federation: expected {description.identity[:12]}…, got {str(found)[:12]}…", *texts]
+    if texts:
+        raise Refused("; ".join(texts), about["sender"])
+
+
+def check_answer(about: Mapping[str, Any], description: Description) -> None:
+    """Raise unless a signed message is an answer of this federation, of a site that is as it says."""
+    check_federation(about, about.get("uses"), description)
+    if about.get("kind") != "answer":
+        raise Refused(f"kind: expected an answer, got {about.get('kind')!r}", about["sender"])
+    examples, most = about.get("examples"), description.max_examples
+    if type(examples) is not int or not 0 <= examples <= most:
+        raise Refused(f"examples: expected at most {most}, got {examples!r}", about["sender"])
+
+
+class _Messages(Mapping[str, Message]):
+    """Sites' messages, read from the disk when they are asked for: together they may not fit in memory."""
+
+    def __init__(self, read: Callable[[str], Message], sites: list[str]) -> None:
+        self._read, self._sites = read, sites
+
+    def __getitem__(self, site: str) -> Message:
+        return self._read(site)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sites)
+
+    def __len__(self) -> int:
+        return len(self._sites)
+
+
+def judge(
+    sites: list[str], read: Callable[[str], Message], algorithm: Algorithm, description: Description
+) -> dict[str, str]:
+    """Why messages of class rows are set aside, each by itself and beside all others; see `covfree.collect`.
+
+    Args:
+        sites: the sites that answered.
+        read: a site's message.
+        algorithm: a method as an algorithm.
+        description: the federation, whose bounds hold.
+    """
+    method = algorithm.params.method
+    # A solution's matrix, as AFL sends it, has no bound by norms.
+    kind = Rules(2, method=method).kind if method.one_shot else None
+    norm: Any = "derived" if description.max_norm is None else description.max_norm
+    rules = Rules(
+        len(description.class_names),
+        max_count=description.max_examples,
+        max_norm=None if kind is not None and kind.solved else norm,
+    )
+    found = check_messages(_Messages(read, sites), sites, rules)
+    return {str(site): reason for site, reason in found.rejected.items()}
