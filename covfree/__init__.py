@@ -57,6 +57,7 @@ from covfree.estimators import total_gram as total_gram
 from covfree.estimators import within_factor as within_factor
 from covfree.estimators import within_scatter as within_scatter
 from covfree.estimators.automatic import automatic as automatic
+from covfree.heads import CorrectedHead as CorrectedHead
 from covfree.heads import EnsembleHead as EnsembleHead
 from covfree.heads import GaussianHead as GaussianHead
 from covfree.heads import StudentHead as StudentHead
@@ -103,6 +104,7 @@ from covfree.methods.field import recursive as recursive
 from covfree.methods.field.alignment import align as align
 from covfree.methods.field.deepafl import deepafl as deepafl
 from covfree.methods.field.safle import safle as safle
+from covfree.methods.refine import corrected as corrected
 from covfree.methods.refine import refined as refined
 from covfree.protocol import Collected as Collected
 from covfree.protocol import Inbox as Inbox

@@ -28,6 +28,7 @@ NUMBERS = {
     "deepafl": {"num_layers": 2, "width": 8, "inner": 7},
     "safle": {"num_buckets": 2, "group_size": 2},
     "fedcof-refined": {"rounds": 2},
+    "fedcof-corrected": {"rounds": 2},
 }
 
 

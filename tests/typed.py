@@ -29,6 +29,7 @@ def heads(features: jax.Array, labels: jax.Array, clients: jax.Array, rows: covf
     assert_type(covfree.fit(covfree.fedcof_oracle(0.1, quadratic), *data), GaussianHead)
     assert_type(covfree.fit(covfree.fed3r(feature_map=feature_map), *data), MappedHead)
     assert_type(covfree.fit(covfree.refined(covfree.fedcof()), *data), covfree.LinearHead)
+    assert_type(covfree.fit(covfree.corrected(covfree.fedcof()), *data), covfree.LinearHead)
     assert_type(covfree.fit(covfree.deepafl(), *data), MappedHead)
     assert_type(covfree.fit(covfree.ensemble(), *data), EnsembleHead)
     assert_type(covfree.solve_rows(covfree.qda(), rows, num_classes=3), GaussianHead)

@@ -81,7 +81,7 @@ def sent_bytes(
     check_method(method)
     labels, clients = np.asarray(labels), np.asarray(clients)
     dim, senders = mapped_dim(method, dim), count_clients(labels, clients)
-    uploads = [x for each in _of_rounds(method, labels, dim) for x in each.upload.leaves]
+    uploads = [x for each in _of_rounds(method, labels, clients, dim) for x in each.upload.leaves]
     floats, whole = _numbers(x for x in uploads if x.dtype.kind == "f"), _numbers(uploads)
     rounds = SentBytes(FLOAT_BYTES * senders * floats, FLOAT_BYTES * senders * (whole - floats))
     if not method.message_rounds:
@@ -122,7 +122,7 @@ def received_bytes(
     """
     check_method(method)
     senders = count_clients(np.asarray(labels), np.asarray(clients))
-    rounds = _of_rounds(method, labels, mapped_dim(method, dim))
+    rounds = _of_rounds(method, labels, clients, mapped_dim(method, dim))
     return FLOAT_BYTES * senders * _numbers(x for each in rounds for x in each.sent.leaves)
 
 
@@ -131,15 +131,20 @@ def _numbers(leaves: Iterable[Any]) -> int:
     return sum(math.prod(leaf.shape) for leaf in leaves)
 
 
-def _of_rounds(method: Method[Any], labels: AnyArray, dim: int) -> list[Passed]:
+def _of_rounds(method: Method[Any], labels: AnyArray, clients: AnyArray, dim: int) -> list[Passed]:
     """List what passes in the rounds after those that the clients' messages stand for."""
     num_classes = int(np.max(labels, initial=0)) + 1
 
-    def one_example() -> Rows:
-        one = jnp.zeros((1, dim)), jnp.zeros(1, jnp.int32)
-        return method.summary.one_client(*one, num_classes, jax.random.key(0))
+    # A head may hold all rows, and be sent to clients.
+    sends_rows = method.message is None and not method.summary.stays
+    number = method.summary.cost(np.asarray(labels), np.asarray(clients), dim).rows if sends_rows else 1
 
-    return passed(method, one_example, num_classes, start=method.message_rounds)
+    def all_rows() -> Rows:
+        one = jnp.zeros((1, dim)), jnp.zeros(1, jnp.int32)
+        rows = method.summary.one_client(*one, num_classes, jax.random.key(0))
+        return jax.tree.map(lambda x: jnp.resize(x, (max(1, number), *x.shape[1:])), rows)
+
+    return passed(method, all_rows, num_classes, start=method.message_rounds)
 
 
 def mapped_dim(method: Method[Any], dim: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from covfree.core.types import Rows
 from covfree.engine.totals import Form, forms_of, through
 from covfree.methods.method import Method
-from covfree.methods.rounds import Round, dense
+from covfree.methods.rounds import Round, as_total, dense
 
 
 class Passed(NamedTuple):
@@ -32,7 +32,8 @@ def passed(
 
     Args:
         method: the method.
-        make_rows: makes rows of one client; only their shapes and data types matter.
+        make_rows: makes rows of one client, or of all if the state holds them; only their shapes and data
+            types matter.
         num_classes: C.
         start: the first round to list; earlier rounds ran over rows that clients had sent.
 
@@ -48,9 +49,11 @@ def passed(
             found.extend((sent, upload))
             return upload
 
-        state = through(method.rounds[:start], method.params, source)
+        def of_rows(each: Round, params: Any, sent: Any) -> Any:
+            return as_total(each.client(params, sent, rows, num_classes))
+
+        state = through(method.rounds[:start], method.params, of_rows)
         state = state if method.received is None or not start else method.received(state, rows)
-        found.clear()
         for each in method.rounds[start:]:
             state = through((each,), method.params, source, state)
             found.append(state)

@@ -1,5 +1,6 @@
 """Classifiers from moments and a scatter matrix, in closed form, or trained on virtual features."""
 
+from covfree.heads.corrected import CorrectedHead as CorrectedHead
 from covfree.heads.ensemble import EnsembleHead as EnsembleHead
 from covfree.heads.finite import with_finite_scores as with_finite_scores
 from covfree.heads.gaussian import GaussianHead as GaussianHead

@@ -14,7 +14,7 @@ from jax import export
 from covfree.core.scatter import Scatter
 from covfree.core.types import LinearHead, Message, Moments, Rows
 from covfree.estimators.streaming import CovarianceState
-from covfree.heads import EnsembleHead, GaussianHead, MappedHead, StudentHead
+from covfree.heads import CorrectedHead, EnsembleHead, GaussianHead, MappedHead, StudentHead
 from covfree.statistics.buckets import BucketFeatures
 from covfree.statistics.feature_maps import Adapter, FourierFeatures, ReluFeatures
 
@@ -30,7 +30,7 @@ def _from_bytes(static: bytes) -> Any:
 export.register_namedtuple_serialization(CovarianceState, serialized_name="covfree.CovarianceState")
 for _kind in (
     *(Adapter, BucketFeatures, FourierFeatures, ReluFeatures),
-    *(EnsembleHead, GaussianHead, LinearHead, MappedHead, StudentHead),
+    *(CorrectedHead, EnsembleHead, GaussianHead, LinearHead, MappedHead, StudentHead),
     *(Message, Moments, Rows, Scatter),
 ):
     export.register_pytree_node_serialization(

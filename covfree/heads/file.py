@@ -16,7 +16,7 @@ from covfree.core.array_file import names_in, read_npz, read_safetensors, write_
 from covfree.core.atomic import replacing
 from covfree.core.checks import check_positive
 from covfree.core.types import Head, LinearHead
-from covfree.heads import GaussianHead, MappedHead, StudentHead
+from covfree.heads import CorrectedHead, GaussianHead, MappedHead, StudentHead
 from covfree.heads.file_maps import as_computed, check_map, map_arrays, plain, read_map, text_in
 from covfree.statistics.feature_maps import Adapter
 
@@ -34,6 +34,8 @@ _FORMS: dict[str, dict[str, tuple[str, ...]]] = {
         **dict.fromkeys(("scale", "degrees", "log_prior", "bias"), ("classes",)),
     },
 }
+# The linear term of a `CorrectedHead`, beside the arrays of its other part.
+_TERM = {"linear_weight": ("dim classes",), "linear_bias": ("classes",), "linear_scale": ("",)}
 
 
 class SavedHead(NamedTuple):
@@ -65,13 +67,15 @@ def save_head(
     """Write a head to an ``.npz`` file of plain arrays, which NumPy alone can use, or to ``.safetensors``.
 
     The file holds ``format``, ``version`` and ``kind``; the arrays of the head by their names, such as
-    ``weight [d, C]``, ``bias [C]`` and ``present [C]``; ``class_names [C]`` if there are any; and of a map of
-    features ``map`` and its arrays as ``map_…``. docs/how-to.md shows its use. An interrupted call leaves no
-    file, or the earlier one. bfloat16 becomes float32, which holds the same numbers. A ``.safetensors``
-    file has the texts as metadata, in JSON.
+    ``weight [d, C]``, ``bias [C]`` and ``present [C]``; of a `CorrectedHead` ``linear_weight``,
+    ``linear_bias`` and ``linear_scale`` beside the arrays of its other part; ``class_names [C]`` if there are
+    any; and of a map of features ``map`` and its arrays as ``map_…``. docs/how-to.md shows its use. An
+    interrupted call leaves no file, or the earlier one. bfloat16 becomes float32, which holds the same
+    numbers. A ``.safetensors`` file has the texts as metadata, in JSON.
 
     Args:
-        head: a `LinearHead`, `GaussianHead` or `StudentHead`, or one behind a map, as fine-tuning makes it.
+        head: a `LinearHead`, `GaussianHead` or `StudentHead`, one of these with a linear term, or one behind
+            a map, as fine-tuning makes it.
         path: the file, which is replaced if it is there; ends in ``.npz``, or in ``.safetensors`` (needs the
             ``safetensors`` extra).
         class_names: a name for each class.
@@ -94,6 +98,7 @@ def save_head(
     'dog'
     """
     inner: Any = head.head if isinstance(head, MappedHead) else head
+    inner, term = _without_term(inner)
     kind = next((name for name, make in _HEADS.items() if isinstance(inner, make)), None)
     if kind is None:
         raise TypeError(
@@ -105,7 +110,7 @@ def save_head(
     feature_map: Any = head.feature_map if isinstance(head, MappedHead) else None
     own = {} if feature_map is None else map_arrays(feature_map)
     leaves = {each.name: getattr(inner, each.name) for each in fields(inner)}
-    arrays = {name: plain(leaf) for name, leaf in leaves.items() if leaf is not None}
+    arrays = {name: plain(leaf) for name, leaf in (leaves | term).items() if leaf is not None}
     try:
         _check_parts(kind, arrays)
         _check_finite({**arrays, **own})
@@ -173,12 +178,27 @@ def _read(arrays: dict[str, np.ndarray]) -> SavedHead:
         _check_names(names, parts)
         names = names_in(names)
     _check_finite({name: array for name, array in arrays.items() if name not in _ABOUT})
-    head = _HEADS[kind](**{name: jnp.asarray(array) for name, array in parts.items()})
+    leaves = {name: jnp.asarray(array) for name, array in parts.items()}
+    term = [leaves.pop(name) for name in _TERM if name in leaves]
+    head = _HEADS[kind](**leaves)
+    if term:
+        weight, bias, scale = term
+        head = CorrectedHead(head, LinearHead(weight, bias), scale)
     dim = _size_in(parts)
     if "map" in arrays:
         head = MappedHead(read_map(arrays, dim), head)
         dim = arrays.get("map_directions", np.zeros((dim, 0))).shape[0]
     return SavedHead(head, names, dim, _classes_in(parts), _origin_in(arrays))
+
+
+def _without_term(head: Any) -> tuple[Any, dict[str, Any]]:
+    """Take a head's linear term off, if it has one: the other part, and the term's arrays."""
+    if not isinstance(head, CorrectedHead):
+        return head, {}
+    weight, bias, present = head.linear.weight, head.linear.bias, head.linear.present
+    if present is not None:
+        raise ValueError("head: expected a linear term of all classes, whose present is None")
+    return head.head, dict(zip(_TERM, (weight, bias, head.scale), strict=True))
 
 
 def _check_finite(arrays: Mapping[str, np.ndarray]) -> None:
@@ -197,7 +217,8 @@ def _check_dim(dim: int | None, own: int) -> None:
 
 def _check_parts(kind: str, parts: Mapping[str, Any]) -> None:
     """Raise unless these are the arrays of a head of this kind."""
-    forms, sizes = {**_FORMS[kind], "present": ("classes",)}, {}
+    needed = {**_FORMS[kind], **(_TERM if "linear_weight" in parts else {})}
+    forms, sizes = {**needed, "present": ("classes",)}, {}
 
     def fits(name: str, form: str) -> bool:
         shape, axes = np.shape(parts[name]), form.split()
@@ -205,10 +226,10 @@ def _check_parts(kind: str, parts: Mapping[str, Any]) -> None:
         same = all(sizes.setdefault(*each) == each[1] > 0 for each in zip(axes, shape, strict=False))
         return same and len(axes) == len(shape) and jnp.issubdtype(parts[name].dtype, kind)
 
-    given = {*_FORMS[kind]} <= {*parts} <= {*forms}
+    given = {*needed} <= {*parts} <= {*forms}
     if not given or not all(any(fits(name, form) for form in forms[name]) for name in forms if name in parts):
         got = {name: f"{part.dtype}{list(part.shape)}" for name, part in parts.items()}
-        wanted = ", ".join(f"{name} [{' or '.join(form)}]" for name, form in _FORMS[kind].items())
+        wanted = ", ".join(f"{name} [{' or '.join(form)}]" for name, form in needed.items())
         raise ValueError(f"expected a {kind} head of floats {wanted}, perhaps present [classes], got {got}")
 
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 import jax.numpy as jnp
 
 from covfree.core.types import LinearHead
+from covfree.heads.corrected import CorrectedHead
 from covfree.heads.gaussian import GaussianHead
 from covfree.heads.mapped import MappedHead
 from covfree.heads.student import StudentHead
@@ -22,7 +23,7 @@ def with_finite_scores(head: AnyHead, absent: float = -1e9) -> AnyHead:
     returned head has ``present`` None. Weight decay must leave out the bias, or it shrinks ``absent`` too.
 
     Args:
-        head: a linear, Gaussian or Student head, or one behind a map of features.
+        head: a linear, Gaussian or Student head, one with a linear term, or one behind a map of features.
         absent: the bias of an absent class, below all scores of the others; raised to half the lowest number
             of the precision if it is below that.
 
@@ -37,6 +38,9 @@ def with_finite_scores(head: AnyHead, absent: float = -1e9) -> AnyHead:
     inner: Any = head
     if isinstance(inner, MappedHead):
         return cast(AnyHead, replace(inner, head=with_finite_scores(inner.head, absent)))
+    if isinstance(inner, CorrectedHead):
+        own, linear = with_finite_scores(inner.head, absent), with_finite_scores(inner.linear, absent)
+        return cast(AnyHead, replace(inner, head=own, linear=linear))
     if not isinstance(inner, (LinearHead, GaussianHead, StudentHead)):
         raise TypeError(f"head: expected a linear, Gaussian or Student head, got {type(head).__name__}")
     if inner.present is None:

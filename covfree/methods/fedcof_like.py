@@ -145,6 +145,20 @@ def with_inner(scatter: Scatter, inner: jax.Array | None) -> Scatter:
     return scatter.shifted(inner) if inner.ndim == 0 else scatter.with_diagonal(inner)
 
 
+def shared_covariance(method: Method[Any]) -> Callable[..., Scatter] | None:
+    """How a method of FedCOF's kind, with any head, makes its shrunk covariance.
+
+    Returns:
+        ``(params, *state) -> Scatter``; None if the method is of another kind.
+    """
+    linear = option(method.system, "system") or method.system
+    within = option(linear, "within")
+    if within is None:
+        return None
+    # A ridge head is solved with a Gram matrix; all others with the covariance.
+    return method.system if option(linear, "gram") is None else bound(_system, within=within, gram=None)
+
+
 def linear_system(method: Method) -> tuple[Within, ScatterChoice | None]:
     """How a method of FedCOF's kind makes the matrix of its linear head.
 

@@ -21,6 +21,7 @@ from covfree.methods.field.safle import safle
 from covfree.methods.field.sampled import ccvr, fedpft
 from covfree.methods.field.stsa import stsa_e
 from covfree.methods.method import Method
+from covfree.methods.refine.corrected import corrected
 from covfree.methods.refine.refined import refined
 from covfree.methods.shifted import fedcof_components, fedcof_residuals
 from covfree.methods.student import student
@@ -71,6 +72,15 @@ def _fedcof_refined(
     return refined(fedcof(shrinkage), rounds, directions)
 
 
+def _fedcof_corrected(
+    shrinkage: Scalar | str | Shrinkage = "auto",
+    head: Literal["lda", "ridge", "student"] = "lda",
+    rounds: int = 4,
+    penalty: Scalar = 0.003,
+) -> Method:
+    return corrected(fedcof(shrinkage, head=head), rounds, penalty=penalty)
+
+
 # What clients send; methods that send the same share a colour in pictures.
 _MEANS = "class means"
 _MORE = "several means or directions"
@@ -112,6 +122,7 @@ _REGISTRY: Registry[Entry[Method[Any]]] = Registry(
         "fedpft": Entry("FedPFT", fedpft, _VIRTUAL),
         "ensemble": Entry("Ensemble of clients' heads", ensemble, _HEADS),
         "fedcof-refined": Entry("FedCOF, refined (3 rounds)", _fedcof_refined, _SUMS),
+        "fedcof-corrected": Entry("FedCOF, softmax (4 rounds)", _fedcof_corrected, _SUMS),
         "deepafl": Entry("DeepAFL (5 layers)", deepafl, _SUMS),
         "safle": Entry("SAFLe", safle, _SUMS),
     }

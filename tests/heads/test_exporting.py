@@ -49,10 +49,11 @@ def test_any_number_of_rows(name):
         METHOD,
         covfree.qda(0.1),
         covfree.fedcof(0.1, head="student"),
+        covfree.corrected(covfree.fedcof(0.1, head="student"), 1),
         covfree.ensemble(),
         covfree.fed3r(1.0, feature_map=covfree.fourier_features(8)),
     ],
-    ids=["linear", "gaussian", "student", "ensemble", "mapped"],
+    ids=["linear", "gaussian", "student", "corrected", "ensemble", "mapped"],
 )
 def test_heads_in_bytes(method):
     pytest.importorskip("flatbuffers")

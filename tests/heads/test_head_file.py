@@ -51,6 +51,10 @@ def student():
     )
 
 
+def with_term(head):
+    return covfree.CorrectedHead(head, replace(linear(), present=None), jnp.float32(0.3))
+
+
 def adapter():
     rng = np.random.default_rng(2)
     return Adapter(*(jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((DIM, 2), (2, DIM))))
@@ -67,6 +71,8 @@ HEADS = {
     "gaussian": gaussian(full=True),
     "diagonal": gaussian(full=False),
     "student": student(),
+    "corrected": with_term(student()),
+    "corrected-map": MappedHead(adapter(), with_term(gaussian(full=True))),
     "fourier": fourier(),
     "relu": MappedHead(covfree.relu_features(WIDE, seed=6), linear(WIDE)),
     "adapter": MappedHead(adapter(), linear()),
@@ -98,6 +104,8 @@ def numpy_scores(file, x):
         for c, (mean, root) in enumerate(zip(file["mean"], file["root"], strict=True)):
             root = np.diag(root) if root.ndim == 1 else root
             scores[:, c] = file["bias"][c] - 0.5 * np.square(np.linalg.solve(root, (x - mean).T)).sum(0)
+    if "linear_scale" in file:
+        scores = file["linear_scale"] * scores + x @ file["linear_weight"] + file["linear_bias"]
     if "present" in file:
         scores[:, file["present"] == 0] = -np.inf
     return scores

@@ -72,7 +72,7 @@ def _first(numbers: Numbers) -> Any:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class RefinePlan:
     """The static parts of a refinement: how the method's totals make the system, and how much is asked.
 
     Attributes:
@@ -93,7 +93,7 @@ class _Plan:
         return min(most, num_classes, dim)
 
 
-def _begin(first: Any, state: tuple[Any, ...], total: Any, *, plan: _Plan) -> Progress:
+def _begin(first: Any, state: tuple[Any, ...], total: Any, *, plan: RefinePlan) -> Progress:
     """Start from the head of the method's totals: the server's part of the last round over rows."""
     totals = (*state, total)
     moments = moments_of(totals[0])
@@ -125,7 +125,7 @@ def _answer(
     return Answer(found.product, found.trace, degrees.astype(found.trace.dtype).sum())
 
 
-def _take(numbers: Numbers, progress: Progress, answer: Answer, *, plan: _Plan) -> Progress:
+def _take(numbers: Numbers, progress: Progress, answer: Answer, *, plan: RefinePlan) -> Progress:
     """Take the sum of the clients' answers: the server's part of a round of products.
 
     If clients are missing, sums are scaled up by degrees of freedom: for each degree, the scatter of missing
@@ -175,7 +175,7 @@ def _images(
 
 
 def _finish(
-    numbers: Numbers, system: None, moments: Moments, search: Search, rows: Rows | None, *, plan: _Plan
+    numbers: Numbers, system: None, moments: Moments, search: Search, rows: Rows | None, *, plan: RefinePlan
 ) -> LinearHead:
     """Make the head from the present weights."""
     return (lda_head_of if plan.gram is None else ridge_head_of)(search.weight, moments)
@@ -192,7 +192,7 @@ def _report(numbers: Numbers, progress: Progress) -> dict[str, Any]:
 
 
 def _flops(
-    numbers: Numbers, num_examples: int, dim: int, num_classes: int, *, plan: _Plan, rounds: int
+    numbers: Numbers, num_examples: int, dim: int, num_classes: int, *, plan: RefinePlan, rounds: int
 ) -> int:
     return 4 * num_examples * dim * min(dim, rounds * plan.most((dim, num_classes)))
 
@@ -272,7 +272,7 @@ def refined(
     exact = as_shrinkage(shrinkage)  # pyright: ignore[reportArgumentType]
     check_loading(exact)
     assert method.system is not None  # or `linear_system` would have raised
-    plan = _Plan(gram, method.system, directions)
+    plan = RefinePlan(gram, method.system, directions)
     own = [replace(each, numbers=_first) for each in method.rounds]
     own[-1] = replace(own[-1], server=bound(_begin, plan=plan), head=True)
     products = Round(_answer, bound(_take, plan=plan), _ask, examples=True, head=True)

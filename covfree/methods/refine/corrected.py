@@ -1,0 +1,149 @@
+"""A closed-form head corrected by softmax regression in a few rounds of sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, overload
+
+from covfree.core.checks import check_above_zero, check_positive
+from covfree.core.types import Head, LinearHead, Rows, Scalar
+from covfree.methods.method import Method, check_method
+from covfree.methods.refine.correction import (
+    Correction,
+    Numbers,
+    Plan,
+    answer,
+    ask,
+    ask_losses,
+    begin,
+    finish,
+    losses_of,
+    take,
+    take_losses,
+)
+from covfree.methods.refine.covariance import metric_of
+from covfree.methods.rounds import Round, bound
+
+# Pairs of differences that L-BFGS keeps, at most.
+_PAIRS = 12
+
+
+def _first(numbers: Numbers, *, inner: Callable[[Any], Any] | None) -> Any:
+    return numbers.first if inner is None else inner(numbers.first)
+
+
+def _end_of_own(
+    first: Any, state: tuple[Any, ...], total: Any, *, each: Round, plan: Plan
+) -> tuple[Correction]:
+    """Do the server's part of the method's last round, and start from its head."""
+    state = (*state, total) if each.server is None else each.server(each.own(first), state, total)
+    return begin(first, state, plan=plan)
+
+
+def _last_terms(first: Any, sent: Any, rows: Rows, num_classes: int, *, each: Round) -> Any:
+    return each.client(each.own(first), sent, rows, num_classes)
+
+
+def _last(each: Round, plan: Plan) -> Round:
+    """Let the method's last round end in the start of the correction, which needs all of its numbers."""
+    client = each.client if each.numbers is None else bound(_last_terms, each=each)
+    server, numbers = bound(_end_of_own, each=each, plan=plan), bound(_first, inner=None)
+    return replace(each, client=client, server=server, numbers=numbers, head=True)
+
+
+def _merged(numbers: Numbers, message: Any, num_classes: int, *, merge: Any, plan: Plan) -> tuple[Correction]:
+    return begin(numbers.first, merge(numbers.first, message, num_classes), plan=plan)
+
+
+def _made(numbers: Numbers, features: Any, labels: Any, num_classes: int, *, make: Any) -> Any:
+    return make(numbers.first, features, labels, num_classes)
+
+
+def _report(numbers: Numbers, state: Any, *, first: Any) -> dict[str, Any]:
+    """Report the loss of the best point that is known."""
+    if isinstance(state[0], Correction):
+        return {"loss": state[0].descent.value}
+    return {} if first is None else first(numbers.first, state)
+
+
+def _flops(
+    numbers: Numbers, num_examples: int, dim: int, num_classes: int, *, first: Any, rounds: int
+) -> int:
+    own = 0 if first is None else first(numbers.first, num_examples, dim, num_classes)
+    return own + (2 + 4 * rounds) * num_examples * dim * num_classes
+
+
+@overload
+def corrected(
+    method: Method[LinearHead], rounds: int = 4, *, penalty: Scalar = 0.003
+) -> Method[LinearHead]: ...
+@overload
+def corrected(method: Method[Head], rounds: int = 4, *, penalty: Scalar = 0.003) -> Method[Any]: ...
+def corrected(method: Method[Any], rounds: int = 4, *, penalty: Scalar = 0.003) -> Method[Any]:
+    """Correct the head of a method by softmax regression, in a few rounds of sums over clients' examples.
+
+    The head h₀ of the method is an offset, and a linear correction W, a is learned on top of it. It minimises
+
+        mean_i CE(β·h₀(x_i) + Wᵀ(x_i − μ_g) + a, y_i) + (λ/2)·tr(WᵀΣ̃W),
+
+    by L-BFGS at the server in coordinates in which Σ̃, the method's shrunk covariance, is the identity. The
+    penalty pulls to the head h₀ and not to 0, which makes it safe where examples are few; Σ̃ makes it fast.
+
+    In a first round each client uploads its losses for 17 values of β, the inverse temperature of h₀; the
+    server takes the best. In each of the ``rounds`` after it, each client uploads its losses and gradient,
+    C·(d + 1) + 2 numbers, which add up over clients. A step that does not lower the loss is taken back and
+    shortened, which costs its round. The last step's loss is not evaluated.
+
+    Args:
+        method: one whose clients send class means, or a matrix that adds up: `fedcof` and its kin with any
+            head, `refined` of them, `fedncm`, `fed3r`, `qda` from means, with a map of features or without.
+        rounds: m, evaluations of the gradient.
+        penalty: λ, above 0. Between 0.001 and 0.01 all sets that were tried are alike.
+
+    Returns:
+        The method with m + 1 rounds after its own. If h₀ is linear, so is the head; else it is a
+        `CorrectedHead`. A softmax of its scores gives calibrated probabilities. Its numbers are
+        ``params.first``, those of the method, and ``params.penalty``.
+
+    Raises:
+        TypeError: if ``method`` is no method.
+        ValueError: if the server of the method knows no covariance of the features, or a number is out of
+            range.
+
+    Source: covfree; docs/corrected.md. The parts are hybrid generative and discriminative training (Lasserre,
+    Bishop and Minka 2006) and L-BFGS (Nocedal 1980).
+
+    >>> import covfree, numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> labels, clients = rng.integers(0, 3, 300), rng.integers(0, 4, 300)
+    >>> features = (rng.normal(size=(300, 8)) * 3 + rng.exponential(size=(3, 8))[labels]).astype(np.float32)
+    >>> head = covfree.fit(covfree.corrected(covfree.fedcof()), features, labels, clients)
+    >>> head.weight.shape
+    (8, 3)
+    """
+    check_method(method)
+    check_positive("rounds", rounds)
+    check_above_zero("penalty", penalty)
+    more, covariance = metric_of(method)
+    pairs = min(rounds - 1, _PAIRS)
+    plan = Plan(method.system, method.head, covariance, len(method.rounds) if more else None, pairs)
+    every = (*method.rounds, *more)
+    own = [replace(each, numbers=bound(_first, inner=each.numbers)) for each in every[:-1]]
+    message = method.message
+    if message is not None:
+        make, merge = bound(_made, make=message.make), bound(_merged, merge=message.merge, plan=plan)
+        message = replace(message, make=make, merge=merge)
+    scale = Round(losses_of, take_losses, ask_losses, examples=True, head=True)
+    step = Round(answer, take, ask, examples=True, head=True)
+    return replace(
+        method,
+        params=Numbers(method.params, penalty),
+        name=f"{method.name}-corrected",
+        rounds=(*own, _last(every[-1], plan), scale, *(step,) * rounds),
+        system=None,
+        head=bound(finish, plan=plan),
+        message=message,
+        report=bound(_report, first=method.report),
+        flops=bound(_flops, first=method.flops, rounds=rounds),
+    )

@@ -1,0 +1,87 @@
+"""The covariance that a method's server knows, in whose metric its head is corrected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from covfree.core.linalg import Scatter
+from covfree.core.types import Moments, Rows
+from covfree.estimators import pseudo_observations
+from covfree.estimators.class_scatter import scatter_about
+from covfree.estimators.shrinkage import as_shrinkage, loading
+from covfree.estimators.shrinkage_rule import mean_variance
+from covfree.methods.fed3r import gram_phase
+from covfree.methods.fedcof import fedcof
+from covfree.methods.fedcof_like import shared_covariance
+from covfree.methods.method import Method
+from covfree.methods.refine.refined import RefinePlan
+from covfree.methods.refine.search import Search
+from covfree.methods.rounds import Round, bound, option, phases
+
+
+def metric_of(method: Method[Any]) -> tuple[tuple[Round, ...], Callable[..., Scatter]]:
+    """Find how the server of a method gets a shrunk covariance of the features.
+
+    Returns:
+        Rounds over the rows that clients sent, which follow the method's own, and a function ``(params,
+        *state) -> Scatter`` of the state after them. FedCOF's rounds, if the rows are class means and the
+        method estimates no covariance; else none.
+
+    Raises:
+        ValueError: if the server knows none.
+    """
+    shared = shared_covariance(method)
+    if shared is not None:
+        return (), shared
+    plan = option(method.head, "plan")
+    if isinstance(plan, RefinePlan):
+        return (), bound(_refined, gram=plan.gram is not None)
+    if method.summary.name == "ClassMeans" and len(method.rounds) == method.rounds_over_rows:
+        own, estimate = len(method.rounds), fedcof()
+        more = (bound(_terms, client=each.client, own=own) for each in estimate.rounds)
+        return phases(*more), bound(_estimated, own=own, system=estimate.system)
+    if method.message is not None and method.message.matrices == "client":
+        gram = any(each.client is gram_phase for each in method.rounds)
+        return (), bound(_of_totals, gram=gram)
+    raise ValueError(
+        "method: expected one whose server knows a covariance of the features, such as covfree.fedcof(), "
+        f"covfree.fedncm() or covfree.fed3r(), got {method.name!r}"
+    )
+
+
+def _terms(
+    numbers: Any, state: tuple[Any, ...], rows: Rows, num_classes: int, *, client: Any, own: int
+) -> Any:
+    """Compute the terms of a round of FedCOF that follows other rounds."""
+    return client(as_shrinkage("auto"), state[own:], rows, num_classes)
+
+
+def _estimated(numbers: Any, *state: Any, own: int, system: Callable[..., Scatter]) -> Scatter:
+    return system(as_shrinkage("auto"), *state[own:])
+
+
+def _refined(numbers: Any, moments: Moments, search: Search, rows: Any, *, gram: bool) -> Scatter:
+    """Take the covariance from which a refinement started."""
+    scatter = search.inverse.scatter
+    return _about_mean(moments, scatter) if gram else scatter
+
+
+def _of_totals(numbers: Any, *state: Any, gram: bool) -> Scatter:
+    """Shrink the covariance of sums over examples."""
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, (Moments, Scatter)))
+    moments = next(node for node in nodes if isinstance(node, Moments))
+    scatter = next(node for node in nodes if isinstance(node, Scatter))
+    degrees = jnp.maximum(moments.num_examples - 1, 1)
+    found = _about_mean(moments, scatter) if gram else scatter.scaled(1 / degrees)
+    return found.shifted(loading(pseudo_observations(), mean_variance(found), found.dim, degrees))
+
+
+def _about_mean(moments: Moments, gram: Scatter) -> Scatter:
+    """Make a covariance of a Gram matrix, whose examples' mean is taken off."""
+    count = moments.num_examples
+    matrix = scatter_about(moments.grand_mean[None, :], count[None], gram.dense())
+    return Scatter.from_matrix(matrix / jnp.maximum(count - 1, 1))

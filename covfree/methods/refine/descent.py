@@ -1,0 +1,128 @@
+"""L-BFGS whose loss and gradient come from elsewhere, one evaluation a round."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from covfree.core.linalg import Factorisation, solve
+
+# A step must lower the loss by this share of what the slope promises (Armijo).
+_ENOUGH = 1e-4
+# A failed step is shortened to between these shares of its length.
+_LEAST, _MOST = 0.1, 0.5
+# Differences of the loss below this many eps are rounding: sums of float32 over all examples.
+_ROUNDING = 8
+
+
+class Descent(NamedTuple):
+    """How far a minimisation has come; points are [dim + 1, classes], the bias in the last row.
+
+    Attributes:
+        point: the best point whose loss is known.
+        value: its loss; log C, that of knowing nothing, before the first evaluation.
+        slope: its gradient.
+        begun: whether ``value`` and ``slope`` are known; they are not before the first evaluation.
+        trial: where the loss is evaluated next.
+        steps: s_k, differences of points; the newest last, 0 for those that are not there yet.
+        changes: y_k, differences of gradients.
+    """
+
+    point: Float[Array, "rows classes"]
+    value: Float[Array, ""]
+    slope: Float[Array, "rows classes"]
+    begun: Bool[Array, ""]
+    trial: Float[Array, "rows classes"]
+    steps: Float[Array, "pairs rows classes"]
+    changes: Float[Array, "pairs rows classes"]
+
+
+def begin_descent(point: Float[Array, "rows classes"], pairs: int) -> Descent:
+    """Start at a point, whose loss is to be evaluated."""
+    none = jnp.zeros((pairs, *point.shape), point.dtype)
+    value = jnp.full((), math.log(point.shape[1]), point.dtype)
+    return Descent(point, value, jnp.zeros_like(point), jnp.zeros((), bool), point, none, none)
+
+
+def descend(
+    descent: Descent, value: Float[Array, ""], slope: Float[Array, "rows classes"], metric: Factorisation
+) -> Descent:
+    """Take the loss and the gradient at the trial point, and choose the next one.
+
+    If the loss has fallen enough, the trial becomes the point, and the next trial lies one L-BFGS step ahead,
+    −H·slope. H starts as a multiple of P = A⁻¹ ⊕ 1: 1 before the first pair, then sᵀy/(yᵀPy) of the newest
+    pair. Products sᵀy do not depend on coordinates, so this is L-BFGS in coordinates in which A is the
+    identity. If the loss has not fallen enough, the point stays, and the next trial is the minimum of the
+    parabola through both losses and the slope at the point.
+
+    Args:
+        descent: the minimisation so far.
+        value: the loss at ``descent.trial``; the step fails if it is not finite.
+        slope: its gradient.
+        metric: A, factorised, for all rows of a point but the last.
+
+    Source: Nocedal and Wright, Numerical Optimization, alg. 7.4 and section 3.5.
+    """
+    move, first, known = descent.trial - descent.point, ~descent.begun, descent.value
+    along = jnp.sum(descent.slope * move)
+    sound = jnp.isfinite(value) & jnp.isfinite(slope).all()
+    eps = jnp.finfo(value.dtype).eps
+    rounding = _ROUNDING * eps * jnp.abs(known)
+    better = sound & (first | (value <= known + _ENOUGH * along + rounding))
+
+    change = slope - descent.slope
+    # Of a convex loss; what is not clearly above 0 is rounding.
+    turned = jnp.sum(move * change)
+    size = jnp.sqrt(jnp.sum(jnp.square(move)) * jnp.sum(jnp.square(change)))
+    useful = sound & ~first & (turned > eps * size)
+
+    def push(pairs: jax.Array, pair: jax.Array) -> jax.Array:
+        return jnp.where(useful, jnp.concatenate([pairs[1:], pair[None]]), pairs)
+
+    steps, changes = (push(descent.steps, move), push(descent.changes, change))
+    steps, changes = (steps, changes) if descent.steps.shape[0] else (descent.steps, descent.changes)
+    ahead = _quasi_newton(slope, steps, changes, metric)
+
+    rise = value - known - along
+    shorter = jnp.where(sound & (rise > 0), -along / jnp.where(rise > 0, 2 * rise, 1), _LEAST)
+    shorter = jnp.clip(shorter, _LEAST, _MOST)
+    return Descent(
+        jnp.where(better, descent.trial, descent.point),
+        jnp.where(better, value, descent.value),
+        jnp.where(better, slope, descent.slope),
+        descent.begun | better,
+        jnp.where(better, descent.trial - ahead, descent.point + shorter * move),
+        steps,
+        changes,
+    )
+
+
+def _quasi_newton(slope: jax.Array, steps: jax.Array, changes: jax.Array, metric: Factorisation) -> jax.Array:
+    """Apply the approximate inverse of the Hessian to a gradient, by two loops over the pairs."""
+
+    def inner(left: jax.Array, right: jax.Array) -> jax.Array:
+        return jnp.sum(left * right)
+
+    turned = [inner(s, y) for s, y in zip(steps, changes, strict=True)]
+    weights = [jnp.where(x > 0, 1 / jnp.where(x > 0, x, 1), 0) for x in turned]
+    shares = []
+    for s, y, weight in reversed(list(zip(steps, changes, weights, strict=True))):
+        share = weight * inner(s, slope)
+        slope = slope - share * y
+        shares.append(share)
+    # One solve for both, as it takes long to compile.
+    newest = changes[-1] if turned else jnp.zeros_like(slope)
+    both = jnp.concatenate([slope, newest], axis=1)
+    both = jnp.concatenate([solve(metric, both[:-1]), both[-1:]])
+    found, ahead = jnp.split(both, 2, axis=1)
+    curved = inner(newest, ahead)
+    if turned:
+        known = (curved > 0) & (turned[-1] > 0)
+        found = found * jnp.where(known, turned[-1] / jnp.where(known, curved, 1), 1)
+    for s, y, weight, share in zip(steps, changes, weights, reversed(shares), strict=True):
+        found = found + s * (share - weight * inner(y, found))
+    return found

@@ -1,0 +1,127 @@
+"""Sums of a classifier's softmax loss over examples: with its gradient, or at several temperatures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Integer, Num
+
+from covfree.core.products import product
+from covfree.core.sums import fold_parts
+from covfree.core.types import AnyArray, accumulation_dtype
+from covfree.statistics.groups import as_examples
+
+
+class SoftmaxSums(NamedTuple):
+    """Sums over examples that add up over clients.
+
+    Attributes:
+        loss: Σ_i n_i (log Σ_c exp s_ic − s_iy).
+        slope: its derivative by W and a in s_i = … + Wᵀ(x_i − m) + a; the last row is that by a.
+        number: Σ_i n_i, the examples behind the sums.
+    """
+
+    loss: Float[Array, ""]
+    slope: Float[Array, "dim_plus_1 classes"]
+    number: Float[Array, ""]
+
+
+def softmax_sums(
+    scores: Callable[[jax.Array], jax.Array],
+    features: Float[AnyArray, "examples dim"],
+    labels: Integer[AnyArray, " examples"],
+    counts: Num[AnyArray, " examples"],
+    centre: Float[Array, " dim"],
+    num_classes: int,
+) -> SoftmaxSums:
+    """Sum the cross-entropy of a classifier, and its derivative by a linear term of the scores.
+
+    Costs 2·n·d·C operations beside the scores, in memory for one part of the examples.
+
+    Args:
+        scores: the classifier, from [examples, dim] to [examples, classes]; −∞ for an absent class.
+        features: x_i. Half precisions are summed in float32.
+        labels: y_i; a label outside [0, classes), or of an absent class, is padding.
+        counts: n_i, how often each example counts; 0 for padding.
+        centre: m.
+        num_classes: C, static.
+
+    >>> import jax.numpy as jnp
+    >>> x, y = jnp.array([[1.0], [3.0]]), jnp.array([0, 1])
+    >>> found = softmax_sums(lambda x: jnp.zeros((x.shape[0], 2)), x, y, jnp.ones(2), jnp.array([2.0]), 2)
+    >>> found.slope.tolist(), round(float(found.loss), 3)
+    ([[1.0, -1.0], [0.0, 0.0]], 1.386)
+    """
+
+    def add(total: SoftmaxSums, part: tuple[jax.Array, ...]) -> SoftmaxSums:
+        features, own, label, count = _scored(scores, part, num_classes, centre)
+        most = jnp.max(own, axis=1, keepdims=True)
+        powers = jnp.exp(own - most)
+        whole = powers.sum(1, keepdims=True)
+        loss = (jnp.log(whole) + most)[:, 0] - jnp.take_along_axis(own, label[:, None], axis=1)[:, 0]
+        picked = jnp.arange(num_classes, dtype=label.dtype)[None, :] == label[:, None]
+        residual = (powers / whole - picked.astype(own.dtype)) * count[:, None]
+        slope = jnp.concatenate([product((features - centre[None, :]).T, residual), residual.sum(0)[None, :]])
+        return SoftmaxSums(total.loss + (loss * count).sum(), total.slope + slope, total.number + count.sum())
+
+    zero = jnp.zeros((), centre.dtype)
+    zeros = SoftmaxSums(zero, jnp.zeros((centre.shape[0] + 1, num_classes), centre.dtype), zero)
+    return fold_parts(add, zeros, _examples(features, labels, counts))
+
+
+def scaled_losses(
+    scores: Callable[[jax.Array], jax.Array],
+    features: Float[AnyArray, "examples dim"],
+    labels: Integer[AnyArray, " examples"],
+    counts: Num[AnyArray, " examples"],
+    scales: Float[Array, " scales"],
+    num_classes: int,
+) -> Float[Array, " scales"]:
+    """Sum the cross-entropy of softmax(β·scores) for each of some β; see `softmax_sums` for the arguments.
+
+    Args:
+        scores: see `softmax_sums`.
+        features: see `softmax_sums`.
+        labels: see `softmax_sums`.
+        counts: see `softmax_sums`.
+        scales: the β, above 0.
+        num_classes: C, static.
+    """
+
+    def add(total: jax.Array, part: tuple[jax.Array, ...]) -> jax.Array:
+        _, own, label, count = _scored(scores, part, num_classes, None)
+        gap = own - jnp.take_along_axis(own, label[:, None], axis=1)
+
+        def one(scale: jax.Array) -> jax.Array:
+            return (jax.nn.logsumexp(scale * gap, axis=1) * count).sum()
+
+        return total + jax.lax.map(one, scales)
+
+    return fold_parts(add, jnp.zeros_like(scales), _examples(features, labels, counts))
+
+
+def _examples(features: AnyArray, labels: AnyArray, counts: AnyArray) -> tuple[jax.Array, ...]:
+    features, labels = as_examples(features, labels=labels)
+    return features, labels, jnp.asarray(counts)
+
+
+def _scored(
+    scores: Callable[[jax.Array], jax.Array],
+    part: tuple[jax.Array, ...],
+    num_classes: int,
+    centre: jax.Array | None,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Return features, scores, labels and counts of a part, finite where the count is 0."""
+    features, label, count = part
+    features = features.astype(accumulation_dtype(features))
+    kept = (count > 0) & (label >= 0) & (label < num_classes)
+    rest = jnp.zeros_like(features) if centre is None else jnp.broadcast_to(centre, features.shape)
+    features = jnp.where(kept[:, None], features, rest.astype(features.dtype))
+    own, label = scores(features), jnp.where(kept, label, 0)
+    kept &= jnp.take_along_axis(own, label[:, None], axis=1)[:, 0] > -jnp.inf
+    # Scores of padding are set to 0: those of an absent class, −∞, would make the loss NaN.
+    own = jnp.where(kept[:, None], own, 0)
+    return features, own, label, jnp.where(kept, count, 0).astype(own.dtype)

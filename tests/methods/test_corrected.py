@@ -1,0 +1,317 @@
+"""Heads corrected by softmax regression: the optimum, the steps, all sources, and what is refused."""
+
+from dataclasses import replace
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.optimize
+import scipy.special
+from precision import x64
+from sklearn.linear_model import LogisticRegression
+
+import covfree
+from covfree import rounds as federated
+from covfree.core import gathered
+from covfree.data import load_digits
+from covfree.data.partitions import inner_dirichlet
+from covfree.engine.examples import over_examples
+from covfree.engine.totals import How, through
+from covfree.methods.refine.descent import begin_descent, descend
+
+CLASSES, DIM, CLIENTS = 4, 6, 7
+KEY = jax.random.key(0)
+PENALTY = 0.02
+
+
+def federation(size=300, seed=0):
+    """Classes that overlap and differ in their covariance; class 3 is at one client."""
+    rng = np.random.default_rng(seed)
+    labels, clients = rng.integers(0, CLASSES, size), rng.integers(0, CLIENTS, size)
+    clients[labels == 3] = 0
+    root = rng.normal(size=(DIM, DIM)) * np.logspace(0, -1, DIM)
+    features = rng.normal(size=(size, DIM)) @ root * (1 + labels[:, None])
+    return features + 2 * rng.normal(size=(CLASSES, DIM))[labels], labels, clients
+
+
+DATA = federation()
+
+
+def fit(method, data=DATA, num_classes=CLASSES):
+    return covfree.fit(method, data[0].astype(np.float32), *data[1:], num_classes=num_classes)
+
+
+def no_head(covariance, moments):
+    """Scores of 0, so that what is learned has no offset."""
+    weight = jnp.zeros_like(moments.total).T
+    return covfree.LinearHead(weight, jnp.zeros_like(weight[0]), moments.present.astype(weight.dtype))
+
+
+def state_of(method, data=DATA):
+    """The server's state after each round over examples; every function is compiled once for all rounds."""
+    features, labels, clients = jnp.asarray(data[0]), jnp.asarray(data[1]), jnp.asarray(data[2])
+    first = method.rounds_over_rows
+    state = covfree.accumulate(
+        replace(method, rounds=method.rounds[:first]),
+        covfree.summarise(method, features, labels, clients),
+        num_classes=CLASSES,
+    )
+    source = over_examples(method, features, labels, clients, How(CLASSES, False))
+    states = []
+    for each in method.rounds[first:]:
+        state = through((each,), method.params, source, state)
+        states.append(state)
+    return states
+
+
+def covariance_of(gamma, data=DATA):
+    """FedCOF's covariance, with γ, and the mean of all examples."""
+    method = covfree.fedcof(gamma)
+    rows = covfree.summarise(method, jnp.asarray(data[0], float), *data[1:])
+    totals = covfree.accumulate(method, rows, num_classes=CLASSES)
+    return np.asarray(method.system(method.params, *totals).dense(), float), data[0].mean(0)
+
+
+def centred(scores):
+    return np.asarray(scores, float) - np.asarray(scores, float).mean(1, keepdims=True)
+
+
+def optimum(features, labels, covariance, mean, offset):
+    """The minimum of the objective by SciPy, in float64, as scores of the same examples."""
+    white = np.linalg.solve(np.linalg.cholesky(covariance), (features - mean).T).T
+    one_hot = np.eye(CLASSES)[labels]
+
+    def objective(flat):
+        weight, bias = flat[:-CLASSES].reshape(DIM, CLASSES), flat[-CLASSES:]
+        scores = offset + white @ weight + bias
+        residual = (scipy.special.softmax(scores, 1) - one_hot) / len(labels)
+        loss = (scipy.special.logsumexp(scores, 1) - (scores * one_hot).sum(1)).mean()
+        slope = np.concatenate([(white.T @ residual + PENALTY * weight).ravel(), residual.sum(0)])
+        return loss + PENALTY / 2 * (weight**2).sum(), slope
+
+    start = np.zeros(CLASSES * (DIM + 1))
+    found = scipy.optimize.minimize(objective, start, jac=True, options={"gtol": 1e-9}).x
+    return offset + white @ found[:-CLASSES].reshape(DIM, CLASSES) + found[-CLASSES:], objective(found)[0]
+
+
+def test_without_an_offset_it_is_logistic_regression_on_whitened_features():
+    features, labels, _ = DATA
+    method = covfree.corrected(covfree.fedcof(0.3, head=no_head), 80, penalty=PENALTY)
+    with x64():
+        covariance, mean = covariance_of(0.3)
+        states = state_of(method)
+        scores = covfree.solve_totals(method, *states[-1])(jnp.asarray(features))
+    white = np.linalg.solve(np.linalg.cholesky(covariance), (features - mean).T).T
+    peer = LogisticRegression(C=1 / (PENALTY * len(labels)), solver="newton-cg", tol=1e-9, max_iter=1000)
+    expected = peer.fit(white, labels)
+    np.testing.assert_allclose(centred(scores), centred(expected.decision_function(white)), atol=1e-5)
+    losses = [float(state[0].descent.value) for state in states]
+    assert np.all(np.diff(losses) <= 1e-12)
+
+
+@pytest.mark.parametrize("head", ["lda", "student", "ridge"])
+def test_with_an_offset_it_is_the_minimum_of_the_objective(head):
+    features, labels, _ = DATA
+    method = covfree.corrected(covfree.fedcof(0.3, head=head), 40, penalty=PENALTY)
+    states = state_of(method, (features.astype(np.float32), *DATA[1:]))
+    known = states[-1][0]
+    start = covfree.fit(covfree.fedcof(0.3, head=head), features.astype(np.float32), *DATA[1:])
+    scale = float(known.scale)
+    scores, value = optimum(
+        features, labels, *covariance_of(0.3), scale * centred(start(features.astype(np.float32)))
+    )
+    found = covfree.solve_totals(method, *states[-1])
+    np.testing.assert_allclose(centred(found(features.astype(np.float32))), centred(scores), atol=2e-2)
+    np.testing.assert_allclose(float(known.descent.value), value, rtol=1e-5)
+    # The temperature is nearly that of the training examples.
+    best = covfree.calibrate_temperature(start, jnp.asarray(features, jnp.float32), jnp.asarray(labels))
+    np.testing.assert_allclose(scale, 1 / float(best), rtol=0.1)
+    assert isinstance(found, covfree.CorrectedHead if head == "student" else covfree.LinearHead)
+
+
+def test_steps_that_fail_are_taken_back_and_losses_never_rise():
+    """A quadratic whose curvature is 30 times that of the metric."""
+    from covfree.core.linalg import factorise
+
+    curvature = jnp.diag(jnp.array([30.0, 3.0, 0.3]))
+    target = jnp.array([[1.0], [-2.0], [3.0], [0.5]])
+    metric = factorise(jnp.eye(3))
+
+    def evaluate(point):
+        slope = jnp.concatenate([curvature @ (point - target)[:-1], 2 * (point - target)[-1:]])
+        return 0.5 * jnp.sum(slope * (point - target)), slope
+
+    def run(spoilt):
+        descent, values, failed = begin_descent(jnp.zeros((4, 1)), 5), [], 0
+        step = jax.jit(descend)
+        for index in range(16):
+            value, slope = evaluate(descent.trial)
+            if index in spoilt:
+                value, slope = jnp.full((), jnp.nan), jnp.full_like(slope, jnp.inf)
+            before = descent.point
+            descent = step(descent, value, slope, metric)
+            failed += bool((descent.point == before).all())
+            values.append(float(descent.value))
+        assert np.all(np.diff(values) <= 0)
+        return descent, failed
+
+    descent, failed = run(())
+    np.testing.assert_allclose(descent.point, target, atol=1e-3)
+    assert 1 < failed < 8
+    np.testing.assert_allclose(run((3, 6))[0].point, target, atol=2e-2)
+
+
+METHODS = {
+    "nearest mean": covfree.fedncm(),
+    "refined": covfree.refined(covfree.fedcof(0.3), 1),
+    "Gram": covfree.fed3r(0.5),
+    "solutions": covfree.afl(),
+    "oracle": covfree.fedcof_oracle(0.3),
+    "Student": covfree.fedcof(0.3, head="student"),
+    "quadratic": covfree.qda(0.3, covariance="means"),
+    "mapped": covfree.fedcof(0.3, feature_map=covfree.relu_features(20)),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_any_method_in_rounds_as_in_one_call(name):
+    method = covfree.corrected(METHODS[name], 2)
+    features, labels, clients = DATA[0].astype(np.float32), *DATA[1:]
+    head, start = fit(method), fit(METHODS[name])
+    done = federated.run(
+        federated.as_algorithm(method, num_classes=CLASSES), features, labels, clients, key=KEY
+    )
+    np.testing.assert_allclose(
+        centred(done.result(features)),
+        centred(head(features)),
+        atol=2e-2 * np.abs(centred(head(features))).max(),
+    )
+    accuracy, before = (float(covfree.evaluate(each, features, labels)) for each in (head, start))
+    assert accuracy > before - 0.02
+    losses = [record["loss"] for record in done.history if "loss" in record]
+    # Of the start, and at the points before each step.
+    assert losses[-1] < losses[-3]
+    sent = covfree.sent_bytes(method, labels, clients, dim=DIM).total
+    own = covfree.sent_bytes(METHODS[name], labels, clients, dim=DIM).total
+    dim = 20 if name == "mapped" else DIM
+    assert sent - own == 4 * CLIENTS * (17 + 2 * (CLASSES * (dim + 1) + 2))
+
+
+def test_sums_parts_and_meshes(monkeypatch):
+    method = covfree.corrected(covfree.fedcof(0.3), 2)
+    features, labels, clients = DATA[0].astype(np.float32), *DATA[1:]
+    expected = fit(method)
+    sums = federated.as_algorithm(method, num_classes=CLASSES, uploads="sums")
+    done = federated.run(sums, features, labels, clients, key=KEY)
+    chex.assert_trees_all_close(done.result, expected, rtol=1e-3, atol=1e-3)
+    monkeypatch.setattr(gathered, "LARGE", 0)
+    monkeypatch.setattr(gathered, "_PART", 70 * DIM * 4)
+    chex.assert_trees_all_close(fit(method), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_padding_counts_and_those_who_stay_away():
+    method = covfree.corrected(covfree.fedcof(0.3), 2)
+    expected = fit(method)
+    rng = np.random.default_rng(1)
+    order = rng.permutation(len(DATA[1]) + 50)
+    padded = [
+        np.concatenate([x, np.full((50, *x.shape[1:]), fill)])[order]
+        for x, fill in zip(DATA, (np.nan, -1, 3), strict=True)
+    ]
+    chex.assert_trees_all_close(fit(method, padded), expected, rtol=1e-3, atol=1e-3)
+    # An example that counts twice is two examples.
+    from covfree.statistics.softmax import softmax_sums
+
+    x, y = jnp.asarray(DATA[0], jnp.float32), jnp.asarray(DATA[1])
+    twice = softmax_sums(expected, x, y, 2 * jnp.ones_like(y), jnp.zeros(DIM), CLASSES)
+    both = softmax_sums(
+        expected, *(jnp.concatenate([a, a]) for a in (x, y, jnp.ones_like(y))), jnp.zeros(DIM), CLASSES
+    )
+    chex.assert_trees_all_close(twice, both, rtol=1e-4, atol=1e-3)
+    # A round to which nobody comes changes nothing.
+    algorithm = federated.as_algorithm(method, num_classes=CLASSES)
+    everyone = np.arange(CLIENTS)
+    drawn = np.stack([everyone, *[np.full(CLIENTS, -1)] * 3])
+    none = federated.run(algorithm, x, *DATA[1:], key=KEY, participation=drawn).result
+    chex.assert_trees_all_close(none, fit(covfree.fedcof(0.3)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        (DATA[0][:CLASSES], np.arange(CLASSES), np.arange(CLASSES)),
+        (DATA[0], DATA[1], np.zeros_like(DATA[2])),
+        (DATA[0], np.where(DATA[1] < 2, DATA[1], -1), DATA[2]),
+        (DATA[0], np.zeros_like(DATA[1]), DATA[2]),
+        (np.zeros_like(DATA[0]), DATA[1], DATA[2]),
+        (DATA[0] + 100 * np.eye(CLASSES, DIM)[DATA[1]], DATA[1], DATA[2]),
+        (1e-12 * DATA[0], DATA[1], DATA[2]),
+        (1e12 * DATA[0], DATA[1], DATA[2]),
+        (DATA[0] + 2**13, DATA[1], DATA[2]),
+    ],
+    ids=["singles", "one client", "absent", "one class", "constant", "separable", "tiny", "huge", "far"],
+)
+@pytest.mark.parametrize("head", ["lda", "student"])
+def test_degenerate_federations_have_a_head(data, head):
+    own = covfree.fedcof("auto" if head == "lda" else 0.3, head=head)
+    method = covfree.corrected(own, 3)
+    features = data[0].astype(np.float32)
+    states = state_of(method, (features, *data[1:]))
+    corrected = covfree.solve_totals(method, *states[-1])
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(corrected))
+    found = np.asarray(corrected(features).argmax(1))
+    seen = np.unique(data[1][data[1] >= 0])
+    assert set(np.unique(found)) <= set(seen)
+    start = np.asarray(fit(own, data)(features).argmax(1))
+    kept = data[1] >= 0
+    before, after = ((x == data[1])[kept].mean() for x in (start, found))
+    assert after >= before - 0.01
+
+
+def test_the_unit_of_features_does_not_matter():
+    method = covfree.corrected(covfree.fedcof(covfree.relative(0.1)), 2)
+    one = centred(fit(method)(DATA[0].astype(np.float32)))
+    for scale in (1e-6, 1e6):
+        data = (DATA[0] * scale, *DATA[1:])
+        np.testing.assert_allclose(centred(fit(method, data)(data[0].astype(np.float32))), one, atol=2e-3)
+
+
+def test_the_penalty_is_swept_and_pulls_to_the_start():
+    features = DATA[0].astype(np.float32)
+    start = covfree.fedcof(0.3)
+
+    def scores(penalty):
+        return fit(covfree.corrected(start, 2, penalty=penalty))(features)
+
+    swept = jax.vmap(scores)(jnp.array([0.003, 1e4]))
+    np.testing.assert_allclose(swept[0], scores(0.003), atol=1e-3)
+    own = centred(fit(start)(features))
+    np.testing.assert_allclose(
+        centred(swept[1]) / np.abs(centred(swept[1])).max(), own / np.abs(own).max(), atol=0.2
+    )
+
+
+def test_digits_reach_the_head_of_all_data_in_one_place():
+    data = load_digits(seed=0)
+    train, test = (data.train_features, data.train_labels), (data.test_features, data.test_labels)
+    clients = inner_dirichlet(data.train_labels, 100, 0.1, seed=0)
+    methods = covfree.fedncm(), covfree.corrected(covfree.fedncm(), 4)
+    before, after = (float(covfree.evaluate(covfree.fit(m, *train, clients), *test)) for m in methods)
+    assert after > before + 0.04
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: covfree.corrected(covfree.deepafl()), "knows a covariance .* got 'deepafl'"),
+        (lambda: covfree.corrected(covfree.corrected(covfree.fedcof())), "got 'fedcof-corrected'"),
+        (lambda: covfree.corrected(covfree.ensemble()), "got 'ensemble'"),
+        (lambda: covfree.corrected(covfree.fedcof(), 0), "rounds: expected"),
+        (lambda: covfree.corrected(covfree.fedcof(), penalty=0.0), "penalty: expected"),
+    ],
+)
+def test_what_cannot_be_corrected(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
