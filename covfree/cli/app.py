@@ -17,6 +17,7 @@ from covfree.cli.federation import app as federation_app
 from covfree.cli.finetune import finetune_command
 from covfree.cli.heads import evaluate_command, fit_command
 from covfree.cli.partition import partition_command
+from covfree.methods import registry
 
 app = typer.Typer(
     name="covfree",
@@ -45,7 +46,7 @@ def covfree_command(
 
 app.command("partition")(partition_command)
 app.command("diagnose")(diagnose_command)
-app.command("compare")(compare_command)
+app.command("compare", epilog=f"Methods: {', '.join(registry())}.")(compare_command)
 app.command("fit")(fit_command)
 app.command("evaluate")(evaluate_command)
 app.command("finetune")(finetune_command)

@@ -34,7 +34,6 @@ from covfree.cli.options import (
 )
 from covfree.data import FeatureSet
 from covfree.heads.metrics import CLIENT_NAMES, NAMES
-from covfree.methods import registry
 from covfree.studies import Federation, Study, federations
 from covfree.studies.known import is_own
 from covfree.studies.present import present
@@ -56,49 +55,37 @@ def compare_command(
     methods: Annotated[
         str,
         typer.Option(
-            help=f"'all', or comma-separated: {', '.join(registry())}. Each may have numbers of its own, the "
-            "arguments of its maker in Python: all,fedcof:shrinkage=0.1:head=ridge. "
-            "Or your own, mine.py:function."
+            help="'all', or names (fedncm,fed3r,fedcof), with numbers as in fedcof:shrinkage=0.1:head=ridge.",
+            show_default=False,
         ),
     ] = "fedncm,fed3r,fedcof",
-    check: Annotated[
-        bool, typer.Option("--check", help="First hold your own methods to the laws of methods.")
-    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Hold your own methods to all laws first.")] = False,
     clients: Annotated[str | None, CLIENTS] = None,
     alpha: Annotated[str | None, ALPHA] = None,
     partition: Annotated[str | None, PARTITION] = None,
     seeds: Annotated[
         str,
-        typer.Option(help="Number of seeds (splits and partitions), counted from 0; or the seeds: 3,5,8."),
+        typer.Option(help="How many splits (5), or their seeds: 3,5,8.", show_default=False),
     ] = "5",
     numbers: Set = None,
     noise: Annotated[
         str | None,
-        typer.Option(help="Noise on the counts that clients send: uniform:ε, gaussian:ε or laplace:ε."),
+        typer.Option(help="On counts: uniform:ε, gaussian:ε, laplace:ε."),
     ] = None,
-    metrics: Annotated[
-        str | None, typer.Option(help=f"What else to measure, comma-separated: {', '.join(NAMES)}.")
-    ] = None,
+    metrics: Annotated[str | None, typer.Option(help=f"What to measure: {', '.join(NAMES)}.")] = None,
     out: Out = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the runs that --out holds.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the runs in --out.")] = False,
     report: ReportFile = None,
     config: Config = None,
     output_format: FormatOption = "table",
 ) -> None:
     """Compare methods on federations: accuracy, bytes up and time.
 
-    Where several values are given, with commas between, every combination is run: of data sets, clients,
-    partitions, alphas, and the numbers of methods.
-
-    Examples:
-      covfree compare --methods fedncm,fed3r,fedcof --alpha 0.5 --out results
-
-      covfree compare --dataset features.npz --set shrinkage=auto --format json
-
-      covfree compare --alpha 0.05,0.1,0.5 --methods fedncm,fedcof --set shrinkage=auto,0.1,1
-      --format latex
-
+    Values with commas between are all run, in every combination:
+      covfree compare --methods fedcof,mine.py:function --alpha 0.1,0.5 --out runs
+      covfree compare --dataset features.npz --set shrinkage=auto,0.1,1
       covfree compare --images photos --backbone efficientnet-lite0
+
     """
     chosen_seeds = seeds_of(seeds)
     chosen = variants_of(methods, numbers_of(numbers))

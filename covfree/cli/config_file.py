@@ -53,6 +53,6 @@ Config = Annotated[
     typer.Option(
         callback=_read,
         is_eager=True,
-        help="A TOML file with any of these options, such as rounds = 100; the command line's win.",
+        help="A TOML file with any of these options.",
     ),
 ]

@@ -24,48 +24,38 @@ T = TypeVar("T")
 
 
 DATASET = typer.Option(
-    help="'digits' (1,797 real images that ship with scikit-learn), or an .npz file with "
-    "features (n × d), labels (n) and, if there are any, clients (n) and is_test (n).",
-    show_default="digits",
+    help="'digits' (the default), or an .npz file: features (n × d), labels (n), clients, is_test.",
+    show_default=False,
 )
 Dataset = Annotated[str, DATASET]
-TestFile = Annotated[Path | None, typer.Option(help="An .npz file with the test part's features and labels.")]
-_CLIENTS = "Number of clients, where the data names none."
-_ALPHA = (
-    "The partition's number: concentration of the Dirichlet laws (small: few classes a client), "
-    "sigma of lognormal_sizes, classes or shards a client for pathological and shards, "
-    "uniform share of dominant_classes."
-)
-_PARTITION = (
-    f"How examples are spread: {', '.join(PARTITIONERS)}. Further arguments follow after colons: "
-    "pathological:class_assignment_mode=deterministic."
-)
+TestFile = Annotated[Path | None, typer.Option(help="An .npz file of test features and labels.")]
 # These options default to None, so that they can be refused where they would change nothing.
-CLIENTS = typer.Option(help=_CLIENTS, show_default="100")
-ALPHA = typer.Option(help=_ALPHA, show_default="0.1")
-PARTITION = typer.Option(help=_PARTITION, show_default="inner_dirichlet")
+CLIENTS = typer.Option(help="Clients (100), where the data names none.", show_default=False)
+ALPHA = typer.Option(
+    help="The partition's number (0.1): concentration, sigma, share, or classes or shards a client.",
+    show_default=False,
+)
+PARTITION = typer.Option(help=f"Spread (default first): {', '.join(PARTITIONERS)}.", show_default=False)
 NumClients = Annotated[int | None, CLIENTS]
 Alpha = Annotated[float | None, ALPHA]
 Partition = Annotated[str | None, PARTITION]
 USUAL = Federation(100, "inner_dirichlet", 0.1)
-Out = Annotated[Path | None, typer.Option(help="Folder for files; made if it is not there.")]
+Out = Annotated[Path | None, typer.Option(help="Folder for files; made if missing.")]
 ReportFile = Annotated[
     Path | None,
     typer.Option(
         "--report",
-        help="An .html file to write: a page of the results, with pictures, by class and by client.",
+        help="An .html page to write, with pictures.",
     ),
 ]
 
 # Options about images. They have no type here, as some commands require them and others do not.
 IMAGES = typer.Option(
-    help="A folder of images with one folder a class, an .npz file with images (n × h × w × 3, uint8) and "
-    "labels (n), or tfds:NAME, a TensorFlow data set."
+    help="A folder of a folder for each class, an .npz file of images, labels, or tfds:NAME of TensorFlow."
 )
-NETWORK = typer.Option(help="Pre-trained network; covfree backbones lists them.")
+NETWORK = typer.Option(help="Network (see covfree backbones).")
 WEIGHTS = typer.Option(
-    help="Its weights: a .safetensors or .pth file, or owner/name@commit on the Hugging Face hub. Without "
-    "it those that a Python package brings, for efficientnet_lite0."
+    help="A .safetensors or .pth file, or owner/name@commit on the hub; efficientnet_lite0 may have none."
 )
 
 
@@ -130,14 +120,13 @@ def seeds_of(text: str) -> list[int]:
 FormatOption = Annotated[
     Format,
     # A short metavar: a list of the choices would leave only half the width for the help.
-    typer.Option("--format", metavar="NAME", help=f"What to print: {', '.join(get_args(Format))}."),
+    typer.Option("--format", metavar="NAME", help=f"{', '.join(get_args(Format))}.", show_default=False),
 ]
 Set = Annotated[
     str | None,
     typer.Option(
         "--set",
-        help="Numbers for all methods that take them and have none of their own: "
-        "shrinkage=auto,0.1:num_subsets=3. Of several values, with commas between, every combination is run.",
+        help="Numbers for all methods that take them: shrinkage=auto,0.1:num_subsets=3.",
     ),
 ]
 

@@ -275,7 +275,7 @@ def test_a_method_that_fails_does_not_end_the_table(compare, monkeypatch):
 
 def test_help_is_two_screens(cli, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    assert len(cli("compare", "--help").out.splitlines()) <= 90
+    assert len(cli("compare", "--help").out.splitlines()) <= 50
 
 
 def test_noise_on_the_counts(compare):
