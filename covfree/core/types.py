@@ -270,9 +270,10 @@ class LinearHead:
     in the mean of several, a class is present if it is present in any.
 
     ``present`` is a leaf of floats, as `jax.grad` refuses leaves of booleans, and a bias of −∞ in its place
-    becomes NaN under weight decay. Only its sign counts: its gradient is 0, and weight decay leaves it above
-    0, or at 0, so that no optimiser changes which classes are absent. Noise on all leaves does, and some code
-    refuses scores of −∞: take `with_finite_scores` there, which has no ``present``.
+    becomes NaN under weight decay. Its gradient is 0, so an optimiser changes it by weight decay alone: in
+    equal steps where it is above 0, and not at all where it is 0. Should decay take all of it to 0 or below,
+    an absent class is still told by its column and bias of 0, which no step changes: see `marks`. Noise on
+    all leaves does, and some code refuses scores of −∞: take `with_finite_scores` there, without ``present``.
 
     Attributes:
         weight: one column a class.
@@ -304,4 +305,18 @@ class LinearHead:
                 f"{list(jnp.shape(self.bias))}"
             )
         scores = jnp.matmul(features, self.weight, precision=jax.lax.Precision.HIGHEST)
-        return masked(scores + jnp.broadcast_to(self.bias, scores.shape), self.present)
+        return masked(scores + jnp.broadcast_to(self.bias, scores.shape), self.marks)
+
+    @property
+    def marks(self) -> Float[Array, "*batch classes"] | None:
+        """1 for each class that is present, 0 for an absent one; None if ``present`` is None.
+
+        That is where ``present`` is above 0. If it is above 0 nowhere, a class is present unless its column of
+        ``weight`` and its bias are 0.
+        """
+        if self.present is None:
+            return None
+        present = self.present > 0
+        empty = jnp.all(self.weight == 0, axis=-2)
+        empty &= jnp.broadcast_to(self.bias == 0, empty.shape)
+        return jnp.where(present.any(-1, keepdims=True), present, ~empty).astype(self.weight.dtype)

@@ -68,4 +68,4 @@ def adapter_model(
         adapter = Adapter(down, jnp.zeros((rank, dim), inner.weight.dtype))
     trained = linear_model(inner).trained
     classes = inner.weight.shape[1]
-    return Model((adapter, trained), inner.present, (), _features, _scores, _finish, num_classes=classes)
+    return Model((adapter, trained), inner.marks, (), _features, _scores, _finish, num_classes=classes)

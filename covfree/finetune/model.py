@@ -137,7 +137,7 @@ def linear_model(head: LinearHead | StudentHead | MappedHead) -> Model:
         inner = inner.linear
     if not isinstance(inner, LinearHead):
         raise TypeError(f"head: expected a linear head, got {type(inner).__name__}")
-    frozen = feature_map, inner.present
+    frozen = feature_map, inner.marks
     classes = inner.weight.shape[1]
     trained = replace(inner, present=None)
     return Model(trained, frozen, (), linear_features, _linear_scores, _linear_head, num_classes=classes)
@@ -274,7 +274,7 @@ def network_model(
     parts = {"network": check_params(params), "head": replace(head, present=None)}
     kept = {"head": ("network",), "backbone": ("head",), "all": ()}[train]
     trained = {name: part for name, part in parts.items() if name not in kept}
-    frozen = {name: parts[name] for name in kept} | {"present": head.present, "statistics": fixed}
+    frozen = {name: parts[name] for name in kept} | {"present": head.marks, "statistics": fixed}
     about = backbone, train, norms, dropout, preprocessing
     functions = _NetworkFeatures(*about), _NetworkScores(*about), _NetworkResult(*about)
     return Model(trained, frozen, moving, *functions, num_classes=head.weight.shape[1])

@@ -92,6 +92,6 @@ def with_prior_means(
     dtype = head.weight.dtype
     prior = jnp.asarray(prior_means, dtype).T * jnp.asarray(scale, dtype)
     # A head may mark a class as absent by `present` alone, so mask its weight and bias.
-    known = 1.0 if head.present is None else head.present > 0
+    known = 1.0 if head.marks is None else head.marks > 0
     strength = jnp.asarray(strength, dtype) * jnp.broadcast_to(jnp.asarray(known, dtype), head.bias.shape)
     return LinearHead(prior + strength[None, :] * head.weight, strength * head.bias)

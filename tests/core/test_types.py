@@ -140,12 +140,39 @@ def test_heads_are_subtracted_averaged_and_differentiated_leaf_by_leaf():
     absent = np.asarray(first.present) == 0
     np.testing.assert_array_equal(np.asarray(slope.weight)[:, absent], 0)
     assert np.abs(slope.weight).max() > 0
-    # Weight decay of all leaves shrinks marks, and changes no absence.
-    optimiser = optax.adamw(0.1, weight_decay=1.0)
-    updates, _ = optimiser.update(slope, optimiser.init(first), first)
-    decayed = optax.apply_updates(first, updates)
-    assert 0 < decayed.present.max() < 1
-    np.testing.assert_array_equal(np.isneginf(decayed(features)), np.isneginf(first(features)))
+
+
+DECAYING = {
+    "adamw": optax.adamw(0.1, weight_decay=1.0),
+    "more than all": optax.adamw(0.1, weight_decay=15.0),
+    "adam with L2": optax.chain(optax.add_decayed_weights(1.0), optax.adam(0.1)),
+    "lamb": optax.lamb(0.1, weight_decay=1.0),
+    "lion": optax.lion(0.1, weight_decay=1.0),
+}
+
+
+@pytest.mark.parametrize("name", DECAYING)
+def test_no_decay_changes_which_classes_are_absent(name):
+    """Not by a step, nor by 5,000: of all leaves, ``present`` too, which most take to 0 or below."""
+    head = covfree.LinearHead(jnp.eye(4).at[3, 3].set(0), jnp.zeros(4), jnp.array([1.0, 1.0, 1.0, 0.0]))
+    features, labels = jnp.eye(4)[jnp.array([0, 1, 2, 3])], jnp.array([0, 1, 2, 1])
+    optimiser = DECAYING[name]
+
+    def loss(head):
+        return optax.softmax_cross_entropy_with_integer_labels(head(features), labels).mean()
+
+    def step(carry, _):
+        head, state = carry
+        value, slope = jax.value_and_grad(loss)(head)
+        updates, state = optimiser.update(slope, state, head)
+        head = optax.apply_updates(head, updates)
+        return (head, state), (value, jnp.isneginf(head(features)))
+
+    (last, _), (losses, absent) = jax.lax.scan(step, (head, optimiser.init(head)), length=5000)
+    assert last.present.max() <= 1e-30, "marks are not decayed, or this tests nothing"
+    assert np.isfinite(losses).all()
+    np.testing.assert_array_equal(absent, np.broadcast_to(jnp.arange(4) == 3, absent.shape))
+    assert np.isfinite(covfree.with_finite_scores(last)(features)).all()
 
 
 def test_moments_of_nothing():

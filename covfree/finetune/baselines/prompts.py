@@ -160,7 +160,7 @@ def prompt_model(
         check_positive("top", top)
     trained = {"prompts": jnp.asarray(prompts), "head": replace(head, present=None)}
     kept = jnp.ones(len(prompts), bool)
-    frozen = {"network": check_params(params), "present": head.present, "kept": kept}
+    frozen = {"network": check_params(params), "present": head.marks, "kept": kept}
     about = backbone, preprocessing, top
     functions = _Features(*about), _Scores(*about)
     return Model(trained, frozen, (), *functions, num_classes=trained["head"].weight.shape[1])
