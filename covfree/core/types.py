@@ -311,8 +311,8 @@ class LinearHead:
     def marks(self) -> Float[Array, "*batch classes"] | None:
         """1 for each class that is present, 0 for an absent one; None if ``present`` is None.
 
-        That is where ``present`` is above 0. If it is above 0 nowhere, a class is present unless its column of
-        ``weight`` and its bias are 0.
+        That is where ``present`` is above 0. If it is above 0 nowhere, a class is present unless its column
+        of ``weight`` and its bias are 0.
         """
         if self.present is None:
             return None

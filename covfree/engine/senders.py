@@ -69,7 +69,7 @@ def numbers_of_messages(
     for place, (label, count) in enumerate(counted):
         keys[0, place] = count_keys(count, label, np).sum(dtype=np.uint32)
     for place in np.flatnonzero(_repeated(keys[0])):
-        own = rows(place)
+        own = rows(int(place))
         keys[1, place] = mean_keys(own.mean[(own.label >= 0) & (own.count > 0)], np).sum(dtype=np.uint32)
     return fair_numbers(order_of(keys), len(counted))
 

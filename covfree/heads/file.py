@@ -18,7 +18,7 @@ from covfree.core.checks import check_positive
 from covfree.core.types import Head, LinearHead
 from covfree.heads import CorrectedHead, GaussianHead, MappedHead, StudentHead
 from covfree.heads.file_maps import as_computed, check_map, map_arrays, plain, read_map, text_in
-from covfree.statistics.feature_maps import Adapter
+from covfree.statistics.feature_maps import FourierFeatures, ReluFeatures
 
 _FORMAT, _VERSION = "covfree.Head", 1
 _SAFETENSORS = ".safetensors"
@@ -44,7 +44,7 @@ class SavedHead(NamedTuple):
     Attributes:
         head: the classifier.
         class_names: [C] names of the classes; None if the file has none.
-        dim: size of the features that the head takes, before any map.
+        dim: size of the features that the head takes, before any map; of a network, those that it makes.
         num_classes: C.
         origin: what the head was fitted to, as `save_head` was told; None if the file does not say.
     """
@@ -75,7 +75,7 @@ def save_head(
 
     Args:
         head: a `LinearHead`, `GaussianHead` or `StudentHead`, one of these with a linear term, or one behind
-            a map, as fine-tuning makes it.
+            a map, as fine-tuning makes it: an adapter, or a network, whose parameters are saved.
         path: the file, which is replaced if it is there; ends in ``.npz``, or in ``.safetensors`` (needs the
             ``safetensors`` extra).
         class_names: a name for each class.
@@ -118,7 +118,7 @@ def save_head(
             check_map(own, _size_in(arrays))
     except ValueError as error:
         raise ValueError(f"head: {error}") from error
-    if feature_map is None or isinstance(feature_map, Adapter):
+    if not isinstance(feature_map, (FourierFeatures, ReluFeatures)):
         _check_dim(dim, _size_in(arrays))
     elif dim is None:
         raise ValueError("dim: expected the size of the features that come into the random map, got None")
@@ -141,11 +141,13 @@ def save_head(
         np.savez(file, **every)
 
 
-def load_head(path: str | PathLike[str]) -> SavedHead:
+def load_head(path: str | PathLike[str], *, network: Any = None) -> SavedHead:
     """Read a head that `save_head` wrote, or the ``--out`` of ``covfree fit`` and ``covfree finetune``.
 
     Args:
         path: the file.
+        network: of a trained network, a map with parameters of the same names and shapes, which those of the
+            file replace: ``finetune.NetworkMap(params, backbone, preprocessing)``. The file holds no code.
 
     Returns:
         The head, its classes' names and its sizes.
@@ -157,12 +159,12 @@ def load_head(path: str | PathLike[str]) -> SavedHead:
     """
     arrays = (read_safetensors if Path(path).suffix == _SAFETENSORS else read_npz)(Path(path))
     try:
-        return _read(arrays)
+        return _read(arrays, network)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _read(arrays: dict[str, np.ndarray]) -> SavedHead:
+def _read(arrays: dict[str, np.ndarray], network: Any) -> SavedHead:
     if text_in(arrays, "format") != _FORMAT:
         raise ValueError(f"expected a head written by save_head, got arrays {sorted(arrays)}")
     version = arrays.get("version", np.zeros(0))
@@ -186,7 +188,7 @@ def _read(arrays: dict[str, np.ndarray]) -> SavedHead:
         head = CorrectedHead(head, LinearHead(weight, bias), scale)
     dim = _size_in(parts)
     if "map" in arrays:
-        head = MappedHead(read_map(arrays, dim), head)
+        head = MappedHead(read_map(arrays, dim, network), head)
         dim = arrays.get("map_directions", np.zeros((dim, 0))).shape[0]
     return SavedHead(head, names, dim, _classes_in(parts), _origin_in(arrays))
 

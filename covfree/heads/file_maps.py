@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import is_dataclass, replace
 from typing import Any
 
 import jax
@@ -17,13 +18,23 @@ _MAPS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "relu": (ReluFeatures, ("seed", "num_features")),
     "adapter": (Adapter, ("down", "up")),
 }
+# A map whose ``params`` alone are in the file.
+_NETWORK = "network"
 
 
-def read_map(arrays: dict[str, np.ndarray], size: int) -> Any:
-    """The map of features in a file; ``size`` is that of the features which come out."""
+def read_map(arrays: dict[str, np.ndarray], size: int, network: Any = None) -> Any:
+    """The map of features in a file.
+
+    Args:
+        arrays: what the file holds.
+        size: of the features which come out.
+        network: of a network's parameters, a map that has such parameters.
+    """
     kind = text_in(arrays, "map")
+    if kind == _NETWORK:
+        return _with_parameters(network, arrays)
     if kind not in _MAPS:
-        raise ValueError(f"map: expected one of {', '.join(_MAPS)}, got {kind!r}")
+        raise ValueError(f"map: expected one of {', '.join((*_MAPS, _NETWORK))}, got {kind!r}")
     make, names = _MAPS[kind]
     if missing := [f"map_{name}" for name in names if f"map_{name}" not in arrays]:
         raise ValueError(f"expected arrays {', '.join(missing)} of the map, got {sorted(arrays)}")
@@ -45,21 +56,55 @@ def read_map(arrays: dict[str, np.ndarray], size: int) -> Any:
     return feature_map
 
 
+def _with_parameters(network: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    """The network's map with the parameters in a file."""
+    if network is None:
+        raise ValueError(
+            "network: expected the map whose parameters the file holds, such as "
+            "finetune.NetworkMap(params, backbone, None), got None"
+        )
+    own = {f"map_{name}": leaf for name, leaf in _parameters(network.params).items()}
+    shapes = {name: list(array.shape) for name, array in arrays.items() if name.startswith("map_")}
+    wanted = {name: list(np.shape(leaf)) for name, leaf in own.items()}
+    if different := sorted(name for name in {*shapes, *wanted} if shapes.get(name) != wanted.get(name)):
+        name = different[0]
+        raise ValueError(
+            f"network: expected one with the file's parameters; {name}: {wanted.get(name)} in the network, "
+            f"{shapes.get(name)} in the file"
+        )
+    leaves = [jnp.asarray(arrays[name]).astype(jnp.asarray(leaf).dtype) for name, leaf in own.items()]
+    return replace(network, params=jax.tree.unflatten(jax.tree.structure(network.params), leaves))
+
+
+def _parameters(params: Any) -> dict[str, Any]:
+    """The leaves of a pytree, by name."""
+    found = jax.tree_util.tree_flatten_with_path(params)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in found}
+
+
 def map_arrays(feature_map: Any) -> dict[str, np.ndarray]:
     """What a file holds of a map of features, by name, but what it draws."""
     kind = next((name for name, (make, _) in _MAPS.items() if isinstance(feature_map, make)), None)
     if kind is None:
-        raise TypeError(
-            "head: expected a map of fourier_features, relu_features or an adapter before it, got "
-            f"{type(feature_map).__name__}; of a trained network save result.head, and beside it "
-            "result.feature_map.params"
-        )
+        params = getattr(feature_map, "params", None)
+        if params is None or not is_dataclass(feature_map):
+            raise TypeError(
+                "head: expected a map of fourier_features, relu_features, an adapter or a network before it, "
+                f"a dataclass with params, got {type(feature_map).__name__}"
+            )
+        own = {f"map_{name}": plain(leaf) for name, leaf in _parameters(params).items()}
+        return {"map": np.array(_NETWORK), **own}
     arrays = {f"map_{name}": plain(getattr(feature_map, name)) for name in _MAPS[kind][1]}
     return {"map": np.array(kind), **arrays}
 
 
 def check_map(arrays: Mapping[str, np.ndarray], size: int) -> None:
-    """Raise unless these are the numbers of a map from which features of this size come out."""
+    """Raise unless these are the numbers of a map from which features of this size come out.
+
+    Of a network that is known only when it is called.
+    """
+    if str(arrays["map"]) == _NETWORK:
+        return
     make, names = _MAPS[str(arrays["map"])]
     if make is Adapter:
         down, up = arrays["map_down"], arrays["map_up"]

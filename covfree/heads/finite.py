@@ -46,6 +46,6 @@ def with_finite_scores(head: AnyHead, absent: float = -1e9) -> AnyHead:
     if inner.present is None:
         return head
     lowest = max(absent, float(jnp.finfo(inner.bias.dtype).min) / 2)
-    present = inner.marks if isinstance(inner, LinearHead) else inner.present
+    present: Any = inner.marks if isinstance(inner, LinearHead) else inner.present
     bias = jnp.where(present > 0, inner.bias, lowest)
     return cast(AnyHead, replace(inner, bias=bias, present=None))

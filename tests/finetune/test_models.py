@@ -237,8 +237,18 @@ def test_a_trained_network_is_a_head_on_images(network, tmp_path):
     accuracy = ft.client_accuracy(done.result, pixels, LABELS, CLIENTS)
     right = np.asarray(scores).argmax(1) == LABELS
     np.testing.assert_allclose(accuracy, [right[k == CLIENTS].mean() for k in (0, 1)])
-    with pytest.raises(TypeError, match=r"of a trained network save result\.head"):
-        covfree.save_head(done.result, tmp_path / "head.npz")
+    # And is saved and loaded as one, into a network with other parameters.
+    blank = ft.NetworkMap(jax.tree.map(jnp.zeros_like, params), net, levels)
+    for name in ("head.npz", "head.safetensors"):
+        covfree.save_head(done.result, tmp_path / name, class_names=["a", "b"])
+        saved = covfree.load_head(tmp_path / name, network=blank)
+        np.testing.assert_array_equal(jax.jit(saved.head)(pixels), jax.jit(done.result)(pixels))
+        assert (saved.class_names, saved.num_classes, saved.dim) == (("a", "b"), 2, head.weight.shape[0])
+    with pytest.raises(ValueError, match=r"head\.npz: network: expected the map whose parameters"):
+        covfree.load_head(tmp_path / "head.npz")
+    other = replace(blank, params={"params": {"kernel": jnp.zeros(3)}})
+    with pytest.raises(ValueError, match=r"network: expected one with the file's parameters; map_.*None in"):
+        covfree.load_head(tmp_path / "head.npz", network=other)
     covfree.save_head(done.result.head, tmp_path / "head.npz")
 
 

@@ -227,7 +227,7 @@ DAMAGED = {
     "names": ("linear", {"class_names": np.array(["a"])}, "class_names: expected 3 names"),
     "numbers": ("linear", {"class_names": np.ones(3)}, "class_names: expected 3 names"),
     "root": ("gaussian", {"root": np.ones((3, 5, 4))}, "expected a gaussian head of floats mean"),
-    "map": ("relu", {"map": np.array("cubic")}, "map: expected one of fourier, relu, adapter, got 'cubic'"),
+    "map": ("relu", {"map": np.array("cubic")}, "map: expected one of fourier, .*, network, got 'cubic'"),
     "map-part": ("fourier", {"map_sigma": None}, "expected arrays map_sigma of the map"),
     "map-size": ("fourier", {"map_num_features": np.array(9)}, "map_num_features: expected 8.*got 9"),
     "draws": ("fourier", {"map_directions": np.ones((DIM, WIDE))}, "map_directions: expected what seed 5"),
