@@ -121,19 +121,7 @@ def test_the_sound_one_is_sound():
     check_algorithm(SOUND, reference=three_sums)
 
 
-FEDAVG = ft.fedavg(MODEL, **OPTIONS)
 NEAREST = as_algorithm(covfree.fedncm(), num_classes=3)
-
-
-def backwards(params, state, total):
-    """The sum as if it were weighed with −1: the server goes away from its clients."""
-    total = jax.tree.map(lambda x: -x if x.ndim else x, total)
-    return FEDAVG.server(params, state, total)
-
-
-def summing(params, state, total):
-    """The sum over clients in place of their mean."""
-    return FEDAVG.server(params, state, jax.tree.map(lambda x: x if x.ndim else jnp.ones_like(x), total))
 
 
 def negative(params, state, memory):
@@ -146,12 +134,11 @@ def remembering(params, sent, data, memory, key):
     return upload, memory + 1, metrics
 
 
+# Servers that train wrongly are in tests/testing/test_planted.py.
 @pytest.mark.parametrize(
     ("law", "algorithm"),
     [
-        ("learns", replace(FEDAVG, server=backwards)),
         ("learns", replace(NEAREST, result=negative)),
-        ("copies", replace(FEDAVG, server=summing)),
         ("empty", replace(SOUND, init=lambda *_: (jnp.zeros(5), jnp.zeros(())), client=remembering)),
     ],
 )

@@ -151,11 +151,10 @@ def test_a_planted_fault_is_found(fault):
         check()
 
 
+# Of the methods and algorithms above: tests/methods/test_contracts.py, tests/testing/test_algorithm.py.
 def test_without_a_fault_nothing_is_found():
     check_estimator(pooled, unbiased_for="covariance")
     check_head(about_classes)
-    check_method(covfree.fedncm(), reference=weighted_means)
-    check_algorithm(FEDAVG)
 
 
 @pytest.mark.parametrize(
