@@ -2,10 +2,13 @@
 
 import inspect
 import os
+import re
 import statistics
 import subprocess
 import sys
+import tomllib
 import types
+from pathlib import Path
 
 import pytest
 
@@ -103,3 +106,21 @@ def test_import_costs_little_more_than_jax(tmp_path):
     written = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
     run(code, **written)
     assert statistics.median(float(run(code, **written)) for _ in range(7)) <= 0.45
+
+
+def test_the_readme_of_a_package_index_has_no_relative_links():
+    """As soon as the project has an address, by its metadata; without one it is the README as it is."""
+    core = pytest.importorskip("hatchling.metadata.core")
+    manager = pytest.importorskip("hatchling.plugin.manager")
+    root = Path(__file__).parent.parent
+    config = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))
+    written = (root / "README.md").read_text("utf-8")
+    assert core.ProjectMetadata(str(root), manager.PluginManager(), config).core.readme == written
+    config["project"]["urls"]["Repository"] = "https://example.org/one/covfree/"
+    text = core.ProjectMetadata(str(root), manager.PluginManager(), config).core.readme
+    links = re.findall(r"\]\(([^)]*)\)|<img[^>]*src=\"([^\"]*)\"", text)
+    assert len(links) == len(re.findall(r"\]\(|<img", written)) > 20
+    assert all(re.match(r"https?://|#", link or picture) for link, picture in links)
+    for kind, file in (("raw", "docs/figures/covariance_from_means.png"), ("blob", "docs/methods.md")):
+        assert f"https://example.org/one/covfree/{kind}/main/{file}" in text
+        assert (root / file).exists()
