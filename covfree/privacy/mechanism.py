@@ -206,8 +206,8 @@ def private(
             ``"local"``: each client's upload is private by itself.
         neighbours: whether an example (or client) is added or removed, or replaced by another.
         honest: clients that surely take part and keep their noise to themselves; for distributed noise.
-        weight: with ``unit="client"``, the most examples that a client may weigh: the norm of its sums is
-            clipped to that of so many examples of one class.
+        weight: with ``unit="client"``, the most examples that a client may weigh: its sums are scaled down to
+            the norm of so many examples of one class, and its second moment to that of twice as many.
         projection: number p of features after a public random projection; None for none.
         seed: public seed of the projection.
 
@@ -246,8 +246,9 @@ def private(
     if needs_matrix(method):
         kinds = (("sums",), ("sums", "matrix"))
     log = _LOG_DEVIATION[noise]
+    both, part = len(kinds) > 1, rho / len(kinds)
     grids = tuple(
-        {kind: Grid.of(kind, log, rho / len(kinds), least, clip, weight, neighbours) for kind in step}
+        {kind: Grid.of(kind, log, part, least, clip, weight, neighbours, both) for kind in step}
         for step in kinds
     )
     names = ("class sums", "second moment, or class sums again")

@@ -26,6 +26,9 @@ from covfree.privacy.uploads import Grid, Upload, full_matrix
 # in experiments/privacy.md; a ridge head without an intercept suffers from noise sooner.
 _WORTH_OF_LDA = 1.0
 _WORTH_OF_RIDGE = 0.25
+# And if the noise in a class mean has at most this share of its squared distance from the others: beyond, the
+# means need the rest of the budget more.
+_NOISE_OF_MEANS = 0.1
 
 
 @dataclass(frozen=True)
@@ -107,13 +110,18 @@ def worth_a_matrix(method: Method[Any], known: NoisySums, grid: Grid, noises: in
     """Whether a second moment under this noise would tell more than it hides, judged by what is released.
 
     It compares the noise's edge σ√(2d)/N with the average eigenvalue of the within-class covariance,
-    (mean ‖x‖² − Σ_c N_c ‖μ_c‖²/N)/d.
+    (mean ‖x‖² − Σ_c N_c ‖μ_c‖²/N)/d; and the noise in class means with their distances.
     """
     dim = known.sums.shape[1]
     squares = (known.sums**2).sum(1) - dim * known.sum_deviation**2
     between = float(np.maximum(squares * known.reciprocals, 0).sum()) / known.num_examples
     spread = (known.square - between) / dim
     edge = float(noise_edge(grid.deviation(noises), dim)) / known.num_examples
+    means = (known.sums * known.reciprocals[:, None])[known.present]
+    noise = dim * float(np.mean((known.sum_deviation * known.reciprocals[known.present]) ** 2))
+    signal = float(np.mean(((means - known.sums.sum(0) / known.num_examples) ** 2).sum(1))) - noise
+    if noise > _NOISE_OF_MEANS * signal:
+        return False
     return edge < (_WORTH_OF_LDA if _is_lda(method) else _WORTH_OF_RIDGE) * spread
 
 

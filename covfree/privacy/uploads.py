@@ -64,6 +64,7 @@ class Grid:
         clip: B, the bound on a feature vector's norm.
         weight: if the unit is a client, the most that its upload may weigh, in examples; None for an example.
         bound: the bound on the integers' norm: of an example's features, or of a client's whole upload.
+        both: whether clients are clipped by both kinds, as they will be asked for both.
         count: the integer that counts one example; 0 if clients are bounded, or of a matrix.
         square: the integer that stands for a squared norm of B²; likewise.
     """
@@ -73,6 +74,7 @@ class Grid:
     clip: float
     weight: float | None
     bound: int
+    both: bool = False
     count: int = 0
     square: int = 0
 
@@ -86,6 +88,7 @@ class Grid:
         clip: float,
         weight: float | None,
         neighbours: Neighbours,
+        both: bool = True,
     ) -> Grid:
         """Make the finest grid whose sums, with so many noises, cost at most ρ.
 
@@ -111,7 +114,7 @@ class Grid:
             raise ValueError(
                 f"epsilon: expected a larger one; under so much noise a norm has {bound} steps of the grid"
             )
-        return cls(kind, log_deviation, clip, weight, bound, count, square)
+        return cls(kind, log_deviation, clip, weight, bound, both, count, square)
 
     def rho(self, noises: int, neighbours: Neighbours) -> float:
         """ρ of a release of the sum with so many noises."""
@@ -131,7 +134,7 @@ class Grid:
     def step(self) -> float:
         """The grid's unit: of features in the sums, of their products in the matrix."""
         if self.weight is not None:
-            return self._most / self.bound
+            return _limit(self.kind, self.clip, self.weight) / self.bound
         return self.clip / self.bound if self.kind == "sums" else (self.clip / self.bound) ** 2
 
     @property
@@ -145,12 +148,6 @@ class Grid:
         if self.weight is None:
             return self.clip**2 / self.square
         return self.step * self.clip / SQUARE_SHARE
-
-    @property
-    def _most(self) -> float:
-        """The bound on a client's upload, in features or products."""
-        of_one = self.clip * math.hypot(1, COUNT_SHARE, SQUARE_SHARE) if self.kind == "sums" else self.clip**2
-        return float(self.weight or 0) * of_one
 
     def upload(
         self,
@@ -166,7 +163,7 @@ class Grid:
         features, labels = np.asarray(features, np.float64)[kept], labels[kept]
         if self.weight is None:
             return self._of_examples(features, labels, num_classes)
-        return self._of_client(clipped(features, self.clip), labels, num_classes)
+        return self._of_client(clipped(features, self.clip), labels, num_classes, self.weight)
 
     def noised(self, upload: Upload, noises: int, random_bytes: RandomBytes) -> Upload:
         """Add so many noises to an upload."""
@@ -195,21 +192,23 @@ class Grid:
             product += (block.T @ block).astype(np.int64)
         return Upload("matrix", product[np.triu_indices(len(product))])
 
-    def _of_client(self, features: np.ndarray, labels: np.ndarray, num_classes: int) -> Upload:
-        if self.kind == "sums":
-            count = np.full(len(features), COUNT_SHARE * self.clip)
-            square = (features**2).sum(1) * (SQUARE_SHARE / self.clip)
-            values = _class_sums(np.c_[features, count, square], labels, num_classes)
-            weights = np.ones_like(values)
-        else:
-            full = features.T @ features
-            places = np.triu_indices(len(full))
-            # Each number off the diagonal stands twice in the matrix.
-            values, weights = full[places], np.where(places[0] == places[1], 1.0, 2.0)
-        norm = math.sqrt(float((weights * values**2).sum()))
+    def _of_client(
+        self, features: np.ndarray, labels: np.ndarray, num_classes: int, weight: float
+    ) -> Upload:
+        sums = np.c_[
+            features,
+            np.full(len(features), COUNT_SHARE * self.clip),
+            (features**2).sum(1) * (SQUARE_SHARE / self.clip),
+        ]
+        values = _class_sums(sums, labels, num_classes)
+        factor = _share(_limit("sums", self.clip, weight), np.linalg.norm(values))
+        if self.both:
+            # One factor for both kinds: the sums' product is subtracted from the second moment.
+            matrix = features.T @ features
+            factor = min(factor, _share(_limit("matrix", self.clip, weight), np.linalg.norm(matrix)))
+            values = matrix[np.triu_indices(len(matrix))] if self.kind == "matrix" else values
         # Towards 0, so that the integers' norm stays within the bound; the factor allows for float rounding.
-        scale = min(1.0, self._most * (1 - 1e-9) / norm if norm else 1.0) / self.step
-        return Upload(self.kind, np.trunc(values * scale).astype(np.int64))
+        return Upload(self.kind, np.trunc(values * ((1 - 1e-9) * factor / self.step)).astype(np.int64))
 
 
 # Examples of one product of integers.
@@ -222,6 +221,19 @@ _LEAST = 32
 def _deviation(kind: Kind, log_deviation: int, noises: int) -> float:
     """The deviation of a sum of noises: of each sum, or of the matrix in the sense of Frobenius' norm."""
     return 2.0**log_deviation * math.sqrt(noises * (2 if kind == "matrix" else 1))
+
+
+def _limit(kind: Kind, clip: float, weight: float) -> float:
+    """The bound on a client's upload, in features or products.
+
+    A client's classes add up in the second moment alone, so it has twice the weight there.
+    """
+    return weight * (clip * math.hypot(1, COUNT_SHARE, SQUARE_SHARE) if kind == "sums" else 2 * clip**2)
+
+
+def _share(limit: float, norm: float) -> float:
+    """The factor that scales a norm down to its limit; NaN and infinity cannot occur, as features are clipped."""
+    return min(1.0, limit / norm) if norm else 1.0
 
 
 def _class_sums(values: np.ndarray, labels: np.ndarray, num_classes: int) -> np.ndarray:

@@ -1,0 +1,154 @@
+"""Accuracy under differential privacy, by ε, kind of noise, and what is hidden.
+
+Run ``python experiments/privacy.py [--features FILE] --out FILE.json [--seeds N] [--large]``. The file has
+features, labels and is_test. Training examples are drawn from a Gaussian model of the training features (class
+means, one covariance) after a public projection to 256, as many as a federation needs; tests are the real ones. It
+writes the file as it goes, goes on where it was stopped, and prints two tables: of the model, and of whole sets
+with every method.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from data_sets import Data, digits, stored
+
+import covfree
+from covfree.privacy import private, public_projection
+
+EPSILONS = (1.0, 2.0, 4.0, 8.0)
+DELTA = 1e-6
+# Name, clients, examples of each, and how it is made private; the weight of a client is 0.3 of its examples.
+FEDERATIONS: tuple[tuple[str, int, int, dict[str, Any]], ...] = (
+    ("central, K = 1,000, n = 100", 1000, 100, {}),
+    ("distributed, K = 1,000, n = 100", 1000, 100, {"noise": "distributed", "honest": 1000}),
+    ("central, K = 100, n = 500", 100, 500, {}),
+    ("client level, K = 100, n = 500", 100, 500, {"unit": "client", "weight": 150.0}),
+    ("client level, K = 1,000, n = 100", 1000, 100, {"unit": "client", "weight": 30.0}),
+    ("local, K = 1,000, n = 100", 1000, 100, {"noise": "local"}),
+)
+LARGE = ("client level, K = 10,000, n = 50", 10_000, 50, {"unit": "client", "weight": 15.0})
+METHODS: dict[str, Callable[[], Any]] = {
+    "FedNCM": covfree.fedncm,
+    "FedCOF": covfree.fedcof,
+    "Fed3R": covfree.fed3r,
+    "FedCGS": covfree.fedcgs,
+}
+
+
+def model(data: Data, clients: int, each: int, rng: np.random.Generator) -> tuple[Data, np.ndarray]:
+    """Draw a federation, Dirichlet 0.1, from a Gaussian model of the training features; and its clients."""
+    x, y = data.features.astype(np.float64), data.labels
+    classes = int(y.max()) + 1
+    means = np.stack([x[y == c].mean(0) for c in range(classes)])
+    residual = x - means[y]
+    root = np.linalg.cholesky(residual.T @ residual / (len(x) - classes) + 1e-9 * np.eye(x.shape[1]))
+    shares = rng.dirichlet(np.full(classes, 0.1), clients)
+    labels = np.concatenate([rng.choice(classes, each, p=share) for share in shares])
+    drawn = np.empty((len(labels), x.shape[1]), np.float32)
+    for part in np.array_split(np.arange(len(labels)), max(1, len(labels) // 50_000)):
+        drawn[part] = means[labels[part]] + rng.normal(size=(len(part), x.shape[1])) @ root.T
+    return data._replace(features=drawn, labels=labels), np.repeat(np.arange(clients), each)
+
+
+def accuracy(head: Any, data: Data) -> float:
+    """In %."""
+    return 100 * float((np.asarray(head(data.test_features)).argmax(-1) == data.test_labels).mean())
+
+
+def projected(data: Data, number: int) -> Data:
+    """Both parts after a public projection."""
+    chosen = public_projection(number)
+    x, test = np.asarray(chosen(data.features)), np.asarray(chosen(data.test_features))
+    return data._replace(features=x, test_features=test)
+
+
+def clip_of(data: Data) -> float:
+    """The median norm, taken as public: it would come from other data of the same backbone."""
+    return float(np.median(np.linalg.norm(data.features, axis=1)))
+
+
+def row(data: Data, clients: np.ndarray, epsilon: float | None, names: list[str], how: dict) -> list[float]:
+    """Accuracy of methods on one federation, private unless ε is None."""
+    found = []
+    for name in names:
+        if epsilon is None:
+            # The exact covariance, of which the second moment tells: FedCOF's oracle.
+            method = covfree.fedcof_oracle() if name == "FedCOF" else METHODS[name]()
+            head: Any = covfree.fit(method, data.features, data.labels, clients)
+        else:
+            number = int(data.labels.max()) + 1
+            made = private(METHODS[name](), epsilon=epsilon, delta=DELTA, clip=clip_of(data), **how)
+            head = made.fit(data.features, data.labels, clients, num_classes=number)
+        found.append(accuracy(head, data))
+    return found
+
+
+def sets(features: Path | None) -> Iterator[tuple[str, Callable[[], Data]]]:
+    """Whole sets, real and drawn, which the second table is of."""
+    yield "digits, 1,201 examples of 64", lambda: digits(0)
+    rng = np.random.default_rng(0)
+    centres, labels = rng.normal(size=(5, 20)), rng.integers(0, 5, 20_000)
+    spread = np.geomspace(0.05, 8, 20) ** 0.5
+    for shift in (0.0, 3.0):
+        x = (centres[labels] + shift + spread * rng.normal(size=(20_000, 20))).astype(np.float32)
+        half = Data(x[:10_000], labels[:10_000], x[10_000:], labels[10_000:])
+        yield f"Gaussians, 10,000 examples of 20, mean {shift:.0f}", lambda half=half: half
+    if features is not None:
+        yield "Caltech-101, 5,818 examples of 128", lambda: projected(stored(features), 128)
+        of_model = projected(stored(features), 128)
+        yield (
+            "Caltech-101's model, 20,000 examples of 128",
+            lambda: model(of_model, 200, 100, np.random.default_rng(0))[0],
+        )
+
+
+def table(results: dict[str, dict[str, list[list[float]]]], names: list[str], kept: Callable) -> str:
+    """In Markdown: means over seeds."""
+    lines = [f"| | ε | {' | '.join(names)} |", f"|---|---{'|---' * len(names)}|"]
+    for name, by_epsilon in results.items():
+        if not kept(name):
+            continue
+        for epsilon, runs in by_epsilon.items():
+            mean = np.mean(runs, axis=0)
+            lines.append(f"| {name} | {epsilon} | {' | '.join(f'{value:.1f}' for value in mean)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure what is missing, and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--features", type=Path, help=".npz file with features, labels and is_test")
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--large", action="store_true", help="also 10,000 clients: 3 minutes, 3 GB")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file")
+    arguments = parser.parse_args()
+    results = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+
+    def add(name: str, seed: int, data: Data, clients: np.ndarray, names: list[str], how: dict) -> None:
+        for epsilon in (None, *EPSILONS):
+            runs = results.setdefault(name, {}).setdefault(str(epsilon or "none"), [])
+            if len(runs) <= seed:
+                runs.append(row(data, clients, epsilon, names, how))
+                arguments.out.write_text(json.dumps(results) + "\n")
+
+    for seed in range(arguments.seeds):
+        for name, make in sets(arguments.features):
+            data = make()
+            add(name, seed, data, np.arange(len(data.labels)) % 100, list(METHODS), {})
+        if arguments.features is not None:
+            real = projected(stored(arguments.features), 256)
+            for name, clients, each, how in (*FEDERATIONS, *([LARGE] if arguments.large and not seed else [])):
+                data, owners = model(real, clients, each, np.random.default_rng(seed))
+                add(name, seed, data, owners, ["FedNCM", "FedCOF"], how)
+    print(table(results, ["FedNCM", "FedCOF"], lambda name: "K =" in name))
+    print(table(results, list(METHODS), lambda name: "K =" not in name))
+
+
+if __name__ == "__main__":
+    main()
