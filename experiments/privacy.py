@@ -1,10 +1,10 @@
 """Accuracy under differential privacy, by ε, kind of noise, and what is hidden.
 
 Run ``python experiments/privacy.py [--features FILE] --out FILE.json [--seeds N] [--large]``. The file has
-features, labels and is_test. Training examples are drawn from a Gaussian model of the training features (class
-means, one covariance) after a public projection to 256, as many as a federation needs; tests are the real ones. It
-writes the file as it goes, goes on where it was stopped, and prints two tables: of the model, and of whole sets
-with every method.
+features, labels and is_test. Training examples are drawn from a Gaussian model of its training features, with
+class means and one covariance, after a public projection to 256, as many as a federation needs; test examples
+are the real ones. It writes the file as it goes, goes on where it was stopped, and prints two tables: of the
+model, and of whole sets with every method.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from covfree.privacy import private, public_projection
 
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
 DELTA = 1e-6
-# Name, clients, examples of each, and how it is made private; the weight of a client is 0.3 of its examples.
+# Name, clients, examples of each, and how it is made private; a client weighs a tenth of its examples.
 FEDERATIONS: tuple[tuple[str, int, int, dict[str, Any]], ...] = (
     ("central, K = 1,000, n = 100", 1000, 100, {}),
     ("distributed, K = 1,000, n = 100", 1000, 100, {"noise": "distributed", "honest": 1000}),
     ("central, K = 100, n = 500", 100, 500, {}),
-    ("client level, K = 100, n = 500", 100, 500, {"unit": "client", "weight": 150.0}),
-    ("client level, K = 1,000, n = 100", 1000, 100, {"unit": "client", "weight": 30.0}),
+    ("client level, K = 100, n = 500", 100, 500, {"unit": "client", "weight": 50.0}),
+    ("client level, K = 1,000, n = 100", 1000, 100, {"unit": "client", "weight": 10.0}),
     ("local, K = 1,000, n = 100", 1000, 100, {"noise": "local"}),
 )
-LARGE = ("client level, K = 10,000, n = 50", 10_000, 50, {"unit": "client", "weight": 15.0})
+LARGE = ("client level, K = 10,000, n = 50", 10_000, 50, {"unit": "client", "weight": 5.0})
 METHODS: dict[str, Callable[[], Any]] = {
     "FedNCM": covfree.fedncm,
     "FedCOF": covfree.fedcof,
@@ -143,7 +143,8 @@ def main() -> None:
             add(name, seed, data, np.arange(len(data.labels)) % 100, list(METHODS), {})
         if arguments.features is not None:
             real = projected(stored(arguments.features), 256)
-            for name, clients, each, how in (*FEDERATIONS, *([LARGE] if arguments.large and not seed else [])):
+            more = (LARGE,) if arguments.large and not seed else ()
+            for name, clients, each, how in (*FEDERATIONS, *more):
                 data, owners = model(real, clients, each, np.random.default_rng(seed))
                 add(name, seed, data, owners, ["FedNCM", "FedCOF"], how)
     print(table(results, ["FedNCM", "FedCOF"], lambda name: "K =" in name))

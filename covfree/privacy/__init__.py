@@ -3,6 +3,13 @@
 from covfree.privacy.accounting import Promise as Promise
 from covfree.privacy.accounting import Release as Release
 from covfree.privacy.accounting import spent as spent
+from covfree.privacy.attacks import auc as auc
+from covfree.privacy.attacks import found_at as found_at
+from covfree.privacy.attacks import membership_scores as membership_scores
+from covfree.privacy.attacks import membership_signal as membership_signal
+from covfree.privacy.auditing import AuditedEpsilon as AuditedEpsilon
+from covfree.privacy.auditing import audit_epsilon as audit_epsilon
+from covfree.privacy.auditing import epsilon_lower_bound as epsilon_lower_bound
 from covfree.privacy.discrete import discrete_gaussian as discrete_gaussian
 from covfree.privacy.estimates import debiased_reciprocal as debiased_reciprocal
 from covfree.privacy.estimates import debiased_within as debiased_within

@@ -192,9 +192,7 @@ class Grid:
             product += (block.T @ block).astype(np.int64)
         return Upload("matrix", product[np.triu_indices(len(product))])
 
-    def _of_client(
-        self, features: np.ndarray, labels: np.ndarray, num_classes: int, weight: float
-    ) -> Upload:
+    def _of_client(self, features: np.ndarray, labels: np.ndarray, num_classes: int, weight: float) -> Upload:
         sums = np.c_[
             features,
             np.full(len(features), COUNT_SHARE * self.clip),
@@ -232,7 +230,7 @@ def _limit(kind: Kind, clip: float, weight: float) -> float:
 
 
 def _share(limit: float, norm: float) -> float:
-    """The factor that scales a norm down to its limit; NaN and infinity cannot occur, as features are clipped."""
+    """The factor that scales a norm down to its limit; the norm is finite, as features are clipped."""
     return min(1.0, limit / norm) if norm else 1.0
 
 

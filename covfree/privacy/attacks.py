@@ -1,0 +1,88 @@
+"""What sums tell of single examples: attacks whose success has a closed form on Gaussian data."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from covfree.core.linalg import Scatter, factorise, solve
+from covfree.core.types import AnyArray, Scalar
+
+
+def membership_signal(
+    eigenvalues: Float[AnyArray, " dim"], count: Scalar, deviation: Scalar = 0.0
+) -> Float[Array, ""]:
+    """Return d′, by how many deviations an example's presence moves the likelihood ratio of a class sum.
+
+    d′² = Σ_j λ_j/(n λ_j + σ²) for Gaussian features with eigenvalues λ_j of their covariance, of which n are
+    summed, with noise of deviation σ in each sum. Without noise d′ = √(d/n). The attack then has
+    AUC Φ(d′/√2), and finds a share Φ(d′ − z) of the members at a false-positive rate 1 − Φ(z).
+
+    Args:
+        eigenvalues: λ_j, at least 0.
+        count: n.
+        deviation: σ, of the noise in each coordinate of the sum.
+    """
+    eigenvalues = jnp.asarray(eigenvalues, jnp.result_type(float))
+    count = jnp.asarray(count, eigenvalues.dtype)
+    whole = count * eigenvalues + jnp.square(jnp.asarray(deviation, eigenvalues.dtype))
+    return jnp.sqrt(jnp.where(whole > 0, eigenvalues / jnp.where(whole > 0, whole, 1), 0).sum())
+
+
+def membership_scores(
+    candidates: Float[AnyArray, "candidates dim"],
+    total: Float[AnyArray, " dim"],
+    count: Scalar,
+    centre: Float[AnyArray, " dim"],
+    covariance: Float[AnyArray, "dim dim"],
+    deviation: Scalar = 0.0,
+) -> Float[Array, " candidates"]:
+    """Score how likely each candidate is one of the examples in a class sum: a log likelihood ratio.
+
+    Knowing that x is in the sum moves the sum's mean by x − μ and leaves its covariance A = nΣ + σ²I nearly
+    as it is. So the log ratio is (x − μ)ᵀA⁻¹(S − nμ) − ½ (x − μ)ᵀA⁻¹(x − μ).
+
+    Args:
+        candidates: examples x that the attacker has.
+        total: S, the sum that was seen.
+        count: n, how many examples it is of.
+        centre: μ, the class's mean in the population.
+        covariance: Σ of the class in the population.
+        deviation: σ of the noise in each coordinate of the sum.
+    """
+    centred = jnp.asarray(candidates) - jnp.asarray(centre)[None, :]
+    dtype = centred.dtype
+    count = jnp.asarray(count, dtype)
+    spread = Scatter.from_matrix(jnp.asarray(covariance, dtype) * count)
+    system = factorise(spread.shifted(jnp.square(jnp.asarray(deviation, dtype))))
+    seen = jnp.asarray(total, dtype) - count * jnp.asarray(centre, dtype)
+    both = solve(system, jnp.concatenate([seen[None, :], centred]).T)
+    return (centred * both[:, 0][None, :]).sum(1) - (centred * both[:, 1:].T).sum(1) / 2
+
+
+def auc(members: Float[AnyArray, " members"], others: Float[AnyArray, " others"]) -> Float[Array, ""]:
+    """Return the probability that a member scores above another, ties half: the area under the ROC curve.
+
+    >>> import jax.numpy as jnp
+    >>> float(auc(jnp.array([2.0, 3.0]), jnp.array([1.0, 2.0])))
+    0.875
+    """
+    ordered = jnp.sort(jnp.asarray(others))
+    members = jnp.asarray(members)
+    below = jnp.searchsorted(ordered, members, side="left") + jnp.searchsorted(ordered, members, side="right")
+    return below.astype(jnp.result_type(float)).mean() / (2 * len(ordered))
+
+
+def found_at(
+    members: Float[AnyArray, " members"], others: Float[AnyArray, " others"], rate: float = 0.01
+) -> Float[Array, ""]:
+    """Return the share of members found where at most a share ``rate`` of the others is taken for one.
+
+    Args:
+        members: scores of members.
+        others: scores of others.
+        rate: the false-positive rate.
+    """
+    ordered = jnp.sort(jnp.asarray(others))
+    allowed = int(rate * len(ordered))
+    return (jnp.asarray(members) > ordered[len(ordered) - 1 - allowed]).mean(dtype=jnp.result_type(float))

@@ -1,0 +1,252 @@
+"""An audit of a federation: what attacks find in what is sent, before and after sums and noise."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Float, Integer
+
+import covfree.privacy.attacks as attacks
+from covfree.core.checks import check, check_positive
+from covfree.core.types import AnyArray
+from covfree.methods import fedncm
+from covfree.privacy.discrete import RandomBytes
+from covfree.privacy.mechanism import private
+from covfree.privacy.uploads import Grid
+
+# Candidates among whom one was in the sum, in re-identification.
+_CANDIDATES = 10
+# Share of the largest possible λ that the attacker adds to a covariance from few examples.
+_LOADING = 0.01
+# Sums that an attack looks at, at most: each is of one class of one sender.
+_MOST_SUMS = 300
+
+
+class Finding(NamedTuple):
+    """What attacks find in one kind of upload.
+
+    Attributes:
+        name: what is seen.
+        auc: area under the ROC curve of the membership attack; 0.5 is chance.
+        found: share of the members it finds at 1 % false positives.
+        named: share of sums of which the likeliest of 10 candidates is a member; chance is 0.1.
+        presence: AUC of telling whether a sender has a class, from its count; NaN if all have all classes.
+        difference: relative error of one sender's sums, from the sum of all with and without it; NaN for single
+            uploads, where there is nothing to subtract.
+        members: scores of members, for a picture.
+        others: scores of others.
+    """
+
+    name: str
+    auc: float
+    found: float
+    named: float
+    presence: float
+    difference: float
+    members: Float[np.ndarray, " members"]
+    others: Float[np.ndarray, " others"]
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Findings for all kinds of uploads of one federation.
+
+    Attributes:
+        findings: one for each kind.
+        epsilon: ε of the noisy ones.
+        delta: their δ.
+    """
+
+    findings: tuple[Finding, ...]
+    epsilon: float
+    delta: float
+
+    def __str__(self) -> str:
+        lines = [
+            "| What is seen | membership AUC | found at 1 % false positives | named among 10 | class present, AUC"
+            " | a client by difference |",
+            "|---|---|---|---|---|---|",
+        ]
+        for each in self.findings:
+            difference = "–" if np.isnan(each.difference) else f"error {100 * each.difference:.3g} %"
+            presence = "–" if np.isnan(each.presence) else f"{each.presence:.2f}"
+            lines.append(
+                f"| {each.name} | {each.auc:.3f} | {100 * each.found:.1f} % | {100 * each.named:.0f} % "
+                f"| {presence} | {difference} |"
+            )
+        return "\n".join(lines)
+
+
+class _World(NamedTuple):
+    """The examples: in the federation, kept out of it, and those from which the attacker knows the classes."""
+
+    features: np.ndarray
+    labels: np.ndarray
+    owners: np.ndarray
+    outside: np.ndarray
+    outside_labels: np.ndarray
+    centres: np.ndarray
+    covariance: np.ndarray
+
+
+def audit(
+    features: Float[AnyArray, "examples dim"],
+    labels: Integer[AnyArray, " examples"],
+    clients: Integer[AnyArray, " examples"],
+    *,
+    epsilon: float,
+    delta: float,
+    clip: float,
+    group: int = 10,
+    seed: int = 0,
+    random_bytes: RandomBytes = os.urandom,
+) -> Audit:
+    """Attack a federation's class sums: of single clients, of groups, of all, each as it is and with noise.
+
+    A third of the examples is the federation, a third stays out of it, and from the last third the attacker
+    knows each class's mean and the covariance within classes. Such an attacker is stronger than most. Noise
+    hides one example (`covfree.privacy.private` of FedNCM): local noise for single clients, central for all.
+
+    Args:
+        features: [examples, dim].
+        labels: their classes; below 0 is padding.
+        clients: whose each example is; below 0 is padding.
+        epsilon: ε of the noisy uploads.
+        delta: their δ.
+        clip: bound on the features' norm.
+        group: clients of a group.
+        seed: of the split and of the groups.
+        random_bytes: source of the noise.
+
+    Source: docs/privacy.md.
+    """
+    check(features, labels, clients)
+    check_positive("group", group)
+    world = _split(np.asarray(features, np.float64), np.asarray(labels), np.asarray(clients), seed)
+    rng = np.random.default_rng(seed)
+    senders = np.unique(world.owners)
+    number = len(world.centres)
+    places = np.searchsorted(senders, world.owners)
+    groups = rng.permutation(len(senders)) // group
+    everyone = np.zeros(len(senders), int)
+    findings = []
+    for name, noise, sender in (
+        ("each client's sums", None, np.arange(len(senders))),
+        (f"sums of groups of {group} clients", None, groups),
+        ("the sum of all clients", None, everyone),
+        ("each client's sums, local noise", "local", np.arange(len(senders))),
+        ("the sum of all, central noise", "central", everyone),
+    ):
+        made = private(fedncm(), epsilon=epsilon, delta=delta, clip=clip, noise=noise or "central")
+        seen = _seen(made.grids[0]["sums"], world, sender[places], number, noise is not None, random_bytes)
+        findings.append(_attacked(name, seen, world, places, rng))
+    return Audit(tuple(findings), epsilon, delta)
+
+
+class _Seen(NamedTuple):
+    """Sums [senders, classes, dim] and counts as they are seen; whose each example is; the noise of a sum."""
+
+    sums: np.ndarray
+    counts: np.ndarray
+    sender: np.ndarray
+    deviation: float
+
+
+def _split(features: np.ndarray, labels: np.ndarray, clients: np.ndarray, seed: int) -> _World:
+    kept = np.flatnonzero((labels >= 0) & (clients >= 0))
+    part = np.random.default_rng(seed).permutation(len(kept)) % 3
+    inside, outside, known = (kept[part == number] for number in range(3))
+    number = int(labels[kept].max(initial=-1)) + 1
+    counts = np.bincount(labels[known], minlength=number)
+    if not len(inside) or len(known) <= number:
+        raise ValueError(f"features: expected more than {3 * number} examples, got {len(kept)}")
+    centres = np.zeros((number, features.shape[1]))
+    np.add.at(centres, labels[known], features[known])
+    centres /= np.maximum(counts, 1)[:, None]
+    residual = features[known] - centres[labels[known]]
+    covariance = residual.T @ residual / max(len(known) - (counts > 0).sum(), 1)
+    covariance += _LOADING * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
+    return _World(
+        features[inside], labels[inside], clients[inside], features[outside], labels[outside], centres, covariance
+    )
+
+
+def _seen(
+    grid: Grid, world: _World, sender: np.ndarray, number: int, noisy: bool, random_bytes: RandomBytes
+) -> _Seen:
+    many = int(sender.max()) + 1
+    # The sums of all senders are those of so many more classes.
+    upload = grid.upload(world.features, sender * number + world.labels, many * number)
+    if noisy:
+        upload = grid.noised(upload, 1, random_bytes)
+    values = upload.values.reshape(many, number, -1)
+    deviation = grid.deviation(1) if noisy else 0.0
+    return _Seen(values[..., :-2] * grid.step, values[..., -2] * grid.count_step, sender, deviation)
+
+
+_scores = jax.jit(attacks.membership_scores)
+
+
+def _attacked(name: str, seen: _Seen, world: _World, places: np.ndarray, rng: np.random.Generator) -> Finding:
+    members, others, named = [], [], []
+    for own, others_own in _scored(seen, world, rng):
+        members.append(own)
+        others.append(others_own)
+        rivals = others_own[: _CANDIDATES - 1]
+        if len(rivals) == _CANDIDATES - 1:
+            named.append(own[0] > rivals.max())
+    if not members:
+        raise ValueError("labels: expected classes with examples in all three parts, got none")
+    inside, outside = np.concatenate(members), np.concatenate(others)
+    return Finding(
+        name,
+        float(attacks.auc(inside, outside)),
+        float(attacks.found_at(inside, outside)),
+        float(np.mean(named)) if named else float("nan"),
+        _presence(seen, world),
+        _difference(seen, world, places),
+        inside,
+        outside,
+    )
+
+
+def _scored(seen: _Seen, world: _World, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Scores of members and of others, as many as there are up to a limit, for sums drawn at random."""
+    pairs = np.unique(np.c_[seen.sender, world.labels], axis=0)
+    for sender, label in rng.permutation(pairs)[:_MOST_SUMS]:
+        own = np.flatnonzero((seen.sender == sender) & (world.labels == label))
+        strangers = np.flatnonzero(world.outside_labels == label)
+        if not len(strangers):
+            continue
+        own, strangers = rng.permutation(own)[:_CANDIDATES], rng.permutation(strangers)[:_CANDIDATES]
+        # One size for all, so that one function is compiled.
+        shown = np.concatenate([world.features[own], world.outside[strangers]])
+        padded = np.pad(shown, [(0, 2 * _CANDIDATES - len(shown)), (0, 0)])
+        count = max(float(seen.counts[sender, label]), 1.0)
+        arguments: tuple[Any, ...] = (padded, seen.sums[sender, label], count, world.centres[label])
+        score = np.asarray(_scores(*map(np.float32, (*arguments, world.covariance, seen.deviation))))
+        yield score[: len(own)], score[len(own) : len(shown)]
+
+
+def _presence(seen: _Seen, world: _World) -> float:
+    held = np.zeros(seen.counts.shape, bool)
+    held[seen.sender, world.labels] = True
+    if held.all():
+        return float("nan")
+    return float(attacks.auc(seen.counts[held], seen.counts[~held]))
+
+
+def _difference(seen: _Seen, world: _World, places: np.ndarray) -> float:
+    """How far off the first client's sums are, from two totals with noise of their own."""
+    if len(seen.sums) > 1:
+        return float("nan")
+    own = world.features[places == 0]
+    truth = np.zeros_like(seen.sums[0])
+    np.add.at(truth, world.labels[places == 0], own)
+    noise = seen.deviation * np.sqrt(2 * truth.size)
+    return float(noise / np.linalg.norm(truth))

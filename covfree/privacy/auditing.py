@@ -1,0 +1,126 @@
+"""A lower bound on ε by experiment: whether a mechanism keeps what it promises."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from covfree.core.checks import check_positive
+from covfree.privacy.accounting import check_delta, spent
+from covfree.privacy.discrete import RandomBytes
+from covfree.privacy.mechanism import Private
+
+# Thresholds that are tried, on one half of the runs.
+_THRESHOLDS = 200
+
+
+class AuditedEpsilon(NamedTuple):
+    """What an audit of one release found.
+
+    Attributes:
+        claimed: ε that the release claims.
+        lower: with the confidence asked for, ε is at least this.
+    """
+
+    claimed: float
+    lower: float
+
+    @property
+    def broken(self) -> bool:
+        """Whether the claim is refuted."""
+        return self.lower > self.claimed
+
+
+def epsilon_lower_bound(
+    present: Float[np.ndarray, " runs"],
+    absent: Float[np.ndarray, " runs"],
+    delta: float,
+    confidence: float = 0.999,
+) -> float:
+    """Bound ε from below by what tells two neighbouring data sets apart.
+
+    (ε, δ)-differential privacy means P(T > t) ≤ e^ε P′(T > t) + δ, for every test and both ways round. The
+    first half of the runs chooses the test, the second bounds both probabilities (Clopper and Pearson), so
+    the bound holds with the confidence whatever was tried.
+
+    Args:
+        present: a number from each run on one data set.
+        absent: the same from its neighbour.
+        delta: δ.
+        confidence: of the bound.
+    """
+    check_delta(delta)
+    halves = [(present[::2], absent[::2]), (present[1::2], absent[1::2])]
+    tried = np.quantile(np.concatenate(halves[0]), np.linspace(0, 1, _THRESHOLDS))
+    best, chosen = -math.inf, (1.0, 1.0, False)
+    for threshold in np.unique(np.r_[tried, 0.0]):
+        for sign in (1.0, -1.0):
+            for swapped in (False, True):
+                bound = _bound(halves[0], sign, threshold, swapped, delta, confidence)
+                if bound > best:
+                    best, chosen = bound, (sign, float(threshold), swapped)
+    return max(0.0, _bound(halves[1], *chosen, delta, confidence))
+
+
+def audit_epsilon(
+    made: Private,
+    *,
+    runs: int = 100_000,
+    confidence: float = 0.999,
+    random_bytes: RandomBytes = os.urandom,
+) -> AuditedEpsilon:
+    """Run the first release of a private method many times with and without one example, and bound its ε.
+
+    Each class holds one example, at the clipping norm, or none. As classes have noise of their own, one
+    release of ``runs`` classes is ``runs`` releases of one. What is audited is the very code that clients and
+    the server run: clipping, the grid, the noise and its sum.
+
+    Args:
+        made: a private method whose unit is an example, with central or local noise.
+        runs: number of runs of each kind.
+        confidence: of the lower bound.
+        random_bytes: source of the noise.
+    """
+    if made.promise.unit != "example" or made.promise.noise == "distributed":
+        raise ValueError("made: expected a unit of one example, and central or local noise")
+    check_positive("runs", runs)
+    grid = made.grids[0]["sums"]
+    features, labels = np.full((runs, 1), 2 * grid.clip), np.arange(runs)
+    scores = []
+    for kept in (labels, np.full(runs, -1)):
+        upload = grid.noised(grid.upload(features, kept, runs), 1, random_bytes)
+        # The likelihood ratio's statistic, in exact integers.
+        moves = np.array([grid.bound, grid.count, grid.square], float)
+        scores.append(upload.values @ moves)
+    delta = made.promise.delta
+    lower = epsilon_lower_bound(scores[0], scores[1], delta, confidence)
+    return AuditedEpsilon(spent(made.promise.releases[:1], delta), lower)
+
+
+def _bound(
+    runs: tuple[np.ndarray, np.ndarray],
+    sign: float,
+    threshold: float,
+    swapped: bool,
+    delta: float,
+    confidence: float,
+) -> float:
+    hits = [int((sign * each > sign * threshold).sum()) for each in runs]
+    sizes = [len(each) for each in runs]
+    if swapped:
+        hits, sizes = hits[::-1], sizes[::-1]
+    risk = (1 - confidence) / 2
+    low, high = _interval(hits[0], sizes[0], risk)[0], _interval(hits[1], sizes[1], risk)[1]
+    return math.log((low - delta) / high) if low > delta else -math.inf
+
+
+def _interval(hits: int, size: int, risk: float) -> tuple[float, float]:
+    from scipy.stats import beta
+
+    low = float(beta.ppf(risk, hits, size - hits + 1)) if hits else 0.0
+    high = float(beta.ppf(1 - risk, hits + 1, size - hits)) if hits < size else 1.0
+    return low, high
