@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 import covfree
+from covfree.cli.audit import audit_command
 from covfree.cli.backbones import backbones_command
 from covfree.cli.compare import compare_command
 from covfree.cli.diagnose import diagnose_command
@@ -46,6 +47,7 @@ def covfree_command(
 
 app.command("partition")(partition_command)
 app.command("diagnose")(diagnose_command)
+app.command("audit")(audit_command)
 app.command("compare", epilog=f"Methods: {', '.join(registry())}.")(compare_command)
 app.command("fit")(fit_command)
 app.command("evaluate")(evaluate_command)

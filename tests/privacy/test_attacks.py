@@ -12,7 +12,7 @@ from scipy.stats import norm
 import covfree
 from covfree.privacy import private
 from covfree.privacy.attacks import auc, found_at, membership_scores, membership_signal
-from covfree.privacy.auditing import audit_epsilon, epsilon_lower_bound
+from covfree.privacy.lower_bound import audit_epsilon, epsilon_lower_bound
 from covfree.privacy.uploads import Grid
 
 DIM, RUNS, HELD = 12, 3000, 4

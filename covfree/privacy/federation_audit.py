@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -34,10 +34,11 @@ class Finding(NamedTuple):
         name: what is seen.
         auc: area under the ROC curve of the membership attack; 0.5 is chance.
         found: share of the members it finds at 1 % false positives.
+        single: share of the sums that are of one example, so are its features.
         named: share of sums of which the likeliest of 10 candidates is a member; chance is 0.1.
         presence: AUC of telling whether a sender has a class, from its count; NaN if all have all classes.
-        difference: relative error of one sender's sums, from the sum of all with and without it; NaN for single
-            uploads, where there is nothing to subtract.
+        difference: relative error of one client's sums, as the sum of all with it less that without it; NaN
+            where not all are summed.
         members: scores of members, for a picture.
         others: scores of others.
     """
@@ -45,6 +46,7 @@ class Finding(NamedTuple):
     name: str
     auc: float
     found: float
+    single: float
     named: float
     presence: float
     difference: float
@@ -68,22 +70,23 @@ class Audit:
 
     def __str__(self) -> str:
         lines = [
-            "| What is seen | membership AUC | found at 1 % false positives | named among 10 | class present, AUC"
-            " | a client by difference |",
-            "|---|---|---|---|---|---|",
+            "| What is seen | membership AUC | found at 1 % false positives | of one example | named among 10"
+            " | class present, AUC | a client by difference |",
+            "|---|---|---|---|---|---|---|",
         ]
         for each in self.findings:
             difference = "–" if np.isnan(each.difference) else f"error {100 * each.difference:.3g} %"
             presence = "–" if np.isnan(each.presence) else f"{each.presence:.2f}"
+            single = "–" if np.isnan(each.single) else f"{100 * each.single:.0f} %"
             lines.append(
-                f"| {each.name} | {each.auc:.3f} | {100 * each.found:.1f} % | {100 * each.named:.0f} % "
-                f"| {presence} | {difference} |"
+                f"| {each.name} | {each.auc:.3f} | {100 * each.found:.1f} % | {single} "
+                f"| {100 * each.named:.0f} % | {presence} | {difference} |"
             )
         return "\n".join(lines)
 
 
 class _World(NamedTuple):
-    """The examples: in the federation, kept out of it, and those from which the attacker knows the classes."""
+    """The examples: of the federation, others, and those from which the attacker knows the classes."""
 
     features: np.ndarray
     labels: np.ndarray
@@ -143,8 +146,12 @@ def audit(
         ("the sum of all, central noise", "central", everyone),
     ):
         made = private(fedncm(), epsilon=epsilon, delta=delta, clip=clip, noise=noise or "central")
-        seen = _seen(made.grids[0]["sums"], world, sender[places], number, noise is not None, random_bytes)
-        findings.append(_attacked(name, seen, world, places, rng))
+        grid = made.grids[0]["sums"]
+        seen = _seen(grid, world, sender[places], number, noise is not None, random_bytes)
+        difference = float("nan")
+        if sender is everyone:
+            difference = _difference(grid, world, places, number, noise is not None, random_bytes)
+        findings.append(_attacked(name, seen, world, difference, rng))
     return Audit(tuple(findings), epsilon, delta)
 
 
@@ -172,14 +179,20 @@ def _split(features: np.ndarray, labels: np.ndarray, clients: np.ndarray, seed: 
     covariance = residual.T @ residual / max(len(known) - (counts > 0).sum(), 1)
     covariance += _LOADING * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
     return _World(
-        features[inside], labels[inside], clients[inside], features[outside], labels[outside], centres, covariance
+        features[inside],
+        labels[inside],
+        clients[inside],
+        features[outside],
+        labels[outside],
+        centres,
+        covariance,
     )
 
 
 def _seen(
     grid: Grid, world: _World, sender: np.ndarray, number: int, noisy: bool, random_bytes: RandomBytes
 ) -> _Seen:
-    many = int(sender.max()) + 1
+    many = int(sender.max(initial=0)) + 1
     # The sums of all senders are those of so many more classes.
     upload = grid.upload(world.features, sender * number + world.labels, many * number)
     if noisy:
@@ -192,7 +205,7 @@ def _seen(
 _scores = jax.jit(attacks.membership_scores)
 
 
-def _attacked(name: str, seen: _Seen, world: _World, places: np.ndarray, rng: np.random.Generator) -> Finding:
+def _attacked(name: str, seen: _Seen, world: _World, difference: float, rng: np.random.Generator) -> Finding:
     members, others, named = [], [], []
     for own, others_own in _scored(seen, world, rng):
         members.append(own)
@@ -207,9 +220,10 @@ def _attacked(name: str, seen: _Seen, world: _World, places: np.ndarray, rng: np
         name,
         float(attacks.auc(inside, outside)),
         float(attacks.found_at(inside, outside)),
+        _single(seen, world),
         float(np.mean(named)) if named else float("nan"),
         _presence(seen, world),
-        _difference(seen, world, places),
+        difference,
         inside,
         outside,
     )
@@ -233,6 +247,12 @@ def _scored(seen: _Seen, world: _World, rng: np.random.Generator) -> Iterator[tu
         yield score[: len(own)], score[len(own) : len(shown)]
 
 
+def _single(seen: _Seen, world: _World) -> float:
+    if seen.deviation:
+        return float("nan")
+    return float((np.unique(np.c_[seen.sender, world.labels], axis=0, return_counts=True)[1] == 1).mean())
+
+
 def _presence(seen: _Seen, world: _World) -> float:
     held = np.zeros(seen.counts.shape, bool)
     held[seen.sender, world.labels] = True
@@ -241,12 +261,15 @@ def _presence(seen: _Seen, world: _World) -> float:
     return float(attacks.auc(seen.counts[held], seen.counts[~held]))
 
 
-def _difference(seen: _Seen, world: _World, places: np.ndarray) -> float:
-    """How far off the first client's sums are, from two totals with noise of their own."""
-    if len(seen.sums) > 1:
-        return float("nan")
-    own = world.features[places == 0]
-    truth = np.zeros_like(seen.sums[0])
-    np.add.at(truth, world.labels[places == 0], own)
-    noise = seen.deviation * np.sqrt(2 * truth.size)
-    return float(noise / np.linalg.norm(truth))
+def _difference(
+    grid: Grid, world: _World, places: np.ndarray, number: int, noisy: bool, random_bytes: RandomBytes
+) -> float:
+    """Subtract the sum of all but the first client from the sum of all; how far off its sums that is."""
+    totals = []
+    for kept in (np.ones(len(places), bool), places != 0):
+        part = world._replace(features=world.features[kept], labels=world.labels[kept])
+        sender = np.zeros(kept.sum(), int)
+        totals.append(_seen(grid, part, sender, number, noisy, random_bytes).sums[0])
+    truth = np.zeros_like(totals[0])
+    np.add.at(truth, world.labels[places == 0], world.features[places == 0])
+    return float(np.linalg.norm(totals[0] - totals[1] - truth) / max(np.linalg.norm(truth), 1e-30))

@@ -1,0 +1,74 @@
+"""``covfree audit``: what attacks find in what clients send."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from covfree.cli.options import (
+    Alpha,
+    Dataset,
+    NumClients,
+    Out,
+    Partition,
+    TestFile,
+    assigned,
+    at_least,
+    federation_of,
+    named_option,
+)
+from covfree.studies.source import of_file
+
+
+def audit_command(
+    dataset: Dataset = "digits",
+    test_file: TestFile = None,
+    clients: NumClients = None,
+    alpha: Alpha = None,
+    partition: Partition = None,
+    epsilon: Annotated[float, typer.Option(help="ε of the noisy uploads.")] = 1.0,
+    delta: Annotated[float, typer.Option(help="Their δ; well below one over the number of examples.")] = 1e-5,
+    clip: Annotated[
+        float | None,
+        typer.Option(help="Bound on the features' norm; without it the largest, which is not public."),
+    ] = None,
+    group: Annotated[int, typer.Option(help="Clients of a group.")] = 10,
+    seed: Annotated[int, typer.Option(help="Seed of the split, the partition and the groups.")] = 0,
+    out: Out = None,
+) -> None:
+    """Attack the class sums that clients send: members, presence of classes, differences of sums.
+
+    Example:
+      covfree audit --clients 20 --epsilon 1 --out out/audit
+    """
+    from covfree.privacy.federation_audit import audit
+
+    at_least("seed", seed, 0)
+    at_least("group", group, 1)
+    data = of_file(dataset, test_file).load(seed)
+    federation = federation_of(data, clients, partition, alpha)
+    owners = assigned(federation, data, seed)
+    features = np.asarray(data.train_features)
+    bound = float(np.linalg.norm(features, axis=1).max()) if clip is None else clip
+    with named_option("epsilon"):
+        found = audit(
+            features,
+            np.asarray(data.train_labels),
+            np.asarray(owners),
+            epsilon=epsilon,
+            delta=delta,
+            clip=bound,
+            group=group,
+            seed=seed,
+        )
+    print(f"Noise: ε = {epsilon:g}, δ = {delta:g}, one example, norms up to {bound:.4g}. Chance: AUC 0.5.\n")
+    print(found)
+    if out is not None:
+        from covfree.studies.plots import roc
+
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "audit.md").write_text(f"{found}\n", encoding="utf-8")
+        roc.plot(out / "audit.png", "Membership, from class sums", found.findings)
+        print(f"\nWritten: {out / 'audit.md'}, {out / 'audit.png'}")

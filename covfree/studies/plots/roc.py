@@ -1,0 +1,49 @@
+"""The picture of ``covfree audit``: members found against others taken for members."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from covfree.privacy.federation_audit import Finding
+from covfree.studies.plots import style as figures
+
+
+def plot(path: Path, title: str, findings: Sequence[Finding]) -> list[Path]:
+    """Draw ROC curves of the membership attack, both axes logarithmic, as PNG, PDF and SVG.
+
+    Args:
+        path: path of one of the files; its suffix is replaced.
+        title: title over the picture.
+        findings: one curve each.
+
+    Returns:
+        The paths of the files.
+    """
+    with figures.style():
+        figure = figures.new_figure(figures.PAGE, 3.6)
+        figures.set_title(figure, title)
+        axes = figure.subplots()
+        for finding, colour in zip(findings, figures.palette(len(findings)), strict=True):
+            false, true = _curve(finding)
+            axes.step(false, true, where="post", color=colour, label=f"{finding.name} ({finding.auc:.2f})")
+        least = 1 / max(len(each.others) for each in findings)
+        chance = np.geomspace(least, 1, 50)
+        axes.plot(chance, chance, color="grey", linestyle=":", label="chance (0.50)")
+        axes.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.1))
+        axes.set_xlabel("others taken for members")
+        axes.set_ylabel("members found")
+        figures.legend_below(figure, axes.get_legend_handles_labels()[0])
+        return figures.save_all(figure, path)
+
+
+def _curve(finding: Finding) -> tuple[np.ndarray, np.ndarray]:
+    """Shares of others and of members above each threshold."""
+    thresholds = np.unique(np.r_[finding.members, finding.others])[::-1]
+    shares = [
+        1 - np.searchsorted(np.sort(each), thresholds, side="left") / len(each)
+        for each in (finding.others, finding.members)
+    ]
+    return shares[0], shares[1]

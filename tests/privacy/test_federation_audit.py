@@ -1,0 +1,74 @@
+"""The audit of a federation: what is known to leak is found, and noise hides it."""
+
+import numpy as np
+import pytest
+
+from covfree.privacy import audit
+from covfree.studies.plots import roc
+
+DIM, CLASSES, CLIENTS = 24, 4, 40
+RNG = np.random.default_rng(0)
+LABELS = RNG.integers(0, CLASSES, 6000)
+# Each client has two of the classes.
+OWNERS = (RNG.integers(0, CLIENTS // 2, 6000) * 2 + LABELS // 2) % CLIENTS
+FEATURES = RNG.normal(size=(6000, DIM)) + 4 * np.eye(CLASSES, DIM)[LABELS]
+
+
+def found(**changes):
+    options = {"epsilon": 1.0, "delta": 1e-5, "clip": 12.0, "random_bytes": np.random.default_rng(1).bytes}
+    return audit(FEATURES, LABELS, OWNERS, **options | changes)
+
+
+def test_attacks_find_members_until_sums_or_noise_hide_them(tmp_path):
+    result = found()
+    client, group, whole, local, central = result.findings
+    # A client's class has about 25 examples: the closed form gives Φ(√(24/25/2)) = 0.76.
+    assert client.auc == pytest.approx(0.76, abs=0.04)
+    assert client.auc > group.auc > whole.auc - 0.03
+    assert client.named > 0.3
+    assert abs(local.auc - 0.5) < 0.08
+    assert abs(central.auc - 0.5) < 0.12  # few candidates
+    assert client.presence == 1.0
+    assert abs(local.presence - 0.5) < 0.2
+    assert whole.difference < 1e-5
+    assert central.difference > 1
+    assert np.isnan(client.difference)
+    assert np.isnan(whole.presence)
+    assert client.single == 0
+    assert str(result).count("\n") == 6
+    paths = roc.plot(tmp_path / "picture.png", "A title", result.findings)
+    assert all(path.stat().st_size > 1000 for path in paths)
+
+
+def test_more_epsilon_hides_less():
+    clear = found(epsilon=2000.0).findings
+    assert clear[3].auc > 0.7
+    assert clear[3].presence > 0.99
+
+
+def test_examples_alone_in_their_class_are_counted():
+    owners = np.arange(6000)
+    result = audit(FEATURES, LABELS, owners, epsilon=1.0, delta=1e-5, clip=12.0)
+    assert result.findings[0].single == 1.0
+    assert result.findings[0].auc > 0.99
+
+
+def test_too_few_examples_are_refused():
+    with pytest.raises(ValueError, match="features: expected more than 12 examples, got 9"):
+        audit(FEATURES[:9], LABELS[:9] * 0 + 3, OWNERS[:9], epsilon=1.0, delta=1e-5, clip=1.0)
+
+
+def test_the_command_prints_a_table_and_writes_a_picture(tmp_path, capsys):
+    from covfree.cli import app
+
+    assert app.run(["audit", "--clients", "20", "--out", str(tmp_path / "out")]) == 0
+    text = capsys.readouterr().out
+    assert "the sum of all, central noise" in text
+    assert {each.name for each in (tmp_path / "out").iterdir()} == {
+        "audit.md",
+        "audit.png",
+        "audit.pdf",
+        "audit.svg",
+    }
+    assert app.run(["audit", "--epsilon", "-1"]) == 2
+    assert "--epsilon: expected" in capsys.readouterr().err
