@@ -3,8 +3,8 @@
 Run ``python experiments/privacy.py [--features FILE] --out FILE.json [--seeds N] [--large]``. The file has
 features, labels and is_test. Training examples are drawn from a Gaussian model of its training features, with
 class means and one covariance, after a public projection to 256, as many as a federation needs; test examples
-are the real ones. It writes the file as it goes, goes on where it was stopped, and prints two tables: of the
-model, and of whole sets with every method.
+are the real ones. It writes the file as it goes, goes on where it was stopped, draws a picture beside it,
+and prints two tables: of the model, and of whole sets with every method.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from data_sets import Data, digits, stored
 
 import covfree
 from covfree.privacy import private, public_projection
+from covfree.studies.plots import style as figures
 
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
 DELTA = 1e-6
@@ -120,6 +121,24 @@ def table(results: dict[str, dict[str, list[list[float]]]], names: list[str], ke
     return "\n".join(lines)
 
 
+def picture(results: dict[str, dict[str, list[list[float]]]], path: Path) -> None:
+    """Draw accuracy by ε: one colour a federation, solid FedCOF, dashed FedNCM."""
+    chosen = {name: runs for name, runs in results.items() if "K =" in name and "distributed" not in name}
+    with figures.style():
+        figure = figures.new_figure(figures.PAGE, 3.4)
+        figures.set_title(figure, "Caltech-101's model under differential privacy")
+        axes = figure.subplots()
+        for (name, runs), colour in zip(chosen.items(), figures.palette(len(chosen)), strict=True):
+            means = np.array([np.mean(runs[str(epsilon)], axis=0) for epsilon in EPSILONS])
+            axes.plot(EPSILONS, means[:, 1], color=colour, marker="o", label=f"{name}: FedCOF")
+            axes.plot(EPSILONS, means[:, 0], color=colour, linestyle="--", label="FedNCM")
+        axes.set(xscale="log", xlabel="ε", ylabel="accuracy in %", ylim=(0, 100))
+        axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
+        axes.minorticks_off()
+        figures.legend_below(figure, axes.get_legend_handles_labels()[0])
+        figures.save_all(figure, path)
+
+
 def main() -> None:
     """Measure what is missing, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -147,6 +166,8 @@ def main() -> None:
             for name, clients, each, how in (*FEDERATIONS, *more):
                 data, owners = model(real, clients, each, np.random.default_rng(seed))
                 add(name, seed, data, owners, ["FedNCM", "FedCOF"], how)
+    if arguments.features is not None:
+        picture(results, arguments.out)
     print(table(results, ["FedNCM", "FedCOF"], lambda name: "K =" in name))
     print(table(results, list(METHODS), lambda name: "K =" not in name))
 

@@ -15,6 +15,7 @@ import covfree.privacy.attacks as attacks
 from covfree.core.checks import check, check_positive
 from covfree.core.types import AnyArray
 from covfree.methods import fedncm
+from covfree.privacy.accounting import Noise
 from covfree.privacy.discrete import RandomBytes
 from covfree.privacy.mechanism import private
 from covfree.privacy.uploads import Grid
@@ -138,13 +139,14 @@ def audit(
     groups = rng.permutation(len(senders)) // group
     everyone = np.zeros(len(senders), int)
     findings = []
-    for name, noise, sender in (
+    kinds: tuple[tuple[str, Noise | None, np.ndarray], ...] = (
         ("each client's sums", None, np.arange(len(senders))),
         (f"sums of groups of {group} clients", None, groups),
         ("the sum of all clients", None, everyone),
         ("each client's sums, local noise", "local", np.arange(len(senders))),
         ("the sum of all, central noise", "central", everyone),
-    ):
+    )
+    for name, noise, sender in kinds:
         made = private(fedncm(), epsilon=epsilon, delta=delta, clip=clip, noise=noise or "central")
         grid = made.grids[0]["sums"]
         seen = _seen(grid, world, sender[places], number, noise is not None, random_bytes)

@@ -247,7 +247,7 @@ def private(
         kinds = (("sums",), ("sums", "matrix"))
     log = _LOG_DEVIATION[noise]
     both, part = len(kinds) > 1, rho / len(kinds)
-    grids = tuple(
+    grids: tuple[dict[Kind, Grid], ...] = tuple(
         {kind: Grid.of(kind, log, part, least, clip, weight, neighbours, both) for kind in step}
         for step in kinds
     )

@@ -25,7 +25,7 @@ from covfree.privacy.uploads import Grid, Upload, full_matrix
 # The matrix is asked for if its noise's edge is below so many average eigenvalues of the covariance. Measured
 # in experiments/privacy.md; a ridge head without an intercept suffers from noise sooner.
 _WORTH_OF_LDA = 1.0
-_WORTH_OF_RIDGE = 0.25
+_WORTH_OF_OTHERS = 0.25
 # And if the noise in a class mean has at most this share of its squared distance from the others: beyond, the
 # means need the rest of the budget more.
 _NOISE_OF_MEANS = 0.1
@@ -122,11 +122,11 @@ def worth_a_matrix(method: Method[Any], known: NoisySums, grid: Grid, noises: in
     signal = float(np.mean(((means - known.sums.sum(0) / known.num_examples) ** 2).sum(1))) - noise
     if noise > _NOISE_OF_MEANS * signal:
         return False
-    return edge < (_WORTH_OF_LDA if _is_lda(method) else _WORTH_OF_RIDGE) * spread
+    return edge < (_WORTH_OF_LDA if _is_within_lda(method) else _WORTH_OF_OTHERS) * spread
 
 
-def _is_lda(method: Method[Any]) -> bool:
-    return method.name not in ("fed3r", "fed3r-within") and option(method.system, "gram") is None
+def _is_within_lda(method: Method[Any]) -> bool:
+    return method.name not in _SUBTRACTED and option(method.system, "gram") is None
 
 
 # Methods with a Gram matrix, and Σ 1/N over the groups whose means they subtract from it: σ² times that is

@@ -199,11 +199,11 @@ class Grid:
             (features**2).sum(1) * (SQUARE_SHARE / self.clip),
         ]
         values = _class_sums(sums, labels, num_classes)
-        factor = _share(_limit("sums", self.clip, weight), np.linalg.norm(values))
+        factor = _share(_limit("sums", self.clip, weight), float(np.linalg.norm(values)))
         if self.both:
             # One factor for both kinds: the sums' product is subtracted from the second moment.
             matrix = features.T @ features
-            factor = min(factor, _share(_limit("matrix", self.clip, weight), np.linalg.norm(matrix)))
+            factor = min(factor, _share(_limit("matrix", self.clip, weight), float(np.linalg.norm(matrix))))
             values = matrix[np.triu_indices(len(matrix))] if self.kind == "matrix" else values
         # Towards 0, so that the integers' norm stays within the bound; the factor allows for float rounding.
         return Upload(self.kind, np.trunc(values * ((1 - 1e-9) * factor / self.step)).astype(np.int64))

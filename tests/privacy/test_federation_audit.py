@@ -29,7 +29,8 @@ def test_attacks_find_members_until_sums_or_noise_hide_them(tmp_path):
     assert abs(local.auc - 0.5) < 0.08
     assert abs(central.auc - 0.5) < 0.12  # few candidates
     assert client.presence == 1.0
-    assert abs(local.presence - 0.5) < 0.2
+    # A class of 25 examples stands out of noise that hides one.
+    assert 0.7 < local.presence < 1
     assert whole.difference < 1e-5
     assert central.difference > 1
     assert np.isnan(client.difference)
