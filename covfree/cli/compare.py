@@ -36,6 +36,7 @@ from covfree.data import FeatureSet
 from covfree.heads.metrics import CLIENT_NAMES, NAMES
 from covfree.studies import Federation, Study, federations
 from covfree.studies.known import is_own
+from covfree.studies.pooled import POOLED, TITLE
 from covfree.studies.present import present
 from covfree.studies.progress import Progress
 from covfree.studies.run_folder import make_folder
@@ -67,6 +68,14 @@ def compare_command(
         str,
         typer.Option(help="How many splits (5), or their seeds: 3,5,8.", show_default=False),
     ] = "5",
+    pooled: Annotated[
+        bool,
+        typer.Option(
+            "--pooled",
+            help="Beside them logistic regression on all clients' features in one place, its penalty by "
+            "cross-validation: what somebody without a federation would do.",
+        ),
+    ] = False,
     numbers: Set = None,
     noise: Annotated[
         str | None,
@@ -94,6 +103,8 @@ def compare_command(
     if noise is not None:
         with named_option("noise"):
             chosen = with_noise(chosen, noise)
+    if pooled:
+        chosen = {**chosen, POOLED.name: Variant(TITLE, POOLED)}
     if resume and out is None:
         raise ValueError("--resume: expected --out beside it")
     spread = {"clients": clients, "partition": partition, "alpha": alpha}
@@ -134,7 +145,11 @@ def compare_command(
     if not runs:
         cell, error = next(iter(study.failed.items()))
         raise ValueError(f"{cell.method}: {error}")
-    asked = {"methods": list(chosen), "seeds": chosen_seeds if "," in seeds else len(chosen_seeds)}
+    asked = {
+        "methods": [name for name in chosen if name != POOLED.name],
+        **({"pooled": True} if pooled else {}),
+        "seeds": chosen_seeds if "," in seeds else len(chosen_seeds),
+    }
     # The results name the weights that were found, but the command to repeat needs the option's text.
     shown = {**settings, **asked}
     present("compare", study, runs, output_format, shown, {**shown, "weights": weights}, report)

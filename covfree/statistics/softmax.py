@@ -30,7 +30,7 @@ class SoftmaxSums(NamedTuple):
 
 
 def softmax_sums(
-    scores: Callable[[jax.Array], jax.Array],
+    scores: Callable[[jax.Array, jax.Array], jax.Array],
     features: Float[AnyArray, "examples dim"],
     labels: Integer[AnyArray, " examples"],
     counts: Num[AnyArray, " examples"],
@@ -42,7 +42,8 @@ def softmax_sums(
     Costs 2·n·d·C operations beside the scores, in memory for one part of the examples.
 
     Args:
-        scores: the classifier, from [examples, dim] to [examples, classes]; −∞ for an absent class.
+        scores: the classifier, a function of x and x − m, each [examples, dim], that gives [examples,
+            classes]; −∞ for an absent class.
         features: x_i. Half precisions are summed in float32.
         labels: y_i; a label outside [0, classes), or of an absent class, is padding.
         counts: n_i, how often each example counts; 0 for padding.
@@ -51,20 +52,22 @@ def softmax_sums(
 
     >>> import jax.numpy as jnp
     >>> x, y = jnp.array([[1.0], [3.0]]), jnp.array([0, 1])
-    >>> found = softmax_sums(lambda x: jnp.zeros((x.shape[0], 2)), x, y, jnp.ones(2), jnp.array([2.0]), 2)
+    >>> found = softmax_sums(lambda x, _: x * jnp.zeros((1, 2)), x, y, jnp.ones(2), jnp.array([2.0]), 2)
     >>> found.slope.tolist(), round(float(found.loss), 3)
     ([[1.0, -1.0], [0.0, 0.0]], 1.386)
     """
 
     def add(total: SoftmaxSums, part: tuple[jax.Array, ...]) -> SoftmaxSums:
-        features, own, label, count = _scored(scores, part, num_classes, centre)
+        features, kept = _masked(part, num_classes, centre)
+        centred = jnp.where(kept[:, None], features - centre[None, :], 0)
+        own, label, count = _scored(scores(features, centred), part, kept)
         most = jnp.max(own, axis=1, keepdims=True)
         powers = jnp.exp(own - most)
         whole = powers.sum(1, keepdims=True)
         loss = (jnp.log(whole) + most)[:, 0] - jnp.take_along_axis(own, label[:, None], axis=1)[:, 0]
         picked = jnp.arange(num_classes, dtype=label.dtype)[None, :] == label[:, None]
         residual = (powers / whole - picked.astype(own.dtype)) * count[:, None]
-        slope = jnp.concatenate([product((features - centre[None, :]).T, residual), residual.sum(0)[None, :]])
+        slope = jnp.concatenate([product(centred.T, residual), residual.sum(0)[None, :]])
         return SoftmaxSums(total.loss + (loss * count).sum(), total.slope + slope, total.number + count.sum())
 
     zero = jnp.zeros((), centre.dtype)
@@ -92,7 +95,8 @@ def scaled_losses(
     """
 
     def add(total: jax.Array, part: tuple[jax.Array, ...]) -> jax.Array:
-        _, own, label, count = _scored(scores, part, num_classes, None)
+        features, kept = _masked(part, num_classes, 0)
+        own, label, count = _scored(scores(features), part, kept)
         gap = own - jnp.take_along_axis(own, label[:, None], axis=1)
 
         def one(scale: jax.Array) -> jax.Array:
@@ -108,20 +112,23 @@ def _examples(features: AnyArray, labels: AnyArray, counts: AnyArray) -> tuple[j
     return features, labels, jnp.asarray(counts)
 
 
-def _scored(
-    scores: Callable[[jax.Array], jax.Array],
-    part: tuple[jax.Array, ...],
-    num_classes: int,
-    centre: jax.Array | None,
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Return features, scores, labels and counts of a part, finite where the count is 0."""
+def _masked(
+    part: tuple[jax.Array, ...], num_classes: int, rest: jax.Array | int
+) -> tuple[jax.Array, jax.Array]:
+    """Return features, in which padding is ``rest``, and which of them are no padding."""
     features, label, count = part
-    features = features.astype(accumulation_dtype(features))
     kept = (count > 0) & (label >= 0) & (label < num_classes)
-    rest = jnp.zeros_like(features) if centre is None else jnp.broadcast_to(centre, features.shape)
-    features = jnp.where(kept[:, None], features, rest.astype(features.dtype))
-    own, label = scores(features), jnp.where(kept, label, 0)
-    kept &= jnp.take_along_axis(own, label[:, None], axis=1)[:, 0] > -jnp.inf
-    # Scores of padding are set to 0: those of an absent class, −∞, would make the loss NaN.
+    features = features.astype(accumulation_dtype(features))
+    return jnp.where(kept[:, None], features, jnp.asarray(rest, features.dtype)), kept
+
+
+def _scored(
+    own: jax.Array, part: tuple[jax.Array, ...], kept: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return scores, labels and counts; all of padding and of examples of absent classes are 0."""
+    _, label, count = part
+    label = jnp.where(kept, label, 0)
+    kept = kept & (jnp.take_along_axis(own, label[:, None], axis=1)[:, 0] > -jnp.inf)
+    # Scores of absent classes are −∞, of which the difference is NaN.
     own = jnp.where(kept[:, None], own, 0)
-    return features, own, label, jnp.where(kept, count, 0).astype(own.dtype)
+    return own, label, jnp.where(kept, count, 0).astype(own.dtype)

@@ -17,6 +17,7 @@ from covfree.engine.examples import over_examples, over_rows
 from covfree.engine.totals import How, InMemory, through
 from covfree.heads import metrics
 from covfree.methods import Method
+from covfree.studies.pooled import POOLED, pooled_head
 from covfree.studies.predictions import Predictions, count_predictions, scores_of
 from covfree.studies.result import Run
 from covfree.studies.task import Task
@@ -51,6 +52,8 @@ def run_method(
         predictions: whether the test examples are counted by class and prediction.
     """
     data, clients = task.data, task.clients
+    if method is POOLED:
+        return _run_pooled(name, task, figures, predictions)
     sizes, dim = (data.train_labels, clients), data.train_features.shape[1]
     solved = _solved(method, task)
     measured, counted = _measured(solved.head, data, figures, predictions)
@@ -65,6 +68,28 @@ def run_method(
         client_flops=covfree.client_flops(method, *sizes, dim=dim),
         client_seconds=solved.client_seconds,
         server_seconds=solved.server_seconds,
+        figures=measured,
+        predictions=counted,
+    )
+
+
+def _run_pooled(name: str, task: Task, figures: Sequence[str], predictions: bool) -> Run:
+    """Train on the examples that clients hold as if all were in one place, to which they are sent."""
+    data, clients = task.data, task.clients
+    labels = np.where(clients >= 0, np.asarray(data.train_labels), -1)
+    train = np.asarray(task.inputs), labels, data.num_classes
+    (head, _), seconds = timed(partial(pooled_head, *train, seed=task.seed))
+    measured, counted = _measured(head, data, figures, predictions)
+    number = int((labels >= 0).sum())
+    return Run(
+        method=name,
+        seed=task.seed,
+        accuracy=float(covfree.evaluate(head, data.test_features, data.test_labels)),
+        sent=covfree.SentBytes(4 * number * data.train_features.shape[1], 4 * number),
+        received=0,
+        clients=len(np.unique(clients[clients >= 0])),
+        rows=number,
+        server_seconds=seconds,
         figures=measured,
         predictions=counted,
     )

@@ -246,6 +246,15 @@ def test_the_table_in_markdown(compare):
     assert all(line.count("|") == header.count("|") for line in (rule, *lines))
 
 
+def test_all_data_in_one_place(compare):
+    outcome = compare("--methods", "fedncm", "--pooled", "--seeds", "1", "--format", "json")
+    found = results(outcome)
+    assert found["pooled"]["accuracy_mean"] > found["fedncm"]["accuracy_mean"] + 0.02
+    examples = len(load_digits(seed=0).train_labels)
+    assert found["pooled"]["bytes_up"] == 4 * examples * DIM
+    assert json.loads(outcome.out)["config"]["methods"] == ["fedncm"]
+
+
 def test_all_methods_by_one_word():
     assert method_names("all") == [*registry()]
     assert method_names(" fedncm, fed3r ,") == ["fedncm", "fed3r"]

@@ -225,9 +225,12 @@ def test_padding_counts_and_those_who_stay_away():
     from covfree.statistics.softmax import softmax_sums
 
     x, y = jnp.asarray(DATA[0], jnp.float32), jnp.asarray(DATA[1])
-    twice = softmax_sums(expected, x, y, 2 * jnp.ones_like(y), jnp.zeros(DIM), CLASSES)
+    twice = softmax_sums(lambda x, z: expected(z), x, y, 2 * jnp.ones_like(y), jnp.zeros(DIM), CLASSES)
     both = softmax_sums(
-        expected, *(jnp.concatenate([a, a]) for a in (x, y, jnp.ones_like(y))), jnp.zeros(DIM), CLASSES
+        lambda x, z: expected(z),
+        *(jnp.concatenate([a, a]) for a in (x, y, jnp.ones_like(y))),
+        jnp.zeros(DIM),
+        CLASSES,
     )
     chex.assert_trees_all_close(twice, both, rtol=1e-4, atol=1e-3)
     # A round to which nobody comes changes nothing.

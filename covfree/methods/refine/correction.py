@@ -184,8 +184,8 @@ def ask(numbers: Numbers, state: tuple[Correction]) -> Asked:
 def answer(numbers: Numbers, asked: Asked, rows: Rows, num_classes: int) -> SoftmaxSums:
     """Answer with the sums of the losses and of their gradients."""
 
-    def scores(features: jax.Array) -> jax.Array:
-        own = asked.linear(features - asked.centre[None, :])
+    def scores(features: jax.Array, centred: jax.Array) -> jax.Array:
+        own = asked.linear(centred)
         return own if asked.head is None else own + asked.scale * asked.head(features)
 
     if asked.feature_map is not None:

@@ -1,0 +1,40 @@
+"""Logistic regression on all examples in one place."""
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+
+import covfree
+from covfree.studies.pooled import PENALTIES, pooled_head
+
+
+def examples(num_classes, size=120, dim=4):
+    rng = np.random.default_rng(0)
+    labels = np.arange(size) % num_classes
+    features = rng.normal(size=(size, dim)) + 1.5 * rng.normal(size=(num_classes, dim))[labels]
+    return 30 + 7 * features.astype(np.float32), labels
+
+
+@pytest.mark.parametrize("num_classes", [2, 3])
+def test_it_is_scikit_learns_head_of_the_features_as_they_came(num_classes):
+    x, y = examples(num_classes)
+    head, penalty = pooled_head(x, y, num_classes + 1, penalties=(0.01,))
+    assert penalty == 0.01
+    white = (x - x.mean(0)) / np.sqrt(np.square(x - x.mean(0)).mean())
+    expected = LogisticRegression(C=1 / (0.01 * len(y)), tol=1e-6).fit(white, y).predict_log_proba(white)
+    scores = np.asarray(head(x), float)[:, :num_classes]
+    scores -= np.log(np.exp(scores).sum(1, keepdims=True))
+    np.testing.assert_allclose(scores, expected, atol=2e-2)
+    assert np.isneginf(head(x)[:, num_classes]).all()
+
+
+def test_the_penalty_is_chosen_and_padding_and_single_classes_are_no_errors():
+    x, y = examples(3)
+    padded = np.concatenate([x, np.full((5, 4), np.nan, np.float32)]), np.append(y, np.full(5, -1))
+    head, penalty = pooled_head(*padded, 3)
+    assert penalty in PENALTIES
+    assert float(covfree.evaluate(head, x, y)) > 0.8
+    alone, _ = pooled_head(x, np.ones_like(y), 3)
+    assert (np.asarray(alone(x).argmax(1)) == 1).all()
+    with pytest.raises(ValueError, match="labels: expected at least one example"):
+        pooled_head(x, np.full_like(y, -1), 3)
