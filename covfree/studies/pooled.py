@@ -87,8 +87,8 @@ def pooled_head(
             )
             weight[:, model.classes_] = own.T / scale
             bias[model.classes_] = start - mean.astype(float) @ weight[:, model.classes_]
-    found = (jnp.asarray(part, jnp.float32) for part in (weight, bias))
-    return head_for_present(*found, jnp.asarray(present)), penalty
+    own_weight, own_bias = jnp.asarray(weight, jnp.float32), jnp.asarray(bias, jnp.float32)
+    return head_for_present(own_weight, own_bias, jnp.asarray(present)), penalty
 
 
 def _trained(x: np.ndarray, y: np.ndarray, penalties: Sequence[float]) -> Iterator[Any]:
