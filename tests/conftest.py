@@ -35,7 +35,7 @@ hypothesis.settings.load_profile("covfree")
 
 # Every compiled function holds a few memory maps, of which Linux allows a process 65,530; then it crashes.
 # To let go of them takes seconds, and what is shared compiles anew: as seldom as it can be.
-_MOST_MAPS, _MAPS = 50_000, Path("/proc/self/maps")
+_MOST_MAPS, _MAPS = 45_000, Path("/proc/self/maps")
 _looked = 0
 
 

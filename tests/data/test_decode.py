@@ -69,8 +69,13 @@ def test_work_ahead_is_bounded():
 
     batches = decoded_batches(image_set(1000, read), SMALL, batch_size=16)
     next(batches)
+    # On a busy machine readers are late; a reader without a bound goes on in the last wait.
+    late = time.monotonic() + 60
+    while len(begun) <= 16:
+        assert time.monotonic() < late
+        time.sleep(0.01)
     time.sleep(0.2)
-    assert 16 < len(begun) <= 16 * 6
+    assert len(begun) <= 16 * 6
     batches.close()
     assert threads() == []
 

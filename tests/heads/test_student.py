@@ -150,16 +150,18 @@ def test_every_estimate_of_the_shared_covariance_takes_it():
     features, labels, clients = federation()
     tests, truth, _ = federation(num=3000)
     choices = {
-        "fedcof": covfree.fedcof(head="student"),
-        "residuals": covfree.fedcof_residuals(2, head="student"),
-        "oracle": covfree.fedcof_oracle(head="student"),
+        "fedcof": covfree.fedcof(0.1, head="student"),
+        "residuals": covfree.fedcof_residuals(2, 0.1, head="student"),
+        "oracle": covfree.fedcof_oracle(0.1, head="student"),
     }
     found = {}
     for name, method in choices.items():
         head = covfree.fit(method, features, labels, clients)
         found[name] = float(covfree.evaluate(head, tests, truth))
         assert "student" in method.name
-    linear = float(covfree.evaluate(covfree.fit(covfree.fedcof(), features, labels, clients), tests, truth))
+    linear = float(
+        covfree.evaluate(covfree.fit(covfree.fedcof(0.1), features, labels, clients), tests, truth)
+    )
     assert min(found.values()) > linear + 0.05, (found, linear)
 
 

@@ -1,5 +1,6 @@
 """The picture of accuracy against bytes: everything can be read, whatever the results are."""
 
+from functools import cache
 from math import nan
 
 import drawn
@@ -47,15 +48,21 @@ def marks(figure) -> tuple[np.ndarray, np.ndarray]:
     return places, np.concatenate([centres - half, centres + half], 1)
 
 
+@cache
+def picture(count: int, kind: str):
+    """The results, their figure and its texts."""
+    found = results(count, kind)
+    with figures.style():
+        figure = draw("digits: 1201 train, 596 test, 100 clients, inner_dirichlet 0.1, 2 seeds", found)
+        return found, figure, drawn.texts(figure)
+
+
 @pytest.mark.parametrize(
     ("count", "kind"),
     [(2, "equal"), (7, "crowded"), *((len(TITLES), kind) for kind in ("spread", "crowded", "equal"))],
 )
 def test_nothing_covers_anything(count, kind):
-    found = results(count, kind)
-    with figures.style():
-        figure = draw("digits: 1201 train, 596 test, 100 clients, inner_dirichlet 0.1, 2 seeds", found)
-        shown = drawn.texts(figure)
+    found, figure, shown = picture(count, kind)
     labels = figure.axes[0].texts
     assert [" ".join(label.get_text().split()) for label in labels] == [
         one.title.replace("between-", "between- ") if "\n" in label.get_text() else one.title
@@ -88,8 +95,7 @@ def test_nothing_covers_anything(count, kind):
 def test_families_have_a_colour_and_a_mark_of_their_own_and_every_method_has_a_family():
     assert len({family.colour for family in FAMILIES}) == len({f.mark for f in FAMILIES}) == len(FAMILIES)
     assert {entry.family for entry in registry().values()} == {family.title for family in FAMILIES}
-    with figures.style():
-        figure = draw("title", results(len(TITLES), "spread"))
+    _, figure, _ = picture(len(TITLES), "spread")
     assert [text.get_text() for text in figure.legends[0].texts] == [family.title for family in FAMILIES]
     family = {family.title: family for family in FAMILIES}
     drawn_colours = [container[0].get_color() for container in figure.axes[0].containers]
