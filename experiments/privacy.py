@@ -130,8 +130,10 @@ def picture(results: dict[str, dict[str, list[list[float]]]], path: Path) -> Non
         axes = figure.subplots()
         for (name, runs), colour in zip(chosen.items(), figures.palette(len(chosen)), strict=True):
             means = np.array([np.mean(runs[str(epsilon)], axis=0) for epsilon in EPSILONS])
-            axes.plot(EPSILONS, means[:, 1], color=colour, marker="o", label=f"{name}: FedCOF")
-            axes.plot(EPSILONS, means[:, 0], color=colour, linestyle="--", label="FedNCM")
+            axes.plot(EPSILONS, means[:, 1], color=colour, marker="o", label=name)
+            axes.plot(EPSILONS, means[:, 0], color=colour, linestyle="--")
+        axes.plot([], [], color="grey", marker="o", label="FedCOF")
+        axes.plot([], [], color="grey", linestyle="--", label="FedNCM")
         axes.set(xscale="log", xlabel="ε", ylabel="accuracy in %", ylim=(0, 100))
         axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
         axes.minorticks_off()

@@ -22,4 +22,5 @@ from covfree.privacy.lower_bound import epsilon_lower_bound as epsilon_lower_bou
 from covfree.privacy.mechanism import Private as Private
 from covfree.privacy.mechanism import private as private
 from covfree.privacy.projection import public_projection as public_projection
+from covfree.privacy.rounds import private_rounds as private_rounds
 from covfree.privacy.uploads import Upload as Upload

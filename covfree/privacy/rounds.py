@@ -1,0 +1,131 @@
+"""Algorithms of many rounds, made private for clients: every upload clipped, every sum noisy (DP-FedAvg)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from covfree.core.checks import check_above_zero, check_positive
+from covfree.core.keys import derive
+from covfree.core.types import PRNGKey, Scalar
+from covfree.methods.rounds import bound
+from covfree.privacy.accounting import Promise, Release, rho_for, spent
+from covfree.rounds.algorithm import Algorithm, ClientData, check_algorithm
+from covfree.rounds.uploads import is_table
+
+
+class _Numbers(NamedTuple):
+    """The ``params``: those of the algorithm, the bound on an upload's norm, the noise's deviation."""
+
+    own: Any
+    clip: Scalar
+    deviation: Scalar
+
+
+class _State(NamedTuple):
+    """The server's state: that of the algorithm, and the key and number of the next noise."""
+
+    own: Any
+    key: PRNGKey
+    round: jax.Array
+
+
+def private_rounds(
+    algorithm: Algorithm, *, epsilon: float, delta: float, clip: float, rounds: int
+) -> tuple[Algorithm, Promise]:
+    """Make an algorithm whose state hides, after ``rounds`` rounds, whether any one client takes part.
+
+    Each upload, as one vector of all its parts, is scaled down to norm ``clip``, and the server adds Gaussian
+    noise of deviation σ = clip/√(2ρ/rounds) to every number of the sum. A client that is scaled down counts
+    for less, as its weight is a part of the upload; give FedAvg ``weighting="uniform"`` and a ``clip`` above
+    1, the weight. That only some clients are drawn in a round is not used to claim a smaller ε. What clients
+    remember and the losses in a run's history are not covered.
+
+    The noise is of floating point and of JAX's generator, whose key is in the server's state: right for
+    simulations, which show the accuracy, and no protection in earnest (docs/privacy.md).
+
+    Args:
+        algorithm: one whose uploads are sums of floats, such as `covfree.finetune.fedavg`.
+        epsilon: ε of all rounds together.
+        delta: δ.
+        clip: bound on an upload's norm.
+        rounds: number of rounds that the promise is for; after it nothing more may be run.
+
+    Returns:
+        The algorithm, for `covfree.rounds.run`, and the promise.
+
+    Source: McMahan, Ramage, Talwar and Zhang (2018), with noise on the sum in place of the mean.
+    """
+    check_algorithm(algorithm)
+    check_above_zero("clip", clip)
+    most = check_positive("rounds", rounds)
+    if algorithm.rounds is not None and algorithm.rounds > most:
+        raise ValueError(f"rounds: expected at least the algorithm's {algorithm.rounds}, got {rounds}")
+    part = rho_for(epsilon, delta, real=True) / most
+    releases = tuple(Release(f"round {number}", part, real=True) for number in range(most))
+    promise = Promise(spent(releases, delta), delta, "client", "add_remove", "central", None, releases)
+    report = None if algorithm.report is None else bound(_report, report=algorithm.report)
+    made = replace(
+        algorithm,
+        params=_Numbers(algorithm.params, clip, clip / (2 * part) ** 0.5),
+        name=f"private-{algorithm.name}",
+        init=bound(_init, init=algorithm.init),
+        broadcast=bound(_broadcast, broadcast=algorithm.broadcast),
+        client=bound(_client, client=algorithm.client),
+        server=bound(_server, server=algorithm.server),
+        result=bound(_result, result=algorithm.result),
+        rounds=most if algorithm.rounds is None else algorithm.rounds,
+        report=report,
+    )
+    return made, promise
+
+
+def _init(
+    numbers: _Numbers, num_clients: int, key: PRNGKey, *, init: Callable[..., Any]
+) -> tuple[_State, Any]:
+    state, memory = init(numbers.own, num_clients, key)
+    noise = jax.random.key_data(derive(key, "privacy"))
+    return _State(state, noise, jnp.zeros((), jnp.int32)), memory
+
+
+def _broadcast(numbers: _Numbers, state: _State, *, broadcast: Callable[..., Any]) -> Any:
+    return broadcast(numbers.own, state.own)
+
+
+def _client(
+    numbers: _Numbers, sent: Any, data: ClientData, memory: Any, key: PRNGKey, *, client: Callable[..., Any]
+) -> tuple[Any, Any, dict[str, Any]]:
+    upload, memory, metrics = client(numbers.own, sent, data, memory, key)
+    leaves = jax.tree.leaves(upload, is_leaf=is_table)
+    if any(is_table(each) or not jnp.issubdtype(each.dtype, jnp.floating) for each in leaves):
+        raise ValueError(
+            "algorithm: expected one whose uploads are sums of floats alone, got tables or integers"
+        )
+    # What is not finite has no norm to clip, and is left out.
+    norm = jnp.sqrt(sum(jnp.square(each.astype(jnp.float32)).sum() for each in leaves))
+    factor = jnp.minimum(1, jnp.asarray(numbers.clip, jnp.float32) / jnp.where(norm > 0, norm, 1))
+    sound = jnp.isfinite(norm)
+    return jax.tree.map(lambda x: jnp.where(sound, x * factor.astype(x.dtype), 0), upload), memory, metrics
+
+
+def _server(numbers: _Numbers, state: _State, total: Any, *, server: Callable[..., Any]) -> _State:
+    key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.round)
+    leaves, structure = jax.tree.flatten(total)
+    keys = jax.random.split(key, max(1, len(leaves)))
+    noisy = [
+        leaf + jnp.asarray(numbers.deviation, leaf.dtype) * jax.random.normal(key, leaf.shape, leaf.dtype)
+        for key, leaf in zip(keys, leaves, strict=True)
+    ]
+    return _State(server(numbers.own, state.own, structure.unflatten(noisy)), state.key, state.round + 1)
+
+
+def _result(numbers: _Numbers, state: _State, memory: Any, *, result: Callable[..., Any]) -> Any:
+    return result(numbers.own, state.own, memory)
+
+
+def _report(numbers: _Numbers, state: _State, *, report: Callable[..., Any]) -> dict[str, Any]:
+    return report(numbers.own, state.own)

@@ -1,0 +1,83 @@
+"""DP-FedAvg: uploads are bounded, sums are noisy, and the promise is of all rounds."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import covfree
+from covfree import finetune
+from covfree.privacy import private_rounds
+from covfree.rounds import ClientData, as_algorithm, run
+
+RNG = np.random.default_rng(0)
+LABELS, OWNERS = RNG.integers(0, 3, 1200), np.arange(1200) % 60
+FEATURES = (RNG.normal(size=(1200, 4)) + 3 * np.eye(3, 4)[LABELS]).astype(np.float32)
+HEAD = covfree.LinearHead(jnp.zeros((4, 3)), jnp.zeros(3))
+
+
+def fedavg():
+    return finetune.fedavg(finetune.linear_model(HEAD), client=0.3, weighting="uniform", batch_size=8)
+
+
+def make(epsilon=8.0, clip=2.0, rounds=5):
+    return private_rounds(fedavg(), epsilon=epsilon, delta=1e-5, clip=clip, rounds=rounds)
+
+
+def accuracy(algorithm, rounds=None):
+    head = run(algorithm, FEATURES, LABELS, OWNERS, key=jax.random.key(0), rounds=rounds).result
+    return float((np.asarray(head(FEATURES)).argmax(-1) == LABELS).mean())
+
+
+def norm(tree):
+    return float(jnp.sqrt(sum(jnp.square(each).sum() for each in jax.tree.leaves(tree))))
+
+
+@pytest.mark.parametrize(("scale", "most"), [(1e4, 2.0), (1e-3, 1.01), (1e30, 2.0)])
+def test_no_upload_is_longer_than_the_clip(scale, most):
+    algorithm, _ = make()
+    state, memory = algorithm.init(algorithm.params, 1, jax.random.key(0))
+    data = ClientData.own(jnp.asarray(scale * FEATURES[:8]), jnp.asarray(LABELS[:8]))
+    sent = algorithm.broadcast(algorithm.params, state)
+    upload, _, _ = algorithm.client(algorithm.params, sent, data, memory, jax.random.key(1))
+    assert np.isfinite(norm(upload))
+    assert norm(upload) <= most * (1 + 1e-6)
+
+
+def test_noise_has_the_deviation_that_the_promise_needs():
+    algorithm, promise = make(epsilon=1.0, rounds=4)
+    deviation = float(algorithm.params.deviation)
+    # √4 rounds of the exact Gaussian mechanism at ε = 1, δ = 10⁻⁵, whose multiplier is 3.73.
+    assert deviation == pytest.approx(2.0 * 2 * 3.73, rel=0.01)
+    assert promise.epsilon == pytest.approx(1.0, rel=1e-6)
+    assert promise.unit == "client"
+    assert len(promise.releases) == 4
+    state, _ = algorithm.init(algorithm.params, 60, jax.random.key(0))
+    zero = finetune.averaging.Update(jax.tree.map(jnp.zeros_like, state.own.trained), (), jnp.float32(2000.0))
+    changes = []
+    for number in range(300):
+        moved = algorithm.server(algorithm.params, state._replace(round=jnp.int32(number)), zero)
+        changes += [np.ravel(each) for each in jax.tree.leaves(moved.own.trained)]
+    noise = np.concatenate(changes) * 2000
+    assert noise.std() == pytest.approx(deviation, rel=0.05)
+    assert abs(noise.mean()) < 4.5 * deviation / np.sqrt(noise.size)
+
+
+def test_accuracy_tends_to_that_without_noise():
+    plain = accuracy(fedavg(), rounds=5)
+    assert accuracy(make(epsilon=2000.0)[0]) > plain - 0.02
+    assert plain > 0.85
+
+
+@pytest.mark.usefixtures("untyped")
+def test_what_cannot_be_promised_is_refused():
+    messages = as_algorithm(covfree.fedncm(), num_classes=3)
+    algorithm, _ = private_rounds(messages, epsilon=1.0, delta=1e-5, clip=1.0, rounds=1)
+    with pytest.raises(ValueError, match="expected one whose uploads are sums of floats"):
+        accuracy(algorithm)
+    with pytest.raises(ValueError, match="clip: expected"):
+        make(clip=0.0)
+    with pytest.raises(ValueError, match="rounds: expected"):
+        make(rounds=0)
+    with pytest.raises(TypeError, match=r"expected a covfree.rounds.Algorithm"):
+        private_rounds(covfree.fedncm(), epsilon=1.0, delta=1e-5, clip=1.0, rounds=1)
