@@ -10,6 +10,7 @@ import numpy as np
 from covfree.deployment import Client, Description, Server, load_key, new_key, public_key
 
 CLASSES, DIM = 3, 8
+EXTRACTOR = {"backbone": "resnet18", "weights": "81b6" * 16, "preprocessing": {"crop": 224}}
 SIZES = {"berlin": 40, "oslo": 64, "rome": 9}
 
 
@@ -44,8 +45,7 @@ class Machines:
             DIM,
             keys,
             self._key("server"),
-            {"backbone": "resnet18", "weights": "81b6" * 16, "preprocessing": {"crop": 224}},
-            **{"max_examples": max(SIZES.values()), "max_norm": 100.0, **fields},
+            **{"extractor": EXTRACTOR, "max_examples": max(SIZES.values()), "max_norm": 100.0, **fields},
         )
 
     def _key(self, name: str) -> str:

@@ -30,7 +30,7 @@ from covfree.deployment import (
     serve,
 )
 from covfree.deployment.description import SERVER
-from covfree.deployment.envelope import unseal
+from covfree.deployment.envelope import unseal, write
 from covfree.deployment.folder import clock
 from covfree.deployment.site import check_weights, extractor_of
 from covfree.finetune import registry as trained
@@ -155,7 +155,7 @@ def serve_command(
         except TooFew as error:
             say(str(error))
             raise typer.Exit(_TOO_FEW) from None
-        out.write_bytes(_head_file(server.result, folder.description))
+        write(out, _head_file(server.result, folder.description))
     say(f"wrote {out}")
 
 
@@ -207,7 +207,7 @@ def join_command(
         except TooFew as error:
             say(str(error))
             raise typer.Exit(_TOO_FEW) from None
-    out.write_bytes(content)
+    write(out, content)
     say(f"wrote {out}" if stopped is None else f"wrote {out}; the federation stopped early: {stopped}")
 
 

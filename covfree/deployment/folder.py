@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import datetime
 from os import PathLike
 from pathlib import Path
@@ -55,8 +56,10 @@ class Folder:
     def put(self, path: Path, data: bytes) -> None:
         """Write a file, unless it holds these bytes already."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists() or self.read(path) != data:
-            write(path, data)
+        with suppress(OSError, Refused):
+            if self.read(path) == data:
+                return
+        write(path, data)
 
     def read(self, path: Path) -> bytes:
         """Read a file that a stranger may have written.
@@ -159,7 +162,10 @@ def _new(folder: Folder, turn: int, seen: dict[str, tuple[int, int, int]]) -> It
             for entry in sorted(entries, key=lambda entry: entry.name):
                 if not entry.name.endswith(SUFFIX) or is_temporary(entry.name):
                     continue
-                status = entry.stat(follow_symlinks=False)
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except OSError:  # It is gone.
+                    continue
                 mark = status.st_ino, status.st_size, status.st_mtime_ns
                 if seen.get(entry.path) != mark:
                     seen[entry.path] = mark

@@ -1,0 +1,127 @@
+"""A federation of machines: seconds and bytes of a round, with 3 to 10,000 sites.
+
+Run ``python benchmarks/deployment.py [--out FILE.json]``. Server and sites are objects of one process, one
+after the other, on folders of their own. They exchange signed bytes, and all that they write is synced to the
+disk. Sites have 100 examples of 20 classes and 512 features, and train a head by FedAdam; the third round is
+measured, in which nothing is compiled. 10,000 sites send means of 4 classes of 64 features once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from common import machine, write
+
+from covfree.deployment import Client, Description, Server, load_key, new_key
+from covfree.deployment.envelope import seal, unseal
+from covfree.deployment.steps import Steps
+
+SITES = (3, 30, 300)
+MANY = 10_000
+
+
+def description(
+    folder: Path, sites: int, algorithm: str, classes: int, dim: int, rounds: int | None = None
+) -> Description:
+    """A federation whose keys lie in the folder."""
+    keys = {f"s{i:05d}": new_key(folder / f"s{i:05d}.key") for i in range(sites)}
+    names = tuple(f"class {c}" for c in range(classes))
+    server = new_key(folder / "server.key")
+    return Description(algorithm, names, dim, keys, server, rounds=rounds, max_examples=100, max_norm=1000.0)
+
+
+def examples(number: int, classes: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """A site's 100 examples."""
+    rng = np.random.default_rng(number)
+    labels = rng.integers(0, classes, 100).astype(np.int32)
+    return (rng.normal(size=(100, dim)) + 2 * np.eye(classes, dim)[labels]).astype(np.float32), labels
+
+
+class Watch:
+    """Seconds by the name of what took them."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def __call__(self, name: str, work: Any, *arguments: Any) -> Any:
+        """Do the work, and add its seconds to the name's."""
+        start = time.perf_counter()
+        result = work(*arguments)
+        self.seconds[name] = self.seconds.get(name, 0) + time.perf_counter() - start
+        return result
+
+
+def rounds(sites: int) -> dict[str, Any]:
+    """The last of three rounds, in which nothing is compiled."""
+    with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
+        folder = Path(temporary)
+        own = description(folder, sites, "fedadam", 20, 512, rounds=3)
+        server = stack.enter_context(Server(own, folder / "server", load_key(folder / "server.key")))
+        clients = [
+            stack.enter_context(
+                Client(own, name, folder / name, load_key(folder / f"{name}.key"), *examples(i, 20, 512))
+            )
+            for i, name in enumerate(own.sites)
+        ]
+        while not server.finished:
+            watch = Watch()
+            asked = watch("open", server.open)
+            for client in clients:
+                answer = watch("answer, all sites", client.answer, asked)
+                receipt = watch("take, all sites", server.take, answer)
+                if receipt.reason is not None:
+                    raise RuntimeError(receipt.reason)
+            watch("close", server.close)
+        last = server.history[-1]
+        return {"sites": sites, **watch.seconds, "up": last["bytes_up"], "down": last["bytes_down"]}
+
+
+def many() -> dict[str, Any]:
+    """One round of many small messages, and a server that is killed before it closes."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, watch = Path(temporary), Watch()
+        own = description(folder, MANY, "fedcof:shrinkage=1.0", 4, 64)
+        steps = Steps(own.make_algorithm(), MANY, own.key(), own.dim, own.max_examples)
+        state, memory = steps.start()
+        with Server(own, folder / "server", load_key(folder / "server.key")) as server:
+            asked = unseal(server.open(), {"server": own.server}).about
+            about = {**asked, "kind": "answer", "uses": own.agreed, "examples": 100}
+            # All sites have the same examples, as only the server is measured here.
+            upload, _ = steps.upload(0, 0, steps.broadcast(state), memory, *examples(0, 4, 64))
+            answers = [
+                seal(load_key(folder / f"{name}.key"), {**about, "sender": name}, upload.arrays())
+                for name in own.sites
+            ]
+            for answer in answers:
+                watch("take, all sites", server.take, answer)
+            if len(server.taken) != MANY:
+                raise RuntimeError(f"{len(server.taken)} of {MANY} answers were taken")
+        again = watch("start again", Server, own, folder / "server", load_key(folder / "server.key"))
+        with again:
+            watch("close", again.close)
+            jax.block_until_ready(again.result)
+        return {"sites": MANY, **watch.seconds, "up": sum(map(len, answers))}
+
+
+def main() -> None:
+    """Measure, print, and write the file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    out = parser.parse_args().out
+    runs = []
+    for run in (*(lambda n=n: rounds(n) for n in SITES), many):
+        runs.append(run())
+        print({name: round(value, 4) for name, value in runs[-1].items()}, flush=True)
+    if out is not None:
+        write(out, {"machine": machine(), "runs": runs})
+
+
+if __name__ == "__main__":
+    main()

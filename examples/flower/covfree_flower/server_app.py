@@ -1,0 +1,45 @@
+"""The app of Flower's server: opens each round for the nodes, until there is a head."""
+
+import time
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.serverapp import Grid, ServerApp
+
+from covfree import save_head
+from covfree.deployment import Description, Server, load_key
+
+app = ServerApp()
+
+
+def ask(grid: Grid, server: Server) -> None:
+    """Send the open round to all nodes, and take answers as they come, until all did or it is over."""
+    content = RecordDict({"covfree": ConfigRecord({"message": server.open()})})
+    waiting: dict[str, int] = {}
+    done: set[int] = set()
+    while len(server.taken) < len(server.description.sites) and not server.is_over:
+        new = [node for node in grid.get_node_ids() if node not in {*done, *waiting.values()}]
+        asked = [Message(content, message_type="query.round", dst_node_id=node) for node in new]
+        waiting |= dict(zip(grid.push_messages(asked), new, strict=True))
+        for reply in grid.pull_messages(list(waiting)):
+            # An error names no node that can be trusted, but the message that it answers.
+            node = waiting.pop(reply.metadata.reply_to_message_id, None)
+            if reply.has_error():
+                print(f"node {node}: {reply.error}; it is asked again", flush=True)
+                continue
+            receipt = server.take(reply.content["covfree"]["message"])
+            done.add(node)
+            print(f"site {receipt.site}: {receipt.reason or 'answered'}", flush=True)
+        time.sleep(1)
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the rounds that are left; a run that was killed is gone on with by the next."""
+    config = {name: str(value) for name, value in context.run_config.items()}
+    own = Description.load(config["federation"])
+    with Server(own, config["state"], load_key(config["key"])) as server:
+        while not server.finished:
+            ask(grid, server)
+            server.close()
+            print(f"round {server.turn} of {own.num_rounds} closed", flush=True)
+        save_head(server.result, config["out"], class_names=own.class_names, dim=own.dim)

@@ -1,0 +1,185 @@
+"""examples/flower with real processes of Flower, TLS and authentication of nodes, killed in between.
+
+Skipped without flwr, which pins releases of what covfree needs too: an environment of its own has both.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+import numpy as np
+import pytest
+from machines import SIZES, Machines, examples
+
+import covfree
+import covfree.rounds
+
+pytestmark = pytest.mark.skipif(
+    not (Path(sys.executable).parent / "flower-superlink").exists(), reason="flwr is not installed"
+)
+BIN, ROOT = Path(sys.executable).parent, Path(__file__).resolve().parents[2]
+
+
+def write_certificate(folder: Path) -> None:
+    """A certificate of this machine's loopback address, which is its own authority."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key, today = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    names = [x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))]
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(today - timedelta(days=1))
+        .not_valid_after(today + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "ca.crt").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    (folder / "tls.key").write_bytes(private)
+    for site in SIZES:
+        own = ec.generate_private_key(ec.SECP384R1())
+        openssh = serialization.PrivateFormat.OpenSSH
+        private = own.private_bytes(serialization.Encoding.PEM, openssh, serialization.NoEncryption())
+        (folder / f"node-{site}").write_bytes(private)
+        public = own.public_key().public_bytes(
+            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        )
+        (folder / f"node-{site}.pub").write_bytes(public)
+
+
+class Flower:
+    """Flower's processes over one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.alive = folder, dict[str, subprocess.Popen]()
+        (folder / "home").mkdir()
+        (folder / "home" / "config.toml").write_text(
+            f'[superlink]\ndefault = "tls"\n[superlink.tls]\naddress = "127.0.0.1:8093"\n'
+            f'root-certificates = "{folder}/ca.crt"\n'
+        )
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"},
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "FLWR_HOME": str(folder / "home"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        }
+
+    def start(self, name: str, *command: str) -> subprocess.Popen:
+        with (self.folder / f"{name}.log").open("a") as log:
+            self.alive[name] = subprocess.Popen(
+                [str(BIN / command[0]), *command[1:]],
+                cwd=self.folder,
+                env=self.environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return self.alive[name]
+
+    def kill(self, name: str) -> None:
+        """Kill a process and all that it has started."""
+        process = self.alive.pop(name)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def superlink(self) -> None:
+        tls = ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "ca.crt", "--ssl-keyfile", "tls.key"]
+        port = ["--host", "127.0.0.1", "--port", "8093", "--database", "state.db"]
+        self.start("superlink", "flower-superlink", *port, *tls, "--enable-supernode-auth")
+        time.sleep(5)
+
+    def supernode(self, site: str) -> None:
+        tls = ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "ca.crt", "--ssl-keyfile", "tls.key"]
+        files = {"federation": "federation.json", "key": f"{site}.key", "features": f"{site}.npz"}
+        config = {"site": site, "state": f"{self.folder}/{site}"}
+        config |= {name: f"{self.folder}/{file}" for name, file in files.items()}
+        self.start(
+            site,
+            "flower-supernode",
+            *["--superlink", "127.0.0.1:8093", "--root-certificates", "ca.crt"],
+            *["--auth-supernode-private-key", f"node-{site}", *tls],
+            *["--host", "127.0.0.1", "--port", str(8121 + list(SIZES).index(site))],
+            *["--node-config", " ".join(f'{name}="{value}"' for name, value in config.items())],
+        )
+
+    def run(self, name: str) -> subprocess.Popen:
+        files = {"federation": "federation.json", "key": "server.key", "state": "server", "out": "head.npz"}
+        config = " ".join(f'{key}="{self.folder}/{file}"' for key, file in files.items())
+        app = str(ROOT / "examples" / "flower")
+        return self.start(name, "flwr", "run", app, "tls", "--stream", "--run-config", config)
+
+    def wait_for(self, path: Path) -> None:
+        for _ in range(1800):
+            if path.exists():
+                return
+            for site in SIZES:
+                # A node that was killed is refused until the SuperLink has missed it for long enough.
+                if site in self.alive and self.alive[site].poll() is not None:
+                    self.supernode(site)
+            time.sleep(0.1)
+        logs = "\n".join(f"{log.name}:\n{log.read_text()}" for log in self.folder.glob("*.log"))
+        raise AssertionError(f"{path} did not come\n{logs}")
+
+
+def test_rounds_over_flower_that_kills_interrupt(tmp_path):
+    with Machines(tmp_path, "fedcof-refined:rounds=2", fewest=3, extractor={}) as machines:
+        own = machines.description
+    own.save(tmp_path / "federation.json")
+    for site in SIZES:
+        features, labels = examples(site)
+        np.savez(tmp_path / f"{site}.npz", features=features, labels=labels)
+    write_certificate(tmp_path)
+    flower = Flower(tmp_path)
+    try:
+        flower.superlink()
+        for site in SIZES:
+            subprocess.run(
+                [str(BIN / "flwr"), "supernode", "register", f"node-{site}.pub", "tls"],
+                cwd=tmp_path,
+                env=flower.environment,
+                check=True,
+                capture_output=True,
+                timeout=60,
+            )
+            flower.supernode(site)
+        flower.run("first")
+        # A node is killed in the first round, and the SuperLink, with the server's app, in the second.
+        flower.wait_for(tmp_path / "server" / "round-00000" / "server.message")
+        flower.kill("rome")
+        flower.supernode("rome")
+        flower.wait_for(tmp_path / "server" / "round-00001" / "berlin.message")
+        flower.kill("superlink")
+        flower.kill("first")
+        flower.superlink()
+        flower.run("second")
+        flower.wait_for(tmp_path / "head.npz")
+    finally:
+        for name in list(flower.alive):
+            flower.kill(name)
+    parts = [examples(site) for site in SIZES]
+    simulated = covfree.rounds.run(
+        own.make_algorithm(),
+        np.concatenate([features for features, _ in parts]),
+        np.concatenate([labels for _, labels in parts]),
+        np.repeat(np.arange(len(SIZES)), list(SIZES.values())),
+        key=own.key(),
+    ).result
+    head = covfree.load_head(tmp_path / "head.npz").head
+    np.testing.assert_array_equal(np.asarray(head.weight), np.asarray(simulated.weight))
