@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import redirect_stdout
 
 import numpy as np
 import oracle
@@ -14,6 +15,7 @@ import pytest
 from PIL import Image
 
 import covfree
+from covfree.cli.app import run as command
 from covfree.cli.options import method_names
 from covfree.data import load_digits
 from covfree.data.partitions import PARTITIONERS, inner_dirichlet
@@ -79,10 +81,17 @@ def results(outcome) -> dict[str, dict]:
     return {record["method"]: record for record in json.loads(outcome.out)["results"]}
 
 
-def test_json_has_everything(compare):
-    outcome = compare("--methods", ALL, "--seeds", 2, "--format", "json")
-    assert outcome.code == 0
-    content = json.loads(outcome.out)
+@pytest.fixture(scope="module")
+def everything():
+    """The JSON of a method of each kind, with two seeds."""
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        assert command(f"compare --clients 6 --alpha 2 --methods {ALL} --seeds 2 --format json".split()) == 0
+    return json.loads(printed.getvalue())
+
+
+def test_json_has_everything(everything):
+    content = everything
     assert set(content) == {"config", "environment", "results"}
     assert content["config"] == {
         "dataset": "digits",
@@ -138,9 +147,9 @@ def test_one_slow_run_does_not_make_a_method_slow():
     assert (record["client_seconds"], record["server_seconds"]) == (0.003, 0.006)
 
 
-def test_bytes_are_those_of_the_formulas(compare):
+def test_bytes_are_those_of_the_formulas(everything):
     """M counted here from the digits and the partition of each seed."""
-    found = results(compare("--methods", ALL, "--seeds", 2, "--format", "json"))
+    found = {record["method"]: record for record in everything["results"]}
     for seed in (0, 1):
         data, clients = digits(seed)
         m = pairs(data.train_labels, clients)
@@ -197,21 +206,18 @@ def test_one_seed_has_no_deviation(compare):
     assert "1 seeds" not in table.out
 
 
-def test_csv_holds_the_figures_of_json(compare):
-    arguments = ("--methods", ALL, "--seeds", 2)
-    table = csv.DictReader(io.StringIO(compare(*arguments, "--format", "csv").out))
+def test_csv_holds_the_figures_of_json(compare, everything):
+    outcome = compare("--methods", ALL, "--seeds", 2, "--format", "csv")
+    table = csv.DictReader(io.StringIO(outcome.out))
     assert set(table.fieldnames) == RECORD
-    found = results(compare(*arguments, "--format", "json"))
-    records = list(table)
-    assert [record["method"] for record in records] == list(found)
-    for record in records:
-        expected = found[record["method"]]
+    for record, expected in zip(table, everything["results"], strict=True):
+        assert record["method"] == expected["method"]
         assert record["title"] == expected["title"]
         for figure in ("seeds", "accuracy_mean", "accuracy_sd", "bytes_up", "bytes_up_with_counts"):
             assert float(record[figure]) == pytest.approx(expected[figure])
 
 
-def test_the_table(compare, monkeypatch):
+def test_the_table(compare, everything, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     outcome = compare("--methods", ALL, "--seeds", 2)
     assert outcome.code == 0
@@ -221,13 +227,13 @@ def test_the_table(compare, monkeypatch):
         assert column in header
     assert above.split() == ["┃", "┃", "bytes", "┃", "per", "┃", "client", "┃", "client", "┃", "server"]
     assert "FLOPs" in header
-    found = results(compare("--methods", ALL, "--seeds", 2, "--format", "json"))
+    found = everything["results"]
     lines, below = [line for line in lines if "│" in line], [line for line in lines if "│" not in line]
     assert len(lines) == len(found)
     said = " ".join(below)
     assert said.startswith("On the command line fedcof is FedCOF (LDA, automatic γ); ")
     assert "Fed3R" not in said  # which is called fed3r
-    for line, record in zip(lines, found.values(), strict=True):
+    for line, record in zip(lines, found, strict=True):
         assert line.startswith(record["title"])
         mean, deviation = 100 * record["accuracy_mean"], 100 * record["accuracy_sd"]
         assert f"{mean:.2f} ± {deviation:.2f}" in line
@@ -548,10 +554,10 @@ def test_a_bug_shows_where_it_is(compare, monkeypatch, error):
 
 def process(*arguments, **variables) -> subprocess.CompletedProcess:
     """The console script, as its entry point starts it, in a process of its own."""
-    command = [sys.executable, "-c", "from covfree.cli import main; main()", *map(str, arguments)]
+    words = [sys.executable, "-c", "from covfree.cli import main; main()", *map(str, arguments)]
     environment = {**os.environ, "XLA_FLAGS": "", **variables}
     return subprocess.run(
-        command, capture_output=True, text=True, encoding="utf-8", timeout=120, env=environment
+        words, capture_output=True, text=True, encoding="utf-8", timeout=120, env=environment
     )
 
 

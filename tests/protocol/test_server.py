@@ -243,24 +243,20 @@ UNLIKE = {
 
 
 @pytest.mark.parametrize(("right", "wrong", "reason"), UNLIKE.values(), ids=UNLIKE)
-@pytest.mark.parametrize("later", [False, True], ids=["at once", "in a later round"])
-def test_a_message_unlike_the_others_is_set_aside(right, wrong, reason, later):
+@pytest.mark.parametrize("when", ["first", "between", "in a later round"])
+def test_a_message_unlike_the_others_is_set_aside(right, wrong, reason, when):
+    """Who comes first does not decide which message that is."""
     good, bad = right(rows()), {"bad": wrong(rows())}
-    if later:
-        first = covfree.collect({"a": good, "b": good}, num_classes=3)
-        collected = covfree.collect(bad, num_classes=3, before=first)
+    others = {"a": good, "b": good}
+    if when == "in a later round":
+        before = covfree.collect(others, num_classes=3)
+        collected = covfree.collect(bad, num_classes=3, before=before)
     else:
-        collected = covfree.collect({"a": good, **bad, "b": good}, num_classes=3)
+        sent = {**bad, **others} if when == "first" else {"a": good, **bad, "b": good}
+        collected = covfree.collect(sent, num_classes=3)
     assert collected.rejected == {"bad": reason}
     assert collected.clients == ("a", "b")
     np.testing.assert_array_equal(collected.message.rows.count, [3, 5, 3, 5])
-
-
-@pytest.mark.parametrize(("right", "wrong", "reason"), UNLIKE.values(), ids=UNLIKE)
-def test_who_comes_first_does_not_decide_which_message_is_unlike(right, wrong, reason):
-    good = right(rows())
-    collected = covfree.collect({"bad": wrong(rows()), "a": good, "b": good}, num_classes=3)
-    assert collected.rejected == {"bad": reason}
 
 
 @pytest.mark.parametrize("solved", [False, True])
