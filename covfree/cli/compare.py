@@ -72,8 +72,7 @@ def compare_command(
         bool,
         typer.Option(
             "--pooled",
-            help="Beside them logistic regression on all clients' features in one place, its penalty by "
-            "cross-validation: what somebody without a federation would do.",
+            help="And logistic regression on all data in one place.",
         ),
     ] = False,
     numbers: Set = None,

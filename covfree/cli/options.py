@@ -126,7 +126,7 @@ Set = Annotated[
     str | None,
     typer.Option(
         "--set",
-        help="Numbers for all methods that take them: shrinkage=auto,0.1:num_subsets=3.",
+        help="In all methods: shrinkage=auto,0.1:num_subsets=3.",
     ),
 ]
 
