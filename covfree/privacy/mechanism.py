@@ -226,6 +226,8 @@ def private(
     True
     """
     check_method(method)
+    if method.transforms:
+        raise ValueError("method: expected one without transforms of its rows, as sums are sent; got some")
     check_promise(unit, neighbours, noise)
     check_above_zero("clip", clip)
     rho = rho_for(epsilon, delta)

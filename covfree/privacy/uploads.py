@@ -110,6 +110,9 @@ class Grid:
             one = math.hypot(1, share, SQUARE_SHARE)
             bound = math.floor(most / (one if add else math.hypot(2, SQUARE_SHARE)))
             count, square = math.floor(share * bound), math.floor(SQUARE_SHARE * bound)
+        # A finer grid would leave int64; then there is more noise than ρ asks for.
+        bound = min(bound, _MOST[kind] if weight is None else _MOST_OF_CLIENT)
+        count, square = min(count, bound), min(square, bound)
         if bound < _LEAST:
             raise ValueError(
                 f"epsilon: expected a larger one; under so much noise a norm has {bound} steps of the grid"
@@ -212,6 +215,10 @@ class Grid:
 # Examples of one product of integers.
 _BLOCK = 8192
 
+# The most steps of the grid that a norm may have: an example's squares, 10⁷ products, or 10⁶ clients fit into
+# int64.
+_MOST: dict[Kind, int] = {"sums": 2**31, "matrix": 2**19}
+_MOST_OF_CLIENT = 2**40
 # The fewest steps of the grid that a norm may have.
 _LEAST = 32
 

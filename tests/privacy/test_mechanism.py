@@ -163,7 +163,13 @@ def test_the_promise_is_kept_to_the_digit():
     [
         ({"method": covfree.qda()}, "method: expected one whose head is a function of class sums"),
         ({"method": covfree.afl()}, "method: expected one whose head is a function of class sums"),
+        (
+            {"method": covfree.fedcof(head="student")},
+            "method: expected one whose head is a function of class",
+        ),
+        ({"method": covfree.fedncm().with_transforms(covfree.count_noise("laplace", 1.0))}, "transforms"),
         ({"epsilon": 0.0}, "epsilon: expected"),
+        ({"epsilon": 1e-5}, "epsilon: expected a larger one"),
         ({"delta": 2.0}, "delta: expected"),
         ({"clip": -1.0}, "clip: expected"),
         ({"unit": "row"}, "unit: expected"),
@@ -196,6 +202,28 @@ def test_too_few_noises_and_wrong_steps_are_refused():
         made.upload(0, "matrix", FEATURES, LABELS, num_classes=CLASSES)
     with pytest.raises(ValueError, match="totals: expected 2"):
         made.head(one)
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+@pytest.mark.parametrize("epsilon", [0.02, 1e9])
+def test_extreme_epsilons_stay_within_int64(setting, epsilon):
+    made = make(epsilon=epsilon, **setting)
+    for step, kind in ((0, "sums"), (1, "matrix")):
+        grid = made.grids[step][kind]
+        values = _sum_of_clients(grid, 100 * FEATURES[:600], LABELS[:600], OWNERS[:600], CLASSES).values
+        assert np.isfinite(values * grid.step).all()
+        truth = np.abs(values * grid.step).max()
+        assert truth <= 600 * CLIP**2
+        assert values.max() > 0
+    assert made.promise.epsilon <= epsilon
+
+
+def test_lists_and_one_client():
+    made = make(METHODS[0], epsilon=50.0)
+    head = made.fit(FEATURES, LABELS, np.zeros_like(OWNERS))
+    assert accuracy(head) > 0.7
+    with pytest.raises(ValueError, match="clients: expected at least one with examples"):
+        made.fit(FEATURES, LABELS, np.full_like(OWNERS, -1))
 
 
 def test_works_with_x64():
