@@ -53,7 +53,7 @@ def summed_discrete_gaussians(
     """Draw the sum of ``terms`` discrete Gaussians of σ = 2^log_deviation, for a simulation of many clients.
 
     The sum is drawn as few terms: 4^j of them are replaced by one of deviation 2^j σ, whose law is the
-    same up to a factor of 1 ± 10·exp(−2π²σ²/2) (Kairouz, Liu and Steinke 2021, Cor. 12): 10⁻¹⁶ for σ = 2.
+    same up to a factor of 1 ± 10·exp(−2π²σ²/2) (Kairouz, Liu and Steinke 2021): 10⁻¹⁶ for σ = 2.
     """
     total, level = np.zeros(size, np.int64), 0
     while terms:
