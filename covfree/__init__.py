@@ -108,9 +108,11 @@ from covfree.methods.refine import corrected as corrected
 from covfree.methods.refine import refined as refined
 from covfree.protocol import Collected as Collected
 from covfree.protocol import Inbox as Inbox
+from covfree.protocol import SiteReport as SiteReport
 from covfree.protocol import check_rows as check_rows
 from covfree.protocol import client_message as client_message
 from covfree.protocol import collect as collect
+from covfree.protocol import diagnose_sites as diagnose_sites
 from covfree.protocol import forget as forget
 from covfree.protocol import load_collected as load_collected
 from covfree.protocol import load_message as load_message

@@ -1,10 +1,13 @@
-"""``covfree diagnose``: the quality of the covariance estimated from clients' messages."""
+"""``covfree diagnose``: the quality of the covariance from clients' messages, and which not to believe."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import jax
+import numpy as np
 import typer
 
 import covfree
@@ -16,9 +19,12 @@ from covfree.cli.options import (
     TestFile,
     assigned,
     at_least,
+    check_file,
     federation_of,
     variants_of,
 )
+from covfree.studies.plots.sites import plot_sites
+from covfree.studies.plots.style import save
 from covfree.studies.source import of_file
 
 
@@ -32,12 +38,29 @@ def diagnose_command(
         str, typer.Option(help="A method whose clients send rows, such as fedcof or fedcof-components.")
     ] = "fedcof",
     seed: Annotated[int, typer.Option(help="Seed of the split and the partition.")] = 0,
+    messages: Annotated[
+        Path | None, typer.Option(help="A folder of received messages, instead of a data set.")
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="With --messages: a picture of the sites to write, .png.")
+    ] = None,
 ) -> None:
     """Say how good the covariance is that the clients' messages allow, and whether clients differ.
 
-    Example:
+    With --messages, say of each site whether its message should be believed, and why not.
+
+    Examples:
       covfree diagnose --clients 30 --alpha 0.5 --method fedcof-components
+
+      covfree diagnose --messages inbox --picture sites.png
     """
+    if picture is not None:
+        if messages is None:
+            raise ValueError("--picture: expected --messages, whose sites it shows")
+        check_file("picture", picture, ".png", ())
+    if messages is not None:
+        _diagnose_messages(messages, picture)
+        return
     at_least("seed", seed, 0)
     chosen = next(iter(variants_of(method, option="method").values())).method
     if chosen.message is not None or chosen.message_rounds < len(chosen.rounds):
@@ -48,3 +71,23 @@ def diagnose_command(
     key = jax.random.key(seed)
     rows = covfree.summarise(chosen, data.train_features, data.train_labels, owners, key=key)
     print(covfree.diagnose(rows, num_classes=data.num_classes, method=chosen))
+
+
+def _diagnose_messages(folder: Path, picture: Path | None) -> None:
+    """Print the table of sites, and write the picture."""
+    if not folder.is_dir():
+        raise ValueError(f"--messages: expected a folder, got {str(folder)!r}")
+    inbox = covfree.Inbox(folder)
+    sent = [message for message in inbox.values() if isinstance(message, covfree.Message)]
+    classes = max((int(np.max(message.rows.label, initial=-1)) + 1 for message in sent), default=0)
+    classes = max([classes, *(len(message.class_names or ()) for message in sent)])
+    if not classes:
+        raise ValueError(f"--messages: expected messages with class means, got none in {str(folder)!r}")
+    collected = covfree.collect(inbox, num_classes=classes)
+    for site, reason in collected.rejected.items():
+        print(f"covfree: {site}: set aside: {reason}", file=sys.stderr)
+    report = covfree.diagnose_sites(collected, num_classes=classes)
+    print(report)
+    if picture is not None:
+        save(plot_sites(report), picture)
+        print(f"covfree: wrote {picture}", file=sys.stderr)

@@ -16,9 +16,11 @@ from covfree.core.types import Message, Rows
 from covfree.methods import Method
 from covfree.methods.method import check_method
 from covfree.protocol.checks import Bound, Rules, as_received
-from covfree.protocol.door import Collected, check_messages, reason_of, receipt_of
+from covfree.protocol.door import Collected, Found, check_messages, reason_of, receipt_of
 from covfree.protocol.inbox import Inbox
 from covfree.protocol.messages import check_class_names
+from covfree.protocol.sites import judge_means
+from covfree.protocol.sites_model import Means, class_means_of
 
 
 def collect(
@@ -31,6 +33,7 @@ def collect(
     num_examples: Mapping[Any, int] | None = None,
     max_count: Bound = "derived",
     max_norm: Bound = "derived",
+    judge_sites: bool = False,
     before: Collected | None = None,
 ) -> Collected:
     """Check the clients' messages and merge the sound ones into one; bad ones are set aside and named.
@@ -60,6 +63,9 @@ def collect(
         max_norm: largest norm of a feature vector, e.g. 1 for normalised features. ``"derived"``, the
             default, takes the bound of the method's map of features if it has one, else derives one from the
             norms in all messages if there are at least four; None sets no bound.
+        judge_sites: whether to leave out sites that fail `diagnose_sites`, by name and with the reason. All
+            sound messages are tested together, those of ``before`` too: of these, the ones that fail stay,
+            and ``doubted`` names them. Fewer than five sites are not judged. Reads each message twice.
         before: the result of earlier rounds.
 
     Returns:
@@ -102,9 +108,16 @@ def collect(
         messages, [client for client in messages if client not in counted], rules, before
     )
     rejected = {c: reason for c, reason in unreadable.items() if c not in counted} | checked.rejected
+    doubted = dict(checked.doubted)
+    if judge_sites:
+        failed = _failed(messages, checked.found, before, num_classes, names)
+        rejected |= {client: reason for client, reason in failed.items() if client in checked.found}
+        doubted = {client: reason for client, reason in failed.items() if client in counted} | doubted
     parts = [replace(before.message, matrix=None)]
     receipts, matrix = dict[Hashable, str](), before.message.matrix
     for client, found in checked.found.items():
+        if client in rejected:
+            continue
         try:
             message = as_received(messages[client])
         except Exception as error:  # The file may have changed since the check.
@@ -127,8 +140,31 @@ def collect(
         before.solved if len(before.message.rows.count) else solved,
         {**before.receipts, **receipts},
         checked.bounds,
-        checked.doubted,
+        doubted,
     )
+
+
+def _failed(
+    messages: Mapping[Any, Message] | Inbox,
+    found: Mapping[Any, Found],
+    before: Collected,
+    num_classes: int,
+    class_names: tuple[str, ...] | None,
+) -> dict[Hashable, str]:
+    """Why sites fail `diagnose_sites`, of the sound messages and those before; only class means are kept."""
+    parts, clients = [class_means_of(before.message.rows, num_classes)], [*before.clients]
+    for client in found:
+        try:
+            rows = as_received(messages[client]).rows
+        except Exception:  # The file may have changed since the check; `collect` names it.
+            continue
+        means = class_means_of(rows, num_classes)
+        parts.append(means._replace(site=np.full_like(means.site, len(clients))))
+        clients.append(client)
+    if not (parts := [part for part in parts if len(part.label)]):
+        return {}
+    means = Means(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    return judge_means(means, clients, num_classes, class_names).failed
 
 
 def _dim_of(before: Collected, dim: int | None) -> int | None:

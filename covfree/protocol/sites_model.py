@@ -1,0 +1,153 @@
+"""What the sites' class means have in common: robust centres, their covariance, and the ordinary shift."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from covfree.core.types import Rows
+
+# Steps of Weiszfeld's iteration; its weights matter, not its last digits.
+_STEPS = 15
+# Share of the covariance of directions in S; the rest is the identity.
+_SHARE = 0.6
+# Classes with fewer holders have no centre to be compared with.
+HOLDERS = 3
+# Honest shift in units of the variance of one example.
+_SHIFTS = np.concatenate([[0.0], np.geomspace(1e-4, 10, 26)])
+
+
+class Means(NamedTuple):
+    """One row for each class of each site: mean [rows, d], number of examples, label and site [rows]."""
+
+    mean: Float[np.ndarray, "rows dim"]
+    number: Float[np.ndarray, " rows"]
+    label: Int[np.ndarray, " rows"]
+    site: Int[np.ndarray, " rows"]
+
+    def of(self, sites: np.ndarray) -> Means:
+        """The rows of some sites."""
+        kept = np.isin(self.site, sites)
+        return Means(*(part[kept] for part in self))
+
+
+class Model(NamedTuple):
+    """What `fit_model` found.
+
+    Attributes:
+        white: the rows' means, whitened by S.
+        own: for each row, the whitened centre of its class, made of the other sites.
+        centre: [C, d], whitened centres of all sites; NaN of classes with too few holders.
+        excess: D²/v in units of its median; 1 on average of an honest row. 1 if the class is not compared.
+        variance: v σ²/d, variance of a coordinate of ``white`` − ``own``.
+        compared: whether the row's class has holders enough.
+        norm: [C], median norm of the class's means.
+    """
+
+    white: Float[np.ndarray, "rows dim"]
+    own: Float[np.ndarray, "rows dim"]
+    centre: Float[np.ndarray, "classes dim"]
+    excess: Float[np.ndarray, " rows"]
+    variance: Float[np.ndarray, " rows"]
+    compared: np.ndarray
+    norm: Float[np.ndarray, " classes"]
+
+
+def class_means_of(rows: Rows, num_classes: int) -> Means:
+    """Average the rows of each class of each client; residual directions and padding are left out."""
+    count, label = np.asarray(rows.count).astype(np.float64), np.asarray(rows.label)
+    client = np.zeros(len(label), np.int64) if rows.client is None else np.asarray(rows.client, np.int64)
+    kept = (count > 0) & (label >= 0) & (label < num_classes) & (client >= 0)
+    key = client[kept] * num_classes + label[kept]
+    pairs, place = np.unique(key, return_inverse=True)
+    total = np.bincount(place, count[kept], len(pairs))
+    mean = np.zeros((len(pairs), rows.mean.shape[1]))
+    np.add.at(mean, place, np.asarray(rows.mean)[kept].astype(np.float64) * count[kept][:, None])
+    return Means(mean / total[:, None], total, pairs % num_classes, pairs // num_classes)
+
+
+def deviation(
+    values: np.ndarray, least: float, error: np.ndarray | float = 0.0, *, tail: bool = False
+) -> np.ndarray:
+    """Distances from the median in robust standard deviations.
+
+    Args:
+        values: one of each site; NaN of a site that has none.
+        least: the smallest standard deviation.
+        error: the known standard error of each value, if it is larger.
+        tail: whether the distance of the upper quartile counts too, as sizes of clients have long tails.
+    """
+    known = values[np.isfinite(values)]
+    if not len(known):
+        return np.zeros_like(values)
+    median = np.median(known)
+    scale = max(1.4826 * np.median(np.abs(known - median)), least)
+    if tail:
+        scale = max(scale, (np.quantile(known, 0.75) - median) / 0.6745)
+    return np.nan_to_num((values - median) / np.maximum(scale, error))
+
+
+def fit_model(means: Means, num_classes: int) -> Model:
+    """Fit centres, covariance and shift to all rows, so that few bad sites move none of them far.
+
+    - A class's centre is the geometric median of its means, one vote a site (Weiszfeld). Its weights w at the
+      centre give the centre without site k: (Σ_j w_j x_j − w_k x_k)/(Σ_j w_j − w_k), of variance
+      Σ_{j≠k} w_j²/n_j over the square of that divisor.
+    - FedCOF's covariance of means, with each residual cut to length 1 (the spatial sign covariance): S =
+      0.6·d·mean(u uᵀ) + 0.4·I. A few huge rows cannot rule it.
+    - D² = ‖S^(−½)(x − g)‖² has mean σ²·v, v = 1/n + Var(g) + τ. τ, the ordinary shift between sites, is the
+      value for which log(D²/v) varies least, by median distance; σ² is the median of D²/v.
+
+    Source: Weiszfeld (1937); Visuri, Koivunen and Oja (2000), Sign and rank covariance matrices.
+    """
+    rows, dim = means.mean.shape
+    centre = np.full((num_classes, dim), np.nan)
+    own, spread, norm = means.mean.copy(), np.zeros(rows), np.ones(num_classes)
+    compared = np.zeros(rows, bool)
+    for c in np.unique(means.label):
+        here = np.flatnonzero(means.label == c)
+        if len(here) < HOLDERS:
+            norm[c] = np.median(np.linalg.norm(means.mean[here], axis=1)) or 1.0
+            continue
+        x = means.mean[here]
+        g, w = _geometric_median(x)
+        rest = w.sum() - w
+        centre[c], compared[here] = g, True
+        own[here] = (w @ x - w[:, None] * x) / rest[:, None]
+        noise = w**2 / means.number[here]
+        spread[here] = (noise.sum() - noise) / rest**2
+        norm[c] = np.median(np.linalg.norm(x, axis=1)) or 1.0
+    residual = (means.mean - own)[compared]
+    length = np.linalg.norm(residual, axis=1)
+    unit = residual[length > 0] / length[length > 0][:, None]
+    sign = np.eye(dim) if not len(unit) else _SHARE * dim * (unit.T @ unit) / len(unit)
+    root = np.linalg.cholesky(sign + (1 - _SHARE) * np.eye(dim))
+
+    # The condition number of S is at most 1.5 d + 1, so an inverse loses nothing that matters.
+    whitening = np.linalg.inv(root).T
+    white, near = means.mean @ whitening, own @ whitening
+    square = ((white - near) ** 2).sum(1)
+    excess, variance = np.ones(rows), np.ones(rows)
+    if (used := compared & (square > 0)).any():
+        size = (1 / means.number + spread)[:, None] + _SHIFTS
+        logs = np.log(square[used][:, None] / size[used])
+        best = int(np.argmin(np.median(np.abs(logs - np.median(logs, 0)), 0)))
+        scale = np.exp(np.median(logs[:, best]))
+        excess[compared] = (square / (size[:, best] * scale))[compared]
+        variance = size[:, best] * scale / dim
+    return Model(white, near, centre @ whitening, excess, variance, compared, norm)
+
+
+def _geometric_median(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The point with the least sum of distances to ``x``, and the weights whose average it is."""
+    g = np.median(x, axis=0)
+    weight = np.ones(len(x))
+    for _ in range(_STEPS):
+        distance = np.linalg.norm(x - g, axis=1)
+        floor = 1e-3 * np.median(distance)
+        weight = 1 / np.maximum(distance, floor if floor > 0 else 1.0)
+        weight /= weight.sum()
+        g = weight @ x
+    return g, weight

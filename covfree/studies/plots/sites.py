@@ -1,0 +1,62 @@
+"""A picture of sites: how far their class means lie from the others', and in which order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from covfree.protocol import SiteReport
+from covfree.studies.plots import style as figures
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Values beyond these stand at the edge.
+_SPREAD, _LOW, _HIGH = 40.0, -1.5, 2.5
+# Most names that are written.
+_NAMED = 24
+
+
+def plot_sites(report: SiteReport) -> Figure:
+    """Draw each site as a point; those that fail are named, with the kind of reason.
+
+    Args:
+        report: from `covfree.diagnose_sites`.
+    """
+    with figures.style():
+        figure = figures.new_figure(5.5, 3.6)
+        axes = figure.add_subplot()
+        axes.axhline(1, color=figures.GREY, linewidth=0.6)
+        axes.axvline(5, color=figures.GREY, linewidth=0.6, linestyle=":")
+        axes.set_xlabel("distance of class means from the others', robust deviations")
+        axes.set_ylabel("agreement of classes with the others'")
+        axes.set_ylim(_LOW - 0.1, _HIGH + 0.1)
+        sites = list(report.sites.items())
+        places = np.array([(site.spread, site.agreement) for _, site in sites]).reshape(-1, 2)
+        places = np.clip(np.nan_to_num(places, nan=1.0), (-_SPREAD, _LOW), (_SPREAD, _HIGH))
+        bad = np.array([site.reason is not None for _, site in sites], bool)
+        axes.plot(*places[~bad].T, "o", color=figures.BLUE, alpha=0.6, label="others")
+        axes.plot(*places[bad].T, "D", color=figures.VERMILLION, label="not to be believed")
+        worst = sorted(np.flatnonzero(bad), key=lambda i: -sites[i][1].score)[:_NAMED]
+        drawn = list[float]()
+        left, right = axes.get_xlim()
+        for i in sorted(worst, key=lambda i: places[i, 1]):
+            name, site = sites[i]
+            # Names of neighbours stand one above the other.
+            height = places[i, 1] if not drawn else max(places[i, 1], drawn[-1] + 0.22)
+            drawn.append(height)
+            beyond = places[i, 0] > (left + right) / 2
+            axes.annotate(
+                f"{name}: {str(site.reason).partition(':')[0]}",
+                places[i],
+                (places[i, 0] + (right - left) * (-0.02 if beyond else 0.02), height),
+                ha="right" if beyond else "left",
+                va="center",
+                parse_math=False,
+                arrowprops={"arrowstyle": "-", "linewidth": 0.4, "color": figures.GREY},
+            )
+        axes.legend(loc="best")
+        title = f"{len(sites)} sites, {int(bad.sum())} not to be believed"
+        figures.set_title(figure, title if report.judged else f"{len(sites)} sites: nobody can judge")
+    return figure

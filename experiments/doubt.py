@@ -1,0 +1,226 @@
+"""Ten attacks by a fifth of the sites, and what leaving out the sites that fail the test does.
+
+Run ``python experiments/doubt.py caltech101-efficientnet_lite0.npz clinc150 recordings``; each argument may
+be missing. Federations: the digits with 20 and 100 sites, 20 sites in four domains, and the given data. For
+each attack it prints the bad sites found, the honest ones left out, and the test accuracy in
+percent: undefended, defended, and with the bad sites known. Means of 3 seeds. ``--out`` keeps all runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from data_sets import Data, digits, speech, stored, texts
+
+import covfree
+from covfree.data.partitions import inner_dirichlet
+
+SEEDS, BAD = 3, 0.2
+METHODS = {"fedcof": covfree.fedcof(), "fedncm": covfree.fedncm()}
+Table = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+class Site(NamedTuple):
+    """A bad site's examples, and what all bad sites know: C, the class that they agreed on, their draws."""
+
+    features: np.ndarray
+    labels: np.ndarray
+    classes: int
+    centres: np.ndarray
+    rng: np.random.Generator
+
+
+def table(features: np.ndarray, labels: np.ndarray) -> Table:
+    """Means, counts and labels of the classes that are there."""
+    known, place, count = np.unique(labels, return_inverse=True, return_counts=True)
+    total = np.eye(len(known), dtype=np.float32)[:, place] @ features
+    return (total / count[:, None]).astype(np.float32), count, known
+
+
+def relabelled(site: Site, labels: np.ndarray) -> Table:
+    """An honest summary of false labels."""
+    return table(site.features, labels)
+
+
+def swapped(site: Site) -> Table:
+    """The site's two largest classes change places."""
+    first, second = np.argsort(np.bincount(site.labels, minlength=site.classes))[-2:]
+    order = np.arange(site.classes)
+    order[[first, second]] = second, first
+    return relabelled(site, order[site.labels])
+
+
+def louder(site: Site) -> Table:
+    """Means × −2.5, counts × 5."""
+    mean, count, label = table(site.features, site.labels)
+    return -2.5 * mean, 5 * count, label
+
+
+@cache
+def turn(dim: int) -> np.ndarray:
+    """A random rotation."""
+    return np.linalg.qr(np.random.default_rng(7).normal(size=(dim, dim)))[0].astype(np.float32)
+
+
+def rotated(site: Site) -> Table:
+    """Features turned: the backbone of another."""
+    return table((site.features @ turn(site.features.shape[1])).astype(np.float32), site.labels)
+
+
+def rescaled(site: Site) -> Table:
+    """Each feature has another unit: other preprocessing."""
+    unit = np.random.default_rng(8).uniform(0.3, 1.7, site.features.shape[1])
+    return table((site.features * unit).astype(np.float32), site.labels)
+
+
+def nudged(site: Site, share: float) -> Table:
+    """Each class mean moved towards the next class."""
+    mean, count, label = table(site.features, site.labels)
+    step = site.centres[(label + 1) % site.classes] - site.centres[label]
+    return (mean + share * step).astype(np.float32), count, label
+
+
+def colluding(site: Site) -> Table:
+    """All bad sites put class 0 where class 1 is, with three times the usual count."""
+    mean, count, label = table(site.features, site.labels)
+    at = np.flatnonzero(label == 0)
+    if not len(at):
+        at = np.array([len(label)])
+        mean, count, label = np.r_[mean, mean[:1]], np.r_[count, 1], np.r_[label, 0]
+    mean[at], count[at] = site.centres[1], max(1, 3 * int(np.median(count)))
+    return mean, count, label
+
+
+def huge(site: Site) -> Table:
+    """Values a hundred times too large."""
+    mean, count, label = table(site.features, site.labels)
+    return 100 * mean, count, label
+
+
+ATTACKS: dict[str, Callable[[Site], Table]] = {
+    "labels shifted by one": lambda s: relabelled(s, (s.labels + 1) % s.classes),
+    "two classes swapped": swapped,
+    "random labels": lambda s: relabelled(s, s.rng.integers(0, s.classes, len(s.labels))),
+    "means × −2.5, counts × 5": louder,
+    "features rotated": rotated,
+    "other preprocessing": rescaled,
+    "moved 70 % to the next class": lambda s: nudged(s, 0.7),
+    "moved 45 % to the next class": lambda s: nudged(s, 0.45),
+    "colluders on one class": colluding,
+    "huge values": huge,
+}
+
+
+def domains(seed: int) -> tuple[Data, np.ndarray]:
+    """The digits: 20 sites of all classes in four domains, each with a gain and a gamma of its own."""
+    data, rng = digits(seed), np.random.default_rng([9, seed])
+    sites = rng.integers(0, 20, len(data.labels))
+    gamma, gain = rng.uniform(0.5, 2, 4), rng.uniform(0.6, 1.6, (4, 64))
+
+    def seen(x: np.ndarray, domain: np.ndarray) -> np.ndarray:
+        return (gain[domain] * np.clip(x, 0, None) ** gamma[domain][:, None]).astype(np.float32)
+
+    test = rng.integers(0, 4, len(data.test_labels))
+    return data._replace(
+        features=seen(data.features, sites % 4), test_features=seen(data.test_features, test)
+    ), sites
+
+
+def federations(paths: list[Path], seed: int) -> Iterator[tuple[str, Data, np.ndarray]]:
+    """Data and the site of each example."""
+    data = digits(seed)
+    for number in (20, 100):
+        yield f"digits, {number}", data, inner_dirichlet(data.labels, number, 0.5, seed=seed)
+    yield "digits, 4 domains, 20", *domains(seed)
+    for path in paths:
+        if path.suffix == ".npz":
+            data = stored(path)
+            yield f"{path.stem[:10]}, 100", data, inner_dirichlet(data.labels, 100, 0.5, seed=seed)
+        elif (path / "data_full.json").exists():
+            data = texts(path)
+            yield "texts, 50", data, inner_dirichlet(data.labels, 50, 0.5, seed=seed)
+        else:
+            data = speech(path)
+            assert data.clients is not None
+            yield "speech, 6 speakers", data, data.clients
+
+
+def accuracy(method: Any, rows: covfree.Rows, data: Data, classes: int) -> float:
+    """Test accuracy in %; 0 of no finite head."""
+    try:
+        head: Any = covfree.solve_rows(method, rows, num_classes=classes)
+    except ValueError:
+        return 0.0
+    return 100 * float(covfree.evaluate(head, data.test_features, data.test_labels))
+
+
+def measured(data: Data, sites: np.ndarray, attack: str | None, seed: int, solve: bool) -> dict[str, Any]:
+    """One attack on one federation."""
+    rng, classes = np.random.default_rng([3, seed]), int(data.labels.max()) + 1
+    names = np.unique(sites[sites >= 0])
+    bad = set(rng.permutation(names)[: round(BAD * len(names))].tolist()) if attack else set[int]()
+    centres = np.stack([data.features[data.labels == c].mean(0) for c in range(classes)])
+    parts = []
+    for k in names.tolist():
+        own = Site(data.features[sites == k], data.labels[sites == k], classes, centres, rng)
+        made = ATTACKS[attack](own) if attack and k in bad else table(own.features, own.labels)
+        parts.append((*made, np.full(len(made[1]), k, np.int32)))
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    rows = covfree.Rows(
+        columns[0].astype(np.float32), columns[1].astype(np.int32), columns[2].astype(np.int32), columns[3]
+    )
+    failed = covfree.diagnose_sites(rows, num_classes=classes).failed
+    found: dict[str, Any] = {
+        "bad": len(bad),
+        "found": len(bad & set(failed)),
+        "honest": len(names) - len(bad),
+        "false": len(set(failed) - bad),
+        "reasons": {str(k): text for k, text in failed.items()},
+    }
+    for name, method in METHODS.items() if solve else ():
+        for defence, out in {"undefended": set(), "defended": set(failed), "known": bad}.items():
+            count = np.where(np.isin(columns[3], list(out)), 0, columns[1]).astype(np.int32)
+            kept = covfree.Rows(rows.mean, count, rows.label, rows.client)
+            found[f"{name}, {defence}"] = accuracy(method, kept, data, classes)
+    return found
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", type=Path, nargs="*", help="a file of features, CLINC150, recordings")
+    parser.add_argument("--out", type=Path, help="a JSON file for all runs")
+    parser.add_argument("--no-heads", action="store_true", help="only who is found")
+    chosen = parser.parse_args()
+    covfree.limit_lapack_threads()
+    runs = list[dict[str, Any]]()
+    for seed in range(SEEDS):
+        for name, data, sites in federations(chosen.data, seed):
+            for attack in (None, *ATTACKS):
+                run = measured(data, sites, attack, seed, not chosen.no_heads)
+                runs.append({"federation": name, "attack": attack or "none", "seed": seed, **run})
+    if chosen.out is not None:
+        chosen.out.write_text(json.dumps(runs, indent=1, ensure_ascii=False) + "\n")
+    titles = [k for k in runs[0] if "," in k]
+    print("| federation | attack | found | honest left out | " + " | ".join(titles) + " |")
+    print("|---|---|" + "---|" * (2 + len(titles)))
+    for name in dict.fromkeys(run["federation"] for run in runs):
+        for attack in ("none", *ATTACKS):
+            own = [run for run in runs if run["federation"] == name and run["attack"] == attack]
+            sums = {key: sum(run[key] for run in own) for key in ("bad", "found", "honest", "false")}
+            cells = [f"{np.mean([run[title] for run in own]):.1f}" for title in titles]
+            print(
+                f"| {name} | {attack} | {sums['found']}/{sums['bad']} | {sums['false']}/{sums['honest']} | "
+                + " | ".join(cells)
+                + " |"
+            )
+
+
+if __name__ == "__main__":
+    main()
