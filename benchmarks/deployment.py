@@ -74,6 +74,7 @@ def rounds(sites: int) -> dict[str, Any]:
             )
             for i, name in enumerate(own.sites)
         ]
+        watch = Watch()
         while not server.finished:
             watch = Watch()
             asked = watch("open", server.open)

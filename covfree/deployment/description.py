@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,7 @@ class Description:
         if self.rounds is not None:
             check_positive("rounds", self.rounds)
 
-    @property
+    @cached_property
     def identity(self) -> str:
         """The SHA-256 of the description, which every message bears."""
         return hashlib.sha256(self._json().encode()).hexdigest()

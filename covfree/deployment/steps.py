@@ -104,11 +104,13 @@ class Steps:
         size, order = len(order), order if len(order) else np.zeros(1, np.int32)
         # A table needs a row to take, also of a client without examples.
         features, labels = (x if len(x) else np.zeros((1, *x.shape[1:]), x.dtype) for x in (features, labels))
+        client, start, sizes = (jnp.asarray([x], jnp.int32) for x in (number, 0, size))
+        members = cohort.Members(client, start, sizes, jnp.ones((1, 1), bool))
         return cohort.answers(
             self.algorithm,
             sent,
             cohort.Examples(*map(jnp.asarray, (features, labels.astype(np.int32), order))),
-            cohort.Members(*(jnp.asarray([x], jnp.int32) for x in (number, 0, size)), jnp.ones((1, 1), bool)),
+            members,
             jax.tree.map(lambda x: jnp.asarray(x)[None], memory),
             jax.random.fold_in(derive(self._key, "rounds"), turn),
             None,
