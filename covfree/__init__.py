@@ -138,10 +138,11 @@ if _typing.TYPE_CHECKING:
     from covfree import finetune as finetune
     from covfree import privacy as privacy
     from covfree import rounds as rounds
+    from covfree import secure as secure
     from covfree import studies as studies
     from covfree import testing as testing
 else:
-    _LATE = ("deployment", "finetune", "privacy", "rounds", "studies", "testing")
+    _LATE = ("deployment", "finetune", "privacy", "rounds", "secure", "studies", "testing")
 
     def __getattr__(name: str) -> _typing.Any:
         if name in _LATE:

@@ -20,6 +20,7 @@ MODULES = (
     "covfree.rounds",
     "covfree.finetune",
     "covfree.privacy",
+    "covfree.secure",
     "covfree.data",
     "covfree.backbones",
     "covfree.studies",

@@ -1,0 +1,222 @@
+"""A client of a secure sum: it sends its upload under masks, and gives away one share of each neighbour."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import numpy as np
+
+from covfree.core.optional import optional
+from covfree.secure import shamir
+from covfree.secure.messages import Advert, Masked, Opened, Refused, Sealed, Session
+from covfree.secure.words import Words, mask
+
+
+class Client:
+    """One client in one session. Each step may be tried once, in the order of the methods.
+
+    After a refusal the client takes no further step: nobody can try what it would open. After the last step
+    it keeps no secret of the session.
+
+    Args:
+        session: what all agree on.
+        number: the client's own number.
+        identity: its Ed25519 private key, ``cryptography``'s ``Ed25519PrivateKey``.
+
+    Raises:
+        ValueError: if the session knows another public key by this number.
+
+    Source: Bonawitz et al. (2017), Practical secure aggregation for privacy-preserving machine learning;
+    neighbours as in Bell et al. (2020), Secure single-server aggregation with (poly)logarithmic overhead.
+    """
+
+    def __init__(self, session: Session, number: int, identity: Any) -> None:
+        if session.identities.get(number) != identity.public_key().public_bytes_raw():
+            raise ValueError(f"identity: expected the key of client {number} in the session, got another")
+        self._session, self._number, self._identity = session, number, identity
+        self._sealing, self._masking = _private_key(), _private_key()
+        self._seed, self._step = secrets.token_bytes(32), 0
+        self._adverts: dict[int, Advert] = {}
+        self._shares: dict[int, tuple[bytes, bytes]] = {}
+
+    def advertise(self) -> Advert:
+        """Step 1: public keys for this session, signed."""
+        self._take(1)
+        parts = (_public(self._sealing), _public(self._masking), hashlib.sha256(self._seed).digest())
+        signature = self._identity.sign(_signed(self._session, self._number, *parts))
+        return Advert(self._number, *parts, signature)
+
+    def share(self, adverts: Iterable[Advert]) -> list[Sealed]:
+        """Step 2: a share of the own seed and of the own masking key for each neighbour that advertised.
+
+        Raises:
+            Refused: if fewer neighbours than the threshold advertised, or an advert is doubled or forged.
+        """
+        self._take(2)
+        neighbours = set(self._session.neighbours_of(self._number))
+        for advert in adverts:
+            if advert.sender in neighbours:
+                if advert.sender in self._adverts:
+                    raise Refused(f"adverts: expected one of client {advert.sender}, got two")
+                check_advert(self._session, advert)
+                self._adverts[advert.sender] = advert
+        self._need(len(self._adverts), "neighbours that advertised")
+        threshold = self._session.threshold
+        seeds = shamir.split(self._seed, threshold, self._adverts)
+        keys = shamir.split(self._masking.private_bytes_raw(), threshold, self._adverts)
+        boxes = []
+        for other in self._adverts:
+            label = self._session.label("shares", self._number, other)
+            box = _cipher(self._pair_key("shares", other)).encrypt(
+                _nonce(label), seeds[other] + keys[other], label
+            )
+            boxes.append(Sealed(self._number, other, box))
+        return boxes
+
+    def mask(self, sealed: Iterable[Sealed], words: Words) -> Masked:
+        """Step 3: the upload, plus the own mask, plus or minus one for each neighbour that shared.
+
+        Args:
+            sealed: the shares that came from neighbours.
+            words: [size] the upload, by `FixedPoint.encode`.
+
+        Raises:
+            Refused: if fewer neighbours than the threshold shared, or shares are doubled, forged or of
+                another session.
+            ValueError: if the upload has another size.
+        """
+        if words.shape != (self._session.size,) or words.dtype != np.uint64:
+            raise ValueError(
+                f"words: expected uint64 [{self._session.size}], got {words.dtype} {words.shape}"
+            )
+        self._take(3)
+        for each in sealed:
+            if each.receiver != self._number or each.sender not in self._adverts:
+                raise Refused(f"shares: expected those of a neighbour for this client, got {each.sender}'s")
+            if each.sender in self._shares:
+                raise Refused(f"shares: expected one of client {each.sender}, got two")
+            self._shares[each.sender] = self._opened(each)
+        self._need(len(self._shares), "neighbours that shared")
+        total = words + mask(self._seed, len(words))
+        for other in self._shares:
+            pair = mask(self._pair_key("mask", other), len(words))
+            total = total + pair if self._number < other else total - pair
+        return Masked(self._number, total)
+
+    def unmask(self, came: Collection[int]) -> Opened:
+        """Step 4: shares of the seeds of those whose uploads came, and of the others' masking keys.
+
+        Args:
+            came: the numbers of all clients whose uploads the server has.
+
+        Raises:
+            Refused: if they are too few, have this client not among them, or it was asked before.
+        """
+        self._take(4)
+        clients = set(came)
+        if self._number not in clients:
+            raise Refused(f"came: expected this client, {self._number}, among them; it has sent its upload")
+        if unknown := clients - set(self._session.identities):
+            raise Refused(f"came: expected clients of the session, got {sorted(unknown)}")
+        if len(clients) < self._session.least:
+            raise Refused(f"came: expected at least {self._session.least} clients, got {len(clients)}")
+        self._need(len(clients & set(self._shares)), "neighbours whose uploads came")
+        if strange := clients & set(self._session.neighbours_of(self._number)) - set(self._shares):
+            raise Refused(f"came: expected neighbours that had shared, got {sorted(strange)} too")
+        seeds = {other: own for other, (own, _) in self._shares.items() if other in clients}
+        keys = {other: own for other, (_, own) in self._shares.items() if other not in clients}
+        self._seed, self._shares = b"", {}
+        return Opened(self._number, seeds, keys)
+
+    def _take(self, step: int) -> None:
+        if self._step != step - 1:
+            names = ("advertise", "share", "mask", "unmask")
+            after = names[self._step - 1] if self._step else "the start"
+            raise Refused(f"{names[step - 1]}: expected once, in its order; the last step was {after}")
+        self._step = step
+
+    def _need(self, count: int, what: str) -> None:
+        if count < self._session.threshold:
+            raise Refused(f"expected at least {self._session.threshold} {what}, got {count}")
+
+    def _pair_key(self, purpose: str, other: int) -> bytes:
+        """A key that this client and another have in common."""
+        private, public = (
+            (self._sealing, self._adverts[other].sealing)
+            if purpose == "shares"
+            else (self._masking, self._adverts[other].masking)
+        )
+        return pair_key(self._session, purpose, private, public, self._number, other)
+
+    def _opened(self, sealed: Sealed) -> tuple[bytes, bytes]:
+        label = self._session.label("shares", sealed.sender, self._number)
+        invalid = optional("cryptography.exceptions", "secure").InvalidTag
+        try:
+            plain = _cipher(self._pair_key("shares", sealed.sender)).decrypt(_nonce(label), sealed.box, label)
+        except invalid:
+            raise Refused(
+                f"shares: those of client {sealed.sender} are not of this session, or changed"
+            ) from None
+        if len(plain) != 2 * shamir.SHARE:
+            raise Refused(
+                f"shares: expected {2 * shamir.SHARE} bytes of client {sealed.sender}, got {len(plain)}"
+            )
+        return plain[: shamir.SHARE], plain[shamir.SHARE :]
+
+
+def pair_key(session: Session, purpose: str, private: Any, public: bytes, one: int, other: int) -> bytes:
+    """The key of a pair of clients for a purpose: X25519, then HKDF with SHA-256."""
+    primitives = "cryptography.hazmat.primitives"
+    x25519, hashes = (
+        optional(f"{primitives}.asymmetric.x25519", "secure"),
+        optional(f"{primitives}.hashes", "secure"),
+    )
+    hkdf = optional(f"{primitives}.kdf.hkdf", "secure").HKDF
+    try:
+        shared = private.exchange(x25519.X25519PublicKey.from_public_bytes(public))
+    except ValueError as error:
+        raise Refused(f"advert: clients {one} and {other} have no secret in common by these keys") from error
+    label = session.label(purpose, min(one, other), max(one, other))
+    return hkdf(hashes.SHA256(), 32, None, label).derive(shared)
+
+
+def check_advert(session: Session, advert: Advert) -> None:
+    """Raise unless an advert is of this session and signed by whom it names.
+
+    Raises:
+        Refused: if not.
+    """
+    keys = optional("cryptography.hazmat.primitives.asymmetric.ed25519", "secure")
+    invalid = optional("cryptography.exceptions", "secure").InvalidSignature
+    public = session.identities.get(advert.sender)
+    if public is None:
+        raise Refused(f"advert: expected one of the session's clients, got {advert.sender}")
+    try:
+        signed = _signed(session, advert.sender, advert.sealing, advert.masking, advert.commitment)
+        keys.Ed25519PublicKey.from_public_bytes(public).verify(advert.signature, signed)
+    except invalid:
+        raise Refused(f"advert: the signature of client {advert.sender} is wrong") from None
+
+
+def _signed(session: Session, number: int, *parts: bytes) -> bytes:
+    return session.label("advert", number, number) + b"\0" + b"".join(parts)
+
+
+def _private_key() -> Any:
+    return optional("cryptography.hazmat.primitives.asymmetric.x25519", "secure").X25519PrivateKey.generate()
+
+
+def _public(private: Any) -> bytes:
+    return private.public_key().public_bytes_raw()
+
+
+def _cipher(key: bytes) -> Any:
+    return optional("cryptography.hazmat.primitives.ciphers.aead", "secure").ChaCha20Poly1305(key)
+
+
+def _nonce(label: bytes) -> bytes:
+    # A pair has one key for both ways: the label, which names sender and receiver, tells them apart.
+    return hashlib.sha256(label).digest()[:12]

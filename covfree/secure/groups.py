@@ -1,0 +1,82 @@
+"""Class means of groups of clients: what FedCOF needs, without a single client's means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from covfree.core.checks import check_positive
+from covfree.core.types import Message, PRNGKey, Rows
+from covfree.secure.summation import secure_sum
+from covfree.secure.words import FixedPoint
+
+
+def group_means(
+    messages: Mapping[int, Message],
+    size: int,
+    bound: float,
+    *,
+    num_classes: int,
+    key: PRNGKey,
+    **protocol: Any,
+) -> Message:
+    """Make one message of many clients' class means, in which groups of clients stand for single ones.
+
+    Clients are drawn into groups of ``size`` or more. Within a group the classes' counts and sums of features
+    are added by `secure_sum`, so the server sees the mean of a group's examples of a class, never a client's.
+    A mean of a group is a mean of more examples, so the estimate of the covariance stays unbiased; it has
+    fewer rows to be made of. A client sends C·(d + 1) words, where FedCOF alone sends what it has.
+
+    Args:
+        messages: each client's message by its number, of a method that sends class means, such as
+            `covfree.fedcof`.
+        size: the fewest clients of a group.
+        bound: see `FixedPoint`: the largest count, or absolute value of a sum of features, of a client.
+        num_classes: C.
+        key: PRNG key of the groups.
+        protocol: ``threshold``, ``least`` and ``neighbours`` of `secure_sum`.
+
+    Returns:
+        A message for `covfree.solve_message`, with a row for each group and class that has examples.
+
+    Raises:
+        ValueError: if a message holds more than class means, or there are fewer clients than ``size``.
+        Refused: see `secure_sum`.
+
+    Source: covfree. That a mean of means, weighted by counts, keeps the estimator unbiased follows from
+    Goswami et al. (2024), Proposition 1, for clients that hold all of a group's examples.
+    """
+    check_positive("size", size)
+    if len(messages) < size:
+        raise ValueError(f"size: expected at most {len(messages)} clients, got {size}")
+    order = np.asarray(jax.random.permutation(key, np.array(sorted(messages))))
+    groups = np.array_split(order, len(order) // size)
+    found: list[Rows] = []
+    for group, members in enumerate(groups):
+        uploads = {int(client): _class_sums(messages[int(client)], num_classes) for client in members}
+        point = FixedPoint(bound, len(members))
+        total = secure_sum(uploads, point, name=f"class sums of group {group}", **protocol).total
+        held = np.flatnonzero(total["count"])
+        mean = total["sum"][held] / total["count"][held, None]
+        counts, labels = total["count"][held].astype(np.int32), held.astype(np.int32)
+        found.append(Rows(mean, counts, labels, np.full(len(held), group, np.int32)))
+    rows = jax.tree.map(lambda *parts: jnp.concatenate([jnp.asarray(part) for part in parts]), *found)
+    return Message(rows, sends=next(iter(messages.values())).sends)
+
+
+def _class_sums(message: Message, num_classes: int) -> dict[str, np.ndarray]:
+    rows = message.rows
+    more = (message.matrix, rows.covariance, rows.sketch)
+    if any(part is not None for part in more):
+        raise ValueError("messages: expected class means and counts alone, got more")
+    count, label = np.asarray(rows.count, np.float64), np.asarray(rows.label)
+    used = (count > 0) & (label >= 0)
+    mean = np.asarray(rows.mean)
+    total = {"sum": np.zeros((num_classes, mean.shape[1]), mean.dtype), "count": np.zeros(num_classes)}
+    np.add.at(total["sum"], label[used], (count[used, None] * mean[used]).astype(mean.dtype))
+    np.add.at(total["count"], label[used], count[used])
+    return total

@@ -1,0 +1,142 @@
+"""The server of a secure sum: it passes sealed shares on, adds masked uploads, and takes the masks off."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from covfree.core.optional import optional
+from covfree.secure import shamir
+from covfree.secure.client import check_advert, pair_key
+from covfree.secure.messages import Advert, Masked, Opened, Refused, Sealed, Session
+from covfree.secure.words import Words, mask
+
+
+class Server:
+    """The server in one session. It learns the sum, who took part, and nothing else of honest clients.
+
+    Messages of a client that are doubled or forged raise `Refused` and change nothing.
+
+    Args:
+        session: what all agree on.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._adverts: dict[int, Advert] = {}
+        self._shared: set[int] = set()
+        self._boxes: defaultdict[int, list[Sealed]] = defaultdict(list)
+        self._uploads: set[int] = set()
+        self._total = np.zeros(session.size, np.uint64)
+        self._opened: dict[int, Opened] = {}
+
+    def take_advert(self, advert: Advert) -> None:
+        """Step 1: take a client's keys."""
+        check_advert(self._session, advert)
+        self._once(advert.sender, self._adverts)
+        self._adverts[advert.sender] = advert
+
+    def adverts_for(self, client: int) -> list[Advert]:
+        """The adverts of a client's neighbours."""
+        return [
+            self._adverts[other] for other in self._session.neighbours_of(client) if other in self._adverts
+        ]
+
+    def take_shares(self, client: int, sealed: Iterable[Sealed]) -> None:
+        """Step 2: take a client's shares for its neighbours."""
+        boxes = list(sealed)
+        self._known(client, self._adverts, "advertised")
+        self._once(client, self._shared)
+        receivers = [each.receiver for each in boxes if each.sender == client]
+        expected = {advert.sender for advert in self.adverts_for(client)}
+        if len(receivers) != len(boxes) or set(receivers) != expected or len(expected) != len(boxes):
+            raise Refused(f"shares: expected one of client {client} for each of {sorted(expected)}")
+        self._shared.add(client)
+        for each in boxes:
+            self._boxes[each.receiver].append(each)
+
+    def shares_for(self, client: int) -> list[Sealed]:
+        """The shares that a client's neighbours have sent it."""
+        return self._boxes[client]
+
+    def take_upload(self, masked: Masked) -> None:
+        """Step 3: add a masked upload."""
+        self._known(masked.sender, self._shared, "shared")
+        self._once(masked.sender, self._uploads)
+        words = np.asarray(masked.words)
+        if words.shape != self._total.shape or words.dtype != np.uint64:
+            raise Refused(f"upload: expected uint64 [{len(self._total)}], got {words.dtype} {words.shape}")
+        self._uploads.add(masked.sender)
+        self._total += words
+
+    def came(self) -> list[int]:
+        """The numbers of the clients whose uploads came, for step 4.
+
+        Raises:
+            Refused: if they are too few.
+        """
+        if len(self._uploads) < self._session.least:
+            raise Refused(f"expected at least {self._session.least} uploads, got {len(self._uploads)}")
+        return sorted(self._uploads)
+
+    def take_opened(self, opened: Opened) -> None:
+        """Step 4: take a client's shares of its neighbours' secrets."""
+        self._known(opened.sender, self._uploads, "sent its upload")
+        self._once(opened.sender, self._opened)
+        self._opened[opened.sender] = opened
+
+    def total(self) -> Words:
+        """The sum of the uploads that came, modulo 2⁶⁴: their masks are taken off.
+
+        Raises:
+            Refused: if too few shares of a secret came, or shares do not fit what their owner advertised.
+        """
+        total = self._total.copy()
+        seeds: defaultdict[int, dict[int, bytes]] = defaultdict(dict)
+        keys: defaultdict[int, dict[int, bytes]] = defaultdict(dict)
+        for holder, opened in self._opened.items():
+            for kind, given in ((seeds, opened.seeds), (keys, opened.keys)):
+                for client, share in given.items():
+                    kind[client][holder] = share
+        for client in self.came():
+            seed = self._rebuilt(client, seeds[client])
+            if hashlib.sha256(seed).digest() != self._adverts[client].commitment:
+                raise Refused(f"shares: those of client {client}'s seed do not fit its commitment")
+            total -= mask(seed, len(total))
+        x25519 = optional("cryptography.hazmat.primitives.asymmetric.x25519", "secure")
+        for client in sorted(self._shared - self._uploads):
+            masked = [other for other in self._session.neighbours_of(client) if other in self._uploads]
+            if not masked:
+                continue
+            secret = self._rebuilt(client, keys[client])
+            key = x25519.X25519PrivateKey.from_private_bytes(secret)
+            if key.public_key().public_bytes_raw() != self._adverts[client].masking:
+                raise Refused(f"shares: those of client {client}'s key do not fit its public key")
+            for other in masked:
+                public = self._adverts[other].masking
+                pair = mask(pair_key(self._session, "mask", key, public, client, other), len(total))
+                # What the other added with the sign of its own number.
+                total = total - pair if other < client else total + pair
+        return total
+
+    def _rebuilt(self, client: int, own: Mapping[int, bytes]) -> bytes:
+        if len(own) < self._session.threshold:
+            raise Refused(
+                f"shares: expected at least {self._session.threshold} of client {client}, got {len(own)}"
+            )
+        try:
+            # Any t will do, and cost grows with the square of their number.
+            return shamir.rebuild(dict(list(own.items())[: self._session.threshold]))
+        except ValueError as error:
+            raise Refused(f"shares: those of client {client} do not fit together") from error
+
+    def _once(self, client: int, taken: Iterable[int]) -> None:
+        if client in taken:
+            raise Refused(f"expected one message of client {client} in a step, got another")
+
+    def _known(self, client: int, earlier: Iterable[int], did: str) -> None:
+        if client not in earlier:
+            raise Refused(f"expected a client that had {did}, got {client}")

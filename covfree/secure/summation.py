@@ -1,0 +1,204 @@
+"""Secure sums in memory: of any uploads that add up, and the rounds of an algorithm over them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from covfree.core.keys import derive
+from covfree.core.optional import optional
+from covfree.core.types import AnyArray, PRNGKey
+from covfree.rounds import cohort
+from covfree.rounds.algorithm import Algorithm, ClientData, check_algorithm
+from covfree.rounds.uploads import is_table
+from covfree.secure.client import Client
+from covfree.secure.messages import Refused, Session
+from covfree.secure.server import Server
+from covfree.secure.words import FixedPoint
+
+T = TypeVar("T")
+
+# The steps of a secure sum: a client that leaves before one sends nothing from it on.
+STEPS = ("advertise", "share", "mask", "unmask")
+
+
+class Summed(NamedTuple):
+    """A secure sum.
+
+    Attributes:
+        total: the sum of the uploads that came, with the structure of an upload.
+        came: the numbers of their clients.
+    """
+
+    total: Any
+    came: list[int]
+
+
+def secure_sum(
+    uploads: Mapping[int, Any],
+    point: FixedPoint,
+    *,
+    name: str = "sum",
+    threshold: int | None = None,
+    least: int = 2,
+    neighbours: int | None = None,
+    leaves: Mapping[int, str] | None = None,
+) -> Summed:
+    """Add uploads so that the server sees only their sum: all parties of the protocol, in this process.
+
+    The clients' and the server's steps are those of `Client` and `Server`, which machines of their own call.
+
+    Args:
+        uploads: each client's upload by its number: pytrees of one structure, of arrays that add up.
+        point: how numbers become words.
+        name: tells this sum from others, see `Session`.
+        threshold: t, see `Session`; by default the least above half of a client's neighbours.
+        least: the fewest clients whose sum may be seen.
+        neighbours: k, even; None for all other clients.
+        leaves: by client, the name in `STEPS` of the first step that it no longer takes.
+
+    Returns:
+        The sum of the uploads of the clients that stayed until they had sent it. As words it is bit for bit
+        their plain sum; as numbers it is within half of `FixedPoint.bits`' last place for each client.
+
+    Raises:
+        Refused: if too many clients leave.
+        ValueError: if a number is above the bound, or the uploads differ in structure.
+
+    >>> import numpy as np
+    >>> uploads = {client: {"sum": np.full(2, client), "count": np.array(1)} for client in range(4)}
+    >>> secure_sum(uploads, FixedPoint(100.0, 4), leaves={3: "mask"})
+    Summed(total={'count': array(3), 'sum': array([3, 3])}, came=[0, 1, 2])
+    """
+    if len(uploads) > point.num_clients:
+        raise ValueError(f"point: expected one for {len(uploads)} clients, got one for {point.num_clients}")
+    if len({jax.tree.structure(upload) for upload in uploads.values()}) != 1:
+        raise ValueError("uploads: expected at least two, of one structure")
+    words = {client: point.encode(upload) for client, upload in uploads.items()}
+    degree = len(uploads) - 1 if neighbours is None else neighbours
+    keys = {client: _identity() for client in sorted(uploads)}
+    session = Session(
+        name=name,
+        identities={client: key.public_key().public_bytes_raw() for client, key in keys.items()},
+        size=len(next(iter(words.values()))),
+        threshold=degree // 2 + 1 if threshold is None else threshold,
+        least=least,
+        neighbours=neighbours,
+        seed=int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big"),
+    )
+    leaving = {client: STEPS.index(step) for client, step in (leaves or {}).items()}
+    clients = {client: Client(session, client, key) for client, key in keys.items()}
+    server, like = Server(session), next(iter(uploads.values()))
+
+    def here(step: str, among: Any) -> list[int]:
+        return [client for client in among if leaving.get(client, len(STEPS)) > STEPS.index(step)]
+
+    for client in here("advertise", clients):
+        server.take_advert(clients[client].advertise())
+    shared = _each(here("share", clients), lambda client: clients[client].share(server.adverts_for(client)))
+    for client, boxes in shared.items():
+        server.take_shares(client, boxes)
+    masked = _each(
+        here("mask", shared), lambda client: clients[client].mask(server.shares_for(client), words[client])
+    )
+    for each in masked.values():
+        server.take_upload(each)
+    came = server.came()
+    for opened in _each(here("unmask", came), lambda client: clients[client].unmask(came)).values():
+        server.take_opened(opened)
+    return Summed(point.decode(server.total(), like), came)
+
+
+def run_securely(
+    algorithm: Algorithm,
+    features: AnyArray,
+    labels: AnyArray,
+    clients: AnyArray,
+    bound: float,
+    *,
+    key: PRNGKey,
+    rounds: int | None = None,
+    **protocol: Any,
+) -> Any:
+    """Run an algorithm whose uploads are sums, each round's uploads added by `secure_sum`.
+
+    Args:
+        algorithm: e.g. ``covfree.rounds.as_algorithm(method, num_classes=C, uploads="sums")``, or one of
+            `covfree.finetune`.
+        features: [examples, dim].
+        labels: [examples] classes.
+        clients: [examples] whose each example is, from 0; below 0 for nobody's.
+        bound: see `FixedPoint`: the largest absolute value of a number in an upload.
+        key: PRNG key of the run.
+        rounds: how many rounds; by default the algorithm's.
+        protocol: ``threshold``, ``least`` and ``neighbours`` of `secure_sum`.
+
+    Returns:
+        The algorithm's result, such as a head.
+
+    Raises:
+        ValueError: if an upload is no sum, as it holds a table of rows, or a number is above the bound.
+        Refused: see `secure_sum`.
+    """
+    check_algorithm(algorithm)
+    number = algorithm.rounds if rounds is None else rounds
+    if number is None:
+        raise ValueError(f"rounds: expected a number, as {algorithm.name} may run any, got None")
+    owners = np.asarray(clients)
+    data = _own_data(np.asarray(features), np.asarray(labels), owners)
+    point = FixedPoint(bound, len(data))
+    state, memory = cohort.start(algorithm, key, num_clients=len(data))
+    memories, answer = dict.fromkeys(data, memory), jax.jit(_answer)
+    for turn in range(number):
+        sent = cohort.broadcast(algorithm, state)
+        own_keys = derive(jax.random.fold_in(derive(key, "rounds"), turn), "clients")
+        uploads = {}
+        for client, own in data.items():
+            draws = jax.random.fold_in(own_keys, client)
+            uploads[client], memories[client] = answer(algorithm, sent, own, memories[client], draws)
+        if any(map(is_table, jax.tree.leaves(next(iter(uploads.values())), is_leaf=is_table))):
+            raise ValueError(f"algorithm: expected uploads that are sums, got rows from {algorithm.name!r}")
+        summed = secure_sum(uploads, point, name=f"{algorithm.name}, round {turn}", **protocol)
+        state, _ = cohort.serve(algorithm, state, summed.total)
+    stacked = jax.tree.map(lambda *parts: jnp.stack(parts), *memories.values())
+    return algorithm.result(algorithm.params, state, stacked)
+
+
+def _answer(algorithm: Algorithm, sent: Any, data: ClientData, memory: Any, key: PRNGKey) -> tuple[Any, Any]:
+    upload, memory, _ = algorithm.client(algorithm.params, sent, data, memory, key)
+    return upload, memory
+
+
+def _own_data(features: np.ndarray, labels: np.ndarray, owners: np.ndarray) -> dict[int, ClientData]:
+    """Each client's data, padded to one size, so that one compilation serves all."""
+    places = {int(client): np.flatnonzero(owners == client) for client in np.unique(owners[owners >= 0])}
+    longest = max(map(len, places.values()))
+    index = np.arange(longest, dtype=np.int32)
+
+    def own(client: int, mine: np.ndarray) -> ClientData:
+        padded = np.pad(mine, (0, longest - len(mine)), mode="edge")
+        used = np.where(index < len(mine), index, -1)
+        return ClientData(features[padded], labels[padded], used, np.asarray(client, np.int32))
+
+    return {client: own(client, mine) for client, mine in places.items()}
+
+
+def _each(clients: Iterable[int], step: Callable[[int], T]) -> dict[int, T]:
+    """Each client's answer; one that refuses is as good as gone."""
+    answers = {}
+    for client in clients:
+        with suppress(Refused):
+            answers[client] = step(client)
+    return answers
+
+
+def _identity() -> Any:
+    return optional(
+        "cryptography.hazmat.primitives.asymmetric.ed25519", "secure"
+    ).Ed25519PrivateKey.generate()

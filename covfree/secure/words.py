@@ -1,0 +1,96 @@
+"""Numbers as words of Z_2⁶⁴, in which sums are exact, and the masks that hide them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import UInt64
+
+from covfree.core.optional import optional
+
+Words = UInt64[np.ndarray, " words"]
+# An upload of the largest bound by all clients stays below half of the words, as the other half is negative.
+_ROOM = 62
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """How an upload's numbers become words: x is rounded to a multiple of 2^−bits, and −1 is 2⁶⁴ − 1.
+
+    Sums of at most ``num_clients`` uploads do not wrap: each word is below bound·2^bits + ½ ≤ 2⁶² / K in
+    absolute value, so their sum is below 2⁶³. A number of a sum is off by at most K·2^−(bits + 1).
+
+    Attributes:
+        bound: the largest absolute value of a number in an upload.
+        num_clients: K, the most clients whose uploads are added.
+    """
+
+    bound: float
+    num_clients: int
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.bound) and self.bound > 0):
+            raise ValueError(f"bound: expected a finite number above 0, got {self.bound}")
+        if self.num_clients < 1:
+            raise ValueError(f"num_clients: expected at least 1, got {self.num_clients}")
+        if self.bits < 1:
+            raise ValueError(
+                f"bound: expected a bound that leaves a bit for fractions, got {self.bound:g} with "
+                f"{self.num_clients} clients"
+            )
+
+    @property
+    def bits(self) -> int:
+        """Bits behind the binary point."""
+        return _ROOM - math.ceil(math.log2(self.num_clients)) - math.ceil(math.log2(self.bound))
+
+    def encode(self, upload: Any) -> Words:
+        """Round a pytree of numbers to words.
+
+        Args:
+            upload: a pytree of arrays of numbers, whose order of leaves all clients share.
+
+        Raises:
+            ValueError: if a number is not finite or above the bound: clip first.
+        """
+        leaves = [np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(upload)]
+        numbers = np.concatenate([np.zeros(0), *leaves])
+        if not np.all(np.abs(numbers) <= self.bound):
+            worst = numbers[np.argmax(np.where(np.isfinite(numbers), np.abs(numbers), np.inf))]
+            raise ValueError(f"upload: expected numbers of at most {self.bound:g}, got {worst:g}")
+        # Multiplying by a power of 2 is exact; above 2⁵³ a float64 is an integer already.
+        return np.rint(np.ldexp(numbers, self.bits)).astype(np.int64).view(np.uint64)
+
+    def decode(self, total: Words, like: Any) -> Any:
+        """Turn a sum of words into a pytree of numbers.
+
+        Args:
+            total: the sum, modulo 2⁶⁴, of words by `encode`.
+            like: an upload, or anything with its structure, shapes and data types.
+        """
+        numbers = np.ldexp(total.view(np.int64).astype(np.float64), -self.bits)
+        leaves, structure = jax.tree.flatten(like)
+        ends = np.cumsum([math.prod(np.shape(leaf)) for leaf in leaves])
+        if len(numbers) != (ends[-1] if len(ends) else 0):
+            raise ValueError(f"total: expected {ends[-1] if len(ends) else 0} words, got {len(numbers)}")
+        parts = np.split(numbers, ends[:-1]) if len(ends) else []
+        made = [_like(part, leaf) for part, leaf in zip(parts, leaves, strict=True)]
+        return jax.tree.unflatten(structure, made)
+
+
+def _like(numbers: np.ndarray, leaf: Any) -> Any:
+    whole = numbers if jnp.issubdtype(leaf.dtype, jnp.inexact) else np.rint(numbers)
+    array = whole.reshape(np.shape(leaf)).astype(leaf.dtype)
+    return jnp.asarray(array) if isinstance(leaf, jax.Array) else array
+
+
+def mask(key: bytes, size: int) -> Words:
+    """The first ``size`` words of ChaCha20's stream of a key of 32 bytes, which is used for nothing else."""
+    ciphers = optional("cryptography.hazmat.primitives.ciphers", "secure")
+    stream = ciphers.Cipher(ciphers.algorithms.ChaCha20(key, bytes(16)), None).encryptor()
+    return np.frombuffer(stream.update(bytes(8 * size)), "<u8").astype(np.uint64)
