@@ -103,7 +103,7 @@ def accuracies(file: Path, clients: int, seeds: int) -> dict[str, Any]:
 
 def main() -> None:
     """Print the figures and keep them beside this file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Costs of secure sums")
     parser.add_argument("--features", type=Path, help="features, labels and is_test in an .npz file")
     given = parser.parse_args()
     found: dict[str, Any] = {"costs": [costs(*size) for size in SIZES]}
