@@ -128,6 +128,8 @@ def trained(data: Data, clients: np.ndarray, seed: int, number: int, start: Poin
                 rounds=number,
                 evaluate=evaluate,
             )
+            # The first evaluation is of the start, calibrated.
+            del points[1]
             for index, record in enumerate(run.history):
                 size += int(record["bytes_up"] + record["bytes_down"])
                 points[index + 1] = (index + 1, size, *points[index + 1][2:])
