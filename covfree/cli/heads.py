@@ -43,7 +43,7 @@ from covfree.studies.source import Source, class_name, on_no_client, source_of
 from covfree.studies.table import Table, percent, show
 
 # Methods whose head can be saved in a file.
-SAVED = tuple(name for name in registry() if name not in ("deepafl", "safle"))
+SAVED = tuple(name for name, entry in registry().items() if entry.saved)
 _SHARES = {
     "accuracy": "accuracy, %",
     "balanced": "balanced accuracy, %",

@@ -101,11 +101,11 @@ _REGISTRY: Registry[Entry[Method[Any]]] = Registry(
         "fedcgs": Entry("FedCGS", fedcgs, _GRAM),
         "fedcof": Entry("FedCOF (LDA, automatic γ)", fedcof, _MEANS),
         "fedcof-paper": Entry("FedCOF, paper (ridge head, γ = 1)", _fedcof_paper, _MEANS),
-        "fedcof-student": Entry("FedCOF, a covariance for each class", _fedcof_student, _MEANS),
+        "fedcof-student": Entry("FedCOF, a covariance for each class", _fedcof_student, _MEANS, linear=False),
         "fedcof-components": Entry("FedCOF, variance components", fedcof_components, _MORE),
         "fedcof-residuals": Entry("FedCOF, residual directions", fedcof_residuals, _MORE),
         "fedcof-residuals-student": Entry(
-            "Residual directions, a covariance for each class", _fedcof_residuals_student, _MORE
+            "Residual directions, a covariance for each class", _fedcof_residuals_student, _MORE, linear=False
         ),
         "fedcof-random": Entry("FedCOF, random ReLU features", _fedcof_random, _MEANS),
         "stsa-e": Entry("STSA-E, random ReLU features", stsa_e, _MORE),
@@ -113,9 +113,9 @@ _REGISTRY: Registry[Entry[Method[Any]]] = Registry(
         "fedcof-spherical": Entry("FedCOF, spherical covariances", _fedcof_spherical, _VARIANCES),
         "fedcof-diagonal": Entry("FedCOF, diagonal covariances", _fedcof_diagonal, _VARIANCES),
         "fedcof-oracle": Entry("FedCOF oracle", fedcof_oracle, _COVARIANCES),
-        "naive-bayes": Entry("Gaussian naive Bayes", naive_bayes, _VARIANCES),
-        "qda": Entry("Quadratic discriminant analysis", qda, _COVARIANCES),
-        "qda-means": Entry("Quadratic, from class means", _qda_means, _MEANS),
+        "naive-bayes": Entry("Gaussian naive Bayes", naive_bayes, _VARIANCES, linear=False),
+        "qda": Entry("Quadratic discriminant analysis", qda, _COVARIANCES, linear=False),
+        "qda-means": Entry("Quadratic, from class means", _qda_means, _MEANS, linear=False),
         "ccvr": Entry("CCVR", ccvr, _VIRTUAL),
         "fishermix": Entry("GH-OFL, FisherMix", fishermix, _VIRTUAL),
         "proto-hyper": Entry("GH-OFL, Proto-Hyper", proto_hyper, _VIRTUAL),
@@ -123,8 +123,8 @@ _REGISTRY: Registry[Entry[Method[Any]]] = Registry(
         "ensemble": Entry("Ensemble of clients' heads", ensemble, _HEADS),
         "fedcof-refined": Entry("FedCOF, refined (3 rounds)", _fedcof_refined, _SUMS),
         "fedcof-corrected": Entry("FedCOF, softmax (4 rounds)", _fedcof_corrected, _SUMS),
-        "deepafl": Entry("DeepAFL (5 layers)", deepafl, _SUMS),
-        "safle": Entry("SAFLe", safle, _SUMS),
+        "deepafl": Entry("DeepAFL (5 layers)", deepafl, _SUMS, linear=False, saved=False),
+        "safle": Entry("SAFLe", safle, _SUMS, linear=False, saved=False),
     }
 )
 

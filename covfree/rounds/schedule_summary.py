@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Int64
 from numpy.typing import ArrayLike
 
-from covfree.core.checks import check_integer, check_integers
+from covfree.data.partitions.partition_statistics import check_assignment
 from covfree.rounds.schedule import Schedule, check_schedule
 
 
@@ -59,16 +59,7 @@ def schedule_statistics(
     >>> statistics.clients_seen.tolist(), statistics.classes_seen.tolist()
     ([1, 2, 2, 3, 3], [1, 1, 1, 2, 2])
     """
-    labels = check_integers("labels", labels, 0)
-    clients = check_integers("clients", clients, -1)
-    if labels.size != clients.size:
-        raise ValueError(f"clients: expected {labels.size}, one for each label, got {clients.size}")
-    needed = max(int(clients.max()) + 1, 1)
-    num_clients = needed if num_clients is None else check_integer("num_clients", num_clients, 1)
-    if num_clients < needed:
-        raise ValueError(
-            f"num_clients: expected more than the largest client, {clients.max()}, got {num_clients}"
-        )
+    labels, clients, num_clients = check_assignment(labels, clients, num_clients)
     drawn, delay = check_schedule("schedule", schedule, num_clients)
     rounds = len(drawn)
 

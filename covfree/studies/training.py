@@ -28,17 +28,7 @@ from covfree.studies.starts import RANDOM, Temperature, start_of
 from covfree.studies.table import as_bytes
 from covfree.studies.task import Task
 
-# Methods whose head is not linear, with or without random features, and cannot be trained in rounds.
-_UNTRAINABLE = {
-    "naive-bayes",
-    "qda",
-    "qda-means",
-    "fedcof-student",
-    "fedcof-residuals-student",
-    "deepafl",
-    "safle",
-}
-TRAINABLE = tuple(name for name in covfree.methods.registry() if name not in _UNTRAINABLE)
+TRAINABLE = tuple(name for name, entry in covfree.methods.registry().items() if entry.linear)
 _ARROW = " → "
 
 

@@ -127,20 +127,12 @@ def partition_statistics(
     empty clients: 1; unassigned examples: 1
     classes on one client: 2; on none: 0
     """
-    labels = check_integers("labels", labels, 0)
-    clients = check_integers("clients", clients, -1)
-    if labels.size != clients.size:
-        raise ValueError(f"clients: expected {labels.size}, one for each label, got {clients.size}")
-    classes_needed, clients_needed = int(labels.max()) + 1, max(int(clients.max()) + 1, 1)
-    num_classes = classes_needed if num_classes is None else check_integer("num_classes", num_classes, 1)
-    num_clients = clients_needed if num_clients is None else check_integer("num_clients", num_clients, 1)
-    if num_classes < classes_needed:
+    labels, clients, num_clients = check_assignment(labels, clients, num_clients)
+    needed = int(labels.max()) + 1
+    num_classes = needed if num_classes is None else check_integer("num_classes", num_classes, 1)
+    if num_classes < needed:
         raise ValueError(
             f"num_classes: expected more than the largest label, {labels.max()}, got {num_classes}"
-        )
-    if num_clients < clients_needed:
-        raise ValueError(
-            f"num_clients: expected more than the largest client, {clients.max()}, got {num_clients}"
         )
 
     held = clients >= 0
@@ -162,3 +154,20 @@ def partition_statistics(
         pair_labels=pair_labels,
         pair_counts=pair_counts.astype(np.int64),
     )
+
+
+def check_assignment(
+    labels: ArrayLike, clients: ArrayLike, num_clients: int | None
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return labels, clients and K, or raise unless each example has a class and a client, or none (−1)."""
+    labels = check_integers("labels", labels, 0)
+    clients = check_integers("clients", clients, -1)
+    if labels.size != clients.size:
+        raise ValueError(f"clients: expected {labels.size}, one for each label, got {clients.size}")
+    needed = max(int(clients.max()) + 1, 1)
+    num_clients = needed if num_clients is None else check_integer("num_clients", num_clients, 1)
+    if num_clients < needed:
+        raise ValueError(
+            f"num_clients: expected more than the largest client, {clients.max()}, got {num_clients}"
+        )
+    return labels, clients, num_clients
