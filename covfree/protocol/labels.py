@@ -17,6 +17,8 @@ _LEVEL = 0.01
 _SHARE = 0.3
 # A moved class must fit its new place: at most this many times the median distance.
 _FIT = 3.0
+# Least examples of each of two classes that have changed places: single ones may be mistaken for each other.
+_PAIR = 3
 
 
 class Labels(NamedTuple):
@@ -104,7 +106,8 @@ def label_test(means: Means, model: Model, place: np.ndarray) -> Labels:
         places = {int(means.label[rows[i]]): int(there[i]) for i in np.flatnonzero(moved)}
         found.places[k].update(places)
         share = means.number[rows][moved].sum() / means.number[rows].sum()
-        swapped = any(places.get(b) == a for a, b in places.items())
+        held = dict(zip(means.label[rows].tolist(), means.number[rows].tolist(), strict=True))
+        swapped = any(places.get(b) == a and min(held[a], held[b]) >= _PAIR for a, b in places.items())
         found.moved[k] = share
         found.score[k] = max(share / _SHARE, 1.5 if swapped else 0.0)
     return found

@@ -24,6 +24,8 @@ FEWEST = 5
 # 2.5, a count by less than 4, a distance by less than e^(5/8), an agreement by less than a half pass.
 _NORM, _COUNT, _SPREAD, _AGREEMENT = np.log(2.5) / 5, np.log(4) / 5, 0.125, 0.1
 _ROUNDS = 8
+# A mean of fewer examples is far from normal and weighs little: only norm and count of the site are tested.
+_EXAMPLES = 8
 
 
 class Site(NamedTuple):
@@ -84,7 +86,7 @@ def diagnose_sites(
 ) -> SiteReport:
     """Compare each site's class means with those of all others, and say which sites not to believe, and why.
 
-    Four statistics a site: the logarithm of its means' norms, that of its count, the leave-one-out
+    Four statistics a site: the logarithm of its means' norm, that of its count, the leave-one-out
     Mahalanobis distance of its means (`fit_model`), and the order of its classes (`label_test`). Each is
     compared with those of all sites by median and median distance, so that what ordinary shift does to all
     of them is allowed. The site that fails worst, and those at least half as far, are taken out and the rest
@@ -167,7 +169,9 @@ def _tested(means: Means, names: Sequence[str]) -> dict[int, Site]:
         return np.bincount(place, values) / number
 
     counts = np.bincount(place, means.number)
-    norms = average(np.log(np.linalg.norm(means.mean, axis=1) + 1e-300) - np.log(model.norm[means.label]))
+    # The median over classes: one mean of zeros, such as that of an empty text, says nothing of the site.
+    each = np.log(np.linalg.norm(means.mean, axis=1) + 1e-300) - np.log(model.norm[means.label])
+    norms = np.array([np.median(each[place == i]) for i in range(len(sites))])
     spread = np.log(average(np.maximum(model.excess, 1e-300)))
     labels = label_test(means, model, place)
     tests = {
@@ -178,6 +182,9 @@ def _tested(means: Means, names: Sequence[str]) -> dict[int, Site]:
     }
     limits = dict.fromkeys(tests, _DEVIATIONS) | {"count": 6.0}
     scores = np.stack([np.nan_to_num(tests[name]) / limits[name] for name in tests])
+    many = counts >= _EXAMPLES
+    scores[2:] *= many
+    labels.score[:] *= many
     found = {}
     for i, site in enumerate(sites.tolist()):
         score = max(float(scores[:, i].max()), float(labels.score[i]))

@@ -171,3 +171,13 @@ def test_the_command_prints_a_table_and_draws_the_sites(tmp_path, capsys):
     assert run([*arguments[:2], str(tmp_path / "nowhere")]) == 2
     assert run(["diagnose", "--picture", "sites.png"]) == 2
     assert "--picture: expected --messages" in capsys.readouterr().err
+
+
+def test_a_site_of_few_examples_is_not_judged_by_their_means():
+    means = federation()
+    means[4] = means[4][::-1]
+    counts = np.full(20, 9)
+    counts[4] = 1
+    assert failed(means, counts) == {}
+    counts[4] = 2
+    assert set(failed(means, counts)) == {4}
