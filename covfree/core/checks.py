@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from covfree.core.gathered import Gathered, blocks, is_large
+from covfree.core.padding import as_arrays
 from covfree.core.types import Rows, is_traced
 
 _INT32_MAX = np.iinfo(np.int32).max
@@ -42,6 +43,8 @@ def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int |
         ...
     ValueError: features: row 1 of client 4 (class 1) holds nan at position 0; expected finite numbers
     """
+    given = {"features": features, "labels": labels, "clients": clients}
+    features, labels, clients = as_arrays(given, given).values()
     check_example_structure(features, labels, clients)
     if is_traced(features, labels, clients):
         return

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from covfree.core.gathered import Gathered
 from covfree.core.types import is_traced
 
 # Sizes: powers of two up to the second number, then eight an octave up to the third. Larger arrays are not
@@ -79,17 +80,29 @@ def padded_size(rows: int) -> int:
 
 
 def as_arrays(arguments: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Arguments of a function; those of these names that are lists become arrays."""
-    arrays = dict(arguments)
-    for name in names:
-        if not hasattr(arrays[name], "shape"):
-            try:
-                arrays[name] = np.asarray(arrays[name])
-            except ValueError:
-                raise ValueError(
-                    f"{name}: expected an array, got a list of parts of unequal lengths"
-                ) from None
-    return arrays
+    """Arguments of a function; those of these names become arrays, where they are something else.
+
+    Lists, PyTorch tensors, pandas and Arrow columns and what NumPy or DLPack reads become arrays. A column
+    of Arrow or pandas that holds a list for each example becomes a matrix.
+    """
+    return dict(arguments) | {name: _as_array(name, arguments[name]) for name in names}
+
+
+def _as_array(name: str, values: Any) -> Any:
+    if values is None or isinstance(values, jax.Array | np.ndarray | np.generic | Gathered):
+        return values
+    # PyTorch gives no array of a tensor that it differentiates.
+    values = values.detach() if hasattr(values, "detach") else values
+    try:
+        array = np.asarray(values)
+        return np.asarray(array.tolist()) if array.dtype == object else array
+    except ValueError:
+        raise ValueError(f"{name}: expected an array, got a list of parts of unequal lengths") from None
+    except (TypeError, RuntimeError):
+        # NumPy has no bfloat16 and no device; DLPack has both.
+        if not hasattr(values, "__dlpack__"):
+            raise
+        return jnp.from_dlpack(values)
 
 
 def pad_rows(arguments: dict[str, Any], fills: Mapping[str, Any]) -> dict[str, Any]:

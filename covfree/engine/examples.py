@@ -15,7 +15,7 @@ from jaxtyping import Float, Integer
 from covfree.core.checks import check_example_structure
 from covfree.core.doors import as_int32, consecutive, fits_int32
 from covfree.core.gathered import Features, Gathered, blocks, is_large
-from covfree.core.padding import few_sizes, padded_size
+from covfree.core.padding import as_arrays, few_sizes, padded_size
 from covfree.core.sums import Compensated
 from covfree.core.types import AnyArray, PRNGKey, Rows, accumulation_dtype, is_traced
 from covfree.engine.parts import padded_rows
@@ -60,6 +60,8 @@ def summarise(
         ValueError: if a shape is wrong, or a label is beyond int32.
     """
     check_method(method)
+    given = {"features": features, "labels": labels, "clients": clients}
+    features, labels, clients = as_arrays(given, given).values()
     check_example_structure(features, labels, clients)
     if is_large(features):
         return _summarise_in_parts(method, features, np.asarray(labels), np.asarray(clients), key)
