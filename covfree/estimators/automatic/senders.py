@@ -87,17 +87,19 @@ def numbered(rows: Rows, axis_name: Any = None) -> Rows:
     none = jnp.iinfo(client.dtype).max
     count, label = jnp.asarray(rows.count), jnp.asarray(rows.label)
     sent = (client >= 0) & (count > 0) & (label >= 0)
-    mean = jax.lax.stop_gradient(jnp.where(sent[:, None], jnp.asarray(rows.mean), 0))
-    terms = count_keys(jnp.where(sent, count, 0), label, jnp), mean_keys(mean, jnp)
     senders = jnp.where(sent, client, none)
     if axis_name is not None:
-        senders, terms = jax.lax.all_gather((senders, terms), axis_name, tiled=True)
+        senders = jax.lax.all_gather(senders, axis_name, tiled=True)
     place = jnp.arange(senders.shape[0])
     ordered, origin = jax.lax.sort((senders, place), num_keys=1)
     first = (ordered < none) & jnp.append(True, ordered[1:] != ordered[:-1])[: len(place)]
     rank = jnp.maximum(jnp.cumsum(first, dtype=jnp.int32) - 1, 0)
     size = first.sum(dtype=jnp.int32)
     if not isinstance(len(place), int) or len(place) > SAMPLE:
+        mean = jax.lax.stop_gradient(jnp.where(sent[:, None], jnp.asarray(rows.mean), 0))
+        terms = count_keys(jnp.where(sent, count, 0), label, jnp), mean_keys(mean, jnp)
+        if axis_name is not None:
+            terms = jax.lax.all_gather(terms, axis_name, tiled=True)
         rank = _in_order(terms, rank, origin, ordered < none, size)
     numbers = fair_numbers(rank, size)
     numbers = jnp.zeros_like(numbers).at[origin].set(numbers)
