@@ -14,6 +14,13 @@ from covfree.core.padding import as_arrays
 from covfree.core.types import Rows, is_traced
 
 _INT32_MAX = np.iinfo(np.int32).max
+# jax.numpy's floating holds bfloat16 too, which NumPy's does not.
+_KINDS = {
+    "floats": (jnp.floating,),
+    "integers": (jnp.integer,),
+    "numbers": (jnp.floating, jnp.integer),
+    "booleans": (jnp.bool_,),
+}
 # Labels are identifiers if there are as many classes and, of each that occurs, so many that do not.
 _MANY_CLASSES, _GAPS = 2**15, 16
 
@@ -95,7 +102,7 @@ def num_classes_of(labels: Any) -> int:
 def check_example_structure(features: Any, labels: Any = None, clients: Any = None) -> None:
     """Raise unless examples have the shapes and data types of examples; values may be traced."""
     shape, dtype = np.shape(features), _dtype(features)
-    if not _floating(dtype):
+    if not _holds(dtype, "floats"):
         raise TypeError(f"features: expected floats, got {dtype}")
     if len(shape) != 2 or shape[1] < 1:
         raise ValueError(
@@ -104,7 +111,7 @@ def check_example_structure(features: Any, labels: Any = None, clients: Any = No
     for name, array in (("labels", labels), ("clients", clients)):
         if array is None:
             continue
-        if not _integer(_dtype(array)):
+        if not _holds(_dtype(array), "integers"):
             names = _dtype(array).kind in "USOT"
             hint = f"; number names first: np.unique({name}, return_inverse=True)[1]" if names else ""
             raise TypeError(f"{name}: expected integers, got {_dtype(array)}{hint}")
@@ -146,20 +153,20 @@ def check_row_structure(rows: Rows, *, dim: int | None = None) -> None:
             f"rows: expected covfree.Rows, got {type(rows).__name__}; Rows.from_means(means, counts) makes "
             "them of dense class means"
         )
-    for name, array, right, expected in (
-        ("mean", rows.mean, _floating, "floats"),
-        ("count", rows.count, _numeric, "numbers"),
-        ("label", rows.label, _integer, "integers"),
-        ("client", rows.client, _integer, "integers"),
-        ("covariance", rows.covariance, _floating, "floats"),
-        ("sketch", rows.sketch, _boolean, "booleans"),
+    for name, array, expected in (
+        ("mean", rows.mean, "floats"),
+        ("count", rows.count, "numbers"),
+        ("label", rows.label, "integers"),
+        ("client", rows.client, "integers"),
+        ("covariance", rows.covariance, "floats"),
+        ("sketch", rows.sketch, "booleans"),
     ):
         if array is None and name in ("client", "covariance", "sketch"):
             continue
         if not hasattr(array, "dtype"):  # The numbers of a list would become leaves of the rows.
             kind = None if array is None else type(array).__name__
             raise TypeError(f"{name}: expected an array of {expected}, got {kind}")
-        if not right(_dtype(array)):
+        if not _holds(_dtype(array), expected):
             raise TypeError(f"{name}: expected {expected}, got {_dtype(array)}")
     shape = np.shape(rows.mean)
     if len(shape) != 2 or (dim is not None and shape[1] != dim):
@@ -189,9 +196,9 @@ def check_integer(name: str, value: Any, minimum: int) -> int:
 
 def check_means(means: Any, counts: Any, *_: Any, **__: Any) -> None:
     """Raise unless the first two arguments are the means and counts of one class."""
-    if not _floating(_dtype(means)):
+    if not _holds(_dtype(means), "floats"):
         raise TypeError(f"means: expected floats, got {_dtype(means)}")
-    if not _numeric(_dtype(counts)):
+    if not _holds(_dtype(counts), "numbers"):
         raise TypeError(f"counts: expected numbers, got {_dtype(counts)}")
     if np.ndim(means) != 2 or np.shape(counts) != np.shape(means)[:1]:
         raise ValueError(
@@ -210,7 +217,7 @@ def check_integers(name: str, values: Any, minimum: int) -> np.ndarray:
     array = np.asarray(values)
     if array.ndim != 1 or array.size == 0:
         raise ValueError(f"{name}: expected one for each example, got shape {list(array.shape)}")
-    if not _integer(array.dtype):
+    if not _holds(array.dtype, "integers"):
         raise TypeError(f"{name}: expected integers, got {array.dtype}")
     row = int(array.argmin())
     if array[row] < minimum:
@@ -279,7 +286,7 @@ def check_seed(name: str, value: Any) -> Any:
     """
     number = not isinstance(value, bool) and (hasattr(value, "dtype") or hasattr(value, "__index__"))
     _check_single(name, value, "an integer")
-    if not number or not _integer(_dtype(value)):
+    if not number or not _holds(_dtype(value), "integers"):
         raise TypeError(f"{name}: expected an integer, got {value!r}")
     return value
 
@@ -288,35 +295,22 @@ def _dtype(array: Any) -> np.dtype:
     return np.dtype(array.dtype) if hasattr(array, "dtype") else np.asarray(array).dtype
 
 
-def _floating(dtype: np.dtype) -> bool:
-    # bfloat16 is no np.floating.
-    return jax.numpy.issubdtype(dtype, jax.numpy.floating)
-
-
-def _integer(dtype: np.dtype) -> bool:
-    return np.issubdtype(dtype, np.integer)
-
-
-def _boolean(dtype: np.dtype) -> bool:
-    return dtype == np.bool_
-
-
-def _numeric(dtype: np.dtype) -> bool:
-    return _floating(dtype) or _integer(dtype)
+def _holds(dtype: np.dtype, expected: str) -> bool:
+    """Whether arrays of this type hold what was expected, a key of `_KINDS`."""
+    return any(jnp.issubdtype(dtype, kind) for kind in _KINDS[expected])
 
 
 def _place(row: int, clients: np.ndarray | None) -> str:
     return f"row {row}" if clients is None else f"row {row} of client {clients[row]}"
 
 
-def _computed(dtype: np.dtype) -> np.dtype:
-    """The data type in which jax computes with arrays of this type."""
-    return jax.dtypes.canonicalize_dtype(dtype)
-
-
 def finite_numbers(value: Any, dtype: np.dtype) -> str:
     """What was expected in the place of a value that is not finite in the type that is computed with."""
-    return f"numbers that are finite in {_computed(dtype)}" if np.isfinite(value) else "finite numbers"
+    return (
+        f"numbers that are finite in {jax.dtypes.canonicalize_dtype(dtype)}"
+        if np.isfinite(value)
+        else "finite numbers"
+    )
 
 
 def first_non_finite(values: Any, used: np.ndarray) -> tuple[int, int] | None:
@@ -331,7 +325,7 @@ def first_non_finite(values: Any, used: np.ndarray) -> tuple[int, int] | None:
 
 
 def _first_non_finite(values: np.ndarray, used: np.ndarray) -> tuple[int, int] | None:
-    dtype = _computed(values.dtype)
+    dtype = jax.dtypes.canonicalize_dtype(values.dtype)
     with np.errstate(invalid="ignore", over="ignore"):
         # One sum a row needs less memory than a mask of all features; such sums cannot overflow float64.
         if values.dtype.itemsize <= 4:

@@ -98,7 +98,8 @@ def _first_moments(rows: Rows, num_classes: int) -> Moments:
         count = jax.ops.segment_sum(weight, label, num_classes)
     total = weighted_means(rows.mean, weight, label, count) * count[:, None]
     present_rows = jax.ops.segment_sum(valid.astype(jnp.int32), label, num_classes)
-    size = jax.lax.stop_gradient(jnp.abs(row_means(rows, valid)).max(1, initial=0))
+    used = jnp.where(valid[:, None], rows.mean, 0)
+    size = jax.lax.stop_gradient(jnp.abs(used).max(1, initial=0))
     magnitude = jax.ops.segment_sum(weight * size, label, num_classes)
     return Moments(count=count, num_rows=present_rows, total=total, magnitude=magnitude)
 
