@@ -65,11 +65,11 @@ def fedavg():
 
 
 WAYS = {
-    "fit": (lambda: lambda: fit(covfree.fedcof()), (164, 34)),
-    "fit, a number": (lambda: lambda: fit(covfree.fedcof(1.0)), (149, 30)),
-    "refined": (lambda: lambda: fit(covfree.refined(covfree.fedcof(), 1)), (192, 37)),
-    "received": (received, (192, 37)),
-    "a round of FedAvg": (fedavg, (96, 19)),
+    "fit": (lambda: lambda: fit(covfree.fedcof()), (162, 34)),
+    "fit, a number": (lambda: lambda: fit(covfree.fedcof(1.0)), (147, 30)),
+    "refined": (lambda: lambda: fit(covfree.refined(covfree.fedcof(), 1)), (190, 37)),
+    "received": (received, (189, 37)),
+    "a round of FedAvg": (fedavg, (95, 19)),
 }
 
 
