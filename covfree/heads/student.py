@@ -14,6 +14,7 @@ from covfree.core.checks import check_strength
 from covfree.core.lapack import cholesky, eigh, triangular_solve
 from covfree.core.linalg import Scatter, rank_cut
 from covfree.core.products import product
+from covfree.core.sharding import whole
 from covfree.core.sums import PART
 from covfree.core.types import AnyArray, LinearHead, Moments, Rows, Scalar, as_features, is_traced, masked
 from covfree.estimators.moments import centred_means, first_moments, row_counts, row_labels, valid_rows
@@ -68,7 +69,7 @@ class StudentHead:
 
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch classes"]:
         """Scores of each class, in d² + rows·d multiplications an example, a block of examples at once."""
-        features = jnp.asarray(as_features(features, self.root.shape[0]))
+        features = whole(jnp.asarray(as_features(features, self.root.shape[0])))
         flat = features.reshape(-1, features.shape[-1])
         flat = flat.astype(jnp.promote_types(features.dtype, self.root.dtype))
         size = max(64, _BLOCK // max(1, self.label.shape[0]))

@@ -276,7 +276,7 @@ def test_degenerate_federations_have_a_head(data, head):
 def test_the_unit_of_features_does_not_matter():
     method = covfree.corrected(covfree.fedcof(covfree.relative(0.1)), 2)
     one = centred(fit(method)(DATA[0].astype(np.float32)))
-    for scale in (1e-6, 1e6):
+    for scale in (1e-12, 1e-6, 1e6, 1e12):
         data = (DATA[0] * scale, *DATA[1:])
         np.testing.assert_allclose(centred(fit(method, data)(data[0].astype(np.float32))), one, atol=2e-3)
 

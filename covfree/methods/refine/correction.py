@@ -107,7 +107,7 @@ def begin(first: Any, state: tuple[Any, ...], *, plan: Plan) -> tuple[Correction
     # The pivot is NaN if Cholesky broke down, and a run would reject the state as not finite.
     metric = metric._replace(smallest_pivot=jnp.zeros_like(metric.smallest_pivot))
     scores = _inner(start)(moments.mean)
-    share = jnp.outer(moments.present, moments.present) * moments.count[:, None]
+    share = jnp.where(jnp.outer(moments.present, moments.present), moments.count[:, None], 0)
     share = jnp.where(scores > -jnp.inf, share.astype(scores.dtype), 0)
     scores = jnp.where(share > 0, scores, 0)
     own = scores - _mean(scores, share > 0)[:, None]

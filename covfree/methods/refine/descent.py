@@ -77,7 +77,11 @@ def descend(
     change = slope - descent.slope
     # Of a convex loss; what is not clearly above 0 is rounding.
     turned = jnp.sum(move * change)
-    size = jnp.sqrt(jnp.sum(jnp.square(move)) * jnp.sum(jnp.square(change)))
+    # The bias apart: the unit of the features moves the two parts' lengths against each other.
+    size = sum(
+        jnp.sqrt(jnp.sum(jnp.square(move[part]))) * jnp.sqrt(jnp.sum(jnp.square(change[part])))
+        for part in (slice(None, -1), slice(-1, None))
+    )
     useful = sound & ~first & (turned > eps * size)
 
     def push(pairs: jax.Array, pair: jax.Array) -> jax.Array:
