@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 
 from covfree.core.checks import check_means
+from covfree.core.lapack import eigh
 from covfree.core.products import product, symmetric_product
 from covfree.core.types import AnyArray, Scalar
 
@@ -105,7 +106,7 @@ def _rows_covariance(
 def positive_part(matrix: Float[AnyArray, "dim dim"]) -> Float[Array, "dim dim"]:
     """Return the nearest positive semi-definite matrix in Frobenius' norm: negative eigenvalues become 0."""
     matrix = jnp.asarray(matrix)
-    values, vectors = jnp.linalg.eigh((matrix + matrix.T) / 2)
+    values, vectors = eigh((matrix + matrix.T) / 2)
     return product(vectors * jnp.maximum(values, 0)[None, :], vectors.T)
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from covfree.core.checks import check_positive, check_seed
+from covfree.core.lapack import orthonormal
 from covfree.core.products import product
 from covfree.core.types import AnyArray, Scalar
 from covfree.statistics.feature_maps import accurate
@@ -35,7 +36,7 @@ class PublicProjection:
         if self.num_features > dim:
             raise ValueError(f"projection: expected at most the features' {dim}, got {self.num_features}")
         drawn = jax.random.normal(jax.random.key(self.seed), (dim, self.num_features), jnp.float32)
-        basis = jnp.linalg.qr(drawn)[0].astype(features.dtype)
+        basis = orthonormal(drawn).astype(features.dtype)
         return math.sqrt(dim / self.num_features) * product(features.reshape(-1, dim), basis).reshape(
             *features.shape[:-1], self.num_features
         )

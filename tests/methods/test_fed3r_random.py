@@ -53,8 +53,8 @@ def test_clients_send_sums():
     points = np.random.default_rng(1).normal(size=(20, DIM)).astype(np.float32)
     np.testing.assert_allclose(done.result(points), head(points), atol=2e-3)
     sent = covfree.sent_bytes(method, labels, clients, dim=DIM)
-    # n, Σ x and Σ ‖x‖²; the Gram matrix with its multiple of I, class sums, N_c and K_c.
-    assert sent.total == 4 * 7 * (DIM + 2 + SIZE**2 + 1 + CLASSES * (SIZE + 2))
+    # n, Σ x and Σ ‖x‖²; the Gram matrix with its multiple of I, class sums, N_c, K_c and magnitudes.
+    assert sent.total == 4 * 7 * (DIM + 2 + SIZE**2 + 1 + CLASSES * (SIZE + 3))
     assert sent.total == sum(record["bytes_up"] for record in done.history)
     assert covfree.received_bytes(method, labels, clients, dim=DIM) == 4 * 7
 

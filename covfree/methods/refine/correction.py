@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -158,7 +159,7 @@ def take_losses(numbers: Numbers, state: tuple[Correction], losses: jax.Array) -
     bend = before - 2 * here + after
     inside = (place == least) & jnp.isfinite(bend) & (bend > 0)
     shift = jnp.where(inside, 0.5 * (before - after) / jnp.where(inside, bend, 1), 0)
-    step = np.log(_SCALES[1] / _SCALES[0])
+    step = math.log(_SCALES[1] / _SCALES[0])
     found = known.unit * scales[least] * jnp.exp(step * shift)
     came &= jnp.isfinite(losses.min())
     value = losses.min()
