@@ -91,7 +91,7 @@ def fit_command(
     check_file("out", out, ".npz", (dataset, test_file, images, weights))
     if out.exists() and not overwrite:
         raise ValueError(f"--out: {out} is there; --overwrite replaces it, or give another file")
-    if method.partition(":")[0].strip() not in SAVED:
+    if (name := method.partition(":")[0].strip()) in registry() and name not in SAVED:
         raise ValueError(f"--method: expected one of {', '.join(SAVED)}, got {method!r}")
     (chosen,) = (variant.method for variant in variants_of(method, option="method").values())
     source = source_of(dataset, test_file, images, backbone, weights)

@@ -96,8 +96,8 @@ def _draws(part: Any) -> bool:
 
 
 def _waits(part: Any) -> bool:
-    """Whether this is the state of `optax.MultiSteps`, which gathers gradients over several steps."""
-    return isinstance(part, optax.MultiStepsState)
+    """Whether this is the state of `optax.MultiSteps` or `optax.apply_every`, which gather over steps."""
+    return isinstance(part, (optax.MultiStepsState, optax.ApplyEvery))
 
 
 def class_counts(data: ClientData, num_classes: int) -> Int32[Array, " classes"]:
@@ -265,8 +265,9 @@ class Training:
             )
         if any(map(_waits, jax.tree.leaves(state, is_leaf=_waits))):
             warnings.warn(
-                "client: optax.MultiSteps loses the gradients that it has gathered when a round ends, and "
-                "never moves if a client takes fewer steps than it waits for; a larger batch_size loses none",
+                "client: optax.MultiSteps and apply_every lose what they have gathered when a round ends, "
+                "and never move if a client takes fewer steps than they wait for; a larger batch_size loses "
+                "none",
                 stacklevel=2,
             )
         carry = (trained, statistics, state, jnp.zeros(()))

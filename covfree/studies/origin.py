@@ -41,7 +41,10 @@ def seen_in_training(data: FeatureSet, seed: int, origin: Mapping[str, Any]) -> 
     if origin["train"] == f"{_whole(now):016x}":
         return f"all of {data.name} is the training part of {origin['dataset']}"
     if _whole(origin) == _whole(now) and origin["train"] != now["train"]:
-        return f"the split of --seed {seed} is not that of --seed {origin['seed']}, which it was fitted with"
+        return (
+            f"the split of --seed {seed} is not the one that it was fitted with, of --seed {origin['seed']}: "
+            "the seed or the order of the examples differs"
+        )
     return ""
 
 
@@ -53,7 +56,9 @@ def _fingerprint(features: Any, labels: np.ndarray) -> int:
     """Sum the examples' hashes: the order does not matter, and fingerprints of disjoint parts add up."""
     total = 0
     for part in blocks(features):
-        block = np.ascontiguousarray(features[part]).view(np.uint8).reshape(part.stop - part.start, -1)
+        # The same numbers in another type are the same data.
+        block = np.ascontiguousarray(features[part], np.float32).view(np.uint8)
+        block = block.reshape(part.stop - part.start, -1)
         # Any odd factors will do, if they are the same on every machine.
         factors = np.random.PCG64(block.shape[1]).random_raw(block.shape[1]).astype(np.uint64) | np.uint64(1)
         hashes = (block * factors).sum(1, dtype=np.uint64) + labels[part].astype(np.uint64)

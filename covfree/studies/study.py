@@ -17,6 +17,7 @@ from covfree.core.gathered import is_large
 from covfree.data import FeatureSet
 from covfree.methods import Method
 from covfree.studies.federation import Federation, left_out, several
+from covfree.studies.known import is_own
 from covfree.studies.one_shot import run_method
 from covfree.studies.progress import Lines, Listener
 from covfree.studies.result import Run, RunFile, fingerprint, place_names
@@ -190,10 +191,14 @@ class Study:
                         compiled.add(key)
                     try:
                         run = place.run(cell, listener)
-                    except _FAILURES as error:
-                        if cell.method not in prints:
+                    except Exception as error:
+                        # A user's own method may fail in any way.
+                        way = self.methods[cell.method]
+                        own = isinstance(way, Variant) and is_own(cell.method)
+                        if cell.method not in prints or not (own or isinstance(error, _FAILURES)):
                             raise
-                        self.failed[cell] = str(error)
+                        kind = "" if isinstance(error, _FAILURES) else f"{type(error).__name__}: "
+                        self.failed[cell] = f"{kind}{error}"
                         continue
                     if kept is not None and cell.method in prints:
                         kept.add(run, prints[cell.method])

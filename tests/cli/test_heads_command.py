@@ -156,10 +156,14 @@ def test_training_examples_are_no_test(cli, tmp_path):
     outcome = cli("evaluate", "--head", path, "--dataset", data, "--seed", 0)
     assert outcome.is_one_line
     assert (
-        "the split of --seed 0 is not that of --seed 3, which it was fitted with; or give --all"
-        in outcome.err
+        "the split of --seed 0 is not the one that it was fitted with, of --seed 3: the seed or the order "
+        "of the examples differs; or give --all" in outcome.err
     )
     assert cli("evaluate", "--head", path, "--dataset", data, "--seed", 0, "--all").code == 0
+    # The same numbers in another type are the same data.
+    with np.load(data) as known:
+        np.savez(tmp_path / "wide.npz", **{**known, "features": known["features"].astype(np.float64)})
+    assert cli("evaluate", "--head", path, "--dataset", tmp_path / "wide.npz", "--seed", 0).code != 0
     # The training part in a file of its own, whatever the order; and as a test file of others.
     train = load_npz(data, seed=3)
     order = rng.permutation(len(train.train_labels))

@@ -163,8 +163,13 @@ def test_what_optax_asks_for_beside_gradients():
     for _ in range(int(STEPS[3]) // 2):
         y -= RATE * CURVE[3] * (y - CENTRE[3])
     alone = FEATURES[CLIENTS == 3], LABELS[CLIENTS == 3], np.zeros(SIZE[3], int)
-    told = pytest.warns(UserWarning, match="MultiSteps loses the gradients that it has gathered")
-    for optimiser, expected, context in ((by_value, x, nullcontext()), (every_other, y, told)):
+    told = pytest.warns(UserWarning, match="MultiSteps and apply_every lose what they have gathered")
+    halved = optax.chain(optax.scale(0.5), optax.apply_every(2), optax.sgd(RATE))
+    for optimiser, expected, context in (
+        (by_value, x, nullcontext()),
+        (every_other, y, told),
+        (halved, y, pytest.warns(UserWarning, match="apply_every lose")),
+    ):
         with context:
             done = run(ft.fedavg(quadratic(), optimiser, batch_size=BATCH), *alone, key=KEY, rounds=1)
         np.testing.assert_allclose(done.result, expected, **TOLERANCE)
