@@ -69,9 +69,9 @@ class StudentHead:
 
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch classes"]:
         """Scores of each class, in d² + rows·d multiplications an example, a block of examples at once."""
-        features = whole(jnp.asarray(as_features(features, self.root.shape[0])))
-        flat = features.reshape(-1, features.shape[-1])
-        flat = flat.astype(jnp.promote_types(features.dtype, self.root.dtype))
+        examples: jax.Array = whole(jnp.asarray(as_features(features, self.root.shape[0])))
+        flat = examples.reshape(-1, examples.shape[-1])
+        flat = flat.astype(jnp.promote_types(examples.dtype, self.root.dtype))
         size = max(64, _BLOCK // max(1, self.label.shape[0]))
         length = flat.shape[0]
         if isinstance(length, int) and length > size:
@@ -81,7 +81,7 @@ class StudentHead:
             scores = scores.reshape(blocks * size, -1)[:length]
         else:
             scores = self._scores(flat)
-        return masked(scores.reshape(*features.shape[:-1], -1), self.present)
+        return masked(scores.reshape(*examples.shape[:-1], -1), self.present)
 
     def _scores(self, features: jax.Array) -> jax.Array:
         white = triangular_solve(self.root, (features - self.centre[None, :]).T).T
