@@ -96,6 +96,8 @@ def test_a_mesh_with_explicit_axes(mesh):
         covfree.solve_totals(FEDCOF, *totals),
     ):
         FLOAT32.assert_close(head.weight, expected.weight, 0.1)
+    student = covfree.fit(covfree.fedcof(0.1, head="student"), features, labels, clients, num_classes=CLASSES)
+    FLOAT32.assert_close(student(split(features)), student(features), 0.1)
 
 
 def test_a_method_that_keeps_rows_gets_all_of_them(mesh):
