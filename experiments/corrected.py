@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from data_sets import Data
-from refinement import CLIENT_RATE, Federation, datasets
+from refinement import CLIENT_RATE, Federation, add_data_options, datasets
 
 import covfree
 from covfree import finetune, rounds
@@ -176,9 +176,7 @@ def bounds(results: Results) -> str:
 def main() -> None:
     """Measure all federations and print tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--features", type=Path, help=".npz file with features, labels and is_test")
-    parser.add_argument("--speech", type=Path, help="folder of recordings digit_speaker_index.wav")
-    parser.add_argument("--texts", type=Path, help="folder with data_full.json of CLINC150")
+    add_data_options(parser)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", default="", help="part of the name of the federations to run")
     parser.add_argument("--training", type=int, default=10, help="rounds of training for seed 0; 0 for none")

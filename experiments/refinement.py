@@ -68,6 +68,13 @@ FEDERATIONS = [
 ]
 
 
+def add_data_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that `datasets` reads."""
+    parser.add_argument("--features", type=Path, help=".npz file with features, labels and is_test")
+    parser.add_argument("--speech", type=Path, help="folder of recordings digit_speaker_index.wav")
+    parser.add_argument("--texts", type=Path, help="folder with data_full.json of CLINC150")
+
+
 def datasets(arguments: argparse.Namespace) -> dict[str, Callable[[int], Data]]:
     """Each data set, given a seed of its split."""
     found: dict[str, Callable[[int], Data]] = {"digits": digits}
@@ -171,9 +178,7 @@ def table(results: Results) -> str:
 def main() -> None:
     """Measure all federations, print a table, write JSON and pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--features", type=Path, help=".npz file with features, labels and is_test")
-    parser.add_argument("--speech", type=Path, help="folder of recordings digit_speaker_index.wav")
-    parser.add_argument("--texts", type=Path, help="folder with data_full.json of CLINC150")
+    add_data_options(parser)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", default="", help="part of the name of the federations to run")
     parser.add_argument("--training", type=int, default=20, help="rounds of FedAvg and FedAdam; 0 for none")

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 from data_sets import Data
-from refinement import Federation, datasets
+from refinement import Federation, add_data_options, datasets
 
 import covfree
 from covfree.heads import metrics
@@ -68,9 +68,7 @@ def table(results: dict[str, list[dict[str, Figures]]]) -> str:
 def main() -> None:
     """Measure what is missing, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--features", type=Path, help=".npz file with features, labels and is_test")
-    parser.add_argument("--speech", type=Path, help="folder of recordings digit_speaker_index.wav")
-    parser.add_argument("--texts", type=Path, help="folder with data_full.json of CLINC150")
+    add_data_options(parser)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--out", type=Path, required=True, help="JSON file")
     arguments = parser.parse_args()
