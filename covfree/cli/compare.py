@@ -42,7 +42,6 @@ from covfree.studies.progress import Progress
 from covfree.studies.run_folder import make_folder
 from covfree.studies.source import Source, sources_of
 from covfree.studies.variants import Variant, with_noise
-from covfree.testing import check_method
 
 T = TypeVar("T")
 
@@ -158,6 +157,9 @@ def compare_command(
 
 def _check_contracts(chosen: Mapping[str, Variant]) -> None:
     """Raise unless the methods that are not covfree's keep the laws of `covfree.testing.check_method`."""
+    # Imported here as few commands check anything.
+    from covfree.testing import check_method
+
     for name, variant in chosen.items():
         if is_own(name):
             try:

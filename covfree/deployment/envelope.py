@@ -110,7 +110,7 @@ def unseal(data: bytes, keys: Mapping[str, str]) -> Opened:
     public = _keys().Ed25519PublicKey.from_public_bytes(bytes.fromhex(keys[sender]))
     try:
         public.verify(data[:_SIGNATURE], _MAGIC + data[_SIGNATURE:])
-    except Exception as error:  # cryptography's InvalidSignature
+    except optional("cryptography.exceptions", "deployment").InvalidSignature as error:
         raise Refused(
             f"signature: expected that of {sender!r}; the message is altered, or not its own", sender
         ) from error
