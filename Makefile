@@ -4,13 +4,15 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install
 
-# Tests that reach every part that depends on jax, once.
-NUMERICS := $(addprefix tests/,methods/test_contracts.py estimators/test_sharded.py estimators/test_components.py \
+# Tests that reach every part that depends on jax, once. Shapes and types are checked at run time, which would take
+# the whole suite a seventh longer.
+NUMERICS := --jaxtyping-packages=covfree,beartype.beartype \
+  $(addprefix tests/,methods/test_contracts.py estimators/test_sharded.py estimators/test_components.py \
   heads/test_softmax.py heads/test_virtual.py engine/test_batch.py engine/test_arrivals.py \
   engine/test_sharded.py core/test_sums.py backbones/test_convolution.py data/test_extract.py \
   statistics/test_mixtures.py core/test_linalg.py core/test_types.py test_golden.py methods/test_recursive.py statistics/test_feature_maps.py)
 
-.PHONY: demo test test-oldest test-newest lint types site notebooks clean
+.PHONY: demo test test-slow test-oldest test-newest lint types site notebooks clean
 
 # The main job: six methods on the digits, 100 clients, 5 seeds; writes out/demo.
 demo: $(VENV)/.cli
@@ -43,18 +45,22 @@ endef
 export WHERE_NEXT
 
 test: $(VENV)/.test $(VENV)/.encoder
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest -m 'not slow' $(TESTS)
+
+# Whole programs, whole tables and laws over all methods, each of which takes long; up to the first failure.
+test-slow: $(VENV)/.test $(VENV)/.encoder
+	$(BIN)/python -m pytest -m slow --exitfirst $(TESTS)
 
 # What depends on jax, with the oldest jax that pyproject.toml promises.
 test-oldest:
-	$(MAKE) test VENV=.venv-oldest CONSTRAINTS="jax==0.6.0 jaxlib==0.6.0" TESTS="-k 'not float64' $(NUMERICS)"
+	$(MAKE) test VENV=.venv-oldest CONSTRAINTS="jax==0.6.0 jaxlib==0.6.0" TESTS="--exitfirst -k 'not float64' $(NUMERICS)"
 
 # The same with the newest Python and the newest jax that it has. Looks for python3.14 to 3.12 on PATH and among
 # pyenv's, and for one above that of $(PYTHON).
 test-newest:
 	@newest="$$($(PYTHON) tests/newest_python.py)"; \
 	if [ -z "$$newest" ]; then echo "*** NOT TESTED: there is no Python above that of $(PYTHON) here ***"; \
-	else $(MAKE) test PYTHON="$$newest" VENV=.venv-newest TESTS="-k 'not float64' $(NUMERICS)"; fi
+	else $(MAKE) test PYTHON="$$newest" VENV=.venv-newest TESTS="--exitfirst -k 'not float64' $(NUMERICS)"; fi
 
 lint: $(BIN)/ruff
 	$(BIN)/ruff check .
@@ -69,7 +75,7 @@ types: $(VENV)/.types
 
 # The documentation as a site, out/site; strict: a broken link or name fails.
 site: $(VENV)/.docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	$(BIN)/python docs/site/build.py
 
 # Runs the notebooks, and keeps what they print and draw.
 notebooks: $(VENV)/.docs

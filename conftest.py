@@ -26,7 +26,9 @@ for _flag, _value, _end in _FLAGS:
     if _end > _JAXLIB and _flag not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --{_flag}={_value}".strip()
 # Tracing makes many small objects that live on: Python would look through them all the time.
-gc.set_threshold(50_000, 20, 50)
+gc.set_threshold(100_000, 20, 50)
+# Where an operation was written is no business of a test; to record it takes a twentieth of the time.
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 # Seconds of CPU that the tests of one file should stay below, those of what they start included.
 _BUDGET = 60.0
 
@@ -53,8 +55,8 @@ def optimised():
     jax.config.update("jax_disable_most_optimizations", False)
     jax.clear_caches()
     yield
+    # What was compiled with care stays: it serves the other modules as well.
     jax.config.update("jax_disable_most_optimizations", before)
-    jax.clear_caches()
 
 
 def _cpu() -> float:

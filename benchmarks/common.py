@@ -66,11 +66,13 @@ _PAUSE = 0.15
 def timed(function: Callable[..., Any], *args: Any, repeats: int = 5) -> float:
     """Best wall seconds of a call, after one that compiles and warms up; each from rest."""
     finished(function(*args))
-    best = float("inf")
-    for _ in range(repeats):
-        time.sleep(_PAUSE)
-        best = min(best, clocked(lambda: function(*args))[1])
-    return best
+    return min(from_rest(lambda: function(*args))[1] for _ in range(repeats))
+
+
+def from_rest(function: Callable[[], T]) -> tuple[T, float]:
+    """Result and wall seconds of a call after a pause."""
+    time.sleep(_PAUSE)
+    return clocked(function)
 
 
 def peak_memory() -> int:

@@ -93,7 +93,7 @@ def many() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as temporary:
         folder, watch = Path(temporary), Watch()
         own = description(folder, MANY, "fedcof:shrinkage=1.0", 4, 64)
-        steps = Steps(own.make_algorithm(), MANY, own.key(), own.dim, own.max_examples)
+        steps = Steps(own.make_algorithm(), MANY, own.key(), own.example, own.max_examples)
         state, memory = steps.start()
         with Server(own, folder / "server", load_key(folder / "server.key")) as server:
             asked = unseal(server.open(), {"server": own.server}).about

@@ -18,12 +18,16 @@ from covfree.core.types import Message as Message
 from covfree.core.types import Moments as Moments
 from covfree.core.types import Rows as Rows
 from covfree.data import partitions as partitions
+from covfree.engine import Certificate as Certificate
 from covfree.engine import Diagnosis as Diagnosis
 from covfree.engine import Generated as Generated
 from covfree.engine import Stream as Stream
 from covfree.engine import accumulate as accumulate
+from covfree.engine import aggregate as aggregate
 from covfree.engine import arrived as arrived
+from covfree.engine import certify as certify
 from covfree.engine import diagnose as diagnose
+from covfree.engine import distributed as distributed
 from covfree.engine import evaluate as evaluate
 from covfree.engine import fit as fit
 from covfree.engine import shard_rows as shard_rows
@@ -35,7 +39,9 @@ from covfree.engine.bytes import SentBytes as SentBytes
 from covfree.engine.bytes import message_bytes as message_bytes
 from covfree.engine.bytes import received_bytes as received_bytes
 from covfree.engine.bytes import sent_bytes as sent_bytes
+from covfree.engine.flops import call_flops as call_flops
 from covfree.engine.flops import client_flops as client_flops
+from covfree.engine.flops import training_flops as training_flops
 from covfree.estimators import Freedom as Freedom
 from covfree.estimators import Shrinkage as Shrinkage
 from covfree.estimators import aggregate_covariances as aggregate_covariances
@@ -68,6 +74,7 @@ from covfree.heads import gda_head as gda_head
 from covfree.heads import lda_head as lda_head
 from covfree.heads import metrics as metrics
 from covfree.heads import ncm_head as ncm_head
+from covfree.heads import regression_head as regression_head
 from covfree.heads import ridge_head as ridge_head
 from covfree.heads import sample_rows as sample_rows
 from covfree.heads import softmax_head as softmax_head
@@ -78,6 +85,7 @@ from covfree.heads import with_temperature as with_temperature
 from covfree.heads.file import SavedHead as SavedHead
 from covfree.heads.file import load_head as load_head
 from covfree.heads.file import save_head as save_head
+from covfree.heads.onnx_graph import head_to_onnx as head_to_onnx
 from covfree.methods import Method as Method
 from covfree.methods import Round as Round
 from covfree.methods import afl as afl
@@ -111,6 +119,7 @@ from covfree.protocol import Inbox as Inbox
 from covfree.protocol import SiteReport as SiteReport
 from covfree.protocol import check_rows as check_rows
 from covfree.protocol import client_message as client_message
+from covfree.protocol import clip_sites as clip_sites
 from covfree.protocol import collect as collect
 from covfree.protocol import diagnose_sites as diagnose_sites
 from covfree.protocol import forget as forget
@@ -130,6 +139,8 @@ from covfree.statistics.buckets import bucket_features as bucket_features
 from covfree.statistics.buckets import gaussian_thresholds as gaussian_thresholds
 from covfree.statistics.feature_maps import fourier_features as fourier_features
 from covfree.statistics.feature_maps import relu_features as relu_features
+from covfree.statistics.targets import TargetSums as TargetSums
+from covfree.statistics.targets import target_sums as target_sums
 from covfree.statistics.transforms import count_noise as count_noise
 
 if _typing.TYPE_CHECKING:
@@ -139,10 +150,11 @@ if _typing.TYPE_CHECKING:
     from covfree import privacy as privacy
     from covfree import rounds as rounds
     from covfree import secure as secure
+    from covfree import sklearn as sklearn
     from covfree import studies as studies
     from covfree import testing as testing
 else:
-    _LATE = ("deployment", "finetune", "privacy", "rounds", "secure", "studies", "testing")
+    _LATE = ("deployment", "finetune", "privacy", "rounds", "secure", "sklearn", "studies", "testing")
 
     def __getattr__(name: str) -> _typing.Any:
         if name in _LATE:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -10,7 +12,9 @@ from typing import Annotated
 import typer
 
 from covfree.cli import main
+from covfree.cli.app import run
 from experiments.tables.data import Found
+from experiments.tables.figures import figures, find_figure
 from experiments.tables.overrides import check_overrides
 from experiments.tables.page import PAGE, page, state_of
 from experiments.tables.results import Results
@@ -28,7 +32,13 @@ app = typer.Typer(
 
 @app.command("run")
 def run_command(
-    table: Annotated[str, typer.Argument(help="Name of a table, such as fedcof-table3, or a TOML file.")],
+    table: Annotated[
+        str,
+        typer.Argument(help="Name of a table, such as fedcof-table3, or a TOML file.", show_default=False),
+    ] = "",
+    listed: Annotated[
+        bool, typer.Option("--list", help="List every table and figure, and what each needs.")
+    ] = False,
     data_dir: Annotated[
         Path | None,
         typer.Option(help="Folder with the data sets; see datasets.toml. Without it that of TFDS."),
@@ -53,6 +63,11 @@ def run_command(
     Example:
       python -m experiments run fedcof-table3 --data-dir data --weights squeezenet1_1=squeezenet1_1.pth
     """
+    if listed:
+        _list()
+        return
+    if not table:
+        raise ValueError("table: expected its name; run --list names all")
     found = Found(data_dir, dict(_pair("weights", text) for text in weights or []))
     changed = {key: as_value(value) for key, value in (_pair("set", text) for text in override or [])}
     read = read_table(find_table(table), changed)
@@ -74,6 +89,43 @@ def run_command(
     _say(f"{done.computed} runs made, {done.kept} were there; results in {folder}")
     for reason, missed in done.missing.items():
         _say(f"not run: {len(missed)} cell{'s' if len(missed) > 1 else ''}: {reason}")
+
+
+def _list() -> None:
+    """Print each table and figure of the papers, and what it needs."""
+    for path in table_files():
+        read = read_table(path)
+        settings = [cell.settings for cell in read.cells if cell.kind in FROM_DATA]
+        needs = {str(each[key]) for each in settings for key in ("data", "backbone") if key in each}
+        print(f"{read.name}: {read.title}\n    needs {', '.join(sorted(needs)) or 'nothing'}")
+    for figure in figures():
+        print(f"{figure.name}: {figure.source}: {figure.title}\n    needs {figure.needs}")
+    _say("`run TABLE` runs a table, `draw FIGURE` draws a figure on data of your own")
+
+
+@app.command(
+    "draw",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
+def draw_command(
+    context: typer.Context,
+    figure: Annotated[str, typer.Argument(help="Name of a figure, such as fed3r-figure2.")],
+) -> None:
+    """Draw a figure of the papers by a command, whose options follow, and win.
+
+    Example:
+      python -m experiments draw fed3r-figure2 --dataset features.npz --out figure2
+    """
+    arguments = find_figure(figure).arguments(context.args)
+    if arguments[0].endswith(".py"):
+        arguments[0] = str(Path(__file__).parent / arguments[0])
+        _say(f"python {shlex.join(arguments)}")
+        code = subprocess.run([sys.executable, *arguments], check=False).returncode
+    else:
+        _say(f"covfree {shlex.join(arguments)}")
+        code = run(arguments)
+    if code:
+        raise typer.Exit(code)
 
 
 @app.command("status")

@@ -30,7 +30,7 @@ from covfree.engine.totals import How, through
 from covfree.heads.metrics import measure
 from covfree.studies.pooled import PENALTIES, pooled_head
 
-STEPS = 6  # rounds of gradients
+STEPS = 4  # rounds of gradients
 RATES = {"FedAvg": (1.0, 4.0, 16.0), "FedAdam": (0.001, 0.003, 0.01), "SCAFFOLD": (1.0, 4.0, 16.0)}
 # Rounds after the first message, bytes both ways, accuracy in %, negative log-likelihood, calibration error.
 Point: TypeAlias = tuple[int, int, float, float, float]
@@ -82,22 +82,23 @@ class Pooled:
 
 
 def measured(
-    data: Data, clients: np.ndarray, seed: int, training: int, pooled: Pooled
+    found: dict[str, list[Point]], data: Data, clients: np.ndarray, seed: int, training: int, pooled: Pooled
 ) -> dict[str, list[Point]]:
-    """Points of each way."""
+    """Points of each way; those that were found are not measured again."""
     classes = int(data.labels.max()) + 1
     starts = {
         "FedCOF": covfree.fedcof(),
         "Student": covfree.fedcof(head="student"),
         "refined once": covfree.refined(covfree.fedcof(), 1),
     }
-    found = {
-        f"{name}, corrected": curve(covfree.corrected(start, STEPS), data, clients, classes)
-        for name, start in starts.items()
-    }
-    found["refined"] = curve(covfree.refined(covfree.fedcof(), 4), data, clients, classes)
-    found["pooled"] = [point(0, data.features.size * 4, pooled.head(data, classes), data)]
-    if training:
+    methods = {f"{name}, corrected": covfree.corrected(start, STEPS) for name, start in starts.items()}
+    methods["refined"] = covfree.refined(covfree.fedcof(), 4)
+    for name, method in methods.items():
+        if name not in found:
+            found[name] = curve(method, data, clients, classes)
+    if "pooled" not in found:
+        found["pooled"] = [point(0, data.features.size * 4, pooled.head(data, classes), data)]
+    if training and not set(RATES) <= set(found):
         found |= trained(data, clients, seed, training, found["FedCOF, corrected"][0])
     return found
 
@@ -141,8 +142,9 @@ def trained(data: Data, clients: np.ndarray, seed: int, number: int, start: Poin
 
 def table(results: Results, figure: int = 2) -> str:
     """Means over seeds in Markdown; a figure is an index of a point."""
-    ways = [(f"{name}, {n}", f"{name}, corrected", n) for name in ("FedCOF", "Student") for n in (0, 2, 3, 5)]
-    ways += [("refined once, 5", "refined once, corrected", 6), ("refined, 4", "refined", 4)]
+    starts, numbers = ("FedCOF", "Student"), (0, 2, 3, 4, 5)
+    ways = [(f"{name}, {n}", f"{name}, corrected", n) for name in starts for n in numbers]
+    ways += [("refined once, 5", "refined once, corrected", 5), ("refined, 4", "refined", 4)]
     ways += [("pooled", "pooled", 0)]
     ways += [(f"{name}, {n}", name, n) for name in RATES for n in (5,)]
     lines = [f"| | seeds | {' | '.join(title for title, *_ in ways)} |", "|---" * (len(ways) + 2) + "|"]
@@ -179,7 +181,7 @@ def main() -> None:
     add_data_options(parser)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", default="", help="part of the name of the federations to run")
-    parser.add_argument("--training", type=int, default=10, help="rounds of training for seed 0; 0 for none")
+    parser.add_argument("--training", type=int, default=5, help="rounds of training for seed 0; 0 for none")
     parser.add_argument("--out", type=Path, required=True, help="folder for results.json")
     arguments = parser.parse_args()
     covfree.limit_lapack_threads()
@@ -192,11 +194,12 @@ def main() -> None:
             if arguments.only not in title or (place.number == 10 and name != "Caltech-101"):
                 continue
             runs, pooled = results.setdefault(title, []), Pooled()
-            for seed in range(len(runs), arguments.seeds):
+            for seed in range(arguments.seeds):
                 data, clients = place.spread(load(seed), seed)
                 training = arguments.training if seed == 0 and not place.moved and place.number == 100 else 0
-                runs.append(measured(data, clients, seed, training, pooled))
-                ends = {way: round(points[-1][2], 1) for way, points in runs[-1].items()}
+                runs.extend([{}] * (len(runs) == seed))
+                runs[seed] = measured(dict(runs[seed]), data, clients, seed, training, pooled)
+                ends = {way: round(points[-1][2], 1) for way, points in runs[seed].items()}
                 print(f"{title}, seed {seed}: {ends}", file=sys.stderr, flush=True)
                 file.write_text(json.dumps(results) + "\n")
     done = {name: runs for name, runs in results.items() if runs}

@@ -1,7 +1,7 @@
 """The picture of ``corrected.py``: accuracy by rounds and by bytes.
 
 Run ``python experiments/corrected_plot.py FOLDER``, the folder of its results.
-Means over the seeds; of federated training the first seed alone.
+Means over the seeds at which federated training was run, so that all ways have the same examples and clients.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ WAYS: dict[str, tuple[str, str, Literal["-", "--"]]] = {
 
 def picture(results: dict, path: Path) -> None:
     """One column for each federation with training: above accuracy by rounds, below by bytes."""
-    names = [name for name, runs in results.items() if "SCAFFOLD" in runs[0]]
+    results = {name: [run for run in runs if "SCAFFOLD" in run] for name, runs in results.items()}
+    names = [name for name, runs in results.items() if runs]
     with figures.style():
         figure = figures.new_figure(figures.PAGE, 4.6)
         grid = figure.subplots(2, len(names), sharey="col")
         for column, name in enumerate(names):
             for way, (_, colour, line) in WAYS.items():
-                runs = [run[way] for run in results[name] if way in run]
+                runs = [run[way] for run in results[name]]
                 rounds, size, accuracy = np.mean(runs, axis=0).T[:3]
                 for row, place in enumerate((rounds, size)):
                     if way == "pooled":
@@ -52,7 +53,7 @@ def picture(results: dict, path: Path) -> None:
         for axes in grid[:, 0]:
             axes.set_ylabel("test accuracy, %")
         lines = [Line2D([], [], color=c, linestyle=line, label=title) for title, c, line in WAYS.values()]
-        figures.set_title(figure, "100 clients, α = 0.1")
+        figures.set_title(figure, f"100 clients, α = 0.1, seeds: {len(results[names[0]])}")
         figures.legend_below(figure, lines)
         figures.save_all(figure, path)
 

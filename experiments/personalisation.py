@@ -22,13 +22,12 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from personalised import METHODS as TRAINED
-from personalised import Part, Start, personalised
 
 import covfree
 from covfree import finetune
 from covfree.data import load_npz
 from covfree.data.partitions import dominant_classes
+from covfree.studies.personal import TITLES, Part, Start, personalised
 from covfree.studies.report import environment
 
 UNIFORM_SHARE = 0.2
@@ -36,6 +35,9 @@ RATES = (0.01, 0.03, 0.1)
 STRENGTHS = (0.0001, 0.001, 0.01)
 TUNING_SEED = 100
 STRENGTHENED = ("fedproto", "fedcgs")
+# FedAvg-FT takes this part of the epochs at home.
+_AT_HOME = 5
+TRAINED = tuple(TITLES)
 METHODS = ("head, untrained", "head, own classes", *TRAINED)
 
 
@@ -68,17 +70,20 @@ def starts(train: Part, test: Part, num_classes: int, seed: int) -> dict[str, Fe
 
 def trained(federation: Federation, method: str, epochs: int, rate: float, strength: float) -> np.ndarray:
     """Accuracy of each client; NaN if training diverged."""
-    accuracy, diverged = personalised(
+    home = epochs // _AT_HOME
+    done = personalised(
         method,
         Start(federation.start, finetune.adapter_model, federation.prototypes),
         federation.train,
         federation.test,
         client=rate,
+        rounds=epochs - home if method == "fedavg-ft" else epochs,
         epochs=epochs,
+        home=home,
         strength=strength,
         key=jax.random.key(federation.seed),
     )
-    return accuracy if diverged is None else np.full_like(accuracy, np.nan)
+    return done.accuracy if done.diverged is None else np.full_like(done.accuracy, np.nan)
 
 
 def untrained(federation: Federation, method: str) -> np.ndarray:

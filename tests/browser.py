@@ -21,7 +21,10 @@ def chromium() -> Any:
     # Chromium has no sandbox for root, whom containers run as.
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
         options.add_argument(argument)
-    return webdriver.Chrome(options=options, service=Service(str(programs[1])))
+    driver = webdriver.Chrome(options=options, service=Service(str(programs[1])))
+    # On a busy machine a page's script has not always run when the page counts as loaded.
+    driver.implicitly_wait(30)
+    return driver
 
 
 def show(driver: Any, page: Path, width: int = 1280, *, script: bool = True) -> None:

@@ -68,12 +68,12 @@ def run_page(page: str, folder: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def run_module(*command: str, cwd: Path = ROOT, **variables: str) -> None:
-    """Run a Python module as a program of its own, with more variables; it must succeed."""
+def run_python(*command: str, cwd: Path = ROOT, **variables: str) -> None:
+    """Run Python as a program of its own, with more variables; it must succeed."""
     done = subprocess.run(
-        [sys.executable, "-m", *command],
+        [sys.executable, *command],
         cwd=cwd,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1", **variables},
+        env={**os.environ, **variables},
         capture_output=True,
         text=True,
         timeout=500,

@@ -6,14 +6,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-
-def x64() -> AbstractContextManager:
-    """Enable float64 within a ``with`` block, under the name that the installed jax has for it."""
-    if hasattr(jax, "enable_x64"):
-        return jax.enable_x64(True)
-    from jax.experimental import enable_x64
-
-    return enable_x64()
+from covfree.core.row_types import double as x64
 
 
 class Precision(NamedTuple):

@@ -66,7 +66,7 @@ def test_the_demo_runs_on_what_it_installs_and_writes_what_it_names(tmp_path):
     (extra,) = re.findall(r"^demo: \$\(VENV\)/\.(\w+)$", MAKEFILE, re.MULTILINE)
     brought = installed(extra)
     # What makes a network or a test takes twice the room.
-    assert not brought & {"flax", "orbax-checkpoint", "pytest", "mkdocs", "tensorflow-datasets"}
+    assert not brought & {"flax", "orbax-checkpoint", "pytest", "zensical", "tensorflow-datasets"}
     absent = [
         module
         for module, owners in packages_distributions().items()

@@ -59,6 +59,7 @@ def scores(name):
     return np.stack([scored(*federation(i), test + 5.0 * (i == 1)) for i in range(3)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", registry())
 def test_heads_are_as_they_were(name):
     from precision import x64

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pages import ROOT, optimising, run_module, type_in
+from pages import ROOT, optimising, run_python, type_in
 
 import covfree
+
+pytestmark = pytest.mark.slow
 
 NOTEBOOKS = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
 
@@ -24,7 +26,7 @@ def executed(tmp_path_factory) -> Path:
         shutil.copy(ROOT / "notebooks" / name, folder / name)
         # Where a network sees images, XLA's optimisations pay.
         given = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0"} if "images" in name else {}
-        run_module("nbconvert", "--to", "notebook", "--execute", "--inplace", name, cwd=folder, **given)
+        run_python("-m", "nbconvert", "--to", "notebook", "--execute", "--inplace", name, cwd=folder, **given)
     return folder
 
 

@@ -96,6 +96,7 @@ def test_import_starts_no_device_and_sets_no_option():
     assert run(code) == "False True"
 
 
+@pytest.mark.slow
 def test_import_costs_little_more_than_jax(tmp_path):
     # Beside jax's own, in one process, so that the machine's speed and load cancel; the median of several.
     code = (

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browser import chromium, show
-from pages import run_module
+from pages import run_python
 from reference import page_name, place_of, sections
+from selenium.webdriver import ActionChains
 from selenium.webdriver.support.wait import WebDriverWait
 
 from covfree.studies.plots.style import FORMATS
@@ -22,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def site(tmp_path_factory) -> Path:
     """The site; strict, so a link that leads nowhere or a name without a docstring fails here."""
     folder = tmp_path_factory.mktemp("site")
-    run_module("mkdocs", "build", "--site-dir", str(folder))
+    run_python("docs/site/build.py", str(folder))
     return folder
 
 
@@ -94,6 +95,7 @@ def driver():
     "page",
     [
         "index",
+        "gallery",
         "derivation",
         "methods",
         "refinement",
@@ -108,21 +110,40 @@ def test_no_page_is_wider_than_a_telephone(page, site, driver):
     formulas = "return document.querySelectorAll('.arithmatex').length"
     typeset = "return document.querySelectorAll('.arithmatex > mjx-container').length"
     number = driver.execute_script(formulas)
-    WebDriverWait(driver, 60).until(lambda driver: driver.execute_script(typeset) == number)
+    WebDriverWait(driver, 180).until(lambda driver: driver.execute_script(typeset) == number)
     assert driver.execute_script("return document.documentElement.scrollWidth") == 390
     assert not driver.execute_script("return document.querySelectorAll('mjx-merror').length")
+    # Pictures of the width that papers need keep it, and scroll: their letters are read.
+    widths = driver.execute_script(
+        "return Array.from(document.querySelectorAll('p > img:not([width])'),"
+        " img => [img.naturalWidth, img.clientWidth])"
+    )
+    assert all(shown == 690 for natural, shown in widths if natural == 1380), widths
 
 
 def test_search_works_from_the_disk(site, driver):
     show(driver, site / "index.html")
-    driver.execute_script(
-        "document.getElementById('__search').click();"
-        "const query = document.querySelector('[data-md-component=search-query]');"
-        "query.value = 'shift_test'; query.focus(); query.dispatchEvent(new Event('keyup'))"
-    )
-    found = "return Array.from(document.querySelectorAll('.md-search-result__link'), link => link.href)"
+    driver.execute_script("document.querySelector('.md-search__button').click()")
+    # The theme draws its search in a shadow.
+    inside = "const root = Array.from(document.querySelectorAll('*')).find(e => e.shadowRoot)?.shadowRoot;"
+    WebDriverWait(driver, 60).until(lambda driver: driver.execute_script(f"{inside} return root"))
+    driver.execute_script(f"{inside} root.querySelector('input').focus()")
+    ActionChains(driver).send_keys("shift_test").perform()
+    found = f"{inside} return Array.from(root.querySelectorAll('a'), link => link.href)"
     places = WebDriverWait(driver, 60).until(lambda driver: driver.execute_script(found))
     assert any("shift.html" in place for place in places)
+
+
+def test_the_reference_sets_subscripts_and_leaves_code(site, driver):
+    show(driver, site / "reference" / "covfree-estimators.html", 390)
+    low = driver.execute_script("return Array.from(document.querySelectorAll('sub'), e => e.textContent)")
+    assert {"c", "j", "k"} <= set(low)
+    text = driver.execute_script("return document.querySelector('.md-content').innerText")
+    assert "class_weight" in text
+    assert "Σ_" not in driver.execute_script(
+        "return Array.from(document.querySelectorAll('.doc-contents p'), e => e.textContent).join()"
+    )
+    assert driver.execute_script("return document.documentElement.scrollWidth") == 390
 
 
 def test_prompts_and_outputs_are_not_copied(site, driver):

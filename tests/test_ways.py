@@ -9,9 +9,12 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from pages import run_python
 
 import covfree
 from covfree import finetune, rounds
+
+pytestmark = pytest.mark.slow
 
 ROOT = str(Path(covfree.__file__).parent)
 RNG = np.random.default_rng(0)
@@ -65,17 +68,21 @@ def fedavg():
 
 
 WAYS = {
-    "fit": (lambda: lambda: fit(covfree.fedcof()), (162, 34)),
-    "fit, a number": (lambda: lambda: fit(covfree.fedcof(1.0)), (147, 30)),
-    "refined": (lambda: lambda: fit(covfree.refined(covfree.fedcof(), 1)), (190, 37)),
-    "received": (received, (189, 37)),
-    "a round of FedAvg": (fedavg, (95, 19)),
+    "fit": (lambda: lambda: fit(covfree.fedcof()), (163, 34)),
+    "fit, a number": (lambda: lambda: fit(covfree.fedcof(1.0)), (148, 30)),
+    "refined": (lambda: lambda: fit(covfree.refined(covfree.fedcof(), 1)), (191, 37)),
+    "received": (received, (191, 37)),
+    "a round of FedAvg": (fedavg, (96, 19)),
 }
 
 
-@pytest.mark.parametrize("name", WAYS)
-def test_the_ways_do_not_grow_longer(name):
-    make, (functions, files) = WAYS[name]
-    found = entered(make())
-    assert found[0] <= functions, found
-    assert found[1] <= files, found
+def test_the_ways_do_not_grow_longer():
+    # In a process of its own: what was traced before is not entered again.
+    run_python("tests/test_ways.py")
+
+
+if __name__ == "__main__":
+    for name, (make, most) in WAYS.items():
+        found = entered(make())
+        assert found[0] <= most[0], (name, found, most)
+        assert found[1] <= most[1], (name, found, most)

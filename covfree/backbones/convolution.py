@@ -248,8 +248,11 @@ def _depthwise(x: jax.Array, kernel: jax.Array, *, strides: Sequence[int], paddi
 
 def _padded(x: jax.Array, pads: Sequence[tuple[int, int]], value: float = 0.0) -> jax.Array:
     """Pad images before and after, along both sides; negative numbers crop."""
-    sides = [(low, high, 0) for low, high in pads]
-    return lax.pad(x, jnp.array(value, x.dtype), ((0, 0, 0), *sides, (0, 0, 0)))
+    if np.min(pads) < 0:
+        sides = [(low, high, 0) for low, high in pads]
+        return lax.pad(x, jnp.array(value, x.dtype), ((0, 0, 0), *sides, (0, 0, 0)))
+    # As jax2onnx writes it for any number of images.
+    return jnp.pad(x, ((0, 0), *pads, (0, 0)), constant_values=value)
 
 
 def _moved(x: jax.Array, size: Sequence[int], strides: Sequence[int]) -> Iterator[jax.Array]:

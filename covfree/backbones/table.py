@@ -13,14 +13,15 @@ class Preprocessing:
     """How an image is resized, cropped and normalised, as the weights were trained.
 
     Attributes:
-        resize: pixels of the image's shorter side after resizing.
+        resize: pixels of the image's shorter side after resizing; or width and height, to which the image is
+            then squeezed.
         crop: pixels of the side of the square that is then cut out of the middle; the input size.
         interpolation: interpolation of the resizing, ``"bilinear"`` or ``"bicubic"``.
         mean: mean of red, green and blue, in grey levels from 0 to 255; it is subtracted.
         std: standard deviation of red, green and blue, in grey levels; the difference is divided by it.
     """
 
-    resize: int
+    resize: int | tuple[int, int]
     crop: int
     interpolation: str
     mean: tuple[float, float, float]

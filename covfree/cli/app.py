@@ -13,11 +13,13 @@ from covfree.cli.audit import audit_command
 from covfree.cli.backbones import backbones_command
 from covfree.cli.compare import compare_command
 from covfree.cli.diagnose import diagnose_command
+from covfree.cli.export import export_command
 from covfree.cli.extract import extract_command
 from covfree.cli.federation import app as federation_app
 from covfree.cli.finetune import finetune_command
 from covfree.cli.heads import evaluate_command, fit_command
 from covfree.cli.partition import partition_command
+from covfree.cli.personalise import personalise_command
 from covfree.methods import registry
 
 app = typer.Typer(
@@ -51,7 +53,9 @@ app.command("audit")(audit_command)
 app.command("compare", epilog=f"Methods: {', '.join(registry())}.")(compare_command)
 app.command("fit")(fit_command)
 app.command("evaluate")(evaluate_command)
+app.command("export")(export_command)
 app.command("finetune")(finetune_command)
+app.command("personalise")(personalise_command)
 app.command("extract")(extract_command)
 app.command("backbones")(backbones_command)
 app.add_typer(federation_app, name="federation")

@@ -11,17 +11,18 @@ from covfree.cli.config_file import Config
 from covfree.cli.options import (
     ALPHA,
     CLIENTS,
-    DATASET,
-    IMAGES,
-    NETWORK,
     PARTITION,
     USUAL,
-    WEIGHTS,
+    DataFile,
     FormatOption,
+    ImagesFile,
+    NetworkName,
     Out,
     ReportFile,
+    Resume,
     Set,
     TestFile,
+    WeightsFile,
     assigned,
     check_file,
     named_option,
@@ -47,11 +48,11 @@ T = TypeVar("T")
 
 
 def compare_command(
-    dataset: Annotated[str | None, DATASET] = None,
+    dataset: DataFile = None,
     test_file: TestFile = None,
-    images: Annotated[str | None, IMAGES] = None,
-    backbone: Annotated[str | None, NETWORK] = None,
-    weights: Annotated[str | None, WEIGHTS] = None,
+    images: ImagesFile = None,
+    backbone: NetworkName = None,
+    weights: WeightsFile = None,
     methods: Annotated[
         str,
         typer.Option(
@@ -81,7 +82,7 @@ def compare_command(
     ] = None,
     metrics: Annotated[str | None, typer.Option(help=f"What to measure: {', '.join(NAMES)}.")] = None,
     out: Out = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the runs in --out.")] = False,
+    resume: Resume = False,
     report: ReportFile = None,
     config: Config = None,
     output_format: FormatOption = "table",

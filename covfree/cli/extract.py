@@ -9,17 +9,44 @@ import typer
 
 from covfree.backbones import BACKBONES, sentence_encoder
 from covfree.backbones.hub import find_weights
-from covfree.cli.options import IMAGES, NETWORK, WEIGHTS, at_least
+from covfree.cli.options import (
+    NETWORK,
+    WEIGHTS,
+    ImagesFile,
+    at_least,
+)
 from covfree.data.texts import load_texts
-from covfree.studies.extraction import backbone_of, encode, extract, names_in, option_of, read_images
+from covfree.studies.extraction import (
+    backbone_of,
+    encode,
+    extract,
+    names_in,
+    onnx_of,
+    option_of,
+    read_images,
+)
 
 
 def extract_command(
     out: Annotated[
         Path, typer.Option(help="The file to write, .npz: what --dataset of other commands takes.")
     ],
-    images: Annotated[str | None, IMAGES] = None,
+    images: ImagesFile = None,
     backbone: Annotated[str | None, NETWORK] = None,
+    preprocessing: Annotated[
+        str | None,
+        typer.Option(
+            help="Of an .onnx --backbone: a preprocessor_config.json, or resize=256:crop=224:"
+            "interpolation=bicubic:mean=0.485,0.456,0.406:std=0.229,0.224,0.225. Without it the "
+            "preprocessor_config.json, or timm's config.json, beside the network."
+        ),
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            help="Of an .onnx --backbone: the tensor of the features, where it has several outputs."
+        ),
+    ] = None,
     weights: Annotated[
         str | None,
         typer.Option(
@@ -96,6 +123,8 @@ def extract_command(
 
       covfree extract --images photos --class-names classes.txt --backbone resnet18 --out photos.npz
 
+      covfree extract --images photos --backbone model.onnx --output pooler_output --out photos.npz
+
       covfree extract --texts mails.csv --text-column query --label-column intent --out mails.npz
     """
     at_least("batch-size", batch_size, 1)
@@ -109,6 +138,8 @@ def extract_command(
         from covfree.deployment import Description
         from covfree.deployment.site import check_weights
 
+        if backbone is not None and backbone.endswith(".onnx"):
+            raise ValueError(f"--spec: expected a network of covfree beside it, got {backbone}")
         own = Description.load(spec)
         backbone = backbone or own.extractor.get("backbone")
         check_weights(own, backbone, weights)
@@ -133,22 +164,16 @@ def extract_command(
             raise ValueError(f"--{name}: expected --texts beside it")
     if images is None or backbone is None:
         raise ValueError("expected --images and --backbone, or --texts")
-    name = backbone_of(backbone)
-    # Find the weights first, as the data may be a far larger download.
-    found = find_weights(weights, BACKBONES[name])
-    data = read_images(
-        images,
-        pattern=pattern,
-        splits=splits,
-        client_column=client_column,
-        class_names=names,
-    )
-    extract(
-        data,
-        name,
-        found,
-        out,
-        dtype=dtype,
-        batch_size=batch_size,
-        on_damaged=on_damaged,
-    )
+    if ".onnx" in backbone:
+        if weights is not None:
+            raise ValueError(f"--weights: expected none, as {backbone} holds its own")
+        network, found = onnx_of(backbone, output, preprocessing), None
+    else:
+        for option, value in {"output": output, "preprocessing": preprocessing}.items():
+            if value is not None:
+                raise ValueError(f"--{option}: expected an .onnx file as --backbone, got {backbone}")
+        # Find the weights first, as the data may be a far larger download.
+        network = backbone_of(backbone)
+        found = find_weights(weights, BACKBONES[network])
+    data = read_images(images, pattern=pattern, splits=splits, client_column=client_column, class_names=names)
+    extract(data, network, out, weights=found, dtype=dtype, batch_size=batch_size, on_damaged=on_damaged)

@@ -5,25 +5,32 @@ from __future__ import annotations
 import secrets
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 import covfree
 from covfree.backbones import BACKBONES, backbone
 from covfree.backbones.hub import find_weights
-from covfree.cli.heads import SAVED
-from covfree.cli.options import NETWORK, WEIGHTS
+from covfree.cli.options import (
+    NETWORK,
+    WeightsFile,
+)
+from covfree.data.image_set import ImageSet
 from covfree.deployment import (
     Client,
     Description,
     Folder,
+    PrivateSums,
     Refused,
+    SecureSums,
     Server,
     TooFew,
     extractor_in,
     join,
+    load_images,
     load_key,
+    load_network,
     new_key,
     public_key,
     read_site,
@@ -34,7 +41,9 @@ from covfree.deployment.envelope import unseal, write
 from covfree.deployment.folder import clock
 from covfree.deployment.site import check_weights, extractor_of
 from covfree.finetune import registry as trained
+from covfree.methods import registry
 from covfree.studies.extraction import backbone_of, extract, names_in, read_images
+from covfree.studies.names import parsed
 from covfree.studies.progress import say
 
 app = typer.Typer(
@@ -43,6 +52,7 @@ app = typer.Typer(
 # A round closed with too few answers, or nothing came for too long.
 _TOO_FEW = 3
 
+Part = TypeVar("Part")
 Shared = Annotated[Path, typer.Argument(help="The shared folder.")]
 Key = Annotated[Path, typer.Option(help="The file of your private key, from covfree federation key.")]
 Poll = Annotated[float, typer.Option(help="Seconds between two looks into the folder.")]
@@ -75,7 +85,7 @@ def new_command(
     ] = "fedcof-refined",
     class_names: Annotated[Path | None, typer.Option(help="All classes, one a line, in their order.")] = None,
     network: Annotated[str | None, typer.Option("--backbone", help=NETWORK.help)] = None,
-    weights: Annotated[str | None, WEIGHTS] = None,
+    weights: WeightsFile = None,
     like: Annotated[
         Path | None,
         typer.Option(help="Instead of these three: a file of features, made as all sites must make theirs."),
@@ -85,7 +95,22 @@ def new_command(
     fewest: Annotated[int, typer.Option(help="Fewest sites whose answers close a round.")] = 1,
     max_examples: Annotated[int, typer.Option(help="Most examples of a site.")] = 100_000,
     max_norm: Annotated[float | None, typer.Option(help="Largest norm of a feature.")] = None,
+    train: Annotated[
+        str, typer.Option(help="With training in rounds: head, or the network on images: backbone, all.")
+    ] = "head",
+    judge_sites: Annotated[
+        bool, typer.Option("--judge-sites", help="Leave out sites whose class means fail: docs/security.md.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seed of all random draws.")] = 0,
+    sums: Annotated[
+        str | None,
+        typer.Option(
+            help="Hide uploads in sums, whose numbers are at most so large: bound=1e7:neighbours=40."
+        ),
+    ] = None,
+    private: Annotated[
+        str | None, typer.Option(help="Noise inside these sums: epsilon=1:delta=1e-6:clip=15:projection=256.")
+    ] = None,
 ) -> None:
     """Write the description of a federation into a shared folder.
 
@@ -109,8 +134,8 @@ def new_command(
     if "class_names" not in uses:
         raise ValueError(f"--like: expected class names in {like}, got none")
     name = algorithm.partition(":")[0].strip()
-    if name not in (*SAVED, *trained()):
-        raise ValueError(f"--algorithm: expected one of {', '.join((*SAVED, *trained()))}, got {name!r}")
+    if name not in (known := (*registry(), *trained())):
+        raise ValueError(f"--algorithm: expected one of {', '.join(known)}, got {name!r}")
     keys = {path.stem: path.read_text().strip() for path in sites.glob("*.pub")}
     description = Description(
         algorithm,
@@ -124,12 +149,18 @@ def new_command(
         fewest=fewest,
         max_examples=max_examples,
         max_norm=max_norm,
+        train=train,
+        judge_sites=judge_sites,
         seed=seed,
         run=secrets.token_hex(8),
+        sums=_numbers("sums", sums if sums is not None or private is None else "", SecureSums),
+        private=_numbers("private", private, PrivateSums),
     )
     shared.mkdir(parents=True, exist_ok=True)
     description.save(file)
     say(f"wrote {file}: {', '.join(description.sites)}; {algorithm}; identity {description.identity}")
+    if (made := description.private_method) is not None:
+        say(str(made.promise))
 
 
 @app.command("serve")
@@ -138,6 +169,7 @@ def serve_command(
     key: Key,
     state: Annotated[Path, typer.Option(help="The server's own folder, made if it is not there.")],
     out: Annotated[Path, typer.Option(help="The head's file to write, .npz.")],
+    weights: WeightsFile = None,
     poll: Poll = 1.0,
 ) -> None:
     """Run the rounds until there is a head. Killed and started again, it goes on where it was.
@@ -149,13 +181,15 @@ def serve_command(
     """
     _check_out(out)
     folder = Folder(shared)
-    with Server(folder.description, state, load_key(key)) as server:
+    own = folder.description
+    algorithm = None if own.train == "head" else own.make_algorithm(load_network(own, weights))
+    with Server(own, state, load_key(key), algorithm=algorithm) as server:
         try:
-            serve(server, folder, lambda head: _head_file(head, folder.description), poll=poll, say=say)
+            serve(server, folder, lambda head: _head_file(head, own), poll=poll, say=say)
         except TooFew as error:
             say(str(error))
             raise typer.Exit(_TOO_FEW) from None
-        write(out, _head_file(server.result, folder.description))
+        write(out, _head_file(server.result, own))
     say(f"wrote {out}")
 
 
@@ -167,10 +201,13 @@ def join_command(
     out: Annotated[Path, typer.Option(help="The head's file to write, .npz.")],
     site: Annotated[str | None, typer.Option(help="Your name; without it that of the key's file.")] = None,
     images: Annotated[str | None, typer.Option(help="A folder of images with one folder a class.")] = None,
-    weights: Annotated[str | None, WEIGHTS] = None,
+    weights: WeightsFile = None,
     features: Annotated[
         Path | None, typer.Option(help="Instead of images: a file of covfree extract.")
     ] = None,
+    only_sums: Annotated[
+        bool, typer.Option("--only-sums", help="Refuse a federation that does not hide uploads in sums.")
+    ] = False,
     identity: Annotated[
         str | None, typer.Option(help="The federation's identity, if you were told it by other ways.")
     ] = None,
@@ -192,18 +229,30 @@ def join_command(
     description = folder.description
     if identity is not None and identity != description.identity:
         raise ValueError(f"--identity: expected {identity}, got {description.identity} in {shared}")
+    if only_sums and description.sums is None:
+        raise ValueError(f"--only-sums: expected a federation with secure sums, got one without in {shared}")
     if (images is None) == (features is None):
         raise ValueError("expected --images or --features")
-    if images is not None:
-        features = _extracted(images, weights, description, state)
-    assert features is not None
-    own = read_site(features, description)
+    algorithm = None
+    if description.train != "head":
+        if images is None:
+            raise ValueError("--features: expected --images, as a network is trained")
+        network = load_network(description, weights)
+        algorithm = description.make_algorithm(network)
+        own = load_images(_images(images, description), description, network)
+    else:
+        if images is not None:
+            features = _extracted(images, weights, description, state)
+        assert features is not None
+        own = read_site(features, description)
     name = key.stem if site is None else site
-    with Client(description, name, state, load_key(key), own.features, own.labels, uses=own.uses) as client:
+    examples = load_key(key), own.features, own.labels
+    with Client(description, name, state, *examples, uses=own.uses, algorithm=algorithm) as client:
         say(f"site {name}: {len(own.labels):,} examples; federation {description.identity[:12]}…")
-        minutes = None if wait is None else 60 * wait
+        if (made := description.private_method) is not None:
+            say(str(made.promise))
         try:
-            content, stopped = join(client, folder, poll=poll, wait=minutes, say=say)
+            content, stopped = join(client, folder, poll=poll, wait=wait and 60 * wait, say=say)
         except TooFew as error:
             say(str(error))
             raise typer.Exit(_TOO_FEW) from None
@@ -231,10 +280,22 @@ def status_command(shared: Shared) -> None:
         print("no round is open yet")
         raise typer.Exit(_TOO_FEW)
     turn, expires = opened.about["turn"], opened.about["expires"]
-    print(f"round {turn + 1} is open" + ("" if expires is None else f" until {clock(expires)}"))
+    print(f"{own.named(turn)} is open" + ("" if expires is None else f" until {clock(expires)}"))
     for site in own.sites:
-        print(f"  {site}: {_answered(folder, turn, site)}")
+        reason = opened.about["left_out"].get(site)
+        print(f"  {site}: {_answered(folder, turn, site) if reason is None else f'left out: {reason}'}")
     raise typer.Exit(_TOO_FEW)
+
+
+def _numbers(name: str, text: str | None, kind: type[Part]) -> Part | None:
+    """A part of the description of a text such as bound=1e7:neighbours=40; None of none."""
+    if text is None:
+        return None
+    _, own = parsed(f"{name}:{text}" if text else name, f"--{name}: expected such as bound=1e7")
+    try:
+        return kind(**own)
+    except TypeError as error:
+        raise ValueError(f"--{name}: {error}, got {text!r}") from error
 
 
 def _answered(folder: Folder, turn: int, site: str) -> str:
@@ -248,14 +309,19 @@ def _answered(folder: Folder, turn: int, site: str) -> str:
     return "answered" if about["sender"] == site else f"not its own, but that of {about['sender']}"
 
 
+def _images(images: str, own: Description) -> ImageSet:
+    return read_images(images, pattern=None, splits={}, client_column=None, class_names=own.class_names)
+
+
 def _extracted(images: str, weights: str | None, own: Description, state: Path) -> Path:
     """Compute features as the description says, once the weights are known to be its own."""
     check_weights(own, own.extractor.get("backbone"), weights)
     name = backbone_of(own.extractor["backbone"])
-    data = read_images(images, pattern=None, splits={}, client_column=None, class_names=own.class_names)
+    data = _images(images, own)
     state.mkdir(parents=True, exist_ok=True)
     out = state / "features.npz"
-    extract(data, name, find_weights(weights, BACKBONES[name]), out, dtype=own.extractor["dtype"])
+    found = find_weights(weights, BACKBONES[name])
+    extract(data, name, out, weights=found, dtype=own.extractor["dtype"])
     return out
 
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
+import jax
+import jax.numpy as jnp
 import typer
 
+from covfree.backbones import Backbone
 from covfree.cli.config_file import Config
 from covfree.cli.options import (
-    DATASET,
-    IMAGES,
-    NETWORK,
-    WEIGHTS,
     Alpha,
+    DataFile,
     FormatOption,
+    ImagesFile,
+    NetworkName,
     NumClients,
     Out,
     Partition,
     ReportFile,
+    Resume,
     TestFile,
+    WeightsFile,
     assigned,
     at_least,
     check_file,
@@ -28,46 +32,58 @@ from covfree.cli.options import (
     partition_settings,
     split_names,
 )
-from covfree.core.checks import check_share, check_strength
+from covfree.cli.training_options import (
+    INIT,
+    BatchSize,
+    Momentum,
+    NormMode,
+    Part,
+    Prompts,
+    Restart,
+    TemperatureText,
+    Top,
+    WeightDecay,
+    check_descent,
+    check_prompts,
+    check_resume,
+    check_stage,
+    rates_of,
+    starts_of,
+)
+from covfree.core.checks import check_strength
 from covfree.core.optional import optional
-from covfree.finetune import registry
-from covfree.finetune.registry import Rates
+from covfree.engine.flops import call_flops
 from covfree.studies import Study
 from covfree.studies.present import present
 from covfree.studies.progress import Progress
 from covfree.studies.run_folder import make_folder
 from covfree.studies.source import source_of
-from covfree.studies.starts import RANDOM
 from covfree.studies.training import (
-    TRAINABLE,
+    ALGORITHMS,
     Training,
     algorithm_of,
+    optimiser_of,
     participation_of,
-    temperature_of,
+    start_rounds_of,
 )
-
-Part = Literal["head", "backbone", "all"]
-NormMode = Literal["frozen", "batch"]
 
 
 def finetune_command(
-    dataset: Annotated[str | None, DATASET] = None,
+    dataset: DataFile = None,
     test_file: TestFile = None,
-    images: Annotated[str | None, IMAGES] = None,
-    backbone: Annotated[str | None, NETWORK] = None,
-    weights: Annotated[str | None, WEIGHTS] = None,
-    init: Annotated[
-        str, typer.Option(help=f"Heads to start from, comma-separated: random, {', '.join(TRAINABLE)}.")
-    ] = "random,fedcof",
+    images: ImagesFile = None,
+    backbone: NetworkName = None,
+    weights: WeightsFile = None,
+    init: Annotated[str, INIT] = "random,fedcof",
     algorithm: Annotated[
         str,
         typer.Option(
-            help=f"How to train, comma-separated: {', '.join(registry())}. Each may have numbers of its own: "
-            "fedadam:tau=1e-4:b2=0.999, fedadam-torch:eps=1e-8."
+            help=f"How to train, comma-separated: {', '.join(ALGORITHMS)}. Each may have numbers of its own: "
+            "fedadam:tau=1e-4:b2=0.999, fedadam-torch:eps=1e-8. pfpt trains prompts alone."
         ),
     ] = "fedadam",
     part: Annotated[
-        Part, typer.Option("--train", help="What is trained; backbone and all need --images.")
+        Part, typer.Option("--train", help="What is trained; all but the head need --images.")
     ] = "head",
     rounds: Annotated[int, typer.Option(help="Rounds of training.")] = 50,
     participation: Annotated[
@@ -78,28 +94,43 @@ def finetune_command(
     ] = None,
     server_lr: Annotated[float | None, typer.Option(help="Learning rate of the server, likewise.")] = None,
     mu: Annotated[float | None, typer.Option(help="μ of fedprox. Without it 0.01.")] = None,
-    momentum: Annotated[float, typer.Option(help="Momentum of the clients' gradient descent.")] = 0.0,
-    weight_decay: Annotated[
-        float, typer.Option(help="Weight decay of the clients, as in PyTorch's SGD: 4e-5 in Fed3R's tables.")
-    ] = 0.0,
-    temperature: Annotated[
+    momentum: Momentum = 0.0,
+    weight_decay: WeightDecay = 0.0,
+    start_rounds: Annotated[
         str,
         typer.Option(
-            help="Scores of a closed-form head are divided by it before training: 'auto' for what fits the "
-            "training examples best, 'none', or a number, 0.1 in Fed3R's tables."
+            help="Rounds of the closed-form stage: 'once' for one with all clients; 'all' for as many, of "
+            "--participation's clients each, as it takes until each came once; or the number of such rounds."
         ),
-    ] = "auto",
-    epochs: Annotated[int, typer.Option(help="Passes of a client over its examples in a round.")] = 1,
-    batch_size: Annotated[int, typer.Option(help="Examples of a client's step.")] = 32,
-    norms: Annotated[
-        NormMode | None,
+    ] = "once",
+    extractor_flops: Annotated[
+        float | None,
         typer.Option(
-            help="Batch norms of a network: their statistics stay, or are trained too.", show_default="frozen"
+            help="Operations of the network on one example, which clients' costs then include; known with "
+            "--images.",
+            show_default=False,
         ),
     ] = None,
+    client_optimiser: Annotated[
+        str | None,
+        typer.Option(
+            help="In place of these two: mine.py:function, from the learning rate to any optax chain."
+        ),
+    ] = None,
+    temperature: TemperatureText = "auto",
+    epochs: Annotated[int, typer.Option(help="Passes of a client over its examples in a round.")] = 1,
+    batch_size: BatchSize = 32,
+    norms: NormMode = None,
     augment: Annotated[
         bool, typer.Option("--augment", help="Crop and flip images at random in training; with --images.")
     ] = False,
+    lora: Annotated[
+        int | None,
+        typer.Option(help="Train matrices of this rank, added to the layers, in place of layers (LoRA)."),
+    ] = None,
+    restart: Restart = None,
+    prompts: Prompts = None,
+    top: Top = None,
     tune_rates: Annotated[
         bool,
         typer.Option("--tune", help="Choose the learning rates on a fifth of the training clients."),
@@ -111,7 +142,7 @@ def finetune_command(
     every: Annotated[int, typer.Option(help="Rounds from one evaluation to the next.")] = 1,
     width: Annotated[int, typer.Option(help="Clients computed at once; more pay on accelerators.")] = 1,
     out: Out = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the runs that --out holds.")] = False,
+    resume: Resume = False,
     checkpoint_every: Annotated[
         int, typer.Option(help="Rounds from one checkpoint in --out to the next.")
     ] = 10,
@@ -131,20 +162,41 @@ def finetune_command(
     sizes = {"rounds": rounds, "epochs": epochs, "batch-size": batch_size, "seeds": seeds, "every": every}
     for name, size in {**sizes, "width": width, "checkpoint-every": checkpoint_every}.items():
         at_least(name, size, 1)
-    inits = names_of("init", init, (RANDOM, *TRAINABLE))
+    if lora is not None:
+        at_least("lora", lora, 1)
+    starts = starts_of(init)
+    if restart is not None:
+        at_least("restart", restart, 2)
+        if None in starts.values() or part in ("head", "prompts"):
+            raise ValueError(
+                "--restart: expected --train backbone or all, which move features, and closed-form heads "
+                f"alone as --init, got --train {part} --init {init}"
+            )
     algorithms = names_of("algorithm", algorithm, split_names(algorithm))
     with named_option("algorithm"):
         for each in algorithms:
             algorithm_of(each)
-    check_share("--momentum", momentum)
-    check_strength("--weight-decay", weight_decay)
-    with named_option("temperature"):
-        divided = temperature_of(temperature)
-    rates = _rates(algorithms, part, client_lr, server_lr, mu, tune_rates)
+    divided = check_descent(momentum, weight_decay, temperature)
+    if client_optimiser is not None:
+        if momentum or weight_decay:
+            raise ValueError("--client-optimiser: expected neither --momentum nor --weight-decay beside it")
+        with named_option("client-optimiser"):
+            optimiser_of(client_optimiser, 0.1)
+    with named_option("start-rounds"):
+        stage = start_rounds_of(start_rounds)
+    if stage != "once":
+        check_stage(starts)
+    if extractor_flops is not None:
+        check_strength("--extractor-flops", extractor_flops)
+        if images is not None:
+            raise ValueError("--extractor-flops: expected none beside --images, whose network is counted")
+    rates = rates_of(algorithms, part, client_lr, server_lr, mu, tune_rates)
     if part != "head" and images is None:
         raise ValueError(f"--train {part}: expected --images, as features have no backbone left to train")
-    if resume and out is None:
-        raise ValueError("--resume: expected --out beside it")
+    check_prompts(algorithms, part, backbone, prompts, top)
+    if part == "prompts" and (lora is not None or norms is not None):
+        raise ValueError("--train prompts: expected neither --lora nor --norms, as the network stays")
+    check_resume(resume, out)
     if out is not None:
         optional("orbax.checkpoint", "rounds")  # checkpoints need it: fail before any work if it is missing
     if norms is not None and part == "head":
@@ -158,6 +210,12 @@ def finetune_command(
     owners = assigned(federation, source.outline, seed=0)
     with named_option("participation"):
         drawn = participation_of(participation, int(owners.max()) + 1)
+    if images is not None:
+        if source.images is None:
+            raise ValueError(
+                f"--backbone: expected a network of covfree, through which to train, got {backbone}"
+            )
+        extractor_flops = _forward_flops(source.images.network)
     options = {"epochs": epochs, "batch_size": batch_size} | ({} if mu is None else {"mu": mu})
     if report is not None:
         check_file("report", report, ".html", (dataset, test_file, images, weights, config), out)
@@ -170,11 +228,18 @@ def finetune_command(
         "mu": mu,
         "momentum": momentum,
         "weight_decay": weight_decay,
+        "client_optimiser": client_optimiser,
         "temperature": divided,
+        "start_rounds": stage,
+        "extractor_flops": extractor_flops,
         "epochs": epochs,
         "batch_size": batch_size,
         "norms": norms,
         "augment": augment,
+        "lora": lora,
+        "restart": restart,
+        "prompts": prompts,
+        "top": top,
         "tune": tune_rates,
         **partition_settings(source.outline, federation),
         "every": every,
@@ -191,10 +256,17 @@ def finetune_command(
             augment=augment,
             momentum=momentum,
             weight_decay=weight_decay,
+            client_optimiser=client_optimiser,
             temperature=divided,
+            start_rounds=stage,
+            extractor_flops=extractor_flops or 0,
+            rank=lora or 0,
+            restart=restart or 0,
+            prompts=prompts or 20,
+            top=top,
         )
         for name in algorithms
-        for each in inits
+        for each in starts
     ]
     study = Study(
         {source.outline.name: source},
@@ -208,7 +280,7 @@ def finetune_command(
     study.check(resume)
     with Progress(width=12) as progress:
         runs = list(study.runs(progress))
-    shown = {**given, "init": inits, "algorithm": algorithms, "rounds": rounds, "seeds": seeds}
+    shown = {**given, "init": list(starts), "algorithm": algorithms, "rounds": rounds, "seeds": seeds}
     # The results name the weights that were found, but the command to repeat needs the option's text.
     repeat = {**shown, "weights": weights, "norms": None if part == "head" else norms}
     present("finetune", study, runs, output_format, shown, repeat, report)
@@ -216,33 +288,8 @@ def finetune_command(
         raise typer.Exit(1)
 
 
-def _rates(
-    algorithms: list[str],
-    part: Part,
-    client_lr: float | None,
-    server_lr: float | None,
-    mu: float | None,
-    tune_rates: bool,
-) -> dict[str, Rates]:
-    """Return each algorithm's learning rates, and check the options about them."""
-    given = {"client-lr": client_lr, "server-lr": server_lr}
-    for name, rate in given.items():
-        if rate is None:
-            continue
-        if tune_rates:
-            raise ValueError(f"--{name}: expected none beside --tune, which chooses it")
-        if check_strength(f"--{name}", rate) == 0:
-            raise ValueError(f"--{name}: expected a number above 0, got 0")
-    if mu is not None:
-        check_strength("--mu", mu)
-        takers = [name for name, entry in registry().items() if "mu" in entry.accepts]
-        if not set(takers) & {name.partition(":")[0] for name in algorithms}:
-            raise ValueError(f"--mu: expected {', '.join(takers)} among --algorithm, got {algorithms[0]}")
-    rates = {}
-    for name in algorithms:
-        entry, _ = algorithm_of(name)
-        own = entry.head if part == "head" else entry.network
-        rates[name] = Rates(
-            own.client if client_lr is None else client_lr, own.server if server_lr is None else server_lr
-        )
-    return rates
+def _forward_flops(network: Backbone) -> int:
+    """Count the operations of a network on one image."""
+    size = network.spec.input_size
+    image = jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
+    return call_flops(network.apply, network.shapes, image)

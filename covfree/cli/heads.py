@@ -15,15 +15,15 @@ import typer
 
 import covfree
 from covfree.cli.options import (
-    DATASET,
-    IMAGES,
-    NETWORK,
-    WEIGHTS,
     Alpha,
+    DataFile,
     FormatOption,
+    ImagesFile,
+    NetworkName,
     NumClients,
     Partition,
     TestFile,
+    WeightsFile,
     assigned,
     at_least,
     check_file,
@@ -36,14 +36,12 @@ from covfree.heads import metrics
 from covfree.heads.file import SavedHead
 from covfree.methods import registry
 from covfree.studies.federation import left_out
-from covfree.studies.origin import is_same_data, origin_of, seen_in_training
+from covfree.studies.origin import origin_of, says_enough, seen_in_training
 from covfree.studies.predictions import scores_of
 from covfree.studies.progress import say
 from covfree.studies.source import Source, class_name, on_no_client, source_of
 from covfree.studies.table import Table, percent, show
 
-# Methods whose head can be saved in a file.
-SAVED = tuple(name for name, entry in registry().items() if entry.saved)
 _SHARES = {
     "accuracy": "accuracy, %",
     "balanced": "balanced accuracy, %",
@@ -57,15 +55,15 @@ _OTHERS = {"nll": "negative log-likelihood, nats", "ece": "expected calibration 
 
 def fit_command(
     out: Annotated[Path, typer.Option(help="The head's file to write, .npz.")],
-    dataset: Annotated[str | None, DATASET] = None,
+    dataset: DataFile = None,
     test_file: TestFile = None,
-    images: Annotated[str | None, IMAGES] = None,
-    backbone: Annotated[str | None, NETWORK] = None,
-    weights: Annotated[str | None, WEIGHTS] = None,
+    images: ImagesFile = None,
+    backbone: NetworkName = None,
+    weights: WeightsFile = None,
     method: Annotated[
         str,
         typer.Option(
-            help=f"One of {', '.join(SAVED)}; perhaps with numbers: fedcof:shrinkage=0.1:head=ridge."
+            help=f"One of {', '.join(registry())}; perhaps with numbers: fedcof:shrinkage=0.1:head=ridge."
         ),
     ] = "fedcof",
     clients: NumClients = None,
@@ -91,8 +89,6 @@ def fit_command(
     check_file("out", out, ".npz", (dataset, test_file, images, weights))
     if out.exists() and not overwrite:
         raise ValueError(f"--out: {out} is there; --overwrite replaces it, or give another file")
-    if (name := method.partition(":")[0].strip()) in registry() and name not in SAVED:
-        raise ValueError(f"--method: expected one of {', '.join(SAVED)}, got {method!r}")
     (chosen,) = (variant.method for variant in variants_of(method, option="method").values())
     source = source_of(dataset, test_file, images, backbone, weights)
     federation = federation_of(source.outline, clients, partition, alpha)
@@ -126,18 +122,18 @@ def fit_command(
 
 def evaluate_command(
     head: Annotated[Path, typer.Option(help="A head's file, of covfree fit, finetune or save_head.")],
-    dataset: Annotated[str | None, DATASET] = None,
+    dataset: DataFile = None,
     test_file: TestFile = None,
-    images: Annotated[str | None, IMAGES] = None,
-    backbone: Annotated[str | None, NETWORK] = None,
-    weights: Annotated[str | None, WEIGHTS] = None,
+    images: ImagesFile = None,
+    backbone: NetworkName = None,
+    weights: WeightsFile = None,
     every: Annotated[bool, typer.Option("--all", help="All examples, not the test part alone.")] = False,
     confusion: Annotated[
         Path | None, typer.Option(help="A CSV file to write: examples by class (line) and prediction.")
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(help="Seed of the split. Without it that of the head's data, if this is the same."),
+        typer.Option(help="Seed of the split. Without it that of the head's data."),
     ] = None,
     output_format: FormatOption = "table",
 ) -> None:
@@ -155,10 +151,11 @@ def evaluate_command(
     source = source_of(dataset, test_file, images, backbone, weights)
     data, seed = _unseen(head, saved, source, seed, every)
     _check_fit(head, saved, data)
-    if saved.origin is None and not every and not data.fixed_split:
+    if not says_enough(saved.origin) and not every and not data.fixed_split:
         say(f"{head} does not say what it was fitted to: the test part of --seed {seed} may be of it")
     part = _part(data, every)
-    classes = data._replace(class_names=saved.class_names or data.class_names, num_classes=saved.num_classes)
+    classes = data._replace(class_names=saved.class_names or data.class_names)
+    classes = classes._replace(num_classes=saved.num_classes or data.num_classes)
     scores = scores_of(saved.head, part.features)
     names = metrics.NAMES
     if part.clients is None:
@@ -189,13 +186,11 @@ def _unseen(
     Raises:
         ValueError: if the head has seen the test part, unless all examples are asked for.
     """
-    used = 0 if seed is None else seed
-    data, origin = source.load(used), saved.origin
-    if origin is None:
-        return data, used
-    if seed is None and is_same_data(data, origin):
-        used = int(origin["seed"])
-        data = source.load(used)
+    origin = saved.origin
+    if origin is None or not says_enough(origin):
+        return source.load(seed or 0), seed or 0
+    used = int(origin["seed"]) if seed is None else seed
+    data = source.load(used)
     if not every and (fault := seen_in_training(data, used, origin)):
         raise ValueError(f"--head: {path} was fitted to examples of the test part: {fault}; or give --all")
     return data, used
@@ -228,7 +223,7 @@ def _check_fit(path: Path, saved: SavedHead, data: FeatureSet) -> None:
     dim = data.test_features.shape[1]
     if dim != saved.dim:
         raise ValueError(f"--head: {path} takes {saved.dim} features, got {dim} in {data.name}")
-    if data.num_classes > saved.num_classes:
+    if data.num_classes > (saved.num_classes or 0):
         raise ValueError(
             f"--head: {path} knows {saved.num_classes} classes, got {data.num_classes} in {data.name}"
         )

@@ -24,11 +24,13 @@ T = TypeVar("T")
 
 
 DATASET = typer.Option(
-    help="'digits' (the default), or an .npz file: features (n × d), labels (n), clients, is_test.",
+    help="'digits' (default), or a file (.npz, .csv, .parquet, .pt, …) of features (n × d), labels (n); "
+    "x.csv:labels=kind names a column.",
     show_default=False,
 )
 Dataset = Annotated[str, DATASET]
-TestFile = Annotated[Path | None, typer.Option(help="An .npz file of test features and labels.")]
+DataFile = Annotated[str | None, DATASET]
+TestFile = Annotated[Path | None, typer.Option(help="A file of test features and labels, as --dataset.")]
 # These options default to None, so that they can be refused where they would change nothing.
 CLIENTS = typer.Option(help="Clients (100), where the data names none.", show_default=False)
 ALPHA = typer.Option(
@@ -41,22 +43,17 @@ Alpha = Annotated[float | None, ALPHA]
 Partition = Annotated[str | None, PARTITION]
 USUAL = Federation(100, "inner_dirichlet", 0.1)
 Out = Annotated[Path | None, typer.Option(help="Folder for files; made if missing.")]
-ReportFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--report",
-        help="An .html page to write, with pictures.",
-    ),
-]
+ReportFile = Annotated[Path | None, typer.Option("--report", help="An .html page to write, with pictures.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the runs that --out holds.")]
 
-# Options about images. They have no type here, as some commands require them and others do not.
-IMAGES = typer.Option(
-    help="A folder of a folder for each class, an .npz file of images, labels, or tfds:NAME of TensorFlow."
-)
-NETWORK = typer.Option(help="Network (see covfree backbones).")
-WEIGHTS = typer.Option(
-    help="A .safetensors or .pth file, or owner/name@commit on the hub; efficientnet_lite0 may have none."
-)
+NETWORK = typer.Option(help="Network (covfree backbones), or x.onnx[:TENSOR].")
+WEIGHTS = typer.Option(help=".safetensors, .pth, or owner/name@commit.")
+ImagesFile = Annotated[
+    str | None,
+    typer.Option(help="A folder by class, an .npz file, tfds:NAME, or femnist."),
+]
+NetworkName = Annotated[str | None, NETWORK]
+WeightsFile = Annotated[str | None, WEIGHTS]
 
 
 @contextmanager

@@ -29,12 +29,7 @@ def write_safetensors(arrays: Mapping[str, np.ndarray]) -> bytes:
 
 
 def read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a file.
-
-    Raises:
-        ValueError: if the file is cut short or of another kind; it names the path.
-        FileNotFoundError: if there is no such file.
-    """
+    """The arrays of a file."""
     safetensors = optional("safetensors", "safetensors")
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
@@ -57,10 +52,6 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an ``.npz`` file, whose checksums agree.
 
     ``features`` that are not compressed are memory-mapped, read-only: they may be larger than memory.
-
-    Raises:
-        ValueError: if the file is none of plain arrays, or was altered; it names the path.
-        FileNotFoundError: if there is no such file.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")

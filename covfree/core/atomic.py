@@ -27,9 +27,6 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
     Until then it has a name of its own in the same folder (see `is_temporary`), so that two writers of one
     path do not mix: the last to end wins. Its mode follows the umask, as that of any new file.
-
-    Raises:
-        OSError: if it cannot be written; it names ``path``, which is then as it was.
     """
     temporary = path.with_name(f"{_PREFIX}{uuid.uuid4().hex}{_SUFFIX}")
     try:

@@ -81,12 +81,7 @@ def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int |
 
 
 def num_classes_of(labels: Any) -> int:
-    """Return the number of classes, the largest label plus 1; 0 if there is none.
-
-    Raises:
-        ValueError: if most classes below the largest label do not occur, as where labels are identifiers:
-            what is kept of a class would not fit in memory.
-    """
+    """Return the largest label plus 1, or 0; raise if most classes below do not occur."""
     number = int(labels.max()) + 1 if np.size(labels) else 0
     if number > _MANY_CLASSES:
         known = np.unique(np.asarray(labels))
@@ -195,7 +190,10 @@ def check_integer(name: str, value: Any, minimum: int) -> int:
 
 
 def check_means(means: Any, counts: Any, *_: Any, **__: Any) -> None:
-    """Raise unless the first two arguments are the means and counts of one class."""
+    """Raise unless the first two arguments are the means and counts of one class.
+
+    Under ``jit`` counts have no values: there, one below 0 or NaN is padding, and an infinite one gives NaN.
+    """
     if not _holds(_dtype(means), "floats"):
         raise TypeError(f"means: expected floats, got {_dtype(means)}")
     if not _holds(_dtype(counts), "numbers"):
@@ -205,6 +203,13 @@ def check_means(means: Any, counts: Any, *_: Any, **__: Any) -> None:
             f"means: expected [rows, dim] with counts [rows], got {list(np.shape(means))} with "
             f"{list(np.shape(counts))}; the function describes one class, vmap batches it"
         )
+    if is_traced(counts):
+        return
+    held = np.asarray(counts, np.float64)
+    wrong = ~np.isfinite(held) | (held < 0)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise ValueError(f"counts: expected finite numbers of at least 0, got {held[row]:g} at row {row}")
 
 
 def check_positive(name: str, value: Any) -> int:

@@ -101,9 +101,6 @@ def as_int32(name: str, integers: Any) -> Integer[Array, "..."]:
 
     Under ``jit``, where values cannot raise, what is beyond becomes the nearest number of int32: a label past
     the end stays past the end, and padding stays below 0.
-
-    Raises:
-        ValueError: if a number is above those of int32.
     """
     array = whole(integers) if isinstance(integers, jax.Array) else np.asarray(integers)
     limits = np.iinfo(array.dtype)
@@ -154,11 +151,7 @@ def consecutive(clients: np.ndarray, first: int = 0) -> np.ndarray:
 
 
 def finite(head: AnyHead) -> AnyHead:
-    """Give the head back, or raise unless its numbers are finite; a traced head has no values to look at.
-
-    Raises:
-        ValueError: if a number is not finite; it names the part and the place.
-    """
+    """Give the head back, or raise unless its numbers are finite; a traced head has no values to look at."""
     if is_traced(*jax.tree.leaves(head)) or _all_finite(jax.tree.leaves(head)):
         return head
     for path, leaf in jax.tree_util.tree_leaves_with_path(head):

@@ -31,12 +31,7 @@ class Gathered:
     """
 
     def __init__(self, array: np.ndarray, rows: np.ndarray) -> None:
-        """Name the rows.
-
-        Args:
-            array: [n, …], often memory-mapped.
-            rows: indices of its rows, in any order.
-        """
+        """Name the rows."""
         self._array, self._rows = array, rows
         self.shape = (len(rows), *array.shape[1:])
         self.dtype, self.ndim = array.dtype, array.ndim

@@ -23,10 +23,6 @@ def derive(key: PRNGKey, stream: str) -> jax.Array:
     It is independent of streams of other names, and of what a caller makes of the key by ``split`` or by
     ``fold_in`` of small numbers.
 
-    Args:
-        key: PRNG key, typed or raw.
-        stream: what is drawn, e.g. "subsets".
-
     >>> import jax
     >>> key = jax.random.key(0)
     >>> bool((derive(key, "subsets") == derive(key, "signs")).any())

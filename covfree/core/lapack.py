@@ -154,13 +154,7 @@ def _lower_transposed(root: jax.Array, right: jax.Array) -> jax.Array:
 def triangular_solve(
     root: Float[Array, "size size"], right: Float[Array, "size columns"], *, transposed: bool = False
 ) -> Float[Array, "size columns"]:
-    """Solve L X = B, or LᵀX = B.
-
-    Args:
-        root: L, of which the lower triangle is looked at.
-        right: B.
-        transposed: whether it is Lᵀ that is inverted.
-    """
+    """Solve L X = B, or LᵀX = B; only the lower triangle of L is read."""
     solves = (_lower, _lower_transposed)
     solve, back = reversed(solves) if transposed else solves
 
@@ -213,9 +207,6 @@ def orthonormal(stack: Float[Array, "rows size"]) -> Float[Array, "rows size"]:
     """Orthonormal columns that span those of S, by QR; where these depend on one another, and others.
 
     Derivatives take the columns as given.
-
-    Args:
-        stack: S, with at least as many rows as columns.
     """
     return _orthonormal(jax.lax.stop_gradient(stack))
 

@@ -90,8 +90,8 @@ def factorise(matrix: Float[AnyArray, "dim dim"] | Scatter) -> Factorisation:
     """
     scatter = as_scatter(matrix)
     core, shift = jax.lax.stop_gradient((scatter.core(), scatter.shift))
-    # The Woodbury identity divides by the shift. Without one the solution of minimum norm is asked for,
-    # which squares the condition and so wants eigenvalues.
+    # The Woodbury identity divides by the shift. A shift of 0 asks for the solution of minimum norm, which
+    # needs eigenvalues, as it squares the condition number.
     allowed = shift > 0 if scatter.factored else jnp.array(True)
     return Factorisation(scatter, *_factors(core, shift, allowed))
 

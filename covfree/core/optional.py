@@ -12,11 +12,7 @@ def how_to_get(extra: str) -> str:
 
 
 def optional(module: str, extra: str) -> Any:
-    """Import a module of an optional dependency, or say which extra brings it.
-
-    Raises:
-        ImportError: if it is not installed.
-    """
+    """Import a module of an optional dependency, or say which extra brings it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

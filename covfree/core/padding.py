@@ -33,10 +33,6 @@ def few_sizes(rows: int) -> int:
 def blocks_of_groups(group: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
     """Cut items into blocks of one group each, so that work by group takes no time for other groups.
 
-    Args:
-        group: [items] integers from 0; below 0 is padding.
-        most: largest size of a block; it is smaller if no group has as many items.
-
     Returns:
         Places [blocks, size] of items, −1 for padding; and the group of each block.
 
@@ -66,9 +62,9 @@ def padded_size(rows: int) -> int:
     For tables of a whole federation, whose padding costs work; `few_sizes`, for the examples of one client,
     has half as many sizes and pads more.
 
-    Another seed changes the number of client-class pairs by up to a tenth if there are few hundred, and by
-    less if there are more. So there are two sizes an octave (224, 320, 448, …) up to 3584, eight above. None
-    of the few is round, so that what is about a round number shares a size.
+    Another seed changes the number of client-class pairs by up to a tenth. So there are two sizes an octave
+    (224, 320, 448, …) up to 3584, eight above. No size is a round number, as counts just below and just above
+    a round number should share a size.
     """
     if rows > _LONG_TABLE:
         step = 1 << (rows - 1).bit_length() >> 4
@@ -85,7 +81,8 @@ def as_arrays(arguments: Mapping[str, Any], names: Iterable[str]) -> dict[str, A
     Lists, PyTorch tensors, pandas and Arrow columns and what NumPy or DLPack reads become arrays. A column
     of Arrow or pandas that holds a list for each example becomes a matrix.
     """
-    return dict(arguments) | {name: _as_array(name, arguments[name]) for name in names}
+    found = {name: _as_array(name, arguments[name]) for name in names if name in arguments}
+    return dict(arguments) | found
 
 
 def _as_array(name: str, values: Any) -> Any:
@@ -97,7 +94,9 @@ def _as_array(name: str, values: Any) -> Any:
         array = np.asarray(values)
         return np.asarray(array.tolist()) if array.dtype == object else array
     except ValueError:
-        raise ValueError(f"{name}: expected an array, got a list of parts of unequal lengths") from None
+        record = isinstance(values, tuple) and type(values) is not tuple
+        kind = type(values).__name__ if record else "a list of parts of unequal lengths"
+        raise ValueError(f"{name}: expected an array, got {kind}") from None
     except (TypeError, RuntimeError):
         # NumPy has no bfloat16 and no device; DLPack has both.
         if not hasattr(values, "__dlpack__"):
@@ -115,7 +114,8 @@ def pad_rows(arguments: dict[str, Any], fills: Mapping[str, Any]) -> dict[str, A
     Returns:
         The arguments. Traced arrays and those that lie on several devices stay as they are.
     """
-    arrays = {name: arguments[name] for name in fills}
+    # Arguments that may be None may be left out.
+    arrays = {name: arguments[name] for name in fills if arguments.get(name) is not None}
     if is_traced(*arrays.values()) or any(map(_on_several_devices, arrays.values())):
         return arguments
     size = few_sizes(next(iter(arrays.values())).shape[0])

@@ -24,14 +24,12 @@ class Entry(Generic[Made]):
         make: makes the method; every argument has a default.
         family: what its clients send, in words; methods of a family share a colour in pictures.
         linear: whether its head is linear, perhaps in mapped features, so that it can be trained in rounds.
-        saved: whether its head can be saved in a file.
     """
 
     title: str
     make: Callable[..., Made]
     family: str
     linear: bool = True
-    saved: bool = True
 
     @property
     def accepts(self) -> frozenset[str]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -30,12 +33,7 @@ class RowTypes:
 
     @classmethod
     def of(cls, rows: Rows, total: float) -> RowTypes:
-        """Those of rows.
-
-        Args:
-            rows: what came.
-            total: the sum of the counts of all rows that these will be added to, from `count_sum`.
-        """
+        """Those of rows; ``total`` is the sum of the counts of all rows to be added to."""
         covariance = None if rows.covariance is None else accumulation_dtype(rows.covariance)
         return cls(accumulation_dtype(rows.mean), _summed(np.asarray(rows.count).dtype, total), covariance)
 
@@ -83,3 +81,10 @@ def count_sum(count: Any) -> float:
     # NumPy cannot add bfloat16 up in another type.
     count = count if count.dtype.kind in "iuf" else count.astype(np.float64)
     return float(np.sum(count, dtype=np.float64, where=count > 0))
+
+
+def double() -> AbstractContextManager[Any]:
+    """Enable float64 within a ``with`` block, under the name that the installed jax has for it."""
+    if hasattr(jax, "enable_x64"):
+        return jax.enable_x64(True)
+    return importlib.import_module("jax.experimental").enable_x64()

@@ -22,6 +22,10 @@ PART = 2048
 # A mean of equal numbers is off by less than this many eps. `weighted_means` is exact. A mean from a total is
 # rounded three times by half an eps: multiplied by the count, summed over parts, divided again.
 _ROUNDING = 2
+# A sum of m terms that cancel is rounded by up to (m − 1)/2 eps of the sum of their sizes, so at most 16 for
+# m = 33. For more, the roundings of its partial sums, each at most half the sum of sizes, have a standard
+# deviation of √m/12 eps of it in the worst order, all positive terms first. Six of them are √m/2.
+_CANCELLED, _GROWTH = 16.0, 0.5
 
 
 def deviations(
@@ -35,6 +39,33 @@ def deviations(
     noise = _ROUNDING * jnp.finfo(centred.dtype).eps * jnp.abs(mean)
     # A NaN compares False, and stays.
     return jnp.where(jnp.abs(centred) <= noise, 0, centred)
+
+
+def row_size(values: Float[AnyArray, "items dim"]) -> Float[Array, " items"]:
+    """Largest absolute entry of each row; 0 of a row without entries. It has no derivative."""
+    values = jax.lax.stop_gradient(jnp.asarray(values))
+    # XLA fuses a maximum of absolute values with the sums that follow, ten times slower.
+    return jnp.maximum(values.max(1, initial=0), -values.min(1, initial=0))
+
+
+def settled(
+    values: Float[Array, "groups dim"], terms: Num[Array, " groups"], size: Float[Array, " groups"]
+) -> Float[Array, "groups dim"]:
+    """Sums or means by group, exactly 0 where the largest entry is within the rounding of terms that cancel.
+
+    What is left of such terms depends on their order, and must not be scaled up to a direction.
+
+    Args:
+        values: the sums, or the means.
+        terms: how many terms a sum has.
+        size: sum of the terms' largest absolute entries, or their mean.
+    """
+    limit = _CANCELLED + _GROWTH * jnp.sqrt(terms.astype(values.dtype))
+    noise = limit * jnp.finfo(values.dtype).eps * size
+    still = jax.lax.stop_gradient(values)
+    # NaN compares False, and stays, as does a sum whose size overflows. The derivative is that of the sum.
+    within = ((jnp.abs(still).max(1, initial=0) <= noise) & jnp.isfinite(noise))[:, None]
+    return values - jnp.where(within, still, 0)
 
 
 Carry = TypeVar("Carry")
@@ -121,11 +152,6 @@ def sum_integers(
 
     A running sum of integers is exact but for a multiple of 2³². A running sum of floats, which may be off by
     more than one, tells which multiple.
-
-    Args:
-        values: integers.
-        group: in [0, num_groups]; ``num_groups`` is no group.
-        num_groups: static.
     """
     floats = values.astype(jnp.result_type(float))
     near = jax.ops.segment_sum(floats, group, num_groups)
@@ -155,7 +181,8 @@ def weighted_means(
         total_weight: Σ w of each group.
 
     Returns:
-        Means, 0 of an empty group, of the data type of ``values`` but float32 at least.
+        Means, 0 of an empty group and of one whose values cancel (`settled`), of the data type of ``values``
+        but float32 at least.
     """
     values = jnp.asarray(values)
     dtype, length, num_groups = accumulation_dtype(values), values.shape[0], total_weight.shape[0]
@@ -186,7 +213,10 @@ def weighted_means(
         more = sum((longest > long).astype(jnp.int32) for long in _LONG)
         # A loop of 0 to 2 steps compiles the pass once; two conditions would compile it twice.
         centre = jax.lax.fori_loop(0, more, lambda _, centre: mean_about(centre, *still), centre)
-    return mean_about(centre, items, whole)
+    terms = jax.ops.segment_sum(jnp.ones_like(group), group, num_groups)
+    size = weight.astype(dtype) * row_size(still[0][0]).astype(dtype)
+    size = jax.ops.segment_sum(size, group, num_groups) / whole[:, 0] + jnp.abs(centre).max(1, initial=0)
+    return settled(mean_about(centre, items, whole), terms, size)
 
 
 def mean_groups(

@@ -5,8 +5,10 @@ Axes, everywhere: ``examples`` (n), ``dim`` (d), ``classes`` (C), ``clients`` (K
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from functools import partial, wraps
+from typing import Any, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 import jax
 import jax.core
@@ -41,14 +43,11 @@ class Head(Protocol):
 
 # The kind of head that a method gives.
 H = TypeVar("H", bound=Head, covariant=True)
+Call = TypeVar("Call", bound=Callable[..., jax.Array])
 
 
 def accumulation_dtype(values: Any) -> np.dtype:
-    """Data type in which floats are summed: float32 for the half precisions, else their own.
-
-    Args:
-        values: an array or a data type.
-    """
+    """Data type in which floats are summed: float32 for the half precisions, else their own."""
     dtype = jax.dtypes.canonicalize_dtype(values.dtype if hasattr(values, "dtype") else values)
     return np.dtype(np.float32) if dtype.itemsize < 4 else dtype
 
@@ -251,11 +250,24 @@ def masked(
 
 
 def as_features(features: Any, dim: int) -> Any:
-    """Features as an array; an error unless their last axis has the size that a head takes."""
-    features = features if hasattr(features, "shape") else jnp.asarray(features)
+    """The features; an error unless their last axis has the size that a head takes."""
     if features.shape[-1:] != (dim,):
         raise ValueError(f"features: expected [..., {dim}], got {list(features.shape)}")
     return features
+
+
+def at_once(call: Call) -> Call:
+    """Compile the call of a head or of a map as a whole: by itself each operation takes as long."""
+    run = partial(jax.jit, inline=True)(call)
+
+    @wraps(call)
+    def door(self: Any, features: Any) -> jax.Array:
+        if not isinstance(features, jax.Array | np.ndarray):
+            features = jnp.asarray(features)
+        # A subclass may be no pytree.
+        return (call if jax.tree_util.all_leaves([self]) else run)(self, features)
+
+    return cast(Call, door)
 
 
 # Compared and hashed by identity: `jax.jit(head)` needs a hashable function.
@@ -291,6 +303,7 @@ class LinearHead:
     bias: Float[Array, " classes"]
     present: Float[Array, " classes"] | None = None
 
+    @at_once
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch classes"]:
         """Scores (logits) of each class; −∞ for an absent one.
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -10,10 +13,13 @@ import numpy as np
 
 from covfree.core.array_file import names_in, read_npz
 from covfree.core.checks import check, num_classes_of
+from covfree.core.columns import COLUMNS, READABLE, read_columns
 from covfree.core.gathered import part_of
 from covfree.core.optional import optional
 
 StrPath: TypeAlias = str | PathLike[str]
+# From a file to its arrays.
+Read: TypeAlias = Callable[[Path], dict[str, np.ndarray]]
 
 
 class FeatureSet(NamedTuple):
@@ -48,13 +54,30 @@ class FeatureSet(NamedTuple):
     client_names: tuple[str, ...] | None = None
 
 
-def load(dataset: StrPath, *, test: StrPath | None = None, seed: int = 0) -> FeatureSet:
+# A path, and perhaps names of columns.
+_NAMED = re.compile(rf"(.*?)((?::(?:{'|'.join(COLUMNS)})=[^:]+)*)", re.DOTALL)
+
+
+def load(
+    dataset: StrPath,
+    *,
+    test: StrPath | None = None,
+    seed: int = 0,
+    columns: Mapping[str, str] | None = None,
+) -> FeatureSet:
     """Load a data set by its name or path.
 
     Args:
-        dataset: ``"digits"``, or the path of an ``.npz`` file, see `load_npz`.
-        test: path of an ``.npz`` file with the test part, where ``dataset`` is a file without one.
+        dataset: ``"digits"``; or the path of a file: ``.npz`` as `load_npz` reads it, ``.npy``, ``.pt``,
+            ``.safetensors``, ``.parquet``, ``.arrow``, ``.csv``, ``.tsv``; or of a folder that
+            ``save_to_disk`` of Hugging Face's ``datasets`` wrote. Labels may be texts: their sorted names
+            number the classes. Tables without a column of lists ``features`` have a number of it in each
+            column of numbers. Columns may be named here too: ``"x.parquet:features=embedding:labels=kind"``.
+        test: path of such a file with the test part, where ``dataset`` is a file without one.
         seed: the seed that draws a third of the data as the test part, where the data marks none.
+        columns: the names of ``features``, ``labels``, ``clients`` and ``is_test`` in the file, where they
+            are others; of features also several, such as ``"age+weight"`` or ``"f*"``. Beside a ``.npy`` file
+            of features, the paths of those of the other parts.
 
     Raises:
         ValueError: if the name is unknown, or a file does not hold what is expected.
@@ -64,10 +87,18 @@ def load(dataset: StrPath, *, test: StrPath | None = None, seed: int = 0) -> Fea
         if test is not None:
             raise ValueError("test: expected none with dataset 'digits', which is split here")
         return load_digits(seed=seed)
-    path = Path(dataset)
-    if path.suffix != ".npz":
-        raise ValueError(f"dataset: expected 'digits' or the path of an .npz file, got {str(dataset)!r}")
-    return load_npz(path, test=test, seed=seed)
+    path, named = re.fullmatch(_NAMED, str(dataset)).groups()  # pyright: ignore[reportOptionalMemberAccess]
+    named = dict(pair.split("=", 1) for pair in named.split(":")[1:])
+    read = partial(read_columns, columns={**named, **(columns or {})})
+    for name, file in (("dataset", path), ("test", test)):
+        if file is None or Path(file).suffix in READABLE or (file and Path(file).is_dir()):
+            continue
+        digits = "'digits', " if name == "dataset" else ""
+        raise ValueError(
+            f"{name}: expected {digits}the path of a file that ends in {', '.join(READABLE)}, or of a folder "
+            f"that save_to_disk of Hugging Face's datasets wrote, got {str(file)!r}"
+        )
+    return _loaded(Path(path), test, seed, read)
 
 
 def load_digits(*, seed: int = 0) -> FeatureSet:
@@ -105,8 +136,17 @@ def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> Fe
         ValueError: naming the file and the array, if something is missing or wrong.
         FileNotFoundError: if there is no such file.
     """
-    path = Path(path)
-    arrays = _read(path)
+    return _loaded(Path(path), test, seed, read_npz)
+
+
+def _loaded(path: Path, test: StrPath | None, seed: int, read: Read) -> FeatureSet:
+    """Load features from files that ``read`` reads."""
+    arrays = read(path)
+    other = None if test is None else read(Path(test))
+    parts = [(path, arrays)] + ([] if other is None or test is None else [(Path(test), other)])
+    _number_labels(parts)
+    for file, part in parts:
+        _check(file, part)
     features, labels = arrays["features"], arrays["labels"]
     clients, is_test = arrays.get("clients"), arrays.get("is_test")
     for name, array in (("clients", clients), ("is_test", is_test)):
@@ -116,8 +156,7 @@ def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> Fe
         raise ValueError(f"{path}: expected either is_test in the file or a separate test file, got both")
     names = arrays.get("class_names")
     own_test = None
-    if test is not None:
-        other = _read(Path(test))
+    if other is not None and test is not None:
         if names is not None and not np.array_equal(names, other.get("class_names", names)):
             raise ValueError(f"{test}: class_names: expected the same as in {path}")
         if other["features"].shape[1] != features.shape[1]:
@@ -152,8 +191,18 @@ def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> Fe
     return data if names is None else data._replace(class_names=names_in(names))
 
 
-def _read(path: Path) -> dict[str, np.ndarray]:
-    arrays = read_npz(path)
+def _number_labels(parts: list[tuple[Path, dict[str, np.ndarray]]]) -> None:
+    """Number labels that are texts by their sorted names, which become the names of the classes."""
+    labels = [part["labels"] for _, part in parts if "labels" in part]
+    if not labels or any(own.dtype.kind != "U" or own.ndim != 1 for own in labels):
+        return
+    names = np.unique(np.concatenate(labels))
+    for _, part in parts:
+        part["labels"], part["class_names"] = np.searchsorted(names, part["labels"]), names
+
+
+def _check(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Check the features and labels of a file."""
     missing = [name for name in ("features", "labels") if name not in arrays]
     if missing:
         raise ValueError(f"{path}: expected arrays features and labels, got {sorted(arrays)}")
@@ -164,7 +213,6 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     if (arrays["labels"] < 0).any():
         row = int(np.argmax(arrays["labels"] < 0))
         raise ValueError(f"{path}: labels: row {row} has label {arrays['labels'][row]}; expected 0 or above")
-    return arrays
 
 
 def _split(

@@ -8,11 +8,12 @@ import zlib
 from collections import deque
 from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from covfree.backbones.preprocess import crop
+from covfree.backbones.extractors import Prepared
 from covfree.backbones.table import Preprocessing
 from covfree.core.checks import check_choice, check_positive
 from covfree.core.optional import optional
@@ -32,7 +33,8 @@ class DecodedBatch(NamedTuple):
     Attributes:
         start: index of the first image.
         size: number of images, those that could not be read included.
-        pixels: [batch, crop, crop, 3], uint8; 0 past ``size`` and where an image could not be read.
+        pixels: [batch, crop, crop, 3], uint8, or what an `Extractor` prepares; 0 past ``size`` and
+            where an image could not be read.
         skipped: for each image that could not be read, by its index in the set, why.
     """
 
@@ -48,9 +50,15 @@ class DecodedBatch(NamedTuple):
         return np.array([row for row in rows if self.start + row not in self.skipped], np.intp)
 
 
+def pixels_of(images: ImageSet, preprocessing: Preprocessing) -> np.ndarray:
+    """Decode all images, resized and cropped: [n, side, side, 3], uint8."""
+    with closing(decoded_batches(images, preprocessing, batch_size=64)) as batches:
+        return np.concatenate([batch.pixels[: batch.size] for batch in batches])
+
+
 def decoded_batches(
     images: ImageSet,
-    preprocessing: Preprocessing,
+    preprocessing: Preprocessing | Prepared,
     *,
     batch_size: int,
     start: int = 0,
@@ -64,38 +72,38 @@ def decoded_batches(
     Args:
         images: the image set.
         preprocessing: resizing and cropping; normalising is left to the device, as uint8 needs a quarter of
-            the bytes of float32 to send.
+            the bytes of float32 to send. Or what an `Extractor` says instead.
         batch_size: images of a batch; the last is filled up with zeros.
         start: index of the first image.
         on_damaged: ``"skip"`` leaves out an image that cannot be read, and says why; ``"stop"`` raises.
 
     Yields:
         `DecodedBatch`.
-
-    Raises:
-        ValueError: if ``on_damaged`` is ``"stop"`` and an image is damaged; the message names the image.
-        OSError: if the system refuses to read an image, whatever ``on_damaged`` says.
     """
     check_positive("batch_size", batch_size)
     check_choice("on_damaged", on_damaged, ON_DAMAGED)
-    return _batches(images, preprocessing, batch_size, start, on_damaged == "skip")
+    how = Prepared.of(preprocessing) if isinstance(preprocessing, Preprocessing) else preprocessing
+    return _batches(images, how, batch_size, start, on_damaged == "skip")
 
 
 def _batches(
-    images: ImageSet, preprocessing: Preprocessing, batch_size: int, start: int, skip: bool
+    images: ImageSet, how: Prepared, batch_size: int, start: int, skip: bool
 ) -> Generator[DecodedBatch, None, None]:
     threads = _cores()
     # Every thread has work while the consumer holds a batch, however small batches are.
     ahead = 1 + -(-2 * threads // batch_size)
     damage = (*_DAMAGE, optional("PIL.Image", "pretrained").DecompressionBombError)
-    shape = (batch_size, preprocessing.crop, preprocessing.crop, 3)
+    shape = (batch_size, *how.shape)
     pool = ThreadPoolExecutor(threads, thread_name_prefix="covfree-decode")
 
     def decode(index: int, out: np.ndarray) -> None:
-        out[...] = crop(images.read(index), preprocessing)
+        # Assignment would stretch an input of another shape.
+        if np.shape(made := how.prepare(images.read(index))) != how.shape:
+            raise ValueError(f"prepared to {list(np.shape(made))}, expected {list(how.shape)}")
+        out[...] = made
 
     def begin(first: int) -> tuple[int, np.ndarray, list[Future[None]]]:
-        pixels = np.zeros(shape, np.uint8)
+        pixels = np.zeros(shape, how.dtype)
         last = min(first + batch_size, len(images))
         return first, pixels, [pool.submit(decode, i, pixels[i - first]) for i in range(first, last)]
 

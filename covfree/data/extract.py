@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, UInt8
 
 from covfree.backbones.extractor import Backbone
+from covfree.backbones.extractors import Extractor, Prepared
 from covfree.backbones.preprocess import normalise
 from covfree.backbones.sentence import SentenceEncoder
 from covfree.backbones.table import Preprocessing
@@ -43,13 +44,6 @@ def feature_key(
     """Everything that features depend on; a feature file with an equal key is used again.
 
     Labels, clients and the batch size are not part of the key.
-
-    Args:
-        images: see `extract_features`.
-        network: see `extract_features`.
-        weights: see `extract_features`.
-        preprocessing: see `extract_features`.
-        dtype: see `extract_features`.
     """
     chosen = preprocessing or network.spec.preprocessing
     return {"images": images.fingerprint, **extractor_key(network, weights, chosen, dtype)}
@@ -70,8 +64,8 @@ def extractor_key(
 
 def extract_features(
     images: ImageSet,
-    network: Backbone,
-    params: Params | Callable[[], Params],
+    network: Backbone | Extractor,
+    params: Params | Callable[[], Params] | None = None,
     *,
     out: StrPath,
     weights: str | None = None,
@@ -90,12 +84,13 @@ def extract_features(
 
     The file holds ``features [n, d]``, ``labels [n]``, ``ids [n]`` and ``class_names [C]``; ``clients [n]``
     and ``is_test [n]`` if the images have them; ``skipped_ids`` and ``skipped_reasons`` of images that were
-    left out.
+    left out. These may be taken away: the file, or what there is of it, is then still that of the others.
 
     Args:
         images: the image set.
-        network: the backbone; its classifier is not used.
-        params: the network's parameters, or a function that returns them, called only if they are needed.
+        network: the backbone, whose classifier is not used; or an `Extractor`, which knows its weights and
+            preprocessing: give none of these then.
+        params: the backbone's parameters, or a function that returns them, called only if they are needed.
         out: the file, ``.npz``.
         weights: a string that identifies the parameters, such as their file's SHA-256; None for the SHA-256
             of the parameters themselves.
@@ -133,43 +128,70 @@ def extract_features(
     check_positive("batch_size", batch_size)
     check_choice("dtype", dtype, ("float32", "float16"))
     check_choice("on_damaged", on_damaged, ON_DAMAGED)
-    chosen = preprocessing or network.spec.preprocessing
-    size = network.spec.input_size
-    if not network.spec.any_size and chosen.crop != size:
-        raise ValueError(f"preprocessing: expected crop {size} for {network.name}, got {chosen.crop}")
+    if isinstance(network, Extractor):
+        given = {"params": params, "weights": weights, "preprocessing": preprocessing}
+        if wrong := [name for name, value in given.items() if value is not None]:
+            raise ValueError(f"{wrong[0]}: expected None beside an Extractor, which has its own")
+        extractor = network
+    else:
+        extractor = _of_backbone(network, params, weights, preprocessing)
+    inputs = extractor.inputs
+    if inputs is None:
+        raise ValueError(f"network: expected an extractor of images, got {extractor.name}, which takes texts")
     if not len(images):
         raise ValueError(f"images: {images.name} holds none")
-    if weights is None:
-        params = params() if callable(params) else params
-        weights = _digest(params)
 
     def compute(writer: FeatureWriter, tell: Callable[[], None]) -> None:
-        _compute(
-            writer,
-            images,
-            network,
-            params() if callable(params) else params,
-            chosen,
-            batch_size=min(batch_size, len(images)),
-            on_damaged=on_damaged,
-            tell=tell,
-        )
+        own = {"batch_size": min(batch_size, len(images)), "on_damaged": on_damaged}
+        _compute(writer, images, extractor, inputs, tell=tell, **own)
 
     return keep(
         images,
-        feature_key(images, network, weights=weights, preprocessing=chosen, dtype=dtype),
+        {"images": images.fingerprint, **extractor.key, "dtype": dtype},
         compute,
         out=out,
-        num_features=network.num_features,
+        num_features=extractor.num_features,
         dtype=dtype,
         on_damaged=on_damaged,
         progress=progress,
     )
 
 
+def _of_backbone(
+    network: Backbone,
+    params: Params | Callable[[], Params] | None,
+    weights: str | None,
+    preprocessing: Preprocessing | None,
+) -> Extractor:
+    """Make an extractor of a network of covfree; its parameters are read when it first computes."""
+    chosen = preprocessing or network.spec.preprocessing
+    size = network.spec.input_size
+    if not network.spec.any_size and chosen.crop != size:
+        raise ValueError(f"preprocessing: expected crop {size} for {network.name}, got {chosen.crop}")
+    if params is None:
+        raise ValueError(f"params: expected the parameters of {network.name}, got None")
+    if weights is None:
+        params = params() if callable(params) else params
+        weights = _digest(params)
+    mesh = Mesh(np.array(jax.local_devices()), ("batch",))
+    whole, spread = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("batch"))
+    placed: list[Params] = []
+
+    def compute(pixels: np.ndarray) -> jax.Array:
+        if not placed:
+            placed.append(jax.device_put(params() if callable(params) else params, whole))
+        # JAX only dispatches this.
+        return features_of_pixels(placed[0], jax.device_put(pixels, spread), network, chosen)
+
+    settings: dict[str, Any] = {"preprocessing": chosen, "inputs": Prepared.of(chosen)}
+    return Extractor(
+        network.name, network.num_features, compute, weights, computed_in=network.dtype, **settings
+    )
+
+
 def encode_texts(
     texts: TextSet,
-    encoder: SentenceEncoder,
+    encoder: SentenceEncoder | Extractor,
     *,
     out: StrPath,
     batch_size: int = 64,
@@ -184,7 +206,7 @@ def encode_texts(
 
     Args:
         texts: the text set.
-        encoder: see `covfree.backbones.sentence_encoder`.
+        encoder: see `covfree.backbones.sentence_encoder`; or an `Extractor` of texts.
         out: the file, ``.npz``.
         batch_size: texts that are computed together; 16 batches are written at a time.
         dtype: data type of the features in the file: ``"float32"``, or ``"float16"`` for half the size.
@@ -203,18 +225,25 @@ def encode_texts(
     check_choice("dtype", dtype, ("float32", "float16"))
     if not len(texts):
         raise ValueError(f"texts: {texts.name} holds none")
-    key = {
-        "texts": texts.fingerprint,
-        "encoder": encoder.name,
-        "weights": encoder.sha256,
-        "dtype": dtype,
-    }
+    if isinstance(encoder, Extractor):
+        if encoder.inputs is not None:
+            raise ValueError(f"encoder: expected one of texts, got {encoder.name}, which takes images")
+        weights, most = encoder.weights, batch_size
+        own: Callable[[Any], np.ndarray] = encoder
+    else:
+        params = cache(encoder.load)
+        weights, most = encoder.sha256, _BATCHES * batch_size
+
+        def encoded(some: Any) -> np.ndarray:
+            return encoder.encode(params(), some, batch_size=batch_size)
+
+        own = encoded
+
+    key = {"texts": texts.fingerprint, "encoder": encoder.name, "weights": weights, "dtype": dtype}
 
     def compute(writer: FeatureWriter, tell: Callable[[], None]) -> None:
-        params = encoder.load()
         while writer.done < len(texts):
-            some = texts.texts[writer.done : writer.done + _BATCHES * batch_size]
-            writer.append(encoder.encode(params, some, batch_size=batch_size), {})
+            writer.append(own(texts.texts[writer.done : writer.done + most]), {})
             tell()
 
     return keep(
@@ -235,38 +264,32 @@ def _digest(params: Params) -> str:
 def _compute(
     writer: FeatureWriter,
     images: ImageSet,
-    network: Backbone,
-    params: Params,
-    preprocessing: Preprocessing,
+    extractor: Extractor,
+    inputs: Prepared,
     *,
     batch_size: int,
     on_damaged: str,
     tell: Callable[[], None],
 ) -> None:
     """Compute the features that the writer lacks."""
-    devices = jax.local_devices()
-    mesh = Mesh(np.array(devices), ("batch",))
-    whole, spread = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("batch"))
-    params = jax.device_put(params, whole)
+    devices = len(jax.local_devices())
     batches = decoded_batches(
         images,
-        preprocessing,
-        batch_size=-(-batch_size // len(devices)) * len(devices),
+        inputs,
+        batch_size=-(-batch_size // devices) * devices,
         start=writer.done,
         on_damaged=on_damaged,
     )
 
-    def write(batch: DecodedBatch, features: jax.Array) -> None:
-        writer.append(np.asarray(features)[batch.kept], batch.skipped)
+    def write(batch: DecodedBatch, features: Any) -> None:
+        writer.append(extractor.checked(features, len(batch.pixels))[batch.kept], batch.skipped)
         tell()
 
     with closing(batches):
         under_way = None
         for batch in batches:
-            # JAX only dispatches this: the device computes it while the features before are written.
-            features = features_of_pixels(
-                params, jax.device_put(batch.pixels, spread), network, preprocessing
-            )
+            # A device computes this while the features before are written.
+            features = extractor.compute(batch.pixels)
             if under_way is not None:
                 write(*under_way)
             under_way = batch, features

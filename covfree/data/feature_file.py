@@ -63,10 +63,6 @@ def read_feature_file(path: StrPath) -> FeatureFile:
 def rewrite(path: StrPath, arrays: Mapping[str, np.ndarray]) -> None:
     """Replace all arrays of a finished file but the features and their key, as a whole or not at all.
 
-    Args:
-        path: the file.
-        arrays: see `FeatureWriter.finish`.
-
     Raises:
         ValueError: as `read_feature_file`, or if an array holds objects or is called ``features`` or ``key``.
         FileNotFoundError: if there is no such file.

@@ -76,8 +76,8 @@ class FeatureWriter:
             num_features: d.
             dtype: ``"float16"`` or ``"float32"``, the data type in the file.
             identities: a string for each example that tells it from others. If given, an earlier writer's
-                pieces count even if ``key["images"]`` differs, as long as the finished examples are the same:
-                a damaged image further on may have been removed.
+                pieces count even if ``key["images"]`` differs, as long as the examples that have features are
+                the same: damaged images may have been removed.
 
         Raises:
             ValueError: if an argument is wrong, or the folder holds pieces of another key.
@@ -107,10 +107,6 @@ class FeatureWriter:
             features: [rows, d], the features of the next ``rows + len(skipped)`` examples, without those in
                 ``skipped``.
             skipped: for each example without features, by its index, why.
-
-        Raises:
-            ValueError: if the shape or an index is wrong, or a number is not finite or beyond the dtype's
-                range; the error names the example. Nothing is written then.
         """
         if features.ndim != 2 or features.shape[1] != self._num_features:
             raise ValueError(
@@ -148,11 +144,6 @@ class FeatureWriter:
 
         Returns:
             The path of the file.
-
-        Raises:
-            ValueError: if examples are missing, or an array holds objects or is called ``features`` or
-                ``key``.
-            OSError: if the file cannot be written.
         """
         if self.done != self._num_examples:
             raise ValueError(f"examples: expected all {self._num_examples} to be done, got {self.done}")
@@ -195,43 +186,66 @@ class FeatureWriter:
         path = self._folder / "state.json"
         state = json.loads(path.read_bytes()) if path.exists() else None
         differing = None if state is None else differences(state["about"], self._about)
-        if state is not None and differing and not self._same_so_far(state):
+        found = None if state is None else self._finished(state) if differing else _as_saved(state)
+        if state is not None and found is None:
             raise ValueError(
-                f"{self._folder}: was begun with something else ({'; '.join(differing)}); "
+                f"{self._folder}: was begun with something else ({'; '.join(differing or ())}); "
                 "remove it to start anew, or write to another file"
             )
         (self._folder / "features").touch()
         self._data = (self._folder / "features").open("r+b")
-        self.done, self.skipped = 0, {}
-        if state is None:
-            self._save(0, {})
-        else:
-            self.done = state["done"]
-            self.skipped = {int(example): reason for example, reason in state["skipped"].items()}
+        self.done, self.skipped = found or (0, {})
+        if state is None or differing:
+            self._save(self.done, self.skipped)
 
-    def _same_so_far(self, state: Mapping[str, Any]) -> bool:
-        """Whether the finished examples are the same and made the same way, even if later ones differ."""
-        done, about = state["done"], state["about"]
-        if self._identities is None or state.get("prefix") is None or len(self._identities) < done:
-            return False
+    def _finished(self, state: Mapping[str, Any]) -> tuple[int, dict[int, str]] | None:
+        """Find the finished examples of other images among these; None unless all with features are there."""
+        about, identities = state["about"], self._identities
         same = [
             {**each, "num_examples": 0, "key": {**each["key"], "images": ""}} for each in (about, self._about)
         ]
-        return same[0] == same[1] and self._prefix(done) == state["prefix"]
-
-    def _prefix(self, done: int) -> str | None:
-        """A hash of the identities of the first examples; None without identities."""
-        if self._identities is None:
+        if identities is None or same[0] != same[1]:
             return None
+        without = {state.get("without", {}).get(index): why for index, why in state["skipped"].items()}
+        wanted = state["done"] - len(state["skipped"])
+        skipped, done = {}, 0
+        for each in identities:
+            if each in without:
+                skipped[done] = without[each]
+            elif done - len(skipped) == wanted:
+                break
+            done += 1
+        return (done, skipped) if identity_of(identities[:done], skipped) == state.get("kept") else None
+
+    def _kept(self, identities: Sequence[str], done: int, skipped: Mapping[int, str]) -> str:
+        """`identity_of` the first examples; those hashed before are not hashed again."""
         before, digest = self._hashed
-        for each in self._identities[before:done]:
-            digest.update(f"{each}\n".encode())
-        self._hashed = done, digest
+        self._hashed = done, _hashed(digest, identities, skipped, before, done)
         return digest.hexdigest()
 
     def _save(self, done: int, skipped: dict[int, str]) -> None:
         """Replace the state, so that the features written so far count."""
         with replacing(self._folder / "state.json") as file:
-            state = {"about": self._about, "done": done, "skipped": skipped, "prefix": self._prefix(done)}
+            state = {"about": self._about, "done": done, "skipped": skipped}
+            if self._identities is not None:
+                # By these, examples are known again after damaged ones were taken away.
+                state |= {"kept": self._kept(self._identities, done, skipped)}
+                state |= {"without": {example: self._identities[example] for example in skipped}}
             file.write(json.dumps(state).encode())
         self.done, self.skipped = done, dict(sorted(skipped.items()))
+
+
+def identity_of(identities: Sequence[str], skipped: Mapping[int, str]) -> str:
+    """A hash of the identities of all examples but the skipped ones."""
+    return _hashed(hashlib.sha256(), identities, skipped, 0, len(identities)).hexdigest()
+
+
+def _hashed(digest: Any, identities: Sequence[str], skipped: Mapping[int, str], start: int, stop: int) -> Any:
+    for index in range(start, stop):
+        if index not in skipped:
+            digest.update(f"{identities[index]}\n".encode())
+    return digest
+
+
+def _as_saved(state: Mapping[str, Any]) -> tuple[int, dict[int, str]]:
+    return state["done"], {int(example): reason for example, reason in state["skipped"].items()}

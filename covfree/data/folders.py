@@ -66,7 +66,7 @@ def image_folder(
     root = Path(path)
     if not root.is_dir():
         raise FileNotFoundError(f"{root}: no such folder")
-    found = _scan(root)
+    found = scan(root)
     compiled = _compiled(_usual(found) if pattern is None else pattern)
     images = (
         compiled.match(file)
@@ -107,7 +107,7 @@ def image_folder(
         ids=files,
         labels=labels,
         class_names=names,
-        read=partial(_read, root, files),
+        read=partial(read_below, root, files),
         fingerprint=digest.hexdigest(),
         clients=None if clients is None else np.array(clients),
         is_test=is_test if is_test.any() else None,
@@ -117,11 +117,12 @@ def image_folder(
 
 
 # Not a closure: those cannot be pickled, so the image set could not be sent to another process.
-def _read(root: Path, ids: tuple[str, ...], i: int) -> Any:
+def read_below(root: Path, ids: tuple[str, ...], i: int) -> Any:
+    """Read the image whose path below the folder is ``ids[i]``."""
     return decode_image(root / ids[i], ids[i])
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
     """The content of a folder, as paths below it, with size and time of change of each file."""
 
     files: dict[str, tuple[int, int]]
@@ -129,8 +130,9 @@ class _Found(NamedTuple):
     hidden: list[str]
 
 
-def _scan(root: Path) -> _Found:
-    found = _Found({}, [], [])
+def scan(root: Path) -> Found:
+    """List a folder and all below it."""
+    found = Found({}, [], [])
     # Each entry: a folder, its files' prefix, and the identities of it and all above, to notice cycles.
     todo: list[tuple[str, str, tuple[tuple[int, int], ...]]] = [(str(root), "", (_identity(str(root)),))]
     while todo:
@@ -171,7 +173,7 @@ def _identity(folder: str) -> tuple[int, int]:
     return about.st_dev, about.st_ino
 
 
-def _usual(found: _Found) -> str:
+def _usual(found: Found) -> str:
     outermost = {PARTS.get(folder.lower()) for folder in found.folders}
     return _BY_SPLIT if "train" in outermost and outermost & {"test", "validation"} else _BY_CLASS
 
@@ -198,7 +200,7 @@ def _part(root: Path, match: re.Match[str]) -> str:
     return PARTS[split.lower()]
 
 
-def _empty(found: _Found) -> list[str]:
+def _empty(found: Found) -> list[str]:
     """Folders without a file anywhere below them, each with a slash at the end."""
     holding = {str(above) for file in found.files for above in Path(file).parents}
     return [f"{folder}/" for folder in found.folders if folder not in holding]

@@ -1,16 +1,18 @@
-"""Labelled sets; image sets, whose images are read on access; the decoding of one image file."""
+"""Labelled sets; image sets, of files or arrays; the decoding of one image file."""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from io import BytesIO
 from typing import Any
 
 import numpy as np
 
+from covfree.core.checks import num_classes_of
 from covfree.core.optional import optional
 from covfree.data.dataset import StrPath
 
@@ -98,6 +100,77 @@ class ImageSet(LabelledSet):
     identities: tuple[str, ...] | None = None
 
 
+def image_arrays(
+    images: Any,
+    labels: Any,
+    *,
+    clients: Any = None,
+    is_test: Any = None,
+    class_names: Sequence[str] | np.ndarray | None = None,
+    name: str = "arrays",
+) -> ImageSet:
+    """View arrays as an image set.
+
+    Args:
+        images: uint8 ``[n, height, width, 3]``, or ``[n, height, width]`` for grey images.
+        labels: [n] integers from 0.
+        clients: [n] strings, or integers of which those below 0 are no client.
+        is_test: [n] booleans.
+        class_names: [C] strings; the labels themselves if not given.
+        name: the name of the data in tables.
+
+    Returns:
+        The image set; its ids are the images' indices, its fingerprint the hash of their bytes and shape.
+
+    Raises:
+        TypeError: if an array is of the wrong type.
+        ValueError: if an array is of the wrong shape, there is no image, or a label has no name.
+
+    >>> import numpy as np
+    >>> pixels = np.zeros((2, 32, 32, 3), np.uint8)
+    >>> images = image_arrays(pixels, np.array([1, 0]), class_names=["cat", "dog"])
+    >>> len(images), images.ids, images.read(0).shape
+    (2, ('0', '1'), (32, 32, 3))
+    """
+    images, labels = np.asarray(images), np.asarray(labels)
+    if images.dtype != np.uint8:
+        raise TypeError(f"{name}: images: expected uint8 grey levels, got {images.dtype}")
+    if images.ndim not in (3, 4) or 0 in images.shape or (images.ndim == 4 and images.shape[3] != 3):
+        raise ValueError(
+            f"{name}: images: expected [n, height, width, 3] or [n, height, width] with n of at least 1, "
+            f"got {list(images.shape)}"
+        )
+    images = np.ascontiguousarray(images)
+    digest = hashlib.sha256(repr(images.shape).encode())
+    digest.update(memoryview(images).cast("B"))
+    if labels.dtype.kind not in "iu":
+        raise TypeError(f"{name}: labels: expected integers, got {labels.dtype}")
+    if labels.size and labels.min() < 0:
+        raise ValueError(f"{name}: labels: expected indices of classes from 0, got {labels.min()}")
+    if class_names is None:
+        try:
+            class_names = [str(label) for label in range(num_classes_of(labels))]
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+    if clients is not None and np.asarray(clients).dtype.kind == "S":
+        clients = np.char.decode(clients, "utf-8")
+    return ImageSet(
+        name=name,
+        ids=tuple(str(i) for i in range(len(images))),
+        labels=labels.astype(np.int32),
+        class_names=tuple(str(each) for each in class_names),
+        read=partial(_row, images),
+        fingerprint=digest.hexdigest(),
+        clients=None if clients is None else np.asarray(clients),
+        is_test=None if is_test is None else np.asarray(is_test),
+    )
+
+
+# Not a closure: those cannot be pickled, so the image set could not be sent to another process.
+def _row(images: np.ndarray, i: int) -> np.ndarray:
+    return images[i]
+
+
 # Pillow recognises these formats, but cannot decode them, or (EPS) only by running another program.
 _NOT_DECODED = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"}
 
@@ -119,15 +192,6 @@ def decode_image(file: StrPath | BytesIO, name: str) -> Any:
 
     Transparency is dropped and the colours are kept, as in torchvision's ``ImageFolder``. An animation gives
     its first frame.
-
-    Args:
-        file: the file's path, or its bytes as a stream.
-        name: the image's name in errors.
-
-    Raises:
-        ValueError: if the file is damaged or no image, has more than 8 bits a channel (Pillow would clip the
-            values), or has more pixels than ``PIL.Image.MAX_IMAGE_PIXELS``.
-        OSError: if the system cannot read the file.
     """
     pillow, ops = optional("PIL.Image", "pretrained"), optional("PIL.ImageOps", "pretrained")
     try:

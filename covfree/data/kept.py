@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from covfree.data.dataset import StrPath
-from covfree.data.feature_file import differences, read_feature_file, rewrite
-from covfree.data.feature_writer import FeatureWriter
+from covfree.data.feature_file import FeatureFile, differences, read_feature_file, rewrite
+from covfree.data.feature_writer import FeatureWriter, identity_of
 from covfree.data.image_set import LabelledSet
 
 # A callback, called with the number of finished examples and the number of all.
@@ -44,22 +44,8 @@ def keep(
 ) -> Extracted:
     """Write a file of features, continue where an earlier call stopped, or use the finished file again.
 
-    Args:
-        examples: the examples whose features are computed.
-        key: everything that the features depend on; a finished file with an equal key is used again.
-        compute: appends to the writer the features that it lacks, and calls its second argument now and then.
-        out: the file, ``.npz``.
-        num_features: d.
-        dtype: the data type of the features in the file.
-        on_damaged: ``"stop"`` makes a file that leaves examples out an error.
-        progress: see `extract_features`.
-
     Returns:
         See `Extracted`. Labels, clients and the split of the file are those of ``examples``.
-
-    Raises:
-        ValueError: see `extract_features`.
-        OSError: if the system refuses to read or write.
     """
     path, total = Path(out), len(examples)
     tell = progress or (lambda done, total: None)
@@ -85,15 +71,17 @@ def keep(
 def _reuse(path: Path, key: Mapping[str, Any], examples: LabelledSet, on_damaged: str) -> dict[str, str]:
     """Update the labels in a finished file, and return the reason for each example that it leaves out."""
     file = read_feature_file(path)
-    if differing := differences(file.key, key):
-        raise ValueError(
-            f"{path}: holds features of something else ({'; '.join(differing)}); remove it, or write to "
-            "another file"
-        )
     names = ("skipped_ids", "skipped_reasons")
     ids, reasons = (file.arrays.get(name, np.array([], str)).tolist() for name in names)
     skipped = dict(zip(ids, reasons, strict=True))
-    _check_skipped(str(path), ids, on_damaged)
+    if differing := differences(file.key, key):
+        if not _same_images(file, key, examples):
+            raise ValueError(
+                f"{path}: holds features of something else ({'; '.join(differing)}); remove it, or write to "
+                "another file"
+            )
+        skipped = {name: skipped[name] for name in examples.ids if name in skipped}
+    _check_skipped(str(path), list(skipped), on_damaged)
     arrays, count = _arrays(examples, skipped), len(file.features)
     if len(arrays["labels"]) != count:
         raise ValueError(
@@ -104,6 +92,18 @@ def _reuse(path: Path, key: Mapping[str, Any], examples: LabelledSet, on_damaged
         del file
         rewrite(path, arrays)
     return skipped
+
+
+def _same_images(file: FeatureFile, key: Mapping[str, Any], examples: LabelledSet) -> bool:
+    """Whether the images are those of the file, but for damaged ones that are gone."""
+    identities, without = getattr(examples, "identities", None), file.arrays.get("skipped_identities")
+    if identities is None or without is None:
+        return False
+    if differences({**file.key, "images": ""}, {**key, "images": ""}):
+        return False
+    gone = set(without.tolist())
+    skipped = {place: "" for place, each in enumerate(identities) if each in gone}
+    return str(file.arrays["kept_images"]) == identity_of(identities, skipped)
 
 
 def _same(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> bool:
@@ -132,6 +132,11 @@ def _arrays(examples: LabelledSet, skipped: Mapping[str, str]) -> dict[str, np.n
         "skipped_ids": np.array(list(skipped), str),
         "skipped_reasons": np.array(list(skipped.values()), str),
     }
+    if (identities := getattr(examples, "identities", None)) is not None:
+        without = {place: name for place, name in enumerate(examples.ids) if name in skipped}
+        # By these, the images are known again after damaged ones were taken away.
+        arrays["kept_images"] = np.array(identity_of(identities, without))
+        arrays["skipped_identities"] = np.array([identities[place] for place in without], str)
     if examples.clients is not None:
         arrays["clients"] = np.asarray(examples.clients)[kept]
     if examples.is_test is not None:

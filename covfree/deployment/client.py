@@ -6,18 +6,39 @@ import time
 from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from covfree import secure
 from covfree.core.checks import check
 from covfree.core.types import AnyArray
 from covfree.deployment.description import SERVER, Description, differences
 from covfree.deployment.door import check_federation
 from covfree.deployment.envelope import Opened, Refused, public_key, seal, unseal, write
 from covfree.deployment.machine import SUFFIX, Machine, unflattened
+from covfree.deployment.steps import Upload
+from covfree.deployment.sums import answer
 from covfree.rounds.algorithm import Algorithm
+from covfree.secure import STEPS
+from covfree.secure.words import Words
+
+
+class _Kept(NamedTuple):
+    """What a site keeps between turns.
+
+    Attributes:
+        before: what it remembers if its last upload did not count.
+        after: what it remembers if it did.
+        turn: the turn of that upload; −1 before the first.
+        secret: its client in a secure sum that goes on; empty if there is none.
+    """
+
+    before: Any
+    after: Any
+    turn: int = -1
+    secret: bytes = b""
 
 
 class Client(Machine):
@@ -29,7 +50,7 @@ class Client(Machine):
 
     Attributes:
         site: the site's name.
-        turn: the last round that was answered; −1 before the first.
+        turn: the last turn that was answered, see `Description.place`; −1 before the first.
     """
 
     def __init__(
@@ -52,10 +73,11 @@ class Client(Machine):
             site: the site's name in the description.
             folder: the site's own, which nobody else may write to.
             key: the site's private key, from `load_key`.
-            features: [n, d], float32.
+            features: [n, d], float32; or of a network that is trained, the images, see `load_images`.
             labels: [n], classes by the description's numbers; below 0 is padding.
             uses: what made the features, from `read_site`; None vouches for what the description asks for.
-            algorithm: the algorithm, if the description's name stands for one of your own.
+            algorithm: the algorithm, if the description's name stands for one of your own, or a network is
+                trained; see `Description.make_algorithm`.
             now: the clock, in seconds since 1970.
 
         Raises:
@@ -69,10 +91,15 @@ class Client(Machine):
         self.uses = dict(description.agreed if uses is None else uses)
         if unlike := differences(description.agreed, self.uses):
             raise ValueError(f"site {site}: {'; '.join(unlike)}")
-        features, labels = np.asarray(features, np.float32), np.asarray(labels)
-        check(features, labels, num_classes=len(description.class_names))
-        if features.shape[1] != description.dim:
-            raise ValueError(f"features: expected [n, {description.dim}], got {list(features.shape)}")
+        like = description.example
+        features = np.asarray(features, np.float32 if description.train == "head" else None)
+        if features.shape[1:] != like.shape[1:] or features.dtype != like.dtype:
+            got = f"{features.dtype}{list(features.shape)}"
+            raise ValueError(f"features: expected {like.dtype}[n, {str([*like.shape[1:]])[1:]}, got {got}")
+        labels = np.asarray(labels)
+        # Images have no value that is not sound.
+        values = features if description.train == "head" else np.zeros((len(features), 1), np.float32)
+        check(values, labels, num_classes=len(description.class_names))
         if (count := int((labels >= 0).sum())) > description.max_examples:
             raise ValueError(f"labels: expected at most {description.max_examples} examples, got {count}")
         self.site, self._features, self._labels = site, features, labels
@@ -86,11 +113,13 @@ class Client(Machine):
             data: the message, from `Server.open` or anybody.
 
         Raises:
-            Refused: if it is not signed by the server, of another federation, expired, or of a round that
-                is over; the text says what differs.
+            Refused: if it is not signed by the server, of another federation, expired, of a round that is
+                over, or says that the server has left this site out; the text says what differs, and why.
         """
         about, arrays = self._read(data, "ask")
         turn, expires = about["turn"], about["expires"]
+        if (reason := about["left_out"].get(self.site)) is not None:
+            raise Refused(f"left out by the server: {reason}", SERVER)
         if turn < self.turn:
             raise Refused(f"replayed: it opens round {turn}, but round {self.turn} was answered", SERVER)
         if turn == self.turn and self._asked["nonce"] == about["nonce"]:
@@ -98,19 +127,15 @@ class Client(Machine):
         if expires is not None and self._now() > expires:
             raise Refused(f"expired: round {turn} was to close {self._now() - expires:.0f} s ago", SERVER)
         if turn == self.turn:
-            # Opened again: the same upload under the new opening's number.
+            # Opened again: the same content under the new opening's number, whatever is asked now.
             opened = unseal(self._answer, self.description.sites)
-            upload, examples = opened.arrays, opened.about["examples"]
-            before, after = self._before, self._after
+            content, examples, kept = opened.arrays, opened.about["examples"], self._kept
+        elif self.description.sums is None:
+            own, kept = self._upload(turn, about, arrays)
+            content, examples = own.arrays(), own.examples
         else:
-            counted = arrays["counted"]
-            if counted.shape != (len(self.description.sites),):
-                raise Refused("counted: expected a round for each site", SERVER)
-            before = self._after if counted[self._number] == self.turn >= 0 else self._before
-            state = self._steps.skeleton(about["items"])
-            sent = unflattened(self._steps.sent_form(state), arrays, "sent")
-            own, after = self._steps.upload(self._number, turn, sent, before, self._features, self._labels)
-            upload, examples = own.arrays(), own.examples
+            content, kept = self._step(turn, about, arrays)
+            examples = 0  # Their number is hidden, too.
         reply = {
             "kind": "answer",
             "sender": self.site,
@@ -121,18 +146,71 @@ class Client(Machine):
             "expires": expires,
             "examples": examples,
         }
-        answer = seal(self._key, reply, upload)
-        kept = {
+        self._keep(reply, seal(self._key, reply, content), kept)
+        return self._answer
+
+    def _upload(self, turn: int, about: Mapping[str, Any], arrays: Mapping[str, Any]) -> tuple[Upload, _Kept]:
+        """Compute the upload of a turn, and what the site remembers after it."""
+        counted = arrays.get("counted")
+        if counted is None or counted.shape != (len(self.description.sites),):
+            raise Refused("counted: expected a turn for each site", SERVER)
+        old = self._kept
+        before = old.after if counted[self._number] == old.turn >= 0 else old.before
+        state = self._steps.skeleton(about["items"])
+        sent = unflattened(self._steps.sent_form(state), arrays, "sent")
+        number, _ = self.description.place(turn)
+        own, after = self._steps.upload(self._number, number, sent, before, self._features, self._labels)
+        return own, _Kept(before, after, turn)
+
+    def _step(self, turn: int, about: Mapping[str, Any], arrays: Mapping[str, Any]) -> tuple[Any, _Kept]:
+        """Answer a step of a secure sum, once: what the site keeps tells which steps it has answered."""
+        number, step = self.description.place(turn)
+        size, kept = about.get("words"), self._kept
+        if type(size) is not int or size < 1:
+            raise Refused(f"words: expected the number of an upload's, got {size!r}", SERVER)
+        own = self.description.session(number, size), self._number, self._key
+        if step == STEPS[0]:
+            client = secure.Client(*own)
+        elif turn != self.turn + 1 or not kept.secret:
+            raise Refused(
+                f"{self.description.named(turn)}: expected to have answered the step before; this site has "
+                "no part in this round's sum and waits for the next",
+                SERVER,
+            )
+        else:
+            client = secure.Client.restored(*own, kept.secret)
+
+        def words() -> Words:
+            nonlocal kept
+            upload, kept = self._upload(turn, about, arrays)
+            if upload.tables:
+                raise ValueError(
+                    f"algorithm: expected uploads that are sums, got rows from {self._algorithm.name!r}"
+                )
+            found = self.description.words.encode(upload.sums)
+            if len(found) != size:
+                raise secure.Refused(f"words: expected to be asked for {len(found)}, got {size}")
+            return found
+
+        try:
+            content = answer(step, client, self._number, arrays, words)
+        except secure.Refused as error:
+            # Nobody may try what this site would answer: it has no further part in this round.
+            self._keep(self._asked, self._answer, kept._replace(secret=b""))
+            raise Refused(f"{self.description.named(turn)}: {error}", SERVER) from error
+        return content, kept._replace(secret=b"" if step == STEPS[-1] else client.saved())
+
+    def _keep(self, reply: Mapping[str, Any], answer: bytes, kept: _Kept) -> None:
+        """Put on the disk what the site has answered and what it remembers: one file, replaced as a whole."""
+        arrays = {
             f"{name}.{i}": np.asarray(leaf)
-            for name, tree in (("before", before), ("after", after))
+            for name, tree in (("before", kept.before), ("after", kept.after))
             for i, leaf in enumerate(jax.tree.leaves(tree))
         }
-        kept["answer"] = np.frombuffer(answer, np.uint8)
-        # One file, replaced as a whole: the answer and what goes with it.
-        write(self._path, seal(self._key, {**reply, "kind": "kept"}, kept))
-        self.turn, self._answer, self._asked = turn, answer, reply
-        self._before, self._after = before, after
-        return answer
+        arrays |= {"answer": np.frombuffer(answer, np.uint8), "secret": np.frombuffer(kept.secret, np.uint8)}
+        about = {**reply, "kind": "kept", "computed": kept.turn}
+        write(self._path, seal(self._key, about, arrays))
+        self.turn, self._answer, self._asked, self._kept = reply["turn"], answer, dict(reply), kept
 
     def finish(self, data: bytes) -> tuple[bytes, str | None]:
         """Read the last broadcast.
@@ -168,11 +246,11 @@ class Client(Machine):
     def _load(self) -> None:
         """Read what an earlier process left."""
         self.turn, self._answer, self._asked = -1, b"", dict[str, Any]()
-        # What the site remembers if its last upload did not count, and if it did.
-        self._before = self._after = self._steps.start()[1]
+        memory = self._steps.start()[1]
+        self._kept = _Kept(memory, memory)
         if not self._path.exists():
             return
         about, arrays = unseal(self._path.read_bytes(), self.description.sites)
-        self._before = unflattened(self._before, arrays, "before")
-        self._after = unflattened(self._after, arrays, "after")
+        before, after = (unflattened(memory, arrays, name) for name in ("before", "after"))
+        self._kept = _Kept(before, after, about["computed"], arrays["secret"].tobytes())
         self.turn, self._asked, self._answer = about["turn"], about, arrays["answer"].tobytes()

@@ -8,27 +8,32 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from covfree.core.atomic import replacing
-from covfree.core.checks import check_positive
-from covfree.core.types import LinearHead
+from covfree.core.checks import check_choice, check_positive, check_type
+from covfree.deployment.named import algorithm_named, method_named
+from covfree.deployment.private import Exact, PrivateSums
+from covfree.deployment.sums import SecureSums
+from covfree.privacy import Private
 from covfree.protocol.messages import check_class_names
 from covfree.rounds.algorithm import Algorithm
-from covfree.rounds.from_method import as_algorithm
+from covfree.rounds.from_method import as_algorithm, sends_messages
+from covfree.secure import STEPS, FixedPoint, Session
 
 _VERSION = 1
 _KEY = re.compile("[0-9a-f]{64}")
 # A site's name is that of files too.
 _NAME = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 SERVER = "server"
+_PARTS: dict[str, Any] = {"sums": SecureSums, "private": PrivateSums}
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ class Description:
 
     Attributes:
         algorithm: a method or an algorithm of `covfree.finetune` by name, perhaps with numbers, such as
-            ``"fedcof-refined:rounds=3"`` or ``"fedadam"``, which trains a linear head from zeros.
+            ``"fedcof-refined:rounds=3"`` or ``"fedadam"``, which trains from a linear head of zeros.
         class_names: [C], the classes by their numbers.
         dim: d, the size of a feature before the method's own map.
         sites: the public key of each site, by its name; see `new_key`. A site's number is its place among the
@@ -53,7 +58,14 @@ class Description:
         max_norm: largest norm of a feature; None for a bound that all messages give, as `covfree.collect`
             derives it.
         max_bytes: the largest message.
+        train: what an algorithm of `covfree.finetune` trains: the ``"head"`` on features; or on images the
+            extractor's network, the ``"backbone"``, or ``"all"``.
+        judge_sites: whether to leave out sites whose class means fail `covfree.diagnose_sites`.
         seed: of all random draws.
+        sums: how single uploads are hidden from the server, which then sees their sum alone: all uploads are
+            sums, and each round takes the four steps of `covfree.secure`. None for uploads that it sees.
+        private: what is promised to those whose data it is, of a method whose sites add noise to their sums;
+            it needs ``sums``. None for sums without noise.
         run: tells this federation from others with the same settings, such as the date or a random text.
 
     Raises:
@@ -73,8 +85,12 @@ class Description:
     max_examples: int = 100_000
     max_norm: float | int | None = None
     max_bytes: int = 2**30
+    train: str = "head"
+    judge_sites: bool = False
     seed: int = 0
     run: str = ""
+    sums: SecureSums | None = None
+    private: PrivateSums | None = None
 
     def __post_init__(self) -> None:
         names = tuple(self.class_names)
@@ -106,12 +122,27 @@ class Description:
             raise ValueError(
                 f"fewest: expected at most the {len(self.sites)} sites, and one class; got {self.fewest}"
             )
-        made = self.make_algorithm()
+        check_choice("train", self.train, ("head", "backbone", "all"))
+        made = self._made(None)
+        if self.train != "head" and "preprocessing" not in self.extractor:
+            raise ValueError(f"train: expected 'head' without a network in extractor, got {self.train!r}")
         if (made.rounds is None) != (self.rounds is not None):
             wanted = "a number" if made.rounds is None else f"None, as it takes {made.rounds}"
             raise ValueError(f"rounds: expected {wanted} for {self.algorithm!r}, got {self.rounds!r}")
         if self.rounds is not None:
             check_positive("rounds", self.rounds)
+        check_type("judge_sites", self.judge_sites, bool)
+        if self.judge_sites and not sends_messages(made):
+            raise ValueError(
+                f"judge_sites: expected an algorithm whose sites send class means, as all of them do in the "
+                f"first round of fedcof; got {self.algorithm!r}, whose sites send sums alone"
+            )
+        if self.sums is not None:
+            try:
+                self.session(0, 1)
+                self.words  # noqa: B018
+            except ValueError as error:
+                raise ValueError(f"sums: {error}") from error
 
     @cached_property
     def identity(self) -> str:
@@ -124,39 +155,98 @@ class Description:
         return self.rounds or self.make_algorithm().rounds or 0
 
     @property
+    def steps(self) -> tuple[str, ...]:
+        """The steps of a round; in each, the server asks all sites, and they answer."""
+        return ("answer",) if self.sums is None else STEPS
+
+    def place(self, turn: int) -> tuple[int, str]:
+        """The round and the step of a turn: turns count the steps of all rounds, from 0."""
+        number, step = divmod(turn, len(self.steps))
+        return number, self.steps[step]
+
+    def named(self, turn: int) -> str:
+        """A turn in words, such as ``"round 2 of 3, step mask"``."""
+        number, step = self.place(turn)
+        return f"round {number + 1} of {self.num_rounds}" + ("" if self.sums is None else f", step {step}")
+
+    @property
+    def words(self) -> FixedPoint | Exact:
+        """How the numbers of an upload become words, of a federation with secure sums."""
+        if self.private is not None:
+            return Exact()
+        if self.sums is None or self.sums.bound is None:
+            raise ValueError("bound: expected the largest number of an upload, got None")
+        return FixedPoint(self.sums.bound, len(self.sites))
+
+    def session(self, number: int, size: int) -> Session:
+        """The one session of a round: its name is that of no other, so no site takes part in it twice.
+
+        Args:
+            number: the round, from 0.
+            size: the number of words of an upload.
+        """
+        own = self.sums
+        assert own is not None
+        name = f"{self.identity}, round {number}"
+        degree = len(self.sites) - 1 if own.neighbours is None else own.neighbours
+        return Session(
+            name,
+            {n: bytes.fromhex(key) for n, key in enumerate(self.sites.values())},
+            size,
+            degree // 2 + 1 if own.threshold is None else own.threshold,
+            max(2, self.fewest),
+            own.neighbours,
+            # Nobody's choice, but for whoever wrote the description.
+            int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big"),
+        )
+
+    @property
     def agreed(self) -> dict[str, Any]:
         """What a site's file of features must agree with; see `differences`."""
         return {"dim": self.dim, **self.extractor, "class_names": list(self.class_names)}
 
-    def make_algorithm(self) -> Algorithm:
+    @property
+    def example(self) -> np.ndarray:
+        """One example of zeros as sites have them: features, or an image in grey levels for a network."""
+        if self.train == "head":
+            return np.zeros((1, self.dim), np.float32)
+        side = self.extractor["preprocessing"]["crop"]
+        return np.zeros((1, side, side, 3), np.uint8)
+
+    def make_algorithm(self, network: Any = None) -> Algorithm:
         """Make the algorithm.
 
+        Args:
+            network: if one is trained, from `covfree.deployment.load_network`.
+
         Raises:
-            ValueError: if it is unknown or does not take its numbers.
+            ValueError: if the algorithm is unknown or does not take its numbers, or the network is missing.
         """
-        from covfree.methods import registry
-        from covfree.studies.names import parsed
+        if (self.train == "head") != (network is None):
+            wanted = "none, as heads are trained" if self.train == "head" else "that of load_network"
+            raise ValueError(f"network: expected {wanted}, got {type(network).__name__}")
+        return self._made(network)
 
-        name, _ = parsed(self.algorithm, "algorithm: expected a number such as fedcof:shrinkage=0.1")
-        classes = len(self.class_names)
-        if name in registry():
-            from covfree.studies.variants import variants
+    def _made(self, network: Any) -> Algorithm:
+        """The algorithm; without a network a head stands for it, which takes as many rounds."""
+        made, classes = self.private_method, len(self.class_names)
+        if made is not None:
+            sums = as_algorithm(made.method, num_classes=classes)
+            return replace(sums, rounds=len(made.grids), same_clients=True)
+        hidden = self.sums is not None
+        return algorithm_named(self.algorithm, self.dim, classes, self.train, network, sums=hidden)
 
-            try:
-                (variant,) = variants([self.algorithm]).values()
-            except ValueError as error:
-                raise ValueError(f"algorithm: {str(error).removeprefix('methods: ')}") from error
-            return as_algorithm(variant.method, num_classes=classes)
-        from covfree.finetune import linear_model
-        from covfree.finetune import registry as trained
-        from covfree.studies.training import algorithm_of
-
-        if name not in trained():
-            known = ", ".join([*registry(), *trained()])
-            raise ValueError(f"algorithm: expected one of {known}, got {name!r}")
-        entry, numbers = algorithm_of(self.algorithm)
-        start = LinearHead(jnp.zeros((self.dim, classes)), jnp.zeros(classes))
-        return entry.make(linear_model(start), entry.head.client, entry.head.server, **numbers)
+    @property
+    def private_method(self) -> Private | None:
+        """The private method of a federation that adds noise to its sums; None for others."""
+        if self.private is None:
+            return None
+        if self.sums is None:
+            raise ValueError("private: expected sums too, as they hide uploads with little noise; got None")
+        method = method_named(self.algorithm)
+        if method is None or self.train != "head":
+            raise ValueError(f"private: expected a method, as its sums get noise; got {self.algorithm!r}")
+        return self.private.method(method, self.fewest, self.seed)
 
     def key(self) -> jax.Array:
         """The key of all random draws, as `covfree.rounds.run` takes it."""
@@ -180,13 +270,18 @@ class Description:
             version = fields.pop("version")
             if version != _VERSION:
                 raise ValueError(f"version: expected {_VERSION}, got {version!r}")
-            return cls(**{**fields, "class_names": tuple(fields["class_names"])})
+            parts = {name: part(**fields[name]) for name, part in _PARTS.items() if name in fields}
+            return cls(**{**fields, "class_names": tuple(fields["class_names"]), **parts})
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"{path}: expected the description of a federation ({error})") from error
 
     def _fields(self) -> dict[str, Any]:
-        own = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        return {"version": _VERSION, **own, "class_names": list(self.class_names)}
+        names = (each.name for each in dataclasses.fields(self) if each.name not in _PARTS)
+        own = {name: getattr(self, name) for name in names}
+        # Left out if they are None, so that federations from before it keep their identity.
+        parts = {"sums": self.sums, "private": self.private}
+        more = {name: dataclasses.asdict(part) for name, part in parts.items() if part is not None}
+        return {"version": _VERSION, **own, "class_names": list(self.class_names), **more}
 
     def _json(self) -> str:
         return json.dumps(self._fields(), sort_keys=True, separators=(",", ":"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from covfree.core.types import Message
 from covfree.deployment.description import Description, differences
@@ -13,14 +13,24 @@ from covfree.protocol.door import check_messages
 from covfree.rounds.algorithm import Algorithm
 
 
-def check_federation(about: Mapping[str, Any], theirs: Any, description: Description) -> None:
-    """Raise unless a signed message is of this federation, and name what differs in what was used.
+class TooFew(RuntimeError):
+    """A round closed with fewer answers than the federation asks for; `Server.open` opens it again."""
 
-    Args:
-        about: what the message says about itself.
-        theirs: what its sender used or asks for, see `Description.agreed`.
-        description: the federation.
+
+class Receipt(NamedTuple):
+    """What became of a message.
+
+    Attributes:
+        site: whose name it bears, perhaps falsely if it was set aside; None if it bears none.
+        reason: why it was set aside; None if it counts.
     """
+
+    site: str | None
+    reason: str | None
+
+
+def check_federation(about: Mapping[str, Any], theirs: Any, description: Description) -> None:
+    """Raise unless a signed message is of this federation, and name what differs in what was used."""
     texts = differences(description.agreed, theirs if isinstance(theirs, dict) else {})
     if (found := about.get("federation")) != description.identity:
         texts = [f"federation: expected {description.identity[:12]}…, got {str(found)[:12]}…", *texts]
@@ -56,14 +66,11 @@ class _Messages(Mapping[str, Message]):
 
 def judge(
     sites: list[str], read: Callable[[str], Message], algorithm: Algorithm, description: Description
-) -> dict[str, str]:
+) -> tuple[dict[str, str], str | None]:
     """Why messages of class rows are set aside, each by itself and beside all others; see `covfree.collect`.
 
-    Args:
-        sites: the sites that answered.
-        read: a site's message.
-        algorithm: a method as an algorithm.
-        description: the federation, whose bounds hold.
+    The second value says how many sites were judged by their class means; None if the description asks for no
+    judgement.
     """
     method = algorithm.params.method
     # A solution's matrix, as AFL sends it, has no bound by norms.
@@ -72,7 +79,9 @@ def judge(
     rules = Rules(
         len(description.class_names),
         max_count=description.max_examples,
+        class_names=description.class_names,
         max_norm=None if kind is not None and kind.solved else norm,
+        judge_sites=description.judge_sites,
     )
     found = check_messages(_Messages(read, sites), sites, rules)
-    return {str(site): reason for site, reason in found.rejected.items()}
+    return {str(site): reason for site, reason in found.rejected.items()}, found.bounds.get("sites")

@@ -96,10 +96,6 @@ def seal(key: Any, about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -
 def unseal(data: bytes, keys: Mapping[str, str]) -> Opened:
     """Check a message's signature, and read it.
 
-    Args:
-        data: from `seal`, or from a stranger.
-        keys: the public key of each sender.
-
     Raises:
         Refused: if it is cut short or no message, its sender has no key, or the signature is of another key.
     """

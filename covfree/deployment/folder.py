@@ -14,9 +14,10 @@ from typing import Any
 from covfree.core.atomic import is_temporary
 from covfree.deployment.client import Client
 from covfree.deployment.description import SERVER, Description
+from covfree.deployment.door import TooFew
 from covfree.deployment.envelope import Opened, Refused, unseal, write
 from covfree.deployment.machine import SUFFIX
-from covfree.deployment.server import Server, TooFew
+from covfree.deployment.server import Server
 from covfree.protocol.files import open_regular, shown
 
 Say = Callable[[str], None]
@@ -118,25 +119,27 @@ def serve(
         TooFew: if a round closed with too few answers; another call opens it again.
     """
     seen = dict[str, tuple[int, int, int]]()
-    sites, rounds = server.description.sites, server.description.num_rounds
+    sites, named = server.description.sites, server.description.named
     while not server.finished:
         turn = server.turn
         # A server that was down past the deadline closes the round, or else opens it again.
         if not (server.is_over and _closes(server)):
             folder.put(folder.ask(turn), server.open())
             until = "all sites answer" if server.expires is None else clock(server.expires)
-            say(f"round {turn + 1} of {rounds} is open until {until}")
+            say(f"{named(turn)} is open until {until}")
             while True:
                 for path in _new(folder, turn, seen):
                     _take(server, folder, path, say)
-                if len(server.taken) == len(sites) or server.is_over:
+                if not server.missing or server.is_over:
                     break
                 time.sleep(poll)
             server.close()
         done = server.history[-1]
-        say(f"round {turn + 1} of {rounds} closed with {len(done['sites'])} of {len(sites)} sites")
+        say(f"{named(turn)} closed with {len(done['sites'])} of {len(sites)} sites")
+        if done["judged"] is not None:
+            say(f"{named(turn)}: {done['judged']}")
         for site, reason in done["rejected"].items():
-            say(f"site {site}: set aside: {reason}")
+            say(f"site {site}: left out: {reason}")
     if server.stopped is not None:
         say(server.stopped)
     if (result := server.result) is None:
@@ -224,7 +227,7 @@ def join(
                 _tell(f"a broadcast was refused: {error}", told, say)
                 continue
             folder.put(folder.answers(client.turn) / f"{client.site}{SUFFIX}", answer)
-            say(f"round {client.turn + 1} answered, {len(answer):,} bytes")
+            say(f"{folder.description.named(client.turn)} answered, {len(answer):,} bytes")
             heard, last = time.monotonic(), data
             break
         if wait is not None and time.monotonic() - heard > wait:

@@ -10,10 +10,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.dtypes import canonicalize_dtype
 
 from covfree.core.atomic import lock, remove_abandoned
 from covfree.deployment.description import Description
 from covfree.deployment.envelope import Refused, write
+from covfree.deployment.private import PrivateSteps
 from covfree.deployment.steps import Steps
 from covfree.rounds.algorithm import Algorithm
 
@@ -38,8 +40,12 @@ class Machine:
         """Take the folder, and raise if another process holds it or it is of another federation."""
         self.description, self._key, self._now = description, key, now
         self._algorithm = description.make_algorithm() if algorithm is None else algorithm
-        sites, most = len(description.sites), description.max_examples
-        self._steps = Steps(self._algorithm, sites, description.key(), description.dim, most)
+        self._steps: Steps | PrivateSteps
+        if (made := description.private_method) is not None:
+            self._steps = PrivateSteps(made, len(description.class_names), description.dim)
+        else:
+            sites, most = len(description.sites), description.max_examples
+            self._steps = Steps(self._algorithm, sites, description.key(), description.example, most)
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         remove_abandoned(self._folder)
@@ -82,5 +88,6 @@ def unflattened(like: Any, arrays: Mapping[str, np.ndarray], name: str) -> Any:
         if own is None or own.shape != leaf.shape or own.dtype != leaf.dtype:
             got = None if own is None else f"{own.dtype}{list(own.shape)}"
             raise Refused(f"{name}.{i}: expected {leaf.dtype}{list(leaf.shape)}, got {got}")
-        found.append(jnp.asarray(own))
+        # JAX would cut numbers of 64 bits.
+        found.append(jnp.asarray(own) if canonicalize_dtype(own.dtype) == own.dtype else own)
     return tree.unflatten(found)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,30 +16,16 @@ import numpy as np
 from covfree.core.atomic import remove_abandoned
 from covfree.core.types import Message
 from covfree.deployment.description import SERVER, Description
-from covfree.deployment.door import check_answer, judge
+from covfree.deployment.door import Receipt, TooFew, check_answer, judge
 from covfree.deployment.envelope import Opened, Refused, public_key, seal, unseal, write
 from covfree.deployment.machine import SUFFIX, Machine, unflattened
-from covfree.deployment.steps import Upload
+from covfree.deployment.steps import Steps, Upload
+from covfree.deployment.sums import Sums
 from covfree.protocol.door import reason_of
 from covfree.rounds.algorithm import Algorithm
 from covfree.rounds.from_method import Sent
 from covfree.rounds.uploads import Parts
-
-
-class TooFew(RuntimeError):
-    """A round closed with fewer answers than the federation asks for; `Server.open` opens it again."""
-
-
-class Receipt(NamedTuple):
-    """What became of a message.
-
-    Attributes:
-        site: whose name it bears, perhaps falsely if it was set aside; None if it bears none.
-        reason: why it was set aside; None if it counts.
-    """
-
-    site: str | None
-    reason: str | None
+from covfree.secure import STEPS
 
 
 class Server(Machine):
@@ -51,8 +37,10 @@ class Server(Machine):
     on, and the result is the same to the bit.
 
     Attributes:
-        turn: the round that is open or to be opened, from 0.
-        history: a record of each closed round: who counted, who was set aside at its end and why, bytes.
+        turn: the round that is open or to be opened, from 0; with secure sums, the step of a round, see
+            `Description.place`.
+        history: a record of each closed round: who counted, who was set aside at its end and why, how many
+            sites were judged by their class means, bytes.
         stopped: why the federation ended before its last round; None if it did not.
         taken: the sites whose answers to the open round were taken, and how many examples each has.
     """
@@ -72,7 +60,7 @@ class Server(Machine):
             description: the federation.
             folder: the server's own, which nobody else may write to.
             key: the server's private key, from `load_key`.
-            algorithm: the algorithm, if the description's name stands for one of your own.
+            algorithm: as `Client` takes it.
             now: the clock, in seconds since 1970.
 
         Raises:
@@ -86,12 +74,25 @@ class Server(Machine):
     @property
     def finished(self) -> bool:
         """Whether all rounds are done."""
-        return self.stopped is not None or self.turn >= self._rounds
+        return self.stopped is not None or self.turn >= self._turns
 
     @property
     def expires(self) -> float | None:
         """When the open round closes, in seconds since 1970; None if none is open, or without deadline."""
         return None if self._asked is None else self._asked["expires"]
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Why sites were set aside as a round closed, by name; their later uploads do not count either."""
+        return {site: reason for record in self.history for site, reason in record["rejected"].items()}
+
+    @property
+    def missing(self) -> list[str]:
+        """The sites whose answers to the open round may still come."""
+        gone = {*self.taken, *self.left_out}
+        # In a secure sum, those that answered the step before go on.
+        there = self.history[-1]["sites"] if self._step in STEPS[1:] else self._numbers
+        return [site for site in there if site not in gone]
 
     @property
     def result(self) -> Any:
@@ -104,16 +105,23 @@ class Server(Machine):
         A round past its deadline, which had too few answers, is opened anew; answers that were taken stay.
         """
         if self.finished:
-            raise ValueError(f"open: expected a federation with rounds to come, got {self._rounds} done")
+            raise ValueError(
+                f"open: expected a federation with rounds to come, got {self.description.num_rounds} done"
+            )
         path = self._file(SERVER)
         if self._asked is not None and not self.is_over:
             return path.read_bytes()
         limit = self.description.deadline
         about = self._about("ask", None if limit is None else self._now() + limit)
-        leaves = jax.tree.leaves(self._steps.broadcast(self._state))
-        arrays = {f"sent.{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
+        arrays = dict[str, Any]()
+        if self._step in ("answer", "mask"):
+            leaves = jax.tree.leaves(self._steps.broadcast(self._state))
+            arrays = {f"sent.{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
+        if self.description.sums is not None:
+            sums = self._round_sums()
+            arrays, about = arrays | sums.asks(self._step), {**about, "words": sums.session.size}
         data = seal(self._key, about, arrays | {"counted": self._counted})
-        self._round.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         write(path, data)
         self._asked = about
         return data
@@ -133,13 +141,17 @@ class Server(Machine):
             opened = unseal(data, self.description.sites)
             site = opened.about["sender"]
             self._check(opened, site, data)
-            upload = self._upload(opened)
+            examples = 0
+            if self.description.sums is None:
+                examples = self._upload(opened).examples
+            else:
+                self._round_sums().take(self._step, self._numbers[site], opened.arrays)
         except Refused as error:
             return self._aside(error.sender, str(error))
         except Exception as error:  # No list of exceptions covers all that strangers send.
             return self._aside(site, reason_of(error))
         write(self._file(site), data)
-        self.taken[site] = upload.examples
+        self.taken[site] = examples
         return Receipt(site, None)
 
     def close(self) -> None:
@@ -154,42 +166,40 @@ class Server(Machine):
         if self._asked is None:
             raise ValueError("close: expected an open round; call open")
         sites = sorted(self.taken)
-        rejected = {}
+        rejected, judged = dict[str, str](), None
         if isinstance(self._expected().upload(), Sent):
-            rejected = judge(sites, self._message, self._algorithm, self.description)
+            rejected, judged = judge(sites, self._message, self._algorithm, self.description)
         sites = [site for site in sites if site not in rejected]
         for site, reason in rejected.items():
             self._aside(site, reason)
-        if len(sites) < self.description.fewest:
+        if too_few := self._too_few(sites):
             for site in rejected:
                 # The site may send again.
                 self._file(site).unlink(missing_ok=True)
                 del self.taken[site]
-            missing = ", ".join(site for site in self._numbers if site not in sites)
+            out = "".join(f"; left out: {site}: {why}" for site, why in (self.left_out | rejected).items())
             raise TooFew(
-                f"round {self.turn}: expected answers of {self.description.fewest} sites at least, got "
-                f"{len(sites)}; missing: {missing}"
+                f"{self.description.named(self.turn)}: expected {too_few}; missing: "
+                f"{', '.join(self.missing)}{out}"
             )
         sizes = {site: self._file(site).stat().st_size for site in (*sites, SERVER)}
-        form, names = self._expected(), list(self._numbers)
-        examples = {self._numbers[site]: self.taken[site] for site in sites}
-        total = self._steps.total(examples, lambda number: self._read(names[number]), form)
-        state, finite = self._steps.serve(self._state, total)
         record: dict[str, Any] = {
             "round": self.turn,
             "sites": sites,
             "rejected": rejected,
+            "judged": judged,
             "bytes_up": sum(sizes[site] for site in sites),
             "bytes_down": sizes[SERVER] * len(self._numbers),
         }
-        if finite:
-            counted, turn = self._counted.copy(), self.turn + 1
-            counted[list(examples)] = self.turn
-            lengths = [len(table[-1]) for table in Parts.of(total).tables]
-            items, stopped = [*self._items, lengths], None
-        else:
-            state, turn, counted, items = self._state, self.turn, self._counted, self._items
-            stopped = f"round {self.turn}: the state is not finite; the result is that of the state before"
+        total, who, when = self._total(sites)
+        state, finite = (self._state, True) if total is None else self._steps.serve(self._state, total)
+        counted, turn, items, stopped = self._counted.copy(), self.turn + 1, self._items, None
+        if not finite:
+            state, turn = self._state, self.turn
+            stopped = f"round {turn}: the state is not finite; the result is that of the state before"
+        elif total is not None:
+            counted[[self._numbers[site] for site in who]] = when
+            items = [*items, [len(table[-1]) for table in Parts.of(total).tables]]
         history = [*self.history, record]
         # One file, replaced as a whole: the round is closed when it is there.
         about = {**self._about("state", None), "turn": turn, "items": items, "history": history}
@@ -198,16 +208,62 @@ class Server(Machine):
         write(self._folder / f"state{SUFFIX}", seal(self._key, about, arrays | {"counted": counted}))
         self._state, self.turn, self._counted, self._items = state, turn, counted, items
         self.history, self.stopped = history, stopped
-        self._asked, self._form, self.taken = None, None, {}
+        self._asked, self.taken = None, {}
+        if total is not None:
+            self._form, self._sums = None, None
+
+    def _too_few(self, sites: list[str]) -> str:
+        """What is expected in place of these sites' answers; empty if they suffice."""
+        if self.description.sums is not None:
+            if first := self._same.difference(sites):
+                return f"the same sites as in the first round, so {', '.join(sorted(first))} too"
+            return self._round_sums().too_few(self._step, [self._numbers[site] for site in sites])
+        fewest = self.description.fewest
+        return "" if len(sites) >= fewest else f"answers of {fewest} sites at least, got {len(sites)}"
+
+    def _total(self, sites: list[str]) -> tuple[Any, list[str], int]:
+        """The sum of the uploads, whose they are, and in which turn they came; None before the last step."""
+        form, names = self._expected(), list(self._numbers)
+        if self.description.sums is None:
+            examples = {self._numbers[site]: self.taken[site] for site in sites}
+            total = self._plain.total(examples, lambda number: self._read(names[number]), form)
+            return total, sites, self.turn
+        if self._step != STEPS[-1]:
+            return None, [], self.turn
+        sums = self.description.words.decode(self._round_sums().total(), form.sums)
+        came = self.history[-1]["sites"]
+        return Parts(sums, [], form.structure).upload(), came, self.turn - 1
+
+    def _round_sums(self) -> Sums:
+        """The secure sum of this round, as far as the answers on the disk bring it."""
+        if self._sums is None:
+            number, first = self.turn // len(STEPS), self.turn // len(STEPS) * len(STEPS)
+            form = self._expected()
+            if form.tables:
+                raise ValueError(f"algorithm: expected uploads that are sums, got {self._algorithm.name!r}")
+            size = sum(part.size for part in form.sums)
+            sums = Sums(self.description.session(number, size), list(self._numbers))
+            for turn in range(first, self.turn + 1):
+                for site in self.taken if turn == self.turn else self.history[turn]["sites"]:
+                    arrays = unseal(self._file(site, turn).read_bytes(), self.description.sites).arrays
+                    sums.take(STEPS[turn - first], self._numbers[site], arrays)
+            self._sums = sums
+        return self._sums
+
+    @property
+    def _step(self) -> str:
+        return self.description.place(self.turn)[1]
+
+    @property
+    def _same(self) -> set[str]:
+        """The sites that must take part in this round, if all rounds need those of the first."""
+        later = self._step in STEPS and self.turn >= len(STEPS)
+        return set(self.history[2]["sites"]) if later and self._algorithm.same_clients else set()
 
     def end(self, content: bytes) -> bytes:
         """The last broadcast: it tells sites that all is done, and brings them a file, such as the head's."""
         about = {**self._about("end", None), "stopped": self.stopped, "nonce": ""}
         return seal(self._key, about, {"file": np.frombuffer(content, np.uint8)})
-
-    @property
-    def _round(self) -> Path:
-        return self._folder / f"round-{self.turn:05d}"
 
     def _about(self, kind: str, expires: float | None) -> dict[str, Any]:
         return {
@@ -220,10 +276,11 @@ class Server(Machine):
             "expires": expires,
             # Of the state from which the broadcast was made; see `Steps.skeleton`.
             "items": self._items,
+            "left_out": self.left_out,
         }
 
-    def _file(self, sender: str) -> Path:
-        return self._round / f"{sender}{SUFFIX}"
+    def _file(self, sender: str, turn: int | None = None) -> Path:
+        return self._folder / f"round-{self.turn if turn is None else turn:05d}" / f"{sender}{SUFFIX}"
 
     def _read(self, site: str) -> Upload:
         """Read an answer to the open round that was taken."""
@@ -247,23 +304,35 @@ class Server(Machine):
         if self.finished or self._asked is None or turn != self.turn:
             closed = type(turn) is int and turn < self.turn
             raise Refused(f"late: round {turn} {'is closed' if closed else 'is not open'}", site)
+        if (reason := self.left_out.get(site)) is not None:
+            raise Refused(f"left out: {reason}", site)
         if site in self.taken:
             same = self._file(site).read_bytes() == data
             raise Refused("doubled: the same message again" if same else "doubled: the first counts", site)
+        if self._same and site not in self._same:
+            raise Refused(
+                "late: all rounds need the sites of the first, and this one was not among them", site
+            )
         if opened.about.get("nonce") != self._asked["nonce"]:
             raise Refused("replayed: it answers another opening of this round", site)
         if self.is_over:
             raise Refused("expired: the round was to close before it came", site)
 
+    @property
+    def _plain(self) -> Steps:
+        """The steps of a federation without noise, whose uploads are read."""
+        assert isinstance(self._steps, Steps)
+        return self._steps
+
     def _upload(self, opened: Opened) -> Upload:
         about = opened.about
         number = self._numbers[about["sender"]]
-        return self._steps.received(number, about["examples"], opened.arrays, self._expected())
+        return self._plain.received(number, about["examples"], opened.arrays, self._expected())
 
     def _message(self, site: str) -> Message:
         """Read an answer of class rows as a message."""
         own = self._read(site)
-        sent = self._steps.total({own.number: own.examples}, lambda _: own, self._expected())
+        sent = self._plain.total({own.number: own.examples}, lambda _: own, self._expected())
         return jax.tree.map(np.asarray, Message(sent.rows.items, sent.matrix))
 
     def _aside(self, site: str | None, reason: str) -> Receipt:
@@ -274,7 +343,8 @@ class Server(Machine):
 
     def _load(self) -> None:
         """Read what an earlier server left: the state after closed rounds, and answers to the open one."""
-        self._rounds = self._algorithm.rounds or self.description.num_rounds
+        self._sums: Sums | None = None
+        self._turns = (self._algorithm.rounds or self.description.num_rounds) * len(self.description.steps)
         self.turn, self.stopped, self._items = 0, None, list[list[int]]()
         self.history = list[dict[str, Any]]()
         # The last round in which each site's upload counted, by which it knows what to remember.
@@ -293,7 +363,7 @@ class Server(Machine):
         asked = self._file(SERVER)
         if self.finished or not asked.exists():
             return
-        remove_abandoned(self._round)
+        remove_abandoned(asked.parent)
         self._asked = unseal(asked.read_bytes(), own).about
         for site in self._numbers:
             if (file := self._file(site)).exists():

@@ -12,7 +12,9 @@ import numpy as np
 from covfree.backbones import BACKBONES, backbone
 from covfree.backbones.hub import find_weights
 from covfree.core.array_file import names_in, read_npz
+from covfree.data.decode import pixels_of
 from covfree.data.extract import extractor_key
+from covfree.data.image_set import ImageSet
 from covfree.deployment.description import Description, differences
 
 # What a file's key says of its examples, which differs from site to site.
@@ -23,7 +25,7 @@ class Site(NamedTuple):
     """What a site takes part with.
 
     Attributes:
-        features: [n, d] float32.
+        features: [n, d] float32, or images.
         labels: [n], by the description's numbers.
         uses: what made the features, for `differences`.
     """
@@ -64,23 +66,50 @@ def read_site(path: str | PathLike[str], description: Description) -> Site:
 
 
 def extractor_of(network: str, weights: str | None = None) -> dict[str, Any]:
-    """What makes features of images by a named network, as ``covfree extract`` writes it into their file.
-
-    Args:
-        network: a name in `covfree.backbones.BACKBONES`.
-        weights: see `covfree.backbones.hub.find_weights`.
-    """
+    """What makes features of images by a named network, as ``covfree extract`` writes it into their file."""
     chosen = backbone(network)
     found = find_weights(weights, BACKBONES[chosen.name])
     return extractor_key(chosen, found.sha256, found.preprocessing or chosen.spec.preprocessing)
 
 
-def check_weights(description: Description, network: str | None, weights: str | None) -> None:
-    """Raise, before anything is computed, unless a network and its weights are the description's.
+def load_network(description: Description, weights: str | None = None) -> Any:
+    """Load the network that a federation trains, for `Description.make_algorithm`.
+
+    Args:
+        description: the federation.
+        weights: see `covfree.backbones.hub.find_weights`.
+
+    Returns:
+        A `covfree.finetune.NetworkMap`.
 
     Raises:
-        ValueError: naming all that differs.
+        ValueError: if the weights are not the description's.
     """
+    from covfree.finetune import NetworkMap
+
+    name = description.extractor.get("backbone")
+    check_weights(description, name, weights)
+    chosen = backbone(str(name))
+    found = find_weights(weights, BACKBONES[chosen.name])
+    return NetworkMap(chosen.load(found.path), chosen, found.preprocessing or chosen.spec.preprocessing)
+
+
+def load_images(images: ImageSet, description: Description, network: Any) -> Site:
+    """Decode a site's images as the network takes them: all but those of a test part.
+
+    Args:
+        images: the images, e.g. from `covfree.data.image_folder`, with the description's classes.
+        description: the federation.
+        network: from `load_network`.
+    """
+    train = np.ones(len(images), bool) if images.is_test is None else ~np.asarray(images.is_test)
+    labels = np.asarray(images.labels)
+    uses = {**description.agreed, "class_names": list(images.class_names)}
+    return Site(pixels_of(images, network.preprocessing)[train], labels[train], uses)
+
+
+def check_weights(description: Description, network: str | None, weights: str | None) -> None:
+    """Raise, before anything is computed, unless a network and its weights are the description's."""
     if network is None or "backbone" not in description.extractor:
         raise ValueError("backbone: expected a federation that names one, got one of features from elsewhere")
     own = description.extractor

@@ -54,10 +54,12 @@ class Steps:
         most: the most examples that a client may have; clients that compute with padding pad to at most it.
     """
 
-    def __init__(self, algorithm: Algorithm, num_clients: int, key: PRNGKey, dim: int, most: int) -> None:
-        """Take what all machines of a federation agree on."""
+    def __init__(
+        self, algorithm: Algorithm, num_clients: int, key: PRNGKey, example: np.ndarray, most: int
+    ) -> None:
+        """Take what all machines of a federation agree on, and an example of zeros, [1, …]."""
         self.algorithm, self.most = jax.device_put(algorithm), most
-        self._num_clients, self._key, self._dim = num_clients, key, dim
+        self._num_clients, self._key, self._example = num_clients, key, example
         self._skeletons: list[Any] = []
 
     def start(self) -> tuple[Any, Any]:
@@ -100,11 +102,12 @@ class Steps:
         self, number: int, turn: int, sent: Any, memory: Any, features: Any, labels: np.ndarray, longest: int
     ) -> cohort.Answers:
         """Run a cohort of one client."""
-        order = np.flatnonzero(labels >= 0).astype(np.int32)
-        size, order = len(order), order if len(order) else np.zeros(1, np.int32)
         # A table needs a row to take, also of a client without examples.
         features, labels = (x if len(x) else np.zeros((1, *x.shape[1:]), x.dtype) for x in (features, labels))
-        client, start, sizes = (jnp.asarray([x], jnp.int32) for x in (number, 0, size))
+        # The order is as long as the table, padding included, so that one compiled function serves all.
+        own, order = np.flatnonzero(labels >= 0), np.zeros(len(labels), np.int32)
+        order[: len(own)] = own
+        client, start, sizes = (jnp.asarray([x], jnp.int32) for x in (number, 0, len(own)))
         members = cohort.Members(client, start, sizes, jnp.ones((1, 1), bool))
         return cohort.answers(
             self.algorithm,
@@ -128,7 +131,7 @@ class Steps:
 
         def one(state: Any) -> Parts:
             sent, memory = cohort.broadcast(self.algorithm, state), self.start()[1]
-            example = np.zeros((1, self._dim), np.float32), np.zeros(1, np.int32)
+            example = self._example, np.zeros(1, np.int32)
             given = self._answers(0, 0, sent, memory, *example, self.padded(self.most)).uploads
             sums = [x[0] for x in given.sums.total]
             return Parts(sums, [[x[0] for x in own] for own in given.tables], given.structure)
@@ -136,11 +139,7 @@ class Steps:
         return zeros_of(one, state)
 
     def skeleton(self, items: Sequence[Sequence[int]]) -> Any:
-        """A state of zeros, with the structure and shapes of the state after some rounds.
-
-        Args:
-            items: the lengths of the tables in each round's total; few rows may be kept in another form.
-        """
+        """A state of zeros, with the structure and shapes of the state after some rounds."""
         if not self._skeletons:
             self._skeletons.append(zeros_of(lambda: self.start()[0]))
         if self.algorithm.rounds is None:
@@ -157,12 +156,7 @@ class Steps:
         return self._skeletons[len(items)]
 
     def received(self, number: int, examples: int, arrays: Mapping[str, np.ndarray], form: Parts) -> Upload:
-        """Read an upload.
-
-        Raises:
-            ValueError: if its arrays have other names, shapes or data types than the form, more rows, or
-                numbers that are not finite.
-        """
+        """Read an upload."""
         lengths = [len(np.atleast_1d(arrays.get(f"table.{i}.0", 0))) for i in range(len(form.tables))]
         wanted = {f"sum.{i}": (x.shape, x.dtype) for i, x in enumerate(form.sums)}
         for i, table in enumerate(form.tables):
@@ -187,11 +181,6 @@ class Steps:
 
         Sums are added as the simulation adds them: clients of one padded size first, the larger before the
         smaller, each group compensated on its own. Tables stand in the order of the clients' numbers.
-
-        Args:
-            examples: how many examples each client has, by its number.
-            load: a client's upload, by its number.
-            form: from `form`.
         """
         zeros = [jnp.zeros_like(x) for x in form.sums]
         total, tables = Compensated(zeros, zeros), dict[int, list[list[np.ndarray]]]()

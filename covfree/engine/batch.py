@@ -28,6 +28,7 @@ from covfree.heads.mapped import MappedHead
 from covfree.methods import Method
 from covfree.methods.message_form import Merge
 from covfree.methods.method import check_method
+from covfree.protocol.sites import leave_out
 
 # Where rows may be.
 Source: TypeAlias = Rows | Generated | Stream
@@ -157,13 +158,15 @@ def solve_rows(method: Method[H], rows: Source, *, num_classes: int) -> H:
     return solve_totals(method, *accumulate(method, rows, num_classes=num_classes))
 
 
-def solve_message(method: Method[H], message: Message, *, num_classes: int) -> H:
+def solve_message(method: Method[H], message: Message, *, num_classes: int, judge_sites: bool = False) -> H:
     """Solve for the head from the clients' messages: the server's side of a real federation.
 
     Args:
         method: the method that the clients used for `client_message`.
         message: all clients' messages in one, ``collect(...).message``.
         num_classes: C, static.
+        judge_sites: whether to leave out the rows of clients that fail `diagnose_sites`; a warning gives each
+            by its number in the message, and the reason. Prefer that of `collect`, which knows their names.
 
     Returns:
         The head, of the method's kind; equal, within rounding, to that of `fit` on the clients' examples.
@@ -197,6 +200,9 @@ def solve_message(method: Method[H], message: Message, *, num_classes: int) -> H
             "message: expected the rows of a client at least, got none; `rejected` and `late` of what "
             "collect returned name the clients whose messages did not count"
         )
+    if judge_sites:
+        message = leave_out(message, num_classes=num_classes)
+        count = message.rows.count
     if isinstance(count, np.ndarray):
         # jax would silently truncate the counts to 32 bits.
         message = replace(message, rows=replace(message.rows, count=summable(count, count_sum(count))))
@@ -265,6 +271,15 @@ def fit(
         num_classes = num_classes_of(labels if isinstance(labels, jax.Array) else np.asarray(labels))
         if num_classes < 1:
             raise ValueError("labels: expected at least one label of 0 or above, got none")
+    if (
+        not is_traced(labels, clients)
+        and len(labels)
+        and not np.any((np.asarray(labels) >= 0) & (np.asarray(clients) >= 0))
+    ):
+        raise ValueError(
+            f"clients: expected an example whose client and label are 0 or above (below 0 is padding), "
+            f"got none of {len(labels)}"
+        )
     how, first = How(num_classes, method.whole_clients), method.rounds_over_rows
     # Clients stay on the host: their numbers may exceed int32.
     clients = clients if isinstance(clients, jax.Array) else np.asarray(clients)

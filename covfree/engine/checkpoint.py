@@ -77,16 +77,7 @@ def save_state(path: Path, state: State, rejected: Mapping[str, str], identity: 
 def load_state(
     path: Path, identity: Mapping[str, str], forms: Sequence[Passed]
 ) -> tuple[State, dict[str, str]] | None:
-    """Read how far an earlier run came and what it had set aside; None if there is no file.
-
-    Args:
-        path: the file.
-        identity: this run's, from `identity_of`.
-        forms: the forms of what passes in each round.
-
-    Raises:
-        ValueError: if the file belongs to another run or is no checkpoint.
-    """
+    """Read how far an earlier run came and what it had set aside; None if there is no file."""
     if not path.exists():
         return None
     try:

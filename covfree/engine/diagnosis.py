@@ -28,6 +28,8 @@ from covfree.methods.method import check_method
 
 # Clients are said to differ if the p-value of the shift test is below this.
 _LEVEL = 0.01
+# The value of a standard normal variable that is exceeded with that probability.
+_SEEN = 2.33
 # Warn if the rounding of features exceeds this share of their spread within classes.
 _ROUNDING = 0.01
 # Above this relative error of Σ̂ the verdict recommends methods that estimate no covariance.
@@ -74,7 +76,10 @@ class Diagnosis:
 
     def __str__(self) -> str:
         """The verdict in plain words."""
-        parts = (_of_classes, _of_covariance, _of_system, _of_offset, _of_shift)
+        parts = [_of_classes, _of_covariance, _of_system]
+        # Where means are equal there is no spread to measure a distance or a shift by.
+        if not _means_are_equal(self):
+            parts += [_of_offset, _of_shift]
         return "\n".join(text for text in (part(self) for part in parts) if text)
 
 
@@ -175,7 +180,17 @@ def _of_classes(found: Diagnosis) -> str:
     return text
 
 
+def _means_are_equal(found: Diagnosis) -> bool:
+    return bool(found.degrees > 0 and np.isinf(found.offset))
+
+
 def _of_covariance(found: Diagnosis) -> str:
+    if _means_are_equal(found):
+        return (
+            f"The means of each class are equal in {found.offset.dtype}, so that no covariance is seen. If "
+            "features lie far from zero, they hold too few digits for any method: subtract one point, the "
+            "same at all clients, before features are rounded."
+        )
     if not found.degrees > 0:
         return (
             "No covariance is seen: no class has two means. The head is a nearest-mean classifier. "
@@ -223,9 +238,19 @@ def _of_shift(found: Diagnosis) -> str:
             "Whether clients' features differ cannot be told from these means. Two subset means a class "
             "would tell."
         )
+    share, z = float(found.shift.relative_shift), float(found.shift.statistic)
     if not found.shift.p_value < _LEVEL:
-        return f"No sign that clients' features differ (p = {found.shift.p_value:.2g})."
-    share = float(found.shift.relative_shift)
+        text = f"No sign that clients' features differ (p = {found.shift.p_value:.2g})"
+        # The share over z is its standard error: more than 2.3 of them would have been seen.
+        hidden = _SEEN * abs(share / z) if z else np.inf
+        if hidden <= _UNRELIABLE:
+            return text + "."
+        amount = f"about {100 * hidden:.0f} %" if np.isfinite(hidden) else "many times"
+        return (
+            f"{text}, but these means are too few to show it if differences of clients made the "
+            f"variances {amount} too large; the error above leaves those out. Two subset means a class would "
+            "tell, and Fed3R and refinement (covfree.refined) do not depend on it."
+        )
     amount = f"about {100 * share:.0f} %" if np.isfinite(share) else "mostly the differences of clients, and"
     return (
         f"Clients' features differ (p = {found.shift.p_value:.2g}): estimated from one mean a class, the "

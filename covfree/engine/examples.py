@@ -20,8 +20,9 @@ from covfree.core.sums import Compensated
 from covfree.core.types import AnyArray, PRNGKey, Rows, accumulation_dtype, is_traced
 from covfree.engine.parts import padded_rows
 from covfree.engine.reading import add_part, ahead
+from covfree.engine.senders import repeated
 from covfree.engine.totals import How, InMemory, with_numbers, zeros_of
-from covfree.estimators.automatic import SAMPLE, count_keys, fair_numbers, order_of
+from covfree.estimators.automatic import SAMPLE, count_keys, projections, sample_numbers
 from covfree.methods import Method
 from covfree.methods.method import check_method
 from covfree.methods.rounds import Round, dense
@@ -89,14 +90,15 @@ def _summarise(
 
 
 @jax.jit
-def _mapped(method: Method[Any], features: Any) -> jax.Array:
+def mapped(method: Method[Any], features: Any) -> jax.Array:
+    """`Method.mapped`, compiled."""
     return method.mapped(features)
 
 
 def examples_of(method: Method[Any], features: Any, labels: Any) -> Rows:
     """Make the rows of rounds over examples: one mapped example each."""
     if method.feature_map is not None:
-        features = _mapped(method.client_part(), features)
+        features = mapped(method.client_part(), features)
     return Rows.from_examples(features, labels)
 
 
@@ -111,14 +113,32 @@ def over_rows(
     used = (labels >= 0) & (clients >= 0)
     senders, rank = np.unique(clients[used], return_inverse=True)
     numbers = np.full(len(labels), -1, np.int32)
-    order = np.arange(len(senders))
-    if len(senders) > SAMPLE:
-        # Clients of equal counts keep the order of their numbers: telling them apart would take a pass.
-        keys = np.zeros((2, len(senders)), np.uint32)
-        np.add.at(keys[0], rank, count_keys(np.ones(len(rank)), labels[used], np))
-        order = order_of(keys)
-    numbers[used] = fair_numbers(order, len(senders))[rank]
+    numbers[used] = _numbers(method, features, labels, np.flatnonzero(used), rank, len(senders))[rank]
     return InParts(method, features, np.where(used, labels, -1), numbers, how)
+
+
+def _numbers(
+    method: Method[Any],
+    features: Features,
+    labels: np.ndarray,
+    used: np.ndarray,
+    rank: np.ndarray,
+    senders: int,
+) -> np.ndarray:
+    """Number the clients of large features. They are read once more if counts do not tell clients apart."""
+    if senders <= SAMPLE:
+        return np.arange(senders, dtype=np.int32)
+    keys = np.zeros(senders, np.uint32)
+    np.add.at(keys, rank, count_keys(np.ones(len(rank)), labels[used], np))
+    projected = np.zeros((senders, 1), np.float32)
+    for part in blocks(features) if repeated(keys).any() else ():
+        found = np.asarray(mapped(method.client_part(), features[part]))
+        own = slice(*np.searchsorted(used, (part.start, part.stop)))
+        terms = projections(found[used[own] - part.start], np.ones(own.stop - own.start), np)
+        if not part.start:
+            projected = np.zeros((senders, terms.shape[1]), np.float32)
+        np.add.at(projected, rank[own], terms)
+    return sample_numbers(keys, projected, senders, np)
 
 
 def over_examples(

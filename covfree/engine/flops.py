@@ -1,12 +1,16 @@
-"""The computing cost of a method for its clients, in floating-point operations."""
+"""The computing cost for clients in floating-point operations: of closed forms, training, networks."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Callable
+from typing import Any, Literal
 
+import jax
 import numpy as np
 from jaxtyping import Integer
 
+from covfree.core.checks import check_choice, check_strength
 from covfree.core.types import AnyArray
 from covfree.methods import Method
 from covfree.methods.method import check_method
@@ -54,3 +58,86 @@ def client_flops(
     if method.message.solved:
         flops += count_clients(labels, clients) * dim**3 // 3 + 2 * dim**2 * count_rows(labels, clients)
     return flops
+
+
+def training_flops(
+    examples: int | float,
+    *,
+    extractor: int | float,
+    head: int | float,
+    epochs: int = 1,
+    train: Literal["all", "head", "backbone"] = "all",
+) -> int | float:
+    """Count the operations of a client that trains in a round, from those of a forward pass.
+
+    Let F_φ and F_ϕ be the operations of extractor and head on one example. A backward pass costs twice the
+    forward pass of what it goes through: the gradients of a layer's inputs and of its weights are a product
+    each. An epoch over n examples goes forward through both, and back through both, or, if the head alone is
+    trained, back through the head alone:
+
+        all, backbone:  T = E n (F_φ + F_ϕ + 2 (F_φ + F_ϕ)) = 3 E n (F_φ + F_ϕ),
+        head:           T = E n (F_φ + F_ϕ + 2 F_ϕ) = E n (F_φ + 3 F_ϕ).
+
+    A client is drawn in a share κ/K of the rounds, so after t rounds the mean client has computed t·T·κ/K.
+
+    Args:
+        examples: n.
+        extractor: F_φ, e.g. of `call_flops`; 0 for features that are computed once and kept.
+        head: F_ϕ, 2·d·C for a linear head.
+        epochs: E.
+        train: what is trained. A fixed head is counted as a trained one, as the paper does.
+
+    Raises:
+        ValueError: if a number is negative, or ``train`` is unknown.
+
+    Source: Fed3R (Fanì et al. 2024), Appendix E, where a multiplication with an addition is one operation;
+    here it is two, as in `client_flops`.
+
+    >>> training_flops(10, extractor=600, head=2, epochs=5)
+    90300
+    """
+    numbers = {"examples": examples, "extractor": extractor, "head": head, "epochs": epochs}
+    for name, number in numbers.items():
+        check_strength(name, number)
+    check_choice("train", train, ("all", "head", "backbone"))
+    through = 3 * (extractor + head) if train != "head" else extractor + 3 * head
+    return epochs * examples * through
+
+
+def call_flops(function: Callable[..., Any], *arguments: Any) -> int:
+    """Count the operations of the convolutions and matrix products in a call, which is only traced.
+
+    The forward pass of a network is ``call_flops(network.apply, params, image)``, that of its gradients
+    ``call_flops(jax.grad(loss), params, image)``. Norms and activations are not counted. A convolution is
+    counted at its borders as in its middle. Of branches the most expensive one is counted, and the body of a
+    loop once.
+
+    Args:
+        function: a function that JAX can trace.
+        arguments: its arguments, arrays or ``jax.ShapeDtypeStruct``.
+
+    >>> import jax.numpy as jnp
+    >>> call_flops(jnp.matmul, jnp.ones((2, 3)), jnp.ones((3, 5)))
+    60
+    """
+    return 2 * _products(jax.make_jaxpr(function)(*arguments).jaxpr)
+
+
+def _products(jaxpr: Any) -> int:
+    """Count the multiplications in a program's convolutions and matrix products."""
+    total = 0
+    for equation in jaxpr.eqns:
+        output = math.prod(equation.outvars[0].aval.shape)
+        if equation.primitive.name == "conv_general_dilated":
+            kernel = equation.invars[1].aval.shape
+            # The kernel's axis of outputs is one of its axes, all others are summed over.
+            total += output * math.prod(kernel) // kernel[equation.params["dimension_numbers"].rhs_spec[0]]
+        elif equation.primitive.name == "dot_general":
+            (summed, _), _ = equation.params["dimension_numbers"]
+            total += output * math.prod(equation.invars[0].aval.shape[axis] for axis in summed)
+        for value in equation.params.values():
+            inner = value if isinstance(value, list | tuple) else (value,)
+            each = [_products(part.jaxpr) for part in inner if hasattr(part, "jaxpr")]
+            # Of branches one is taken: a convolution has a form for each platform.
+            total += max(each, default=0) if equation.primitive.name == "cond" else sum(each)
+    return total

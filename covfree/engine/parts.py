@@ -47,9 +47,6 @@ def cuts(clients: np.ndarray | None, num_rows: int, size: int) -> np.ndarray:
             follow each other. None if rows can be cut anywhere.
         num_rows: rows of the table.
         size: rows of a part, at most.
-
-    Raises:
-        ValueError: if a client has more than ``size`` rows, or its rows do not follow each other.
     """
     if clients is None:
         return np.append(np.arange(0, num_rows, size), num_rows)
@@ -200,6 +197,7 @@ class FolderParts:
         self._numbers[sent] = numbers_of_messages(
             [(size.label, size.number.astype(self._types.count)) for size in sizes],
             lambda place: self._rows(self._names[sent[place]]),
+            found[0].none.mean.shape[1],
         )
 
     def _between_files(self) -> np.ndarray:

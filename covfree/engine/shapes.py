@@ -28,18 +28,7 @@ class Passed(NamedTuple):
 def passed(
     method: Method, make_rows: Callable[[], Rows], num_classes: int, *, start: int = 0
 ) -> list[Passed]:
-    """List what passes in the rounds from ``start`` on, in which clients upload sums.
-
-    Args:
-        method: the method.
-        make_rows: makes rows of one client, or of all if the state holds them; only their shapes and data
-            types matter.
-        num_classes: C.
-        start: the first round to list; earlier rounds ran over rows that clients had sent.
-
-    Raises:
-        ValueError: if a round keeps rows, as its total then has no fixed size.
-    """
+    """List what passes in the rounds from ``start`` on, in which clients upload sums."""
 
     def look() -> list[Any]:
         rows, found = make_rows(), []

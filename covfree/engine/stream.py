@@ -56,6 +56,8 @@ class Stream(NamedTuple):
         dim: d; by default, the dimension that all rows share.
         max_count: most examples of a message in a folder, see `collect`.
         max_norm: largest norm of a feature vector behind a message, see `collect`.
+        judge_sites: whether to leave out messages of a folder whose sites fail `diagnose_sites`, by name and
+            reason, see `collect`. All class means are then in memory at once, in float64.
 
     >>> import covfree, numpy as np
     >>> table = covfree.Rows(np.array([[0.0], [2.0], [7.0]]), np.ones(3, int), np.array([0, 0, 1]))
@@ -70,6 +72,7 @@ class Stream(NamedTuple):
     dim: int | None = None
     max_count: Bound = "derived"
     max_norm: Bound = "derived"
+    judge_sites: bool = False
 
 
 def over_stream(
@@ -177,6 +180,11 @@ def _cut(method: Method[Any], stream: Stream, num_classes: int) -> Parts:
     check_positive("part_rows", stream.part_rows)
     rows, size, whole = stream.rows, stream.part_rows, method.whole_clients
     if isinstance(rows, Rows):
+        if stream.judge_sites:
+            raise ValueError(
+                "judge_sites: expected an Inbox, whose messages are set aside by name; got a table, whose "
+                "clients diagnose_sites judges"
+            )
         return TableParts(rows, size, num_classes, whole, stream.dim)
     check_type("rows", rows, Inbox)
     method.check_message()
@@ -185,7 +193,8 @@ def _cut(method: Method[Any], stream: Stream, num_classes: int) -> Parts:
             f"method: expected one whose clients send rows alone, got {method.name!r}, which sends "
             f"{method.message.name}; use collect and solve_message"
         )
-    rules = Rules(num_classes, stream.dim, method, max_count=stream.max_count, max_norm=stream.max_norm)
+    bounds: dict[str, Any] = {"max_count": stream.max_count, "max_norm": stream.max_norm}
+    rules = Rules(num_classes, stream.dim, method, judge_sites=stream.judge_sites, **bounds)
     return FolderParts(rows, size, rules, whole)
 
 

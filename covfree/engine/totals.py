@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import groupby, islice
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
@@ -198,7 +198,22 @@ def _in_memory(
 ) -> tuple[Any, ...]:
     # Number clients before the rows are cut, so that parts agree on the numbers.
     rows = numbered(jax.tree.map(on_all_devices, rows), how.axis_name)
-    return through(rounds, params, InMemory(rows, how), state)
+    source = InMemory(rows, how)
+    for each, alike in groupby(rounds):
+        number = len(list(alike))
+        once = partial(through, (each,), params, source)
+        if number > 1 and _keeps_form(once, state):
+            # A loop compiles its body once, however many rounds there are.
+            state = jax.lax.scan(lambda state, _, once=once: (once(state), None), state, length=number)[0]
+        else:
+            state = through((each,) * number, params, source, state)
+    return state
+
+
+def _keeps_form(function: Callable[[Any], Any], state: Any) -> bool:
+    """Whether the result of a function has the structure, shapes and data types of its argument."""
+    before, after = forms_of(lambda state: (state, function(state)), state)
+    return before == after
 
 
 # Rounds over rows in memory, in one compiled call; `guarded` also looks for integers that jax would truncate.

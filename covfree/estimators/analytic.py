@@ -32,19 +32,8 @@ def local_solution(
 ) -> Analytic:
     """A client's ridge solution: W = (Xᵀ X + γI)⁻¹ Xᵀ Y and C = Xᵀ X + γI.
 
-    Args:
-        features: features of the client's examples. Half precisions are summed in float32.
-        labels: their classes; a label outside [0, num_classes) is padding.
-        num_classes: C, static.
-        gamma: γ, at least 0, the same for all clients. It makes the system of a client with few examples
-            regular, and the server takes it out again. With 0, the solution of minimum norm.
-
     Returns:
         The message. Batch over clients with ``jax.vmap``.
-
-    Raises:
-        ValueError: if shapes do not fit, or γ is negative or not finite.
-        TypeError: if labels are no integers or γ no number.
 
     Source: AFL (He et al. 2025), the local stage. Equivalent to
     ``sklearn.linear_model.Ridge(gamma, fit_intercept=False)`` on one-hot labels.

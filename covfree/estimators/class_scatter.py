@@ -22,10 +22,6 @@ def class_scatters(rows: Rows, moments: Moments) -> Float[Array, "classes dim di
     sample covariance (CCVR eq. 3, FedCOF eq. 24, without cancellation). On means alone S_c/(K_c − 1) is
     FedCOF's estimate. Costs (rows + 64·C)·d², in one pass over the rows sorted by class; C·d² memory.
 
-    Args:
-        rows: class rows, all of them or a part (terms add up). Their covariance, if any, in full.
-        moments: `first_moments` of *all* rows.
-
     Returns:
         The scatters; 0 for a class without rows.
     """
@@ -47,14 +43,7 @@ def class_products(
     directions: Float[Array, "dim number"] | None,
     num_classes: int,
 ) -> Float[Array, "classes dim number"]:
-    """S_c Ω of every class, with S_c = Σ_r y_r y_rᵀ over its rows; S_c itself without Ω.
-
-    Args:
-        rows: class rows, all of them or a part (terms add up); only their labels and counts are looked at.
-        factor: y_r; 0 in padding rows.
-        directions: Ω; None for I.
-        num_classes: C, static.
-    """
+    """S_c Ω of every class, with S_c = Σ_r y_r y_rᵀ over its rows; S_c itself without Ω."""
     size, dim = factor.shape
     valid = valid_rows(rows, num_classes)
     # Padding is one more class, whose factor is 0.
@@ -83,12 +72,7 @@ def class_products(
 
 
 def class_squares(rows: Rows, moments: Moments) -> Float[Array, "classes dim"]:
-    """Diagonals of `class_scatters`, without the matrices; the rows' covariances, if any, are diagonals too.
-
-    Args:
-        rows: class rows, all of them or a part (terms add up).
-        moments: `first_moments` of *all* rows.
-    """
+    """Diagonals of `class_scatters`, without the matrices; the rows' covariances are diagonals, if any."""
     num_classes = moments.total.shape[0]
     valid = valid_rows(rows, num_classes)
     label = jnp.where(valid, row_labels(rows), num_classes)
@@ -100,12 +84,7 @@ def class_squares(rows: Rows, moments: Moments) -> Float[Array, "classes dim"]:
 
 
 def row_scatter(rows: Rows, num_classes: int) -> AnyArray:
-    """Σ_r (n_r − 1) S_r over all rows, in the structure in which the rows' covariances came.
-
-    Args:
-        rows: class rows with covariances.
-        num_classes: C; rows with another label are padding.
-    """
+    """Σ_r (n_r − 1) S_r over all rows, in the structure in which the rows' covariances came."""
     valid = valid_rows(rows, num_classes)
     weight = jnp.maximum(row_counts(rows, valid) - 1, 0).astype(accumulation_dtype(rows.mean))
     spread = jnp.asarray(rows.covariance)
@@ -120,11 +99,6 @@ def scatter_about(
     """F Fᵀ − Σ_g N_g μ_g μ_gᵀ: the scatter of examples about the means of groups of them.
 
     Of what clients sent it needs sums alone. In float32 it cancels where means are large; see `fed3r`.
-
-    Args:
-        means: μ_g of all examples of a group.
-        counts: N_g.
-        gram: F Fᵀ.
     """
     scaled = means * jnp.sqrt(counts.astype(means.dtype))[:, None]
     return gram - product(scaled.T, scaled)

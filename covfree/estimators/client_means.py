@@ -15,13 +15,6 @@ from covfree.estimators.moments import first_moments, row_labels
 def client_means(rows: Rows, num_classes: int) -> Rows:
     """Average the rows of each client's class: one row for each pair of them, then padding.
 
-    Args:
-        rows: class rows with clients, all of them or a part that holds all rows of its clients.
-        num_classes: C, static.
-
-    Raises:
-        ValueError: if ``rows.client`` is None, or shapes do not fit.
-
     >>> import jax.numpy as jnp
     >>> client = jnp.array([5, 5, 7])
     >>> rows = Rows(jnp.array([[1.0], [4.0], [9.0]]), jnp.array([2, 1, 1]), jnp.zeros(3, int), client)

@@ -54,9 +54,6 @@ def client_groups(rows: Rows, num_classes: int) -> Integer[Array, " rows"]:
     """Return the number of each row's pair of client and class, among the sorted pairs; −1 for padding.
 
     A row of an unknown client (below 0) is a group of its own.
-
-    Raises:
-        ValueError: if ``rows.client`` is None, or shapes do not fit.
     """
     client = row_clients(rows).astype(jnp.int32)
     valid = valid_rows(rows, num_classes)
@@ -65,12 +62,7 @@ def client_groups(rows: Rows, num_classes: int) -> Integer[Array, " rows"]:
 
 
 def client_parts(rows: Rows, moments: Moments) -> ClientParts:
-    """Split √n_r (x_r − μ_c) at the mean x̄_kc of the client's rows of the class.
-
-    Args:
-        rows: class rows with clients, all rows or a part that holds all rows of its clients.
-        moments: `first_moments` of *all* rows.
-    """
+    """Split √n_r (x_r − μ_c) at the mean x̄_kc of the client's rows of the class."""
     group = client_groups(rows, moments.total.shape[0])
     size = max(1, group.shape[0])
     inside = replace(rows, label=group, covariance=None, sketch=None)
@@ -86,13 +78,6 @@ def client_parts(rows: Rows, moments: Moments) -> ClientParts:
 
 def component_moments(rows: Rows, num_classes: int) -> ComponentMoments:
     """Phase one: compute the class moments, and the degrees of freedom within the clients.
-
-    Args:
-        rows: class rows with clients, all rows or a part that holds all rows of its clients.
-        num_classes: C, static.
-
-    Raises:
-        ValueError: if ``rows.client`` is None, or shapes do not fit.
 
     >>> import jax.numpy as jnp
     >>> client = jnp.array([7, 7, 7, 2, 2])
@@ -145,16 +130,8 @@ def component_factor(
     The cross terms of x_r − x̄_kc and x̄_kc − μ_c vanish, so one row y_r = √n_r [(x̄_kc − μ_c) +
     √(1 + w_c) (x_r − x̄_kc)] for each row of the table is enough.
 
-    Args:
-        rows: class rows with clients, all rows or a part that holds all rows of its clients.
-        totals: the first phase's totals over *all* rows.
-        weighting: one of the two above.
-
     Returns:
         The factor; 0 in padding rows.
-
-    Raises:
-        ValueError: if ``weighting`` is unknown or the rows have no clients.
 
     Source: covfree; it replaces eq. 5 of FedCOF (Goswami et al. 2024), whose bias under client shift is
     eq. 22.

@@ -36,7 +36,7 @@ def estimate_covariance(
     Args:
         means: the class's mean at each client.
         counts: examples behind each mean; rows with count 0 are ignored, whatever they hold.
-        shrinkage: a number γ adds γI (FedCOF eq. 6); or a rule such as ``relative(0.1)`` or ``oas()``.
+        shrinkage: a number γ adds γI (FedCOF eq. 6); ``"auto"`` chooses; or a rule such as ``relative(0.1)``.
         axis_name: a mapped axis, or several, over which the rows are spread: of ``vmap`` or ``shard_map``. Σ̂
             is then that of all rows, the same at each place. For rows that come one part after the other see
             `covfree.streaming`.
@@ -52,8 +52,8 @@ def estimate_covariance(
     that some client lacks it must be K_c − 1.
 
     >>> import jax.numpy as jnp
-    >>> estimate_covariance(jnp.array([[0.0, 1.0], [2.0, 1.0]]), jnp.array([3, 3]))
-    Array([[6., 0.],
+    >>> estimate_covariance(jnp.array([[0.0, 1.0], [2.0, 1.0]]), jnp.array([4, 4]))
+    Array([[8., 0.],
            [0., 0.]], dtype=float32)
     """
     return _estimate_covariance(means, counts, as_shrinkage(shrinkage), axis_name)
@@ -63,7 +63,10 @@ def estimate_covariance(
 def _estimate_covariance(
     means: AnyArray, counts: AnyArray, rule: Shrinkage, axis_name: Hashable | None
 ) -> Array:
-    rows = one_class(means, counts)
+    near = across(first_moments(one_class(means, counts), 1), axis_name).mean[0]
+    # About a point near the rows, whose choice cancels: far from 0, their mean would lack digits.
+    near = jax.lax.stop_gradient(near)
+    rows = one_class(means.astype(near.dtype) - near[None, :], counts)
     moments = across(first_moments(rows, 1), axis_name)
     weight = spread_weight(moments)
     factor = centred_rows(rows, moments, weight)
@@ -156,12 +159,6 @@ def covariance_scatter(
     """Σ_c w_c times the scatter of class c's examples, from their means and covariances at the clients.
 
     That inside the clients, and that of their means about the global ones: eq. 24 of several classes at once.
-
-    Args:
-        rows: class means.
-        covariances: unbiased covariance of each row's examples.
-        moments: `first_moments` of all rows.
-        class_weight: w_c.
     """
     valid = valid_rows(rows, class_weight.shape[0])
     label = jnp.where(valid, row_labels(rows), 0)

@@ -28,26 +28,14 @@ class DirectedMoments:
 
 
 def valid_directions(rows: Rows) -> Bool[Array, " rows"]:
-    """Return which rows are directions: those marked as such that have a count above 0.
-
-    Raises:
-        ValueError: if the rows do not say which of them are directions.
-    """
+    """Return which rows are directions: those marked as such that have a count above 0."""
     if rows.sketch is None:
         raise ValueError("rows: expected rows with directions among them, see directed_rows; got none")
     return jnp.asarray(rows.sketch) & (jnp.asarray(rows.count) > 0)
 
 
 def directed_moments(rows: Rows, num_classes: int) -> DirectedMoments:
-    """Phase one: compute the class moments, and the degrees of freedom of the residual directions.
-
-    Args:
-        rows: class means and residual directions from `directed_rows`, all rows or a part of them.
-        num_classes: C, static.
-
-    Raises:
-        ValueError: if no directions are marked, or shapes do not fit.
-    """
+    """Phase one: compute the class moments, and the degrees of freedom of the residual directions."""
     moments = first_moments(rows, num_classes)
     return DirectedMoments(
         moments, row_counts(rows, valid_directions(rows)).astype(moments.total.dtype).sum()
@@ -60,15 +48,8 @@ def directed_factor(rows: Rows, moments: Moments) -> Float[Array, "rows dim"]:
     The first part is the scatter of the examples between the rows. The directions are the largest part of the
     scatter within the rows, or all of it if clients send enough of them.
 
-    Args:
-        rows: class means and directions, all rows or a part of them.
-        moments: class moments of *all* rows.
-
     Returns:
         The factor; 0 in padding rows.
-
-    Raises:
-        ValueError: if no directions are marked.
     """
     directions = row_means(rows, valid_directions(rows))
     return centred_rows(rows, moments, jnp.ones_like(moments.total[:, 0])) + directions

@@ -13,17 +13,12 @@ from covfree.core.checks import check_positive, check_row_structure
 from covfree.core.doors import as_array, as_counts, as_int32, check_int32
 from covfree.core.products import product
 from covfree.core.sharding import whole
-from covfree.core.sums import deviations, sum_integers, weighted_means
+from covfree.core.sums import deviations, row_size, sum_integers, weighted_means
 from covfree.core.types import Moments, Rows, accumulation_dtype
 
 
 def valid_rows(rows: Rows, num_classes: int) -> Bool[Array, " rows"]:
-    """Rows that count: a count above 0 and a label in [0, num_classes).
-
-    Raises:
-        ValueError: if the rows' arrays are not [rows, dim], [rows] and [rows].
-        TypeError: if means are no floats or labels no integers.
-    """
+    """Rows that count: a count above 0 and a label in [0, num_classes)."""
     check_row_structure(rows)
     counts, labels = as_counts(rows.count), row_labels(rows)
     return (counts > 0) & (labels >= 0) & (labels < num_classes)
@@ -35,11 +30,7 @@ def row_labels(rows: Rows) -> Integer[Array, " rows"]:
 
 
 def row_clients(rows: Rows) -> Integer[Array, " rows"]:
-    """Clients' numbers in at least int32: a small type might not hold what they are compared with.
-
-    Raises:
-        ValueError: if ``rows.client`` is None.
-    """
+    """Clients' numbers in at least int32: a small type might not hold what they are compared with."""
     if rows.client is None:
         raise ValueError("rows: expected rows with a client each, to tell whose they are; got none")
     check_int32("client", rows.client)
@@ -99,8 +90,7 @@ def _first_moments(rows: Rows, num_classes: int) -> Moments:
     total = weighted_means(rows.mean, weight, label, count) * count[:, None]
     present_rows = jax.ops.segment_sum(valid.astype(jnp.int32), label, num_classes)
     used = jnp.where(valid[:, None], rows.mean, 0)
-    size = jax.lax.stop_gradient(jnp.abs(used).max(1, initial=0))
-    magnitude = jax.ops.segment_sum(weight * size, label, num_classes)
+    magnitude = jax.ops.segment_sum(weight * row_size(used), label, num_classes)
     return Moments(count=count, num_rows=present_rows, total=total, magnitude=magnitude)
 
 

@@ -40,14 +40,14 @@ def class_weights(moments: Moments, weighting: Weighting) -> Float[Array, " clas
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Freedom:
-    """The degrees of freedom behind an estimate Σ̂ = Σ_j weight_j S_j, a sum of independent scatters.
+    """The degrees of freedom behind an estimate Σ̂ = Σ_j w_j S_j, a sum of independent scatters.
 
-    For Gaussian features of one covariance Σ, S_j follows the Wishart law of Σ with degrees_j degrees of
-    freedom, so that E[Σ̂] = Σ_j weight_j degrees_j Σ. FedCOF's estimate has one S_j for each class.
+    For Gaussian features of one covariance Σ, S_j follows the Wishart law of Σ with ν_j degrees of freedom,
+    so that E[Σ̂] = Σ_j w_j ν_j Σ. FedCOF's estimate has one S_j for each class.
 
     Attributes:
-        degrees: degrees of freedom of each scatter.
-        weight: weight of each scatter, at least 0.
+        degrees: ν, degrees of freedom of each scatter.
+        weight: w, the weight of each scatter, at least 0.
     """
 
     degrees: Float[Array, " scatters"]

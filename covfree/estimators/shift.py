@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.special import ndtr
 from jaxtyping import Array, Bool, Float, Num
 
 from covfree.core.checks import check_means, check_positive
 from covfree.core.doors import compiled
-from covfree.core.products import symmetric_product
+from covfree.core.products import product, symmetric_product
 from covfree.core.types import AnyArray, Moments, Rows
 from covfree.estimators.components import client_parts
 from covfree.estimators.covariance import one_class
@@ -37,30 +38,48 @@ class ShiftTest(NamedTuple):
     informative: Bool[Array, ""]
 
 
-@compiled(("num_subsets", "subset_size"), check=check_means, padded={"means": 0, "counts": 0})
+def _check_clients(means: Any, counts: Any, covariances: Any = None, **_: Any) -> None:
+    """Raise unless these are the true means, counts and covariances of one class."""
+    check_means(means, counts)
+    if covariances is not None and np.shape(covariances) != (*np.shape(means), np.shape(means)[1]):
+        raise ValueError(
+            f"covariances: expected {[*np.shape(means), np.shape(means)[1]]}, one for each of the means, got "
+            f"{list(np.shape(covariances))}"
+        )
+
+
+@compiled(
+    ("num_subsets", "subset_size"),
+    check=_check_clients,
+    padded={"means": 0, "counts": 0, "covariances": 0},
+)
 def shift_bias(
     means: Float[AnyArray, "clients dim"],
     counts: Num[AnyArray, " clients"],
+    covariances: Float[AnyArray, "clients dim dim"] | None = None,
     *,
     num_subsets: int = 1,
     subset_size: int = 2,
 ) -> Float[Array, "dim dim"]:
-    """Compute the bias that client shift causes in FedCOF's covariance of a class, from clients' true means.
+    """Compute the bias that client shift causes in FedCOF's covariance of a class, from the true moments.
 
-    E[Σ̂_c] − Σ_c = Σ_k n_k (m_k − m)(m_k − m)ᵀ / (K_c − 1) with m = Σ_k n_k m_k / N_c. It is positive
-    semi-definite and grows with the number of examples behind a row. If clients send means of random subsets,
-    the sum stays the same and K_c, the number of rows, grows, so the bias falls.
+    E[Σ̂_c] − Σ_c = [Σ_k J_k (Σ_k − Σ_c) + Σ_k n_k (m_k − m)(m_k − m)ᵀ] / (K_c − 1) with m = Σ_k n_k m_k / N_c
+    and Σ_c = Σ_k n_k Σ_k / N_c, the covariance about the clients' own means; J_k rows are of client k,
+    and K_c = Σ_k J_k. The first term is 0 if clients share a covariance, or send rows in proportion
+    to their examples. The second is positive semi-definite and grows with the number of examples behind a
+    row. If clients send means of random subsets, its sum stays the same and K_c grows, so it falls.
 
     Args:
-        means: true mean m_k of the class at each client; all clients share the class's covariance.
+        means: true mean m_k of the class at each client.
         counts: n_k, examples of the class at each client; clients with count 0 are ignored.
+        covariances: true covariance Σ_k of the class at each client; None if all clients share it.
         num_subsets: largest number of subsets of a client's class, as in `client_rows`.
         subset_size: smallest number of examples in a subset, as in `client_rows`.
 
     Returns:
         The bias; 0 with fewer than two rows, from which no covariance is estimated.
 
-    Source: FedCOF (Goswami et al. 2024), eq. 22, for one covariance.
+    Source: FedCOF (Goswami et al. 2024), eq. 22, which is exact with this Σ_c.
 
     >>> import jax.numpy as jnp
     >>> means, counts = jnp.array([[0.1], [0.0], [-0.1]]), jnp.array([100, 100, 100])
@@ -77,6 +96,14 @@ def shift_bias(
     held = row_counts(rows, valid_rows(rows, 1))
     subsets = jnp.where(held > 0, jnp.clip(held // subset_size, 1, num_subsets), 0)
     scatter = symmetric_product(factor)
+    if covariances is not None:
+        # Clients without examples may hold anything.
+        own = jnp.where(held[:, None, None] > 0, covariances, 0).astype(scatter.dtype)
+        total = jnp.where(held.sum() > 0, held.sum(), 1)
+        excess = (subsets - subsets.sum() * held / total).astype(scatter.dtype)
+        dim = scatter.shape[0]
+        scatter = scatter + product(excess[None, :], own.reshape(-1, dim * dim)).reshape(dim, dim)
+        scatter = jnp.where(subsets.sum() > 1, scatter, 0)
     return scatter / jnp.maximum(subsets.sum() - 1, 1).astype(scatter.dtype)
 
 

@@ -25,12 +25,7 @@ _PLAIN = ("empirical_bayes", "ledoit_wolf", "oas", "pseudo_observations")
 
 
 def as_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
-    """Convert a number γ (the paper's γI), ``"auto"`` or a rule to a rule.
-
-    Raises:
-        ValueError: if a number is negative or not finite, or a string is unknown.
-        TypeError: if it is none of these.
-    """
+    """Convert a number γ (the paper's γI), ``"auto"`` or a rule to a rule."""
     if isinstance(shrinkage, Shrinkage):
         return shrinkage
     if isinstance(shrinkage, str):
@@ -149,17 +144,7 @@ def oas() -> Shrinkage:
 def loading(
     shrinkage: Shrinkage, variance: Float[Array, ""], dim: int, degrees: Float[Array, ""]
 ) -> Float[Array, ""]:
-    """Return γ of a rule that adds γI and depends only on the mean variance and ν.
-
-    Args:
-        shrinkage: `diagonal_loading`, `relative` or `pseudo_observations`.
-        variance: t = tr(Σ̂)/d.
-        dim: d.
-        degrees: ν.
-
-    Raises:
-        ValueError: if the rule is another.
-    """
+    """Return γ of a rule that adds γI and depends only on the mean variance and ν."""
     check_loading(shrinkage)
     # Any covariance of this size and trace will do, as these rules use nothing else of it.
     covariance = Scatter(jnp.zeros((1, dim), variance.dtype), variance, factored=True)

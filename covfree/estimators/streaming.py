@@ -69,9 +69,18 @@ def init(dim: int, dtype: Any = float) -> CovarianceState:
     )
 
 
-def _check_update(state: Any, means: Any, counts: Any) -> None:
+def _check_state(name: str, state: Any) -> None:
     if not isinstance(state, CovarianceState):
-        raise TypeError(f"state: expected one of init or update, got {type(state).__name__}")
+        raise TypeError(f"{name}: expected a CovarianceState, of init or update, got {type(state).__name__}")
+
+
+def _check_states(first: Any, second: Any) -> None:
+    _check_state("first", first)
+    _check_state("second", second)
+
+
+def _check_update(state: Any, means: Any, counts: Any) -> None:
+    _check_state("state", state)
     check_means(means, counts)
     if jnp.shape(means)[1] != state.offset.shape[0]:
         raise ValueError(
@@ -117,7 +126,7 @@ def update(
     return merge(state, part)
 
 
-@jax.jit
+@compiled(check=_check_states)
 def merge(first: CovarianceState, second: CovarianceState) -> CovarianceState:
     """Return the state of the rows of both states."""
     count = first.num_examples + second.num_examples
@@ -156,6 +165,7 @@ def finalize(
         ValueError: if the shrinkage is unknown or needs single rows.
         TypeError: if ``shrinkage`` is neither a number, a string nor a rule.
     """
+    _check_state("state", state)
     rule = as_shrinkage(shrinkage)
     if rule.needs_rows:
         raise ValueError(

@@ -22,7 +22,9 @@ from covfree.finetune.baselines.prompts import prompt_model as prompt_model
 from covfree.finetune.baselines.prompts import random_prompts as random_prompts
 from covfree.finetune.baselines.prototypes import fedcgs_personal as fedcgs_personal
 from covfree.finetune.baselines.prototypes import fedproto as fedproto
+from covfree.finetune.baselines.ridge_at_home import ridge_at_home as ridge_at_home
 from covfree.finetune.baselines.scaffold import scaffold as scaffold
+from covfree.finetune.lora import lora as lora
 from covfree.finetune.model import Model as Model
 from covfree.finetune.model import NetworkMap as NetworkMap
 from covfree.finetune.model import linear_model as linear_model

@@ -250,8 +250,8 @@ def fedadam(
     `adaptive`: v starts at τ² and there is no bias correction, so with small changes (√v < τ = 1e-3) it is
     momentum with a rate of η/τ. ``"torch"`` is PyTorch's Adam, which FLSim and the tables of Fed3R and FedCOF
     use: with bias correction, β₂ = 0.999, ε = 1e-8. ``"flower"`` is the Adam of Flower's strategy: v starts
-    at 0, and step t has the bias correction of step t + 1. With the same rates their trajectories differ
-    widely.
+    at 0, τ is 1e-9 unless given, and step t has the bias correction of step t + 1. With the same rates their
+    trajectories differ widely.
 
     Args:
         model: see `fedavg`.
@@ -265,6 +265,8 @@ def fedadam(
     """
     check_choice("form", form, ("reddi", "torch", "flower"))
     name = "fedadam" if form == "reddi" else f"fedadam-{form}"
+    if form == "flower":
+        options = {"tau": 1e-9, **options}
     return _adaptive(name, model, client, server_lr, options)
 
 

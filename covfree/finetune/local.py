@@ -53,17 +53,7 @@ def _called(make: Any) -> Any:
 
 
 def as_optimiser(name: str, optimiser: Any) -> Optimiser:
-    """Convert a caller's argument to an `Optimiser`.
-
-    Args:
-        name: the argument's name in errors.
-        optimiser: a number, the learning rate of gradient descent; ``jax.tree_util.Partial(optax.adam,
-            0.1)``, whose numbers may be swept; or an optax transformation.
-
-    Raises:
-        TypeError: if ``optimiser`` is none of them.
-        ValueError: if a number is not finite, or a learning rate is negative.
-    """
+    """Make an `Optimiser` of a learning rate, a ``Partial(optax.adam, 0.1)`` or an optax transformation."""
     if isinstance(optimiser, Optimiser):
         return optimiser
     if isinstance(optimiser, jax.tree_util.Partial):

@@ -10,6 +10,7 @@ from covfree.heads.mapped import MappedHead as MappedHead
 from covfree.heads.ncm import ncm_head as ncm_head
 from covfree.heads.prior import gda_head as gda_head
 from covfree.heads.prior import with_prior_means as with_prior_means
+from covfree.heads.ridge import regression_head as regression_head
 from covfree.heads.ridge import ridge_head as ridge_head
 from covfree.heads.softmax import softmax_head as softmax_head
 from covfree.heads.student import StudentHead as StudentHead

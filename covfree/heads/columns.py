@@ -7,27 +7,19 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from covfree.core.linalg import Scatter, as_scatter
+from covfree.core.sums import settled
 from covfree.core.types import AnyArray, LinearHead, Moments
-
-# Rounding of a sum of K terms that cancel, in eps of the terms' magnitude: at most 7 was observed for K = 250
-# and 47 for 10⁵, in the worst order. A sum of independent terms of mean 0 is larger, about 1/√K of the
-# magnitude; for 10⁶ terms that is 16 times this limit.
-_ROUNDING, _GROWTH = 16.0, 0.5
 
 
 def resolved_sums(moments: Moments) -> Float[Array, "classes dim"]:
     """The classes' sums of features; 0 for a class whose sum is no larger than its rounding.
 
     For heads that scale columns to norm 1: where a class's features cancel, they would scale rounding, which
-    depends on the order of rows, up to a direction. Moments without a magnitude, and features that cancel
-    within a client's own mean, do not show it.
+    depends on the order of rows, up to a direction. Moments without a magnitude do not show it.
     """
     if moments.magnitude is None:
         return moments.total
-    limit = _ROUNDING + _GROWTH * jnp.sqrt(moments.num_rows.astype(moments.total.dtype))
-    noise = limit * jnp.finfo(moments.total.dtype).eps * moments.magnitude
-    # A NaN compares False, and stays.
-    return jnp.where((jnp.abs(moments.total).max(1, initial=0) <= noise)[:, None], 0, moments.total)
+    return settled(moments.total, moments.num_rows, moments.magnitude)
 
 
 def unit_columns(weight: Float[Array, "dim classes"]) -> Float[Array, "dim classes"]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
 from covfree.core.products import product
-from covfree.core.types import AnyArray, as_features, masked
+from covfree.core.types import AnyArray, as_features, at_once, masked
 
 
 @jax.tree_util.register_dataclass
@@ -36,6 +36,7 @@ class EnsembleHead:
     log_share: Float[Array, " columns"]
     present: Float[Array, " classes"]
 
+    @at_once
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch classes"]:
         """Compute the logarithms of the averaged probabilities; −∞ for an absent class."""
         features = jnp.asarray(as_features(features, self.weight.shape[1]))

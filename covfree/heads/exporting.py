@@ -16,6 +16,7 @@ from covfree.core.types import LinearHead, Message, Moments, Rows
 from covfree.estimators.streaming import CovarianceState
 from covfree.heads import CorrectedHead, EnsembleHead, GaussianHead, MappedHead, StudentHead
 from covfree.statistics.buckets import BucketFeatures
+from covfree.statistics.deep_features import DeepFeatures
 from covfree.statistics.feature_maps import Adapter, FourierFeatures, ReluFeatures
 
 
@@ -29,7 +30,7 @@ def _from_bytes(static: bytes) -> Any:
 
 export.register_namedtuple_serialization(CovarianceState, serialized_name="covfree.CovarianceState")
 for _kind in (
-    *(Adapter, BucketFeatures, FourierFeatures, ReluFeatures),
+    *(Adapter, BucketFeatures, DeepFeatures, FourierFeatures, ReluFeatures),
     *(CorrectedHead, EnsembleHead, GaussianHead, LinearHead, MappedHead, StudentHead),
     *(Message, Moments, Rows, Scatter),
 ):

@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -17,12 +18,22 @@ from covfree.core.atomic import replacing
 from covfree.core.checks import check_positive
 from covfree.core.types import Head, LinearHead
 from covfree.heads import CorrectedHead, GaussianHead, MappedHead, StudentHead
-from covfree.heads.file_maps import as_computed, check_map, map_arrays, plain, read_map, text_in
-from covfree.statistics.feature_maps import FourierFeatures, ReluFeatures
+from covfree.heads.file_maps import (
+    as_computed,
+    check_map,
+    filled,
+    leaves_of,
+    map_arrays,
+    plain,
+    read_map,
+    text_in,
+)
 
 _FORMAT, _VERSION = "covfree.Head", 1
 _SAFETENSORS = ".safetensors"
-_ABOUT = ("format", "version", "kind", "class_names", "map", "origin")
+_ABOUT = ("format", "version", "kind", "class_names", "map", "origin", "dim")
+# The kind of a user's own model, and the prefix of its leaves; the file holds no more of it.
+_OWN, _LEAF = "own", "leaf_"
 _HEADS: dict[str, Any] = {"linear": LinearHead, "gaussian": GaussianHead, "student": StudentHead}
 # The shapes of each kind's arrays, of which ``label`` holds integers; beside them ``present``.
 _FORMS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -44,15 +55,16 @@ class SavedHead(NamedTuple):
     Attributes:
         head: the classifier.
         class_names: [C] names of the classes; None if the file has none.
-        dim: size of the features that the head takes, before any map; of a network, those that it makes.
-        num_classes: C.
+        dim: size of the features that the head takes, before any map; of a network, those that it makes; of a
+            model of one's own what `save_head` was told, or None.
+        num_classes: C; of a model of one's own the number of its names, or None.
         origin: what the head was fitted to, as `save_head` was told; None if the file does not say.
     """
 
     head: Head
     class_names: tuple[str, ...] | None
-    dim: int
-    num_classes: int
+    dim: int | None
+    num_classes: int | None
     origin: dict[str, Any] | None = None
 
 
@@ -75,17 +87,19 @@ def save_head(
 
     Args:
         head: a `LinearHead`, `GaussianHead` or `StudentHead`, one of these with a linear term, or one behind
-            a map, as fine-tuning makes it: an adapter, or a network, whose parameters are saved.
+            a map, as methods and fine-tuning make it: an adapter, or a network, whose parameters are saved.
+            Or a model of one's own, such as a trained `finetune.Model`: any callable pytree of arrays, of
+            which the file holds the leaves; `load_head` then needs one of the same structure.
         path: the file, which is replaced if it is there; ends in ``.npz``, or in ``.safetensors`` (needs the
             ``safetensors`` extra).
         class_names: a name for each class.
         dim: size of the features that come in. Needed for a head behind a random map, which does not know it:
-            the directions that it draws for them are in the file.
+            what it draws for them is in the file.
         origin: what the head was fitted to, such as its data's name and seed: anything that JSON holds.
             ``covfree fit`` writes what ``covfree evaluate`` needs so as not to test on training examples.
 
     Raises:
-        TypeError: if the head is of another kind, or ``dim`` is no integer.
+        TypeError: if the head is no pytree of arrays or cannot be called, or ``dim`` is no integer.
         ValueError: if the head or its map is not finite (without x64: in float32), the map is a sweep of
             several or does not fit the head, there is not one name for each class, ``dim`` is missing or does
             not fit, or ``path`` ends otherwise.
@@ -99,14 +113,22 @@ def save_head(
     """
     inner: Any = head.head if isinstance(head, MappedHead) else head
     inner, term = _without_term(inner)
-    kind = next((name for name, make in _HEADS.items() if isinstance(inner, make)), None)
-    if kind is None:
-        raise TypeError(
-            "head: expected a LinearHead, GaussianHead or StudentHead, perhaps behind a map of features, got "
-            f"{type(inner).__name__}"
-        )
+    kind = next((name for name, make in _HEADS.items() if isinstance(inner, make)), _OWN)
     if Path(path).suffix not in (".npz", _SAFETENSORS):
         raise ValueError(f"path: expected a file that ends in .npz or {_SAFETENSORS}, got {str(path)!r}")
+    about: dict[str, Any] = {"format": _FORMAT, "version": _VERSION, "kind": kind}
+    if class_names is not None:
+        about["class_names"] = np.array(list(class_names), str)
+    if origin is not None:
+        about["origin"] = np.array(json.dumps(dict(origin)))
+    arrays = _own_arrays(head, dim) if kind == _OWN else _arrays(head, kind, inner, term, dim)
+    if class_names is not None:
+        _check_names(about["class_names"], arrays)
+    _write(Path(path), about | arrays)
+
+
+def _arrays(head: Head, kind: str, inner: Any, term: dict[str, Any], dim: int | None) -> dict[str, Any]:
+    """The arrays of a head of covfree's, and of the map before it."""
     feature_map: Any = head.feature_map if isinstance(head, MappedHead) else None
     own = {} if feature_map is None else map_arrays(feature_map)
     leaves = {each.name: getattr(inner, each.name) for each in fields(inner)}
@@ -118,27 +140,43 @@ def save_head(
             check_map(own, _size_in(arrays))
     except ValueError as error:
         raise ValueError(f"head: {error}") from error
-    if not isinstance(feature_map, (FourierFeatures, ReluFeatures)):
-        _check_dim(dim, _size_in(arrays))
-    elif dim is None:
+    drawn = getattr(feature_map, "drawn", None)
+    # Thresholds of buckets have a row for each feature; other random maps take features of any size.
+    known = _size_in(arrays) if drawn is None else len(own.get("map_thresholds", ())) or None
+    if dim is None and known is None:
         raise ValueError("dim: expected the size of the features that come into the random map, got None")
-    else:
-        check_positive("dim", dim)
-        own |= {f"map_{name}": plain(drawn) for name, drawn in feature_map.drawn(dim).items()}
-    about: dict[str, Any] = {"format": _FORMAT, "version": _VERSION, "kind": kind}
-    if class_names is not None:
-        about["class_names"] = np.array(list(class_names), str)
-        _check_names(about["class_names"], arrays)
-    if origin is not None:
-        about["origin"] = np.array(json.dumps(dict(origin)))
-    every: Any = {**about, **own, **arrays}
-    if Path(path).suffix == _SAFETENSORS:
-        content = write_safetensors({name: np.asarray(array) for name, array in every.items()})
-        with replacing(Path(path)) as file:
+    size: Any = known if dim is None else check_positive("dim", dim)
+    if size != (known or size):
+        raise ValueError(f"dim: expected {known}, as the head has it, got {dim}")
+    if drawn is not None:
+        own |= {f"map_{name}": plain(array) for name, array in drawn(size).items()}
+    return own | arrays
+
+
+def _own_arrays(head: Any, dim: int | None) -> dict[str, Any]:
+    """The leaves of a model of one's own."""
+    if not callable(head) or jax.tree_util.all_leaves([head]) or not jax.tree.leaves(head):
+        raise TypeError(
+            "head: expected a LinearHead, GaussianHead or StudentHead, perhaps behind a map of features, or "
+            f"a callable pytree of arrays, got {type(head).__name__}; jax.tree_util.register_dataclass makes "
+            "a dataclass one"
+        )
+    arrays = leaves_of(head, _LEAF)
+    try:
+        _check_finite(arrays)
+    except ValueError as error:
+        raise ValueError(f"head: {error}") from error
+    return arrays if dim is None else {**arrays, "dim": np.array(check_positive("dim", dim))}
+
+
+def _write(path: Path, arrays: dict[str, Any]) -> None:
+    if path.suffix == _SAFETENSORS:
+        content = write_safetensors({name: np.asarray(array) for name, array in arrays.items()})
+        with replacing(path) as file:
             file.write(content)
         return
-    with replacing(Path(path)) as file:
-        np.savez(file, **every)
+    with replacing(path) as file:
+        np.savez(file, **arrays)
 
 
 def load_head(path: str | PathLike[str], *, network: Any = None) -> SavedHead:
@@ -147,7 +185,8 @@ def load_head(path: str | PathLike[str], *, network: Any = None) -> SavedHead:
     Args:
         path: the file.
         network: of a trained network, a map with parameters of the same names and shapes, which those of the
-            file replace: ``finetune.NetworkMap(params, backbone, preprocessing)``. The file holds no code.
+            file replace: ``finetune.NetworkMap(params, backbone, preprocessing)``. Of a model of one's own,
+            that model with any parameters. The file holds no code.
 
     Returns:
         The head, its classes' names and its sizes.
@@ -171,8 +210,10 @@ def _read(arrays: dict[str, np.ndarray], network: Any) -> SavedHead:
     if version.shape or version != _VERSION:
         raise ValueError(f"expected a head of version {_VERSION}, got version {version}; is covfree too old?")
     kind = text_in(arrays, "kind")
+    if kind == _OWN:
+        return _read_own(arrays, network)
     if kind not in _HEADS:
-        raise ValueError(f"kind: expected one of {', '.join(_HEADS)}, got {kind!r}")
+        raise ValueError(f"kind: expected one of {', '.join((*_HEADS, _OWN))}, got {kind!r}")
     parts = {name: array for name, array in arrays.items() if name not in _ABOUT and name[:4] != "map_"}
     _check_parts(kind, parts)
     names = arrays.get("class_names")
@@ -188,9 +229,27 @@ def _read(arrays: dict[str, np.ndarray], network: Any) -> SavedHead:
         head = CorrectedHead(head, LinearHead(weight, bias), scale)
     dim = _size_in(parts)
     if "map" in arrays:
-        head = MappedHead(read_map(arrays, dim, network), head)
-        dim = arrays.get("map_directions", np.zeros((dim, 0))).shape[0]
+        feature_map, dim = read_map(arrays, dim, network)
+        head = MappedHead(feature_map, head)
     return SavedHead(head, names, dim, _classes_in(parts), _origin_in(arrays))
+
+
+def _read_own(arrays: dict[str, np.ndarray], network: Any) -> SavedHead:
+    """The model of one's own whose leaves a file holds."""
+    if network is None:
+        raise ValueError(
+            "network: expected the model whose leaves the file holds, or one of the same structure, got None"
+        )
+    leaves = {name: array for name, array in arrays.items() if name not in _ABOUT}
+    _check_finite(leaves)
+    names, dim = arrays.get("class_names"), arrays.get("dim")
+    number = None
+    if names is not None:
+        _check_names(names, leaves)
+        names = names_in(names)
+        number = len(names)
+    size = None if dim is None else int(dim)
+    return SavedHead(filled(network, leaves, _LEAF), names, size, number, _origin_in(arrays))
 
 
 def _without_term(head: Any) -> tuple[Any, dict[str, Any]]:
@@ -212,11 +271,6 @@ def _check_finite(arrays: Mapping[str, np.ndarray]) -> None:
             raise ValueError(f"{name}: expected finite numbers, got {array[place]} at {place}")
 
 
-def _check_dim(dim: int | None, own: int) -> None:
-    if dim is not None and dim != own:
-        raise ValueError(f"dim: expected {own}, as the head has it, got {dim}")
-
-
 def _check_parts(kind: str, parts: Mapping[str, Any]) -> None:
     """Raise unless these are the arrays of a head of this kind."""
     needed = {**_FORMS[kind], **(_TERM if "linear_weight" in parts else {})}
@@ -236,7 +290,8 @@ def _check_parts(kind: str, parts: Mapping[str, Any]) -> None:
 
 
 def _check_names(names: np.ndarray, parts: Mapping[str, Any]) -> None:
-    classes = _classes_in(parts)
+    own = any(name.startswith(_LEAF) for name in parts)
+    classes = len(names) if own and names.ndim else _classes_in(parts)
     if names.shape != (classes,) or names.dtype.kind not in "SU":
         raise ValueError(
             f"class_names: expected {classes} names, one for each class, got {names.dtype}{list(names.shape)}"

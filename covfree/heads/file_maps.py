@@ -10,81 +10,96 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from covfree.statistics.buckets import MOST_BITS, BucketFeatures
+from covfree.statistics.deep_features import DeepFeatures
 from covfree.statistics.feature_maps import Adapter, FourierFeatures, ReluFeatures
 
-# The numbers of each map. What random ones draw from their seed is written beside them, for NumPy.
-_MAPS: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "fourier": (FourierFeatures, ("sigma", "seed", "num_features", "unit")),
-    "relu": (ReluFeatures, ("seed", "num_features")),
-    "adapter": (Adapter, ("down", "up")),
+# The numbers and arrays of each map. What random ones draw from their seed is written beside them, for NumPy.
+_MAPS: dict[str, tuple[Any, tuple[str, ...], tuple[str, ...]]] = {
+    "fourier": (FourierFeatures, ("sigma", "seed", "num_features", "unit"), ()),
+    "relu": (ReluFeatures, ("seed", "num_features"), ()),
+    "buckets": (BucketFeatures, ("seed", "group_size"), ("thresholds",)),
+    "deep": (DeepFeatures, ("seed", "num_features", "inner"), ("layers",)),
+    "adapter": (Adapter, (), ("down", "up")),
 }
+# The array of each random map that has a row for each feature which comes in; of "deep" one more.
+_BY_FEATURE = {"fourier": "directions", "relu": "directions", "buckets": "thresholds", "deep": "input"}
 # A map whose ``params`` alone are in the file.
 _NETWORK = "network"
 
 
-def read_map(arrays: dict[str, np.ndarray], size: int, network: Any = None) -> Any:
-    """The map of features in a file.
-
-    Args:
-        arrays: what the file holds.
-        size: of the features which come out.
-        network: of a network's parameters, a map that has such parameters.
-    """
+def read_map(arrays: dict[str, np.ndarray], size: int, network: Any = None) -> tuple[Any, int]:
+    """The map of features in a file, and the size of features that come in (that come out of a network)."""
     kind = text_in(arrays, "map")
     if kind == _NETWORK:
-        return _with_parameters(network, arrays)
+        if network is None:
+            raise ValueError(
+                "network: expected the map whose parameters the file holds, such as "
+                "finetune.NetworkMap(params, backbone, None), got None"
+            )
+        return replace(network, params=filled(network.params, arrays, "map_")), size
     if kind not in _MAPS:
         raise ValueError(f"map: expected one of {', '.join((*_MAPS, _NETWORK))}, got {kind!r}")
-    make, names = _MAPS[kind]
-    if missing := [f"map_{name}" for name in names if f"map_{name}" not in arrays]:
+    make, numbers, tables = _MAPS[kind]
+    if missing := [f"map_{name}" for name in (*numbers, *tables) if f"map_{name}" not in arrays]:
         raise ValueError(f"expected arrays {', '.join(missing)} of the map, got {sorted(arrays)}")
     check_map(arrays, size)
+    own: dict[str, Any] = {name: arrays[f"map_{name}"].item() for name in numbers}
+    own |= {name: jnp.asarray(arrays[f"map_{name}"]) for name in tables}
+    if make is DeepFeatures:
+        own["layers"] = tuple(own["layers"])
+    feature_map = make(**own)
     if make is Adapter:
-        return Adapter(jnp.asarray(arrays["map_down"]), jnp.asarray(arrays["map_up"]))
-    feature_map = make(**{name: arrays[f"map_{name}"].item() for name in names})
-    directions = arrays.get("map_directions", np.zeros(0))
-    if directions.ndim != 2 or not len(directions):
-        raise ValueError(f"map_directions: expected [dim, {size}], got {list(directions.shape)}")
-    for name, drawn in feature_map.drawn(directions.shape[0]).items():
+        return feature_map, size
+    place = f"map_{_BY_FEATURE[kind]}"
+    directions = arrays.get(place, np.zeros(0))
+    dim = len(directions) - (kind == "deep") if directions.ndim == 2 else 0
+    if dim < 1:
+        raise ValueError(f"{place}: expected [dim, …], a row for each feature, got {list(directions.shape)}")
+    for name, drawn in feature_map.drawn(dim).items():
         stored = arrays.get(f"map_{name}", np.zeros(0))
-        same = stored.shape == drawn.shape and stored.dtype.kind == "f"
+        same = stored.shape == drawn.shape and stored.dtype.kind == np.dtype(drawn.dtype).kind
         if not same or not np.allclose(stored, drawn, rtol=1e-5, atol=1e-6):
             raise ValueError(
                 f"map_{name}: expected what seed {feature_map.seed} draws with this version of jax; the file "
                 "is of another version, or was altered"
             )
-    return feature_map
+    return feature_map, dim
 
 
-def _with_parameters(network: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    """The network's map with the parameters in a file."""
-    if network is None:
-        raise ValueError(
-            "network: expected the map whose parameters the file holds, such as "
-            "finetune.NetworkMap(params, backbone, None), got None"
-        )
-    own = {f"map_{name}": leaf for name, leaf in _parameters(network.params).items()}
-    shapes = {name: list(array.shape) for name, array in arrays.items() if name.startswith("map_")}
-    wanted = {name: list(np.shape(leaf)) for name, leaf in own.items()}
+def filled(tree: Any, arrays: Mapping[str, np.ndarray], prefix: str) -> Any:
+    """Return the pytree with the leaves that a file holds under a prefix."""
+    own = leaves_of(tree, prefix)
+    shapes = {name: list(array.shape) for name, array in arrays.items() if name.startswith(prefix)}
+    wanted = {name: list(leaf.shape) for name, leaf in own.items()}
     if different := sorted(name for name in {*shapes, *wanted} if shapes.get(name) != wanted.get(name)):
         name = different[0]
         raise ValueError(
             f"network: expected one with the file's parameters; {name}: {wanted.get(name)} in the network, "
             f"{shapes.get(name)} in the file"
         )
-    leaves = [jnp.asarray(arrays[name]).astype(jnp.asarray(leaf).dtype) for name, leaf in own.items()]
-    return replace(network, params=jax.tree.unflatten(jax.tree.structure(network.params), leaves))
+    leaves, structure = jax.tree.flatten(tree)
+    read = [
+        jnp.asarray(arrays[name]).astype(jnp.asarray(leaf).dtype)
+        for name, leaf in zip(own, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(structure, read)
 
 
-def _parameters(params: Any) -> dict[str, Any]:
-    """The leaves of a pytree, by name."""
-    found = jax.tree_util.tree_flatten_with_path(params)[0]
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in found}
+def leaves_of(tree: Any, prefix: str) -> dict[str, np.ndarray]:
+    """Return the leaves of a pytree as NumPy arrays, by their paths; a TypeError if one is no array."""
+    found = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        name = prefix + jax.tree_util.keystr(path, simple=True, separator="/")
+        if name in found or not (isinstance(leaf, (bool, int, float)) or hasattr(leaf, "__array__")):
+            raise TypeError(f"head: expected arrays of a name each, got {name}: {type(leaf).__name__}")
+        found[name] = plain(leaf)
+    return found
 
 
 def map_arrays(feature_map: Any) -> dict[str, np.ndarray]:
     """What a file holds of a map of features, by name, but what it draws."""
-    kind = next((name for name, (make, _) in _MAPS.items() if isinstance(feature_map, make)), None)
+    kind = next((name for name, (make, *_) in _MAPS.items() if isinstance(feature_map, make)), None)
     if kind is None:
         params = getattr(feature_map, "params", None)
         if params is None or not is_dataclass(feature_map):
@@ -92,9 +107,9 @@ def map_arrays(feature_map: Any) -> dict[str, np.ndarray]:
                 "head: expected a map of fourier_features, relu_features, an adapter or a network before it, "
                 f"a dataclass with params, got {type(feature_map).__name__}"
             )
-        own = {f"map_{name}": plain(leaf) for name, leaf in _parameters(params).items()}
-        return {"map": np.array(_NETWORK), **own}
-    arrays = {f"map_{name}": plain(getattr(feature_map, name)) for name in _MAPS[kind][1]}
+        return {"map": np.array(_NETWORK), **leaves_of(params, "map_")}
+    _, numbers, tables = _MAPS[kind]
+    arrays = {f"map_{name}": plain(getattr(feature_map, name)) for name in (*numbers, *tables)}
     return {"map": np.array(kind), **arrays}
 
 
@@ -105,23 +120,31 @@ def check_map(arrays: Mapping[str, np.ndarray], size: int) -> None:
     """
     if str(arrays["map"]) == _NETWORK:
         return
-    make, names = _MAPS[str(arrays["map"])]
-    if make is Adapter:
-        down, up = arrays["map_down"], arrays["map_up"]
-        right = down.ndim == 2 and down.shape[0] == size and up.shape == down.shape[::-1]
-        if not right or {down.dtype.kind, up.dtype.kind} != {"f"}:
-            raise ValueError(
-                f"expected floats map_down [{size}, rank] and map_up [rank, {size}], got "
-                f"{down.dtype}{list(down.shape)} and {up.dtype}{list(up.shape)}"
-            )
-        return
-    for name in names:
+    kind = str(arrays["map"])
+    for name in _MAPS[kind][1]:
         number = arrays[f"map_{name}"]
         if number.shape or number.dtype.kind not in ("fiu" if name == "sigma" else "iub"):
             raise ValueError(f"map_{name}: expected one number, got {number.dtype}{list(number.shape)}")
-    if arrays["map_num_features"] != size:
-        got = arrays["map_num_features"]
-        raise ValueError(f"map_num_features: expected {size}, as the head has it, got {got}")
+    tables = {name: arrays[f"map_{name}"] for name in _MAPS[kind][2]}
+    got = " and ".join(f"{table.dtype}{list(table.shape)}" for table in tables.values())
+    if any(table.dtype.kind != "f" for table in tables.values()):
+        raise ValueError(f"expected floats map_{', map_'.join(tables)}, got {got}")
+    width = arrays.get("map_num_features", np.array(size)).item()
+    if kind == "adapter":
+        down, up = tables["down"], tables["up"]
+        if down.ndim != 2 or down.shape[0] != size or up.shape != down.shape[::-1]:
+            raise ValueError(f"expected floats map_down [{size}, rank] and map_up [rank, {size}], got {got}")
+    elif kind == "buckets":
+        group, shape = arrays["map_group_size"].item(), tables["thresholds"].shape
+        if len(shape) != 2 or not 0 < group <= MOST_BITS or not shape[0] * shape[1]:
+            raise ValueError(
+                f"expected map_thresholds [dim, buckets] in groups of 1 to {MOST_BITS}, got {got}"
+            )
+        width = BucketFeatures(tables["thresholds"], 0, group).num_features
+    elif kind == "deep" and tables["layers"].shape[1:] != (arrays["map_inner"].item(), width):
+        raise ValueError(f"expected map_layers [layers, {arrays['map_inner']}, {width}], got {got}")
+    if width != size:
+        raise ValueError(f"map_num_features: expected {size}, as the head has it, got {width}")
     if "map_sigma" in arrays and not as_computed(arrays["map_sigma"]) > 0:
         raise ValueError(f"map_sigma: expected a number above 0, got {arrays['map_sigma']}")
 
@@ -139,6 +162,6 @@ def text_in(arrays: Mapping[str, np.ndarray], name: str) -> str | None:
 
 
 def plain(value: Any) -> np.ndarray:
-    """As NumPy has it, which knows no bfloat16."""
+    """Convert to a NumPy array; bfloat16, which NumPy lacks, to float32."""
     array = np.asarray(value)
     return array.astype(np.float32) if array.dtype == jnp.bfloat16 else array

@@ -18,11 +18,6 @@ def log_gamma_ratio(
     Γ(a + k)/Γ(a) is the product of a, a + 1, …, a + k − 1, so the difference is a sum of
     log(1 + extra/(least + i)), whose terms are small if ``extra`` is. The logarithms of Γ themselves would be
     far larger and cancel. For odd d a ratio Γ(a + ½)/Γ(a) remains, which Stirling's series gives.
-
-    Args:
-        least: above ½.
-        extra: at least 0.
-        dim: d.
     """
 
     def steps(start: jax.Array, number: int) -> jax.Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from covfree.core.lapack import cholesky, triangular_solve
-from covfree.core.types import AnyArray, Moments, as_features, masked
+from covfree.core.types import AnyArray, Moments, as_features, at_once, masked
 from covfree.heads.columns import log_priors
 
 
@@ -33,6 +33,7 @@ class GaussianHead:
     bias: Float[Array, " classes"]
     present: Float[Array, " classes"] | None = None
 
+    @at_once
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch classes"]:
         """Compute the scores class by class, which takes memory for one copy of the features."""
         features = jnp.asarray(as_features(features, self.mean.shape[1]))

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from covfree.core.linalg import Scatter, factorise, solve
+from covfree.core.linalg import Scatter, as_scatter, factorise, solve
 from covfree.core.types import AnyArray, LinearHead, Moments, Scalar
 from covfree.heads.columns import fitting, head_for_present, resolved_sums, unit_columns
+from covfree.statistics.targets import TargetSums
+
+# Rounding of the Schur complement in eps of N + λ.
+_ROUNDING = 32
 
 
 def ridge_head(
@@ -52,18 +58,62 @@ def ridge_head(
     sums = (resolved_sums(moments) if unit else moments.total).T
     if not bias:
         return ridge_head_of(solve(factors, sums), moments, unit=unit)
-    total, counts = sums.sum(1, keepdims=True), moments.count.astype(sums.dtype)
-    solved = solve(factors, jnp.concatenate([sums, total], axis=1))
-    weight, direction = solved[:, :-1], solved[:, -1:]
-    # The Schur complement of N + λ once W is eliminated; it is above 0, as sᵀ(G + λI)⁻¹s is below N.
-    rest = moments.num_examples + system.shift - (total * direction).sum()
-    offset = (counts - (total * weight).sum(0)) / jnp.where(rest > 0, rest, 1)
-    weight = weight - direction * offset[None, :]
+    counts, corner = moments.count.astype(sums.dtype), moments.num_examples + system.shift
+    weight, offset = _with_offset(factors, sums, sums.sum(1), counts, corner)
     if unit:
         largest = jnp.sqrt(jnp.square(weight).sum(0))
         offset = offset / jnp.where(largest > 0, largest, 1)
         weight = unit_columns(weight)
     return head_for_present(weight, offset, moments.present)
+
+
+def regression_head(sums: TargetSums, *, ridge: Scalar = 0.0, bias: bool = True) -> LinearHead:
+    """Predict targets by ridge regression: scores x ↦ Wᵀx + b are the predictions.
+
+    With a constant 1 appended to the features, (W, b) minimises Σ w ‖y − Wᵀf − b‖² + λ (‖W‖² + ‖b‖²), as
+    `ridge_head` with ``bias=True`` does for one-hot targets. The predictions estimate the mean
+    of the targets given the features: of soft labels take the largest, of several labels those above 1/2.
+
+    Args:
+        sums: of `target_sums`, added up over all clients. As nothing is centred, errors grow by about
+            1 + m²/s² for features of mean m and spread s.
+        ridge: λ, at least 0. If the system is singular, W is the solution of minimum norm.
+        bias: whether there is an intercept b; static.
+
+    Returns:
+        The head, with a column for each target.
+
+    Source: Fed3R (Fanì et al. 2024), eq. 2 to 4, without the scaling of columns.
+
+    >>> import covfree, jax.numpy as jnp
+    >>> x = jnp.array([[0.0], [1.0], [2.0]])
+    >>> head = regression_head(covfree.target_sums(x, 3 * x + 1))
+    >>> head(jnp.array([[5.0]])).round(3).tolist()
+    [[16.0]]
+    """
+    system = as_scatter(sums.gram).shifted(ridge)
+    factors = factorise(system)
+    if not bias:
+        weight = solve(factors, sums.cross)
+        return LinearHead(weight, jnp.zeros_like(weight[0]))
+    corner = sums.weight + system.shift
+    return LinearHead(*_with_offset(factors, sums.cross, sums.feature_sum, sums.target_sum, corner))
+
+
+def _with_offset(
+    factors: Any, cross: Array, feature_sum: Array, target_sum: Array, corner: Array
+) -> tuple[Array, Array]:
+    """Solve (G + λI) W + s b = B and sᵀ W + (N + λ) b = t for W and b."""
+    total = feature_sum[:, None]
+    solved = solve(factors, jnp.concatenate([cross, total], axis=1))
+    weight, direction = solved[:, :-1], solved[:, -1:]
+    # The Schur complement of N + λ once W is eliminated: above 0, as sᵀ(G + λI)⁻¹s is below N, unless λ is 0
+    # and some combination of features is constant, which then serves as the intercept.
+    rest = corner - (total * direction).sum()
+    resolved = rest > _ROUNDING * jnp.finfo(cross.dtype).eps * corner
+    offset = (target_sum - (total * weight).sum(0)) / jnp.where(resolved, rest, 1)
+    offset = jnp.where(resolved, offset, 0)
+    return weight - direction * offset[None, :], offset
 
 
 def ridge_head_of(weight: Float[Array, "dim classes"], moments: Moments, *, unit: bool = True) -> LinearHead:

@@ -16,7 +16,17 @@ from covfree.core.linalg import Scatter, rank_cut
 from covfree.core.products import product
 from covfree.core.sharding import whole
 from covfree.core.sums import PART
-from covfree.core.types import AnyArray, LinearHead, Moments, Rows, Scalar, as_features, is_traced, masked
+from covfree.core.types import (
+    AnyArray,
+    LinearHead,
+    Moments,
+    Rows,
+    Scalar,
+    as_features,
+    at_once,
+    is_traced,
+    masked,
+)
 from covfree.estimators.moments import centred_means, first_moments, row_counts, row_labels, valid_rows
 from covfree.estimators.row_law import client_variance, row_law
 from covfree.estimators.scatter import centred_rows
@@ -39,7 +49,8 @@ class StudentHead:
         log π_c + b_c − h_c log(1 + a_c (‖u‖² − Σ_r (t_rᵀu)²)),
 
     the sum over the class's rows r. A class without rows is marked absent: its score is −∞. All leaves are
-    finite numbers.
+    finite numbers. As ``label`` has integers, ``jax.grad(loss, allow_int=True)(head)`` differentiates a head;
+    the leaves of `linear` are floats alone.
 
     Attributes:
         root: L, lower triangular.
@@ -67,6 +78,7 @@ class StudentHead:
     bias: Float[Array, " classes"]
     present: Float[Array, " classes"] | None = None
 
+    @at_once
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch classes"]:
         """Scores of each class, in d² + rows·d multiplications an example, a block of examples at once."""
         examples: jax.Array = whole(jnp.asarray(as_features(features, self.root.shape[0])))

@@ -142,6 +142,8 @@ def _terms(
     return _Terms(slope, curvature, kept.sum())
 
 
+# Called directly, a loop over a closure would compile anew each time.
+@jax.jit
 def _search(
     gap: Float[Array, "examples classes"],
     kept: Bool[Array, " examples"],

@@ -69,7 +69,9 @@ def sample_rows(
     label = row_labels(rows)
     valid = (jnp.asarray(rows.count) > 0) & (label >= 0)
     mean = row_means(rows, valid)
-    ends = _ends(row_counts(rows, valid).astype(mean.dtype), valid, num_samples, derive(key, "offset"))
+    ends = ends_of_draws(
+        row_counts(rows, valid).astype(mean.dtype), valid, num_samples, derive(key, "offset")
+    )
     # If there is no row to draw, the index is past the last row.
     row = jnp.searchsorted(ends, jnp.arange(num_samples, dtype=ends.dtype), side="right")
     labels = label.at[row].get(mode="fill", fill_value=-1)
@@ -86,15 +88,15 @@ def sample_rows(
     return centre + noise * (deviation if deviation.ndim == 2 else deviation[:, None]), labels
 
 
-def _ends(
-    count: Float[Array, " rows"], valid: Bool[Array, " rows"], num_samples: int, key: PRNGKey
+def ends_of_draws(
+    count: Float[Array, " rows"], valid: Bool[Array, " rows"], num_samples: Any, key: PRNGKey
 ) -> Integer[Array, " rows"]:
     """Return the end of each row's range of samples, by systematic sampling; a padding row's is empty.
 
     Sample i is at position i + u, with u uniform on [0, 1), on a line that rows divide by their shares.
     """
     total = count.sum()
-    edge = jnp.cumsum(count / jnp.where(total > 0, total, 1)) * num_samples
+    edge = jnp.cumsum(count / jnp.where(total > 0, total, 1)) * jnp.asarray(num_samples, count.dtype)
     end = jnp.ceil(edge - jax.random.uniform(key, (), count.dtype)).astype(jnp.int32)
     # Rounding must neither lose the last samples nor assign one to padding.
     end = jnp.where(jnp.cumsum(valid) == valid.sum(), num_samples, jnp.clip(end, 0, num_samples))
@@ -115,7 +117,7 @@ def _coloured(
         end = ends[row]
 
         def drawn() -> jax.Array:
-            root = _root(covariance[row].astype(noise.dtype))
+            root = root_of(covariance[row].astype(noise.dtype))
 
             def one_block(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
                 first, values = carry
@@ -133,7 +135,7 @@ def _coloured(
     return jax.lax.fori_loop(0, covariance.shape[0], one_row, padded)[:num_samples]
 
 
-def _root(covariance: Float[Array, "dim dim"]) -> Float[Array, "dim dim"]:
+def root_of(covariance: Float[Array, "dim dim"]) -> Float[Array, "dim dim"]:
     """Return R with R Rᵀ = S, factorised after scaling each feature to variance 1."""
     variance = jnp.diagonal(covariance)
     deviation = jnp.sqrt(jnp.maximum(variance, 0))

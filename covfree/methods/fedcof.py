@@ -12,7 +12,7 @@ from covfree.core.linalg import Scatter
 from covfree.core.types import H, LinearHead, Message, Moments, Scalar
 from covfree.estimators import ScatterChoice, Weighting
 from covfree.estimators.automatic import numbered
-from covfree.estimators.covariance import covariance_scatter
+from covfree.estimators.class_scatter import row_scatter
 from covfree.estimators.moments import example_moments
 from covfree.estimators.scatter import centred_rows
 from covfree.estimators.shrinkage import as_shrinkage
@@ -183,7 +183,7 @@ def fedcof_oracle(
             from_means("per_class"),
             shrinkage,
             head,
-            message=class_covariance_matrices(_oracle_merge),
+            message=class_covariance_matrices(_oracle_merge, pooled=True),
             bias=bias,
         )
     method = fedcof_like(
@@ -202,9 +202,6 @@ def estimating(method: Method) -> tuple[Method, Within]:
     """A method with an estimate of the within-class scatter, and the estimator.
 
     The given one if it has such an estimate, else FedCOF.
-
-    Raises:
-        ValueError: if the method's rows are no means of features.
     """
     if method.summary.name == "LocalHeads":
         raise ValueError(
@@ -222,11 +219,16 @@ def _check_rule(shrinkage: Shrinkage) -> None:
 
 def _oracle_merge(shrinkage: Shrinkage, message: Message, num_classes: int) -> tuple[Moments, Spread]:
     """The totals of the oracle's rounds, from clients' covariances."""
-    covariances = sent_matrix(message.rows.covariance, "covariance with each of")
+    if message.matrix is None:
+        sent_matrix(message.rows.covariance, "covariance with each of")
     _check_rule(shrinkage)
     rows = numbered(message.rows)
     moments = example_moments(rows, num_classes)
-    weight = jnp.full(num_classes, 1 / jnp.maximum(moments.within_degrees, 1))
+    degrees = jnp.maximum(moments.within_degrees, 1)
+    weight = jnp.full(num_classes, 1 / degrees)
+    inner = row_scatter(rows, num_classes) if message.matrix is None else jnp.asarray(message.matrix)
     # Sums over a client's examples are those over its class means, each as often as it has examples.
-    statistics = shrinkage.statistics(centred_rows(rows, moments, weight), rows, moments, weight)
-    return moments, Spread(covariance_scatter(rows, covariances, moments, weight), None, statistics)
+    between = centred_rows(rows, moments, weight)
+    statistics = shrinkage.statistics(between, rows, moments, weight)
+    scatter = Scatter.from_matrix(inner / degrees).with_factor(between)
+    return moments, Spread(scatter, None, statistics)

@@ -164,9 +164,6 @@ def linear_system(method: Method) -> tuple[Within, ScatterChoice | None]:
 
     Returns:
         Its estimate of the within-class scatter, and the parts of a ridge head's Gram matrix; None for LDA.
-
-    Raises:
-        ValueError: if the method has no such head.
     """
     within, gram = option(method.system, "within"), option(method.system, "gram")
     if within is not None and option(method.head, "function") is (lda_head if gram is None else ridge_head):

@@ -36,6 +36,7 @@ class MessageForm:
     merge: Merge
     matrices: Literal["client", "row"]
     solved: bool = False
+    pooled: bool = False
 
     def __post_init__(self) -> None:
         check_choice("matrices", self.matrices, ("client", "row"))
@@ -55,9 +56,9 @@ def own_solutions(merge: Merge) -> MessageForm:
     return MessageForm("solutions", _solution, merge, "client", solved=True)
 
 
-def class_covariance_matrices(merge: Merge) -> MessageForm:
-    """The form of messages with class means and a covariance for each."""
-    return MessageForm("class covariances", _covariances, merge, "row")
+def class_covariance_matrices(merge: Merge, *, pooled: bool = False) -> MessageForm:
+    """The form of messages with class means and a covariance for each; see `MessageForm.pooled`."""
+    return MessageForm("class covariances", _covariances, merge, "row", pooled=pooled)
 
 
 def _means(features: jax.Array, labels: jax.Array, num_classes: int) -> Rows:

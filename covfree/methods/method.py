@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from covfree.core.checks import check_row_structure
 from covfree.core.keys import derive
 from covfree.core.linalg import Scatter
 from covfree.core.types import AnyArray, H, Head, Message, Rows, is_traced
@@ -222,9 +221,3 @@ def check_method(method: Any, *_: Any, **__: Any) -> None:
     else:
         hint = f"{type(method).__name__}"
     raise TypeError(f"method: expected a method such as covfree.fedcof(), got {hint}")
-
-
-def check_method_and_rows(method: Any, rows: Any, *_: Any, **__: Any) -> None:
-    """Raise unless the arguments are a method and rows; ignore other arguments."""
-    check_method(method)
-    check_row_structure(rows)

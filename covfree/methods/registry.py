@@ -36,8 +36,15 @@ def _fedcof_random(shrinkage: Scalar | str | Shrinkage = "auto", num_features: i
     return fedcof(shrinkage, feature_map=relu_features(num_features))
 
 
-def _fedcof_paper(shrinkage: Scalar = 1.0, bias: bool = False) -> Method:
-    return fedcof(shrinkage, head="ridge", bias=bias)
+def _fedcgs(shrinkage: Scalar = 0.0, expansion: int | None = None) -> Method[Any]:
+    feature_map = None if expansion is None else relu_features(expansion)
+    return fedcgs(shrinkage, feature_map=feature_map)
+
+
+def _fedcof_paper(
+    shrinkage: Scalar = 1.0, num_subsets: int | None = 1, subset_size: int = 2, bias: bool = False
+) -> Method:
+    return fedcof(shrinkage, num_subsets, head="ridge", subset_size=subset_size, bias=bias)
 
 
 def _fedcof_student(shrinkage: Scalar | str | Shrinkage = "auto", prior: Scalar = 1.0) -> Method:
@@ -98,7 +105,7 @@ _REGISTRY: Registry[Entry[Method[Any]]] = Registry(
         "fed3r-within": Entry("Fed3R, no between-class scatter", _fed3r_within, _GRAM),
         "fed3r-random": Entry("Fed3R-RF, random Fourier features", fed3r_random, _GRAM),
         "afl": Entry("AFL", afl, _GRAM),
-        "fedcgs": Entry("FedCGS", fedcgs, _GRAM),
+        "fedcgs": Entry("FedCGS", _fedcgs, _GRAM),
         "fedcof": Entry("FedCOF (LDA, automatic γ)", fedcof, _MEANS),
         "fedcof-paper": Entry("FedCOF, paper (ridge head, γ = 1)", _fedcof_paper, _MEANS),
         "fedcof-student": Entry("FedCOF, a covariance for each class", _fedcof_student, _MEANS, linear=False),
@@ -123,8 +130,8 @@ _REGISTRY: Registry[Entry[Method[Any]]] = Registry(
         "ensemble": Entry("Ensemble of clients' heads", ensemble, _HEADS),
         "fedcof-refined": Entry("FedCOF, refined (3 rounds)", _fedcof_refined, _SUMS),
         "fedcof-corrected": Entry("FedCOF, softmax (4 rounds)", _fedcof_corrected, _SUMS),
-        "deepafl": Entry("DeepAFL (5 layers)", deepafl, _SUMS, linear=False, saved=False),
-        "safle": Entry("SAFLe", safle, _SUMS, linear=False, saved=False),
+        "deepafl": Entry("DeepAFL (5 layers)", deepafl, _SUMS, linear=False),
+        "safle": Entry("SAFLe", safle, _SUMS, linear=False),
     }
 )
 

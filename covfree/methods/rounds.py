@@ -109,11 +109,7 @@ def as_total(terms: Any) -> Any:
 
 
 def dense(terms: Any) -> Any:
-    """Turn terms into arrays of fixed size, which add up leaf by leaf.
-
-    Raises:
-        ValueError: if rows are kept, as their total has no fixed size.
-    """
+    """Turn terms into arrays of fixed size, which add up leaf by leaf."""
 
     def one(term: Any) -> Any:
         if isinstance(term, Table):

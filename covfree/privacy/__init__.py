@@ -13,6 +13,7 @@ from covfree.privacy.estimates import debiased_within as debiased_within
 from covfree.privacy.estimates import noise_edge as noise_edge
 from covfree.privacy.estimates import noisy_rows_covariance as noisy_rows_covariance
 from covfree.privacy.estimates import positive_part as positive_part
+from covfree.privacy.estimates import shrunk_means as shrunk_means
 from covfree.privacy.federation_audit import Audit as Audit
 from covfree.privacy.federation_audit import Finding as Finding
 from covfree.privacy.federation_audit import audit as audit

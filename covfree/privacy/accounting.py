@@ -74,7 +74,7 @@ class Promise:
             "distributed": (
                 "everyone who sees only the sum of uploads, if at least "
                 f"{self.honest} clients add their noise and do not tell it; a server that sees single "
-                "uploads is not bound: secure aggregation, which is not part of covfree, must hide them"
+                "uploads is not bound: secure sums (covfree.secure) must hide them"
             ),
             "local": "everyone, also the server, which sees each client's noisy upload",
         }[self.noise]
@@ -111,13 +111,7 @@ def spent(releases: Iterable[Release | Promise], delta: float) -> float:
 
 
 def rho_for(epsilon: float, delta: float, *, real: bool = False) -> float:
-    """Return the largest ρ whose ε at this δ is at most ``epsilon``.
-
-    Args:
-        epsilon: ε above 0.
-        delta: δ in (0, 1).
-        real: whether the noise is a Gaussian of the reals.
-    """
+    """Return the largest ρ whose ε at this δ is at most ``epsilon``."""
     check_above_zero("epsilon", epsilon)
     check_delta(delta)
     low, high = 1e-12, epsilon + 1.0  # ε of pure ρ-zCDP exceeds ρ

@@ -103,6 +103,46 @@ def _rows_covariance(
     return jnp.where(of_covariance > 0, estimate / jnp.where(of_covariance > 0, of_covariance, 1), 0)
 
 
+def shrunk_means(
+    sums: Float[AnyArray, "classes dim"],
+    counts: Num[AnyArray, " classes"],
+    sum_deviation: Scalar,
+    count_deviation: Scalar,
+) -> Float[Array, "classes dim"]:
+    """Estimate class means from noisy sums, each pulled to the mean of all by its noise.
+
+    As if counts and means were drawn about their averages: a count becomes N̄ + t/(t + σ_n²)·(Ñ_c − N̄), with
+    t + σ_n² the counts' variance; a mean g + τ²/(τ² + v_c)·(S̃_c/N_c − g), with g the mean of all and
+    v_c = σ²/N_c² the noise in each coordinate. The variance τ² of the classes' own means is taken from
+    ‖S̃_c/N_c − g‖²/d − v_c. Without the pull, noise decides between classes of different size. Where no
+    difference of classes shows, τ² is what such an estimate is off by, v√(2/Cd).
+
+    Args:
+        sums: S̃_c, with noise.
+        counts: Ñ_c, with noise.
+        sum_deviation: σ above 0, of each number in the sums.
+        count_deviation: σ_n, of each count.
+
+    Source: empirical Bayes, after Efron and Morris (1973), Stein's estimation rule and its competitors.
+    """
+    sums, counts = jnp.asarray(sums), jnp.asarray(counts, jnp.asarray(sums).dtype)
+    number, dim = sums.shape
+    mean = sums.sum(0) / jnp.maximum(counts.sum(), 1)
+    own = jnp.maximum(counts.var() - jnp.square(jnp.asarray(count_deviation, counts.dtype)), 0)
+    share = own / jnp.maximum(counts.var(), jnp.finfo(counts.dtype).tiny)
+    counts = counts.mean() + share * (counts - counts.mean())
+    counts = jnp.maximum(counts, jnp.maximum(jnp.asarray(count_deviation, counts.dtype), 1))
+    moved = sums / counts[:, None] - mean[None, :]
+    noise = jnp.square(jnp.asarray(sum_deviation, counts.dtype) / counts)
+    found = jnp.square(moved).sum(1) / dim - noise
+    spread = jnp.zeros((), counts.dtype)
+    for _ in range(2):  # the weights are those of the estimate's own variance
+        weight = 1 / jnp.square(1 + spread / noise) / jnp.square(noise / noise.min())
+        spread = (weight * found).sum() / weight.sum()
+        spread = jnp.maximum(spread, noise.min() * jnp.sqrt(2 / jnp.asarray(number * dim, counts.dtype)))
+    return mean[None, :] + (spread / (spread + noise))[:, None] * moved
+
+
 def positive_part(matrix: Float[AnyArray, "dim dim"]) -> Float[Array, "dim dim"]:
     """Return the nearest positive semi-definite matrix in Frobenius' norm: negative eigenvalues become 0."""
     matrix = jnp.asarray(matrix)

@@ -24,7 +24,7 @@ from covfree.privacy.uploads import Grid
 _CANDIDATES = 10
 # Share of the largest possible λ that the attacker adds to a covariance from few examples.
 _LOADING = 0.01
-# Sums that an attack looks at, at most: each is of one class of one sender.
+# An attack looks at no more sums than this, each of one class of one sender.
 _MOST_SUMS = 300
 
 

@@ -202,7 +202,7 @@ def private(
             the data that it protects.
         unit: what is hidden: one example, or all examples of a client.
         noise: ``"central"``: a trusted server adds it. ``"distributed"``: each client adds a share, so that
-            the sum has enough; secure aggregation, which covfree does not have, must hide single uploads.
+            the sum has enough; secure sums (`covfree.secure`, `covfree.deployment`) must hide single uploads.
             ``"local"``: each client's upload is private by itself.
         neighbours: whether an example (or client) is added or removed, or replaced by another.
         honest: clients that surely take part and keep their noise to themselves; for distributed noise.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from covfree.core.checks import check_positive, check_seed
 from covfree.core.lapack import orthonormal
 from covfree.core.products import product
-from covfree.core.types import AnyArray, Scalar
+from covfree.core.types import AnyArray, LinearHead, Scalar
 from covfree.statistics.feature_maps import accurate
 
 
@@ -33,13 +33,22 @@ class PublicProjection:
         """Project each feature vector."""
         features = accurate(features)
         dim = features.shape[-1]
-        if self.num_features > dim:
-            raise ValueError(f"projection: expected at most the features' {dim}, got {self.num_features}")
-        drawn = jax.random.normal(jax.random.key(self.seed), (dim, self.num_features), jnp.float32)
-        basis = orthonormal(drawn).astype(features.dtype)
+        basis = self.basis(dim).astype(features.dtype)
         return math.sqrt(dim / self.num_features) * product(features.reshape(-1, dim), basis).reshape(
             *features.shape[:-1], self.num_features
         )
+
+    def basis(self, dim: int) -> Float[Array, "dim num_features"]:
+        """Q, for features of so many numbers."""
+        if self.num_features > dim:
+            raise ValueError(f"projection: expected at most the features' {dim}, got {self.num_features}")
+        drawn = jax.random.normal(jax.random.key(self.seed), (dim, self.num_features), jnp.float32)
+        return orthonormal(drawn)
+
+    def unprojected(self, head: LinearHead, dim: int) -> LinearHead:
+        """The head on features before the projection, of a head on those after it."""
+        basis = self.basis(dim).astype(head.weight.dtype)
+        return replace(head, weight=math.sqrt(dim / self.num_features) * product(basis, head.weight))
 
 
 def public_projection(num_features: int, *, seed: int = 0) -> PublicProjection:

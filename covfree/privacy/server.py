@@ -19,7 +19,13 @@ from covfree.heads.mapped import MappedHead
 from covfree.methods import Method
 from covfree.methods.fedcof_like import linear_system
 from covfree.methods.rounds import option
-from covfree.privacy.estimates import debiased_reciprocal, debiased_within, noise_edge, positive_part
+from covfree.privacy.estimates import (
+    debiased_reciprocal,
+    debiased_within,
+    noise_edge,
+    positive_part,
+    shrunk_means,
+)
 from covfree.privacy.uploads import Grid, Upload, full_matrix
 
 # The matrix is asked for if its noise's edge is below so many average eigenvalues of the covariance. Measured
@@ -139,11 +145,7 @@ _SUBTRACTED: dict[str, Callable[[NoisySums], float]] = {
 
 
 def needs_matrix(method: Method[Any]) -> bool:
-    """Whether the method's head needs second moments beside the class sums.
-
-    Raises:
-        ValueError: if the head is no function of these sums.
-    """
+    """Whether the method's head needs second moments beside the class sums."""
     if method.name == "fedncm":
         return False
     if method.name in _SUBTRACTED:
@@ -159,8 +161,12 @@ def needs_matrix(method: Method[Any]) -> bool:
 
 
 def nearest_mean(method: Method[Any], known: NoisySums) -> Head:
-    """The head of class sums alone."""
-    return mapped(method, ncm_head(known.moments))
+    """The head of class sums alone, each class mean pulled to that of all by its noise."""
+    moments, present = known.moments, known.present
+    number = jnp.asarray(known.sums[present]), jnp.asarray(known.counts[present])
+    means = np.zeros(known.sums.shape, moments.total.dtype)
+    means[present] = shrunk_means(*number, known.sum_deviation, known.count_deviation)
+    return mapped(method, ncm_head(replace(moments, total=moments.count[:, None] * means)))
 
 
 def head_of(method: Method[Any], known: NoisySums, grid: Grid, total: Upload) -> Head:

@@ -169,7 +169,7 @@ class Grid:
         return self._of_client(clipped(features, self.clip), labels, num_classes, self.weight)
 
     def noised(self, upload: Upload, noises: int, random_bytes: RandomBytes) -> Upload:
-        """Add so many noises to an upload."""
+        """Add the sum of ``noises`` independent noises to an upload."""
         log, size = self.log_deviation, upload.values.size
         noise = summed_discrete_gaussians(log, noises, size, random_bytes)
         if self.kind == "matrix":

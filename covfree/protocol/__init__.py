@@ -9,6 +9,7 @@ from covfree.protocol.messages import client_message as client_message
 from covfree.protocol.saved import load_collected as load_collected
 from covfree.protocol.saved import save_collected as save_collected
 from covfree.protocol.server import collect as collect
-from covfree.protocol.sites import SiteReport as SiteReport
+from covfree.protocol.site_report import SiteReport as SiteReport
+from covfree.protocol.sites import clip_sites as clip_sites
 from covfree.protocol.sites import diagnose_sites as diagnose_sites
 from covfree.protocol.values import check_rows as check_rows

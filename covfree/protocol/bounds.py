@@ -94,7 +94,8 @@ def _range(values: Iterable[float], least: float) -> _Range | None:
     if len(logs) < _FEWEST:
         return None
     median = float(np.median(logs))
-    upper = (float(np.quantile(logs, 0.75)) - median) / 0.6745
+    # No interpolation: of four values the quartile would lie on the way to the largest.
+    upper = (float(np.quantile(logs, 0.75, method="lower")) - median) / 0.6745
     spread = max(1.4826 * float(np.median(np.abs(logs - median))), upper)
     factor = math.exp(min(max(_DEVIATIONS * spread, math.log(least)), _LARGEST))
     return _Range(math.exp(median), math.exp(median) * factor, len(logs))

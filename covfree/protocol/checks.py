@@ -34,6 +34,7 @@ class Rules:
     num_examples: Mapping[Hashable, int] = field(default_factory=dict)
     max_count: Bound = None
     max_norm: Bound = None
+    judge_sites: bool = False
 
     def __post_init__(self) -> None:
         """Raise an error unless all fields are valid."""
@@ -66,6 +67,15 @@ class Rules:
 
         jax.eval_shape(made, jnp.zeros((4, 8)), jnp.zeros(4, jnp.int32), jax.random.key(0))
         return found[0]._replace(sends=method.sends, class_names=self.class_names)
+
+    def difference(self, own: Kind) -> str | None:
+        """Say how a kind differs from the method's, or its class names from the server's; None if neither."""
+        names = own.class_names
+        if names is not None and len(names) != self.num_classes:
+            return f"class_names: expected {self.num_classes} names, got {len(names)}"
+        if self.method is None or self.kind is None:
+            return _renumbered(names, self.class_names)
+        return own.difference(self.kind, f"as clients of {self.method.name!r} send")
 
     def check_announced(self, senders: Collection[Hashable]) -> None:
         """Raise if ``num_examples`` names clients but none of the senders."""
@@ -179,12 +189,7 @@ def is_of_the_method(letter: Letter) -> None:
     message, rules = letter.message, letter.rules
     if not len(message.rows.count):
         return
-    own = Kind.of(message, message.solved)
-    if rules.method is None or rules.kind is None:
-        reason = _renumbered(own.class_names, rules.class_names)
-    else:
-        reason = own.difference(rules.kind, f"as clients of {rules.method.name!r} send")
-    if reason is not None:
+    if (reason := rules.difference(Kind.of(message, message.solved))) is not None:
         raise ValueError(reason)
 
 

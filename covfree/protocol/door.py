@@ -11,9 +11,11 @@ import numpy as np
 
 from covfree.core.types import Message, Rows, is_traced
 from covfree.protocol.bounds import Size, judge, sizes_of
-from covfree.protocol.checks import CHECKS, Kind, Letter, Rules, common_dim, unlike
+from covfree.protocol.checks import CHECKS, Kind, Letter, Rules, as_received, common_dim, unlike
 from covfree.protocol.inbox import Inbox
 from covfree.protocol.messages import digest
+from covfree.protocol.site_report import SiteReport, judge_means
+from covfree.protocol.sites_model import Means, class_means_of
 
 
 class Found(NamedTuple):
@@ -59,9 +61,13 @@ class Collected:
             message counts.
         solved: whether the clients sent solutions, as AFL's do.
         receipts: the digest of each counted client's message, which tells a repeated message from another.
-        bounds: the ``max_count`` and ``max_norm`` of the last round in words, and where they come from.
-        doubted: why clients that were counted in earlier rounds exceed the bounds now, which all messages
-            together give. To leave such a client out, `forget` it.
+        bounds: the ``max_count`` and ``max_norm`` of the last round in words, and where they come from; if
+            sites were judged, ``"sites"`` says how many, and how many of them fail.
+        doubted: why clients that were counted in earlier rounds exceed the bounds now, or fail the test of
+            sites, which all messages together give. To leave such a client out, `forget` it.
+        rounding: how far, in Frobenius norm, ``message.matrix`` is at most from the exact sum of the matrices
+            of ``clients``: 2⁻⁵² times the norm of each sum and difference so far. 0 if clients send rows
+            alone, which are kept and removed as they are. `certify` turns it into a bound on heads.
     """
 
     message: Message
@@ -72,6 +78,7 @@ class Collected:
     receipts: Mapping[Hashable, str] = field(default_factory=dict)
     bounds: Mapping[str, str] = field(default_factory=dict)
     doubted: Mapping[Hashable, str] = field(default_factory=dict)
+    rounding: float = 0.0
 
     @property
     def dim(self) -> int | None:
@@ -88,16 +95,6 @@ def check_messages(
     """Check messages one after the other, each read once and then released, then against each other.
 
     Any exception sets the message aside that caused it: no list of exceptions covers all that strangers send.
-
-    Args:
-        messages: the message of each client; an `Inbox` reads them from files.
-        clients: the clients whose messages to check.
-        rules: what to check messages against.
-        before: the messages of earlier rounds.
-
-    Raises:
-        TypeError: if a message is traced.
-        ValueError: if sound messages differ in d, and nothing says which is right.
     """
     found: dict[Any, Found] = {}
     rejected: dict[Hashable, str] = {}
@@ -134,12 +131,41 @@ def check_messages(
     earlier = None
     if before is not None and len(before.message.rows.label):
         earlier = Kind.of(before.message, before.solved)
+        if (reason := rules.difference(earlier)) is not None:
+            raise ValueError(f"before: expected rounds of this method and these classes; {reason}")
     others = unlike(kinds, earlier)
     sizes = {client: found[client].size for client in kinds if client not in others}
     judged = judge(sizes, _sizes(before), rules)
     others |= judged.rejected
     sound = {client: each for client, each in found.items() if client not in others}
-    return Checked(sound, rejected | others, judged.doubted, judged.bounds)
+    doubted, bounds = dict(judged.doubted), dict(judged.bounds)
+    if rules.judge_sites:
+        report = _judged(messages, sound, before, rules)
+        bounds["sites"] = report.summary
+        others |= {client: reason for client, reason in report.failed.items() if client in sound}
+        doubted = {client: text for client, text in report.failed.items() if client not in sound} | doubted
+        sound = {client: each for client, each in sound.items() if client not in others}
+    return Checked(sound, rejected | others, doubted, bounds)
+
+
+def _judged(
+    messages: Mapping[Any, Message] | Inbox, found: Iterable[Any], before: Collected | None, rules: Rules
+) -> SiteReport:
+    """Test the sites of the sound messages and of those before; only class means are kept."""
+    clients: list[Hashable] = [] if before is None else [*before.clients]
+    parts = [] if before is None else [class_means_of(before.message.rows, rules.num_classes)]
+    for client in found:
+        try:
+            rows = as_received(messages[client]).rows
+        except Exception:  # The file may have changed since the check; whoever reads it next names it.
+            continue
+        means = class_means_of(rows, rules.num_classes)
+        parts.append(means._replace(site=np.full_like(means.site, len(clients))))
+        clients.append(client)
+    if not (parts := [part for part in parts if len(part.label)]):
+        return SiteReport({}, False)
+    means = Means(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    return judge_means(means, clients, rules.num_classes, rules.class_names)
 
 
 def _sizes(before: Collected | None) -> dict[Hashable, Size]:

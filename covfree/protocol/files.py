@@ -125,18 +125,7 @@ def read_message(
     max_rows: int | float = math.inf,
     links: bool = False,
 ) -> Sent:
-    """Read an untrusted message file: opened once, limited in size, and not memory-mapped.
-
-    Args:
-        path: the file.
-        max_bytes: size of the largest file that is read.
-        max_rows: most rows of a message.
-        links: whether a symbolic link is followed.
-
-    Raises:
-        ValueError: if it is no regular file, too large, cut short or no message; the error names the path.
-        OSError: if the file cannot be read.
-    """
+    """Read an untrusted message file: opened once, limited in size, and not memory-mapped."""
     message, metadata = read(path, _FORMAT, (_VERSION,), max_bytes, max_rows, links)
     receipt = digest(message)
     if (identity := metadata.get("identity")) is not None:

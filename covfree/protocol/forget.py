@@ -11,7 +11,7 @@ from covfree.core.checks import check_type
 from covfree.core.types import Message
 from covfree.protocol.checks import as_received
 from covfree.protocol.door import Collected
-from covfree.protocol.messages import digest, select_rows
+from covfree.protocol.messages import digest, rounding_of, select_rows
 
 
 def forget(
@@ -24,7 +24,9 @@ def forget(
     """Remove a client, or one class of a client, from what was collected, as if it had never been sent.
 
     The client's rows are removed. The collected matrix is a sum over clients, from which the matrix of
-    ``message`` is subtracted. Up to rounding, the result equals a sum without the client.
+    ``message`` is subtracted. The result equals a sum without the client up to `Collected.rounding`, which
+    `certify` turns into a bound on the head; rows, and heads of rows alone, are those of a server that never
+    heard of the client, bit for bit.
 
     Args:
         collected: what the server has collected.
@@ -62,6 +64,8 @@ def forget(
         own = _sent_by(collected, client, message)
         # Without another client the sum is exactly 0; a difference would leave rounding.
         matrix = np.zeros_like(matrix) if mine.all() else np.asarray(matrix) - own
+        rounding = 0.0 if mine.all() else collected.rounding + rounding_of(matrix)
+        collected = replace(collected, rounding=rounding)
     rows, clients = select_rows(rows, ~mine), collected.clients
     if label is None:
         owner = np.asarray(rows.client)

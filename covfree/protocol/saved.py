@@ -47,6 +47,7 @@ def save_collected(collected: Collected, path: str | PathLike[str]) -> None:
         # As pairs: keys of JSON are strings, but the clients 1 and "1" differ.
         **{name: list(texts.items()) for name, texts in named.items()},
         "bounds": dict(collected.bounds),
+        "rounding": collected.rounding,
     }
     message = replace(collected.message, solved=collected.solved)
     write(path, message, {"format": _FORMAT, "version": _VERSION, "collected": json.dumps(about)})
@@ -67,10 +68,12 @@ def load_collected(path: str | PathLike[str]) -> Collected:
         about = json.loads(metadata["collected"])
         named = {name: dict(about[name]) for name in _BY_CLIENT}
         clients, bounds = tuple(about["clients"]), dict(about["bounds"])
+        # Files of before do not say what rounding made of their matrix.
+        rounding = float(about.get("rounding", 0.0 if message.matrix is None else np.inf))
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"path: {shown(path)}: expected what save_collected wrote ({error})") from error
     owner = np.asarray(message.rows.client)
     if message.rows.client is None or owner.max(initial=-1) >= len(clients):
         raise ValueError(f"path: {shown(path)}: expected a client of each row among {len(clients)}")
     solved, message = message.solved, replace(message, solved=False)
-    return Collected(message, clients, solved=solved, bounds=bounds, **named)
+    return Collected(message, clients, solved=solved, bounds=bounds, rounding=rounding, **named)

@@ -16,11 +16,9 @@ from covfree.core.types import Message, Rows
 from covfree.methods import Method
 from covfree.methods.method import check_method
 from covfree.protocol.checks import Bound, Rules, as_received
-from covfree.protocol.door import Collected, Found, check_messages, reason_of, receipt_of
+from covfree.protocol.door import Collected, check_messages, reason_of, receipt_of
 from covfree.protocol.inbox import Inbox
-from covfree.protocol.messages import check_class_names
-from covfree.protocol.sites import judge_means
-from covfree.protocol.sites_model import Means, class_means_of
+from covfree.protocol.messages import check_class_names, rounding_of
 
 
 def collect(
@@ -65,7 +63,8 @@ def collect(
             norms in all messages if there are at least four; None sets no bound.
         judge_sites: whether to leave out sites that fail `diagnose_sites`, by name and with the reason. All
             sound messages are tested together, those of ``before`` too: of these, the ones that fail stay,
-            and ``doubted`` names them. Fewer than five sites are not judged. Reads each message twice.
+            and ``doubted`` names them. Fewer than five sites are not judged, and ``bounds["sites"]`` says so.
+            Reads each message once more.
         before: the result of earlier rounds.
 
     Returns:
@@ -76,8 +75,9 @@ def collect(
         TypeError: if ``messages`` or ``before`` have another type, a bound is no number, or a message is
             traced.
         ValueError: if sound messages differ in their number of features and ``dim`` is not given, or ``dim``
-            is not that of ``before``; if a bound is below 0 or not finite; if ``num_examples`` names none of
-            the senders; if clients of the method send no message but sums in rounds.
+            is not that of ``before``; if ``before`` is not of the method or has other class names; if a
+            bound is below 0 or not finite; if ``num_examples`` names none of the senders; if clients of the
+            method send no message but sums in rounds.
 
     >>> import covfree, jax.numpy as jnp
     >>> good = Message(covfree.Rows(jnp.ones((1, 2)), jnp.array([3]), jnp.array([0])))
@@ -100,7 +100,7 @@ def collect(
     before = Collected(_nothing(dim), ()) if before is None else before
     dim = _dim_of(before, dim)
     names = check_class_names(class_names, num_classes)
-    rules = Rules(num_classes, dim, method, names, num_examples or {}, max_count, max_norm)
+    rules = Rules(num_classes, dim, method, names, num_examples or {}, max_count, max_norm, judge_sites)
     counted = set(before.clients)
     unreadable = messages.unreadable if isinstance(messages, Inbox) else {}
     rules.check_announced([*messages, *unreadable, *before.clients])
@@ -108,16 +108,9 @@ def collect(
         messages, [client for client in messages if client not in counted], rules, before
     )
     rejected = {c: reason for c, reason in unreadable.items() if c not in counted} | checked.rejected
-    doubted = dict(checked.doubted)
-    if judge_sites:
-        failed = _failed(messages, checked.found, before, num_classes, names)
-        rejected |= {client: reason for client, reason in failed.items() if client in checked.found}
-        doubted = {client: reason for client, reason in failed.items() if client in counted} | doubted
     parts = [replace(before.message, matrix=None)]
-    receipts, matrix = dict[Hashable, str](), before.message.matrix
+    receipts, matrix, rounding = dict[Hashable, str](), before.message.matrix, before.rounding
     for client, found in checked.found.items():
-        if client in rejected:
-            continue
         try:
             message = as_received(messages[client])
         except Exception as error:  # The file may have changed since the check.
@@ -128,51 +121,26 @@ def collect(
         if message.matrix is not None:
             # Float64 keeps rounding from growing with the clients. All at once would be K·d² numbers.
             matrix = message.matrix + (np.zeros(np.shape(message.matrix)) if matrix is None else matrix)
+            rounding += rounding_of(matrix)
         parts.append(replace(message, rows=replace(message.rows, client=owner), matrix=None))
     again = {c: _again(messages, c, before.receipts.get(c)) for c in messages if c in counted}
     again |= {c: _broken(reason) for c, reason in unreadable.items() if c in counted}
     solved = any(checked.found[client].kind.solved for client in receipts if checked.found[client].length)
     return Collected(
-        replace(_merged(parts), matrix=matrix),
+        replace(merged(parts), matrix=matrix),
         (*before.clients, *receipts),
         {client: reason for client, reason in before.rejected.items() if client not in receipts} | rejected,
         {**before.repeated, **{c: text for c, text in again.items() if text is not None}},
         before.solved if len(before.message.rows.count) else solved,
         {**before.receipts, **receipts},
         checked.bounds,
-        doubted,
+        checked.doubted,
+        rounding,
     )
 
 
-def _failed(
-    messages: Mapping[Any, Message] | Inbox,
-    found: Mapping[Any, Found],
-    before: Collected,
-    num_classes: int,
-    class_names: tuple[str, ...] | None,
-) -> dict[Hashable, str]:
-    """Why sites fail `diagnose_sites`, of the sound messages and those before; only class means are kept."""
-    parts, clients = [class_means_of(before.message.rows, num_classes)], [*before.clients]
-    for client in found:
-        try:
-            rows = as_received(messages[client]).rows
-        except Exception:  # The file may have changed since the check; `collect` names it.
-            continue
-        means = class_means_of(rows, num_classes)
-        parts.append(means._replace(site=np.full_like(means.site, len(clients))))
-        clients.append(client)
-    if not (parts := [part for part in parts if len(part.label)]):
-        return {}
-    means = Means(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-    return judge_means(means, clients, num_classes, class_names).failed
-
-
 def _dim_of(before: Collected, dim: int | None) -> int | None:
-    """The given d, else that of ``before``; None if neither says it.
-
-    Raises:
-        ValueError: if the two differ.
-    """
+    """The given d, else that of ``before``; None if neither says it."""
     if None not in (dim, before.dim) and dim != before.dim:
         raise ValueError(f"dim: expected {before.dim}, that of the messages before; got {dim}")
     return before.dim if dim is None else dim
@@ -204,7 +172,7 @@ def _nothing(dim: int | None) -> Message:
     return Message(Rows(np.zeros((0, dim or 0), np.float32), none, none, none))
 
 
-def _merged(messages: Sequence[Message]) -> Message:
+def merged(messages: Sequence[Message]) -> Message:
     """Put the rows of all messages below each other."""
     # Skip messages that add nothing: those of clients without examples, and an empty ``before``.
     known = [message for message in messages if message.rows.mean.shape[1]] or messages

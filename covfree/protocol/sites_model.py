@@ -39,6 +39,7 @@ class Model(NamedTuple):
     Attributes:
         white: the rows' means, whitened by S.
         own: for each row, the whitened centre of its class, made of the other sites.
+        residual: for each row, its mean less that centre, not whitened; 0 if the class is not compared.
         centre: [C, d], whitened centres of all sites; NaN of classes with too few holders.
         excess: D²/v in units of its median; 1 on average of an honest row. 1 if the class is not compared.
         variance: v σ²/d, variance of a coordinate of ``white`` − ``own``.
@@ -48,6 +49,7 @@ class Model(NamedTuple):
 
     white: Float[np.ndarray, "rows dim"]
     own: Float[np.ndarray, "rows dim"]
+    residual: Float[np.ndarray, "rows dim"]
     centre: Float[np.ndarray, "classes dim"]
     excess: Float[np.ndarray, " rows"]
     variance: Float[np.ndarray, " rows"]
@@ -85,7 +87,7 @@ def deviation(
     median = np.median(known)
     scale = max(1.4826 * np.median(np.abs(known - median)), least)
     if tail:
-        scale = max(scale, (np.quantile(known, 0.75) - median) / 0.6745)
+        scale = max(scale, (np.quantile(known, 0.75, method="lower") - median) / 0.6745)
     return np.nan_to_num((values - median) / np.maximum(scale, error))
 
 
@@ -137,7 +139,7 @@ def fit_model(means: Means, num_classes: int) -> Model:
         scale = np.exp(np.median(logs[:, best]))
         excess[compared] = (square / (size[:, best] * scale))[compared]
         variance = size[:, best] * scale / dim
-    return Model(white, near, centre @ whitening, excess, variance, compared, norm)
+    return Model(white, near, means.mean - own, centre @ whitening, excess, variance, compared, norm)
 
 
 def _geometric_median(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

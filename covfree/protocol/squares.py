@@ -21,10 +21,6 @@ def rounding(num_examples: float, *dtypes: np.dtype) -> float:
     u = 2⁻²⁴, and by Cauchy and Schwarz Σ|x_i x_j| ≤ √(a_ii a_jj). Half of that is allowed: equal terms, the
     worst case, lose n·u/5 on average. Sums of more than 2¹⁶ terms are added from partial sums, which lose
     less. A few u are added for the products and for means, and one unit for the data type of the sent sums.
-
-    Args:
-        num_examples: n.
-        dtypes: the data types in which the numbers were sent.
     """
     sent = max(float(jnp.finfo(dtype).eps) for dtype in dtypes) / 2
     return sent + _UNIT * (min(num_examples, _LONGEST) / 2 + 8)
@@ -46,9 +42,6 @@ def unit_diagonal(
 
     Returns:
         The scaled matrix in float32, and √a_ii, by which its rows and columns were divided.
-
-    Raises:
-        ValueError: if the matrix is no sum of squares; the message names the place.
     """
     diagonal = np.diagonal(matrix).astype(np.float64)
     if (diagonal < 0).any():

@@ -114,13 +114,7 @@ def square_sums(rows: Rows) -> np.ndarray:
 
 
 def sound_rows(rows: Rows, types: RowTypes, *, num_classes: int) -> Rows:
-    """Convert received rows to the data types in which they are summed, and check them before and after.
-
-    Args:
-        rows: the received rows.
-        types: the data types, which can hold the sums of all clients' rows.
-        num_classes: C.
-    """
+    """Convert received rows to the data types in which they are summed, and check them before and after."""
     check_rows(rows, num_classes=num_classes)
     cast = types.cast(rows)
     for came, ours in ((rows.mean, cast.mean), (rows.covariance, cast.covariance)):

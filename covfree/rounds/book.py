@@ -81,9 +81,9 @@ class Book:
     def end(self, held: Held, record: dict[str, Any], due: bool = True) -> Held:
         """Record a round: save the state if ``due``, evaluate, ask whether to stop, append to the journal."""
         number = record["round"]
-        self.records.append(record)
+        self.records.append({**record})
         if self.folder is not None and due and number % self.save_every == self.save_every - 1:
-            self.save(held)
+            self.save(held, record)
         try:
             asked = self.evaluate is not None and (
                 number % self.evaluate.every == self.evaluate.every - 1 or number == self.rounds - 1
@@ -95,8 +95,8 @@ class Book:
                 if self.evaluate is not None and not asked:
                     held = self._measured(held)
         except BaseException:
-            if self.folder is not None:
-                self.save(held)
+            # Without what was measured: the round is evaluated again where it goes on.
+            self.save(held, record)
             raise
         if self.folder is not None:
             self.folder.tell(self.records[-1])
@@ -162,11 +162,12 @@ class Book:
             self.stopped = f"round {saved.done - 1}: stop(history) was true"
         return held
 
-    def save(self, held: Held) -> None:
-        """Save the state after the last round, unless it is saved."""
+    def save(self, held: Held, record: dict[str, Any] | None = None) -> None:
+        """Save the state after the last round and that round's record, unless they are saved."""
         if self.folder is not None and self.saved < len(self.records):
             self.saved = len(self.records)
-            about = Saved(self.saved, self.simulation.delays, self.items, self.records[-1])
+            record = self.records[-1] if record is None else record
+            about = Saved(self.saved, self.simulation.delays, self.items, record)
             self.folder.save(held, about)
 
 

@@ -152,7 +152,8 @@ class Folder:
         for name, (shape, dtype) in about["empty"].items():
             arrays[name] = jnp.zeros(shape, dtype)
         tree = structure(saved)
-        held = tree.unflatten([arrays[f"leaf{i}"] for i in range(tree.num_leaves)])
+        # Orbax commits arrays to a device. A run's own are not, and all would compile anew for such.
+        held = tree.unflatten([jnp.asarray(np.asarray(arrays[f"leaf{i}"])) for i in range(tree.num_leaves)])
         return held, saved, [_numbers(json.loads(line)) for line in lines]
 
     def _check(self, identity: Mapping[str, list[str]], done: int) -> None:

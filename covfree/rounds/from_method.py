@@ -238,3 +238,8 @@ def as_algorithm(
         same_clients=bool(run.evaluated) or run.messages == len(method.rounds),
         report=None if method.report is None else _report,
     )
+
+
+def sends_messages(algorithm: Algorithm) -> bool:
+    """Whether clients upload messages of class rows in the first round, rather than sums."""
+    return isinstance(algorithm.params, _Run) and algorithm.params.messages > 0

@@ -162,13 +162,7 @@ class Simulation(NamedTuple):
         }
 
     def structure_after(self, items: list[list[int]], held: Held, bank: Bank) -> Any:
-        """The pytree structure of what the run holds after some rounds.
-
-        Args:
-            items: lengths of the tables of each round; few rows may be kept in another form than many.
-            held: what the run holds before the first round.
-            bank: the clients' memory before the first round.
-        """
+        """The pytree structure of what the run holds after some rounds."""
         state = held.state
         for counts in items:
             given = self.given(state, bank).uploads
@@ -181,13 +175,7 @@ class Simulation(NamedTuple):
         return jax.tree.structure(held._replace(state=state))
 
     def identity(self, state: Any, memory: Any, best: str | None) -> Callable[[int], dict[str, Mark]]:
-        """Return a function from the number of finished rounds to the marks that a run must share to go on.
-
-        Args:
-            state: the server's first state.
-            memory: a client's first memory.
-            best: the name of the number by which the best round is chosen.
-        """
+        """Return a function from the number of finished rounds to the marks that a resumed run must share."""
         numbers, _ = jax.tree_util.tree_flatten_with_path(self.algorithm.params)
         about = {
             "algorithm": Mark(self.algorithm.name),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -131,6 +132,27 @@ class Client:
         self._seed, self._shares = b"", {}
         return Opened(self._number, seeds, keys)
 
+    def saved(self) -> bytes:
+        """The client between two steps, to go on from later. It holds secrets: nobody else may read it."""
+        keys = (self._sealing.private_bytes_raw(), self._masking.private_bytes_raw(), self._seed)
+        adverts = [[own.sender, *(part.hex() for part in own[1:])] for own in self._adverts.values()]
+        shares = [[number, *(part.hex() for part in own)] for number, own in self._shares.items()]
+        parts = [self._step, [key.hex() for key in keys], adverts, shares]
+        return json.dumps(parts).encode()
+
+    @classmethod
+    def restored(cls, session: Session, number: int, identity: Any, saved: bytes) -> Client:
+        """The client that `saved` gave, of the same session, number and identity."""
+        client = cls(session, number, identity)
+        client._step, keys, adverts, shares = json.loads(saved)
+        sealing, masking, client._seed = map(bytes.fromhex, keys)
+        client._sealing, client._masking = _private_key(sealing), _private_key(masking)
+        for sender, *parts in adverts:
+            client._adverts[sender] = Advert(sender, *map(bytes.fromhex, parts))
+        for other, seed, key in shares:
+            client._shares[other] = bytes.fromhex(seed), bytes.fromhex(key)
+        return client
+
     def _take(self, step: int) -> None:
         if self._step != step - 1:
             names = ("advertise", "share", "mask", "unmask")
@@ -205,8 +227,10 @@ def _signed(session: Session, number: int, *parts: bytes) -> bytes:
     return session.label("advert", number, number) + b"\0" + b"".join(parts)
 
 
-def _private_key() -> Any:
-    return optional("cryptography.hazmat.primitives.asymmetric.x25519", "secure").X25519PrivateKey.generate()
+def _private_key(own: bytes | None = None) -> Any:
+    """An X25519 key of these bytes, or a new one."""
+    keys = optional("cryptography.hazmat.primitives.asymmetric.x25519", "secure").X25519PrivateKey
+    return keys.generate() if own is None else keys.from_private_bytes(own)
 
 
 def _public(private: Any) -> bytes:

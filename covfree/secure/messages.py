@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -64,6 +65,11 @@ class Session:
         place, reach = int(np.flatnonzero(order == client)[0]), self.neighbours // 2
         steps = [step for step in range(-reach, reach + 1) if step]
         return sorted(int(order[(place + step) % len(numbers)]) for step in steps)
+
+    def lacking(self, clients: Iterable[int], there: Collection[int]) -> list[int]:
+        """Those of some clients that have fewer neighbours among those that are there than the threshold."""
+        present = set(there)
+        return [n for n in clients if len(present.intersection(self.neighbours_of(n))) < self.threshold]
 
     def label(self, purpose: str, first: int, second: int) -> bytes:
         """Bytes that bind a key to this session, its purpose and a pair of clients, whose order matters."""

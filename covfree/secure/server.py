@@ -39,6 +39,16 @@ class Server:
         self._once(advert.sender, self._adverts)
         self._adverts[advert.sender] = advert
 
+    @property
+    def adverts(self) -> list[Advert]:
+        """All adverts that were taken."""
+        return list(self._adverts.values())
+
+    @property
+    def shared(self) -> frozenset[int]:
+        """The numbers of the clients whose shares were taken."""
+        return frozenset(self._shared)
+
     def adverts_for(self, client: int) -> list[Advert]:
         """The adverts of a client's neighbours."""
         return [

@@ -21,9 +21,6 @@ def split(secret: bytes, threshold: int, holders: Iterable[int]) -> dict[int, by
     Returns:
         A share of 33 bytes for each holder.
 
-    Raises:
-        ValueError: if there are fewer holders than t, or the secret has another length.
-
     Source: Shamir (1979), How to share a secret.
 
     >>> shares = split(bytes(range(32)), 2, [0, 4, 7])

@@ -11,11 +11,11 @@ from jaxtyping import Array, Float
 
 from covfree.core.checks import check_positive, check_seed
 from covfree.core.keys import derive
-from covfree.core.types import AnyArray, Scalar
+from covfree.core.types import AnyArray, Scalar, at_once
 from covfree.statistics.feature_maps import accurate
 
 # Of a table of buckets: a million entries.
-_MOST_BITS = 20
+MOST_BITS = 20
 
 
 @jax.tree_util.register_dataclass
@@ -38,6 +38,7 @@ class BucketFeatures:
         """D, ⌈d·L/G⌉ tables of 2ᴳ entries."""
         return -(-math.prod(self.thresholds.shape) // self.group_size) * 2**self.group_size
 
+    @at_once
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch num_features"]:
         """Map each feature vector."""
         features = accurate(features)
@@ -49,8 +50,7 @@ class BucketFeatures:
             )
         shape, size = features.shape[:-1], thresholds.size
         inside = features[..., None] > jnp.broadcast_to(thresholds, (*shape, *thresholds.shape))
-        order = jax.random.permutation(derive(jax.random.key(self.seed), "permutation"), size)
-        bits = inside.reshape(*shape, size)[..., order]
+        bits = inside.reshape(*shape, size)[..., self.drawn(features.shape[-1])["order"]]
         # The last table may have fewer digits: those that it lacks are 0.
         bits = jnp.pad(bits, [*[(0, 0)] * len(shape), (0, -size % self.group_size)])
         bits = bits.reshape(*shape, -(-size // self.group_size), self.group_size)
@@ -59,6 +59,11 @@ class BucketFeatures:
         return jax.nn.one_hot(entry, 2**self.group_size, dtype=features.dtype).reshape(
             *shape, self.num_features
         )
+
+    def drawn(self, dim: int) -> dict[str, jax.Array]:
+        """What the seed draws for features of size ``dim``: the order of the dim·L bits."""
+        size = dim * jnp.shape(self.thresholds)[1]
+        return {"order": jax.random.permutation(derive(jax.random.key(self.seed), "permutation"), size)}
 
 
 def bucket_features(
@@ -92,9 +97,9 @@ def bucket_features(
     if jnp.ndim(thresholds) != 2 or 0 in jnp.shape(thresholds):
         raise ValueError(f"thresholds: expected shape [dim, buckets], got {list(jnp.shape(thresholds))}")
     check_positive("group_size", group_size)
-    if group_size > _MOST_BITS:
+    if group_size > MOST_BITS:
         raise ValueError(
-            f"group_size: expected at most {_MOST_BITS}, as a table has 2ᴳ entries, got {group_size}"
+            f"group_size: expected at most {MOST_BITS}, as a table has 2ᴳ entries, got {group_size}"
         )
     return BucketFeatures(thresholds, check_seed("seed", seed), group_size)
 

@@ -62,10 +62,6 @@ def directed_rows(
     Returns:
         ``num_rows + num_clients * num_directions`` rows.
 
-    Raises:
-        ValueError: if shapes do not fit or a bound is too small (under ``jit``, what is beyond it is lost).
-        TypeError: if labels or clients are no integers.
-
     Source: covfree. Equivalent to ``numpy.linalg.svd`` of the residuals, truncated.
 
     >>> import jax.numpy as jnp

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 
 from covfree.core.checks import check_above_zero, check_positive, check_seed
 from covfree.core.keys import derive
-from covfree.core.types import AnyArray, Scalar, accumulation_dtype, as_features
+from covfree.core.types import AnyArray, Scalar, accumulation_dtype, as_features, at_once
 
 
 @runtime_checkable
@@ -57,6 +57,7 @@ class FourierFeatures:
         """√2, the largest norm of a mapped feature vector: each of D squares is at most 2/D."""
         return math.sqrt(2)
 
+    @at_once
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch num_features"]:
         """Map each feature vector."""
         features = accurate(features)
@@ -89,6 +90,7 @@ class ReluFeatures:
     seed: Scalar
     num_features: int = field(metadata={"static": True})
 
+    @at_once
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch num_features"]:
         """Map each feature vector."""
         features = accurate(features)
@@ -113,6 +115,7 @@ class Adapter:
     down: Float[Array, "dim rank"]
     up: Float[Array, "rank dim"]
 
+    @at_once
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch dim"]:
         """The features, adapted."""
         features = jnp.asarray(as_features(features, self.down.shape[0]))

@@ -88,16 +88,8 @@ def check_one_client(features: Any, labels: Any, num_classes: int, *_: Any, **__
 def as_examples(features: AnyArray, **integers: AnyArray) -> tuple[jax.Array, ...]:
     """Take the arrays of examples, or raise unless their structure is that of examples.
 
-    Args:
-        features: [examples, dim], floating point.
-        integers: ``labels`` and ``clients``, or one of them; [examples] each.
-
     Returns:
         All of them as jax arrays, in order; integers as int32, whatever type they came in.
-
-    Raises:
-        ValueError: if shapes do not fit, or an integer is beyond int32.
-        TypeError: if a data type is wrong.
     """
     check_example_structure(features, **integers)
     return (as_array(features), *(as_int32(name, array) for name, array in integers.items()))

@@ -71,7 +71,7 @@ def nearest_seeds(
 
         choices = jax.lax.map(left, values[drawn])
         after = choices[choices.sum(1).argmin()]
-        # No further seed beyond the last distinct example, or beyond one component for two examples.
+        # Stop when all distinct examples are seeds, or a group has as many components as it may.
         taken = (step == 0) | ((chance.max() > 0) & (step < most))
         closer = taken & ((after < distance) | (step == 0))
         return jnp.where(closer, step, nearest), jnp.where(closer, after, distance)

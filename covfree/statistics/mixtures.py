@@ -65,9 +65,6 @@ def gaussian_mixture(
         The mixture; its covariances divide by the (weighted) number of examples, not by one less. Batch
         over groups with ``jax.vmap``. Not for reverse differentiation.
 
-    Raises:
-        ValueError: if shapes do not fit, a size is below 1, or the structure has another name.
-
     Source: FedPFT (Beitollahi et al. 2024). A step is equivalent to one of
     ``sklearn.mixture.GaussianMixture(covariance_type=..., reg_covar=floor)``.
 
@@ -158,11 +155,6 @@ def client_mixtures(
     Returns:
         num_groups·num_components rows, ordered by client, class and component, with count n_kc times the
         component's weight. Components that are not used are padding: count 0, label and client −1.
-
-    Raises:
-        ValueError: if shapes do not fit, there is no example, or a bound is too small (under ``jit``, what
-            is beyond it is lost).
-        TypeError: if labels or clients are no integers.
 
     Source: FedPFT (Beitollahi et al. 2024).
 

@@ -36,12 +36,6 @@ def scatter_products(
 
     Costs 4·n·d·q operations for q directions.
 
-    Args:
-        features: f_i. Half precisions are summed in float32.
-        labels: y_i; a label outside [0, classes) is padding.
-        mean: μ_c.
-        directions: Q.
-
     >>> import jax.numpy as jnp
     >>> x, y = jnp.array([[1.0, 0.0], [3.0, 2.0]]), jnp.array([0, 0])
     >>> found = scatter_products(x, y, jnp.array([[2.0, 1.0]]), jnp.array([[1.0], [0.0]]))

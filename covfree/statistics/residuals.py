@@ -44,18 +44,7 @@ def senders_of(
     num_clients: int,
     client_size: int | None = None,
 ) -> Senders:
-    """Number the clients of examples that were dealt to rows.
-
-    Args:
-        clients: the client of each example.
-        row: from `deal_rows`.
-        means: from `rows_of`.
-        num_clients: a bound on the clients with an example, static.
-        client_size: a bound on the examples of a client, if there is one.
-
-    Raises:
-        ValueError: if ``num_clients`` is below 1, or a bound is too small and nothing is traced.
-    """
+    """Number the clients of examples that were dealt to rows."""
     check_positive("num_clients", num_clients)
     kept, num_rows = row >= 0, len(means.count)
     owner, _ = subset_groups((clients,), kept, 1, None)

@@ -83,16 +83,7 @@ def scaled_losses(
     scales: Float[Array, " scales"],
     num_classes: int,
 ) -> Float[Array, " scales"]:
-    """Sum the cross-entropy of softmax(β·scores) for each of some β; see `softmax_sums` for the arguments.
-
-    Args:
-        scores: see `softmax_sums`.
-        features: see `softmax_sums`.
-        labels: see `softmax_sums`.
-        counts: see `softmax_sums`.
-        scales: the β, above 0.
-        num_classes: C, static.
-    """
+    """Sum the cross-entropy of softmax(β·scores) for each of some β; see `softmax_sums` for the arguments."""
 
     def add(total: jax.Array, part: tuple[jax.Array, ...]) -> jax.Array:
         features, kept = _masked(part, num_classes, 0)

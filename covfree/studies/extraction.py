@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from covfree import backbones
-from covfree.backbones import BACKBONES, SentenceEncoder
+from covfree.backbones import BACKBONES, Extractor, SentenceEncoder, from_onnx
 from covfree.backbones.hub import Weights
+from covfree.backbones.processor import preprocessing_of
 from covfree.data.extract import encode_texts, extract_features
 from covfree.data.image_set import ImageSet, LabelledSet
 from covfree.data.images import load_images
 from covfree.data.kept import Extracted
-from covfree.data.kept import Progress as Tell
 from covfree.data.texts import TextSet
 from covfree.studies.progress import Progress, say
 
@@ -29,6 +29,18 @@ def backbone_of(text: str) -> str:
     if name not in BACKBONES:
         raise ValueError(f"--backbone: expected one of {', '.join(BACKBONES)}, got {text!r}")
     return name
+
+
+def onnx_of(path: str, output: str | None = None, preprocessing: str | None = None) -> Extractor:
+    """Open an .onnx file, perhaps ``path:output``; errors name the options of the command line."""
+    path, _, inside = path.rpartition(".onnx")
+    try:
+        chosen = None if preprocessing is None else preprocessing_of(preprocessing)
+        return from_onnx(f"{path}.onnx", output=output or inside[1:] or None, preprocessing=chosen)
+    except ValueError as error:
+        name, colon, text = str(error).partition(":")
+        option = {"path": "backbone"}.get(name, name)
+        raise ValueError(f"--{option}{colon}{text}" if option.isidentifier() else str(error)) from error
 
 
 def read_images(
@@ -87,32 +99,28 @@ def option_of(given: dict[str, Any]) -> str:
 
 def extract(
     images: ImageSet,
-    name: str,
-    weights: Weights,
+    network: str | Extractor,
     out: Path,
     *,
+    weights: Weights | None = None,
     dtype: str = "float32",
     batch_size: int = 64,
     on_damaged: str = "stop",
 ) -> Extracted:
-    """Compute features of images into a file under a progress bar, and print a summary."""
-    network = backbones.backbone(name)
+    """Compute features of images into a file under a progress bar, and print a summary.
 
-    def compute(progress: Tell) -> Extracted:
-        return extract_features(
-            images,
-            network,
-            # Loaded only if there is something to compute: importing Flax and reading the file take seconds.
-            lambda: network.load(weights.path),
-            out=out,
-            weights=weights.sha256,
-            preprocessing=weights.preprocessing,
-            batch_size=batch_size,
-            dtype=dtype,
-            on_damaged=on_damaged,
-            progress=progress,
-        )
-
+    The network is a name in `BACKBONES`, with its weights, or one that holds its own.
+    """
+    own: dict[str, Any] = {"out": out, "dtype": dtype, "batch_size": batch_size, "on_damaged": on_damaged}
+    if weights is None:
+        assert isinstance(network, Extractor)
+        name, compute = network.name, partial(extract_features, images, network, **own)
+    else:
+        name = str(network)
+        known, path = backbones.backbone(name), weights.path
+        own |= {"weights": weights.sha256, "preprocessing": weights.preprocessing}
+        # Loaded only if there is something to compute: importing Flax and reading the file take seconds.
+        compute = partial(extract_features, images, known, lambda: known.load(path), **own)
     return _under_bar(images, "images", name, compute)
 
 
@@ -121,19 +129,17 @@ def encode(
 ) -> Extracted:
     """Compute features of texts into a file under a progress bar, and print a summary."""
     compute = partial(encode_texts, texts, encoder, out=out, dtype=dtype, batch_size=batch_size)
-    return _under_bar(texts, "texts", encoder.name, lambda progress: compute(progress=progress))
+    return _under_bar(texts, "texts", encoder.name, compute)
 
 
-def _under_bar(
-    examples: LabelledSet, noun: str, name: str, compute: Callable[[Tell], Extracted]
-) -> Extracted:
+def _under_bar(examples: LabelledSet, noun: str, name: str, compute: Callable[..., Extracted]) -> Extracted:
     start = time.perf_counter()
     with Progress(width=40) as bar:
 
         def show(now: int, total: int) -> None:
             bar.step(f"{bar.speed:,.0f} {noun}/s" if bar.speed else name, now, total)
 
-        found = compute(show)
+        found = compute(progress=show)
     for example, reason in found.skipped.items():
         say(f"skipped {example}: {reason}")
     say(_summary(examples, noun, found, time.perf_counter() - start))

@@ -21,21 +21,12 @@ _OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def entry_of(name: str) -> Entry[Method]:
-    """Return the entry of a named method.
-
-    Args:
-        name: one of `covfree.methods.registry`; an entry point of an installed package, in the group
-            ``covfree.methods``; or ``mine.py:function``, a function in a file. The function returns a
-            method, and every argument has a default.
-
-    Raises:
-        ValueError: if there is no such method, or no such function in the file; it lists what there is.
-    """
+    """The entry of a registered method, of an installed package's (``covfree.methods``), or of a file's."""
     if name in registry():
         return registry()[name]
     path, in_file, function = name.partition(".py:")
     if in_file:
-        return _entry(name, _function(Path(f"{path}.py"), function))
+        return _entry(name, _function(Path(f"{path}.py"), function), f"{Path(path).name}.py:{function}")
     if name.endswith(".py"):
         raise ValueError(f"methods: expected a function of the file, such as {name}:my_method, got {name!r}")
     found = {point.name: point for point in entry_points(group=GROUP)}
@@ -50,7 +41,7 @@ def is_own(name: str) -> bool:
     return name.partition(":")[0] not in registry()
 
 
-def _entry(name: str, make: Any) -> Entry[Method]:
+def _entry(name: str, make: Any, title: str | None = None) -> Entry[Method]:
     if not callable(make):
         got = type(make).__name__
         raise ValueError(f"methods: {name}: expected a function that returns a method, got a {got}")
@@ -60,13 +51,21 @@ def _entry(name: str, make: Any) -> Entry[Method]:
             raise ValueError(f"methods: {name}: {text}")
     # What it returns is checked when it is called.
     unchecked: Any = make
-    return Entry(name, unchecked, _FAMILY)
+    return Entry(title or name, unchecked, _FAMILY)
 
 
-def _function(path: Path, function: str) -> Any:
+def function_of(name: str, option: str = "methods") -> Any:
+    """Return the function that ``mine.py:function`` names."""
+    path, in_file, function = name.partition(".py:")
+    if not in_file:
+        raise ValueError(f"{option}: expected a function of a file, such as mine.py:function, got {name!r}")
+    return _function(Path(f"{path}.py"), function, option)
+
+
+def _function(path: Path, function: str, option: str = "methods") -> Any:
     """Import a file as ``python mine.py`` would, once, and return what it calls ``function``."""
     if not path.is_file():
-        raise ValueError(f"methods: expected a Python file, got {str(path)!r}, which is not there")
+        raise ValueError(f"{option}: expected a Python file, got {str(path)!r}, which is not there")
     module = "covfree_user_" + re.sub(r"\W", "_", str(path.resolve()))
     if module not in sys.modules:
         spec = importlib.util.spec_from_file_location(module, path)
@@ -87,6 +86,6 @@ def _function(path: Path, function: str) -> Any:
             if callable(value) and getattr(value, "__module__", "") == module
         ]
         raise ValueError(
-            f"methods: expected a function of {path}: {', '.join(names) or 'it has none'}; got {function!r}"
+            f"{option}: expected a function of {path}: {', '.join(names) or 'it has none'}; got {function!r}"
         )
     return found[function]

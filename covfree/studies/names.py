@@ -12,9 +12,6 @@ def parsed(text: str, expected: str) -> tuple[str, dict[str, Any]]:
         text: ``name:number=value:…``, where the name may also be a function of a file, ``mine.py:function``.
         expected: start of the error, such as ``methods: expected a number such as fedcof:shrinkage=0.1``.
 
-    Raises:
-        ValueError: if a part after the name has no "=", or an argument comes twice.
-
     >>> parsed("fedcof:shrinkage=0.1:head=ridge", "")
     ('fedcof', {'shrinkage': 0.1, 'head': 'ridge'})
     """
@@ -34,9 +31,10 @@ def parsed(text: str, expected: str) -> tuple[str, dict[str, Any]]:
 
 
 def as_number(text: str) -> Any:
-    """Convert a text to a bool, int or float if it is one; else return it, such as 'auto'."""
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
+    """Convert a text to a bool, None, int or float if it is one; else return it, such as 'auto'."""
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
     for kind in (int, float):
         try:
             return kind(text)

@@ -42,15 +42,7 @@ def run_method(
     figures: Sequence[str] = (),
     predictions: bool = False,
 ) -> Run:
-    """Run a method as `covfree.fit` and `covfree.evaluate` do, but step by step, to time each step.
-
-    Args:
-        name: the method's name in results.
-        method: the method.
-        task: the federation.
-        figures: names in `covfree.metrics.NAMES`, measured beside the accuracy.
-        predictions: whether the test examples are counted by class and prediction.
-    """
+    """Run a method as `covfree.fit` and `covfree.evaluate` do, but step by step, to time each step."""
     data, clients = task.data, task.clients
     if method is POOLED:
         return _run_pooled(name, task, figures, predictions)

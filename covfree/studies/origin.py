@@ -1,8 +1,8 @@
-"""Fingerprints of the data that a head was fitted to, so that nobody tests it on its training examples."""
+"""What a head's file says of its data, so that nobody tests it on its training examples."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,61 +10,74 @@ import numpy as np
 from covfree.core.gathered import blocks
 from covfree.data import FeatureSet
 
-_MODULUS = 2**64
+# Hashes that a file holds: the smallest ones of the training examples, a fair sample of them.
+_KEPT = 1024
+# Data sets repeat a few examples. Above this share, the test part is taken for training examples.
+_REPEATED = 0.1
 
 
 def origin_of(data: FeatureSet, seed: int) -> dict[str, Any]:
-    """Return the data's name, the seed of its split, and fingerprints of both parts, for a head's file."""
-    parts = {
-        part: f"{_fingerprint(getattr(data, f'{part}_features'), getattr(data, f'{part}_labels')):016x}"
-        for part in ("train", "test")
+    """Return the data's name, number of examples, seed of the split, and the training part's hashes."""
+    total, kept = 0, np.zeros(0, np.uint64)
+    for hashes in _hashes(data.train_features):
+        total += int(hashes.sum(dtype=np.uint64))
+        kept = np.unique(np.concatenate([kept, hashes]))[:_KEPT]
+    return {
+        "dataset": data.name,
+        "examples": _examples(data),
+        "seed": seed,
+        "train": f"{total % 2**64:016x}",
+        "hashes": [f"{one:016x}" for one in kept.tolist()],
     }
-    return {"dataset": data.name, "seed": seed, **parts}
 
 
-def is_same_data(data: FeatureSet, origin: Mapping[str, Any]) -> bool:
-    """Whether the data have the origin's examples, whatever the split."""
-    return _whole(origin_of(data, 0)) == _whole(origin)
+def says_enough(origin: Mapping[str, Any] | None) -> bool:
+    """Whether an origin is one of `origin_of`: `covfree.save_head` writes any."""
+    return origin is not None and {"dataset", "examples", "seed", "train", "hashes"} <= set(origin)
 
 
 def seen_in_training(data: FeatureSet, seed: int, origin: Mapping[str, Any]) -> str:
-    """Say why the test part may hold examples that the head was fitted to; empty if that is not known.
-
-    Args:
-        data: the data to test on.
-        seed: seed of their split.
-        origin: the head's `origin_of`.
-    """
-    now = origin_of(data, seed)
-    if origin["train"] == now["test"]:
-        return f"they are the training part of {origin['dataset']}"
-    if origin["train"] == f"{_whole(now):016x}":
-        return f"all of {data.name} is the training part of {origin['dataset']}"
-    if _whole(origin) == _whole(now) and origin["train"] != now["train"]:
+    """Say why the test part holds examples that the head was fitted to; empty if it holds few or none."""
+    known = np.array([int(one, 16) for one in origin["hashes"]], np.uint64)
+    looked_at = found = 0
+    for hashes in _hashes(data.test_features):
+        # Of a larger training part the file keeps the smallest hashes alone: compare none above the largest.
+        seen = hashes[hashes <= known[-1]] if len(known) == _KEPT else hashes
+        looked_at += len(seen)
+        found += int(np.isin(seen, known).sum())
+    if found <= _REPEATED * looked_at or origin_of(data, seed)["train"] == origin["train"]:
+        return ""
+    share = f"{found:,} of {looked_at:,} test examples looked at are among them"
+    if (now := _examples(data)) != origin["examples"]:
         return (
-            f"the split of --seed {seed} is not the one that it was fitted with, of --seed {origin['seed']}: "
-            "the seed or the order of the examples differs"
+            f"{share}; {data.name} has {now:,} examples, where {origin['dataset']}, to a part of which it "
+            f"was fitted, had {origin['examples']:,}, so no seed gives the same split"
         )
-    return ""
+    return (
+        f"{share}; the split of --seed {seed} is not the one that it was fitted with, of --seed "
+        f"{origin['seed']}: the seed or the order of the examples differs"
+    )
 
 
-def _whole(origin: Mapping[str, Any]) -> int:
-    return (int(origin["train"], 16) + int(origin["test"], 16)) % _MODULUS
+def _examples(data: FeatureSet) -> int:
+    return len(data.train_labels) + len(data.test_labels)
 
 
-def _fingerprint(features: Any, labels: np.ndarray) -> int:
-    """Sum the examples' hashes: the order does not matter, and fingerprints of disjoint parts add up."""
-    total = 0
+def _hashes(features: Any) -> Iterator[np.ndarray]:
+    """Yield hashes of the examples as float16 holds them: a copy in another precision has the same."""
     for part in blocks(features):
-        # The same numbers in another type are the same data.
-        block = np.ascontiguousarray(features[part], np.float32).view(np.uint8)
-        block = block.reshape(part.stop - part.start, -1)
+        block = np.asarray(features[part])
+        largest = abs(block).max(1, initial=0, keepdims=True).astype(np.float64)
+        # What float16 cannot hold is scaled first, or all such examples would be alike.
+        far = (largest > 0) & ((largest < 2.0**-14) | (largest > 65504))
+        scale = np.where(far, 2.0 ** -np.frexp(largest)[1], 1)
+        # Zero is added as −0 is 0.
+        coarse = (block * scale if far.any() else block).astype(np.float16) + np.float16(0)
+        block = np.ascontiguousarray(coarse).view(np.uint16).astype(np.uint64)
         # Any odd factors will do, if they are the same on every machine.
-        factors = np.random.PCG64(block.shape[1]).random_raw(block.shape[1]).astype(np.uint64) | np.uint64(1)
-        hashes = (block * factors).sum(1, dtype=np.uint64) + labels[part].astype(np.uint64)
-        # A linear hash would not notice two examples that exchange labels, so mix the bits.
+        factors = np.random.PCG64(block.shape[1]).random_raw(block.shape[1]) | np.uint64(1)
+        hashes = (block * factors).sum(1, dtype=np.uint64)
         hashes ^= hashes >> np.uint64(33)
         hashes *= np.uint64(0xFF51AFD7ED558CCD)
         hashes ^= hashes >> np.uint64(29)
-        total += int(hashes.sum(dtype=np.uint64))
-    return total % _MODULUS
+        yield hashes

@@ -41,18 +41,8 @@ def pooled_head(
     Features are centred, and divided by the root of their mean variance. Of several penalties, the one with
     the best accuracy in three-fold cross-validation is taken, the first of equals.
 
-    Args:
-        features: [examples, dim].
-        labels: classes; below 0 is padding.
-        num_classes: C.
-        seed: of the folds.
-        penalties: λ to choose from.
-
     Returns:
         The head, and its λ.
-
-    Raises:
-        ValueError: if there is no example.
     """
     split = optional("sklearn.model_selection", "cli").StratifiedKFold
     kept = np.asarray(labels) >= 0

@@ -33,12 +33,7 @@ class Predictions(NamedTuple):
 
 
 def scores_of(head: Any, features: Any) -> Float[np.ndarray, "examples classes"]:
-    """Compute a head's scores batch by batch, and return them in host memory.
-
-    Args:
-        head: any head.
-        features: [examples, dim], or an array of the inputs that the head takes.
-    """
+    """Compute a head's scores batch by batch, and return them in host memory."""
     starts = range(0, len(features), _PART)
     return np.concatenate([np.asarray(_scores(head, features[start : start + _PART])) for start in starts])
 
@@ -49,15 +44,6 @@ def count_predictions(
     clients: Integer[np.ndarray, " examples"] | None = None,
 ) -> Predictions:
     """Count the predictions by class, and the correct ones by client.
-
-    Args:
-        scores: a head's scores; −∞ for a class that it does not know.
-        labels: classes; below 0 is padding.
-        clients: the client of each example; below 0 is on no client.
-
-    Raises:
-        TypeError: if a data type is wrong.
-        ValueError: if a shape is wrong, or a label is C or above.
 
     >>> scores = np.array([[2.0, 1.0], [0.0, 3.0], [1.0, 0.0]], np.float32)
     >>> count_predictions(scores, np.array([0, 1, 1]), np.array([7, 7, 9]))
@@ -109,10 +95,6 @@ def expected_client_accuracy(
 
     This is a client's expected accuracy if its future examples have its training class distribution and,
     within a class, are distributed like everyone's. NaN for a client without examples of such classes.
-
-    Args:
-        accuracy: [C] accuracy of each class; NaN for one without test examples.
-        partition: statistics of the training examples.
     """
     known = np.isfinite(accuracy[partition.pair_labels])
     owners, labels = partition.pair_clients[known], partition.pair_labels[known]

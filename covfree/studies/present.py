@@ -27,17 +27,7 @@ def present(
     given: Mapping[str, Any],
     page: Path | None = None,
 ) -> None:
-    """Print the results; write them if the study has a folder, and write the page if asked for.
-
-    Args:
-        command: the command that made the runs.
-        study: the study of the runs.
-        runs: at least one.
-        form: the format to print.
-        config: settings, by the names of options.
-        given: the settings that the command line to repeat the study sets.
-        page: the file for the page.
-    """
+    """Print the results; write them if the study has a folder, and write the page if asked for."""
     results = summarise(runs, study.titles)
     content = report.as_json(config, report.environment(), results)
     several = len(study.datasets) * len(list(study.federations)) > 1

@@ -45,7 +45,7 @@ def receives(results: Sequence[Result]) -> bool:
 def table(results: Sequence[Result]) -> Table:
     """Lay out the results on one federation, one line per method."""
     if is_trained(results):
-        columns = (*_TRAINED, "bytes up", "bytes down", "time")
+        columns = (*_TRAINED, "bytes up", "bytes down", "client FLOPs", "time")
         return Table(columns, tuple(map(_trained_line, results)), broken=_BROKEN)
     down = receives(results)
     more = [f"{name}, {'nats' if name == 'nll' else '%'}" for name in _more(results[0])]
@@ -73,7 +73,7 @@ def _line(result: Result, down: bool) -> tuple[Cell, ...]:
 
 def start_of(run: Run) -> float:
     """Accuracy before any training."""
-    return run.evaluated[0]["accuracy"]
+    return run.trained[0]["accuracy"]
 
 
 def gain_of(run: Run) -> float:
@@ -87,6 +87,7 @@ def _trained_line(result: Result) -> tuple[Cell, ...]:
         result.spread(value) for value in (start_of, lambda run: run.accuracy, gain_of, _best)
     )
     sizes = [result.mean(lambda run: run.sent.statistics), result.mean(lambda run: run.received)]
+    flops = result.mean(lambda run: run.client_flops)
     seconds = result.median(lambda run: run.client_seconds)
     best_round = result.median(lambda run: run.best["round"])
     return (
@@ -96,6 +97,7 @@ def _trained_line(result: Result) -> tuple[Cell, ...]:
         Cell(percent(*best), best[0]),
         Cell(f"{best_round:.0f}", best_round),
         *(Cell(as_bytes(size), size) for size in sizes),
+        Cell(as_flops(flops), flops),
         Cell(as_seconds(seconds), seconds),
     )
 
@@ -143,6 +145,7 @@ def _trained_record(result: Result) -> dict[str, Any]:
     record["gain_mean"], record["gain_sd"] = result.spread(gain_of)
     record["bytes_up"] = result.mean(lambda run: run.sent.statistics)
     record["bytes_down"] = result.mean(lambda run: run.received)
+    record["client_flops"] = result.mean(lambda run: run.client_flops)
     record["seconds"] = result.median(lambda run: run.client_seconds)
     record["diverged"] = sum(run.diverged is not None for run in result.runs)
     return record
@@ -180,13 +183,15 @@ def _trained_run(run: Run) -> dict[str, Any]:
         "seed": run.seed,
         "client_lr": client_lr,
         "server_lr": server_lr,
-        "rounds": len(run.history) - 1,
+        "start_rounds": sum(record["round"] <= 0 < record["clients"] for record in run.history),
+        "rounds": run.history[-1]["round"],
         "start_accuracy": start_of(run),
         "last_accuracy": run.accuracy,
         "best_accuracy": run.best["accuracy"],
         "best_round": run.best["round"],
         "bytes_up": run.sent.statistics,
         "bytes_down": run.received,
+        "client_flops": run.client_flops,
         "seconds": run.client_seconds,
         "diverged_in_round": run.diverged,
         "tried": run.tried,

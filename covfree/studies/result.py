@@ -31,7 +31,7 @@ class Run:
     """The result of a method on a federation with a seed.
 
     A trained head has a history: its accuracy is measured after the last round, and its bytes and seconds
-    are summed over all rounds. Only methods in closed form set `rows`, `client_flops` and `server_seconds`.
+    are summed over all rounds. Only methods in closed form set `rows` and `server_seconds`.
 
     Attributes:
         method: the method's name.
@@ -41,7 +41,8 @@ class Run:
         received: bytes down to all clients, before the head.
         clients: number of clients that hold examples.
         rows: rows that the method's rounds summed over.
-        client_flops: floating-point operations of all clients, from features to messages.
+        client_flops: floating-point operations of all clients, from features to messages; of a training also
+            of its rounds, and of the extractor if that is known.
         client_seconds: time of all clients' work, run as one batch, compilation left out.
         server_seconds: time from the clients' messages to the head, compilation left out.
         left_out: training examples and classes that no client holds.
@@ -49,7 +50,7 @@ class Run:
         federation: how the examples were spread, if the data did not say so.
         figures: other metrics of the test examples, by their names in `covfree.metrics.NAMES`.
         predictions: counts of the test predictions by class and client; None if they were not counted.
-        history: a training's records, one per round; round 0 is the start.
+        history: a training's records, one per round; round 0 is the start, the last of the closed-form stage.
         rates: the learning rates of the clients and the server.
         tried: the rates that were tried on clients set aside; None without tuning.
         diverged: the round whose state was not finite and was undone; None if there was none.
@@ -62,7 +63,7 @@ class Run:
     received: int
     clients: int
     rows: int = 0
-    client_flops: int = 0
+    client_flops: int | float = 0
     client_seconds: float = 0.0
     server_seconds: float = 0.0
     left_out: LeftOut = _NOTHING
@@ -81,9 +82,14 @@ class Run:
         return [record for record in self.history if "accuracy" in record]
 
     @property
+    def trained(self) -> list[Record]:
+        """Evaluated records from the start of training on, which is round 0."""
+        return [record for record in self.evaluated if record["round"] >= 0]
+
+    @property
     def best(self) -> Record:
-        """The first evaluated record with the highest accuracy."""
-        return max(self.evaluated, key=lambda record: record["accuracy"])
+        """The first of the `trained` records with the highest accuracy."""
+        return max(self.trained, key=lambda record: record["accuracy"])
 
 
 @dataclass(frozen=True)

@@ -20,15 +20,12 @@ _WRITTEN = {
     "compare": (_NAME, RUNS, "accuracy_vs_bytes.*"),
     "finetune": (f"*-seed*/{_NAME}", "accuracy.*"),
     "partition": ("partition.*",),
+    "personalise": (f"personal/{_NAME}",),
 }
 
 
 def make_folder(out: Path | None, command: str) -> None:
-    """Make the folder for a command's files, unless ``out`` is None.
-
-    Raises:
-        ValueError: if the folder cannot be made, or holds files of another command.
-    """
+    """Make the folder for a command's files, unless ``out`` is None."""
     if out is None:
         return
     for other, patterns in _WRITTEN.items():
@@ -50,13 +47,7 @@ def holds_trainings(out: Path) -> bool:
 
 
 def check_settings(folder: Path, settings: Mapping[str, Any], resume: bool) -> None:
-    """Raise if a folder holds runs with other settings, or any runs unless they are to be resumed.
-
-    Args:
-        folder: the folder that `write_settings` writes to.
-        settings: the runs' settings, by the names of options.
-        resume: whether runs in the folder are to be resumed.
-    """
+    """Raise if a folder holds runs with other settings, or any runs unless they are to be resumed."""
     earlier = read_settings(folder)
     if earlier is None:
         return
@@ -72,12 +63,7 @@ def check_settings(folder: Path, settings: Mapping[str, Any], resume: bool) -> N
 
 
 def check_data(folder: Path, contents: Mapping[str, str]) -> None:
-    """Raise if a folder holds runs on data with the same name but other contents.
-
-    Args:
-        folder: the folder that `write_settings` writes to.
-        contents: digests of the data (`contents_of`), by name.
-    """
+    """Raise if a folder holds runs on data with the same name but other contents."""
     earlier = read_settings(folder, "data")
     if earlier is None and (folder / RUNS).exists():
         raise ValueError(
@@ -117,12 +103,20 @@ def _shown(value: Any) -> str:
 
 
 def save_result(folder: Path, result: Any, data: FeatureSet, seed: int) -> None:
-    """Save the trained head, and a network's parameters, in files that NumPy alone can read."""
+    """Save the trained head, and a network's parameters or prompts, in files that NumPy alone can read."""
     # Imported here so that studies of closed forms do not need optax.
     from covfree.finetune import NetworkMap
 
     remove_abandoned(folder)
     head = result
+    if hasattr(result, "trained"):
+        # The head is of features beside these prompts, so it has no file of its own.
+        head, kept = result.trained["head"], np.asarray(result.frozen["kept"])
+        arrays = {"prompts": np.asarray(result.trained["prompts"])[kept]}
+        arrays |= {"weight": np.asarray(head.weight), "bias": np.asarray(head.bias)}
+        with replacing(folder / "prompts.npz") as file:
+            np.savez(file, **arrays)
+        return
     if isinstance(getattr(result, "feature_map", None), NetworkMap):
         from flax.traverse_util import flatten_dict
 

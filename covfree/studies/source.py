@@ -9,7 +9,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,12 +21,13 @@ from covfree.backbones.hub import Weights, find_weights
 from covfree.core.gathered import blocks
 from covfree.data import FeatureSet, load, load_npz
 from covfree.data.dataset import held_out
-from covfree.data.decode import decoded_batches
+from covfree.data.decode import pixels_of
 from covfree.data.extract import feature_key
+from covfree.data.federations import FEDERATIONS
 from covfree.data.image_set import ImageSet
 from covfree.data.images import load_images
 from covfree.data.partitions import PARTITIONERS
-from covfree.studies.extraction import backbone_of, extract
+from covfree.studies.extraction import backbone_of, extract, onnx_of
 from covfree.studies.federation import Federation, LeftOut
 
 
@@ -49,8 +49,7 @@ class Images(NamedTuple):
         is_test = self.images.is_test
         if is_test is None:
             is_test = held_out(self.images.labels, seed)
-        with closing(decoded_batches(self.images, self.preprocessing, batch_size=64)) as batches:
-            every = np.concatenate([batch.pixels[: batch.size] for batch in batches])
+        every = pixels_of(self.images, self.preprocessing)
         return every[~is_test], every[is_test]
 
     @property
@@ -91,6 +90,8 @@ def load_named(dataset: str, test_file: Path | None, *, seed: int = 0) -> Featur
 
 def of_file(dataset: str, test_file: Path | None) -> Source:
     """Return a source of features in a file, or of the digits."""
+    if dataset in FEDERATIONS:
+        raise ValueError(f"--dataset: {dataset} is a federation of images; give --images {dataset}")
     config = {"dataset": dataset, "test_file": None if test_file is None else str(test_file)}
     by_seed = _once(partial(load_named, dataset, test_file))
     return Source(config, by_seed(0), by_seed)
@@ -98,6 +99,10 @@ def of_file(dataset: str, test_file: Path | None) -> Source:
 
 def of_images(source: str, backbone: str, weights: str | None) -> Source:
     """Return a source of images; their features are computed once and then cached."""
+    if re.search(r"\.onnx(:|$)", backbone):
+        if weights is not None:
+            raise ValueError(f"--weights: expected none, as {backbone} holds its own")
+        return _of_extractor(source, backbone)
     name = backbone_of(backbone)
     found = find_weights(weights, BACKBONES[name])
     made = of_image_set(load_images(source), name, found)
@@ -108,16 +113,25 @@ def of_image_set(images: ImageSet, name: str, weights: Weights) -> Source:
     """Return a source of an open image set, given the backbone's name in `BACKBONES` and its weights."""
     network = backbones.backbone(name)
     key = feature_key(images, network, weights=weights.sha256, preprocessing=weights.preprocessing)
-
-    @cache
-    def features() -> Path:
-        return extract(images, name, weights, cache_file(f"{images.name}-{name}", key)).path
-
-    def read(*, seed: int) -> FeatureSet:
-        return load_npz(features(), seed=seed)._replace(name=images.name)
-
+    file = cache_file(f"{images.name}-{name}", key)
+    read = _cached(images.name, lambda: extract(images, name, file, weights=weights).path)
     config = {"backbone": name, "weights": weights.source}
-    return Source(config, _outline(images), _once(read), Images(images, network, weights))
+    return Source(config, _outline(images), read, Images(images, network, weights))
+
+
+def _of_extractor(source: str, backbone: str) -> Source:
+    """Return a source of images whose features an ONNX file makes; no training goes through that network."""
+    images, network = load_images(source), onnx_of(backbone)
+    file = cache_file(f"{images.name}-{network.name}", {"images": images.fingerprint, **network.key})
+    read = _cached(images.name, lambda: extract(images, network, file).path)
+    config = {"images": source, "backbone": backbone, "weights": network.weights}
+    return Source(config, _outline(images), read)
+
+
+def _cached(name: str, features: Callable[[], Path]) -> Callable[[int], FeatureSet]:
+    """Return a reader of features that are computed when they are first needed."""
+    features = cache(features)
+    return _once(lambda *, seed: load_npz(features(), seed=seed)._replace(name=name))
 
 
 def source_of(

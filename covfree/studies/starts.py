@@ -3,69 +3,132 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, TypeAlias
+from functools import partial
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import covfree
+from covfree.core.keys import derive, participation_seed
 from covfree.core.types import LinearHead
-from covfree.finetune import random_head
+from covfree.finetune import linear_model, random_head
 from covfree.heads import MappedHead
+from covfree.rounds.schedule import participation
+from covfree.studies.arrivals import arrivals
 from covfree.studies.result import Record
 from covfree.studies.task import Task
 from covfree.studies.timing import timed
-from covfree.studies.variants import variants
+from covfree.studies.variants import Variant, variants
 
 RANDOM = "random"
 # A closed-form head's temperature before training: fitted to the training examples, none, or given.
 Temperature: TypeAlias = float | Literal["auto", "none"]
 
 
+# Rounds of the closed-form stage: one with all clients, as many as it takes until all came, or a number.
+StartRounds: TypeAlias = int | Literal["once", "all"]
+
+
+class From(NamedTuple):
+    """What training starts from: the fields of these names in `covfree.studies.training.Training`."""
+
+    init: str
+    temperature: Temperature
+    start_rounds: StartRounds
+    participation: int | float
+    every: int
+    extractor_flops: int | float
+
+
 class Start(NamedTuple):
     """The head that training starts from.
 
     Attributes:
-        head: a linear head; in closed form, its scores are divided by the temperature.
-        record: the history's line of round 0, the closed-form stage, without the accuracy.
+        head: a linear head, perhaps of mapped features; in closed form, its scores are divided by the
+            temperature.
+        records: the history's lines of the closed-form stage, the last of which is round 0.
     """
 
     head: LinearHead | MappedHead
-    record: Record
+    records: list[Record]
 
 
-def start_of(init: str, task: Task, temperature: Temperature = "auto") -> Start:
+def start_variant(init: str) -> Variant:
+    """Return the method that a start such as ``fed3r-random:sigma=1000`` names, with its numbers."""
+    (variant,) = variants([init]).values()
+    return variant
+
+
+def start_title(init: str) -> str:
+    """Return a start's title in tables and pictures."""
+    return "Random" if init == RANDOM else start_variant(init).title
+
+
+def start_of(settings: From, task: Task) -> Start:
     """Return a random head, or a method's head with scores divided by a temperature; made once per task."""
-    key = f"{init}, {temperature}"
+    key = f"{settings.init}, {settings.temperature}, {settings.start_rounds}, {settings.participation}"
     if key not in task.starts:
-        task.starts[key] = _start(init, task, temperature)
+        task.starts[key] = _random(task) if settings.init == RANDOM else _closed_form(settings, task)
     return task.starts[key]
 
 
-def _start(init: str, task: Task, temperature: Temperature) -> Start:
-    features, classes = np.asarray(task.data.train_features), task.data.num_classes
-    clients, uploaded, received, seconds = 0, 0, 0, 0.0
-    if init == RANDOM:
-        head = random_head(features.shape[1], classes, key=jax.random.key(task.seed))
-        # Closed-form heads have `present`, so setting it lets all starts share compiled functions.
-        head = replace(head, present=jnp.ones(classes))
-    else:
-        method, labels = variants([init])[init].method, task.data.train_labels
-        used = np.where(task.clients >= 0, labels, -1)
+def _random(task: Task) -> Start:
+    classes = task.data.num_classes
+    head = random_head(task.data.train_features.shape[1], classes, key=jax.random.key(task.seed))
+    # Closed-form heads have `present`, so setting it lets all starts share compiled functions.
+    head = replace(head, present=jnp.ones(classes))
+    nothing = {"clients": 0, "bytes_up": 0, "bytes_down": 0, "flops": 0.0, "seconds": 0.0}
+    return Start(head, [{"round": 0, **nothing}])
 
-        def calibrated() -> Any:
-            key = jax.random.key(task.seed)
-            head: Any = covfree.fit(method, features, labels, task.clients, num_classes=classes, key=key)
-            if temperature == "none":
-                return head
-            if temperature == "auto":
-                return covfree.with_temperature(head, covfree.calibrate_temperature(head, features, used))
-            return covfree.with_temperature(head, temperature)
 
-        head, seconds = timed(calibrated)
-        clients = len(np.unique(task.clients[task.clients >= 0]))
-        uploaded = covfree.sent_bytes(method, labels, task.clients, dim=features.shape[1]).statistics
-        received = covfree.received_bytes(method, labels, task.clients, dim=features.shape[1])
-    sizes = {"clients": clients, "bytes_up": uploaded, "bytes_down": received}
-    return Start(head, {"round": 0, **sizes, "seconds": seconds})
+def _schedule(settings: From, task: Task) -> np.ndarray:
+    """Return the clients of each round of the closed-form stage."""
+    number, rounds = int(task.clients.max()) + 1, settings.start_rounds
+    if rounds == "once":
+        return np.arange(number)[None]
+    seed = participation_seed(derive(jax.random.key(task.seed), "closed-form stage"))
+    per_round = participation(number, settings.participation, 1, seed=seed).shape[1]
+    needed = -(-number // per_round)
+    if rounds != "all" and rounds > needed:
+        text = f"--start-rounds: expected at most {needed}, after which all clients came, got {rounds}"
+        raise ValueError(text)
+    rounds = needed if rounds == "all" else rounds
+    return participation(number, per_round, rounds, seed=seed, replacement=False)
+
+
+def _closed_form(settings: From, task: Task) -> Start:
+    init, temperature, labels = settings.init, settings.temperature, task.data.train_labels
+    method, schedule = start_variant(init).method, _schedule(settings, task)
+    if len(schedule) > 1 and not method.one_shot:
+        raise ValueError(f"--start-rounds: expected a method whose clients send once, got {init}")
+    data = task.data._replace(train_features=np.asarray(task.data.train_features))
+    came = list(
+        arrivals(
+            *(method, data, task.clients, schedule),
+            seed=task.seed,
+            extractor=settings.extractor_flops,
+            measured=lambda number: (len(schedule) - number) % settings.every == 0,
+        )
+    )
+    head, records = came[-1].head, [record for record, _ in came]
+    if head is None:
+        raise ValueError(f"--start-rounds: no client that came in {len(schedule)} rounds holds examples")
+    try:
+        linear_model(head)
+    except TypeError as error:
+        raise ValueError(f"--init: {init}: {error}") from error
+    if task.network is not None and isinstance(head, MappedHead):
+        text = f"expected a head on a network's own features, got {init}, whose head maps them first"
+        raise ValueError(f"--init: {text}; --train head trains it")
+    for record in records:
+        record["round"] -= len(schedule)
+    if temperature == "none":
+        return Start(head, records)
+    if temperature == "auto":
+        here = np.isin(task.clients, schedule[schedule >= 0])
+        used = np.where(here, labels, -1)
+        temperature, seconds = timed(partial(covfree.calibrate_temperature, head, data.train_features, used))
+        records[-1]["seconds"] += seconds
+    return Start(covfree.with_temperature(head, temperature), records)

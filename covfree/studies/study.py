@@ -292,7 +292,7 @@ class _Place:
         task = self._task(training.train != "head" and images is not None)
         # Make all starts before any training, so that a head that cannot be trained fails at once.
         for each in study.trainings:
-            start_of(each.init, task)
+            start_of(each.start, task)
         more = {"settings": study.kept_with(training, seed), "predictions": study.predictions}
         return run_training(training, task, out=study.folder, listener=listener, **more)
 

@@ -147,17 +147,7 @@ def show(
     left_out: Sequence[str] = (),
     below: str = "",
 ) -> None:
-    """Print results on standard output.
-
-    Args:
-        form: the format.
-        title: the text above the table; in LaTeX a comment. CSV and JSON have none.
-        table: printed in the terminal, Markdown and LaTeX.
-        records: printed as CSV.
-        content: printed as JSON.
-        left_out: the title's lines on examples on no client; printed on stderr for CSV, which has no title.
-        below: a sentence under the terminal's table.
-    """
+    """Print results on standard output."""
     if form == "json":
         print(content)
     elif form == "csv":

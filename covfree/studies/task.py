@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -37,13 +38,24 @@ class Network(NamedTuple):
 
     def features(self, pixels: np.ndarray) -> jax.Array:
         """Compute features of images in batches of one size, which share a compiled function."""
-        parts = []
-        for first in range(0, len(pixels), _BATCH):
-            batch = pixels[first : first + _BATCH]
-            filled = np.pad(batch, [(0, _BATCH - len(batch)), *[(0, 0)] * 3])
-            made = features_of_pixels(self.params, filled, self.backbone, self.preprocessing)
-            parts.append(made[: len(batch)])
-        return jnp.concatenate(parts)
+        return _in_batches(
+            lambda batch: features_of_pixels(self.params, batch, self.backbone, self.preprocessing), pixels
+        )
+
+
+def _in_batches(function: Callable[[np.ndarray], jax.Array], pixels: np.ndarray) -> jax.Array:
+    parts = []
+    for first in range(0, len(pixels), _BATCH):
+        batch = pixels[first : first + _BATCH]
+        filled = np.pad(batch, [(0, _BATCH - len(batch)), *[(0, 0)] * 3])
+        parts.append(function(filled)[: len(batch)])
+    return jnp.concatenate(parts)
+
+
+@jax.jit
+def _prompted(model: Any, images: jax.Array) -> jax.Array:
+    """Features of images beside a model's prompts."""
+    return model.features(model.trained, model.frozen, model.statistics, images, False, None)[0]
 
 
 @dataclass(eq=False)
@@ -76,12 +88,12 @@ class Task:
         return jax.device_put(self.data.train_labels)
 
     def accuracy(self, result: Any) -> float:
-        """Test accuracy of a head, or of a network's parameters and its head."""
+        """Test accuracy of a head, of a network's parameters and its head, or of a prompted model."""
         head, features = self._tested(result)
         return float(covfree.evaluate(head, features, self.data.test_labels))
 
     def predictions(self, result: Any) -> Predictions:
-        """Count the test predictions of a head, or of a network's parameters and its head."""
+        """Count the test predictions of what `accuracy` takes."""
         scores = scores_of(*self._tested(result))
         return count_predictions(scores, self.data.test_labels, self.data.test_clients)
 
@@ -89,16 +101,15 @@ class Task:
         """Return a result's head, and the test features that the result computes."""
         if self.network is None:
             return result, self.test_inputs
+        if hasattr(result, "trained"):
+            head = replace(result.trained["head"], present=result.frozen["present"])
+            return head, _in_batches(partial(_prompted, result), self.test_inputs)
         params, head = result.feature_map.params, result.head
         return head, self.network._replace(params=params).features(self.test_inputs)
 
 
 def clients_of(data: FeatureSet, federation: Federation, seed: int) -> np.ndarray:
-    """Return the client of each training example, and check the training examples.
-
-    Raises:
-        ValueError: if the partition cannot be made, or the examples are invalid.
-    """
+    """Return the client of each training example, and check the training examples."""
     clients = federation.assign(data, seed).astype(np.int32)
     covfree.check(data.train_features, data.train_labels, clients, num_classes=data.num_classes)
     return clients
@@ -107,15 +118,7 @@ def clients_of(data: FeatureSet, federation: Federation, seed: int) -> np.ndarra
 def task_of(
     data: FeatureSet, clients: np.ndarray, seed: int, features: Any, images: Images | None = None
 ) -> Task:
-    """Make the task of clients' features, or of the images for a network.
-
-    Args:
-        data: features and labels.
-        clients: [examples]; below 0 is on no client.
-        seed: seed of the split and of all random draws.
-        features: training features, which may be on the device.
-        images: the images of the features, if a network is trained.
-    """
+    """Make the task of clients' features, or of the images for a network."""
     if images is None:
         return Task(data, clients, seed, features, data.test_features)
     params = images.network.load(images.weights.path)

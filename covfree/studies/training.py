@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
-import json
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import jax
-import numpy as np
 import optax
 
 import covfree
 import covfree.rounds
 from covfree.core.checks import check_above_zero, check_strength
-from covfree.finetune import Model, augmented, linear_model, network_model, registry
+from covfree.finetune import Model, pfpt, registry
+from covfree.finetune.local import as_optimiser
 from covfree.finetune.model import Norms, Trained
 from covfree.finetune.registry import Entry, Rates
 from covfree.rounds.schedule import participation as draw
+from covfree.studies.known import function_of
 from covfree.studies.names import parsed
-from covfree.studies.progress import Listener
-from covfree.studies.result import Record, Run
-from covfree.studies.run_folder import save_result
-from covfree.studies.starts import RANDOM, Temperature, start_of
-from covfree.studies.table import as_bytes
-from covfree.studies.task import Task
+from covfree.studies.starts import From, StartRounds, Temperature, start_title
 
+Part: TypeAlias = Trained | Literal["prompts"]
 TRAINABLE = tuple(name for name, entry in covfree.methods.registry().items() if entry.linear)
 _ARROW = " → "
+
+
+def _pfpt(model: Model, client: Any, server_lr: float, **options: Any) -> covfree.rounds.Algorithm:
+    return pfpt(model, client, **options)
+
+
+# Those of the registry train any model; PFPT trains prompts alone, and its server has no rate.
+PFPT = "pfpt"
+ALGORITHMS = {
+    **registry(),
+    PFPT: Entry("PFPT", _pfpt, registry()["fedavg"].head, registry()["fedavg"].network),
+}
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,8 @@ class Training:
         rates: learning rates of the clients and the server.
         rounds: number of rounds.
         participation: clients per round, a number or a share.
-        train: the part that is trained; see `covfree.finetune.network_model`.
+        train: the part that is trained; see `covfree.finetune.network_model`. ``"prompts"`` for
+            `covfree.finetune.prompt_model`.
         norms: how batch norms train; see `covfree.finetune.network_model`.
         options: options of the algorithm, beside its rates.
         every: rounds from one evaluation to the next.
@@ -52,7 +61,18 @@ class Training:
         augment: whether images are cropped and flipped at random in training.
         momentum: momentum of the clients' gradient descent.
         weight_decay: the clients add this multiple of the parameters to the gradient, before momentum.
+        client_optimiser: in place of these two, a function of a file, see `optimiser_of`.
         temperature: the scores of a closed-form head are divided by it before training.
+        start_rounds: rounds of the closed-form stage: ``"once"`` for one with all clients; ``"all"`` for as
+            many, of ``participation``'s clients each, none of them twice, as it takes until all came; or the
+            number of such rounds.
+        extractor_flops: operations of the extractor on an example, which clients' costs include whenever
+            they compute features.
+        rank: the rank of `covfree.finetune.lora`, by which layers are trained; 0 for training them whole.
+        restart: one round in so many is a closed-form stage of all clients, on the features as training has
+            moved them, and training goes on from its head; 0 for none.
+        prompts: number of prompts, if ``train`` is ``"prompts"``.
+        top: prompts that an image reads; None for all of them.
     """
 
     init: str
@@ -60,7 +80,7 @@ class Training:
     rates: Rates
     rounds: int
     participation: int | float
-    train: Trained = "head"
+    train: Part = "head"
     norms: Norms = "frozen"
     options: Mapping[str, Any] = field(default_factory=dict)
     every: int = 1
@@ -70,14 +90,34 @@ class Training:
     augment: bool = False
     momentum: float = 0.0
     weight_decay: float = 0.0
+    client_optimiser: str | None = None
     temperature: Temperature = "auto"
+    start_rounds: StartRounds = "once"
+    extractor_flops: int | float = 0
+    rank: int = 0
+    restart: int = 0
+    prompts: int = 20
+    top: int | None = None
+
+    @property
+    def stretches(self) -> list[int]:
+        """Rounds of training before the first restart, and after each."""
+        if not self.restart:
+            return [self.rounds]
+        number, rest = divmod(self.rounds, self.restart)
+        return [self.restart - 1] * number + [rest]
+
+    @property
+    def start(self) -> From:
+        """What it starts from."""
+        return From(*(getattr(self, name) for name in From._fields))
 
     @property
     def client(self) -> Any:
-        """The clients' learning rate for plain descent, or an optimiser with momentum and weight decay."""
-        if not (self.momentum or self.weight_decay):
-            return self.rates.client
-        return jax.tree_util.Partial(_descent, self.rates.client, self.momentum, self.weight_decay)
+        """The clients' optimiser, or its rate; see `descent`."""
+        if self.client_optimiser is not None:
+            return optimiser_of(self.client_optimiser, self.rates.client)
+        return descent(self.rates.client, self.momentum, self.weight_decay)
 
     @property
     def name(self) -> str:
@@ -87,14 +127,32 @@ class Training:
     @property
     def title(self) -> str:
         """The training's title in tables."""
-        start = "Random" if self.init == RANDOM else covfree.methods.registry()[self.init].title
         entry, numbers = algorithm_of(self.algorithm)
         shown = f" ({', '.join(f'{k}={v}' for k, v in numbers.items())})" if numbers else ""
-        return f"{start}{_ARROW}{entry.title}{shown}"
+        return f"{start_title(self.init)}{_ARROW}{entry.title}{shown}"
 
     def folder(self, out: Path, seed: int) -> Path:
         """Return the subfolder of a study's folder that keeps this training's run."""
-        return out / f"{self.init}-{self.algorithm}-seed{seed}"
+        # A function of a file may name folders.
+        start = self.init.replace("/", "_").replace("\\", "_")
+        return out / f"{start}-{self.algorithm}-seed{seed}"
+
+
+def descent(rate: float, momentum: float, weight_decay: float) -> Any:
+    """Return the clients' learning rate for plain descent, or descent with momentum and weight decay."""
+    return jax.tree_util.Partial(_descent, rate, momentum, weight_decay) if momentum or weight_decay else rate
+
+
+# Functions are compared by identity, and others would be compiled anew.
+@cache
+def optimiser_of(text: str, rate: float) -> Any:
+    """Make the optax transformation that ``mine.py:function``, a function of the learning rate, returns."""
+    made = function_of(text, "client-optimiser")(rate)
+    try:
+        as_optimiser(f"client-optimiser: {text}", made)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+    return made
 
 
 def _descent(rate: Any, momentum: Any, weight_decay: Any) -> Any:
@@ -102,15 +160,11 @@ def _descent(rate: Any, momentum: Any, weight_decay: Any) -> Any:
 
 
 def algorithm_of(text: str) -> tuple[Entry, dict[str, Any]]:
-    """Parse an algorithm and its numbers from a text such as ``fedadam:tau=1e-4:b2=0.999``.
-
-    Raises:
-        ValueError: if the name is unknown, or the algorithm does not take a number or its value.
-    """
+    """Parse an algorithm and its numbers from a text such as ``fedadam:tau=1e-4:b2=0.999``."""
     name, numbers = parsed(text, "algorithm: expected a number such as fedadam:tau=1e-4")
-    if name not in registry():
-        raise ValueError(f"algorithm: expected some of {', '.join(registry())}, got {name!r}")
-    entry = registry()[name]
+    if name not in ALGORITHMS:
+        raise ValueError(f"algorithm: expected some of {', '.join(ALGORITHMS)}, got {name!r}")
+    entry = ALGORITHMS[name]
     for number, value in numbers.items():
         if number not in entry.accepts:
             takes = ", ".join(sorted(entry.accepts)) or "no number"
@@ -123,17 +177,22 @@ def algorithm_of(text: str) -> tuple[Entry, dict[str, Any]]:
 
 
 def temperature_of(text: str) -> Temperature:
-    """Parse a temperature: a number above 0, 'auto' or 'none'.
-
-    Raises:
-        ValueError: if the text is none of these.
-    """
+    """Parse a temperature: a number above 0, 'auto' or 'none'."""
     if text in ("auto", "none"):
         return text  # pyright: ignore
     try:
         return float(check_above_zero("temperature", float(text)))
     except ValueError:
         raise ValueError(f"temperature: expected 'auto', 'none' or a number above 0, got {text!r}") from None
+
+
+def start_rounds_of(text: str) -> StartRounds:
+    """Parse the rounds of the closed-form stage: 'once', 'all', or a number of at least 1."""
+    if text in ("once", "all"):
+        return text  # pyright: ignore
+    if not (text.strip().isdecimal() and int(text) > 0):
+        raise ValueError(f"start-rounds: expected 'once', 'all' or a number of at least 1, got {text!r}")
+    return int(text)
 
 
 def start_and_algorithm(name: str) -> tuple[str, str]:
@@ -143,11 +202,7 @@ def start_and_algorithm(name: str) -> tuple[str, str]:
 
 
 def participation_of(text: str, num_clients: int) -> int | float:
-    """Parse a number of clients, or a share of them.
-
-    Raises:
-        ValueError: if the text is neither.
-    """
+    """Parse a number of clients, or a share of them."""
     try:
         number = int(text) if text.strip().lstrip("+-").isdigit() else float(text)
         draw(num_clients, number, 1, seed=0)
@@ -157,105 +212,3 @@ def participation_of(text: str, num_clients: int) -> int | float:
             f"{text!r} ({error})"
         ) from error
     return number
-
-
-class History:
-    """The records of a run, each written to a file and told to the listener as it comes.
-
-    Rounds count from 1, and record 0 is the start, so record r holds the accuracy after r rounds.
-    """
-
-    def __init__(self, name: str, rounds: int, path: Path | None, listener: Listener) -> None:
-        self.records: list[Record] = []
-        self._name, self._rounds, self._path, self._listener = name, rounds, path, listener
-        self._written = 0
-
-    def __call__(self, rounds: list[Record]) -> bool:
-        """Take the records of a run so far; return False, as a run is never stopped."""
-        for record in rounds[len(self.records) - 1 :]:
-            self.records.append({**record, "round": record["round"] + 1})
-        if len(self.records) == self._written:
-            return False
-        if self._path is not None:
-            # Start the file anew: an earlier run may have written lines after its last checkpoint.
-            with self._path.open("a" if self._written else "w", encoding="utf-8") as file:
-                file.writelines(f"{json.dumps(record)}\n" for record in self.records[self._written :])
-        self._written = len(self.records)
-        self._tell()
-        return False
-
-    def _tell(self) -> None:
-        accuracy = [record["accuracy"] for record in self.records if "accuracy" in record][-1]
-        up, down, seconds = (
-            sum(record[key] for record in self.records) for key in ("bytes_up", "bytes_down", "seconds")
-        )
-        now, share, sent = self.records[-1]["round"], f"{100 * accuracy:.2f} %", f"{as_bytes(up)} up"
-        line = f"{self._name}: round {now}/{self._rounds}, {share}, {seconds:.1f} s, {sent}, "
-        line = f"{line}{as_bytes(down)} down" if "accuracy" in self.records[-1] else ""
-        self._listener.step(f"{self._name}: {share}, {sent}", now, self._rounds, line)
-
-
-def train(
-    training: Training,
-    task: Task,
-    folder: Path | None = None,
-    history: History | None = None,
-    predictions: bool = False,
-) -> Run:
-    """Train with the given rates, and save the result if there is a folder."""
-    history = history or History("", training.rounds, None, Listener())
-    start = start_of(training.init, task, training.temperature)
-    entry, numbers = algorithm_of(training.algorithm)
-    options = {k: v for k, v in training.options.items() if k != "mu" or k in entry.accepts} | numbers
-    model = _model(training, task, start.head)
-    head = start.head if task.network is None else model.result(model.trained, model.statistics)
-    history.records.append({**start.record, "accuracy": task.accuracy(head)})
-    checkpoint = folder and folder / "checkpoint"
-    if checkpoint is None or not checkpoint.exists():
-        history([])
-    with warnings.catch_warnings():
-        # `Run.diverged` reports it.
-        warnings.filterwarnings("ignore", ".*the state is not finite", RuntimeWarning)
-        ended = covfree.rounds.run(
-            entry.make(model, training.client, training.rates.server, **options),
-            task.inputs,
-            task.data.train_labels,
-            task.clients,
-            key=jax.random.key(task.seed),
-            rounds=training.rounds,
-            participation=training.participation,
-            evaluate=covfree.rounds.Evaluation(
-                lambda result: {"accuracy": task.accuracy(result)}, every=training.every
-            ),
-            stop=history,
-            checkpoint=checkpoint and covfree.rounds.Checkpoint(checkpoint, every=training.save_every),
-            place=covfree.rounds.Placement(width=training.width),
-        )
-    history(ended.history)
-    if folder is not None:
-        save_result(folder, ended.result, task.data, task.seed)
-    records = history.records
-    total = {name: sum(line[name] for line in records) for name in ("bytes_up", "bytes_down", "seconds")}
-    return Run(
-        method=training.name,
-        seed=task.seed,
-        accuracy=[line["accuracy"] for line in records if "accuracy" in line][-1],
-        sent=covfree.SentBytes(total["bytes_up"], 0),
-        received=total["bytes_down"],
-        clients=len(np.unique(task.clients[task.clients >= 0])),
-        client_seconds=total["seconds"],
-        predictions=task.predictions(ended.result) if predictions else None,
-        history=records,
-        rates=training.rates,
-        diverged=None if ended.stopped is None else len(records),
-    )
-
-
-def _model(training: Training, task: Task, head: Any) -> Model:
-    if task.network is None:
-        return linear_model(head)
-    backbone, params, preprocessing = task.network
-    model = network_model(
-        backbone, params, head, train=training.train, norms=training.norms, preprocessing=preprocessing
-    )
-    return augmented(model) if training.augment else model

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 
 from covfree.finetune.registry import Rates
+from covfree.studies.history import History
 from covfree.studies.progress import Listener
 from covfree.studies.result import Run
 from covfree.studies.run_folder import read_settings, write_settings
 from covfree.studies.task import Task
-from covfree.studies.training import History, Training, train
+from covfree.studies.train import train
+from covfree.studies.training import Training
 
 # Factors of the given rate. The given rate is first, as the first of equal accuracies wins.
 _FACTORS = (1.0, 0.1, 10.0)
@@ -32,16 +34,7 @@ def run_training(
     predictions: bool = False,
     listener: Listener | None = None,
 ) -> Run:
-    """Train in a federation, from the last checkpoint if the run was stopped earlier.
-
-    Args:
-        training: the training.
-        task: the federation.
-        out: the folder of the study, if its runs are kept.
-        settings: settings that are kept with the run, by the names of options.
-        predictions: whether the test examples are counted by class and prediction at the end.
-        listener: is told each round.
-    """
+    """Train in a federation, from the last checkpoint if the run was stopped earlier."""
     listener = listener or Listener()
     folder = None if out is None else training.folder(out, task.seed)
     earlier = None if folder is None else read_settings(folder, "rates", "tried")
@@ -64,11 +57,7 @@ def run_training(
 
 
 def set_aside(task: Task) -> Task:
-    """Return the federation with a fifth of its clients as the test part and the others as training part.
-
-    Raises:
-        ValueError: if there are fewer than two clients.
-    """
+    """Return the federation with a fifth of its clients as the test part and the others as training part."""
     holders = np.unique(task.clients[task.clients >= 0])
     if len(holders) < 2:
         raise ValueError(f"--tune: expected at least 2 clients that hold examples, got {len(holders)}")
@@ -98,9 +87,6 @@ def tuned(training: Training, task: Task, listener: Listener) -> tuple[Rates, li
 
     Returns:
         The rates, and the accuracy of each pair of the grid; None where training diverged.
-
-    Raises:
-        ValueError: if training diverged with every pair.
     """
     task.aside = apart = task.aside or set_aside(task)
     number = training.participation
@@ -114,7 +100,8 @@ def tuned(training: Training, task: Task, listener: Listener) -> tuple[Rates, li
         rates = Rates(
             *(float(f"{x:.6g}") for x in (training.rates.client * client, training.rates.server * server))
         )
-        run = train(replace(training, rates=rates, rounds=rounds, participation=number, every=1), apart)
+        once = replace(training, rates=rates, rounds=rounds, participation=number, every=1)
+        run = train(replace(once, start_rounds="once", restart=0), apart)
         accuracy = None if run.diverged else fmean(record["accuracy"] for record in run.evaluated[1:])
         tried.append({"client_lr": rates.client, "server_lr": rates.server, "accuracy": accuracy})
         share = "diverged" if accuracy is None else f"{100 * accuracy:.2f} %"

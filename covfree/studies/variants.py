@@ -86,22 +86,17 @@ def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None =
             if not isinstance(method, Method):
                 got = type(method).__name__
                 raise ValueError(f"methods: {name}: expected the function to return a method, got a {got}")
-            found[key] = Variant(f"{title} ({', '.join(words)})" if words else entry.title, method)
+            shown_as = f"{title} ({', '.join(words)})" if words else entry.title
+            # Functions of two files may have one title.
+            taken = any(shown_as == each.title for each in found.values())
+            found[key] = Variant(key if taken else shown_as, method)
     if not found:
         raise ValueError("methods: expected names of methods, got none")
     return found
 
 
 def with_noise(variants: Mapping[str, Variant], noise: str) -> dict[str, Variant]:
-    """Return the methods with noise on the counts that clients send.
-
-    Args:
-        variants: the methods by name.
-        noise: the name of a law and ε, such as ``laplace:1``; see `covfree.count_noise`.
-
-    Raises:
-        ValueError: if ``noise`` is invalid, or a method's clients send no counts; the error names the method.
-    """
+    """Return the methods with noise on the counts that clients send."""
     kind, _, epsilon = noise.partition(":")
     try:
         number = float(epsilon)

@@ -8,4 +8,6 @@ from covfree.testing.algorithm import check_algorithm as check_algorithm
 from covfree.testing.estimator import check_estimator as check_estimator
 from covfree.testing.head import check_head as check_head
 from covfree.testing.method import check_method as check_method
+from covfree.testing.shifted import ShiftedClients as ShiftedClients
+from covfree.testing.shifted import shifted_clients as shifted_clients
 from covfree.testing.transform import check_transform as check_transform

@@ -69,10 +69,11 @@ class _Subject:
         model = result.of(_FEW) if hasattr(result, "of") else result
         return np.asarray(model(jnp.asarray(self.features))) if callable(model) else None
 
-    def answer(self, data: ClientData, algorithm: Any = None) -> tuple[Any, Any]:
-        """Return a client's upload and its memory after the first round."""
+    def answer(self, data: ClientData, algorithm: Any = None, memory: Any = None) -> tuple[Any, Any]:
+        """Return a client's upload and its memory after the first round, by default from its first memory."""
         algorithm = self.algorithm if algorithm is None else algorithm
-        state, memory = self.start
+        state, first = self.start
+        memory = first if memory is None else memory
         sent = cohort.broadcast(algorithm, state)
         upload, memory, _ = self._client(algorithm, sent, data, memory, jax.random.key(2))
         return upload, memory
@@ -116,12 +117,14 @@ def pure(subject: _Subject) -> None:
 
 def empty(subject: _Subject) -> None:
     """The upload of a client without examples is zero, and it remembers what it did."""
-    upload, memory = subject.answer(subject.data(_EMPTY))
-    parts = Parts.of(upload)
-    assert_same(parts.sums, [np.zeros_like(leaf) for leaf in parts.sums], "sums of the upload")
-    for table in parts.tables:
-        assert not len(packed(table)[-1]), "expected empty tables"
-    assert_same(memory, subject.start[1], "what the client remembers")
+    # From the first memory, often 0, and from one that examples have left.
+    for before in (subject.start[1], subject.answer(subject.data(0))[1]):
+        upload, memory = subject.answer(subject.data(_EMPTY), memory=before)
+        parts = Parts.of(upload)
+        assert_same(parts.sums, [np.zeros_like(leaf) for leaf in parts.sums], "sums of the upload")
+        for table in parts.tables:
+            assert not len(packed(table)[-1]), "expected empty tables"
+        assert_same(memory, before, "what the client remembers")
 
 
 def padding(subject: _Subject) -> None:

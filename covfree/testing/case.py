@@ -6,13 +6,14 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from covfree.core.row_types import double
 from covfree.testing.laws import (
     DOUBLE,
     SINGLE,
@@ -22,7 +23,6 @@ from covfree.testing.laws import (
     assert_derivative,
     assert_numbers,
     assert_same,
-    double,
     law,
 )
 
@@ -70,6 +70,7 @@ class Case:
         tolerance: the relative error allowed between results in float64.
         single: the relative error allowed if one of the results is in float32.
         exact: whether to compile in float64.
+        batched: whether the compiled function is under ``vmap``, which takes longer to compile.
         differentiable: whether to take derivatives.
         about: whatever else the laws of one check need.
     """
@@ -88,6 +89,7 @@ class Case:
     tolerance: float = DOUBLE
     single: float = SINGLE
     exact: bool = True
+    batched: bool = True
     differentiable: bool = True
     about: Any = None
     traced: list[int] = field(default_factory=list)  # one entry for each trace
@@ -123,7 +125,7 @@ class Case:
 
     @cached_property
     def _run(self) -> tuple[Any, dict[str, Any]]:
-        # Pass only leaves through `vmap`: stacked arrays in records would contradict the records' types.
+        # Pass only leaves: stacked arrays in records would contradict the records' types.
         structures: dict[str, Any] = {}
 
         def of_one(shared: Any, leaves: list[Any]) -> list[Any]:
@@ -145,21 +147,24 @@ class Case:
 
         def of_all(shared: Any, leaves: list[Any]) -> list[Any]:
             self.traced.append(1)
-            return jax.vmap(of_one, in_axes=(None, 0))(shared, leaves)
+            return jax.vmap(partial(of_one, shared))(leaves) if self.batched else of_one(shared, leaves)
 
         return jax.jit(of_all), structures
 
     def compiled(self, *given: Any, shared: Any = None) -> list[Found]:
-        """Run the examples in one call of ``jit`` of ``vmap``, in float64 if the case is ``exact``."""
+        """Run the examples by the compiled function, in float64 if the case is ``exact``."""
         run, structures = self._run
         structures["given"] = jax.tree.structure(given[0])
-        padded = [*given, *[given[-1]] * (BATCH - len(given))]
-        columns = zip(*map(jax.tree.leaves, padded), strict=True)
+        shared = self.shared if shared is None else shared
+        each = [list(map(np.asarray, jax.tree.leaves(one))) for one in given]
         with double() if self.exact else nullcontext():
-            leaves = [jnp.asarray(np.stack(list(map(np.asarray, column)))) for column in columns]
-            found = run(self.shared if shared is None else shared, leaves)
-        found = list(map(np.asarray, found))
-        return [jax.tree.unflatten(structures["found"], [x[i] for x in found]) for i in range(len(given))]
+            if self.batched:
+                padded = [*each, *[each[-1]] * (BATCH - len(each))]
+                stacked = run(shared, [jnp.asarray(np.stack(column)) for column in zip(*padded, strict=True)])
+                found = list(zip(*map(np.asarray, stacked), strict=True))[: len(each)]
+            else:
+                found = [list(map(np.asarray, run(shared, list(map(jnp.asarray, one))))) for one in each]
+        return [jax.tree.unflatten(structures["found"], leaves) for leaves in found]
 
 
 def single(given: Any) -> Any:
@@ -202,7 +207,7 @@ def pure(case: Case) -> None:
 
 
 def jit(case: Case) -> None:
-    """Called directly in float32 it gives what it gives compiled and batched (jit of vmap) in float64."""
+    """Called directly in float32 it gives what it gives compiled in float64."""
     (found,) = case.compiled(case.example)
     try:
         assert_close(case.seen(case.plain), found.seen, case.single, "called directly, and compiled")

@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from covfree.core.row_types import double
 from covfree.core.types import Rows
 from covfree.testing.case import Case, gradients, jit, padding, pure, reference, relation, single, trace
 from covfree.testing.federations import CLASSES, paired, table
-from covfree.testing.laws import Law, assert_close, assert_numbers, double, hold, turn
+from covfree.testing.laws import Law, assert_close, assert_numbers, hold, turn
 
 # From (means, counts, labels, num_classes) of the rows without padding to the estimate, in float64 NumPy.
 Reference: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray, int], Any]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 import jax
@@ -143,10 +141,3 @@ def assert_derivative(name: str, slope: Any, after: Any, value: Any, moved: Any)
 def turn(dim: int) -> np.ndarray:
     """Return an orthogonal matrix, always the same."""
     return np.linalg.qr(np.random.default_rng(0).normal(size=(dim, dim)))[0]
-
-
-def double() -> AbstractContextManager[Any]:
-    """Enable float64 within a ``with`` block, under the name that the installed jax has for it."""
-    if hasattr(jax, "enable_x64"):
-        return jax.enable_x64(True)
-    return importlib.import_module("jax.experimental").enable_x64()

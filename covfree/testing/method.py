@@ -105,6 +105,20 @@ def pytree(case: Case) -> None:
     assert_numbers(case.made, "the head")
 
 
+def vmap(case: Case) -> None:
+    """It may be swept: `vmap` over features and numbers can be traced, and gives scores for each."""
+    task = single(case.plain)
+
+    def scores(features: Any, step: Any) -> Any:
+        moved = task._replace(features=features, step=step)
+        return case.see(case.make(case.shared, moved), moved)
+
+    # Only traced: to compile it would take as long as all other laws.
+    swept = jax.eval_shape(jax.vmap(scores), np.stack([task.features] * 2), np.zeros(2, np.float32))
+    expected = (2, len(task.probes), CLASSES)
+    assert swept.shape == expected, f"scores of two have shape {swept.shape}, expected {expected}"
+
+
 def learns(case: Case) -> None:
     """Classes that lie far apart are told apart, at distances from 0 that differ."""
     features, labels, clients = case.example.federation
@@ -122,6 +136,8 @@ def learns(case: Case) -> None:
 def splitting(case: Case) -> None:
     """Phases are sums over rows: totals over several devices, or else over parts, are those of all rows."""
     method, clean = case.shared, single(case.plain)
+    if method.rounds_over_rows < len(method.rounds):
+        return  # rounds over examples have no rows to split
     rows = covfree.summarise(method, *clean[:3], key=case.about.key)
     whole = covfree.accumulate(method, rows, num_classes=CLASSES)
     if jax.device_count() > 1:
@@ -141,6 +157,8 @@ def splitting(case: Case) -> None:
 
 def messages(case: Case) -> None:
     """What clients send, collected, solves to the head of the simulation."""
+    if case.shared.message_rounds < len(case.shared.rounds):
+        return  # clients send sums in rounds
     features, labels, clients, probes, _ = single(case.plain)
     sent = {}
     for client in np.unique(clients):
@@ -196,6 +214,7 @@ METHOD_LAWS: tuple[Law, ...] = (
     jit,
     padding,
     trace,
+    vmap,
     relation("order", "The order of the examples does not matter.", _ordered),
     relation(
         "clients",
@@ -229,8 +248,8 @@ def check_method(
 ) -> None:
     """Hold a method to the laws that every method keeps, on small federations.
 
-    The laws: ``pytree``, ``scores``, ``pure``, ``jit``, ``padding``, ``trace``, ``order``, ``clients``,
-    ``classes``, ``finite``, ``learns``, ``scaling``, ``splitting``, ``messages``, ``reference``,
+    The laws: ``pytree``, ``scores``, ``pure``, ``jit``, ``padding``, ``trace``, ``vmap``, ``order``,
+    ``clients``, ``classes``, ``finite``, ``learns``, ``scaling``, ``splitting``, ``messages``, ``reference``,
     ``gradients``.
 
     Args:
@@ -297,6 +316,7 @@ def check_method(
         tolerance=tolerance,
         single=max(tolerance, SINGLE),
         exact=exact,
+        batched=False,
         differentiable=differentiable,
         about=about,
     )

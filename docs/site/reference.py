@@ -21,6 +21,7 @@ MODULES = (
     "covfree.finetune",
     "covfree.privacy",
     "covfree.secure",
+    "covfree.sklearn",
     "covfree.data",
     "covfree.backbones",
     "covfree.studies",

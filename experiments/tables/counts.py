@@ -15,6 +15,7 @@ import numpy as np
 
 from covfree.backbones import BACKBONES, backbone
 from covfree.data.partitions import PARTITIONERS
+from covfree.engine.flops import call_flops
 from covfree.rounds import rounds_to_meet
 from covfree.statistics import count_rows
 
@@ -94,6 +95,7 @@ def pairs(classes: int, per_class: int, clients: int, partition: str, alpha: flo
     return fmean(found), float(np.std(found, ddof=1))
 
 
+@cache
 def meeting(clients: int, sampled: int, share: float) -> Value:
     """Rounds until a share of the clients was drawn: mean and standard deviation, exactly."""
     return rounds_to_meet(clients, sampled, share)
@@ -147,27 +149,7 @@ def _products(name: str) -> int:
     made = backbone(name)
     size = made.spec.input_size
     image = jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
-    return products_of(jax.make_jaxpr(made.apply)(made.shapes, image).jaxpr)
-
-
-def products_of(jaxpr: Any) -> int:
-    """Multiplications of a program's convolutions and matrix products."""
-    total = 0
-    for equation in jaxpr.eqns:
-        output = math.prod(equation.outvars[0].aval.shape)
-        if equation.primitive.name == "conv_general_dilated":
-            kernel = equation.invars[1].aval.shape
-            # The kernel's axis of outputs is one of its axes, all others are summed over.
-            total += output * math.prod(kernel) // kernel[equation.params["dimension_numbers"].rhs_spec[0]]
-        elif equation.primitive.name == "dot_general":
-            (summed, _), _ = equation.params["dimension_numbers"]
-            total += output * math.prod(equation.invars[0].aval.shape[axis] for axis in summed)
-        for value in equation.params.values():
-            inner = value if isinstance(value, list | tuple) else (value,)
-            each = [products_of(part.jaxpr) for part in inner if hasattr(part, "jaxpr")]
-            # Of branches one is taken: a convolution has a form for each platform.
-            total += max(each, default=0) if equation.primitive.name == "cond" else sum(each)
-    return total
+    return call_flops(made.apply, made.shapes, image) // 2
 
 
 COUNTS: Mapping[str, Callable[..., float | Value]] = {

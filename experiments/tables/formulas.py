@@ -18,7 +18,6 @@ from covfree.backbones import BACKBONES, Backbone, Preprocessing, backbone
 from covfree.rounds.algorithm import ClientData
 from covfree.rounds.uploads import size_in_bytes
 from covfree.studies import variants
-from experiments.tables.counts import products_of
 
 _FLOAT_BYTES = 4
 _D, _C, _K = 16, 3, 5
@@ -64,7 +63,7 @@ def sizes() -> Mapping[str, float]:
     the extractor's first layer.
     """
     network, image = _network(), jax.ShapeDtypeStruct((1, 16, 16, 3), jnp.float32)
-    extractor = products_of(jax.make_jaxpr(network.apply)(network.shapes, image).jaxpr)
+    extractor = covfree.call_flops(network.apply, network.shapes, image) // 2
     patches, values = 4, 3 * 8 * 8
     return {
         "d": _D,
@@ -97,11 +96,11 @@ def _operations(settings: Mapping[str, Any]) -> float:
     return covfree.client_flops(*_closed_form(settings), dim=_D) / 2
 
 
-def _passed(settings: Mapping[str, Any]) -> tuple[float, float]:
+@cache
+def _passed(name: str, train: str) -> tuple[float, float]:
     """Values that a client sends and receives in a round of an algorithm."""
-    model = _model(settings["train"])
-    algorithm = finetune.registry()[settings["algorithm"]].make(model, 0.1, 1.0)
-    data = ClientData.own(jnp.asarray(_inputs(settings["train"], 4)), jnp.arange(4) % _C)
+    algorithm = finetune.registry()[name].make(_model(train), 0.1, 1.0)
+    data = ClientData.own(jnp.asarray(_inputs(train, 4)), jnp.arange(4) % _C)
 
     def round_of(key: Any) -> Any:
         state, memory = algorithm.init(algorithm.params, 1, key)
@@ -121,15 +120,15 @@ def _training(settings: Mapping[str, Any]) -> float:
         features, _ = model.features(trained, model.frozen, model.statistics, inputs, True, None)
         return model.loss(model.scores(trained, model.frozen, features), jnp.zeros(1, jnp.int32)).sum()
 
-    one = products_of(jax.make_jaxpr(jax.grad(loss))(model.trained, _inputs(train, 1)).jaxpr)
+    one = covfree.call_flops(jax.grad(loss), model.trained, _inputs(train, 1)) // 2
     return known["n"] * (known["E"] * one + (known["F"] if train == "head" else 0))
 
 
 COUNTED: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
     "sent": _sent,
     "operations": _operations,
-    "up": lambda settings: _passed(settings)[0],
-    "down": lambda settings: _passed(settings)[1],
+    "up": lambda settings: _passed(settings["algorithm"], settings["train"])[0],
+    "down": lambda settings: _passed(settings["algorithm"], settings["train"])[1],
     "training": _training,
 }
 

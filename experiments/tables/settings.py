@@ -23,7 +23,7 @@ _OF_RUN: Mapping[str, tuple[str, ...]] = {
     "arrivals": ("method", "participation", "rounds", "reaches"),
     "trained": (
         *(*_CLIENTS, "init", "train", "rounds", "participation", "server_lr", "mu", "norms", "refit"),
-        *("momentum", "weight_decay", "temperature"),
+        *("momentum", "weight_decay", "temperature", "augment"),
     ),
     "prompts": (*_CLIENTS, "rounds", "participation", "mu", "pool", "top"),
     "one-shot": (*_CLIENTS, "distillation_epochs", "generator_steps", "generator_width"),

@@ -35,6 +35,7 @@ def run(own: Mapping[str, Any], data: Data, seed: int, folder: Path) -> dict[str
         participation=participation_of(str(own["participation"]), int(task.clients.max()) + 1),
         train=own["train"],
         norms=own["norms"],
+        augment=own.get("augment", False) and task.network is not None,
         options={key: own[key] for key in ("epochs", "batch_size", "mu") if key in own},
         momentum=own.get("momentum", 0.0),
         weight_decay=own.get("weight_decay", 0.0),

@@ -24,18 +24,24 @@ def named_shapes(chosen, scheme):
     return {rename(name): shape for name, shape in tensor_shapes(chosen.shapes).items()}
 
 
+# They differ from another backbone in widths, depths or the patch alone, which all tensors' shapes show.
+BY_SHAPE = (*(f"efficientnet_lite{i}" for i in range(1, 5)), "vit_b_16")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BACKBONES)
 def test_features_and_size(name):
     with np.load(EXPECTED / f"{name}.npz") as file:
         expected = dict(file)
     chosen, first = backbone(name), FIRST.get(name, 0)
-    images = seeded.images(72 if chosen.spec.any_size else chosen.spec.input_size)
-    params = chosen.from_tensors(seeded.tensors(named_shapes(chosen, first), name))
-
-    count = sum(leaf.size for leaf in jax.tree.leaves(params["params"]))
+    count = sum(leaf.size for leaf in jax.tree.leaves(chosen.shapes["params"]))
     classifier = 1000 * (chosen.num_features + 1)
     assert count + classifier == chosen.spec.parameters == expected["parameters"]
+    if name in BY_SHAPE:
+        return
 
+    params = chosen.from_tensors(seeded.tensors(named_shapes(chosen, first), name))
+    images = seeded.images(72 if chosen.spec.any_size else chosen.spec.input_size)
     run = jax.jit(chosen.apply)
     features = jax.device_get(run(params, images))
     assert features.dtype == np.float32

@@ -1,10 +1,14 @@
 """The command line in process: what it returns, prints, and says on stderr."""
 
+from functools import cache
 from typing import NamedTuple
 
 import pytest
+import typer.main
 
 from covfree.cli.app import run
+from covfree.studies.plots import accuracy, curve, sweep
+from covfree.studies.plots import style as figures
 
 # Few clients, and an α with about as many pairs at every seed, so that all runs share compiled functions.
 SMALL = ("compare", "--clients", "6", "--alpha", "2")
@@ -26,6 +30,41 @@ class Result(NamedTuple):
             and self.err.count("\n") == 1
             and len(self.err.strip()) > len("covfree:")
         )
+
+
+_BUILT = cache(typer.main.get_command)
+_PLOTS = {module: module.plot for module in (accuracy, curve, sweep)}
+
+
+def _blank(path, *_):
+    paths = [path.with_suffix(f".{suffix}") for suffix in figures.FORMATS]
+    for each in paths:
+        each.write_bytes(b"")
+    return paths
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built():
+    """Lets the parser of all commands be built once, not at each call."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("typer.main.get_command", _BUILT)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def undrawn():
+    """Makes pictures empty files, as to draw one takes seconds; a test that looks asks for `pictures`."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in _PLOTS:
+            patch.setattr(module, "plot", _blank)
+        yield
+
+
+@pytest.fixture
+def pictures(monkeypatch):
+    """Draws pictures again."""
+    for module, plot in _PLOTS.items():
+        monkeypatch.setattr(module, "plot", plot)
 
 
 @pytest.fixture

@@ -62,7 +62,8 @@ BAD = {
         ["--partition", "shards"],
         "shards of a client; give --alpha, whose default",
     ),
-    "unknown dataset": (["--dataset", "mnist"], r"--dataset: expected 'digits' or the path .* got 'mnist'"),
+    "unknown dataset": (["--dataset", "mnist"], r"--dataset: expected 'digits', the path .* got 'mnist'"),
+    "images as a dataset": (["--dataset", "femnist"], "--dataset: femnist is .*; give --images femnist"),
     "missing file": (["--dataset", "absent.npz"], r"absent\.npz: no such file"),
     "backbone without images": (["--backbone", "resnet18"], "--backbone: expected --images beside it"),
     "weights without images": (["--weights", "w.pth"], "--weights: expected --images beside it"),
@@ -237,7 +238,7 @@ def test_help_of_features(cli, monkeypatch):
     text = plain(outcome.out)
     for option in options(extract_command):
         assert option in text
-    for word in ("covfree extract --images", "efficientnet_lite0", "tfds:NAME", "owner/name@commit", "skip"):
+    for word in ("covfree extract --images", "efficientnet-lite0", "tfds:NAME", "owner/name@commit", "skip"):
         assert word in text
 
 

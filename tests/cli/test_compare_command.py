@@ -18,7 +18,7 @@ import covfree
 from covfree.cli.app import run as command
 from covfree.cli.options import method_names
 from covfree.data import load_digits
-from covfree.data.partitions import PARTITIONERS, inner_dirichlet
+from covfree.data.partitions import inner_dirichlet
 from covfree.methods import registry
 from covfree.studies import Result, Run, Study, Table, study, table
 from covfree.studies.report import records as records_of
@@ -82,12 +82,25 @@ def results(outcome) -> dict[str, dict]:
 
 
 @pytest.fixture(scope="module")
-def everything():
-    """The JSON of a method of each kind, with two seeds."""
-    printed = io.StringIO()
-    with redirect_stdout(printed):
-        assert command(f"compare --clients 6 --alpha 2 --methods {ALL} --seeds 2 --format json".split()) == 0
-    return json.loads(printed.getvalue())
+def kept(tmp_path_factory):
+    """A folder with the runs of a method of each kind, with two seeds."""
+    folder = tmp_path_factory.mktemp("runs") / "new" / "folder"
+    small = f"compare --clients 6 --alpha 2 --methods {ALL} --seeds 2 --format json --out".split()
+    with redirect_stdout(io.StringIO()):
+        assert command([*small, str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture
+def everything(kept):
+    """The JSON of these runs."""
+    return json.loads((kept / "results.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def again(compare, kept):
+    """Shows these runs, without making them again."""
+    return lambda *arguments: compare("--methods", ALL, "--seeds", 2, "--out", kept, "--resume", *arguments)
 
 
 def test_json_has_everything(everything):
@@ -206,8 +219,8 @@ def test_one_seed_has_no_deviation(compare):
     assert "1 seeds" not in table.out
 
 
-def test_csv_holds_the_figures_of_json(compare, everything):
-    outcome = compare("--methods", ALL, "--seeds", 2, "--format", "csv")
+def test_csv_holds_the_figures_of_json(again, everything):
+    outcome = again("--format", "csv")
     table = csv.DictReader(io.StringIO(outcome.out))
     assert set(table.fieldnames) == RECORD
     for record, expected in zip(table, everything["results"], strict=True):
@@ -217,9 +230,9 @@ def test_csv_holds_the_figures_of_json(compare, everything):
             assert float(record[figure]) == pytest.approx(expected[figure])
 
 
-def test_the_table(compare, everything, monkeypatch):
+def test_the_table(again, everything, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-    outcome = compare("--methods", ALL, "--seeds", 2)
+    outcome = again()
     assert outcome.code == 0
     title, above, header, _, *lines = (line.rstrip() for line in outcome.out.splitlines())
     assert title == "digits: 1201 train, 596 test, 6 clients, inner_dirichlet 2, 2 seeds"
@@ -333,9 +346,9 @@ def test_nothing_but_the_result_is_printed(compare):
 # Files
 
 
-def test_out_holds_the_results_and_a_picture(compare, tmp_path):
-    folder = tmp_path / "new" / "folder"
-    outcome = compare("--methods", ALL, "--seeds", 2, "--format", "json", "--out", folder)
+@pytest.mark.usefixtures("pictures")
+def test_out_holds_the_results_and_a_picture(again, kept):
+    folder, outcome = kept, again("--format", "json")
     assert outcome.code == 0
     assert sorted(path.name for path in folder.iterdir()) == FILES
     written = (folder / "results.json").read_text(encoding="utf-8")
@@ -493,10 +506,10 @@ def test_num_subsets_sends_more_means(compare):
     assert record["runs"][0]["rows"] == m
 
 
-@pytest.mark.parametrize("partition", PARTITIONERS)
-def test_every_partition(compare, partition):
-    number = 3 if partition in ("shards", "pathological") else 0.5
-    arguments = ("--partition", partition, "--alpha", number, "--methods", "fedncm", "--seeds", 1)
+# That there are the others: tests/cli/test_partition_command.py.
+@pytest.mark.parametrize("partition", ["iid", "shards"])
+def test_partitions(compare, partition):
+    arguments = ("--partition", partition, "--alpha", 3, "--methods", "fedncm", "--seeds", 1)
     record = results(compare(*arguments, "--format", "json"))["fedncm"]
     assert 0 < record["accuracy_mean"] <= 1
     assert 1 <= record["runs"][0]["clients"] <= 6

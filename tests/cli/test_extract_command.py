@@ -14,10 +14,10 @@ import tiny_encoder
 from backbones import seeded
 from PIL import Image
 from safetensors.numpy import save_file
+from tiny_networks import RESNET, put_in_table
 
 import covfree
-from covfree import backbones
-from covfree.backbones import Preprocessing, backbone, preprocess
+from covfree.backbones import backbone, preprocess
 from covfree.backbones.extractor import Backbone
 from covfree.backbones.weights import tensor_shapes
 from covfree.cli import extract as extract_module
@@ -28,9 +28,7 @@ from covfree.data.images import load_images
 from covfree.studies import extraction
 from covfree.studies import source as source_module
 
-# As small as features of squeezenet can be, so that tests are fast.
-SMALL = Preprocessing(40, 40, "bilinear", (124.0, 116.0, 104.0), (58.0, 57.0, 57.0))
-NETWORK = backbone("squeezenet1_1")
+NETWORK = backbone(RESNET)
 CLASSES = ("cat", "dog")
 COUNT = 24
 
@@ -45,7 +43,7 @@ def pictures() -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
-    path = tmp_path_factory.mktemp("weights") / "squeezenet.safetensors"
+    path = tmp_path_factory.mktemp("weights") / "tiny.safetensors"
     save_file(seeded.tensors(tensor_shapes(NETWORK.shapes), NETWORK.name), path)
     return path
 
@@ -60,15 +58,9 @@ def photos(tmp_path):
 
 
 @pytest.fixture(autouse=True)
-def small_crops(monkeypatch, tmp_path):
-    """As if the weights had been trained on small images; and with a cache of the test's own."""
-    find = extract_module.find_weights
-
-    def found(text, spec):
-        return find(text, spec)._replace(preprocessing=SMALL)
-
-    monkeypatch.setattr(extract_module, "find_weights", found)
-    monkeypatch.setattr(source_module, "find_weights", found)
+def tiny_network(monkeypatch, tmp_path):
+    """With a cache of the test's own."""
+    put_in_table(monkeypatch)
     monkeypatch.setenv("COVFREE_CACHE", str(tmp_path / "cache"))
 
 
@@ -77,7 +69,7 @@ def features(cli, photos, weights, tmp_path):
     """Runs ``features`` on the photos into ``out.npz``; what is given comes last and wins."""
 
     def call(*arguments):
-        given = ("--images", photos, "--backbone", "squeezenet1-1", "--weights", weights, "--batch-size", 8)
+        given = ("--images", photos, "--backbone", "resnet-tiny", "--weights", weights, "--batch-size", 8)
         return cli("extract", *given, "--out", tmp_path / "out.npz", *arguments)
 
     return call
@@ -104,8 +96,7 @@ def test_a_folder_becomes_a_file_of_features(features, weights, tmp_path):
     file = read_feature_file(tmp_path / "out.npz")
     images = pictures()
     assert file.arrays["ids"].tolist() == sorted(images)
-    spec = backbones.Spec(**{**vars(NETWORK.spec), "preprocessing": SMALL})
-    pixels = np.stack([preprocess(images[name], spec) for name in sorted(images)])
+    pixels = np.stack([preprocess(images[name], RESNET) for name in sorted(images)])
     close(file.features, np.asarray(jax.jit(NETWORK.apply)(NETWORK.load(weights), pixels)))
     assert [CLASSES[label] for label in file.arrays["labels"]] == [name[:3] for name in sorted(images)]
     size = (tmp_path / "out.npz").stat().st_size
@@ -173,7 +164,7 @@ def test_arrays_and_half_precision(features, tmp_path):
     np.savez(tmp_path / "images.npz", images=images, labels=np.arange(9) % 3)
     assert features("--images", tmp_path / "images.npz", "--dtype", "float16").code == 0
     file = read_feature_file(tmp_path / "out.npz")
-    assert (file.features.shape, file.features.dtype) == ((9, 512), np.float16)
+    assert (file.features.shape, file.features.dtype) == ((9, 64), np.float16)
 
 
 def test_a_tensorflow_data_set(features, monkeypatch, photos, tmp_path):
@@ -257,7 +248,7 @@ def test_the_bar_shows_how_fast_it_is(features, monkeypatch):
 @pytest.fixture
 def compare(cli, photos, weights):
     def call(*arguments):
-        given = ("--images", photos, "--backbone", "squeezenet1_1", "--weights", weights)
+        given = ("--images", photos, "--backbone", "resnet_tiny", "--weights", weights)
         return cli("compare", *given, "--methods", "fedncm", "--clients", 3, "--seeds", 1, *arguments)
 
     return call
@@ -270,14 +261,14 @@ def test_compare_on_images(compare, no_computing, weights, photos, tmp_path):
     config = content["config"]
     assert (config["images"], config["backbone"], config["weights"]) == (
         str(photos),
-        "squeezenet1_1",
+        "resnet_tiny",
         str(weights),
     )
     assert "dataset" not in config
     (record,) = content["results"]
     assert record["accuracy_mean"] == 1
     (cached,) = (tmp_path / "cache").iterdir()
-    assert re.fullmatch(r"photos-squeezenet1_1-[0-9a-f]{16}\.npz", cached.name)
+    assert re.fullmatch(r"photos-resnet_tiny-[0-9a-f]{16}\.npz", cached.name)
     assert "24 computed" in outcome.err
     no_computing()
     again = compare()

@@ -18,14 +18,18 @@ from PIL import Image
 
 import covfree
 from covfree.cli.finetune import finetune_command
+from covfree.core.keys import participation_seed
 from covfree.data import load_digits
 from covfree.data.partitions import inner_dirichlet
 from covfree.finetune import fedadam, fedavg, linear_model, random_head, registry
 from covfree.finetune.registry import Rates
 from covfree.methods import registry as methods_of_one_round
+from covfree.rounds import participation
 from covfree.studies import Run, summarise
 from covfree.studies.plots import style as figures
 from covfree.studies.plots.curve import draw, plot
+from covfree.studies.task import Task
+from covfree.studies.train import train
 from covfree.studies.training import Training
 
 # Few clients of the digits, always the same, so that all runs share compiled functions.
@@ -56,6 +60,7 @@ def descent(weight, bias, features, labels, learning_rate):
     return weight - learning_rate * features.T @ error, bias - learning_rate * error.sum(0)
 
 
+@pytest.mark.usefixtures("pictures")
 def test_rounds_are_those_of_gradient_descent(finetune, tmp_path):
     """All clients with one step each: FedAvg is descent on all examples, written out here."""
     outcome = finetune(
@@ -129,6 +134,8 @@ def test_rounds_are_those_of_gradient_descent(finetune, tmp_path):
 def test_the_papers_settings_of_clients_and_servers(finetune, tmp_path):
     """Momentum and weight decay of clients, numbers of a server's Adam, and the temperature of a head."""
     common = ("--init", "fedncm", "--client-lr", 0.5, "--rounds", 2, "--batch-size", 512)
+    (tmp_path / "mine.py").write_text("import optax\n\ndef rms(rate):\n    return optax.rmsprop(rate / 10)\n")
+    own = ("--client-optimiser", f"{tmp_path}/mine.py:rms")
     data = load_digits(seed=0)
     owners = inner_dirichlet(data.train_labels, 6, 2.0, seed=0)
     start = covfree.fit(covfree.fedncm(), data.train_features, data.train_labels, owners)
@@ -145,8 +152,10 @@ def test_the_papers_settings_of_clients_and_servers(finetune, tmp_path):
                 1.0,
             ),
             (
-                ("--algorithm", "fedadam:tau=0.1:b2=0.5", "--server-lr", 0.1, "--temperature", 0.1),
-                lambda model: fedadam(model, 0.5, 0.1, tau=0.1, b2=0.5, epochs=2, batch_size=512),
+                ("--algorithm", "fedadam:tau=0.1:b2=0.5", "--server-lr", 0.1, "--temperature", 0.1, *own),
+                lambda model: fedadam(
+                    model, optax.rmsprop(0.05), 0.1, tau=0.1, b2=0.5, epochs=2, batch_size=512
+                ),
                 0.1,
             ),
         )
@@ -163,6 +172,51 @@ def test_the_papers_settings_of_clients_and_servers(finetune, tmp_path):
         np.testing.assert_allclose(found.weight, expected.weight, atol=1e-4)
     (record,) = json.loads(outcome.out)["results"]
     assert record["algorithm"] == "fedadam:tau=0.1:b2=0.5"
+
+
+def test_a_closed_form_stage_of_several_rounds(finetune):
+    """Clients come once each; what they sent, the head and the training are those of one round in the end.
+
+    Operations are added up example by example: E passes forward and back through a head alone, and of means
+    and of sums of products once.
+    """
+    data = load_digits(seed=0)
+    owners = inner_dirichlet(data.train_labels, 6, 2.0, seed=0).astype(np.int32)
+    task, size = Task(data, owners, 0, data.train_features, data.test_features), np.bincount(owners)
+    drawn = participation(6, 4, 2, seed=participation_seed(jax.random.key(0)))
+    trained = [float(3 * size[who].sum() * (1000 + 3 * 2 * 64 * 10)) for who in drawn]
+    given = {"options": {"epochs": 3, "batch_size": 512}, "extractor_flops": 1000}
+    runs = {}
+    for init, each in (("random", 0), ("fedncm", 64), ("fed3r", 64 + 2 * 64**2)):
+        training = Training(init, "fedavg", Rates(0.1, 1.0), 2, 4, **given)
+        made = [train(replace(training, start_rounds=n), task) for n in ("once", "all", 1)]
+        runs[init], (once, stage, part) = made[1], (run.history for run in made)
+        assert [line["round"] for line in once] == [0, 1, 2]
+        assert [line["flops"] for line in once] == [size.sum() * (each + 1000 * bool(each)), *trained]
+        if init == "random":
+            assert without_seconds(stage) == without_seconds(part) == without_seconds(once)
+            continue
+        assert [(line["round"], line["clients"]) for line in stage] == [(-1, 4), (0, 2), (1, 4), (2, 4)]
+        for name in ("bytes_up", "bytes_down", "flops"):
+            assert sum(line[name] for line in stage) == sum(line[name] for line in once)
+        for ours, theirs in zip(stage[1:], once, strict=True):
+            assert ours["accuracy"] == pytest.approx(theirs["accuracy"], abs=2.5 / len(data.test_labels))
+        # One round of four clients has the head of these four.
+        assert [line["round"] for line in part] == [0, 1, 2]
+        assert part[0]["flops"] == stage[0]["flops"] < once[0]["flops"]
+        assert part[0]["accuracy"] == pytest.approx(stage[0]["accuracy"])
+        assert part[0]["accuracy"] != pytest.approx(once[0]["accuracy"])
+    outcome = finetune(
+        *("--init", "random,fedncm,fed3r", "--algorithm", "fedavg", "--batch-size", 512, "--epochs", 3),
+        *("--participation", 4, "--rounds", 2, "--extractor-flops", 1000, "--start-rounds", "all"),
+    )
+    for record in json.loads(outcome.out)["results"]:
+        (run,), direct = record["runs"], runs[record["init"]]
+        assert run["start_rounds"] == (0 if record["init"] == "random" else 2)
+        assert run["rounds"] == 2
+        assert record["start_accuracy_mean"] == direct.history[-3]["accuracy"]
+        assert record["last_accuracy_mean"] == direct.accuracy
+        assert record["client_flops"] == direct.client_flops == sum(x["flops"] for x in direct.history)
 
 
 def test_interrupted_and_resumed_it_is_the_same_run(finetune, tmp_path):
@@ -245,7 +299,7 @@ def test_options_in_a_file(finetune, tmp_path):
         "rounds = 2.5": "Invalid value for '--rounds'",
         "rounds = true": "Invalid value for '--rounds'",
         'client-lr = "fast"': "Invalid value for '--client-lr'",
-        'norms = "some"': "--norms: expected one of frozen, batch, got 'some'",
+        'norms = "some"': "--norms: expected one of batch, frozen, got 'some'",
         "rounds": "expected TOML",
     }.items():
         file.write_text(text)
@@ -261,7 +315,15 @@ BAD = {
     "client rate nan": (["--client-lr", "nan"], "--client-lr: .*finite.*got nan"),
     "client rate 0": (["--client-lr", 0], "--client-lr: expected a number above 0, got 0"),
     "negative server rate": (["--server-lr=-1"], "--server-lr: .*at least 0, got -1"),
-    "unknown init": (["--init", "fedcof,bogus"], "--init: expected some of random, fedncm, .*got 'bogus'"),
+    "unknown init": (["--init", "fedcof,bogus"], "--init: unknown method 'bogus'; expected some of fedncm"),
+    "all inits": (["--init", "random,all"], "--init: expected some of random, fedncm, .*got 'all'"),
+    "random twice": (["--init", "random,random"], "--init: expected different names"),
+    "an init of equal numbers": (
+        ["--init", "fedcof:shrinkage=1,fedcof:shrinkage=1.0"],
+        "--init: expected different methods",
+    ),
+    "an init's number": (["--init", "fedncm:ridge=1"], "--init: fedncm takes .*, got ridge"),
+    "an init's value": (["--init", "fed3r-random:sigma=0"], "--init: fed3r-random:sigma=0: sigma: .*above 0"),
     "no init": (["--init", ","], "--init: expected different names, got none"),
     "init twice": (["--init", "fedcof,fedcof"], "--init: expected different names"),
     "init that is not linear": (["--init", "qda"], "--init: expected some of random, .*got 'qda'"),
@@ -271,7 +333,27 @@ BAD = {
     "a number of another": (["--algorithm", "fedavg:tau=1"], "--algorithm: fedavg takes no number, got tau"),
     "a negative number": (["--algorithm", "fedadam:tau=-1"], "--algorithm: fedadam: tau: .*at least 0"),
     "momentum above 1": (["--momentum", 2], "--momentum: expected a number in .0, 1., got 2"),
+    "an optimiser of no file": (["--client-optimiser", "adam"], "--client-optimiser: .*mine.py:function"),
+    "an optimiser beside momentum": (
+        ["--client-optimiser", "a.py:b", "--momentum", 0.5],
+        "--client-optimiser: expected neither --momentum",
+    ),
+    "no such file": (["--client-optimiser", "a.py:b"], "--client-optimiser: expected a Python file"),
     "negative decay": (["--weight-decay=-1"], "--weight-decay: .*at least 0"),
+    "a stage of no round": (["--start-rounds", 0], "--start-rounds: expected 'once', 'all' or a number of"),
+    "too long a stage": (
+        ["--start-rounds", 4, "--participation", 2],
+        "--start-rounds: expected at most 3, after which all clients came, got 4",
+    ),
+    "a stage of nothing": (
+        ["--start-rounds", "all", "--init", "random"],
+        "--start-rounds: .*got random alone",
+    ),
+    "clients that send twice": (
+        ["--start-rounds", "all", "--init", "fedcof-refined"],
+        "--start-rounds: expected methods whose clients send once, got fedcof-refined",
+    ),
+    "negative operations": (["--extractor-flops=-1"], "--extractor-flops: .*at least 0"),
     "temperature 0": (["--temperature", 0], "--temperature: expected 'auto', 'none' or a number above 0"),
     "rounds 0": (["--rounds", 0], "--rounds: expected at least 1, got 0"),
     "epochs 0": (["--epochs", 0], "--epochs: expected at least 1, got 0"),
@@ -291,6 +373,21 @@ BAD = {
         "--norms: expected --train backbone or all beside it, as a head",
     ),
     "augmented features": (["--augment"], "--augment: expected --train backbone or all beside it, as a head"),
+    "restarts of a head": (
+        ["--restart", 3],
+        "--restart: expected --train backbone or all, .* got --train head",
+    ),
+    "a restart each round": (["--restart", 1], "--restart: expected at least 2, got 1"),
+    "prompts of a head": (
+        ["--prompts", 3],
+        "--prompts: expected --train prompts beside it, got",
+    ),
+    "no prompt": (["--top", 0], "--top: expected at least 1, got 0"),
+    "pfpt of a head": (["--algorithm", "pfpt"], "--algorithm: expected --train prompts beside pfpt"),
+    "a network without prompts": (
+        ["--train", "prompts", "--images", "photos", "--backbone", "resnet18"],
+        "--backbone: expected a vision transformer, which takes prompts, got resnet18",
+    ),
     "tune with one client": (["--clients", 1, "--tune", "--init", "fedncm"], "--tune: expected at least 2"),
 }
 
@@ -334,10 +431,8 @@ def test_help_teaches_every_option(cli, monkeypatch):
 
 
 def fake(init, algorithm, seed, accuracies):
-    records = [
-        {"round": r, "accuracy": a, "bytes_up": 1000, "bytes_down": 0, "seconds": 0.1}
-        for r, a in enumerate(accuracies)
-    ]
+    costs = {"clients": 5, "bytes_up": 1000, "bytes_down": 0, "flops": 9.0, "seconds": 0.1}
+    records = [{"round": r, "accuracy": a, **costs} for r, a in enumerate(accuracies)]
     name = Training(init, algorithm, Rates(0.1, 1.0), 2, 1.0).name
     sent = covfree.SentBytes(1000 * len(records), 0)
     return Run(name, seed, accuracies[-1], sent, 0, 5, history=records)
@@ -387,6 +482,24 @@ def test_the_picture_of_many_curves_can_be_read():
     assert len(figure.legends[0].texts) == len(inits) + len(algorithms) + 1
     low, high = by_round.get_ylim()
     assert low < 50 < 60 < high
+
+
+def test_curves_of_few_bytes_are_seen_beside_those_of_many():
+    runs = [fake(init, "fedavg", 0, [0.5, 0.6, 0.7]) for init in ("random", "fedncm", "fed3r")]
+    for record in runs[2].history:
+        record["bytes_up"] *= 1000
+    with figures.style():
+        figure = draw("", curves(runs), 10)
+    by_round, by_bytes, by_flops = figure.axes
+    assert (by_round.get_xscale(), by_bytes.get_xscale(), by_flops.get_xscale()) == (
+        "linear",
+        "symlog",
+        "linear",
+    )
+    ends = [by_bytes.transData.transform((line.get_xdata()[-1], 0))[0] for line in by_bytes.lines]
+    left, right = by_bytes.bbox.x0, by_bytes.bbox.x1
+    assert all(left + 0.2 * (right - left) < end < right for end in ends if end > left + 20)
+    assert 2 <= len(by_bytes.get_xticks()) <= 4
 
 
 def test_a_folder_needs_what_writes_checkpoints(cli, monkeypatch, tmp_path):

@@ -127,8 +127,9 @@ def test_all_examples(cli, named, tmp_path):
 
 
 def test_a_random_map_and_a_quadratic_head(cli, tmp_path):
-    for method in ("fed3r-random", "qda-means"):
-        path = tmp_path / f"{method}.npz"
+    # Of safle is what is of deepafl here: a map that is fitted too, under a linear head.
+    for method in ("fed3r-random", "qda-means", "deepafl:num_layers=1:width=32:inner=32"):
+        path = tmp_path / f"{method[:4]}.npz"
         fitted = cli("fit", "--method", method, "--out", path, *FEW)
         outcome = cli("evaluate", "--head", path, "--format", "json")
         accuracy = json.loads(outcome.out)["metrics"]["accuracy"]
@@ -156,14 +157,25 @@ def test_training_examples_are_no_test(cli, tmp_path):
     outcome = cli("evaluate", "--head", path, "--dataset", data, "--seed", 0)
     assert outcome.is_one_line
     assert (
-        "the split of --seed 0 is not the one that it was fitted with, of --seed 3: the seed or the order "
-        "of the examples differs; or give --all" in outcome.err
+        "test examples looked at are among them; the split of --seed 0 is not the one that it was fitted "
+        "with, of --seed 3: the seed or the order of the examples differs; or give --all" in outcome.err
     )
     assert cli("evaluate", "--head", path, "--dataset", data, "--seed", 0, "--all").code == 0
-    # The same numbers in another type are the same data.
-    with np.load(data) as known:
-        np.savez(tmp_path / "wide.npz", **{**known, "features": known["features"].astype(np.float64)})
-    assert cli("evaluate", "--head", path, "--dataset", tmp_path / "wide.npz", "--seed", 0).code != 0
+    # The same numbers in another precision are the same data, and have the same split.
+    other = tmp_path / "other.npz"
+    for dtype in (np.float64, np.float16):
+        np.savez(other, features=features.astype(dtype), labels=labels)
+        assert cli("evaluate", "--head", path, "--dataset", other, "--seed", 0).code != 0
+        content = json.loads(cli("evaluate", "--head", path, "--dataset", other, "--format", "json").out)
+        assert f"{100 * content['metrics']['accuracy']:.2f}" == share
+    # An example more or less: the split is another, whatever the seed.
+    for kept in (np.arange(98), np.append(np.arange(99), 5)):
+        np.savez(other, features=features[kept], labels=labels[kept])
+        for more in ((), ("--seed", 3)):
+            outcome = cli("evaluate", "--head", path, "--dataset", other, *more)
+            assert outcome.is_one_line
+            assert f"{other.stem} has {len(kept)} examples, where {data.stem}" in outcome.err
+            assert "had 99, so no seed gives the same split; or give --all" in outcome.err
     # The training part in a file of its own, whatever the order; and as a test file of others.
     train = load_npz(data, seed=3)
     order = rng.permutation(len(train.train_labels))
@@ -172,6 +184,14 @@ def test_training_examples_are_no_test(cli, tmp_path):
         outcome = cli("evaluate", "--head", path, *given)
         assert outcome.is_one_line, given
         assert "was fitted to examples of the test part: " in outcome.err
+    # Features as small, or as large, as float16 knows none are told apart.
+    for scale in (1e-9, 1e6):
+        np.savez(part, features=features * np.float32(scale), labels=labels)
+        fit = ("fit", "--dataset", part, "--method", "fedncm", "--out", path, "--overwrite", *FEW)
+        assert cli(*fit).code == 0
+        assert "are among them" in cli("evaluate", "--head", path, "--dataset", part, "--seed", 1).err
+        np.savez(part, features=(features + 1) * np.float32(scale), labels=labels)
+        assert cli("evaluate", "--head", path, "--dataset", part, "--seed", 1).err == ""
     # Other data are others; a head that does not say what it was fitted to is told to.
     np.savez(part, features=features + 1, labels=labels)
     assert cli("evaluate", "--head", path, "--dataset", part).err == ""
@@ -226,7 +246,8 @@ def test_names_of_classes_are_text(cli, tmp_path):
     data, head = tmp_path / "data.npz", tmp_path / "head.npz"
     for name in ("[/b]", "[red]", ":cat:"):
         np.savez(data, features=features, labels=np.arange(40) % 4, class_names=[name] * 4)
-        assert cli("fit", "--dataset", data, "--out", head, "--overwrite", *FEW).code == 0
+        fit = ("fit", "--dataset", data, "--method", "fedncm", "--out", head, "--overwrite", *FEW)
+        assert cli(*fit).code == 0
         outcome = cli("evaluate", "--dataset", data, "--head", head)
         assert (outcome.code, outcome.err) == (0, "")
         assert f"worst class ({name}), %" in outcome.out

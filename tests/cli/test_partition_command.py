@@ -6,6 +6,7 @@ from PIL import Image
 
 from covfree.data import load_digits
 from covfree.data.partitions import PARTITIONERS, inner_dirichlet, partition_statistics
+from covfree.studies.plots import style as figures
 
 
 def test_prints_the_statistics(cli):
@@ -56,7 +57,8 @@ def test_draws(cli, tmp_path):
         ),
     ],
 )
-def test_the_picture_says_what_it_is_of(cli, tmp_path, given, words):
+def test_the_picture_says_what_it_is_of(cli, monkeypatch, tmp_path, given, words):
+    monkeypatch.setattr(figures, "FORMATS", ("svg",))
     assert cli("partition", *given, "--seed", 3, "--out", tmp_path).code == 0
     text = (tmp_path / "partition.svg").read_text(encoding="utf-8")
     assert [word for word in words if word not in text] == []

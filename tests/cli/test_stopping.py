@@ -121,6 +121,7 @@ def stopped(arguments, sent, line) -> tuple[int, str, str]:
 
 
 # That Ctrl-C ends it in the same way: tests/cli/test_compare_command.py, and below.
+@pytest.mark.slow
 def test_a_signal_to_compare(compare, tmp_path):
     arguments = (*SMALL, "--methods", "fedncm", "--seeds", 400, "--out", tmp_path, "--format", "json")
     ended, out, err = stopped(arguments, signal.SIGTERM, "run 3 of 400")
@@ -133,20 +134,18 @@ def test_a_signal_to_compare(compare, tmp_path):
     assert without_times(json.loads(resumed.out)) == without_times(json.loads(compare(*few).out))
 
 
-@pytest.mark.parametrize(
-    ("sent", "code", "line", "word"),
-    [
-        (signal.SIGTERM, 143, "round 3/2000", "terminated"),
-        # While the first round is compiled.
-        (signal.SIGINT, 130, "round 0/2000", "interrupted"),
-    ],
-)
-def test_a_signal_to_finetune(cli, tmp_path, sent, code, line, word):
+@pytest.mark.slow
+def test_signals_to_finetune(cli, tmp_path):
+    """While the first round is compiled; then while it trains, having gone on."""
     many = ("finetune", "--clients", 6, "--alpha", 2, "--init", "fedncm", "--algorithm", "fedavg")
     many += ("--checkpoint-every", 1, "--out", tmp_path)
-    ended, out, err = stopped((*many, "--rounds", 2000), sent, line)
-    assert (ended, out) == (code, "")
-    assert err.splitlines()[-1] == f"covfree: {word}"
+    for sent, code, line, word, more in (
+        (signal.SIGINT, 130, "round 0/2000", "interrupted", ()),
+        (signal.SIGTERM, 143, "round 3/2000", "terminated", ("--resume",)),
+    ):
+        ended, out, err = stopped((*many, "--rounds", 2000, *more), sent, line)
+        assert (ended, out) == (code, "")
+        assert err.splitlines()[-1] == f"covfree: {word}"
     history = (tmp_path / "fedncm-fedavg-seed0" / "history.jsonl").read_text().splitlines()
     rounds = len(history) + 1
     outcome = cli(*many, "--rounds", rounds, "--resume")

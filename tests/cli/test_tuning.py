@@ -14,6 +14,8 @@ from covfree.studies.task import clients_of, task_of
 from covfree.studies.training import Training
 from covfree.studies.tuning import set_aside, tuned
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def features(tmp_path):

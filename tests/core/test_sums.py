@@ -18,10 +18,10 @@ else:
     from jax.experimental.shard_map import shard_map
 
 # XLA's fusions decide what a sum of small differences loses.
-pytestmark = pytest.mark.usefixtures("optimised")
+fused = pytest.mark.usefixtures("optimised")
 
 
-@pytest.mark.parametrize("length", [0, 1, 2, 5, 8, 15, 16, 31])
+@pytest.mark.parametrize("length", [0, 1, 5, 16, 31])
 def test_every_item_is_in_one_part(monkeypatch, length):
     """Also where there are more parts than items in a part, as with millions of rows."""
     monkeypatch.setattr(sums, "PART", 2)
@@ -76,6 +76,7 @@ def exact_covariance(mean, count, label):
     return scatter / degrees
 
 
+@fused
 def test_small_spreads_are_seen_far_from_zero():
     """As float64 sees them in the same float32 means, at once and in chunks."""
     rule = covfree.fedcof(0.0)
@@ -97,6 +98,7 @@ def thirds(rows, index):
     return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, 60 * index, 60), rows)
 
 
+@fused
 @pytest.mark.usefixtures("untyped")
 def test_equal_rows_have_no_spread():
     """Not even that of rounding: whatever the numbers, at once, in parts and over devices."""
@@ -108,14 +110,15 @@ def test_equal_rows_have_no_spread():
     rows = covfree.summarise(method, features, labels, clients)
     kept = np.asarray(rows.count) > 0
     np.testing.assert_array_equal(np.asarray(rows.mean)[kept], np.tile(value, (kept.sum(), 1)))
+    # As many rows as there are examples, so that both tables share compiled functions.
+    more = 960 - len(kept)
+    means = [
+        np.pad(np.asarray(x), [(0, more)] + [(0, 0)] * (x.ndim - 1))
+        for x in (rows.mean, rows.count, rows.label)
+    ]
     mesh = Mesh(np.array(jax.devices()), ("rows",))
-    for some in (rows, covfree.Rows.from_examples(jnp.asarray(features), jnp.asarray(labels))):
-        length = some.label.shape[0] // 4
-        some = covfree.Rows(some.mean[: 4 * length], some.count[: 4 * length], some.label[: 4 * length])
-
-        def quarter(some, index, length=length):
-            return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, length * index, length), some)
-
+    for columns in (means, (features, np.ones(960, np.int32), labels.astype(np.int32))):
+        some = covfree.Rows(*map(jnp.asarray, columns))
         for totals in (
             covfree.accumulate(method, some, num_classes=3),
             covfree.accumulate(
@@ -126,6 +129,11 @@ def test_equal_rows_have_no_spread():
             np.testing.assert_array_equal(totals[1].scatter.value, 0)
 
 
+def quarter(rows, index):
+    return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, 240 * index, 240), rows)
+
+
+@fused
 def test_gradients_far_from_zero_are_those_of_float64():
     rows = rows_far_from_zero(1e3, 100, clients=8, dim=3)
     label, direction = np.asarray(rows.label), np.random.default_rng(2).normal(size=rows.mean.shape)

@@ -166,7 +166,7 @@ SOURCES = {
     "objects": ("objects.npz", ValueError, r"objects\.npz: expected an \.npz file of plain arrays"),
     "wrong arrays": ("floats.npz", ValueError, r"floats\.npz: floats: images: expected uint8 grey levels"),
     "no file": ("absent.npz", FileNotFoundError, r"absent\.npz: no such file"),
-    "nothing": ("absent", FileNotFoundError, r"absent: no such file or folder; expected .* or tfds:NAME"),
+    "nothing": ("absent", FileNotFoundError, r"absent: no such file or folder; expected .* tfds:NAME"),
 }
 
 

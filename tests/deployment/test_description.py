@@ -129,7 +129,7 @@ def test_sites_that_are_not_as_the_description_says(description, tmp_path):
             site(machines.key("rome"), features, labels)
         with pytest.raises(ValueError, match="site oslo: dim: expected 8, got 9; backbone: expected"):
             site(key, features, labels, uses={"dim": 9, "class_names": list(own.class_names)})
-        with pytest.raises(ValueError, match=r"features: expected \[n, 8\], got \[64, 7\]"):
+        with pytest.raises(ValueError, match=r"features: expected float32\[n, 8\], got float32\[64, 7\]"):
             site(key, features[:, :7], labels)
         with pytest.raises(ValueError, match="label"):
             site(key, features, labels + 3)
@@ -169,7 +169,7 @@ def test_a_file_of_features_says_what_made_it(description, tmp_path):
 def test_a_folder_whose_rounds_close_late_and_hold_strangers_files(tmp_path):
     shared = tmp_path / "shared"
     shared.mkdir()
-    with Machines(tmp_path / "machines", "fedcof", deadline=0.3, fewest=2) as machines:
+    with Machines(tmp_path / "machines", "fedcof:shrinkage=0.1", deadline=0.3, fewest=2) as machines:
         machines.description.save(shared / "federation.json")
         machines.now = time.time
         folder, said = Folder(shared), list[str]()

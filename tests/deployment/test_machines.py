@@ -1,39 +1,21 @@
 """Rounds between machines that share bytes alone: the simulation's result, through kills and bad mail."""
 
+import gc
 import os
 import shutil
-import sys
-from contextlib import nullcontext
-from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
-from machines import SIZES, Machines, examples, finish
+from machines import SIZES, Machines, assert_equal, check_kills, examples, finish
 
 import covfree
 import covfree.rounds
 from covfree.deployment import Refused, TooFew
 from covfree.deployment.envelope import seal, unseal
 
-ROUNDS = {
-    "fedcof": None,
-    "fed3r": None,
-    "fedcof-refined:rounds=3": None,
-    "deepafl:num_layers=1": None,
-    "fedadam": 3,
-    "scaffold": 2,
-}
-
-
-def leaves(tree) -> list[np.ndarray]:
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
-
-
-def assert_equal(a, b) -> None:
-    assert len(leaves(a)) == len(leaves(b)) > 0
-    for x, y in zip(leaves(a), leaves(b), strict=True):
-        np.testing.assert_array_equal(x, y)
+# A number in place of the automatic rule, which takes long to compile: FedCOF has that.
+REFINED = "fedcof-refined:shrinkage=0.1:rounds=1"
+ROUNDS = {"fedcof": None, "fed3r": None, REFINED: None, "deepafl:num_layers=1": None, "scaffold": 2}
 
 
 def reasons(server) -> list[str]:
@@ -43,94 +25,36 @@ def reasons(server) -> list[str]:
 
 @pytest.mark.parametrize("algorithm", ROUNDS)
 def test_machines_give_the_simulation_to_the_bit(algorithm, tmp_path):
-    with Machines(tmp_path, algorithm, rounds=ROUNDS[algorithm]) as machines:
+    # Each round compiles for each padded size: two of the sites have one, and one algorithm has all sites.
+    sizes = {site: SIZES[site] for site in (SIZES if algorithm == "fedcof" else ["berlin", "oslo"])}
+    with Machines(tmp_path, algorithm, sizes, rounds=ROUNDS[algorithm]) as machines:
         own, server = machines.description, machines.server()
         result = finish(server, machines.clients())
-    parts = [examples(site) for site in SIZES]
+    parts = [examples(site) for site in sizes]
     simulated = covfree.rounds.run(
         own.make_algorithm(),
         np.concatenate([features for features, _ in parts]),
         np.concatenate([labels for _, labels in parts]),
-        np.repeat(np.arange(len(SIZES)), list(SIZES.values())),
+        np.repeat(np.arange(len(sizes)), list(sizes.values())),
         key=own.key(),
         rounds=own.rounds,
     )
     assert_equal(result, simulated.result)
     assert_equal(server._state, simulated.state)
-    assert [record["sites"] for record in server.history] == [sorted(SIZES)] * own.num_rounds
+    assert [record["sites"] for record in server.history] == [sorted(sizes)] * own.num_rounds
 
 
-class Killed(BaseException):
-    """What stands for the end of a process: nothing catches it, and no clean-up may count on it."""
-
-
-class Killer:
-    """Ends a process at a given number of lines of the room of deployment and of what writes its files."""
-
-    def __init__(self, at: int | None) -> None:
-        self.at, self.lines = at, 0
-
-    def __enter__(self) -> "Killer":
-        sys.settrace(self._call)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-
-    def _call(self, frame, event, arg):
-        file = frame.f_code.co_filename
-        return self._line if "covfree/deployment" in file or file.endswith("core/atomic.py") else None
-
-    def _line(self, frame, event, arg):
-        if event == "line":
-            self.lines += 1
-            if self.lines == self.at:
-                raise Killed
-        return self._line
-
-
-def go_on(machines: Machines, log: set[tuple[str, int, bytes]]) -> None:
-    """Run to the end by processes that begin anew; any of them may end anywhere in it."""
-    server, clients = machines.server(), machines.clients()
-    while not server.finished:
-        asked = server.open()
-        for site, client in clients.items():
-            answer = client.answer(asked)
-            log.add((site, client.turn, answer))
-            receipt = server.take(answer)
-            assert receipt.reason is None or receipt.reason.startswith("doubled: the same"), receipt
-        server.close()
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "rounds", "points"), [("fedcof-refined:rounds=1", None, 15), ("scaffold", 2, 40)]
-)
-def test_killed_anywhere_they_go_on_to_the_same_bits(algorithm, rounds, points, tmp_path, monkeypatch):
-    # A file that a killed process left half-written stays, as no clean-up runs.
-    unlink = Path.unlink
-    monkeypatch.setattr(Path, "unlink", lambda path, **_: None if path.suffix == ".tmp" else unlink(path))
-
-    def run(folder: Path, at: int | None) -> tuple[list[np.ndarray], int]:
-        log = set[tuple[str, int, bytes]]()
-        with Machines(folder, algorithm, rounds=rounds) as machines:
-            with Killer(at) as killer, pytest.raises(Killed) if at is not None else nullcontext():
-                go_on(machines, log)
-            go_on(machines, log)
-            server = machines.server()
-            # A site that begins anew sends the same bytes again: one answer to each broadcast.
-            assert len(log) == len(SIZES) * server.description.num_rounds
-            return [*leaves(server.result), *leaves(server._state)], killer.lines
-
-    expected, lines = run(tmp_path / "whole", None)
-    for place, at in enumerate(np.linspace(1, lines - 30, points).astype(int)):
-        found, _ = run(tmp_path / str(place), int(at))
-        assert len(found) == len(expected)
-        for x, y in zip(found, expected, strict=True):
-            np.testing.assert_array_equal(x, y)
+# A killed process closes no file; one that Python closes for it is no fault.
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(("algorithm", "rounds"), [(REFINED, None), ("scaffold", 2)])
+def test_killed_anywhere_they_go_on_to_the_same_bits(algorithm, rounds, tmp_path):
+    check_kills(tmp_path, 6, algorithm, rounds=rounds)
+    gc.collect()
 
 
 def test_bad_mail_is_set_aside_and_named(tmp_path):
-    with Machines(tmp_path, "fedcof-refined:rounds=1", deadline=60, fewest=2) as machines:
+    with Machines(tmp_path, REFINED, deadline=60, fewest=2) as machines:
         server, clients = machines.server(), machines.clients()
         first = server.open()
         assert server.open() == first  # the same round again

@@ -1,8 +1,10 @@
 """The default method on clients that differ: the same head whoever runs it, however clients are numbered."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh
@@ -10,7 +12,7 @@ from precision import assert_heads_close
 
 import covfree
 from covfree.engine.parts import TableParts, padded_rows
-from covfree.estimators.automatic import fair_numbers, numbered
+from covfree.estimators.automatic import fair_numbers, numbered, projections, sample_numbers
 
 CLASSES, DIM, CLIENTS, EXAMPLES = 6, 8, 20, 600
 # The strength of shrinkage is chosen from float32 sums, and follows their rounding.
@@ -134,18 +136,20 @@ def many(clients, seed=0):
     return *drawn(6000, owner), owner, *drawn(3000, np.arange(3000))
 
 
+@pytest.mark.slow
 def test_no_cliff():
     """A client more than can be told apart costs nothing, nor do 300 more."""
     found = []
-    for clients in (255, 256, 257, 258, 600):
+    for clients in (255, 256, 257, 600):
         features, labels, owner, *test = many(clients)
         rows = covfree.summarise(METHOD, features, labels, owner)
         head = covfree.solve_rows(METHOD, padded_rows(rows, 4096), num_classes=10)
         found.append(100 * float(covfree.evaluate(head, *test)))
-    assert np.ptp(found[:4]) < 1.5
-    assert found[4] > found[0] - 1.5
+    assert np.ptp(found[:3]) < 1.5
+    assert found[3] > found[0] - 1.5
 
 
+@pytest.mark.slow
 def test_senders_are_numbered_alike_everywhere():
     """300 clients, 100 of them empty: examples, rows, messages, parts of rows and shards give one head."""
     features, labels, owner, *_ = many(200)
@@ -175,20 +179,21 @@ def test_senders_are_numbered_alike_everywhere():
         assert_heads_close(head, expected, TOLERANCE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alike", [False, True])
 def test_more_senders_than_are_looked_at(alike, tmp_path):
     """The same sample in any order, in rows, parts, files and shards; also of clients with equal counts."""
     rng = np.random.default_rng(3)
-    features, labels, owner, *_ = many(600)
+    features, labels, owner, *_ = many(300)
     if alike:
-        features, labels, owner = features[:900], labels[:900] % 2, np.arange(900)
+        features, labels, owner = features[:300], labels[:300] % 2, np.arange(300)
     rows = covfree.summarise(METHOD, features, labels, owner)
     table = jax.tree.map(lambda x: np.asarray(x)[np.asarray(rows.count) > 0], rows)
     expected = covfree.solve_rows(METHOD, rows, num_classes=10)
     sample = sample_of(numbered(rows), rows)
     size = table.client.max() + 1
     assert len(sample) == 256
-    for order in (np.arange(size)[::-1], *(rng.permutation(size) for _ in range(8))):
+    for order in (np.arange(size)[::-1], *(rng.permutation(size) for _ in range(3))):
         other = replace(rows, client=order[np.asarray(rows.client)].astype(np.int32))
         assert sample_of(numbered(other), other) == sample
         head = covfree.solve_rows(METHOD, other, num_classes=10)
@@ -197,16 +202,16 @@ def test_more_senders_than_are_looked_at(alike, tmp_path):
     totals = covfree.accumulate(METHOD, covfree.shard_rows(other, mesh), num_classes=10, mesh=mesh)
     assert_heads_close(covfree.solve_totals(METHOD, *totals), expected, 1e-4)
     far = replace(table, client=order[table.client].astype(np.int64) * 10**12)
-    parts = TableParts(far, 700, 10, whole_clients=False)
+    parts = TableParts(far, 200, 10, whole_clients=False)
     numbers = np.concatenate([parts.read(index, check=True).client for index in range(len(parts.places) - 1)])
     assert sample_of(replace(table, client=numbers[: len(table.label)]), table) == sample
     assert_heads_close(
-        covfree.solve_rows(METHOD, covfree.Stream(far, part_rows=700), num_classes=10), expected, 1e-4
+        covfree.solve_rows(METHOD, covfree.Stream(far, part_rows=200), num_classes=10), expected, 1e-4
     )
     for name, client in zip(rng.permutation(size), range(size), strict=True):
         own = jax.tree.map(lambda x, kept=table.client == client: x[kept], table)
         covfree.save_message(covfree.Message(replace(own, client=None)), tmp_path / f"{name}.safetensors")
-    stream = covfree.Stream(covfree.Inbox(tmp_path), part_rows=700)
+    stream = covfree.Stream(covfree.Inbox(tmp_path), part_rows=200)
     assert_heads_close(covfree.solve_rows(METHOD, stream, num_classes=10), expected, 1e-4)
 
 
@@ -215,6 +220,48 @@ def sample_of(rows, mean_of):
     number, mean = np.asarray(rows.client), np.asarray(mean_of.mean)
     kept = (number >= 0) & (number < 256)
     return {mean[np.flatnonzero(number == client)[0]].tobytes() for client in np.unique(number[kept])}
+
+
+def test_the_order_of_a_clients_examples_changes_no_sample():
+    """600 clients of equal counts, far from zero: rounding of the means moves nobody in or out."""
+    rng = np.random.default_rng(0)
+    owner, labels = np.repeat(np.arange(600), 6), np.tile(np.arange(6) % 2, 600)
+    offset = rng.normal(size=(600, 20))[owner]
+    features = (30 + rng.normal(size=(3600, 20)) + offset + 3 * labels[:, None]).astype(np.float32)
+    expected = None
+    for seed in range(3):
+        order = rng.permutation(3600) if seed else np.arange(3600)
+        rows = covfree.summarise(METHOD, features[order], labels[order], owner[order], key=None)
+        number = np.asarray(numbered(rows).client)
+        table = replace(jax.tree.map(np.asarray, rows), client=np.asarray(rows.client).astype(np.int64))
+        parts = TableParts(table, 700, 2, whole_clients=False).read(0, check=False).client
+        np.testing.assert_array_equal((number < 256)[:700], (parts < 256)[: len(number)])
+        sample = set(np.asarray(rows.client)[(number >= 0) & (number < 256)])
+        expected = expected or sample
+        assert sample == expected
+        assert len(sample) == 256
+
+
+@pytest.mark.parametrize("dim", [1, 5, 40])
+def test_clients_of_equal_counts_are_sampled_fairly(dim):
+    """Three groups of equal counts have their shares, and each a sample of its own mean and spread."""
+    rng = np.random.default_rng(dim)
+    group = rng.integers(0, 3, 9000)
+    projected = rng.normal(size=(9000, dim)) + 100 * group[:, None]
+    projected = projections(projected, np.ones(9000), np)
+    keys = np.array([5, 70, 900], np.uint32)[group]
+    numbers = sample_numbers(keys, projected, 9000, np)
+    drawn = numbers < 256
+    assert sorted(numbers[drawn]) == list(range(256))
+    on_device = jax.jit(partial(sample_numbers, xp=jnp))(keys, projected, 9000)
+    assert ((np.asarray(on_device) < 256) != drawn).sum() <= 2
+    for one in range(3):
+        mine = group == one
+        assert abs((drawn & mine).sum() - 256 * mine.mean()) <= 1
+        values = projected[mine, 0] - projected[mine, 0].mean()
+        found, size = values[drawn[mine]] / values.std(), (drawn & mine).sum()
+        assert abs(found.mean()) < 4 / size**0.5
+        assert abs(found.std() - 1) < 4 / (2 * size) ** 0.5
 
 
 @pytest.mark.parametrize("senders", [1, 255, 256, 257, 1000])

@@ -97,7 +97,7 @@ def test_condition_numbers_before_and_after_shrinkage():
 
 def test_fewer_rows_than_dimensions_are_singular():
     rows = gaussian_rows(1, 4, 2, np.eye(20))[0]
-    found = covfree.diagnose(rows, num_classes=2)
+    found = covfree.diagnose(rows, num_classes=2, method=FIXED)
     assert np.isinf(found.condition_before)
     assert np.isfinite(found.system.condition)
     assert "infinite" in str(found)
@@ -127,8 +127,9 @@ def test_methods_with_other_estimates_have_other_degrees():
     ],
 )
 def test_verdict(case, words):
-    clients = 1 if case == "alone" else 15
-    rows = gaussian_rows(1, clients, 2, np.eye(5), seed=3)[0]
+    rows = gaussian_rows(1, 15, 2, np.eye(5), seed=3)[0]
+    if case == "alone":
+        rows = dataclasses.replace(rows, count=jnp.where(rows.client == 0, rows.count, 0))
     text = str(covfree.diagnose(rows, num_classes=3 if case == "absent" else 2, method=FIXED))
     for word in words:
         assert word in text, text
@@ -155,6 +156,21 @@ def test_verdict_on_client_shift(shift, words):
     rows = dataclasses.replace(both, mean=both.mean + jnp.concatenate([moved, moved]))
     text = str(covfree.diagnose(rows, num_classes=2, method=covfree.fedcof_components(shrinkage=0.1)))
     assert words in text, text
+
+
+@pytest.mark.parametrize(("clients", "known"), [(4, False), (100, True)])
+def test_few_means_are_said_to_hide_a_shift(clients, known):
+    """Four sites, each moved by three standard deviations: the test sees nothing, and the verdict says so."""
+    rng, size = np.random.default_rng(3), clients * 2
+    owner, label, count = np.arange(size) // 2, np.arange(size) % 2, rng.integers(20, 200, size)
+    moved = 0 if known else 3 * rng.normal(size=(clients, 5))[owner]
+    means = rng.normal(size=(size, 5)) / np.sqrt(count)[:, None] + moved
+    rows = covfree.Rows(*map(jnp.asarray, (means, count, label, owner)))
+    text = str(covfree.diagnose(rows, num_classes=2, method=FIXED))
+    assert "No sign that clients' features differ" in text, text
+    assert ("too few to show it" in text and "Fed3R and refinement" in text.split("show it")[1]) != known, (
+        text
+    )
 
 
 def test_a_share_of_the_shift_is_told():
@@ -193,8 +209,11 @@ def test_features_far_from_zero():
         text = str(found)
         assert words in text, text
         assert not any(other in text for other in others), text
-    alone = gaussian_rows(1, 1, 2, np.eye(5), seed=3)[0]
-    found = covfree.diagnose(alone, num_classes=2, method=FIXED)
+    # Rounded, they are equal.
+    text = str(run(dataclasses.replace(rows, mean=jnp.full_like(rows.mean, 1e9))))
+    assert "hold too few digits for any method" in text
+    assert not any(word in text for word in ("relative error", "No sign", "rank of")), text
+    found = run(dataclasses.replace(rows, count=jnp.where(rows.client == 0, rows.count, 0)))
     assert np.isinf(found.offset)
     assert "from zero" not in str(found)
 

@@ -38,10 +38,10 @@ def data():
 
 METHODS = {
     "means": covfree.fedcof(),
-    "subsets of classes": covfree.fedcof(num_subsets=3),
+    "subsets of classes": covfree.fedcof(0.1, num_subsets=3),
     "examples": covfree.fed3r(),
     "examples, two rounds": covfree.fedcgs(),
-    "rounds over examples after those over rows": covfree.refined(covfree.fedcof()),
+    "rounds over examples after those over rows": covfree.refined(covfree.fedcof(0.1)),
     "a map of features": covfree.fed3r(feature_map=covfree.relu_features(8)),
     "transforms that draw": covfree.fedncm().with_transforms(covfree.count_noise("laplace", 0.1)),
 }

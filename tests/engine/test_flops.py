@@ -61,6 +61,49 @@ def test_flops_of_a_map_of_features():
     assert covfree.client_flops(mapped, labels, clients, dim=DIM) == expected
 
 
+def test_training_by_the_papers_formula_and_table(untyped):
+    """Fed3R's Appendix E and Table 5, in millions of multiplications with an addition, half of ours."""
+    million = 1e6
+    for extractor, classes, head, both in (
+        (332.9, 2028, 2.6, 335.5),
+        (332.9, 1203, 1.5, 334.4),
+        (332.9, 100, 0.1, 333.0),
+    ):
+        shapes = [jax.ShapeDtypeStruct(shape, np.float32) for shape in ((1, 1280), (1280, classes))]
+        own = covfree.call_flops(jax.numpy.matmul, *shapes)
+        assert round(own / 2 / million, 1) == head
+        costs = {"extractor": 2 * extractor * million, "head": own, "epochs": 5}
+        whole, fixed, probe = (
+            covfree.training_flops(119, **costs, train=train) / 2 / million
+            for train in ("all", "backbone", "head")
+        )
+        assert whole == fixed == pytest.approx(3 * 5 * 119 * both, rel=2e-4)
+        assert probe == pytest.approx(5 * 119 * (extractor + 3 * head), rel=4e-4)
+    with pytest.raises(ValueError, match=r"examples: .*at least 0, got -1"):
+        covfree.training_flops(-1, extractor=1.0, head=1.0)
+    with pytest.raises(ValueError, match=r"train: expected one of .*got 'body'"):
+        covfree.training_flops(1, extractor=1.0, head=1.0, train="body")
+
+
+def test_operations_of_a_call_by_loops(untyped):
+    """A strided, grouped convolution and a product, added up place by place, inside jit and a branch."""
+
+    def network(x, kernel, weight, deep):
+        images = jax.lax.conv_general_dilated(
+            x, kernel, (2, 2), "VALID", feature_group_count=2, dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        features = images.mean((1, 2))
+        return jax.lax.cond(
+            deep, lambda f: jax.jit(jax.numpy.matmul)(f, weight), lambda f: f[:, :5], features
+        )
+
+    shapes = (3, 9, 9, 4), (3, 3, 2, 6), (6, 5)
+    arrays = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
+    places = 3 * sum(1 for i in range(0, 7, 2) for j in range(0, 7, 2))
+    expected = 2 * (places * 6 * 3 * 3 * 2 + 3 * 6 * 5)
+    assert covfree.call_flops(network, *arrays, jax.ShapeDtypeStruct((), bool)) == expected
+
+
 def counted(function, size: int, dim: int) -> float:
     """Floating-point operations by XLA's own count of the compiled function."""
     x, y = jax.ShapeDtypeStruct((size, dim), np.float32), jax.ShapeDtypeStruct((size,), np.int32)

@@ -6,6 +6,8 @@ import pytest
 
 import covfree
 
+FEDCOF = covfree.fedcof(shrinkage=0.1)
+
 
 @pytest.fixture(scope="module")
 def examples():
@@ -17,8 +19,8 @@ def examples():
 
 def test_lists(examples):
     features, labels, clients = examples
-    head = covfree.fit(covfree.fedcof(), features.tolist(), labels.tolist(), clients.tolist())
-    np.testing.assert_array_equal(head.weight, covfree.fit(covfree.fedcof(), *examples).weight)
+    head = covfree.fit(FEDCOF, features.tolist(), labels.tolist(), clients.tolist())
+    np.testing.assert_array_equal(head.weight, covfree.fit(FEDCOF, *examples).weight)
 
 
 def test_arrow(examples):
@@ -26,8 +28,8 @@ def test_arrow(examples):
     features, labels, clients = examples
     column = arrow.FixedSizeListArray.from_arrays(arrow.array(features.ravel()), 4)
     given = column, arrow.array(labels), arrow.chunked_array([arrow.array(clients)])
-    head = covfree.fit(covfree.fedcof(), *given)
-    np.testing.assert_array_equal(head.weight, covfree.fit(covfree.fedcof(), *examples).weight)
+    head = covfree.fit(FEDCOF, *given)
+    np.testing.assert_array_equal(head.weight, covfree.fit(FEDCOF, *examples).weight)
     covfree.check(*given)
     uneven = arrow.array([[1.0], [1.0, 2.0]])
     with pytest.raises(ValueError, match=r"^features: expected an array, got a list of parts of unequal"):
@@ -41,7 +43,7 @@ def test_torch(examples, kind):
     tensor = torch.tensor(features, requires_grad=kind == "differentiated")
     tensor = tensor if kind == "differentiated" else tensor.to(getattr(torch, kind))
     same = jnp.asarray(features, jnp.bfloat16) if kind == "bfloat16" else features
-    head = covfree.fit(covfree.fedcof(), tensor, torch.tensor(labels), torch.tensor(clients))
-    expected = covfree.fit(covfree.fedcof(), same, labels, clients)
+    head = covfree.fit(FEDCOF, tensor, torch.tensor(labels), torch.tensor(clients))
+    expected = covfree.fit(FEDCOF, same, labels, clients)
     np.testing.assert_allclose(head.weight, expected.weight, rtol=1e-5, atol=1e-6)
     covfree.check(tensor, torch.tensor(labels), torch.tensor(clients))

@@ -613,21 +613,21 @@ def run(n):
     rows = covfree.Rows(mean[:n], count[:n], label[:n])
     return covfree.accumulate(covfree.fedncm(), covfree.Stream(rows), num_classes=10)[0].count.sum()
 
-mean = np.memmap(sys.argv[1], np.float32, "r", shape=(400_000, 256))
-count = np.ones(400_000, np.int8)
-label = np.zeros(400_000, np.int8)
-run(50_000)
+mean = np.memmap(sys.argv[1], np.float32, "r", shape=(200_000, 256))
+count = np.ones(200_000, np.int8)
+label = np.zeros(200_000, np.int8)
+run(20_000)
 before, most, done = anonymous(), 0, threading.Event()
 
 def watch():
     global most
     while not done.is_set():
         most = max(most, anonymous())
-        time.sleep(0.005)
+        time.sleep(0.02)
 
 watcher = threading.Thread(target=watch)
 watcher.start()
-assert run(400_000) == 400_000
+assert run(200_000) == 200_000
 done.set()
 watcher.join()
 print(most - before)
@@ -636,9 +636,9 @@ print(most - before)
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is measured as Linux tells it")
 def test_memory_does_not_grow_with_the_rows(tmp_path):
-    # 400 MB of zeros, of which the disk holds none.
+    # 200 MB of zeros, of which the disk holds none.
     with (tmp_path / "mean").open("wb") as file:
-        file.truncate(400_000 * 256 * 4)
+        file.truncate(200_000 * 256 * 4)
     run = subprocess.run(
         [sys.executable, "-c", _MEMORY, str(tmp_path / "mean")],
         env={**os.environ, "XLA_FLAGS": ""},

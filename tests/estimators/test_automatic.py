@@ -5,10 +5,10 @@ from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
-import federations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import oracle
 import pytest
 from precision import FLOAT32, x64
 from scipy.optimize import brentq
@@ -24,7 +24,7 @@ from covfree.estimators.automatic.discriminant import Basis, predicted_error
 from covfree.estimators.automatic.offsets import client_sums, no_offsets, offsets_of
 from covfree.estimators.automatic.predicted import deterministic_equivalents, misclassification_probability
 from covfree.estimators.scatter import Freedom, centred_rows, class_weights
-from covfree.estimators.shrinkage_rule import Shrinkage, mean_variance
+from covfree.estimators.shrinkage_rule import mean_variance
 
 HINDSIGHT = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 FEW_ROWS = {"dim": 60, "clients": 3, "examples": 60}
@@ -39,8 +39,9 @@ def phases(rows, num_classes=4, weighting="per_class"):
 
 
 def padded(rows):
-    """Few rows padded to 50, so that tables share compiled functions; still fewer than 60 dimensions."""
-    more = max(50 - len(rows.count), 0)
+    """Few rows padded to 50, still fewer than 60 dimensions, many to 900: they share compiled functions."""
+    size = 50 if len(rows.count) <= 50 else 900
+    more = max(size - len(rows.count), 0)
     return jax.tree.map(lambda x: np.pad(x, [(0, more)] + [(0, 0)] * (x.ndim - 1)), rows)
 
 
@@ -251,21 +252,21 @@ def test_predicted_error_with_offsets_is_that_of_plain_loops(shape, told_apart):
         assert abs(without - expected) > 0.01 * expected
 
 
-@pytest.mark.parametrize("dim", [6, 120], ids=["matrix", "factor"])
+@pytest.mark.parametrize("dim", [6, 60], ids=["matrix", "factor"])
 def test_offsets_far_larger_than_all_else_in_float32(dim):
     """What is left of them behind H is a millionth, and still known."""
-    gammas = np.logspace(-3, 0, 4)
+    gammas = np.logspace(-3, 0, 3)
     with x64():
-        rows = shifted_rows(dim=dim, clients=20, keep=0.8, shift=30.0, spread=4.0)
+        rows = shifted_rows(dim=dim, clients=12, keep=0.8, shift=30.0, spread=4.0)
         expected = predicted(rows, gammas)
-    assert is_dual(expected.factor) == (dim == 120)
+    assert is_dual(expected.factor) == (dim == 60)
     single = jax.tree.map(lambda x: np.asarray(x, np.float32 if x.ndim > 1 else np.int32), rows)
     got = predicted(jax.tree.map(jnp.asarray, single), gammas)
     assert np.ptp(expected.error) > 0.02
-    np.testing.assert_allclose(got.error, expected.error, rtol=0.1)
+    np.testing.assert_allclose(got.error, expected.error, rtol=0.01)
 
 
-@pytest.mark.parametrize(("dim", "expected"), [(9, 9 / 36), (60, 1)], ids=["many rows", "few rows"])
+@pytest.mark.parametrize(("dim", "expected"), [(6, 6 / 36), (60, 1)], ids=["many rows", "few rows"])
 def test_as_many_observations_as_dimensions_are_added(dim, expected):
     # Classes too far apart for any strength to matter. 10 rows a class: 36 degrees of freedom.
     rows = replace(gaussian_rows(dim=dim, clients=10, spread=1e3), client=None)
@@ -276,10 +277,11 @@ def test_as_many_observations_as_dimensions_are_added(dim, expected):
 @pytest.mark.parametrize("keep", [0.8, 0.05], ids=["told apart", "not told apart"])
 def test_strength_is_expected_at_the_variance_of_an_example(keep):
     """Of features and its client's offset, each as often as an example has them; not as Σ̂ holds them."""
-    rows = shifted_rows(dim=60, clients=40, keep=keep, shift=2.0, spread=1e3)
-    got = chosen(rows, 4)
-    variance = np.square(np.logspace(0, -1, 60)).mean() * (1 + 2.0**2)
-    added = min(1, 60 / (len(rows.count) - 4))
+    dim, num_classes = (40, 30) if keep > 0.5 else (60, 4)  # those of other tests
+    rows = shifted_rows(dim=dim, clients=40, keep=keep, shift=2.0, spread=1e3)
+    got = chosen(rows, num_classes)
+    variance = np.square(np.logspace(0, -1, dim)).mean() * (1 + 2.0**2)
+    added = min(1, dim / (len(rows.count) - 4))
     np.testing.assert_allclose(got.gamma, variance * added, rtol=0.25)
     assert got.gamma / got.relative > 2 * variance
     np.testing.assert_allclose(got.scale, 1, rtol=1e-4)
@@ -329,12 +331,6 @@ def test_unknown_clients_change_nothing():
     np.testing.assert_allclose((renamed.gamma, renamed.scale), (known.gamma, known.scale), rtol=1e-3)
 
 
-def trace_kept(strength, covariance, *_):
-    """(Σ̂ + γI)/(1 + γ/t) of γ/t."""
-    scale = 1 / (1 + strength)
-    return scale, strength * scale * mean_variance(covariance)
-
-
 @pytest.mark.parametrize("seed", [1, 2])
 def test_class_frequencies_count_as_they_should(seed):
     """With clients' offsets less than the covariance says, which is worth points; without, as it says."""
@@ -343,11 +339,17 @@ def test_class_frequencies_count_as_they_should(seed):
     assert found.scale < 0.8
     np.testing.assert_allclose(chosen(rare_classes(seed, shift=0.0)[0], 30).scale, 1, rtol=0.1)
 
-    def accuracy(shrinkage):
-        head = covfree.solve_rows(covfree.fedcof(shrinkage), rows, num_classes=30)
-        return 100 * float(covfree.evaluate(head, features, labels))
+    columns = map(np.asarray, (rows.mean, rows.count, rows.label))
+    table = [row for row in zip(*columns, strict=True) if row[1] > 0]
 
-    assert accuracy("auto") > accuracy(Shrinkage(found.relative, trace_kept)) + 1
+    def accuracy(scale):
+        def shrink(covariance):
+            return scale * oracle.relative(covariance, found.relative) / (1 + found.relative)
+
+        weight, bias = oracle.from_rows(table, 30, shrink, "per_class", "lda")
+        return 100 * ((features @ weight + bias).argmax(1) == labels).mean()
+
+    assert accuracy(found.scale) > accuracy(1.0) + 1
 
 
 def equicorrelated_loss(ratios):
@@ -370,15 +372,17 @@ def test_chance_of_a_mistake_is_the_orthant_probability(ratios):
 
 
 def test_the_trace_is_kept():
-    """Neither the rule nor a part of Σ̂ that is held as a multiple of I changes the size as a whole."""
-    rows = gaussian_rows()
-    moments, _, factor, freedom = phases(rows)
-    split = Scatter.from_factor(factor).shifted(0.3)
-    whole = Scatter.from_matrix(split.dense())
-    apply = jax.jit(lambda scatter: covfree.automatic().apply(scatter, moments, freedom, None).dense())
-    shrunk = [apply(scatter) for scatter in (split, whole)]
+    """However Σ̂ is held: by a factor or in full, with a multiple of I apart or within."""
+    moments, _, factor, freedom = phases(gaussian_rows(**FEW_ROWS))
+    with x64():
+        split = Scatter.from_factor(factor).shifted(jnp.float32(0.3))
+        whole = Scatter.from_matrix(split.dense())
+        apply = jax.jit(lambda scatter: covfree.automatic().apply(scatter, moments, freedom, None).dense())
+        shrunk = [apply(scatter) for scatter in (split, whole)]
+    assert split.factored
+    assert not whole.factored
     np.testing.assert_allclose(shrunk[0], shrunk[1], rtol=1e-3, atol=1e-5)
-    np.testing.assert_allclose(jnp.trace(shrunk[0]), jnp.trace(whole.dense()), rtol=1e-4)
+    np.testing.assert_allclose(np.trace(shrunk[0]), np.trace(whole.dense()), rtol=1e-4)
 
 
 def test_deterministic_equivalents_of_equal_weights():
@@ -414,17 +418,6 @@ def test_scale_translation_rotation(shape, named):
     np.testing.assert_allclose(chosen(turned, 4).gamma, gamma, rtol=1e-2)
 
 
-def test_a_factor_and_its_product_agree():
-    rows = gaussian_rows(**FEW_ROWS)
-    moments, _, factor, freedom = phases(rows)
-    with x64():
-        apply = jax.jit(
-            lambda covariance: covfree.automatic().apply(covariance, moments, freedom, None).shift
-        )
-        rules = [apply(Scatter.from_factor(factor)), apply(Scatter.from_matrix(factor.T @ factor))]
-    np.testing.assert_allclose(*rules, rtol=1e-3)
-
-
 def test_more_classes_than_are_looked_at(monkeypatch):
     """Beyond 128 classes the error is that of a sample of them: near that of all."""
     rng = np.random.default_rng(0)
@@ -443,39 +436,34 @@ def test_more_classes_than_are_looked_at(monkeypatch):
 @pytest.mark.parametrize(
     ("mean", "count", "label"),
     [
-        (np.ones((4, 4)), [5, 5, 5, 0], [0, 1, 2, 0]),
-        (np.ones((4, 4)), [5, 5, 5, 5], [0, 0, 1, 1]),
-        (np.eye(4), [5, 5, 5, 0], [0, 1, 2, 0]),
-        (np.eye(4), [1, 0, 0, 0], [0, 1, 2, 0]),
+        (np.ones((4, 6)), [5, 5, 5, 0], [0, 1, 2, 0]),
+        (np.ones((4, 6)), [5, 5, 5, 5], [0, 0, 1, 1]),
+        (np.eye(4, 6), [5, 5, 5, 0], [0, 1, 2, 0]),
+        (np.eye(4, 6), [1, 0, 0, 0], [0, 1, 2, 0]),
     ],
     ids=["one row a class, all equal", "no spread", "one row a class", "one example"],
 )
 def test_nothing_observed(mean, count, label):
     """Without any spread the head is a nearest-mean classifier: finite, and right on the means."""
     rows = covfree.Rows(FLOAT32.array(mean), FLOAT32.array(count), FLOAT32.array(label))
-    added = chosen(rows, 3).added
+    added = chosen(rows, 4).added
     assert math.isfinite(added)
     assert added > 0
-    head = covfree.solve_rows(covfree.fedcof(), rows, num_classes=3)
+    head = covfree.solve_rows(covfree.fedcof(), rows, num_classes=4)
     assert np.isfinite(np.asarray(head.weight)).all()
     kept = np.asarray(count) > 0
     if len(np.unique(mean[kept], axis=0)) == kept.sum():
         np.testing.assert_array_equal(np.asarray(head(rows.mean)).argmax(-1)[kept], np.asarray(label)[kept])
 
 
-def test_works_under_vmap_and_has_finite_derivatives():
-    federation = federations.make(0).clean
-    rows = rows_of(federation.features.astype(np.float32), federation.labels, federation.clients)
+def test_works_under_vmap():
+    rows, scales = padded(gaussian_rows()), jnp.array([0.5, 1.0, 4.0])
 
-    def bias(scale):
-        scaled = covfree.Rows(rows.mean * scale, rows.count, rows.label, rows.client)
-        head = covfree.solve_rows(covfree.fedcof(), scaled, num_classes=federations.CLASSES)
-        return head.bias
+    def shift(scale):
+        return applied(replace(rows, mean=rows.mean * scale), 4, "per_class")[0]
 
-    # LDA does not feel the scale of the features, and the automatic shrinkage keeps it so.
-    batch = jax.jit(jax.vmap(bias))(jnp.array([0.5, 1.0, 4.0]))
-    np.testing.assert_allclose(batch, np.broadcast_to(batch[1], batch.shape), rtol=1e-3)
-    assert np.isfinite(jax.jit(jax.grad(lambda scale: bias(scale).sum()))(1.0))
+    batched = jax.jit(jax.vmap(shift))(scales)
+    np.testing.assert_allclose(batched, [shift(scale) for scale in scales], rtol=1e-3)
 
 
 def compared_with_hindsight(datasets):

@@ -11,6 +11,7 @@ from precision import FLOAT32
 
 import covfree
 from covfree.estimators.shift import shift_bias, shift_test
+from covfree.testing import shifted_clients
 
 BOUND = 4.5
 
@@ -33,25 +34,56 @@ def test_the_bias_is_the_oracles(precision, num_subsets):
     precision.assert_close(actual, expected / (rows - 1))
 
 
-@pytest.mark.parametrize("num_subsets", [1, 3])
-def test_the_bias_is_what_the_estimate_is_off_by(num_subsets):
-    # Σ = I and true means of the clients' own; the estimate exceeds I by the bias.
-    means = 1.5 * np.random.default_rng(1).normal(size=(5, 2))
-    owners = np.repeat(np.arange(5), COUNTS)
+def test_the_bias_is_what_the_estimate_is_off_by():
+    """Means and covariances are the clients' own, and so are both terms of the bias."""
+    clients = shifted_clients(COUNTS[:, None], 2, mean_shift=0.5, covariance_shift=2.0)
+    owners, share = np.repeat(np.arange(5), COUNTS), COUNTS / COUNTS.sum()
+    means, covariances = (jnp.asarray(each[:, 0], jnp.float32) for each in clients[:2])
+    roots = jnp.asarray(np.linalg.cholesky(clients.covariances[:, 0]), jnp.float32)
 
     def one(key):
         noise, deal = jax.random.split(key)
-        features = jax.random.normal(noise, (len(owners), 2)) + jnp.asarray(means, jnp.float32)[owners]
-        rows = covfree.client_rows(
-            features, 0 * owners, owners, num_rows=16, num_subsets=num_subsets, key=deal
-        )
+        z = jax.random.normal(noise, (len(owners), 2))
+        features = jnp.einsum("nij,nj->ni", roots[owners], z) + means[owners]
+        rows = covfree.client_rows(features, 0 * owners, owners, num_rows=16, num_subsets=3, key=deal)
         return covfree.estimate_covariance(rows.mean, rows.count)
 
     draws = np.asarray(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(0), 4000)), np.float64)
-    bias = shift_bias(jnp.asarray(means, jnp.float32), jnp.asarray(COUNTS), num_subsets=num_subsets)
+    found = draws.mean(0) - np.einsum("k,kij->ij", share, clients.covariances[:, 0])
+    bias = shift_bias(means, jnp.asarray(COUNTS), covariances, num_subsets=3)
+    of_means = shift_bias(means, jnp.asarray(COUNTS), num_subsets=3)
     error = draws.std(0, ddof=1) / np.sqrt(len(draws))
-    assert (np.abs(draws.mean(0) - np.eye(2) - bias) / error).max() < BOUND
-    assert (np.abs(draws.mean(0) - np.eye(2)) / error).max() > 10 * BOUND
+    assert (np.abs(found - bias) / error).max() < BOUND
+    for part in (of_means, bias - of_means):
+        assert (np.abs(found - part) / error).max() > 2 * BOUND
+
+
+def test_covariances_add_their_own_term_of_equation_22(precision):
+    clients = shifted_clients(COUNTS[:, None], 3)
+    means, covariances = clients.means[:, 0], clients.covariances[:, 0].copy()
+    average = np.einsum("k,kij->ij", COUNTS / COUNTS.sum(), covariances)
+    expected = sum(each - average for each, n in zip(covariances, COUNTS, strict=True) if n) / 3
+    covariances[1] = np.nan
+    of_means = shift_bias(precision.array(means), precision.array(COUNTS))
+    whole = shift_bias(*map(precision.array, (means, COUNTS, covariances)))
+    precision.assert_close(whole - of_means, expected)
+    shared = precision.array(np.broadcast_to(average, covariances.shape))
+    precision.assert_close(shift_bias(precision.array(means), precision.array(COUNTS), shared), of_means)
+    with pytest.raises(ValueError, match=r"covariances: expected \[5, 3, 3\], .* got \[5, 3\]"):
+        shift_bias(means, COUNTS, means)
+
+
+def test_generated_examples_have_the_clients_moments():
+    clients = shifted_clients(np.array([[3000, 0], [0, 5000]]), 2, covariance_shift=1.0)
+    features, labels, owners = clients.draw(0)
+    for k in range(2):
+        own = features[(owners == k) & (labels == k)]
+        assert len(own) == clients.counts[k, k] == (owners == k).sum()
+        np.testing.assert_allclose(own.mean(0), clients.means[k, k], atol=0.1)
+        np.testing.assert_allclose(np.cov(own.T), clients.covariances[k, k], rtol=0.15, atol=0.1)
+    still = shifted_clients(np.ones((3, 2), int), 2, mean_shift=0.0, covariance_shift=0.0)
+    np.testing.assert_allclose(still.means, still.means[:1].repeat(3, 0))
+    np.testing.assert_allclose(still.covariances, still.covariances[:1].repeat(3, 0))
 
 
 def test_one_row_has_no_bias():

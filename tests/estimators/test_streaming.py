@@ -11,6 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 import covfree
 from covfree import streaming
 from covfree.core.sharding import shard_map
+from covfree.estimators.shrinkage import as_shrinkage
 
 pytestmark = pytest.mark.usefixtures("untyped")
 
@@ -21,10 +22,12 @@ COUNTS = RNG.integers(0, 9, (PARTS, ROWS))
 RULES = {"number": 0.5, "relative": covfree.relative(0.1), "oas": covfree.oas(), "auto": "auto"}
 
 
+@jax.jit
 def at_once(means, counts, shrinkage=0.0):
     return covfree.estimate_covariance(means.reshape(-1, DIM), counts.reshape(-1), shrinkage=shrinkage)
 
 
+@jax.jit
 def streamed(means, counts):
     """The state after a scan over the parts."""
 
@@ -37,8 +40,9 @@ def streamed(means, counts):
 @pytest.mark.parametrize("rule", RULES)
 def test_a_stream_is_all_rows_at_once(rule):
     state = streamed(MEANS, COUNTS)
-    expected = at_once(MEANS, COUNTS, RULES[rule])
-    np.testing.assert_allclose(streaming.finalize(state, RULES[rule]), expected, rtol=1e-5, atol=1e-5)
+    expected = at_once(MEANS, COUNTS, as_shrinkage(RULES[rule]))
+    found = jax.jit(partial(streaming.finalize, shrinkage=RULES[rule]))(state)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_far_from_zero():
@@ -56,7 +60,7 @@ def test_far_from_zero():
 
 def test_merged_batched_and_ragged():
     """Under ``vmap`` over classes; of parts of any number of rows; in any tree."""
-    classes = jax.vmap(lambda means, counts: streaming.finalize(streamed(means, counts)))
+    classes = jax.jit(jax.vmap(lambda means, counts: streaming.finalize(streamed(means, counts))))
     found = classes(np.stack([MEANS, 2 * MEANS]), np.stack([COUNTS, COUNTS]))
     for scale, covariance in zip((1, 4), found, strict=True):
         np.testing.assert_allclose(covariance, scale * at_once(MEANS, COUNTS), rtol=1e-5, atol=1e-5)
@@ -76,10 +80,9 @@ def test_merged_batched_and_ragged():
 @pytest.mark.parametrize("rule", [*RULES.values(), covfree.ledoit_wolf()], ids=[*RULES, "ledoit_wolf"])
 def test_over_a_mapped_axis(rule):
     """The same at each place, for rules of single rows too."""
-    found = jax.vmap(
-        partial(covfree.estimate_covariance, shrinkage=rule, axis_name="clients"), axis_name="clients"
-    )(MEANS, COUNTS)
-    expected = at_once(MEANS, COUNTS, rule)
+    one = partial(covfree.estimate_covariance, shrinkage=rule, axis_name="clients")
+    found = jax.jit(jax.vmap(one, axis_name="clients"))(MEANS, COUNTS)
+    expected = at_once(MEANS, COUNTS, as_shrinkage(rule))
     np.testing.assert_allclose(found, np.broadcast_to(expected, found.shape), rtol=1e-5, atol=1e-5)
 
 
@@ -103,7 +106,12 @@ def test_over_a_mesh():
         (lambda s: streaming.finalize(s, -1), "shrinkage: .*got -1"),
         (lambda s: streaming.update(s, MEANS[0, :, :2], COUNTS[0]), r"means: expected \[rows, 3\].*\[4, 2\]"),
         (lambda s: streaming.update(s, MEANS[0], COUNTS[0, :2]), "means: expected .* with counts"),
-        (lambda s: streaming.update(MEANS, MEANS[0], COUNTS[0]), "state: expected one of init"),
+        (lambda s: streaming.update(MEANS, MEANS[0], COUNTS[0]), "state: expected a CovarianceState"),
+        (lambda s: streaming.update(MEANS[0], COUNTS[0], s), "counts: .* array, got CovarianceState"),
+        (lambda s: streaming.merge(s, MEANS), "second: expected a CovarianceState.*got ndarray"),
+        (lambda s: streaming.update(s, MEANS[0], COUNTS[0] * np.nan), "counts: .*got nan at row 0"),
+        (lambda s: covfree.estimate_covariance(MEANS[0], -COUNTS[0]), "counts: .*at least 0, got -"),
+        (lambda s: covfree.shift_bias(MEANS[0], COUNTS[0] * np.inf), "counts: .*at least 0, got inf"),
         (lambda s: streaming.init(0), "dim: expected"),
         (lambda s: streaming.init(4, int), "dtype: expected float32 or float64, got int64"),
         (lambda s: streaming.init(4, "bfloat16"), "dtype: expected float32 or float64, got bfloat16"),
@@ -122,3 +130,16 @@ def test_a_state_may_be_donated():
     update = jax.jit(streaming.update, donate_argnums=0)
     state = update(streaming.init(2), np.array([[0, 1], [2, 1]], np.float32), np.array([3, 3]))
     assert streaming.finalize(state).tolist() == [[6, 0], [0, 0]]
+
+
+def test_means_far_from_zero():
+    """At 1e6 with spread 1 the eager estimate keeps its digits."""
+    rng = np.random.default_rng(0)
+    counts = rng.integers(2, 20, 40)
+    means = (1e6 + rng.normal(size=(40, 5))).astype(np.float32)
+    away = means - (counts[:, None] * means.astype(np.float64)).sum(0) / counts.sum()
+    expected = (away.T * counts) @ away / 39
+    found = covfree.estimate_covariance(means, counts)
+    np.testing.assert_allclose(found, expected, atol=1e-3 * abs(expected).max())
+    with pytest.raises(TypeError, match="state: expected a CovarianceState"):
+        covfree.streaming.finalize(3)

@@ -214,14 +214,15 @@ def test_adaptive_servers_are_the_papers(rule):
 
 
 def test_at_published_rates_fedadam_moves_in_the_form_of_the_papers_code():
-    """Changes of 1e-5, as networks have them, are below Reddi's τ: that form, and Flower's, stay."""
+    """Changes of 1e-5, as networks have them, are below Reddi's τ: that form stays."""
     flat = FEATURES * np.array([1e-4, 1e4], np.float32)
     moved = {}
     for form in ("reddi", "flower", "torch"):
         algorithm = ft.fedadam(quadratic(), 1e-5, 3e-4, form=form, steps=1, batch_size=20)
         done = run(algorithm, flat, LABELS, CLIENTS, key=KEY, rounds=5)
         moved[form] = abs(float(done.result) - START)
-    assert max(moved["reddi"], moved["flower"]) < 1e-5 < 1e-3 < moved["torch"] < 1e-2
+    assert moved["reddi"] < 1e-5 < 1e-3 < min(moved["torch"], moved["flower"])
+    assert max(moved.values()) < 1e-2
 
 
 def test_torchs_adam_is_optax_adam():

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
+from jax.tree_util import Partial
 
 import covfree.finetune as ft
 from covfree.backbones import Preprocessing, Spec, backbone
@@ -123,27 +124,21 @@ def test_training_moves_prompts_and_head_alone(params, data):
     clients = np.arange(30) % 4
     options = {"key": KEY, "rounds": 8, "participation": 3}
     model = prompted(params)
-    for algorithm in (ft.fedavg(model, 0.1), ft.fedprox(model, 0.1, 0.1)):
-        done = run(algorithm, *data, clients, **options)
-        assert done.history[-1]["loss"] < done.history[0]["loss"] - 0.02
-        for before, after in zip(
-            jax.tree.leaves(model.frozen), jax.tree.leaves(done.result.frozen), strict=True
-        ):
-            np.testing.assert_array_equal(after, before)
-        for name in ("prompts", "head"):
-            moved = jax.tree.map(
-                lambda x, y: np.abs(x - y).max(), done.result.trained[name], model.trained[name]
-            )
-            assert max(jax.tree.leaves(moved)) > 1e-4, name
-        # Prompts, weights and, not in the formula, biases and a number.
-        sent = sum(record["bytes_up"] + record["bytes_down"] for record in done.history)
-        formula = 2 * 4 * 3 * 8 * (3 * 8 + 8 * POOL)
-        assert sent == formula + 2 * 8 * 3 * 4 * (3 + 1)
+    done = run(ft.fedavg(model, 0.1), *data, clients, **options)
+    assert done.history[-1]["loss"] < done.history[0]["loss"] - 0.02
+    for before, after in zip(jax.tree.leaves(model.frozen), jax.tree.leaves(done.result.frozen), strict=True):
+        np.testing.assert_array_equal(after, before)
+    for name in ("prompts", "head"):
+        moved = jax.tree.map(lambda x, y: np.abs(x - y).max(), done.result.trained[name], model.trained[name])
+        assert max(jax.tree.leaves(moved)) > 1e-4, name
+    # Prompts, weights and, not in the formula, biases and a number.
+    sent = sum(record["bytes_up"] + record["bytes_down"] for record in done.history)
+    formula = 2 * 4 * 3 * 8 * (3 * 8 + 8 * POOL)
+    assert sent == formula + 2 * 8 * 3 * 4 * (3 + 1)
 
 
 def test_pfpt_trains_and_counts_the_prompts_that_are_sent(params, data):
-    adam = optax.adam(0.02)
-    algorithm = ft.pfpt(prompted(params), adam, most=8, sweeps=5, epochs=2)
+    algorithm = ft.pfpt(prompted(params), Partial(optax.adam, 0.02), most=8, sweeps=5, epochs=2)
     done = run(algorithm, *data, np.arange(30) % 4, key=KEY, rounds=8, participation=3)
     assert done.history[-1]["loss"] < done.history[0]["loss"] - 0.1
     pools = [POOL, *(record["prompts"] for record in done.history)]
@@ -169,20 +164,20 @@ def test_pfpt_trains_and_counts_the_prompts_that_are_sent(params, data):
 
 
 def test_pfpt_that_diverges_ends_with_what_it_had(params, data):
-    algorithm = ft.pfpt(prompted(params), 1e30, most=8, sweeps=5)
+    # Of the form of the algorithm above, so that both share compiled functions.
+    algorithm = ft.pfpt(prompted(params), Partial(optax.adam, 1e30), most=8, sweeps=5, epochs=2)
     with pytest.warns(RuntimeWarning, match="pfpt: round 0: the state is not finite"):
-        done = run(algorithm, *data, np.arange(30) % 4, key=KEY, rounds=2)
+        done = run(algorithm, *data, np.arange(30) % 4, key=KEY, rounds=2, participation=3)
     assert done.history == []
     assert np.isfinite(done.result.trained["prompts"]).all()
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_pfpt_of_small_types(params, data, dtype):
+def test_pfpt_of_a_small_type(params, data):
     """One example a client, all of one class; the prompts keep their type."""
-    small = ft.random_prompts(TINY, 2, key=KEY).astype(dtype)
+    small = ft.random_prompts(TINY, 2, key=KEY).astype("bfloat16")
     model = ft.prompt_model(TINY, params, ft.random_head(8, 3, key=KEY), small)
     done = run(ft.pfpt(model, 0.1, sweeps=2), data[0][:3], np.zeros(3, int), np.arange(3), key=KEY, rounds=1)
-    assert done.result.trained["prompts"].dtype == dtype
+    assert done.result.trained["prompts"].dtype == "bfloat16"
     assert done.history[0]["prompts"] >= 1
 
 

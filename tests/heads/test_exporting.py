@@ -49,7 +49,7 @@ def test_any_number_of_rows(name):
         METHOD,
         covfree.qda(0.1),
         covfree.fedcof(0.1, head="student"),
-        covfree.corrected(covfree.fedcof(0.1, head="student"), 1),
+        covfree.corrected(covfree.fedcof(0.1, head="student"), 2),
         covfree.ensemble(),
         covfree.fed3r(1.0, feature_map=covfree.fourier_features(8)),
     ],

@@ -40,6 +40,8 @@ def parts(precision, diagonal):
     )
 
 
+# In float32 as well by `check_head` (tests/testing/test_head.py).
+@pytest.mark.parametrize("precision", ["float64"], indirect=True)
 @pytest.mark.parametrize("diagonal", [False, True])
 def test_scores_equal_the_oracle(precision, diagonal):
     moments, given, (count, _, mean), covariances = parts(precision, diagonal)

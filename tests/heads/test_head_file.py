@@ -1,6 +1,7 @@
 """Heads in files: every kind bit for bit, used by NumPy alone, and files that are something else."""
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,10 @@ import pytest
 from precision import PRECISIONS
 
 import covfree
+import covfree.finetune as ft
 from covfree.heads import MappedHead
+from covfree.statistics.buckets import bucket_features
+from covfree.statistics.deep_features import DeepFeatures
 from covfree.statistics.feature_maps import Adapter, FourierFeatures
 
 DIM, CLASSES, WIDE = 5, 3, 8
@@ -64,7 +68,34 @@ def fourier(sigma=0.7, seed=5):
     return MappedHead(FourierFeatures(sigma, seed, WIDE, unit=True), linear(WIDE))
 
 
+def buckets():
+    thresholds = np.random.default_rng(3).normal(size=(DIM, 3)).astype(np.float32)
+    return MappedHead(bucket_features(thresholds, 2, seed=4), linear(32))
+
+
+def deep():
+    layers = 0.5 * np.random.default_rng(5).normal(size=(2, 6, WIDE)).astype(np.float32)
+    return MappedHead(DeepFeatures(tuple(jnp.asarray(layers)), 3, WIDE, 6), linear(WIDE))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Tower:
+    """A model of one's own."""
+
+    layers: tuple
+    scale: float
+    name: str = field(default="tower", metadata={"static": True})
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = jnp.tanh(x @ layer["w"])
+        return self.scale * x
+
+
 HEADS = {
+    "buckets": buckets(),
+    "deep": deep(),
     "linear": linear(),
     "no-marks": replace(linear(), present=None),
     "half": linear(dtype=np.float16),
@@ -90,6 +121,17 @@ def numpy_scores(file, x):
         x = np.maximum(x @ file["map_directions"], 0)
     elif kind == "adapter":
         x = x + np.maximum(x @ file["map_down"], 0) @ file["map_up"]
+    elif kind == "buckets":
+        group = int(file["map_group_size"])
+        bits = (x[:, :, None] > file["map_thresholds"]).reshape(len(x), -1)[:, file["map_order"]]
+        bits = np.pad(bits, [(0, 0), (0, -bits.shape[1] % group)]).reshape(len(x), -1, group)
+        x = np.eye(2**group)[bits @ 2 ** np.arange(group)].reshape(len(x), -1)
+    elif kind == "deep":
+        x = x / np.linalg.norm(x, axis=1, keepdims=True) * np.sqrt(x.shape[1])
+        x = np.tanh(x @ file["map_input"][:-1] + file["map_input"][-1])
+        for random, layer in zip(file["map_random"].astype(np.float64), file["map_layers"], strict=True):
+            inner = x @ random[:-1] + random[-1]
+            x = x + 0.5 * inner * (1 + np.vectorize(math.erf)(inner / 2**0.5)) @ layer
     if kind in ("fourier", "relu"):
         x = x * np.sqrt(2 / file["map_num_features"])
     if file["kind"] == "linear":
@@ -166,7 +208,11 @@ def test_float64_stays_and_bfloat16_becomes_float32(tmp_path):
     ("head", "options", "kind", "text"),
     [
         (jnp.negative, {}, TypeError, "head: expected a LinearHead, GaussianHead or StudentHead"),
+        (lambda x: x, {}, TypeError, "or a callable pytree of arrays, got function; .*register_dataclass"),
+        ({"weight": jnp.ones(3)}, {}, TypeError, "a callable pytree of arrays, got dict"),
         (MappedHead(jnp.negative, linear()), {}, TypeError, "head: expected a map of fourier_features"),
+        (Tower(({"w": jnp.full(3, jnp.nan)},), 2.0), {}, ValueError, "head: leaf_layers/0/w: .*nan"),
+        (Tower(({"w": "a"},), 2.0), {}, TypeError, "head: expected arrays .*leaf_layers/0/w: str"),
         (HEADS["relu"], {}, ValueError, "dim: expected the size of the features .*random map, got None"),
         (HEADS["linear"], {"dim": 4}, ValueError, "dim: expected 5, as the head has it, got 4"),
         (HEADS["adapter"], {"dim": 4}, ValueError, "dim: expected 5, as the head has it, got 4"),
@@ -208,6 +254,32 @@ def test_a_sweep_of_maps_cannot_be_saved(untyped, tmp_path):
             covfree.save_head(head, tmp_path / "head.npz", dim=DIM)
 
 
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_a_model_of_ones_own(tmp_path, suffix, untyped):
+    """Its leaves are in the file; a model of the same structure takes them."""
+    rng = np.random.default_rng(0)
+    layers = tuple({"w": jnp.asarray(rng.normal(size=(3, 3)), dtype)} for dtype in ("float32", "bfloat16"))
+    model, path = Tower(layers, 2.0), tmp_path / f"model{suffix}"
+    covfree.save_head(model, path, class_names=["a", "b", "c"], dim=3, origin=ORIGIN)
+    saved = covfree.load_head(path, network=jax.tree.map(jnp.zeros_like, model))
+    assert saved[1:] == (("a", "b", "c"), 3, 3, ORIGIN)
+    jax.tree.map(np.testing.assert_array_equal, saved.head, model)
+    assert saved.head.layers[1]["w"].dtype == jnp.bfloat16
+    x = rng.normal(size=(4, 3)).astype(np.float32)
+    np.testing.assert_array_equal(saved.head(x), model(x))
+    with pytest.raises(
+        ValueError, match=r"network: expected the model whose leaves the file holds.*got None"
+    ):
+        covfree.load_head(path)
+    with pytest.raises(ValueError, match=r"leaf_layers/1/w: None in the network, \[3, 3\] in the file"):
+        covfree.load_head(path, network=Tower(layers[:1], 2.0))
+    trained = ft.linear_model(linear())
+    covfree.save_head(trained, path)
+    saved = covfree.load_head(path, network=trained)
+    assert saved[1:] == (None, None, None, None)
+    np.testing.assert_array_equal(saved.head(np.ones((2, DIM))), trained(np.ones((2, DIM))))
+
+
 # What is changed in a good file, and what the error says beside the file's name. None takes an array out.
 DAMAGED = {
     "other": ("linear", {"format": None}, "expected a head written by save_head, got arrays .*'weight'"),
@@ -215,7 +287,7 @@ DAMAGED = {
     "kind": (
         "linear",
         {"kind": np.array("tree")},
-        "kind: expected one of linear, gaussian, student, got 'tree'",
+        "kind: expected one of linear, gaussian, student, own, got 'tree'",
     ),
     "no-bias": ("linear", {"bias": None}, "expected a linear head of floats weight .*got .*weight"),
     "extra": ("linear", {"slope": np.ones(1)}, "expected a linear head .*slope"),
@@ -231,12 +303,24 @@ DAMAGED = {
     "map-part": ("fourier", {"map_sigma": None}, "expected arrays map_sigma of the map"),
     "map-size": ("fourier", {"map_num_features": np.array(9)}, "map_num_features: expected 8.*got 9"),
     "draws": ("fourier", {"map_directions": np.ones((DIM, WIDE))}, "map_directions: expected what seed 5"),
-    "no-draws": ("fourier", {"map_directions": None}, r"map_directions: expected \[dim, 8\], got \[0\]"),
+    "no-draws": ("fourier", {"map_directions": None}, r"map_directions: expected \[dim, …\].* got \[0\]"),
     "adapter": ("adapter", {"map_up": np.ones((2, 4))}, r"expected floats map_down \[5, rank\]"),
     "adapter-nan": ("adapter", {"map_up": np.full((2, 5), np.nan)}, "map_up: expected finite .* nan"),
     "seed": ("relu", {"map_seed": np.array("a")}, r"map_seed: expected one number, got <U1\[\]"),
     "sigma": ("fourier", {"map_sigma": np.ones(2)}, r"map_sigma: expected one number, got float64\[2\]"),
-    "no-dim": ("relu", {"map_directions": np.ones((0, WIDE))}, r"map_directions: expected \[dim, 8\]"),
+    "no-dim": ("relu", {"map_directions": np.ones((0, WIDE))}, r"map_directions: expected \[dim, …\]"),
+    "group": (
+        "buckets",
+        {"map_group_size": np.array(0)},
+        r"expected map_thresholds \[dim, buckets\] in groups of 1",
+    ),
+    "order": ("buckets", {"map_order": np.arange(15)}, "map_order: expected what seed 4 draws"),
+    "thresholds": ("buckets", {"map_thresholds": np.ones((4, 3))}, "map_num_features: expected 32.* got 24"),
+    "layers": (
+        "deep",
+        {"map_layers": np.ones((2, 5, 8))},
+        r"expected map_layers \[layers, 6, 8\], got float64",
+    ),
     "words": ("fourier", {"map_phases": np.full(WIDE, "a")}, "map_phases: expected what seed 5"),
     "large": ("linear", {"weight": np.full((5, 3), 1e300)}, r"weight: expected finite .* 1e\+300"),
 }

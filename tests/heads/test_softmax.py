@@ -107,7 +107,7 @@ def test_scale_padding_and_order_do_not_matter():
     features, labels, _ = examples(2)
     order = np.random.default_rng(0).permutation(len(labels))
     head = fitted(FLOAT32.array(features), jnp.asarray(labels), 0.1)
-    again = jax.jit(fitted)(FLOAT32.array(features[order]), jnp.asarray(labels[order]), 0.1)
+    again = fitted(FLOAT32.array(features[order]), jnp.asarray(labels[order]), 0.1)
     assert_heads_close(again, head, 2e-3)
     # A label past the end is padding too.
     beyond = fitted(FLOAT32.array(features), jnp.where(labels < 0, CLASSES, labels), 0.1)

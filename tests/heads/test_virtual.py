@@ -9,7 +9,9 @@ import pytest
 from precision import FLOAT32
 
 import covfree
+from covfree.core.keys import derive
 from covfree.heads.virtual import sample_rows
+from covfree.heads.virtual_descent import descended_head, shuffled
 
 ROWS, DIM, SAMPLES = 6, 3, 4000
 STRUCTURES = ["none", "spherical", "diagonal", "full"]
@@ -166,3 +168,52 @@ def test_errors():
         draw(wrong)
     with pytest.raises(ValueError, match="num_samples"):
         draw(rows, num_samples=0)
+
+
+def descent_by_loop(rows, num_classes, epochs, rate, momentum, size, key):
+    """The draws one by one, and PyTorch's SGD on them, in float64."""
+    kept = (np.asarray(rows.count) > 0) & (np.asarray(rows.label) >= 0)
+    owner = np.repeat(np.flatnonzero(kept), np.asarray(rows.count)[kept].astype(int))
+    number, covariance = len(owner), np.asarray(rows.covariance, float)
+    noise, orders = derive(key, "normal"), derive(key, "order")
+    noise = jax.vmap(lambda i: jax.random.normal(jax.random.fold_in(noise, i), (3,)))(jnp.arange(number))
+    moved = np.einsum("nij,nj->ni", np.linalg.cholesky(covariance)[owner], np.asarray(noise, float))
+    x = np.asarray(rows.mean, float)[owner] + moved
+    x, y = np.concatenate([x, np.ones((number, 1))], 1), np.eye(num_classes)[np.asarray(rows.label)[owner]]
+    present = y.any(0)
+    weight = np.zeros((4, num_classes))
+    velocity = 0 * weight
+    for epoch in range(epochs):
+        own = jax.random.fold_in(orders, epoch)
+        order = np.asarray(jax.vmap(lambda p, k=own: shuffled(p, number, k))(jnp.arange(number)))
+        assert sorted(order) == list(range(number))
+        for first in range(0, number, size):
+            batch = order[first : first + size]
+            chances = np.where(present, np.exp(x[batch] @ weight), 0)
+            chances /= chances.sum(1, keepdims=True)
+            velocity = momentum * velocity + x[batch].T @ (chances - y[batch]) / len(batch)
+            weight = weight - rate * velocity
+    return weight[:3], weight[3]
+
+
+def test_descent_on_draws_is_a_loop_over_them():
+    rng = np.random.default_rng(0)
+    count, label = np.array([3, 0, 7, 2, 5], np.float32), np.array([0, 1, 3, 0, -1])
+    mean, root = rng.normal(size=(5, 3)).astype(np.float32), rng.normal(size=(5, 3, 3))
+    spread = (root @ root.swapaxes(1, 2) + 0.1 * np.eye(3)).astype(np.float32)
+    mean[1] = np.nan
+    rows, key = covfree.Rows(mean, count, label, covariance=spread), jax.random.key(3)
+    head = descended_head(rows, 4, epochs=3, learning_rate=0.3, momentum=0.9, batch_size=5, key=key)
+    weight, bias = descent_by_loop(rows, 4, 3, 0.3, 0.9, 5, key)
+    np.testing.assert_allclose(head.weight, weight, rtol=2e-4, atol=1e-5)
+    np.testing.assert_allclose(head.bias, bias, rtol=2e-4, atol=1e-5)
+    assert head.present.tolist() == [1, 0, 0, 1]
+
+
+def test_orders_without_a_permutation_in_memory_are_equally_likely():
+    places = jnp.arange(4)
+    orders = jax.vmap(lambda key: jax.vmap(lambda place: shuffled(place, 4, key))(places))
+    found = np.asarray(orders(jax.random.split(jax.random.key(1), 24_000)))
+    numbers = np.unique(found @ [64, 16, 4, 1], return_counts=True)[1]
+    assert len(numbers) == 24
+    assert abs(numbers - 1000).max() < 150

@@ -43,6 +43,8 @@ OF_SUMMARIES = ["fedncm", "fed3r", "naive-bayes", "fedcof-components", "fedcof-r
 OF_SUMS = ["fed3r", "fed3r-within", "afl", "fedcgs", "fedcof", "fedcof-paper", *ROW_ORACLES]
 # A method for each kind of message; what the others send is solved in tests/test_messages.py.
 OF_MESSAGES = {"fedncm", "naive-bayes", "fed3r", "afl", "fedcof-oracle"}
+# A method for each kind of part that `vmap` may meet; what it makes of heads is compared in tests/heads.
+OF_PARTS = {"fedcof", "naive-bayes", "fed3r", "ccvr"}
 # A method for each estimate that the automatic rule looks at.
 OF_ESTIMATES = ["fedcof", "fedcof-components", "fedcof-oracle", "fedcof-diagonal", "qda"]
 # Laws that are none, and why.
@@ -73,9 +75,20 @@ OTHERS = {
         "learns": "a client knows its own classes alone",
     },
     "fedcof-residuals-student": {"gradients": "its rows' are fedcof-residuals', its head's fedcof-student's"},
+    "fed3r-within": {"gradients": "its sums' are fed3r's"},
+    "fedcgs": {"gradients": "its sums' are fed3r's, its head's fedcof's"},
+    "fedcof-spherical": {"gradients": "as those of fedcof-diagonal"},
+    "qda": {"gradients": "its sums' are fedcof-oracle's, its head's those of qda-means"},
     "fedran": dict.fromkeys(OF_TOTALS, "directions are those of fedcof-residuals, sums those of fed3r"),
     "stsa-e": dict.fromkeys(OF_TOTALS, "rows are those of fedcof, sums those of fed3r-within"),
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def strict():
+    """Nowhere in a method are data types mixed, which jax may refuse."""
+    with jax.numpy_dtype_promotion("strict"):
+        yield
 
 
 @pytest.fixture(scope="module", params=sorted(ONE_SHOT))
@@ -137,6 +150,7 @@ def test_laws(name):
         **(UNIT if jax.tree.structure(default(name)) != jax.tree.structure(method) else {}),
         **(UNIT if name in OF_A_UNIT else {}),
         **({} if name in OF_MESSAGES else {"messages": "those of its kind are checked"}),
+        **({} if name in OF_PARTS else {"vmap": "its parts are those of other methods"}),
         **(dict.fromkeys(OF_TOTALS, f"that of {SAME_TOTALS[name]}") if name in SAME_TOTALS else {}),
         **(CLIENTS_DRAW if name in DRAWN else {}),
         **(SERVER_DRAWS if name in SAMPLED else {}),
@@ -198,21 +212,6 @@ def test_far_from_zero(name):
             expected = exact(doubled) if callable(exact) else doubled @ exact[0] + exact[1]
         agreement = (scores.argmax(-1) == expected.argmax(-1)).mean()
         assert agreement >= 0.995, (offset, agreement)
-
-
-@pytest.mark.usefixtures("untyped")
-@pytest.mark.parametrize("name", [name for name in ONE_SHOT if default(name).message])
-def test_servers_mix_no_data_types_of_messages(name):
-    """Strict promotion allows it, as tracing tells; that of `fit` is in tests/test_strict_promotion.py."""
-    method = default(name)
-    features, labels, _ = federation(DIM).padded_last.clean
-    features, own = np.asarray(features, np.float32), labels < 3
-    with jax.numpy_dtype_promotion("strict"):
-        sent = covfree.client_message(method, features[own], labels[own], num_classes=CLASSES, key=KEY)
-        message = covfree.collect({0: sent}, num_classes=CLASSES).message
-        jax.eval_shape(
-            lambda sent: covfree.solve_message(method, sent, num_classes=CLASSES)(features), message
-        )
 
 
 @pytest.mark.parametrize("name", OF_SUMMARIES)

@@ -123,6 +123,7 @@ def softmax(scores):
     return np.exp(scores - logsumexp(scores, axis=1, keepdims=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fishermix", "proto-hyper"])
 def test_training_leads_where_scipy_finds_the_minimum(name):
     alpha, temperature = 0.6, 2.0
@@ -191,16 +192,16 @@ def test_many_classes_keep_their_directions():
 def test_a_class_far_from_all_others_hides_no_direction(far):
     """The other classes are told apart as by LDA in float64; a cut of squares left 0.2 of them, or NaN."""
     rng = np.random.default_rng(0)
-    labels, means = np.arange(600) % 4, 4 * np.eye(4, 8)
-    means[3, 7] = far
-    features = np.float32(rng.normal(size=(600, 8)) + means[labels])
+    labels, means = np.arange(SIZE) % 4, 4 * np.eye(4, DIM)
+    means[3, DIM - 1] = far
+    features = np.float32(rng.normal(size=(SIZE, DIM)) + means[labels])
     own = [np.float64(features[labels == c]) for c in range(4)]
-    within = sum((x - x.mean(0)).T @ (x - x.mean(0)) for x in own) / 596
+    within = sum((x - x.mean(0)).T @ (x - x.mean(0)) for x in own) / (SIZE - 4)
     centres = np.array([x.mean(0) for x in own])
     scores = np.float64(features) @ np.linalg.solve(within, centres.T)
     scores -= 0.5 * (centres.T * np.linalg.solve(within, centres.T)).sum(0)
     expected = (scores.argmax(1) == labels).mean()
     assert expected > 0.97
     for method in (covfree.fishermix(2000), covfree.proto_hyper(2000)):
-        head = covfree.fit(method, features, labels, np.zeros(600, int))
+        head = covfree.fit(method, features, labels, CLIENTS)
         assert (np.asarray(head(features)).argmax(1) == labels).mean() > expected - 0.01

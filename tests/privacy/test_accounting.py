@@ -60,7 +60,7 @@ def test_bad_numbers_are_named(call, message):
     [
         ("example", "add_remove", "central", ["one example was there at all", "not the server"]),
         ("client", "replace_one", "local", ["all examples of one client were others", "also the server"]),
-        ("example", "add_remove", "distributed", ["at least 7 clients", "not part of covfree"]),
+        ("example", "add_remove", "distributed", ["at least 7 clients", "secure sums (covfree.secure)"]),
     ],
 )
 def test_promise_says_what_is_hidden_from_whom(unit, neighbours, noise, words):

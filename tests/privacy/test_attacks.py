@@ -19,6 +19,9 @@ DIM, RUNS, HELD = 12, 3000, 4
 EIGENVALUES = np.geomspace(0.2, 5.0, DIM)
 
 
+score = jax.jit(jax.vmap(membership_scores, in_axes=(0, 0, None, None, None, None)))
+
+
 @functools.cache
 def scores(count, deviation):
     """Scores of examples in sums of ``count``, and of as many that are not."""
@@ -30,7 +33,6 @@ def scores(count, deviation):
     total = x.sum(1) + deviation * rng.normal(size=(RUNS, DIM))
     others = centre + rng.normal(size=(RUNS, HELD, DIM)) @ root.T
     candidates = np.concatenate([x[:, :HELD], others], 1)
-    score = jax.jit(jax.vmap(membership_scores, in_axes=(0, 0, None, None, None, None)))
     found = score(*map(jnp.float32, (candidates, total)), count, centre, root @ root.T, deviation)
     return np.asarray(found[:, :HELD]).ravel(), np.asarray(found[:, HELD:]).ravel()
 

@@ -12,6 +12,7 @@ from covfree.privacy import (
     noisy_rows_covariance,
     positive_part,
     public_projection,
+    shrunk_means,
 )
 
 RUNS, DIM = 20_000, 3
@@ -97,3 +98,14 @@ def test_projection_keeps_norms_on_average_and_never_asks_the_data():
     assert not np.allclose(public_projection(16, seed=1)(x[:3]), mapped[:3])
     with pytest.raises(ValueError, match="at most the features' 64"):
         public_projection(65)(x)
+
+
+def test_shrunk_means_are_nearer_than_noisy_ones_and_the_means_themselves_without_noise():
+    draws = np.random.default_rng(0)
+    means, counts = 3 + draws.normal(size=(30, 40)), np.full(30, 100.0)
+    noisy = means * counts[:, None] + 150 * draws.normal(size=means.shape)
+    found = np.asarray(shrunk_means(noisy, counts, 150.0, 1.0))
+    # Of noise of variance 2.25 beside the means' own 1, the best estimate keeps 2.25/3.25.
+    assert np.square(found - means).mean() < 1.1 * 2.25 / 3.25
+    exact = np.asarray(shrunk_means(means * counts[:, None], counts, 1e-3, 1e-3))
+    np.testing.assert_allclose(exact, means, rtol=1e-4)

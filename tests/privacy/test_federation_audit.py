@@ -19,6 +19,7 @@ def found(**changes):
     return audit(FEATURES, LABELS, OWNERS, **options | changes)
 
 
+@pytest.mark.slow
 def test_attacks_find_members_until_sums_or_noise_hide_them(tmp_path):
     result = found()
     client, group, whole, local, central = result.findings
@@ -59,6 +60,7 @@ def test_too_few_examples_are_refused():
         audit(FEATURES[:9], LABELS[:9] * 0 + 3, OWNERS[:9], epsilon=1.0, delta=1e-5, clip=1.0)
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_writes_a_picture(tmp_path, capsys):
     from covfree.cli import app
 

@@ -38,10 +38,15 @@ def federation(features, labels, clients, **parts) -> dict[int, covfree.Message]
     return {k: means(features[clients == k], labels[clients == k], **parts) for k in known}
 
 
-def hundred(**parts) -> dict[int, covfree.Message]:
+@cache
+def _hundred(**parts) -> dict[int, covfree.Message]:
     data = digits()
     clients = np.random.default_rng(0).integers(0, 100, len(data.train_labels))
     return federation(data.train_features, data.train_labels, clients, **parts)
+
+
+def hundred(**parts) -> dict[int, covfree.Message]:
+    return dict(_hundred(**parts))
 
 
 def loud(message, times=1e13, count=1) -> covfree.Message:
@@ -66,20 +71,26 @@ LOUD = {
 }
 
 
-@pytest.mark.parametrize(("how", "reason"), LOUD.values(), ids=LOUD)
-@pytest.mark.parametrize(
-    "method", [covfree.fedncm(), covfree.fedcof(0.1), covfree.fed3r()], ids=lambda m: m.name
-)
-def test_one_of_a_hundred_clients_takes_nothing_over(method, how, reason):
+@pytest.mark.parametrize("method", [covfree.fedncm(), covfree.fed3r()], ids=lambda m: m.name)
+def test_one_of_a_hundred_clients_takes_nothing_over(method):
+    """Whether clients send rows alone or a matrix too."""
     sent = hundred(matrix=method.message is not None)
     honest = {client: message for client, message in sent.items() if client != 7}
-    received = covfree.collect({**sent, 7: loud(sent[7], **how)}, num_classes=CLASSES, method=method)
-    assert list(received.rejected) == [7]
-    assert received.rejected[7].startswith(reason)
-    assert "derived from 100 clients (median" in received.rejected[7]
     best = accuracy(method, covfree.collect(honest, num_classes=CLASSES).message)
-    assert accuracy(method, received.message) == pytest.approx(best)
     assert best > 0.85
+    for how, reason in LOUD.values():
+        received = covfree.collect({**sent, 7: loud(sent[7], **how)}, num_classes=CLASSES, method=method)
+        assert list(received.rejected) == [7]
+        assert received.rejected[7].startswith(reason)
+        assert "derived from 100 clients (median" in received.rejected[7]
+        assert accuracy(method, received.message) == pytest.approx(best)
+
+
+def test_one_of_four_clients_takes_nothing_over():
+    sent = {client: message for client, message in hundred().items() if client < 4}
+    received = covfree.collect({**sent, 2: loud(sent[2])}, num_classes=CLASSES)
+    assert list(received.rejected) == [2]
+    assert covfree.collect(sent, num_classes=CLASSES).rejected == {}
 
 
 def test_bounds_are_switched_off_by_name_alone():
@@ -177,8 +188,8 @@ def shifted(features, clients, rng):
     return (features * scale + move).astype(np.float32)
 
 
-def assert_nobody_is_lost(features, labels, num_classes, clients):
-    for matrix in (False, True) if features.shape[1] < 100 else (False,):
+def assert_nobody_is_lost(features, labels, num_classes, clients, matrices):
+    for matrix in matrices:
         sent = federation(features, labels, clients, matrix=matrix)
         received = covfree.collect(sent, num_classes=num_classes)
         assert received.rejected == {}, received.bounds
@@ -200,14 +211,14 @@ def federations_of(features, labels, seed):
 def test_no_honest_client_of_digits_is_lost():
     data = digits()
     for features, clients in federations_of(data.train_features, data.train_labels, 0):
-        assert_nobody_is_lost(features, data.train_labels, CLASSES, clients)
+        assert_nobody_is_lost(features, data.train_labels, CLASSES, clients, (False, True))
 
 
 def test_no_honest_client_of_photographs_is_lost(shared):
     data = load_npz(shared / "data" / "features" / "caltech101-efficientnet_lite0.npz")
     features = np.asarray(data.train_features)[:, :64].astype(np.float32)
     for seen, clients in federations_of(features, data.train_labels, 0):
-        assert_nobody_is_lost(seen, data.train_labels, data.num_classes, clients)
+        assert_nobody_is_lost(seen, data.train_labels, data.num_classes, clients, (True,))
 
 
 def test_no_client_of_a_real_federation_is_too_large(shared):

@@ -249,11 +249,8 @@ def test_a_server_has_the_rows_of_the_simulation(name):
         assert_close(rows.covariance, expected.covariance, 1e-5)
 
 
-# All that put matrices together but the one below, and heads of other kinds.
-HEADS = [name for name in EXACT if deployed.make(name).message and name != "ccvr"]
-
-
-@pytest.mark.parametrize("name", [*HEADS, "fedcof-random", "naive-bayes"])
+# The other kinds of messages are solved in tests/methods/test_contracts.py, by the law `messages`.
+@pytest.mark.parametrize("name", ["fed3r-within", "fedcgs", "fedcof-random", "qda"])
 def test_solving_messages_is_fitting_the_examples(name):
     method = deployed.make(name)
     collected = covfree.collect(messages(name), num_classes=CLASSES)

@@ -724,6 +724,10 @@ def test_the_server_s_method_decides_and_not_who_comes_first(kind):
     assert received.clients == tuple("abcde")
     assert list(received.rejected) == ["bad"]
     assert "as clients of 'fedcof' send, got" in received.rejected["bad"]
+    # What was taken without the method is not mixed with what the method's clients send.
+    loose = covfree.collect({"bad": bad}, num_classes=3)
+    with pytest.raises(ValueError, match="before: expected rounds of this method and these classes; "):
+        covfree.collect({"a": good}, num_classes=3, method=method, before=loose)
     # Made by hand it says nothing, and passes.
     assert covfree.collect({"a": rows()}, num_classes=3, method=method).rejected == {}
 
@@ -760,6 +764,12 @@ def test_names_of_classes_are_those_of_the_server():
     assert received.message.class_names == NAMES
     by_method = covfree.collect(sent, num_classes=3, class_names=NAMES, method=covfree.fedncm())
     assert by_method.rejected == received.rejected
+    # Who sends too few names does not decide for those who come later; nor do others' names before.
+    alone = covfree.collect({"few": named("cat"), "silent": named()}, num_classes=3)
+    assert list(alone.rejected) == ["few"]
+    swapped = covfree.collect({"swapped": sent["swapped"]}, num_classes=3)
+    with pytest.raises(ValueError, match=r"before: expected .* 'cat' for class 0, got 'dog'"):
+        covfree.collect({"a": sent["a"]}, num_classes=3, class_names=NAMES, before=swapped)
 
 
 def test_names_of_classes_are_those_of_most_or_of_before():

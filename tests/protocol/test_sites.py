@@ -181,3 +181,91 @@ def test_a_site_of_few_examples_is_not_judged_by_their_means():
     assert failed(means, counts) == {}
     counts[4] = 2
     assert set(failed(means, counts)) == {4}
+
+
+def test_a_stream_and_solve_message_leave_out_whom_collect_leaves_out(tmp_path):
+    means, method = federation(12), covfree.fedcof(0.1)
+    means[7] = np.roll(means[7], 1, 0)
+    sent = {f"site-{k:02d}": message(means[k]) for k in range(12)}
+    for name, each in sent.items():
+        covfree.save_message(each, tmp_path / f"{name}.safetensors")
+    kept = covfree.collect(sent, num_classes=CLASSES, judge_sites=True)
+    assert kept.bounds["sites"] == "12 sites, of which 1 should not be believed."
+    head = covfree.solve_message(method, kept.message, num_classes=CLASSES)
+    inbox = covfree.Inbox(tmp_path)
+    streamed = covfree.solve_rows(method, covfree.Stream(inbox, judge_sites=True), num_classes=CLASSES)
+    assert inbox.rejected == kept.rejected
+    whole = covfree.collect(sent, num_classes=CLASSES).message
+    with pytest.warns(
+        RuntimeWarning, match="judge_sites: left out client 7: labels: shifted by 1: its class 0"
+    ):
+        solved = covfree.solve_message(method, whole, num_classes=CLASSES, judge_sites=True)
+    unjudged = covfree.solve_message(method, whole, num_classes=CLASSES)
+    for other in (streamed, solved):
+        np.testing.assert_allclose(other.weight, head.weight, rtol=1e-5, atol=1e-5)
+    assert not np.allclose(unjudged.weight, head.weight, rtol=1e-2, atol=1e-2)
+    few = covfree.collect(dict(list(sent.items())[5:9]), num_classes=CLASSES).message
+    with pytest.warns(RuntimeWarning, match="judge_sites: 4 sites: nobody can judge"):
+        covfree.solve_message(method, few, num_classes=CLASSES, judge_sites=True)
+    with pytest.raises(ValueError, match="judge_sites: expected a message of rows alone"):
+        covfree.solve_message(
+            covfree.fed3r(),
+            dataclasses.replace(whole, matrix=np.eye(DIM)),
+            num_classes=CLASSES,
+            judge_sites=True,
+        )
+    with pytest.raises(ValueError, match="judge_sites: expected an Inbox"):
+        covfree.solve_rows(method, covfree.Stream(whole.rows, judge_sites=True), num_classes=CLASSES)
+
+
+@pytest.mark.parametrize("unit", [1e-6, 1.0, 1e6])
+def test_clipped_means_bound_what_a_site_can_do_and_leave_honest_ones(unit):
+    means = federation(20) + 5
+    honest = covfree.clip_sites(rows(unit * means), num_classes=CLASSES)
+    spread = np.linalg.norm(means - means.mean(0), axis=-1).mean()
+    assert np.abs(honest.mean - rows(unit * means).mean).max() < unit * spread
+    assert np.mean(np.abs(honest.mean - rows(unit * means).mean).max(1) > 0) < 0.2
+    # However far a mean is, it ends on its ray to the others' centre, no farther than the limit.
+    ends = []
+    for factor in (30, 1e4):
+        bad = means.copy()
+        bad[3] += factor
+        bad[4] *= -factor
+        clipped = covfree.clip_sites(rows(unit * bad), num_classes=CLASSES)
+        ends.append(clipped.mean.reshape(20, CLASSES, DIM))
+        others = np.delete(np.arange(20), [3, 4])
+        centre = means[others].mean(0)
+        assert (np.linalg.norm(ends[-1][3:5] / unit - centre, axis=-1) < 3 * spread).all()
+    np.testing.assert_allclose(ends[0][3:5], ends[1][3:5], atol=0.3 * unit * spread)
+    loose = covfree.clip_sites(rows(unit * bad), num_classes=CLASSES, limit=1e9)
+    np.testing.assert_allclose(loose.mean, rows(unit * bad).mean, rtol=1e-5)
+
+
+def test_clipped_counts_several_rows_and_what_cannot_be_clipped():
+    counts = np.full(20, 9)
+    counts[4] = 5000
+    clipped = covfree.clip_sites(rows(federation(), counts), num_classes=CLASSES)
+    assert np.allclose(clipped.count.reshape(20, CLASSES)[3:5], [[9], [27]])
+    own = rows(federation(8))
+    pairs = covfree.Rows(
+        np.concatenate([own.mean - 1, own.mean + 1, np.full((2, DIM), 7, np.float32)]),
+        np.concatenate([own.count, own.count, [0, 3]]),
+        np.concatenate([own.label, own.label, [0, -2]]),
+        np.concatenate([own.client, own.client, [0, 0]]),
+    )
+    pairs.mean[own.client.searchsorted(5)] += 50
+    both = covfree.clip_sites(pairs, num_classes=CLASSES)
+    size = len(own.label)
+    moved = both.mean - pairs.mean
+    np.testing.assert_allclose(moved[:size], moved[size : 2 * size], atol=1e-5)
+    assert np.abs(moved[5 * CLASSES]).max() > 5
+    assert (moved[2 * size :] == 0).all()
+    empty = covfree.Rows(np.zeros((0, DIM), np.float32), *[np.zeros(0, np.int32)] * 3)
+    assert covfree.clip_sites(empty, num_classes=CLASSES).mean.shape == (0, DIM)
+    few = rows(federation(2))
+    assert np.array_equal(covfree.clip_sites(few, num_classes=CLASSES).mean, few.mean)
+    with pytest.raises(ValueError, match="rows: expected rows that name their client"):
+        covfree.clip_sites(dataclasses.replace(own, client=None), num_classes=CLASSES)
+    for limit in (0.5, float("nan")):
+        with pytest.raises(ValueError, match="limit: expected at least 1, got"):
+            covfree.clip_sites(own, num_classes=CLASSES, limit=limit)

@@ -121,12 +121,11 @@ def test_metrics_are_weighted_by_examples():
     assert done.history[0]["size"] == pytest.approx((sizes**2).sum() / sizes.sum())
 
 
-@pytest.mark.parametrize("cut", ["width 3", "width 8", "eight devices", "memory on the host"])
+@pytest.mark.parametrize("cut", ["width 3", "eight devices", "memory on the host"])
 def test_how_a_cohort_is_cut_changes_nothing(cut):
     drawn = schedule(10, 7, 4, seed=1, dropout=0.2, late=0.3)
     place = {
         "width 3": Placement(width=3),
-        "width 8": Placement(width=8),
         "eight devices": Placement(mesh=jax.make_mesh((jax.device_count(),), ("clients",))),
         "memory on the host": Placement(memory="host"),
     }[cut]
@@ -208,6 +207,20 @@ def test_a_run_that_was_stopped_does_not_go_on_and_was_evaluated(tmp_path):
         assert [json.loads(line, parse_constant=pytest.fail).get("odd", 0) for line in lines] == [0, None]
 
 
+def test_a_run_goes_on_after_an_error_of_what_stops_it(tmp_path):
+    def stop(history):
+        if len(history) == 2 and not mended:
+            raise KeyError("loss")
+        return False
+
+    how = {"rounds": 3, "checkpoint": tmp_path, "stop": stop, "evaluate": lambda total: {"first": total[0]}}
+    mended = []
+    with pytest.raises(KeyError):
+        run(adding(), *DATA, key=KEY, **how)
+    mended.append(True)
+    assert ["first" in record for record in run(adding(), *DATA, key=KEY, **how).history] == [True] * 3
+
+
 @pytest.mark.parametrize(
     ("measured", "message"),
     [
@@ -239,7 +252,8 @@ def test_a_cohort_of_varying_size_is_compiled_for_few():
     small = np.where(DATA[2] == 5, 0, DATA[2])  # of one padded size
     before = cohort.answers._cache_size()
     run(adding(), *DATA[:2], small, key=KEY, rounds=9, participation=drawn)
-    assert cohort.answers._cache_size() - before <= 4  # 1, 2, 4, 8 and no more than there are
+    # Not one for each of the nine sizes. Other tests may have compiled some of the six before.
+    assert cohort.answers._cache_size() - before <= 6
 
 
 def test_a_large_client_does_not_make_small_ones_sort_as_much():

@@ -250,11 +250,11 @@ LABELS, CLIENTS = rng.integers(0, 3, 80), rng.integers(0, 4, 80)
 FEATURES = (rng.normal(size=(80, 5)) + 2 * np.eye(3, 5)[LABELS]).astype(np.float32)
 
 
+# That Fed3R's sums are kept too: tests/deployment/test_sums.py.
 def test_algorithms_give_what_they_give_without_masks():
     model = finetune.linear_model(covfree.LinearHead(jnp.zeros((5, 3)), jnp.zeros(3)))
     for algorithm, rounds in (
         (as_algorithm(covfree.fedcof(0.1), num_classes=3, uploads="sums"), None),
-        (as_algorithm(covfree.fed3r(), num_classes=3, uploads="sums"), None),
         (finetune.fedavg(model, 0.1, batch_size=8), 2),
     ):
         data = (algorithm, FEATURES, LABELS, CLIENTS)

@@ -57,6 +57,7 @@ def picture(count: int, kind: str):
         return found, figure, drawn.texts(figure)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "kind"),
     [(2, "equal"), (7, "crowded"), *((len(TITLES), kind) for kind in ("spread", "crowded", "equal"))],

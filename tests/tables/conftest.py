@@ -1,7 +1,6 @@
 """Miniatures of what the tables need: a data set of TFDS, folders, networks and their weights."""
 
 import io
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,9 +10,9 @@ import tensorflow_datasets as library
 from backbones import seeded
 from PIL import Image
 from safetensors.numpy import save_file
-from tiny_networks import RESNET, VIT
+from tiny_networks import RESNET, VIT, put_in_table
 
-from covfree.backbones import BACKBONES, backbone
+from covfree.backbones import backbone
 from covfree.backbones.weights import tensor_shapes
 from covfree.cli.app import run
 from experiments.__main__ import app
@@ -123,10 +122,7 @@ def weights(tmp_path_factory) -> Path:
 @pytest.fixture
 def small_networks(tmp_path_factory, monkeypatch) -> list[str]:
     """Options of the command with the weights of small networks, which stand in the table of backbones."""
-    table = {**BACKBONES, RESNET.name: RESNET, VIT.name: VIT}
-    for name, module in list(sys.modules.items()):
-        if name.startswith(("covfree", "experiments")) and getattr(module, "BACKBONES", None) is BACKBONES:
-            monkeypatch.setattr(module, "BACKBONES", table)
+    put_in_table(monkeypatch)
     folder = tmp_path_factory.mktemp("weights")
     options = []
     for spec in (RESNET, VIT):

@@ -37,6 +37,7 @@ def fedncm(data: FeatureSet) -> float:
     return 100 * float((found == data.test_labels).mean())
 
 
+@pytest.mark.slow
 def test_a_table_with_data_of_tfds(experiments, data_dir, weights, cache, tmp_path):
     """The paper's own table, from the images on; then again, when there is nothing left to do."""
     command = (
@@ -70,6 +71,7 @@ def test_a_table_with_data_of_tfds(experiments, data_dir, weights, cache, tmp_pa
         assert f"with {key} other, got" in mixed.err
 
 
+@pytest.mark.slow
 def test_a_table_with_a_folder_of_domains(experiments, data_dir, weights, cache, tmp_path):
     """One domain is left out: all its pictures are the test, and no other."""
     done = experiments(
@@ -133,6 +135,7 @@ def test_runs_of_another_version_are_refused(experiments, tmp_path):
     assert experiments(*command).code == 0
 
 
+@pytest.mark.slow
 def test_training_goes_on_and_is_kept(experiments, tmp_path):
     command = (
         *("run", "digits", "--only", "linear probing,fedcof,round=5", "--set", "seeds=1"),

@@ -16,6 +16,8 @@ from experiments.tables.data import Found
 from baselines import ensemble  # isort: skip, found by the import above
 from baselines.cnn import Pretrained, applied  # isort: skip
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory, monkeypatch):
@@ -56,17 +58,16 @@ def shown(line: str) -> float:
 
 def test_prompt_tuning(run, tmp_path):
     settings = {"clients": 4, "alpha": 2, "participation": 2, "rounds": 2, "pool": 3, "top": 2}
-    done = run("fedcof-table4", "cifar100,accuracy", backbone="vit_tiny", **settings)
-    assert "4 runs made, 0 were there" in done.err
-    rows = [line.split(" | ")[1] for line in done.out.splitlines()]
-    assert rows == ["FedAvg-PT", "FedProx-PT", "PFPT", "FedCOF"]
-    made = records(tmp_path, "prompts")
-    assert [record["settings"]["algorithm"] for record in made] == ["fedavg", "fedprox", "pfpt"]
+    done = run("fedcof-table4", "cifar100,accuracy,pfpt", backbone="vit_tiny", **settings)
+    assert "1 runs made, 0 were there" in done.err
+    (record,) = records(tmp_path, "prompts")
+    assert record["settings"]["algorithm"] == "pfpt"
     # Of 16 test images.
-    assert all(record["value"] % 6.25 == 0 and record["diverged"] is None for record in made)
+    assert record["value"] % 6.25 == 0
+    assert record["diverged"] is None
     assert list((tmp_path / "out" / "work").iterdir()) == []
-    again = run("fedcof-table4", "cifar100,accuracy", backbone="vit_tiny", **settings)
-    assert "0 runs made, 4 were there" in again.err
+    again = run("fedcof-table4", "cifar100,accuracy,pfpt", backbone="vit_tiny", **settings)
+    assert "0 runs made, 1 were there" in again.err
     assert again.out == done.out
 
 
@@ -76,12 +77,12 @@ def test_training_that_was_stopped_goes_on(run, experiments, tmp_path, monkeypat
     monkeypatch.setattr(Simulation, "round", lambda *args: made.append(1) or true_round(*args))
     monkeypatch.setattr(prompts, "accuracy", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        run("fedcof-table4", "cifar100,accuracy,fedavg-pt", rounds=2, **settings)
+        run("fedcof-table4", "cifar100,accuracy,fedprox-pt", rounds=2, **settings)
     (folder,) = (tmp_path / "out" / "work").iterdir()
     assert (folder / "checkpoint").is_dir()
     monkeypatch.setattr(prompts, "accuracy", true)
     assert len(made) == 2
-    done = run("fedcof-table4", "cifar100,accuracy,fedavg-pt", rounds=2, **settings)
+    done = run("fedcof-table4", "cifar100,accuracy,fedprox-pt", rounds=2, **settings)
     assert "1 runs made" in done.err
     # Both rounds were in the checkpoint.
     assert len(made) == 2
@@ -89,14 +90,12 @@ def test_training_that_was_stopped_goes_on(run, experiments, tmp_path, monkeypat
 
 def test_distillation_and_its_average(run, tmp_path):
     settings = {"distillation_epochs": 1, "generator_steps": 1, "generator_width": 2, "clients_per_domain": 1}
-    done = run("fedcgs-table6", "pacs", backbone="vit_tiny", **settings)
-    assert "8 runs made" in done.err
-    values = {}
-    for record in records(tmp_path, "one-shot"):
-        values.setdefault(record["settings"]["algorithm"], []).append(record["value"])
-    assert {name: len(each) for name, each in values.items()} == {"dense": 4, "co-boosting": 4}
-    averages = [shown(line) for line in done.out.splitlines() if " | Average: " in line]
-    assert averages == pytest.approx([np.mean(values[name]) for name in ("dense", "co-boosting")], abs=0.006)
+    done = run("fedcgs-table6", "pacs,co-boosting", backbone="vit_tiny", **settings)
+    assert "4 runs made" in done.err
+    made = records(tmp_path, "one-shot")
+    assert {record["settings"]["algorithm"] for record in made} == {"co-boosting"}
+    (average,) = (shown(line) for line in done.out.splitlines() if " | Average: " in line)
+    assert average == pytest.approx(np.mean([record["value"] for record in made]), abs=0.006)
 
 
 def test_one_shot_methods_share_the_clients_networks(run, tmp_path, monkeypatch):
@@ -176,23 +175,23 @@ def test_distances_from_a_backbones_norms():
 
 def test_personalisation(run, tmp_path):
     settings = {"backbone": "vit_tiny", "pixels": 16, "clients": 3, "epochs": 2}
-    done = run("fedcgs-table3", "cifar100", **settings)
-    rows = [line.split(" | ")[1] for line in done.out.splitlines()]
-    assert rows == ["Local-only", "FedAvg", "FedAvg-FT", "FedProto", "FedCGS"]
+    # The others are `covfree personalise`'s, whose test runs them.
+    for row in ("FedProto", "FedCGS"):
+        done = run("fedcgs-table3", f"cifar100,{row}", **settings)
+        assert done.out.split(" | ")[1] == row
     values = {record["settings"]["algorithm"]: record["value"] for record in records(tmp_path, "personal")}
-    assert set(values) == {"local", "fedavg", "fedavg-ft", "fedproto", "fedcgs"}
+    assert set(values) == {"fedproto", "fedcgs"}
     assert all(0 <= value <= 100 for value in values.values())
-    with pytest.warns(RuntimeWarning, match="is not finite"):
-        run("fedcgs-table3", "cifar100,local", **settings, client_lr=1e30)
+    run("fedcgs-table3", "cifar100,local", **settings, client_lr=1e30)
     assert records(tmp_path, "personal")[-1]["diverged"] == 1
 
 
 def test_training_from_scratch_needs_no_weights(run, tmp_path):
     settings = {"backbone": "resnet_tiny", "clients": 4, "alpha": 2, "participation": 2, "rounds": 1}
-    run("fedcof-table12", "cifar100,accuracy,from scratch", weights=False, **settings)
-    made = records(tmp_path, "trained")
-    assert [record["settings"]["weights"] for record in made] == ["random", "random"]
-    assert [[number for number, _ in record["history"]] for record in made] == [[0, 1], [0, 1]]
+    run("fedcof-table12", "cifar100,fedavg,accuracy,from scratch", weights=False, **settings)
+    (made,) = records(tmp_path, "trained")
+    assert made["settings"]["weights"] == "random"
+    assert [number for number, _ in made["history"]] == [0, 1]
     (source,) = records(tmp_path, "sources")
     assert source["weights"] == "random"
 

@@ -109,6 +109,12 @@ def on_values(head, moments):
     return head if moments.count[0] > 3 else replace(head, bias=2 * head.bias)
 
 
+def one_at_a_time(head, moments):
+    """A call to the host for which nobody said what it does under vmap."""
+    bias = jax.pure_callback(np.asarray, jax.ShapeDtypeStruct((6,), np.float32), head.bias)
+    return replace(head, bias=bias)
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class WordyHead(covfree.LinearHead):
@@ -124,6 +130,7 @@ BROKEN = {
     "pure": replace(SOUND, summary=replace(MEANS, sizes=spoiling)),
     "jit": broken_head(on_values),
     "padding": replace(SOUND, summary=replace(MEANS, make=centred)),
+    "vmap": broken_head(one_at_a_time),
     "order": replace(SOUND, summary=replace(MEANS, make=by_place)),
     "clients": replace(SOUND, summary=replace(MEANS, make=by_number)),
     "classes": broken_head(lambda head, _: replace(head, bias=head.bias + jnp.arange(6.0))),
@@ -155,6 +162,10 @@ def test_what_breaks_a_law_is_caught(law):
     expected = f"method 'distance' breaks the law '{law}'. {says}"
     with pytest.raises(AssertionError, match=re.escape(expected)):
         check(BROKEN[law], law)
+
+
+def test_rounds_over_examples_have_no_rows_to_split():
+    check(covfree.corrected(covfree.fedcof(), 2), "splitting")
 
 
 def test_padding_is_blamed_for_what_padding_does():

@@ -144,6 +144,7 @@ PLANTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_planted_fault_is_found(fault):
     law, check = PLANTED[fault]

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from pages import ROOT, commands, optimising, type_in
 
+pytestmark = pytest.mark.slow
+
 
 def test_photographs(photos, folder, capsys):
     extract, *others = commands("docs/images.md")

@@ -81,17 +81,7 @@ class Offsets(NamedTuple):
 def client_sums(
     factor: Float[Array, "rows dim"], rows: Rows, moments: Moments, class_weight: Float[Array, " classes"]
 ) -> ClientSums:
-    """The sums of some rows, from their factor y_r = √(w_c n_r) (x_r − μ_c).
-
-    Args:
-        factor: y_r, 0 in padding rows.
-        rows: the rows, with clients.
-        moments: `first_moments` of *all* rows.
-        class_weight: w_c.
-
-    Raises:
-        ValueError: if ``rows.client`` is None.
-    """
+    """The sums of some rows, from their factor y_r = √(w_c n_r) (x_r − μ_c)."""
     client = row_clients(rows)
     num_classes = class_weight.shape[0]
     valid = valid_rows(rows, num_classes)

@@ -9,11 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from covfree.core.products import product
 from covfree.core.types import Rows
 from covfree.estimators.moments import row_clients
 
 # Sums are kept of clients numbered below this.
 SAMPLE = 256
+# Bits of the hash that tells clients of equal counts apart.
+BITS = 16
 # The position drawn in each stretch of the clients: evenly spread, and out of step with any order of clients.
 _DRAWN = ((np.arange(SAMPLE) * 157) % SAMPLE).astype(np.int32)
 
@@ -23,20 +26,20 @@ def fair_numbers(rank: Any, senders: Any) -> Any:
 
     Up to 256 senders keep their ranks. With more, the ranks are cut into 256 stretches. One client of each
     stretch gets the stretch's number; the others get 256 and above.
-
-    Args:
-        rank: NumPy or jax array of ranks.
-        senders: how many there are; traced with a traced ``rank``.
     """
-    on_host = isinstance(rank, np.ndarray)
-    xp: Any = np if on_host else jnp
+    return _group_numbers(rank, rank, rank + 1, senders, np if isinstance(rank, np.ndarray) else jnp)
+
+
+def _group_numbers(rank: Any, start: Any, end: Any, senders: Any, xp: Any) -> Any:
+    """Give a sample's numbers to the first of each group, to as many as ranks are drawn between its ends."""
     size = xp.maximum(senders, SAMPLE)
     length, more = size // SAMPLE, size % SAMPLE
     stretch = np.arange(SAMPLE, dtype=np.int32)
     drawn = stretch * length + (stretch * more) // SAMPLE + (_DRAWN * length) // SAMPLE
-    found = xp.searchsorted(drawn, rank, side="right", **({} if on_host else {"method": "compare_all"}))
-    last = found - 1
-    return xp.where(drawn[last] == rank, last, SAMPLE + rank).astype(np.int32)
+    how = {} if xp is np else {"method": "compare_all"}
+    first, beyond = (xp.searchsorted(drawn, place, **how) for place in (start, end))
+    number = first + rank - start
+    return xp.where(number < beyond, number, SAMPLE + rank).astype(np.int32)
 
 
 def mixed(x: Any) -> Any:
@@ -50,31 +53,82 @@ def count_keys(count: Any, label: Any, xp: Any) -> Any:
     """Terms of clients' keys: n·mix(label) mod 2³² for each row.
 
     A client's key is the sum of its rows' terms: the same for class means, subset means and examples.
-
-    Args:
-        count: counts, at least 0.
-        label: labels, at least 0.
-        xp: ``np`` or ``jnp``, the module of both.
     """
     # As float32 wherever rows are read: data types may differ between sources.
     whole = xp.mod(xp.floor(count.astype(np.float32)), np.float32(2.0**32)).astype(np.uint32)
     return whole * mixed(label.astype(np.uint32) + np.uint32(1))
 
 
-def mean_keys(mean: Any, xp: Any) -> Any:
-    """Terms of clients' second keys, which tell clients of equal counts apart: from the bits of the means."""
+def projections(mean: Any, count: Any, xp: Any) -> Any:
+    """Terms of clients' projections, which tell clients of equal counts apart: n·xᵀv of each row, at most 16.
+
+    Sums of them are the same for class means, subset means and examples.
+    """
+    dim = mean.shape[1]
+    bits = mixed(np.arange(1, dim + 1, dtype=np.uint32))[:, None] >> np.arange(BITS, dtype=np.uint32)
+    signs = 1 - 2 * (bits & np.uint32(1)).astype(np.float32) if dim > BITS else np.eye(dim, dtype=np.float32)
     mean = mean.astype(np.float32)
-    bits = jax.lax.bitcast_convert_type(mean, jnp.uint32) if xp is jnp else mean.view(np.uint32)
-    odd = 2 * np.arange(mean.shape[1], dtype=np.uint32) + np.uint32(1)
-    return mixed((bits * odd[None, :]).sum(1, dtype=np.uint32))
+    projected = mean @ signs if xp is np else product(mean, jnp.asarray(signs))
+    return count.astype(np.float32)[:, None] * projected
+
+
+def sample_numbers(keys: Any, projected: Any, senders: Any, xp: Any) -> Any:
+    """Number clients by what they sent, so that a fair sample has the numbers below 256.
+
+    Clients are in the order of their keys. Of a group of equal keys, as many are in the sample as
+    `fair_numbers` draws of its places. A hash of the cells in which their projections lie, about the group's
+    mean, decides which ones. Rounding moves only a client at the edge of its cell, and then changes no more
+    than one client of the sample.
+
+    Args:
+        keys: [clients] sums of `count_keys`.
+        projected: [clients, at most 16] sums of `projections`.
+        senders: the number of clients; the places after them are nobody's.
+        xp: ``np`` or ``jnp``, the module of the arrays.
+    """
+    size = keys.shape[0]
+    place = xp.arange(size, dtype=np.int32)
+    nobody = place >= senders
+    by_key = xp.lexsort((mixed(keys), nobody))
+    keys, nobody, projected = keys[by_key], nobody[by_key], projected[by_key]
+    new = (keys[1:] != keys[:-1]) | (nobody[1:] != nobody[:-1])
+    group = xp.append(np.zeros(1, np.int32), xp.cumsum(new, dtype=np.int32))
+    members = _sums(xp.ones_like(place), group, xp)
+    end = xp.cumsum(members, dtype=np.int32)[group]
+
+    share = (1 / xp.maximum(members, 1).astype(projected.dtype))[group, None]
+    away = projected - _sums(projected, group, xp)[group] * share
+    spread = _sums(abs(away), group, xp)[group] * share
+    # At least 16 bits in all: in few dimensions, several of each.
+    cells = 2 ** -(-BITS // away.shape[1])
+    cell = xp.floor((away / xp.where(spread > 0, spread, 1) + 4) * (cells / 8))
+    cell = xp.clip(xp.nan_to_num(cell), 0, cells - 1).astype(np.uint32)
+    digits = np.uint32(cells) ** np.arange(away.shape[1], dtype=np.uint32)
+    within = xp.lexsort((away[:, 0], mixed((cell * digits[None, :]).sum(1, dtype=np.uint32)), group))
+    numbers = _group_numbers(place, end - members[group], end, senders, xp)
+    order = by_key[within]
+    if xp is jnp:
+        return jnp.zeros_like(numbers).at[order].set(numbers)
+    ranked = np.empty_like(numbers)
+    ranked[order] = numbers
+    return ranked
+
+
+def _sums(values: Any, group: Any, xp: Any) -> Any:
+    """Sum the values of each group; as many sums as there are values."""
+    if xp is jnp:
+        return jax.ops.segment_sum(values, group, group.shape[0])
+    total = np.zeros_like(values)
+    np.add.at(total, group, values)
+    return total
 
 
 def numbered(rows: Rows, axis_name: Any = None) -> Rows:
-    """Renumber the clients of rows by `fair_numbers` of their place in the order of their keys.
+    """Renumber the clients of rows from 0, or above 256 rows by `sample_numbers`.
 
-    A client's keys depend on its rows, and not on its number: the sample is the same in whatever order
-    clients come. Only clients with rows count, and the numbers that come may have any size, so simulation and
-    deployment agree. Unknown clients (below 0) stay unknown.
+    Up to 256 clients all are kept. Of more, the sample depends on what they sent, and not on their numbers or
+    on the order of rows. Only clients with rows count, and the numbers that come may have any size, so
+    simulation and deployment agree. Unknown clients (below 0) stay unknown.
 
     Args:
         rows: *all* rows.
@@ -97,49 +151,16 @@ def numbered(rows: Rows, axis_name: Any = None) -> Rows:
     size = first.sum(dtype=jnp.int32)
     if not isinstance(len(place), int) or len(place) > SAMPLE:
         mean = jax.lax.stop_gradient(jnp.where(sent[:, None], jnp.asarray(rows.mean), 0))
-        terms = count_keys(jnp.where(sent, count, 0), label, jnp), mean_keys(mean, jnp)
+        count = jax.lax.stop_gradient(jnp.where(sent, count, 0))
+        terms = count_keys(count, label, jnp), projections(mean, count, jnp)
         if axis_name is not None:
             terms = jax.lax.all_gather(terms, axis_name, tiled=True)
-        rank = _in_order(terms, rank, origin, ordered < none, size)
-    numbers = fair_numbers(rank, size)
+        keys, projected = (_sums(term[origin], rank, jnp) for term in terms)
+        numbers = sample_numbers(keys, projected, size, jnp)[rank]
+    else:
+        numbers = rank
     numbers = jnp.zeros_like(numbers).at[origin].set(numbers)
     if axis_name is not None:
         own = jax.lax.axis_index(axis_name) * client.shape[0]
         numbers = jax.lax.dynamic_slice_in_dim(numbers, own, client.shape[0])
     return replace(rows, client=jnp.where(sent, numbers, -1))
-
-
-def _in_order(
-    terms: tuple[jax.Array, jax.Array],
-    rank: jax.Array,
-    origin: jax.Array,
-    sent: jax.Array,
-    senders: jax.Array,
-) -> jax.Array:
-    """Change ranks by clients' numbers to ranks by clients' keys.
-
-    Args:
-        terms: of the two keys, for each row.
-        rank: of each row's client, rows sorted by client.
-        origin: the row at each of these places.
-        sent: whether there is a client at each of them.
-        senders: the number of clients.
-    """
-    length = rank.shape[0]
-    place = jnp.arange(length, dtype=jnp.int32)
-
-    def key(term: jax.Array) -> jax.Array:
-        total = jax.ops.segment_sum(jnp.where(sent, term[origin], 0), rank, length)
-        # Places without a client come last: at equal keys, the place decides.
-        return jnp.where(place < senders, mixed(total), np.uint32(2**32 - 1))
-
-    *_, order = jax.lax.sort((*map(key, terms), place), num_keys=3)
-    return jnp.zeros_like(place).at[order].set(place)[rank]
-
-
-def order_of(keys: np.ndarray) -> np.ndarray:
-    """Ranks of clients by their keys, [2, clients] sums of terms, on the host; as `numbered` has them."""
-    order = np.lexsort(mixed(keys[::-1]))
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    return rank

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -11,69 +10,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from covfree.core.checks import check_above_zero, check_positive, check_seed, check_strength
-from covfree.core.keys import derive
 from covfree.core.lapack import eigh
 from covfree.core.products import product, symmetric_product
-from covfree.core.types import AnyArray, LinearHead, Scalar, accumulation_dtype
+from covfree.core.types import LinearHead, Scalar
 from covfree.heads.mapped import MappedHead
 from covfree.methods.field.least_squares import Normal, least_squares, normal_terms, over_examples
 from covfree.methods.method import Method
 from covfree.methods.rounds import Round
 from covfree.methods.summaries import keep_examples
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class DeepFeatures:
-    """The map x ↦ Φ_T of `deepafl`: Φ₀ = tanh([x̂, 1] A), Φ_t = Φ_{t−1} + gelu([Φ_{t−1}, 1] B_t) Ω_t.
-
-    x̂ is x scaled to norm √d, so that tanh neither stays linear nor saturates whatever the features' unit.
-    A ~ N(0, 1/d) and B_t ~ N(0, 1/h) are drawn anew from the seed, which all parties share. Their last rows
-    are biases: without them Φ₀ would be odd in x, and no layer could be learned where ΦᵀY is 0 by symmetry.
-
-    Attributes:
-        layers: Ω_t, [inner, width].
-        seed: of A and B_t.
-        num_features: h, the width.
-        inner: f, of each layer's random features.
-    """
-
-    layers: tuple[Float[AnyArray, "inner width"], ...]
-    seed: Scalar
-    num_features: int = field(metadata={"static": True})
-    inner: int = field(metadata={"static": True})
-
-    def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch width"]:
-        """Map each feature vector."""
-        features = jnp.asarray(features, accumulation_dtype(features))
-        dim = features.shape[-1]
-        # Keep squares from overflow and underflow; the scaling to norm √d below cancels this factor.
-        largest = jax.lax.stop_gradient(jnp.abs(features).max(-1, keepdims=True))
-        features = features / jnp.where(largest > 0, largest, 1)
-        square = jnp.square(features).sum(-1, keepdims=True)
-        scaled = features * jnp.sqrt(dim / jnp.where(square > 0, square, 1))
-        mapped = jnp.tanh(self._random(scaled, "input", self.num_features))
-        for index, layer in enumerate(self.layers):
-            mapped = mapped + _matmul(self.random(mapped, index), layer)
-        return mapped
-
-    def random(self, mapped: Float[Array, "*batch width"], index: int) -> Float[Array, "*batch inner"]:
-        """Compute F = gelu([Φ, 1] B), the random features of a layer; layers count from 0."""
-        return jax.nn.gelu(self._random(mapped, f"layer {index}", self.inner), approximate=False)
-
-    def _random(
-        self, values: Float[Array, "*batch dim"], stream: str, columns: int
-    ) -> Float[Array, "*batch columns"]:
-        """Multiply [x, 1] by normal weights of variance 1/dim."""
-        rows = values.shape[-1]
-        key = derive(jax.random.key(self.seed), stream)
-        drawn = jax.random.normal(key, (rows + 1, columns), jnp.float32) / math.sqrt(rows)
-        found = _matmul(values, drawn[:-1])
-        return found + jnp.broadcast_to(drawn[-1].astype(found.dtype), found.shape)
-
-
-def _matmul(left: jax.Array, right: AnyArray) -> jax.Array:
-    return jnp.matmul(left, jnp.asarray(right, left.dtype), precision=jax.lax.Precision.HIGHEST)
+from covfree.statistics.deep_features import DeepFeatures
 
 
 class _Known(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, overload
 
-from covfree.core.checks import check_above_zero, check_positive
+from covfree.core.checks import check_above_zero, check_integer
 from covfree.core.types import Head, LinearHead, Rows, Scalar
 from covfree.methods.method import Method, check_method
 from covfree.methods.refine.correction import (
@@ -92,13 +92,14 @@ def corrected(method: Method[Any], rounds: int = 4, *, penalty: Scalar = 0.003) 
 
     In a first round each client uploads its losses for 17 values of β, the inverse temperature of h₀; the
     server takes the best. In each of the ``rounds`` after it, each client uploads its losses and gradient,
-    C·(d + 1) + 2 numbers, which add up over clients. A step that does not lower the loss is taken back and
-    shortened, which costs its round. The last step's loss is not evaluated.
+    C·(d + 1) + 2 numbers, which add up over clients. The loss of a step comes with the gradient of the round
+    after it; a step that does not lower the loss is taken back and shortened, which costs its round. The
+    first two steps, which may overshoot, are in the head only once their loss is known; later ones at once.
 
     Args:
         method: one whose clients send class means, or a matrix that adds up: `fedcof` and its kin with any
             head, `refined` of them, `fedncm`, `fed3r`, `qda` from means, with a map of features or without.
-        rounds: m, evaluations of the gradient.
+        rounds: m, evaluations of the gradient, at least 2.
         penalty: λ, above 0. Between 0.001 and 0.01 all sets that were tried are alike.
 
     Returns:
@@ -123,7 +124,8 @@ def corrected(method: Method[Any], rounds: int = 4, *, penalty: Scalar = 0.003) 
     (8, 3)
     """
     check_method(method)
-    check_positive("rounds", rounds)
+    # The loss of the first step comes with the second gradient.
+    check_integer("rounds", rounds, 2)
     check_above_zero("penalty", penalty)
     more, covariance = metric_of(method)
     pairs = min(rounds - 1, _PAIRS)

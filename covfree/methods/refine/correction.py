@@ -17,7 +17,7 @@ from covfree.core.products import product
 from covfree.core.types import Head, LinearHead, Moments, Rows, Scalar
 from covfree.heads.corrected import CorrectedHead
 from covfree.heads.mapped import MappedHead
-from covfree.methods.refine.descent import Descent, begin_descent, descend
+from covfree.methods.refine.descent import Descent, begin_descent, descend, last_point
 from covfree.statistics.softmax import SoftmaxSums, scaled_losses, softmax_sums
 
 # Inverse temperatures that are tried, as multiples of 1/(deviation of the scores over classes).
@@ -169,9 +169,13 @@ def take_losses(numbers: Numbers, state: tuple[Correction], losses: jax.Array) -
 
 def ask(numbers: Numbers, state: tuple[Correction]) -> Asked:
     """Send the classifier at which the loss is to be evaluated."""
-    (known,) = state
+    return _scorer(state[0], state[0].descent.trial)
+
+
+def _scorer(known: Correction, point: jax.Array) -> Asked:
+    """Make the classifier of a point."""
     inner, centre = _inner(known.start), known.moments.grand_mean
-    weight, bias = known.descent.trial[:-1], known.descent.trial[-1]
+    weight, bias = point[:-1], point[-1]
     present = known.moments.present.astype(weight.dtype)
     if isinstance(inner, LinearHead):
         weight = weight + known.scale * inner.weight
@@ -212,9 +216,9 @@ def finish(numbers: Numbers, system: None, *state: Any, plan: Plan) -> Head:
     known = state[0]
     if not isinstance(known, Correction):
         return _own_head(numbers.first, state, plan)[1]
-    inner, trial = _inner(known.start), known.descent.trial
-    asked = ask(numbers, (known,))
-    linear = asked.linear if isinstance(inner, LinearHead) else LinearHead(trial[:-1], trial[-1])
+    inner, point = _inner(known.start), last_point(known.descent)
+    asked = _scorer(known, point)
+    linear = asked.linear if isinstance(inner, LinearHead) else LinearHead(point[:-1], point[-1])
     linear = replace(linear, bias=linear.bias - product(asked.centre[None, :], linear.weight)[0])
     found = linear if isinstance(inner, LinearHead) else CorrectedHead(inner, linear, known.scale)
     return found if asked.feature_map is None else MappedHead(asked.feature_map, found)

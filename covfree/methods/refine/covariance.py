@@ -30,9 +30,6 @@ def metric_of(method: Method[Any]) -> tuple[tuple[Round, ...], Callable[..., Sca
         Rounds over the rows that clients sent, which follow the method's own, and a function ``(params,
         *state) -> Scatter`` of the state after them. FedCOF's rounds, if the rows are class means and the
         method estimates no covariance; else none.
-
-    Raises:
-        ValueError: if the server knows none.
     """
     shared = shared_covariance(method)
     if shared is not None:

@@ -105,28 +105,44 @@ def descend(
     )
 
 
+def last_point(descent: Descent) -> Float[Array, "rows classes"]:
+    """Give the point to use if the minimisation ends here: the trial, or as yet the best point that is known.
+
+    Nobody has evaluated the trial. Until two pairs are known, H is little more than a multiple of P, and the
+    step may be many times too long.
+    """
+    pairs = jnp.any(descent.steps != 0, axis=(1, 2)).sum()
+    return jnp.where(pairs < 2, descent.point, descent.trial)
+
+
 def _quasi_newton(slope: jax.Array, steps: jax.Array, changes: jax.Array, metric: Factorisation) -> jax.Array:
     """Apply the approximate inverse of the Hessian to a gradient, by two loops over the pairs."""
 
     def inner(left: jax.Array, right: jax.Array) -> jax.Array:
         return jnp.sum(left * right)
 
-    turned = [inner(s, y) for s, y in zip(steps, changes, strict=True)]
-    weights = [jnp.where(x > 0, 1 / jnp.where(x > 0, x, 1), 0) for x in turned]
-    shares = []
-    for s, y, weight in reversed(list(zip(steps, changes, weights, strict=True))):
-        share = weight * inner(s, slope)
-        slope = slope - share * y
-        shares.append(share)
+    turned = jnp.sum(steps * changes, axis=(1, 2))
+    weights = jnp.where(turned > 0, 1 / jnp.where(turned > 0, turned, 1), 0)
+
+    def back(slope: jax.Array, pair: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        step, change, weight = pair
+        share = weight * inner(step, slope)
+        return slope - share * change, share
+
+    # Loops compile their body once, however many pairs there are.
+    slope, shares = jax.lax.scan(back, slope, (steps, changes, weights), reverse=True)
     # One solve for both, as it takes long to compile.
-    newest = changes[-1] if turned else jnp.zeros_like(slope)
+    newest = changes[-1] if len(changes) else jnp.zeros_like(slope)
     both = jnp.concatenate([slope, newest], axis=1)
     both = jnp.concatenate([solve(metric, both[:-1]), both[-1:]])
     found, ahead = jnp.split(both, 2, axis=1)
     curved = inner(newest, ahead)
-    if turned:
+    if len(changes):
         known = (curved > 0) & (turned[-1] > 0)
         found = found * jnp.where(known, turned[-1] / jnp.where(known, curved, 1), 1)
-    for s, y, weight, share in zip(steps, changes, weights, reversed(shares), strict=True):
-        found = found + s * (share - weight * inner(y, found))
-    return found
+
+    def forth(found: jax.Array, pair: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
+        step, change, weight, share = pair
+        return found + step * (share - weight * inner(change, found)), None
+
+    return jax.lax.scan(forth, found, (steps, changes, weights, shares))[0]

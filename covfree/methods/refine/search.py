@@ -44,13 +44,7 @@ class Search(NamedTuple):
 
 
 def begin(inverse: Factorisation, right: Float[Array, "dim columns"], most: int) -> Search:
-    """Start from W = P M.
-
-    Args:
-        inverse: the factorised approximation to A.
-        right: M.
-        most: most directions of a round.
-    """
+    """Start from W = P M."""
     nothing = right[:, :0]
     # The pivot is NaN if Cholesky broke down, and a run would reject the state as not finite.
     inverse = inverse._replace(smallest_pivot=jnp.zeros_like(inverse.smallest_pivot))

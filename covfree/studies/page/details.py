@@ -32,14 +32,7 @@ def detail(
     partitions: Mapping[int, PartitionStatistics],
     names: Sequence[str],
 ) -> dict[str, Any]:
-    """Sum up a method's runs.
-
-    Args:
-        title: the method's title.
-        predictions: counts of the runs' predictions, by seed.
-        partitions: statistics of the partitions, by seed.
-        names: names of the classes.
-    """
+    """Sum up a method's runs."""
     counts = confusion_counts(predictions.values(), len(names))
     accuracy = class_accuracy(counts)
     confused = _confused(counts, names)
@@ -78,11 +71,6 @@ def class_by_class(
     titles: Sequence[str], predictions: Sequence[Mapping[int, Predictions]], names: Sequence[str]
 ) -> Table | None:
     """Lay out the accuracy by class and method; classes on which methods differ most come first.
-
-    Args:
-        titles: titles of the methods.
-        predictions: counts of each method's predictions, by seed.
-        names: names of the classes.
 
     Returns:
         The table of 30 classes at most; None for fewer than two methods.

@@ -67,13 +67,7 @@ def ranked(scored: Sequence[Scored]) -> list[Scored]:
 
 
 def headline(scored: Sequence[Scored], num_tests: int, bytes_name: str) -> list[str]:
-    """Write the headline of one federation.
-
-    Args:
-        scored: the methods.
-        num_tests: number of test examples.
-        bytes_name: name of what `Scored.bytes` counts, such as "bytes up".
-    """
+    """Write the headline of one federation."""
     first, *others = _of_all(scored, num_tests, bytes_name)
     return [first, *others, *_left_out(scored)]
 
@@ -82,10 +76,6 @@ def gains(scored: Sequence[Scored], said: Sequence[str]) -> list[str]:
     """Add to the headline what training gained or lost.
 
     If the best start is above all results of training, this comes first.
-
-    Args:
-        scored: trainings, with their starts.
-        said: the headline.
     """
     order = ranked(scored)
     if not order:
@@ -154,11 +144,7 @@ def behind(scored: Sequence[Scored]) -> list[Cell]:
 
 
 def over_places(places: Sequence[Sequence[Scored]]) -> list[str]:
-    """Say on how many federations each method is best, and on how many of them it ties.
-
-    Args:
-        places: the methods of each federation.
-    """
+    """Say on how many federations each method is best, and on how many of them it ties."""
     tops = [_at_the_top(order) for each in places if (order := ranked(each))]
     if not tops:
         return ["No method has a test accuracy."]

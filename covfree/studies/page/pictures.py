@@ -21,12 +21,7 @@ _COLOURS = {
 
 
 def as_svg(figure: Figure, prefix: str) -> str:
-    """Draw a figure as an ``<svg>`` element that has the page's width and colours.
-
-    Args:
-        figure: a figure made with `covfree.studies.plots.style`.
-        prefix: put before the ids in the picture, so that they differ from other pictures' on the page.
-    """
+    """Draw a figure as an ``<svg>`` element that has the page's width and colours."""
     file = io.BytesIO()
     with figures.style():
         figure.savefig(file, format="svg", metadata={"Date": None}, transparent=True)
@@ -34,23 +29,19 @@ def as_svg(figure: Figure, prefix: str) -> str:
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
-    used = set(re.findall(r"(?:url\(|href=\")#([^\")]+)", text))
+    # The ids that nothing refers to, such as those of groups, are dropped.
+    ids = {name: f' id="{prefix}{name}"' for name in re.findall(r"(?:url\(|href=\")#([^\")]+)", text)}
     # Rewrite tags only: the text of the figure is between them.
-    text = re.sub(r"<[^>]*>", lambda tag: _rewritten(tag[0], prefix, used), text)
+    text = re.sub(r"<[^>]*>", lambda tag: _rewritten(tag[0], prefix, ids), text)
     text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
     width = 72 * figure.get_figwidth()
     text = re.sub(r'(<svg[^>]*?) width="[^"]*"', rf'\1 style="--width: {width:.0f}"', text, count=1)
     return re.sub(r">\s+<", "><", text).strip()
 
 
-def _rewritten(tag: str, prefix: str, used: set[str]) -> str:
+def _rewritten(tag: str, prefix: str, ids: dict[str, str]) -> str:
     """Rewrite a tag with the page's ids and colours."""
-
-    # Drop the ids that nothing refers to, such as those of groups.
-    def name(found: re.Match[str]) -> str:
-        return f' id="{prefix}{found[1]}"' if found[1] in used else ""
-
-    tag = re.sub(r' id="([^"]*)"', name, tag)
+    tag = re.sub(r' id="([^"]*)"', lambda found: ids.get(found[1], ""), tag)
     tag = re.sub(r"(url\(|href=\")#", rf"\g<1>#{prefix}", tag)
     for colour, variable in _COLOURS.items():
         tag = re.sub(rf"((?:fill|stroke): ){colour}", rf"\g<1>{variable}", tag)

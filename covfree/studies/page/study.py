@@ -44,16 +44,7 @@ def page_of(
     settings: Mapping[str, Any],
     given: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Make the page of the runs' results.
-
-    Args:
-        command: the command that made the runs.
-        title: the title of the results.
-        results: results whose runs all have counts of predictions.
-        datasets: by name, a function that returns the data for a seed.
-        settings: all settings by the names of options, including data, methods and seeds.
-        given: settings that the command line to repeat the study sets, by the names of options.
-    """
+    """Make the page of the runs' results."""
     places = list(dict.fromkeys(result.place for result in results))
     groups = [[result for result in results if result.place == place] for place in places]
     several, down = len(places) > 1, report.is_trained(results) or report.receives(results)

@@ -34,14 +34,6 @@ def plot(path: Path, title: str, results: Sequence[Result]) -> list[Path]:
     """Draw accuracy (mean and standard deviation) against bytes, as PNG, PDF and SVG.
 
     Bytes are counted up, or up and down if clients receive anything before the head.
-
-    Args:
-        path: path of one of the files; its suffix is replaced.
-        title: title over the picture.
-        results: one point each. Those whose accuracy is not a number are named below the picture instead.
-
-    Returns:
-        The paths of the files.
     """
     with figures.style():
         return figures.save_all(draw(title, results), path)
@@ -106,14 +98,7 @@ def add_legend(figure: Figure, points: Sequence[Point]) -> None:
 
 
 def draw_points(figure: Figure, axes: Axes, points: Sequence[Point], labelled: Iterable[int]) -> None:
-    """Draw points, their Pareto front, and labels, which are bold for points on the front.
-
-    Args:
-        figure: a figure with a final layout, as labels are placed for the present size of the axes.
-        axes: axes with limits by `set_limits`.
-        points: at least one.
-        labelled: indices of the points that get a label, including all of the front; others are faint.
-    """
+    """Draw points, their Pareto front, and labels, which are bold for points on the front."""
     page = _Page(figure, axes)
     chosen = [points[i] for i in labelled]
     faint = [point for point in points if point not in chosen]

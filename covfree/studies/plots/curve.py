@@ -1,4 +1,4 @@
-"""The picture of ``covfree finetune``: accuracy against rounds and against bytes."""
+"""The picture of ``covfree finetune``: accuracy against rounds, bytes and operations."""
 
 from __future__ import annotations
 
@@ -8,69 +8,68 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from covfree import methods
 from covfree.studies.plots import style as figures
 from covfree.studies.result import Result
-from covfree.studies.starts import RANDOM
+from covfree.studies.starts import RANDOM, start_title
 from covfree.studies.training import algorithm_of, start_and_algorithm
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_NAMES = "rounds", "bytes up, all clients", "operations, all clients"
 # Dashes of the algorithms; dots are reserved for the closed-form stage.
 _ON_AND_OFF = ((6, 1, 1, 1, 1, 1), (3, 1), (8, 2), (5, 1, 1, 1), (2, 1), (9, 1, 3, 1), (12, 3))
 _DASHES = ("-", "--", "-.", *((0, pattern) for pattern in _ON_AND_OFF))
 
 
 def plot(path: Path, title: str, every: Sequence[Result], num_classes: int) -> list[Path]:
-    """Draw accuracy against rounds and against bytes up, as PNG, PDF and SVG.
+    """Draw accuracy against rounds, bytes up and operations, from the first client on, as PNG, PDF and SVG.
 
     Colours show starts, and dashes algorithms. Lines are means over the seeds, bands standard deviations. A
-    dotted line shows the closed-form stage, from chance, 1/C, to the start of training.
-
-    Args:
-        path: path of one of the files; its suffix is replaced.
-        title: title over the picture.
-        every: one curve each.
-        num_classes: C, the number of classes.
-
-    Returns:
-        The paths of the files.
+    dotted line shows the closed-form stage: from chance, 1/C, through its rounds to the start of training.
     """
     with figures.style():
         return figures.save_all(draw(title, every, num_classes), path)
 
 
 def draw(title: str, every: Sequence[Result], num_classes: int, *, narrow: bool = False) -> Figure:
-    """Draw the figure; see `plot`. A narrow figure stacks its two parts."""
+    """Draw the figure; see `plot`. A narrow figure stacks its parts."""
     from matplotlib.ticker import MaxNLocator
 
-    handles = _handles(every)
+    handles, several = _handles(every), len(_NAMES)
     # The legend's lines add to the height of the axes.
-    width, height, lines = (figures.PHONE, 5.6, 2) if narrow else (figures.PAGE, 3.2, 1)
+    width, height, lines = (figures.PHONE, 8.0, several) if narrow else (figures.PAGE, 3.0, 1)
     figure = figures.new_figure(width, height + 0.05 * len(handles))
     figures.set_title(figure, title)
-    by_round, by_bytes = np.ravel(figure.subplots(lines, 3 - lines, sharey=True))
+    axes = np.ravel(figure.subplots(lines, several // lines, sharey=True))
     ends: list[float] = []
+    lasts: list[np.ndarray] = []
     for curve, style in zip(every, _styles(every), strict=True):
-        rounds, size, accuracy = _lines(curve)
+        rounds, places, accuracy = _lines(curve)
         mean, deviation = 100 * accuracy.mean(0), 100 * accuracy.std(0, ddof=min(1, len(accuracy) - 1))
         ends += [*(mean - deviation), *(mean + deviation)]
-        for axes, places, before in ((by_round, rounds, -1.0), (by_bytes, size, 0.0)):
-            _draw_curve(axes, curve, places, mean, deviation, style)
+        lasts.append(np.array([place[-1] for place in places]))
+        for each, place in zip(axes, places, strict=True):
+            # Up to the start of training, which is round 0.
+            stage = rounds <= 0
+            _draw_curve(each, curve, place[~stage | (rounds == 0)], mean, deviation, style)
             if start_and_algorithm(curve.method)[0] != RANDOM:
-                from_chance = [before, places[0]], [100 / num_classes, mean[0]]
-                axes.plot(*from_chance, linestyle=":", color=style["color"])
-    _set_limits(by_round, np.array(ends))
-    for axes in (by_round, by_bytes)[:lines]:
-        axes.set_ylabel("test accuracy, %")
-    by_round.set_xlabel("rounds after the start")
+                path = [0.0, *place[stage]], [100 / num_classes, *mean[stage]]
+                each.plot(*path, linestyle=":", color=style["color"])
+    _set_limits(axes[0], np.array(ends))
+    for each, name in zip(axes, _NAMES, strict=True):
+        each.set_xlabel(name)
+        each.grid()
+    for each in axes if narrow else axes[:1]:
+        each.set_ylabel("test accuracy, %")
+    by_round, by_bytes, by_flops = axes
     by_round.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    by_bytes.set_xlabel("bytes up, all clients together")
-    figures.byte_axis(by_bytes.xaxis)
-    for axes in (by_round, by_bytes):
-        axes.grid()
+    _, last_bytes, last_flops = np.transpose(lasts)
+    _stretch(by_bytes, last_bytes)
+    _stretch(by_flops, last_flops)
+    figures.byte_axis(by_bytes.xaxis, most=3)
+    figures.byte_axis(by_flops.xaxis, most=3, unit="FLOP")
     figures.legend_below(figure, handles)
     return figure
 
@@ -95,7 +94,7 @@ def _handles(every: Sequence[Result]) -> list[Any]:
     from matplotlib.lines import Line2D
 
     colours, dashes = _looks(every)
-    titles = {init: "random" if init == RANDOM else methods.registry()[init].title for init in colours}
+    titles = {init: "random" if init == RANDOM else start_title(init) for init in colours}
     lines: list[tuple[str, dict[str, Any]]] = [
         *((f"from {titles[init]}", {"color": colour, "marker": "o"}) for init, colour in colours.items()),
         *((f"by {algorithm_of(name)[0].title}", {"linestyle": style}) for name, style in dashes.items()),
@@ -115,6 +114,8 @@ def _draw_curve(
     deviation: np.ndarray,
     style: dict[str, Any],
 ) -> None:
+    """Draw the rounds from the start of training on, which are the last ones."""
+    mean, deviation = mean[-len(places) :], deviation[-len(places) :]
     axes.plot(places, mean, label=curve.title, **style)
     mark = {"color": style["color"], "linestyle": ""}
     if len(curve.runs) > 1:
@@ -126,8 +127,17 @@ def _draw_curve(
         axes.plot(places[-1:], mean[-1:], marker="x", markersize=8, markeredgewidth=1.5, **mark)
 
 
+def _stretch(axes: Axes, lasts: np.ndarray) -> None:
+    """Make an axis logarithmic from the end of the shortest curve on, if others are far longer."""
+    lasts = lasts[lasts > 0]
+    if len(lasts) and lasts.max() > 30 * lasts.min():
+        linear = 10 ** np.floor(np.log10(lasts.min()))
+        axes.set_xscale("symlog", linthresh=linear)
+        axes.set_xlim(-0.1 * linear, 1.3 * lasts.max())
+
+
 def _set_limits(axes: Axes, ends: np.ndarray) -> None:
-    """Fit the limits to the curves of training; the dotted lines may start below the axes."""
+    """Fit the limits to what was measured; the dotted lines start at chance, perhaps below the axes."""
     seen = ends[np.isfinite(ends)]
     if not len(seen):
         return
@@ -135,13 +145,17 @@ def _set_limits(axes: Axes, ends: np.ndarray) -> None:
     axes.set_ylim(max(seen.min() - margin, 0), min(seen.max() + margin, 100.5))
 
 
-def _lines(curve: Result) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return rounds [r], cumulative bytes up [r] and accuracies [seeds, r], up to the shortest run's end."""
-    length = min(len(run.evaluated) for run in curve.runs)
-    shown = [run.evaluated[:length] for run in curve.runs]
-    size = []
-    for run, records in zip(curve.runs, shown, strict=True):
-        total = np.cumsum([record["bytes_up"] for record in run.history])
-        size.append(total[[record["round"] for record in records]])
-    rounds = np.array([record["round"] for record in shown[0]])
-    return rounds, np.mean(size, 0), np.array([[record["accuracy"] for record in one] for one in shown])
+def _lines(curve: Result) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
+    """Return the rounds [r] that all runs measured, their places on each axis, and accuracies [seeds, r]."""
+    measured = [{record["round"] for record in run.evaluated} for run in curve.runs]
+    rounds = np.array(sorted(set.intersection(*measured)))
+    places, accuracy = [], []
+    for run in curve.runs:
+        first = run.history[0]
+        # A closed-form stage's first round is round 1; a random start is there without one.
+        passed = rounds - first["round"] + (first["clients"] > 0)
+        total = {name: np.cumsum([each[name] for each in run.history]) for name in ("bytes_up", "flops")}
+        places.append([passed, *(each[rounds - first["round"]] for each in total.values())])
+        found = {record["round"]: record["accuracy"] for record in run.evaluated}
+        accuracy.append([found[number] for number in rounds])
+    return rounds, list(np.mean(places, 0)), np.array(accuracy)

@@ -25,10 +25,6 @@ _BESIDE, _NEARER = 200.0, 6.0
 def side_by_side(boxes: Float[np.ndarray, "boxes 4"], bounds: Sides) -> Float[np.ndarray, " boxes"]:
     """Move boxes sideways, each as little as possible, so that none hides another.
 
-    Args:
-        boxes: [n, 4] marks with their error bars; earlier ones take precedence.
-        bounds: [4] the box that none may leave.
-
     Returns:
         [n] the shifts; 0 where there is no room.
     """
@@ -149,11 +145,12 @@ def _lines_meet(start: np.ndarray, ends: np.ndarray, boxes: np.ndarray) -> np.nd
 
 def _cross(start: np.ndarray, ends: np.ndarray, starts: np.ndarray, others: np.ndarray) -> np.ndarray:
     """Whether lines from a point [2] to ends [m, 2] cross the lines from starts to others, [k, 2]: [m, k]."""
-
-    def side(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-        return np.sign((b - a)[..., 0] * (c - a)[..., 1] - (b - a)[..., 1] * (c - a)[..., 0])
-
     ends = ends[:, None]
-    here = side(start, ends, starts) * side(start, ends, others)
-    there = side(starts, others, start) * side(starts, others, ends)
+    here = _side(start, ends, starts) * _side(start, ends, others)
+    there = _side(starts, others, start) * _side(starts, others, ends)
     return (here < 0) & (there < 0)
+
+
+def _side(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """On which side of the line from a to b c is: −1, 0 or 1."""
+    return np.sign((b - a)[..., 0] * (c - a)[..., 1] - (b - a)[..., 1] * (c - a)[..., 0])

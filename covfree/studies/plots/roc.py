@@ -12,16 +12,7 @@ from covfree.studies.plots import style as figures
 
 
 def plot(path: Path, title: str, findings: Sequence[Finding]) -> list[Path]:
-    """Draw ROC curves of the membership attack, both axes logarithmic, as PNG, PDF and SVG.
-
-    Args:
-        path: path of one of the files; its suffix is replaced.
-        title: title over the picture.
-        findings: one curve each.
-
-    Returns:
-        The paths of the files.
-    """
+    """Draw ROC curves of the membership attack, both axes logarithmic, as PNG, PDF and SVG."""
     with figures.style():
         figure = figures.new_figure(figures.PAGE, 3.6)
         figures.set_title(figure, title)

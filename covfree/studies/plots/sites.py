@@ -19,11 +19,7 @@ _NAMED = 24
 
 
 def plot_sites(report: SiteReport) -> Figure:
-    """Draw each site as a point; those that fail are named, with the kind of reason.
-
-    Args:
-        report: from `covfree.diagnose_sites`.
-    """
+    """Draw each site as a point; those that fail are named, with the kind of reason."""
     with figures.style():
         figure = figures.new_figure(5.5, 3.6)
         axes = figure.add_subplot()

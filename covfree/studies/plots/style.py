@@ -79,12 +79,7 @@ def save(figure: Figure, path: str | PathLike[str]) -> None:
 
 
 def save_all(figure: Figure, path: Path) -> list[Path]:
-    """Write a figure as PNG, PDF and SVG, and return the paths.
-
-    Args:
-        figure: the figure to write.
-        path: path of one of the files; its suffix is replaced.
-    """
+    """Write a figure as PNG, PDF and SVG, and return the paths."""
     paths = [path.with_suffix(f".{suffix}") for suffix in FORMATS]
     for each in paths:
         save(figure, each)
@@ -112,14 +107,10 @@ def palette(count: int) -> list[str]:
     return shades[:count]
 
 
-def byte_axis(axis: Axis, most: int | None = None) -> None:
-    """Label an axis in bytes with units: 10 kB, 100 kB, 1 MB.
-
-    Args:
-        axis: an axis whose limits and scale, linear or logarithmic, are set already.
-        most: approximate number of ticks; None for 6 on a linear axis, as many as fit on a logarithmic one.
-    """
-    from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
+def byte_axis(axis: Axis, most: int | None = None, unit: str = "B") -> None:
+    """Label an axis in bytes, or another unit, with prefixes: 10 kB, 100 kB, 1 MB."""
+    from matplotlib.scale import SymmetricalLogTransform
+    from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, MaxNLocator, NullLocator
 
     if axis.get_scale() == "log":
         low, high = axis.get_view_interval()
@@ -127,9 +118,16 @@ def byte_axis(axis: Axis, most: int | None = None) -> None:
         axis.set_major_locator(LogLocator(subs=steps, numticks=most))
         axis.set_minor_locator(LogLocator(subs="auto") if len(steps) == 1 else NullLocator())
         axis.set_minor_formatter(lambda *_: "")
+    elif axis.get_scale() == "symlog":
+        high, transform = math.floor(math.log10(axis.get_view_interval()[1])), axis.get_transform()
+        assert isinstance(transform, SymmetricalLogTransform)
+        decades = 10.0 ** np.arange(high, math.log10(transform.linthresh) - 0.5, -1)
+        step = -(-len(decades) // (most or 6))
+        axis.set_major_locator(FixedLocator([0.0, *decades[::step]]))
+        axis.set_minor_locator(NullLocator())
     else:
         axis.set_major_locator(MaxNLocator(most or 6))
-    axis.set_major_formatter(EngFormatter("B"))
+    axis.set_major_formatter(EngFormatter(unit))
 
 
 def text_width(text: str, size: float = TYPE) -> float:

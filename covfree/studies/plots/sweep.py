@@ -56,15 +56,6 @@ def plot(path: Path, title: str, results: Sequence[Result], number: str) -> list
     Lines are means over the seeds, bands standard deviations. A method that does not take the number is a
     horizontal line. A curve far below all others is left out of the axes, so that it does not squeeze them;
     the legend says so.
-
-    Args:
-        path: path of one of the files; its suffix is replaced.
-        title: title over the picture.
-        results: the sweep's results.
-        number: the swept number, see `swept`.
-
-    Returns:
-        The paths of the files.
     """
     with figures.style():
         return figures.save_all(draw(title, results, number), path)
@@ -80,7 +71,9 @@ def draw(title: str, results: Sequence[Result], number: str, *, narrow: bool = F
     )
     columns = 1 if narrow else min(len(panels), _PANELS)
     lines = -(-len(panels) // columns)
-    width = figures.PHONE if narrow else figures.COLUMN if len(panels) == 1 else figures.PAGE
+    longest = max(figures.text_width(f"{curve} (below the axes)") for curve in curves) + 5 * figures.TYPE
+    fits = len(panels) == 1 and longest < 72 * figures.COLUMN
+    width = figures.PHONE if narrow else figures.COLUMN if fits else figures.PAGE
     figure = figures.new_figure(width, 0.7 + 2.0 * lines + 0.15 * len(curves))
     figures.set_title(figure, title)
     every = np.ravel(figure.subplots(lines, columns, squeeze=False))

@@ -16,7 +16,7 @@ def ask(grid: Grid, server: Server) -> None:
     content = RecordDict({"covfree": ConfigRecord({"message": server.open()})})
     waiting: dict[str, int] = {}
     done: set[int] = set()
-    while len(server.taken) < len(server.description.sites) and not server.is_over:
+    while server.missing and not server.is_over:
         new = [node for node in grid.get_node_ids() if node not in {*done, *waiting.values()}]
         asked = [Message(content, message_type="query.round", dst_node_id=node) for node in new]
         waiting |= dict(zip(grid.push_messages(asked), new, strict=True))
@@ -39,7 +39,15 @@ def main(grid: Grid, context: Context) -> None:
     own = Description.load(config["federation"])
     with Server(own, config["state"], load_key(config["key"])) as server:
         while not server.finished:
+            start = time.monotonic()
             ask(grid, server)
             server.close()
-            print(f"round {server.turn} of {own.num_rounds} closed", flush=True)
+            done = server.history[-1]
+            print(
+                f"{own.named(server.turn - 1)} closed after {time.monotonic() - start:.1f} s with "
+                f"{len(done['sites'])} sites, {done['bytes_up']:,} bytes up, {done['bytes_down']:,} down",
+                flush=True,
+            )
+            for site, reason in done["rejected"].items():
+                print(f"site {site}: left out: {reason}", flush=True)
         save_head(server.result, config["out"], class_names=own.class_names, dim=own.dim)

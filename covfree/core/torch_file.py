@@ -55,14 +55,7 @@ class _Tensor(NamedTuple):
 
 
 def read_torch(path: Path) -> dict[str, np.ndarray]:
-    """Read a state dict: a mapping from names to tensors.
-
-    Args:
-        path: a file of ``torch.save``, in today's format (a zip archive) or that from before PyTorch 1.6.
-
-    Raises:
-        ValueError: if the file is cut short, is no such file, or names anything but tensors.
-    """
+    """Read a state dict: a mapping from names to tensors."""
     with path.open("rb") as file:
         try:
             return _from_zip(file, path) if zipfile.is_zipfile(file) else _from_legacy(file, path)

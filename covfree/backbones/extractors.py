@@ -1,0 +1,171 @@
+"""What makes features of a batch: one record for networks of covfree, PyTorch, ONNX and plain functions."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from covfree.backbones.preprocess import crop, normalise
+from covfree.backbones.table import Preprocessing
+
+
+class Prepared(NamedTuple):
+    """How one image becomes an input, by threads that decode ahead.
+
+    Attributes:
+        prepare: from an image, a Pillow image or its grey levels, to an array.
+        shape: of that array.
+        dtype: its data type.
+    """
+
+    prepare: Callable[[Any], Any]
+    shape: tuple[int, ...]
+    dtype: str
+
+    @classmethod
+    def of(cls, preprocessing: Preprocessing) -> Prepared:
+        """Resize and crop; normalising is left to the extractor, as uint8 needs a quarter of the bytes."""
+        size = preprocessing.crop
+        return cls(partial(crop, preprocessing=preprocessing), (size, size, 3), "uint8")
+
+
+@dataclass(frozen=True, eq=False)
+class Extractor:
+    """A function from a batch to features, and what identifies it.
+
+    `from_torch`, `from_onnx` and `from_function` make one; `extract_features` and `encode_texts` take it.
+
+    Attributes:
+        name: the name of the network.
+        num_features: d, the size of a feature.
+        compute: features [n, d] of a batch: an array of prepared images, or a list of texts.
+        weights: what identifies the weights, a SHA-256.
+        preprocessing: the preprocessing, or a text that identifies it; None for texts.
+        inputs: how an image is prepared; None for texts.
+        computed_in: the data type in which the network computes.
+    """
+
+    name: str
+    num_features: int
+    compute: Callable[[Any], Any]
+    weights: str
+    preprocessing: Preprocessing | str | None = None
+    inputs: Prepared | None = None
+    computed_in: str = "float32"
+
+    def __call__(self, batch: Any) -> np.ndarray:
+        """Compute features [n, d] in float32, of n images or their grey levels, or of n texts.
+
+        Raises:
+            ValueError: if the batch is empty, or features of another shape come.
+        """
+        if not len(batch):
+            raise ValueError("batch: expected an image or text at least, got none")
+        if self.inputs is not None:
+            batch = np.stack([np.asarray(self.inputs.prepare(image), self.inputs.dtype) for image in batch])
+        return self.checked(self.compute(batch), len(batch))
+
+    def checked(self, features: Any, count: int) -> np.ndarray:
+        """Return what `compute` gave as float32 [count, d], or raise if it has another shape."""
+        array = np.asarray(features, np.float32)
+        if array.shape != (count, self.num_features):
+            raise ValueError(
+                f"{self.name}: expected features of shape {[count, self.num_features]}, got "
+                f"{list(array.shape)}"
+            )
+        return array
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What all sites of a federation must share, and what a file of features bears beside its images."""
+        how = self.preprocessing
+        return {
+            "backbone": self.name,
+            "computed_in": self.computed_in,
+            "weights": self.weights,
+            "preprocessing": asdict(how) if isinstance(how, Preprocessing) else how,
+        }
+
+    @property
+    def fingerprint(self) -> str:
+        """The SHA-256 of `key`: of weights and preprocessing."""
+        return hashlib.sha256(json.dumps(self.key, sort_keys=True).encode()).hexdigest()
+
+
+def from_function(
+    function: Callable[[Any], Any],
+    *,
+    name: str,
+    weights: str,
+    preprocessing: Preprocessing | None = None,
+    computed_in: str = "float32",
+) -> Extractor:
+    """Make an extractor of a function from batches to arrays, such as sentence-transformers' ``encode``.
+
+    The function is called once, on a black image or a short text, to learn d.
+
+    Args:
+        function: features [n, d] of n texts in a list; with ``preprocessing``, of normalised images
+            [n, crop, crop, 3] in float32.
+        name: the name of the network.
+        weights: what identifies its weights, such as the SHA-256 of their file: sites with other weights must
+            not share it.
+        preprocessing: of images; None for texts.
+        computed_in: the data type in which the function computes.
+
+    Raises:
+        ValueError: if the function gives no features [n, d].
+
+    >>> def encode(texts):
+    ...     return [[len(text), text.count("a")] for text in texts]
+    >>> extractor = from_function(encode, name="counts", weights="1")
+    >>> extractor(["banana", "kiwi"]).tolist()
+    [[6.0, 3.0], [4.0, 0.0]]
+    """
+    if preprocessing is None:
+        return made(function, ["text"], name=name, weights=weights, computed_in=computed_in)
+
+    def compute(pixels: np.ndarray) -> Any:
+        return function(normalise(pixels, preprocessing))
+
+    inputs = Prepared.of(preprocessing)
+    probe = np.zeros((1, *inputs.shape), np.uint8)
+    settings: dict[str, Any] = {"preprocessing": preprocessing, "inputs": inputs, "computed_in": computed_in}
+    return made(compute, probe, name=name, weights=weights, **settings)
+
+
+def made(compute: Callable[[Any], Any], probe: Any, *, name: str, weights: str, **settings: Any) -> Extractor:
+    """Make an extractor, whose d the function's answer to a batch of one tells."""
+    for argument, text in (("name", name), ("weights", weights)):
+        if not isinstance(text, str) or not text:
+            raise ValueError(f"{argument}: expected a text that identifies them, got {text!r}")
+    shape = np.shape(np.asarray(compute(probe)))
+    if len(shape) != 2 or shape[0] != 1 or shape[1] < 1:
+        raise ValueError(
+            f"{name}: expected features [1, d] of one example, got {list(shape)}; name an output that has "
+            "one vector for each example, or wrap the network so that it returns one"
+        )
+    return Extractor(name, shape[1], compute, weights, **settings)
+
+
+def pooled(features: Any) -> np.ndarray:
+    """Features without axes of size 1 after d, as an average over an image leaves them."""
+    array = np.asarray(features)
+    while array.ndim > 2 and array.shape[-1] == 1:
+        array = array[..., 0]
+    return array
+
+
+def one_of(name: str | None, names: Sequence[str], argument: str, owner: str) -> str:
+    """The name, or the only one of these; an error that lists them otherwise."""
+    if name is None and len(names) == 1:
+        return names[0]
+    if name is None or name not in names:
+        raise ValueError(f"{argument}: expected one of {', '.join(names)} of {owner}, got {name!r}")
+    return name

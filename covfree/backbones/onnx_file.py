@@ -1,0 +1,121 @@
+"""ONNX files as extractors: what timm, Hugging Face and MONAI export."""
+
+from __future__ import annotations
+
+import hashlib
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from covfree.backbones.extractors import Extractor, Prepared, made, one_of, pooled
+from covfree.backbones.preprocess import normalise
+from covfree.backbones.processor import preprocessing_beside
+from covfree.backbones.table import Preprocessing
+from covfree.core.optional import optional
+
+
+def from_onnx(
+    path: str | PathLike[str],
+    *,
+    output: str | None = None,
+    preprocessing: Preprocessing | None = None,
+    threads: int | None = None,
+) -> Extractor:
+    """Make an extractor of an ONNX file, which onnxruntime runs (extra ``onnx``).
+
+    Args:
+        path: a network with one input: images in float32, [n, 3, height, width] or [n, height, width, 3], of
+            any n or of a fixed one.
+        output: the tensor that holds the features [n, d]: an output, or any tensor inside, such as the one
+            before the classifier. None if there is one output.
+        preprocessing: of images; None reads ``preprocessor_config.json`` or timm's ``config.json`` beside the
+            file.
+        threads: threads of onnxruntime; None for its own choice.
+
+    Returns:
+        The extractor. ``weights`` is the SHA-256 of the file and of files with weights beside it.
+
+    Raises:
+        ValueError: if the file is no such network, ``output`` is not in it (the message lists the outputs),
+            or there is no preprocessing.
+        FileNotFoundError: if there is no such file.
+        ImportError: if onnx or onnxruntime is not installed.
+    """
+    runtime, onnx = optional("onnxruntime", "onnx"), optional("onnx", "onnx")
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"path: no such file: {path}")
+    try:
+        graph = onnx.load(str(path), load_external_data=False)
+    except Exception as error:  # protobuf's own errors
+        raise ValueError(f"path: expected an ONNX file, got {path} ({error})") from error
+    digest = _digest(path, graph, onnx)
+    chosen = preprocessing or preprocessing_beside(path)
+    outputs = [each.name for each in graph.graph.output]
+    inside = {name for node in graph.graph.node for name in node.output if name}
+    source: str | bytes = str(path)
+    if output in inside and output not in outputs:
+        onnx.load_external_data_for_model(graph, str(path.parent))
+        graph.graph.output.append(onnx.helper.make_empty_tensor_value_info(output))
+        source = graph.SerializeToString()
+    else:
+        output = one_of(output, outputs, "output", path.name)
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = threads or 0
+    try:
+        session = runtime.InferenceSession(source, options, providers=runtime.get_available_providers())
+    except Exception as error:  # onnxruntime's own errors
+        raise ValueError(f"path: onnxruntime cannot run {path} ({error})") from error
+    entry, batch, channels_first = _entry(session.get_inputs(), path, chosen.crop)
+
+    def compute(pixels: np.ndarray) -> np.ndarray:
+        images = np.asarray(normalise(pixels, chosen), np.float32)
+        images = np.ascontiguousarray(images.transpose(0, 3, 1, 2)) if channels_first else images
+        if batch is None:
+            return pooled(session.run([output], {entry: images})[0])
+        short = -len(images) % batch
+        padded = np.concatenate([images, np.zeros((short, *images.shape[1:]), np.float32)])
+        parts = [padded[first : first + batch] for first in range(0, len(padded), batch)]
+        found = [pooled(session.run([output], {entry: part})[0]) for part in parts]
+        return np.concatenate(found)[: len(images)]
+
+    inputs = Prepared.of(chosen)
+    settings: dict[str, Any] = {"preprocessing": chosen, "inputs": inputs}
+    name = path.stem if [output] == outputs else f"{path.stem}:{output}"
+    return made(compute, np.zeros((1, *inputs.shape), np.uint8), name=name, weights=digest, **settings)
+
+
+def _entry(inputs: Any, path: Path, crop: int) -> tuple[str, int | None, bool]:
+    """The input's name, its batch size if it is fixed, and whether channels come before height and width."""
+    shapes = {each.name: each.shape for each in inputs}
+    shape = next(iter(shapes.values()), [])
+    if len(shapes) != 1 or len(shape) != 4 or 3 not in (shape[1], shape[3]):
+        raise ValueError(
+            f"path: expected one input of images, [n, 3, height, width] or [n, height, width, 3], in {path}, "
+            f"got {shapes}"
+        )
+    if inputs[0].type != "tensor(float)":
+        raise ValueError(f"path: expected an input in float32 in {path}, got {inputs[0].type}")
+    channels_first = shape[1] == 3
+    sides = shape[2:] if channels_first else shape[1:3]
+    if any(isinstance(side, int) and side != crop for side in sides):
+        raise ValueError(f"preprocessing: expected crop {sides[0]}, as {path} takes, got {crop}")
+    return inputs[0].name, shape[0] if isinstance(shape[0], int) else None, channels_first
+
+
+def _digest(path: Path, graph: Any, onnx: Any) -> str:
+    """The SHA-256 of the file, and of the files beside it that hold its weights."""
+    digest = hashlib.sha256(path.read_bytes())
+    beside = {
+        entry.value
+        for tensor in graph.graph.initializer
+        if tensor.data_location == onnx.TensorProto.EXTERNAL
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+    for name in sorted(beside):
+        with (path.parent / name).open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()

@@ -1,0 +1,122 @@
+"""Preprocessing of other libraries' networks: from Hugging Face's files, or typed."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from covfree.backbones.hub import timm_preprocessing
+from covfree.backbones.table import Preprocessing
+
+_FILE = "preprocessor_config.json"
+# Pillow's numbers of what `Preprocessing` knows.
+_RESAMPLE = {2: "bilinear", 3: "bicubic"}
+_TYPED = "resize=256:crop=224:interpolation=bicubic:mean=0.485,0.456,0.406:std=0.229,0.224,0.225"
+
+
+def preprocessing_beside(path: Path) -> Preprocessing:
+    """Read ``preprocessor_config.json``, else timm's ``config.json``, in a network's folder."""
+    if (path.parent / _FILE).is_file():
+        return read_processor(path.parent / _FILE)
+    config = path.parent / "config.json"
+    found = timm_preprocessing(_json(config), str(config)) if config.is_file() else None
+    if found is None:
+        raise ValueError(
+            f"preprocessing: expected one, as there is no {_FILE} beside {path}, got None "
+            f"(--preprocessing takes such a file, or {_TYPED})"
+        )
+    return found
+
+
+def read_processor(path: Path) -> Preprocessing:
+    """Read the ``preprocessor_config.json`` of an image processor of Hugging Face's transformers."""
+    config = _json(path)
+
+    def wrong(name: str, expected: str) -> ValueError:
+        return ValueError(f"{path}: {name}: expected {expected}, got {config.get(name)!r}")
+
+    for name in ("do_resize", "do_rescale", "do_normalize"):
+        if not config.get(name, True):
+            raise wrong(name, "true")
+    factor = config.get("rescale_factor", 1 / 255)
+    if not isinstance(factor, float) or not math.isclose(factor, 1 / 255, rel_tol=1e-4):
+        raise wrong("rescale_factor", "1/255")
+    method = _RESAMPLE.get(config.get("resample", 2))
+    if method is None:
+        raise wrong("resample", "2 (bilinear) or 3 (bicubic)")
+    size = config.get("size")
+    size = size if isinstance(size, dict) else {"shortest_edge": size}
+    cropped = config.get("do_center_crop", "crop_size" in config)
+    crop = config.get("crop_size") if cropped else size
+    crop = crop if isinstance(crop, dict) else {"height": crop, "width": crop}
+    side = crop.get("height", crop.get("shortest_edge"))
+    if type(side) is not int or side < 1 or crop.get("width", side) != side:
+        raise wrong("crop_size" if cropped else "size", "a square of pixels")
+    if "shortest_edge" in size:
+        resize: Any = size["shortest_edge"]
+        # As ConvNeXt: the square is cut out of a larger image.
+        if not cropped and "crop_pct" in config and resize < 384:
+            resize = int(resize / config["crop_pct"])
+        right = type(resize) is int and resize >= side
+    else:
+        # Both sides are given: the image is squeezed to them.
+        resize = (size.get("width"), size.get("height"))
+        right = all(type(pixels) is int and pixels >= side for pixels in resize)
+    if not right:
+        raise wrong("size", f"integers of at least {side}")
+    colours: list[Any] = [config.get(name) for name in ("image_mean", "image_std")]
+    for name, values in zip(("image_mean", "image_std"), colours, strict=True):
+        if not isinstance(values, list) or len(values) != 3 or not all(map(_is_number, values)):
+            raise wrong(name, "three numbers")
+    return _made(resize, side, method, *colours)
+
+
+def preprocessing_of(text: str) -> Preprocessing:
+    """Read what was typed: a file of `read_processor`, or numbers such as ``resize=256:crop=224:…``."""
+    path = Path(text)
+    if path.suffix == ".json":
+        if not path.is_file():
+            raise ValueError(f"preprocessing: no such file: {text}")
+        return read_processor(path)
+    given: dict[str, str] = {}
+    for part in text.split(":"):
+        given[part.partition("=")[0]] = part.partition("=")[2]
+    names = ("resize", "crop", "interpolation", "mean", "std")
+    try:
+        if sorted(given) != sorted(names):
+            raise ValueError(f"names {', '.join(given)}")
+        resize, crop = int(given["resize"]), int(given["crop"])
+        mean, std = ([float(value) for value in given[name].split(",")] for name in ("mean", "std"))
+        if len(mean) != 3 or len(std) != 3 or not 1 <= crop <= resize:
+            raise ValueError("mean and std have three numbers, and crop is at most resize")
+        if given["interpolation"] not in _RESAMPLE.values():
+            raise ValueError("interpolation is bilinear or bicubic")
+        return _made(resize, crop, given["interpolation"], mean, std)
+    except ValueError as error:
+        raise ValueError(
+            f"preprocessing: expected a .json file or {_TYPED}, got {text!r} ({error})"
+        ) from None
+
+
+def _made(resize: Any, crop: int, method: str, mean: list[Any], std: list[Any]) -> Preprocessing:
+    """From mean and standard deviation of colours from 0 to 1."""
+    if min(std) <= 0 or not all(map(math.isfinite, (*mean, *std))):
+        raise ValueError(f"std: expected three finite numbers above 0, got {std}")
+    levels: Any = [tuple(255 * float(value) for value in colours) for colours in (mean, std)]
+    return Preprocessing(resize, crop, method, *levels)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path}: expected JSON ({error})") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{path}: expected an object, got {type(config).__name__}")
+    return config

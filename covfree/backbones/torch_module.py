@@ -1,0 +1,109 @@
+"""PyTorch modules as extractors: timm, torchvision, Hugging Face, MONAI, one's own."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from covfree.backbones.extractors import Extractor, Prepared, made, one_of, pooled
+from covfree.backbones.preprocess import normalise
+from covfree.backbones.table import Preprocessing
+
+
+def from_torch(
+    module: Any,
+    transform: Preprocessing | Callable[[Any], Any],
+    *,
+    output: str | None = None,
+    name: str | None = None,
+    transform_id: str | None = None,
+) -> Extractor:
+    """Make an extractor of a PyTorch module, on the device where its parameters are.
+
+    The module is put in evaluation mode, and runs without gradients. It is called once, to learn d.
+
+    Args:
+        module: a ``torch.nn.Module`` from images [n, 3, height, width] to features [n, d], such as a network
+            of timm with ``num_classes=0``.
+        transform: from a Pillow image to a tensor [3, height, width] of one size, as torchvision and timm
+            make it for evaluation; or a `Preprocessing`.
+        output: the part of what the module returns that holds the features, where it returns several by name,
+            as Hugging Face's do: ``"pooler_output"``.
+        name: the network's name; None for the module's class.
+        transform_id: a text that identifies the transform. None takes ``repr(transform)``, which is enough
+            for torchvision's.
+
+    Returns:
+        The extractor. ``weights`` is the SHA-256 of names, shapes and numbers of the module's state.
+
+    Raises:
+        TypeError: if ``module`` is no module, or ``transform`` neither function nor `Preprocessing`.
+        ValueError: if the transform's text does not identify it, or the module gives no features [n, d].
+        ImportError: if PyTorch is not installed.
+    """
+    # Not by `optional`: who has a module has PyTorch, and covfree has no extra for it.
+    import torch  # pyright: ignore[reportMissingImports]
+
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"module: expected a torch.nn.Module, got {type(module).__name__}")
+    name = name or type(module).__name__
+    module.eval()
+    parameter = next(module.parameters(), None)
+    device = torch.device("cpu") if parameter is None else parameter.device
+
+    def run(images: np.ndarray) -> np.ndarray:
+        module.eval()
+        with torch.inference_mode():
+            found = module(torch.from_numpy(images).to(device))
+            if not isinstance(found, torch.Tensor):
+                names = list(found.keys()) if hasattr(found, "keys") else []
+                if not names:
+                    raise ValueError(f"module: expected a tensor, or several by name, got {type(found)}")
+                found = found[one_of(output, names, "output", name)]
+            elif output is not None:
+                raise ValueError(f"output: expected None, as {name} returns one tensor, got {output!r}")
+            return pooled(found.to(torch.float32).cpu().numpy())
+
+    settings: dict[str, Any] = {"name": name, "weights": _digest(module)}
+    if isinstance(transform, Preprocessing):
+        inputs, levels = Prepared.of(transform), transform
+        settings |= {"preprocessing": transform, "inputs": inputs}
+
+        def compute(pixels: np.ndarray) -> np.ndarray:
+            return run(np.ascontiguousarray(normalise(pixels, levels).transpose(0, 3, 1, 2)))
+
+        return made(compute, np.zeros((1, *inputs.shape), np.uint8), **settings)
+    if not callable(transform):
+        raise TypeError(f"transform: expected a function or a Preprocessing, got {type(transform).__name__}")
+    text = repr(transform) if transform_id is None else transform_id
+    if " at 0x" in text:
+        raise ValueError(
+            f"transform_id: expected a text that identifies the transform, as {text} does not; got None"
+        )
+
+    def prepare(image: Any) -> np.ndarray:
+        from PIL import Image
+
+        image = Image.fromarray(image) if isinstance(image, np.ndarray) else image
+        return np.asarray(transform(image.convert("RGB")), np.float32)
+
+    probe = prepare(np.zeros((256, 256, 3), np.uint8))
+    settings |= {"preprocessing": text, "inputs": Prepared(prepare, probe.shape, "float32")}
+    return made(run, probe[None], **settings)
+
+
+def _digest(module: Any) -> str:
+    """The SHA-256 of names, types, shapes and numbers of a module's parameters and buffers."""
+    import torch  # pyright: ignore[reportMissingImports]
+
+    digest = hashlib.sha256()
+    for name, tensor in module.state_dict().items():
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        own = tensor.detach().cpu().contiguous()
+        digest.update(f"{name} {own.dtype} {list(own.shape)}".encode())
+        digest.update(own.reshape(-1).view(torch.uint8).numpy().tobytes() if own.numel() else b"")
+    return digest.hexdigest()

@@ -1,0 +1,73 @@
+"""``covfree export``: a head, alone or behind its network, in the file of another library."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+import covfree
+from covfree.backbones import BACKBONES, backbone
+from covfree.backbones.hub import find_weights
+from covfree.cli.options import WEIGHTS, check_file
+from covfree.studies.export import export_linear, export_onnx
+from covfree.studies.extraction import backbone_of
+
+
+def export_command(
+    head: Annotated[Path, typer.Option(help="A head's file, of covfree fit, finetune or save_head.")],
+    out: Annotated[Path, typer.Option(help="The file to write.")],
+    to: Annotated[
+        Literal["onnx", "torch", "safetensors", "npz"], typer.Option(help="What to write.")
+    ] = "onnx",
+    network: Annotated[
+        str | None,
+        typer.Option(
+            "--backbone", help="The network before the head, in the same file: an .onnx file, or a name."
+        ),
+    ] = None,
+    output: Annotated[
+        str | None, typer.Option(help="Of an .onnx --backbone: the tensor that the head takes.")
+    ] = None,
+    weights: Annotated[str | None, WEIGHTS] = None,
+) -> None:
+    """Write a head for ONNX runtimes or PyTorch, and print how far its scores are from covfree's.
+
+    ONNX files take any kind of head, and any number of examples. The others hold a linear head's
+    weight [C, d] and bias [C], as torch.nn.Linear names them.
+
+    Examples:
+      covfree export --head head.npz --out head.onnx
+
+      covfree export --head head.npz --backbone model.onnx --output pooler_output --out classifier.onnx
+
+      covfree export --head head.npz --to safetensors --out head.safetensors
+    """
+    check_file("out", out, {"torch": ".pt"}.get(to, f".{to}"), (head, network, weights))
+    saved = covfree.load_head(head)
+    if to != "onnx":
+        if network is not None:
+            raise ValueError(f"--backbone: expected --to onnx beside it, got --to {to}")
+        export_linear(saved, to, out)
+        print(f"covfree: wrote {out}: weight [{saved.num_classes}, {saved.dim}] and bias", file=sys.stderr)
+        return
+    try:
+        if network is None or network.endswith(".onnx"):
+            if network is not None and not Path(network).is_file():
+                raise FileNotFoundError(f"--backbone: no such file: {network}")
+            path = None if network is None else Path(network)
+            found = export_onnx(saved, out, network=path, output=output)
+        else:
+            name = backbone_of(network)
+            chosen = backbone(name)
+            params = chosen.load(find_weights(weights, BACKBONES[name]).path)
+            found = export_onnx(saved, out, network=chosen, params=params)
+    except TypeError as error:
+        raise ValueError(f"--{error}") from error
+    print(
+        f"covfree: wrote {out}; scores of onnxruntime and covfree differ by at most {found.most:.2g}, the "
+        f"largest is {found.largest:.3g}",
+        file=sys.stderr,
+    )

@@ -1,0 +1,151 @@
+"""Options that ``covfree finetune`` and ``covfree personalise`` share, and their checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from covfree.backbones import backbone
+from covfree.cli.options import at_least, named_option, names_of, split_names, variants_of
+from covfree.core.checks import check_share, check_strength
+from covfree.finetune import registry as algorithms_by_name
+from covfree.finetune.model import Norms
+from covfree.finetune.registry import Rates
+from covfree.methods import registry
+from covfree.studies.extraction import backbone_of
+from covfree.studies.starts import RANDOM, Temperature
+from covfree.studies.training import PFPT, TRAINABLE, algorithm_of, temperature_of
+from covfree.studies.variants import Variant
+
+Part = Literal["head", "backbone", "all", "prompts"]
+INIT = typer.Option(
+    help=f"Heads to start from, comma-separated: random, {', '.join(TRAINABLE)}; perhaps with numbers, as in "
+    "fed3r-random:num_features=2000:sigma=1000."
+)
+Momentum = Annotated[float, typer.Option(help="Momentum of the clients' gradient descent.")]
+WeightDecay = Annotated[
+    float, typer.Option(help="Weight decay of the clients, as in PyTorch's SGD: 4e-5 in Fed3R's tables.")
+]
+TemperatureText = Annotated[
+    str,
+    typer.Option(
+        "--temperature",
+        help="Scores of a closed-form head are divided by it before training: 'auto' for what fits the "
+        "training examples best, 'none', or a number, 0.1 in Fed3R's tables.",
+    ),
+]
+BatchSize = Annotated[int, typer.Option(help="Examples of a client's step.")]
+NormMode = Annotated[
+    Norms | None,
+    typer.Option(
+        help="Batch norms of a network: their statistics stay, or are trained too.", show_default="frozen"
+    ),
+]
+Restart = Annotated[
+    int | None,
+    typer.Option(
+        help="One round in so many is the closed-form stage again, on features as training moved them; "
+        "with --train backbone or all."
+    ),
+]
+Prompts = Annotated[
+    int | None,
+    typer.Option(help="With --train prompts: how many a vision transformer gets (20).", show_default=False),
+]
+Top = Annotated[
+    int | None,
+    typer.Option(help="With --train prompts: how many of them an image reads, those most like it; or all."),
+]
+
+
+def starts_of(text: str) -> dict[str, Variant | None]:
+    """Parse the heads that training starts from: `RANDOM` (None), or methods, perhaps with numbers.
+
+    Raises:
+        ValueError: if a method is unknown or refuses a number, its head is not linear, or it comes twice.
+    """
+    names = split_names(text)
+    refused = {*registry(), "all"} - set(TRAINABLE)
+    for name in names:
+        if name.partition(":")[0] in refused:
+            names_of("init", name, (RANDOM, *TRAINABLE))
+    closed = [name for name in names if name != RANDOM]
+    made = iter(variants_of(",".join(closed), option="init").items() if closed else ())
+    starts = dict((RANDOM, None) if name == RANDOM else next(made) for name in names)
+    if not names or len(starts) < len(names):
+        raise ValueError(f"--init: expected different names, got {', '.join(names) or 'none'}")
+    return starts
+
+
+def check_descent(momentum: float, weight_decay: float, temperature: str) -> Temperature:
+    """Return the temperature; raise unless these options are of clients that descend from a head."""
+    check_share("--momentum", momentum)
+    check_strength("--weight-decay", weight_decay)
+    with named_option("temperature"):
+        return temperature_of(temperature)
+
+
+def check_resume(resume: bool, out: Path | None) -> None:
+    """Raise if ``--resume`` has no folder to go on from."""
+    if resume and out is None:
+        raise ValueError("--resume: expected --out beside it")
+
+
+def check_prompts(
+    algorithms: list[str], part: Part, network: str | None, prompts: int | None, top: int | None
+) -> None:
+    """Check the options about prompts."""
+    for name, number in {"prompts": prompts, "top": top}.items():
+        if number is not None:
+            at_least(name, number, 1)
+            if part != "prompts":
+                raise ValueError(f"--{name}: expected --train prompts beside it, got --train {part}")
+    if part != "prompts" and PFPT in algorithms:
+        raise ValueError(f"--algorithm: expected --train prompts beside {PFPT}, got --train {part}")
+    if part == "prompts" and network is not None and not backbone(backbone_of(network)).takes_prompts:
+        raise ValueError(f"--backbone: expected a vision transformer, which takes prompts, got {network}")
+
+
+def check_stage(starts: Mapping[str, Variant | None]) -> None:
+    """Raise unless the starts can be made over several rounds."""
+    closed = {name: start.method for name, start in starts.items() if start is not None}
+    for name, method in closed.items():
+        if not method.one_shot:
+            raise ValueError(f"--start-rounds: expected methods whose clients send once, got {name}")
+    if not closed:
+        raise ValueError("--start-rounds: expected a closed-form head among --init, got random alone")
+
+
+def rates_of(
+    algorithms: list[str],
+    part: Part,
+    client_lr: float | None,
+    server_lr: float | None,
+    mu: float | None,
+    tune_rates: bool,
+) -> dict[str, Rates]:
+    """Return each algorithm's learning rates, and check the options about them."""
+    given = {"client-lr": client_lr, "server-lr": server_lr}
+    for name, rate in given.items():
+        if rate is None:
+            continue
+        if tune_rates:
+            raise ValueError(f"--{name}: expected none beside --tune, which chooses it")
+        if check_strength(f"--{name}", rate) == 0:
+            raise ValueError(f"--{name}: expected a number above 0, got 0")
+    if mu is not None:
+        check_strength("--mu", mu)
+        takers = [name for name, entry in algorithms_by_name().items() if "mu" in entry.accepts]
+        if not set(takers) & {name.partition(":")[0] for name in algorithms}:
+            raise ValueError(f"--mu: expected {', '.join(takers)} among --algorithm, got {algorithms[0]}")
+    rates = {}
+    for name in algorithms:
+        entry, _ = algorithm_of(name)
+        own = entry.head if part == "head" else entry.network
+        rates[name] = Rates(
+            own.client if client_lr is None else client_lr, own.server if server_lr is None else server_lr
+        )
+    return rates

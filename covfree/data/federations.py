@@ -1,0 +1,216 @@
+"""Federations that papers share by name: published tables say whose each image is, and which are the test."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from covfree.data.dataset import StrPath
+from covfree.data.folders import read_below, scan
+from covfree.data.image_set import ImageSet, image_arrays, image_formats
+
+
+class _Tables(NamedTuple):
+    """Where a federation's tables and images lie below its folder, and what to download."""
+
+    train: str
+    images: str
+    download: str
+
+
+_SPLITS = "http://storage.googleapis.com/gresearch/federated-vision-datasets/"
+_TABLES = {
+    "landmarks-user-160k": _Tables(
+        "federated_train.csv",
+        "train",
+        f"the tables of {_SPLITS}landmarks-user-160k.zip, and Google Landmarks v2's folder train/",
+    ),
+    "inaturalist-user-120k": _Tables(
+        "federated_train_user_120k.csv",
+        "train_val_images",
+        f"the tables of {_SPLITS}inaturalist-user-120k.zip, and train_val_images/ of iNaturalist 2017",
+    ),
+}
+_FEMNIST = "what LEAF writes by data/femnist/preprocess.sh -s niid --sf 1.0 -k 0 -t sample"
+# What `federation` opens.
+FEDERATIONS = ("femnist", *_TABLES)
+
+
+def federation(name: str, *, data_dir: StrPath | None = None) -> ImageSet:
+    """Open a federation by its name: the images, the clients and the test part that papers share.
+
+    Args:
+        name: ``"femnist"``, ``"landmarks-user-160k"`` or ``"inaturalist-user-120k"``.
+        data_dir: the folder that holds a folder of this name; by default ``$COVFREE_DATA``, or
+            ``covfree-data`` in the user's folder. Nothing is downloaded: the error for a folder that is not
+            there says what belongs into it.
+
+    Raises:
+        ValueError: if the name is unknown, or a file does not hold what is expected.
+        FileNotFoundError: if something is missing.
+
+    Source: Caldas et al. (2018), LEAF; Hsu, Qi and Brown (2020), Federated visual classification with
+    real-world data distribution.
+    """
+    if name not in FEDERATIONS:
+        raise ValueError(f"name: expected one of {', '.join(FEDERATIONS)}, got {name!r}")
+    above = data_dir or os.environ.get("COVFREE_DATA") or Path.home() / "covfree-data"
+    root = Path(above) / name
+    tables = _TABLES.get(name)
+    needed = ["train", "test"] if tables is None else [tables.train, "test.csv", tables.images]
+    missing = [each for each in needed if not (root / each).exists()]
+    if missing:
+        what = _FEMNIST if tables is None else tables.download
+        raise FileNotFoundError(
+            f"{name}: expected {' and '.join(missing)} in {root} (the folder above is $COVFREE_DATA); "
+            f"put there {what}"
+        )
+    if tables is None:
+        return leaf_images(root)
+    return image_table(root / tables.images, root / tables.train, root / "test.csv")
+
+
+def image_table(
+    folder: StrPath,
+    train: StrPath,
+    test: StrPath | None = None,
+    *,
+    client_column: str = "user_id",
+    image_column: str = "image_id",
+    label_column: str = "class",
+) -> ImageSet:
+    """Open images whose clients and classes stand in tables, as files of comma-separated values.
+
+    Args:
+        folder: holds the images at any depth.
+        train: the table of the training images: a line for each, below a line of the columns' names.
+        test: the table of the test images, which needs no clients.
+        client_column: the column that says whose an image is.
+        image_column: the column of the file's name, with or without its extension.
+        label_column: the column of the class.
+
+    Returns:
+        The image set, in the order of the tables. Files that no table names are left aside unsaid. Classes
+        are sorted, by number if all are numbers. The fingerprint is that of `image_folder`.
+
+    Raises:
+        ValueError: if a column is missing, a value is empty, or two files or lines have one name.
+        FileNotFoundError: if a table or an image is missing.
+    """
+    columns = (image_column, label_column, client_column)
+    rows = _lines(Path(train), columns, ())
+    parts = [False] * len(rows)
+    if test is not None:
+        held_out = _lines(Path(test), columns[:2], (client_column,))
+        rows, parts = rows + held_out, parts + [True] * len(held_out)
+    files = scan(Path(folder)).files
+    paths: dict[str, str] = {}
+    wanted = {image for image, _, _ in rows}
+    for path in files:
+        stem, extension = os.path.splitext(os.path.basename(path))
+        if extension.lower() in image_formats():
+            for key in {stem, stem + extension} & wanted:
+                if key in paths:
+                    raise ValueError(f"{folder}: two files are image {key!r}: {paths[key]} and {path}")
+                paths[key] = path
+    absent = sorted(wanted - set(paths))
+    if absent:
+        raise FileNotFoundError(
+            f"{folder}: {len(absent)} of {len(wanted)} images of the tables are missing: {absent[0]!r}, ..."
+        )
+    ids = tuple(paths[image] for image, _, _ in rows)
+    classes = {label for _, label, _ in rows}
+    numeric = all(each.isdecimal() for each in classes)
+    names = sorted(classes, key=lambda each: (int(each) if numeric else 0, each))
+    number = {each: place for place, each in enumerate(names)}
+    identities = tuple(repr((path, *files[path])) for path in ids)
+    digest = hashlib.sha256("".join(identities).encode())
+    return ImageSet(
+        name=Path(train).resolve().parent.name,
+        ids=ids,
+        labels=np.array([number[label] for _, label, _ in rows], np.int32),
+        class_names=tuple(names),
+        read=partial(read_below, Path(folder), ids),
+        fingerprint=digest.hexdigest(),
+        clients=np.array([client for _, _, client in rows]),
+        is_test=None if test is None else np.array(parts),
+        identities=identities,
+    )
+
+
+def _lines(path: Path, needed: tuple[str, ...], other: tuple[str, ...]) -> list[tuple[str, str, str]]:
+    """Image, class and client of each line of a table; no client is ``""``."""
+    with path.open(newline="", encoding="utf-8") as file:
+        table = csv.DictReader(file)
+        held = table.fieldnames or []
+        if lacking := [column for column in needed if column not in held]:
+            raise ValueError(f"{path}: expected a column {lacking[0]!r}, got {list(held)}")
+        rows = []
+        for line in table:
+            values = [line.get(column) or "" for column in (*needed, *other)]
+            if empty := [column for column in needed if not line[column]]:
+                raise ValueError(f"{path}: line {table.line_num} has no {empty[0]!r}")
+            rows.append((values[0], values[1], values[2]))
+    if not rows:
+        raise ValueError(f"{path}: expected a line for each image, got none")
+    return rows
+
+
+def leaf_images(folder: StrPath) -> ImageSet:
+    """Open images that LEAF's scripts wrote: JSON files in the folders ``train`` and ``test``.
+
+    Each file has ``users``, and ``user_data`` with ``x`` and ``y`` of each user: square images of one
+    channel in [0, 1], row by row, and labels from 0. All of it is read into memory.
+
+    Raises:
+        ValueError: if a file does not hold this; the message names it.
+        FileNotFoundError: if there is no file.
+    """
+    pixels, labels, clients, is_test = [], [], [], []
+    for part in ("train", "test"):
+        files = sorted((Path(folder) / part).glob("*.json"))
+        if not files:
+            raise FileNotFoundError(f"{Path(folder) / part}: expected JSON files of LEAF, found none")
+        for file in files:
+            for user, x, y in _users(file):
+                pixels.append(x)
+                labels.append(y)
+                clients += [user] * len(y)
+                is_test += [part == "test"] * len(y)
+    images = np.concatenate(pixels)
+    return image_arrays(
+        images,
+        np.concatenate(labels),
+        clients=np.array(clients),
+        is_test=np.array(is_test),
+        name=Path(folder).resolve().name,
+    )
+
+
+def _users(file: Path) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    """Name, grey levels [n, side, side] and labels of each user with examples."""
+    try:
+        content = json.loads(file.read_bytes())
+        found = [(user, content["user_data"][user]) for user in content["users"]]
+        arrays = [
+            (user, np.asarray(own["x"], float), np.asarray(own["y"])) for user, own in found if own["y"]
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file}: expected LEAF's users and user_data with x and y ({error!r})") from error
+    users = []
+    for user, x, y in arrays:
+        side = round(x.shape[-1] ** 0.5) if x.ndim == 2 else 0
+        if x.shape != (len(y), side * side) or not (x >= 0).all() or not (x <= 1).all():
+            raise ValueError(
+                f"{file}: user {user!r}: expected x of {len(y)} square images in [0, 1], got {list(x.shape)}"
+            )
+        levels = np.rint(255 * x).astype(np.uint8)
+        users.append((str(user), levels.reshape(-1, side, side), y))
+    return users

@@ -1,0 +1,62 @@
+"""Methods and algorithms by the names that a description has for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from covfree.core.types import LinearHead
+from covfree.methods import Method
+from covfree.rounds.algorithm import Algorithm
+from covfree.rounds.from_method import as_algorithm
+
+
+def method_named(text: str) -> Method[Any] | None:
+    """The method of a name such as ``"fedcof:shrinkage=0.1"``; None if there is none."""
+    from covfree.methods import registry
+    from covfree.studies.names import parsed
+    from covfree.studies.variants import variants
+
+    name, _ = parsed(text, "algorithm: expected a number such as fedcof:shrinkage=0.1")
+    if name not in registry():
+        return None
+    try:
+        (variant,) = variants([text]).values()
+    except ValueError as error:
+        raise ValueError(f"algorithm: {str(error).removeprefix('methods: ')}") from error
+    return variant.method
+
+
+def algorithm_named(
+    text: str, dim: int, num_classes: int, train: str, network: Any, *, sums: bool
+) -> Algorithm:
+    """The algorithm of a name: a method, or one of `covfree.finetune` on a linear head from zeros."""
+    from covfree.finetune import linear_model, network_model
+    from covfree.finetune import registry as trained
+    from covfree.methods import registry
+    from covfree.studies.training import algorithm_of
+
+    method = method_named(text)
+    if method is not None and train != "head":
+        raise ValueError(f"train: expected 'head' for {text!r}, got {train!r}")
+    if method is not None and not sums:
+        return as_algorithm(method, num_classes=num_classes)
+    if method is not None:
+        try:
+            return as_algorithm(method, num_classes=num_classes, uploads="sums")
+        except ValueError as error:
+            raise ValueError(f"algorithm: expected one whose uploads are sums, got {text!r}") from error
+    name = text.partition(":")[0].strip()
+    if name not in trained():
+        known = ", ".join([*registry(), *trained()])
+        raise ValueError(f"algorithm: expected one of {known}, got {name!r}")
+    entry, numbers = algorithm_of(text)
+    start = LinearHead(jnp.zeros((dim, num_classes)), jnp.zeros(num_classes))
+    if network is None:
+        return entry.make(linear_model(start), entry.head.client, entry.head.server, **numbers)
+    own: Any = train
+    model = network_model(
+        network.backbone, network.params, start, train=own, preprocessing=network.preprocessing
+    )
+    return entry.make(model, entry.network.client, entry.network.server, **numbers)

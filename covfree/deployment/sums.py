@@ -1,0 +1,181 @@
+"""Secure sums between machines: the steps of `covfree.secure`, as the arrays of a federation's messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from covfree import secure
+from covfree.core.checks import check_positive
+from covfree.secure import Advert, Opened, Sealed, Session
+from covfree.secure.shamir import SHARE
+from covfree.secure.words import Words
+
+Arrays = Mapping[str, np.ndarray]
+# An advert's two keys, commitment and signature; a box of two shares and the cipher's tag.
+_ADVERT, _BOX = (32, 64, 96, 160), 2 * SHARE + 16
+
+
+def answer(
+    step: str, client: secure.Client, number: int, asked: Arrays, words: Callable[[], Words]
+) -> dict[str, np.ndarray]:
+    """What a site answers in a step.
+
+    Raises:
+        Refused: of `covfree.secure`, if the site must not answer, or the broadcast has other arrays.
+    """
+    if step == "advertise":
+        return _adverts([client.advertise()])
+    if step == "share":
+        return _boxes(client.share(_adverts_of(asked)))
+    if step == "mask":
+        own = [box for box in _boxes_of(asked) if box.receiver == number]
+        return {"words": client.mask(own, words()).words}
+    opened = client.unmask(_numbers(asked, "came"))
+    return _opened(opened.seeds, "seed") | _opened(opened.keys, "key")
+
+
+@dataclass(frozen=True)
+class SecureSums:
+    """How a federation hides single uploads; `Description.fewest` is the fewest whose sum may be seen.
+
+    Attributes:
+        bound: the largest absolute value of a number in an upload; see `covfree.secure.FixedPoint`. None for
+            private sums alone, which are integers.
+        neighbours: with how many others each site shares masks, even; None for all.
+        threshold: how many neighbours must stay to the end; None for the least above half.
+
+    Raises:
+        ValueError: if a number is of another type.
+    """
+
+    bound: float | int | None = None
+    neighbours: int | None = None
+    threshold: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.bound is not None and type(self.bound) not in (int, float):
+            raise ValueError(f"bound: expected a number or None, got {self.bound!r}")
+        for name in ("neighbours", "threshold"):
+            if getattr(self, name) is not None:
+                check_positive(name, getattr(self, name))
+
+
+class Sums:
+    """The server's side of one round: what it asks in each step, and what it makes of the answers.
+
+    Attributes:
+        session: the round's session.
+    """
+
+    def __init__(self, own: Session, names: Sequence[str]) -> None:
+        """Begin a round."""
+        self.session, self._names, self._server = own, names, secure.Server(own)
+
+    def asks(self, step: str) -> dict[str, np.ndarray]:
+        """The arrays of a step's broadcast."""
+        if step == "share":
+            return _adverts(self._server.adverts)
+        if step == "mask":
+            return _boxes(
+                [box for site in sorted(self._server.shared) for box in self._server.shares_for(site)]
+            )
+        return {"came": np.array(self._server.came(), np.int32)} if step == "unmask" else {}
+
+    def take(self, step: str, site: int, arrays: Arrays) -> None:
+        """Take a site's answer.
+
+        Raises:
+            Refused: of `covfree.secure`, if it is none to this step; nothing changes then.
+        """
+        if step == "advertise":
+            adverts = _adverts_of(arrays)
+            if [each.sender for each in adverts] != [site]:
+                raise secure.Refused(f"advert: expected one, of client {site}")
+            self._server.take_advert(adverts[0])
+        elif step == "share":
+            self._server.take_shares(site, _boxes_of(arrays))
+        elif step == "mask":
+            self._server.take_upload(secure.Masked(site, arrays.get("words", np.zeros(0))))
+        else:
+            self._server.take_opened(Opened(site, _shares_of(arrays, "seed"), _shares_of(arrays, "key")))
+
+    def too_few(self, step: str, sites: Collection[int]) -> str:
+        """What is expected in place of the answers of these sites; empty if the sum can still be seen."""
+        own = self.session
+        if len(sites) < own.least:
+            return f"answers of {own.least} sites at least, got {len(sites)}"
+        masked = list(sites)
+        if step in ("mask", "unmask"):
+            came = sites if step == "mask" else self._server.came()
+            # The masks of a site that left are to be taken off too, where a neighbour's upload has them.
+            left = self._server.shared.difference(came)
+            tied = [site for site in left if set(own.neighbours_of(site)).intersection(came)]
+            masked = [*came, *tied]
+        short = [self._names[site] for site in own.lacking(masked, sites)]
+        return f"answers of {own.threshold} neighbours of {', '.join(short)}" if short else ""
+
+    def total(self) -> Words:
+        """The sum of the words of all uploads that came; see `covfree.secure.Server.total`."""
+        return self._server.total()
+
+
+def _table(arrays: Arrays, name: str, width: int, *numbers: str) -> tuple[list[tuple[int, ...]], list[bytes]]:
+    """Rows of bytes, and the numbers of clients that stand beside each."""
+    rows = arrays.get(name)
+    if rows is None or rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != width:
+        got = None if rows is None else f"{rows.dtype}{list(rows.shape)}"
+        raise secure.Refused(f"{name}: expected uint8 [rows, {width}], got {got}")
+    columns = [_numbers(arrays, each) for each in numbers]
+    if any(len(column) != len(rows) for column in columns):
+        raise secure.Refused(f"{name}: expected numbers for {len(rows)} rows")
+    return list(zip(*columns, strict=True)), [row.tobytes() for row in rows]
+
+
+def _numbers(arrays: Arrays, name: str) -> list[int]:
+    found = arrays.get(name)
+    if found is None or found.dtype != np.int32 or found.ndim != 1:
+        got = None if found is None else f"{found.dtype}{list(found.shape)}"
+        raise secure.Refused(f"{name}: expected int32 [rows], got {got}")
+    return found.tolist()
+
+
+def _rows(rows: list[bytes], width: int) -> np.ndarray:
+    return np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), width)
+
+
+def _adverts(adverts: Collection[Advert]) -> dict[str, np.ndarray]:
+    rows = [own.sealing + own.masking + own.commitment + own.signature for own in adverts]
+    senders = np.array([own.sender for own in adverts], np.int32)
+    return {"sender": senders, "advert": _rows(rows, _ADVERT[-1])}
+
+
+def _adverts_of(arrays: Arrays) -> list[Advert]:
+    senders, rows = _table(arrays, "advert", _ADVERT[-1], "sender")
+    cuts = [slice(*each) for each in zip((0, *_ADVERT), _ADVERT, strict=False)]
+    return [Advert(sender, *(row[cut] for cut in cuts)) for (sender,), row in zip(senders, rows, strict=True)]
+
+
+def _boxes(boxes: list[Sealed]) -> dict[str, np.ndarray]:
+    return {
+        "sender": np.array([each.sender for each in boxes], np.int32),
+        "receiver": np.array([each.receiver for each in boxes], np.int32),
+        "box": _rows([each.box for each in boxes], _BOX),
+    }
+
+
+def _boxes_of(arrays: Arrays) -> list[Sealed]:
+    places, rows = _table(arrays, "box", _BOX, "sender", "receiver")
+    return [Sealed(sender, receiver, row) for (sender, receiver), row in zip(places, rows, strict=True)]
+
+
+def _opened(shares: Mapping[int, bytes], name: str) -> dict[str, Any]:
+    return {f"{name}_of": np.array([*shares], np.int32), name: _rows([*shares.values()], SHARE)}
+
+
+def _shares_of(arrays: Arrays, name: str) -> dict[int, bytes]:
+    places, rows = _table(arrays, name, SHARE, f"{name}_of")
+    return {owner: row for (owner,), row in zip(places, rows, strict=True)}

@@ -1,0 +1,296 @@
+"""Totals of examples that add up in any order: what every worker of a cluster keeps of its shards.
+
+`zero` starts, `add` takes a shard's examples, `merge` puts two totals together, `finish` solves for the head.
+Totals are NumPy arrays, can be pickled, and give the head of `fit` to rounding whatever the tree of merges.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Generic
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Integer
+
+from covfree.core.checks import check, check_positive, check_type
+from covfree.core.padding import as_arrays, pad_rows
+from covfree.core.row_types import double
+from covfree.core.types import AnyArray, H, Message, accumulation_dtype, is_traced
+from covfree.engine.batch import solve_totals, state_of_message
+from covfree.engine.examples import mapped
+from covfree.engine.tables import BLOCK, Layout, Table, one_table, rows_of
+from covfree.methods import Method
+from covfree.methods.method import check_method
+from covfree.methods.rounds import option
+
+# Rows that wait beside the merged ones, at least: merging each small shard by itself would cost d² a time.
+_WAITING = 2048
+
+
+def layout_of(method: Method[Any]) -> Layout:
+    """What adds up of a method's examples.
+
+    Raises:
+        ValueError: if clients send something else than sums, or rows by client and class.
+    """
+    method.check_message()
+    if method.transforms:
+        raise ValueError(
+            f"method: expected one without transforms, as they change a client's whole message; got "
+            f"{len(method.transforms)} of {method.name!r}"
+        )
+    if form := method.message:
+        pooled = form.pooled or form.matrices == "client"
+        return Layout(form.pooled, "full", pooled)
+    if option(method.summary.make, "num_subsets") == 1:
+        return Layout(True, option(method.summary.make, "covariance"), False)
+    raise ValueError(
+        f"method: expected one whose clients send sums, or one row for each class, got {method.name!r}: "
+        "parts of a client's examples do not add up to what it sends; use covfree.fit"
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Aggregate(Generic[H]):
+    """The total of some examples. `merge` is associative and commutative up to rounding.
+
+    Attributes:
+        method: the method.
+        num_classes: C.
+        layout: what is kept.
+        dtype: data type of the features, in which products are computed; None without examples.
+        rows: merged rows, one for each client and class, in their order; None without any.
+        waiting: rows that wait to be merged with them.
+        pooled: [dim, dim] float64, the spread about the merged rows' means; None if it is 0 or not kept.
+    """
+
+    method: Method[H]
+    num_classes: int
+    layout: Layout
+    dtype: np.dtype | None = None
+    rows: Table | None = None
+    waiting: tuple[Table, ...] = ()
+    pooled: np.ndarray | None = None
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """All rows, merged or not."""
+        return self.waiting if self.rows is None else (self.rows, *self.waiting)
+
+    @property
+    def num_examples(self) -> int:
+        """The number of examples that were added."""
+        return sum(int(table.count.sum()) for table in self.tables)
+
+    def __reduce__(self) -> Any:
+        # What waits is larger than what it is merged to.
+        own = compacted(self)
+        return Aggregate, (
+            own.method,
+            own.num_classes,
+            own.layout,
+            own.dtype,
+            own.rows,
+            (),
+            own.pooled,
+        )
+
+
+def zero(method: Method[H], *, num_classes: int) -> Aggregate[H]:
+    """Make the total of no examples.
+
+    Args:
+        method: the method. Its clients must send sums over their examples, or one row for each of their
+            classes: class means, with or without variances, Gram matrices, class covariances.
+        num_classes: C.
+
+    Raises:
+        TypeError: if ``method`` is no method.
+        ValueError: if the method's uploads are something else, ``num_classes`` is below 1, or the method has
+            transforms.
+
+    >>> import covfree, numpy as np
+    >>> empty = zero(covfree.fedcof(), num_classes=2)
+    >>> left = add(empty, np.array([[0.0], [4.0]]), np.array([0, 1]), np.array([0, 0]))
+    >>> right = add(empty, np.array([[5.0], [1.0]]), np.array([1, 0]), np.array([1, 1]))
+    >>> finish(merge(left, right))(np.array([[0.0], [5.0]])).argmax(-1).tolist()
+    [0, 1]
+    """
+    check_method(method)
+    check_positive("num_classes", num_classes)
+    return Aggregate(method, num_classes, layout_of(method))
+
+
+def add(
+    total: Aggregate[H],
+    features: Float[AnyArray, "examples dim"],
+    labels: Integer[AnyArray, " examples"],
+    clients: Integer[AnyArray, " examples"] | None = None,
+) -> Aggregate[H]:
+    """Add examples to a total, which stays as it is.
+
+    Costs the product of a Gram matrix if the method needs one, else a sum by client and class. Memory beside
+    the total: some thousand rows, not the size of the features.
+
+    Args:
+        total: from `zero`, `add` or `merge`.
+        features: features of some examples, of any number of clients, also of a part of a client's.
+        labels: their classes; below 0 is padding.
+        clients: their clients, the same numbers in all shards; below 0 is padding. May be None if the method
+            adds up over clients, as Gram matrices do.
+
+    Returns:
+        The larger total.
+
+    Raises:
+        TypeError: if a data type is wrong, ``clients`` are missing, or an array is traced.
+        ValueError: if a shape or a value is wrong, or the features have another dimension than those before.
+    """
+    check_type("total", total, Aggregate)
+    given = {"features": features, "labels": labels, "clients": clients}
+    features, labels, clients = as_arrays(given, given).values()
+    if is_traced(features, labels, clients):
+        raise TypeError("features: expected arrays with values; under jit use covfree.accumulate")
+    if clients is None and total.layout.by_client:
+        raise TypeError(
+            f"clients: expected integers, one for each example, as {total.method.name!r} tells clients "
+            "apart; got None"
+        )
+    check(features, labels, clients, num_classes=total.num_classes)
+    labels = np.asarray(labels)
+    clients = np.zeros(len(labels), np.int64) if clients is None else np.asarray(clients)
+    used = np.flatnonzero((labels >= 0) & (clients >= 0))
+    for start in range(0, len(used), BLOCK):
+        rows = used[start : start + BLOCK]
+        total = _added(
+            total,
+            _features_of(total.method, features[rows]),
+            labels[rows],
+            clients[rows],
+        )
+    return total
+
+
+def merge(first: Aggregate[H], second: Aggregate[H]) -> Aggregate[H]:
+    """Merge two totals of different examples; rows of the same client and class become one.
+
+    Args:
+        first: a total.
+        second: another, of the same method, number of classes and dimension.
+
+    Raises:
+        TypeError: if one is no total.
+        ValueError: if they do not fit together.
+    """
+    check_type("first", first, Aggregate)
+    check_type("second", second, Aggregate)
+    for name, own, other in (
+        ("method", first.method.sends, second.method.sends),
+        ("layout", tuple(first.layout), tuple(second.layout)),
+        ("num_classes", first.num_classes, second.num_classes),
+    ):
+        if own != other:
+            raise ValueError(f"second: expected a total with the {name} {own!r} of the first, got {other!r}")
+    if not (first.tables and second.tables):
+        return first if first.tables else replace(second, method=first.method)
+    pooled = [own for own in (first.pooled, second.pooled) if own is not None]
+    _check_dim(first, second.tables[0].mean.shape[1], "second")
+    merged = sorted(
+        (own.rows for own in (first, second) if own.rows is not None),
+        key=lambda own: -own.nbytes,
+    )
+    return _settled(
+        replace(
+            first,
+            dtype=np.result_type(first.dtype, second.dtype),
+            rows=merged[0] if merged else None,
+            waiting=(*merged[1:], *first.waiting, *second.waiting),
+            pooled=sum(pooled[1:], pooled[0]) if pooled else None,
+        )
+    )
+
+
+def finish(total: Aggregate[H]) -> H:
+    """Solve for the head, as a server does that has the messages of all clients.
+
+    Args:
+        total: of all examples.
+
+    Returns:
+        The head, of the method's kind: that of `fit` on the same examples to rounding. With more than 256
+        clients, the automatic shrinkage may choose another fair sample of them where counts are equal.
+
+    Raises:
+        TypeError: if ``total`` is none.
+        ValueError: if there are no examples, or as `solve_totals`.
+    """
+    check_type("total", total, Aggregate)
+    if not total.tables:
+        raise ValueError("total: expected some examples, got none")
+    total = compacted(total)
+    method, layout, dtype = total.method, total.layout, total.dtype
+    table, form = total.rows, method.message
+    assert table is not None
+    assert dtype is not None
+    if form is None or not layout.pooled:
+        message = Message(rows_of(table, layout, dtype))
+        return solve_totals(method, *state_of_message(method, message, total.num_classes))
+    # In float64, as merges subtract products of means from Gram matrices, which cancels.
+    matrix = np.zeros((table.mean.shape[1],) * 2) if total.pooled is None else total.pooled
+    if form.matrices == "client":
+        scaled = table.mean * np.sqrt(table.count)[:, None]
+        matrix = matrix + scaled.T @ scaled
+        if form.solved:
+            matrix = matrix + np.float64(method.params.gamma) * np.eye(len(matrix))
+    with double():
+        message = Message(rows_of(table, layout, np.dtype(np.float64)), matrix)
+        leaves, kind = jax.tree.flatten(state_of_message(method, message, total.num_classes))
+        leaves = list(map(np.asarray, leaves))
+    # What was computed in float64 is held in the type of the features.
+    held = [jnp.asarray(leaf.astype(dtype) if leaf.dtype == np.float64 else leaf) for leaf in leaves]
+    return solve_totals(method, *jax.tree.unflatten(kind, held))
+
+
+def _features_of(method: Method[Any], features: Any) -> np.ndarray:
+    """Map features as the method does; float32 at least, and a copy, as the caller may reuse the array."""
+    if method.feature_map is not None:
+        given = {"features": np.asarray(features)}
+        padded = pad_rows(given, {"features": 0})["features"]
+        features = mapped(method.client_part(), padded)[: len(given["features"])]
+    return np.array(features, accumulation_dtype(features))
+
+
+def _added(total: Aggregate[H], features: np.ndarray, labels: Any, clients: Any) -> Aggregate[H]:
+    """Add a block of examples, each a row of its own until rows are merged."""
+    _check_dim(total, features.shape[1], "features")
+    clients = clients.astype(np.int64) if total.layout.by_client else np.zeros(len(labels), np.int64)
+    block = Table(clients, labels.astype(np.int64), np.ones(len(labels), np.int64), features)
+    dtype = np.result_type(features.dtype, *([] if total.dtype is None else [total.dtype]))
+    return _settled(replace(total, dtype=dtype, waiting=(*total.waiting, block)))
+
+
+def _check_dim(total: Aggregate[Any], dim: int, name: str) -> None:
+    if total.tables and (known := total.tables[0].mean.shape[1]) != dim:
+        raise ValueError(f"{name}: expected the dimension {known} of the examples before, got {dim}")
+
+
+def _settled(total: Aggregate[H]) -> Aggregate[H]:
+    """Merge rows once those that wait outweigh the merged ones: each row is then moved few times."""
+    rows, size = (
+        sum(len(table.count) for table in total.waiting),
+        sum(table.nbytes for table in total.waiting),
+    )
+    merged = 0 if total.rows is None else total.rows.nbytes
+    return compacted(total) if rows > _WAITING and size > merged else total
+
+
+def compacted(total: Aggregate[H]) -> Aggregate[H]:
+    """Merge the rows of each client and class, so that none waits: the smallest form of a total."""
+    if not total.waiting:
+        return total
+    rows, pooled = one_table(total.tables, total.layout, total.dtype)
+    if pooled is not None and total.pooled is not None:
+        pooled += total.pooled
+    return replace(total, rows=rows, waiting=(), pooled=pooled)

@@ -1,0 +1,231 @@
+"""Heads and features from shards on a Dask cluster: tasks fold shards into totals, a tree merges them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from covfree.core.atomic import replacing
+from covfree.core.checks import check_positive
+from covfree.core.columns import open_table
+from covfree.core.optional import optional
+from covfree.core.types import H
+from covfree.engine.aggregate import Aggregate, add, finish, merge, zero
+from covfree.methods import Method
+
+# Names of the columns of features, labels and clients in a shard; None if it names no clients.
+Columns: TypeAlias = tuple[str, str, str | None]
+# From a shard to its columns, by name.
+Read: TypeAlias = Callable[[Any], Any]
+StrPath: TypeAlias = str | os.PathLike[str]
+
+_COLUMNS: Columns = ("features", "labels", "clients")
+# Tasks for each thread of the cluster: enough that none waits long for the last, few totals to merge.
+_TASKS = 4
+# Totals that a task of the tree merges.
+_MERGED = 4
+
+
+def fit(
+    method: Method[H],
+    shards: Any,
+    *,
+    num_classes: int,
+    columns: Columns = _COLUMNS,
+    read: Read | None = None,
+    client: Any = None,
+    retries: int = 3,
+) -> H:
+    """Solve for the head from shards of examples, which stay on the workers of a Dask cluster.
+
+    A task adds the examples of several shards to one total (`covfree.aggregate`), and totals are merged by a
+    tree. A worker holds a shard and a few totals. If a worker is lost, Dask computes its tasks again on the
+    others, and the head is the same to rounding. A client's examples may lie in many shards.
+
+    Args:
+        method: one that `covfree.aggregate.zero` takes.
+        shards: paths of files that the workers can read, of a kind that `covfree.data.load` takes, or any
+            other items that ``read`` takes; or a Dask collection with partitions (such as a DataFrame), whose
+            columns are these.
+        num_classes: C.
+        columns: names of the features (in Parquet a list of numbers for each example), labels and clients.
+        read: from a shard to a mapping of its columns to arrays, e.g. of another file format or an object
+            store; by default by the file's suffix.
+        client: a ``distributed.Client``; by default the current one, or else Dask's own threads.
+        retries: how often a task that raised is tried again. Tasks of lost workers run again as Dask's
+            ``distributed.scheduler.allowed-failures`` says.
+
+    Returns:
+        The head, of the method's kind.
+
+    Raises:
+        ImportError: if Dask is not installed (extra ``dask``).
+        ValueError: if there are no shards, or as `covfree.aggregate`.
+        KeyError: if a shard lacks a column.
+    """
+    more = {"num_classes": num_classes, "columns": columns, "read": read, "client": client}
+    return finish(total(method, shards, retries=retries, **more))
+
+
+def total(
+    method: Method[H],
+    shards: Any,
+    *,
+    num_classes: int,
+    columns: Columns = _COLUMNS,
+    read: Read | None = None,
+    client: Any = None,
+    retries: int = 3,
+) -> Aggregate[H]:
+    """Compute the total of shards as `fit` does, to keep it, or to merge later shards with it.
+
+    Takes the arguments of `fit`, and raises as it does. `covfree.aggregate.finish` solves for the head.
+    """
+    empty = zero(method, num_classes=num_classes)
+    dask = optional("dask", "dask")
+    parts = _parts(shards)
+    client = _current(client)
+    threads = (os.cpu_count() or 1) if client is None else sum(client.nthreads().values())
+    groups = np.array_split(np.arange(len(parts)), min(len(parts), _TASKS * max(1, threads)))
+    # Not traversed: Dask would take the method apart.
+    start = dask.delayed(empty, traverse=False)
+    totals = [
+        dask.delayed(_folded, pure=False)(start, [parts[i] for i in group], columns, read) for group in groups
+    ]
+    while len(totals) > 1:
+        totals = [
+            dask.delayed(_merged, pure=False)(totals[i : i + _MERGED]) for i in range(0, len(totals), _MERGED)
+        ]
+    return _computed(totals[0], client, retries)
+
+
+def extract(
+    function: Callable[[np.ndarray], Any],
+    shards: Any,
+    folder: StrPath,
+    *,
+    batch_size: int = 64,
+    columns: Columns = ("images", "labels", "clients"),
+    read: Read | None = None,
+    client: Any = None,
+    retries: int = 3,
+) -> list[str]:
+    """Compute features of shards on a Dask cluster, into a file for each shard, which `fit` then reads.
+
+    A file is written as a whole or not at all, so a task that runs again after a lost worker does no harm.
+
+    Args:
+        function: from a batch of inputs to features [batch, dim]. Each worker is sent it once.
+        shards: see `fit`.
+        folder: where the files go, reachable by all workers.
+        batch_size: inputs of a batch; the last is padded, so that one shape is compiled.
+        columns: names of the inputs, labels and clients in the shards.
+        read: see `fit`.
+        client: see `fit`.
+        retries: see `fit`.
+
+    Returns:
+        The paths of the files, in the order of the shards: ``.npz`` with ``features``, ``labels`` and, if
+        shards name them, ``clients``.
+
+    Raises:
+        ImportError: if Dask is not installed (extra ``dask``).
+        ValueError: if there are no shards, or ``batch_size`` is below 1.
+        KeyError: if a shard lacks a column.
+    """
+    check_positive("batch_size", batch_size)
+    dask = optional("dask", "dask")
+    parts = _parts(shards)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    network = dask.delayed(function, traverse=False)
+    written = [
+        dask.delayed(_extracted, pure=False)(
+            network, part, str(Path(folder) / f"{number:06d}.npz"), batch_size, columns, read
+        )
+        for number, part in enumerate(parts)
+    ]
+    return _computed(dask.delayed(list, pure=False)(written), _current(client), retries)
+
+
+def _parts(shards: Any) -> list[Any]:
+    """The shards as a list; the partitions of a Dask collection."""
+    if hasattr(shards, "to_delayed"):
+        parts = list(np.ravel(shards.to_delayed()))
+    elif isinstance(shards, (str, os.PathLike)) or not isinstance(shards, Iterable):
+        raise TypeError(f"shards: expected a list of paths or a Dask collection, got {shards!r}")
+    else:
+        parts = [os.fspath(shard) if isinstance(shard, os.PathLike) else shard for shard in shards]
+    if not parts:
+        raise ValueError("shards: expected one at least, got none")
+    return parts
+
+
+def _columns_of(shard: Any, columns: Columns, read: Read | None) -> list[np.ndarray | None]:
+    """The columns of a shard that are wanted, as arrays."""
+    found = read(shard) if read else open_table(Path(shard)) if isinstance(shard, str) else shard
+    known = set(found.keys())
+    if missing := [name for name in columns if name is not None and name not in known]:
+        raise KeyError(f"columns: expected {missing[0]!r} in each shard, got one of {sorted(known)}")
+    return [None if name is None else _array(found[name]) for name in columns]
+
+
+def _array(column: Any) -> np.ndarray:
+    """A column as an array; a pandas column of arrays as a matrix."""
+    array = np.asarray(column)
+    return np.stack(array.tolist()) if array.dtype == object and len(array) else array
+
+
+def _folded(
+    start: Aggregate[Any], shards: Sequence[Any], columns: Columns, read: Read | None
+) -> Aggregate[Any]:
+    """Add the shards of a task up."""
+    total = start
+    for shard in shards:
+        total = add(total, *_columns_of(shard, columns, read))  # pyright: ignore[reportArgumentType]
+    return total
+
+
+def _merged(totals: Sequence[Aggregate[Any]]) -> Aggregate[Any]:
+    """Merge the totals of several tasks."""
+    total = totals[0]
+    for other in totals[1:]:
+        total = merge(total, other)
+    return total
+
+
+def _extracted(
+    function: Any, shard: Any, path: str, batch_size: int, columns: Columns, read: Read | None
+) -> str:
+    """Compute the features of one shard, and write them."""
+    inputs, labels, clients = _columns_of(shard, columns, read)
+    assert inputs is not None
+    features = []
+    for start in range(0, len(inputs), batch_size):
+        batch = inputs[start : start + batch_size]
+        padding = np.repeat(batch[-1:], batch_size - len(batch), 0)
+        features.append(np.asarray(function(np.concatenate([batch, padding])))[: len(batch)])
+    kept = {"features": np.concatenate(features), "labels": labels}
+    if clients is not None:
+        kept["clients"] = clients
+    with replacing(Path(path)) as file:
+        np.savez(file, **kept)  # pyright: ignore[reportArgumentType]
+    return path
+
+
+def _current(client: Any) -> Any:
+    """The given client, or the current one of this process; None without one."""
+    if client is not None:
+        return client
+    try:
+        return optional("distributed", "dask").get_client()
+    except (ImportError, ValueError):
+        return None
+
+
+def _computed(task: Any, client: Any, retries: int) -> Any:
+    """Compute a task with all that it rests on."""
+    return task.compute() if client is None else client.compute(task, retries=retries).result()

@@ -1,0 +1,113 @@
+"""LoRA: what is trained of a model's layers is a matrix of low rank that is added to each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from covfree.core.checks import check_positive, check_strength
+from covfree.core.keys import derive
+from covfree.core.products import product
+from covfree.core.types import PRNGKey, Scalar
+from covfree.finetune.model import Model, check_model
+
+# Names of the leaves that are layers: Flax's, and those of a `LinearHead`.
+_LAYERS = ("kernel", "weight")
+
+
+def lora(
+    model: Model, rank: int = 8, *, key: PRNGKey, scale: Scalar = 1.0, whole: Sequence[str] = ("head",)
+) -> Model:
+    """Train W + s A B in place of each layer W of a model, with A [in, r] and B [r, out]: LoRA.
+
+    Clients train and send A and B, r (in + out) numbers a layer. A starts as N(0, 1/in) and B as 0, so that
+    before training the model predicts what it did. A convolution of h × w places is a matrix of h·w·in rows.
+    Biases, norms and other parameters stay. A server averages A and B, not their product, so that with
+    several clients the new layer is near the mean of the clients' layers, not equal to it.
+
+    The result of a run is that of the model, with A B added to its layers.
+
+    Args:
+        model: such as `network_model`, where the network's layers get A and B, or `linear_model`, where the
+            head does.
+        rank: r; less for a layer that has fewer rows or columns.
+        key: PRNG key, with which A is drawn.
+        scale: s, the paper's α/r.
+        whole: entries of a dict ``model.trained`` that are trained as they are: the head of a network.
+
+    Raises:
+        TypeError: if ``model`` is none.
+        ValueError: if a number is out of its range, or the model has no layers.
+
+    Source: Hu et al. (2022), "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1.
+    """
+    check_model(model)
+    check_positive("rank", rank)
+    check_strength("scale", scale)
+    parts = model.trained if isinstance(model.trained, Mapping) else {}
+    kept = {name: parts[name] for name in whole if name in parts}
+    base = {name: part for name, part in parts.items() if name not in kept} if parts else model.trained
+    added = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(base)[0]:
+        name = jax.tree_util.keystr(path)
+        if _is_layer(path, leaf):
+            rows, columns = math.prod(leaf.shape[:-1]), leaf.shape[-1]
+            own = min(rank, rows, columns)
+            down = jax.random.normal(derive(key, f"lora {name}"), (rows, own), leaf.dtype) * rows**-0.5
+            added[name] = {"down": down, "up": jnp.zeros((own, columns), leaf.dtype)}
+    if not added:
+        raise ValueError(f"model: expected layers, leaves named {' or '.join(_LAYERS)}, beside {tuple(kept)}")
+    trained = {"added": added, "whole": kept}
+    frozen = {"base": base, "scale": jnp.asarray(scale, jnp.float32), "frozen": model.frozen}
+    finish = None if model.finish is None else _Around(model.finish)
+    if finish is None:
+        finish = _Plain(replace(model, trained=None, frozen=None, statistics=None))
+    around = {"features": _Around(model.features), "scores": _Around(model.scores), "finish": finish}
+    return replace(model, trained=trained, frozen=frozen, **around)
+
+
+def _is_layer(path: tuple[Any, ...], leaf: Any) -> bool:
+    last = path[-1] if path else None
+    name = getattr(last, "key", getattr(last, "name", None))
+    return name in _LAYERS and jnp.ndim(leaf) >= 2
+
+
+def _merged(trained: Any, frozen: Any) -> Any:
+    """The model's own parameters, with A B added to the layers."""
+
+    def one(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+        own = trained["added"].get(jax.tree_util.keystr(path))
+        if own is None:
+            return leaf
+        change = product(own["down"], own["up"]).reshape(leaf.shape)
+        return leaf + (frozen["scale"] * change).astype(leaf.dtype)
+
+    made = jax.tree_util.tree_map_with_path(one, frozen["base"])
+    return {**made, **trained["whole"]} if isinstance(made, Mapping) else made
+
+
+# Compared by value, as a model's functions must be.
+@dataclass(frozen=True)
+class _Around:
+    """A function of a model, called with its own parameters."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, trained: Any, frozen: Any, *more: Any) -> Any:
+        return self.function(_merged(trained, frozen), frozen["frozen"], *more)
+
+
+@dataclass(frozen=True)
+class _Plain:
+    """The result of a model without one of its own: the model itself."""
+
+    model: Model
+
+    def __call__(self, trained: Any, frozen: Any, statistics: Any) -> Model:
+        merged = _merged(trained, frozen)
+        return replace(self.model, trained=merged, frozen=frozen["frozen"], statistics=statistics)

@@ -1,0 +1,182 @@
+"""The test of sites: each site's class means against those of all others."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from covfree.protocol.labels import Labels, label_test
+from covfree.protocol.messages import check_class_names
+from covfree.protocol.sites_model import Means, deviation, fit_model
+
+# Robust standard deviations: a normal law exceeds 5 once in 3.5 million, so 1 % a federation at 35,000 sites.
+_DEVIATIONS = 5.0
+# With fewer sites a majority cannot be told from a minority: two of four may agree.
+FEWEST = 5
+# Lower bounds of the standard deviations. So a site passes in any federation if its norm is off by a factor
+# below 2.5, its count by one below 4, its distance by one below e^(5/8), and its agreement by less than ½.
+_NORM, _COUNT, _SPREAD, _AGREEMENT = np.log(2.5) / 5, np.log(4) / 5, 0.125, 0.1
+_ROUNDS = 8
+# A mean of fewer examples is far from normal and weighs little: only norm and count of the site are tested.
+_EXAMPLES = 8
+
+
+class Site(NamedTuple):
+    """What the test found of a site.
+
+    Attributes:
+        score: how far the site lies from the others, in units of what is allowed: above 1, it fails.
+        examples: how many it claims.
+        spread: deviations of the distance of its class means from the others', robust standard ones.
+        agreement: slope β of its centred class means on the others'; 1 of honest sites, 0 of random labels.
+        moved: share of its examples in classes that lie at another class of the others.
+        reason: why it fails, in words; None if it does not.
+    """
+
+    score: float
+    examples: float
+    spread: float
+    agreement: float
+    moved: float
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class SiteReport:
+    """The test of every site; ``print`` it for a table.
+
+    Attributes:
+        sites: what was found, by client.
+        judged: whether there were sites enough to judge any.
+    """
+
+    sites: Mapping[Hashable, Site]
+    judged: bool
+
+    @property
+    def summary(self) -> str:
+        """How many sites there are, and how many of them fail."""
+        if not self.judged:
+            return (
+                f"{len(self.sites)} sites: nobody can judge. With fewer than {FEWEST} sites, which of two "
+                "that differ is wrong cannot be told from their messages."
+            )
+        return f"{len(self.sites)} sites, of which {len(self.failed)} should not be believed."
+
+    @property
+    def failed(self) -> dict[Hashable, str]:
+        """The reason for each site that fails."""
+        return {name: site.reason for name, site in self.sites.items() if site.reason is not None}
+
+    def __str__(self) -> str:
+        """The table, the sites that fail first."""
+        if not self.judged:
+            return self.summary
+        lines = [self.summary, ""]
+        width = max(4, *(len(str(name)) for name in self.sites))
+        lines.append(f"{'site':<{width}}  examples  spread  agreement  moved  reason")
+        for name, site in sorted(self.sites.items(), key=lambda item: -item[1].score):
+            values = f"{site.examples:8.0f}  {site.spread:6.1f}  {site.agreement:9.2f}  {site.moved:5.0%}"
+            lines.append(f"{name!s:<{width}}  {values}  {site.reason or 'none'}")
+        return "\n".join(lines)
+
+
+def judge_means(
+    means: Means, clients: Sequence[Hashable], num_classes: int, class_names: Sequence[str] | None = None
+) -> SiteReport:
+    """`diagnose_sites` of class means, whose ``site`` indexes ``clients``."""
+    numbers = np.unique(means.site)
+    names = check_class_names(class_names, num_classes) or tuple(map(str, range(num_classes)))
+    judged = len(numbers) >= FEWEST
+    left, found, reasons = numbers, {}, dict[int, tuple[float, str]]()
+    for _ in range(_ROUNDS if judged else 0):
+        if len(left) < max(FEWEST, len(numbers) / 2):
+            break
+        found |= _tested(means.of(left), names)
+        failing = {k: found[k] for k in left.tolist() if found[k].reason is not None}
+        if not failing:
+            break
+        worst = max(site.score for site in failing.values())
+        out = {k: site for k, site in failing.items() if site.score >= worst / 2}
+        reasons |= {k: (site.score, str(site.reason)) for k, site in out.items()}
+        left = np.array([k for k in left.tolist() if k not in out])
+    counts = {k: means.number[means.site == k].sum() for k in numbers.tolist()}
+    if not judged:
+        found = {k: Site(0.0, count, 0.0, 1.0, 0.0, None) for k, count in counts.items()}
+    report = {
+        clients[k]: found[k] if k in reasons else found[k]._replace(reason=None) for k in numbers.tolist()
+    }
+    return SiteReport(report, judged)
+
+
+def _tested(means: Means, names: Sequence[str]) -> dict[int, Site]:
+    """Test all sites of the table once."""
+    model = fit_model(means, len(names))
+    sites, place = np.unique(means.site, return_inverse=True)
+    number = np.bincount(place)
+
+    def average(values: Float[np.ndarray, " rows"]) -> Float[np.ndarray, " sites"]:
+        return np.bincount(place, values) / number
+
+    counts = np.bincount(place, means.number)
+    # The median over classes: one mean of zeros, such as that of an empty text, says nothing of the site.
+    each = np.log(np.linalg.norm(means.mean, axis=1) + 1e-300) - np.log(model.norm[means.label])
+    norms = np.array([np.median(each[place == i]) for i in range(len(sites))])
+    spread = np.log(average(np.maximum(model.excess, 1e-300)))
+    labels = label_test(means, model, place)
+    tests = {
+        "count": deviation(np.log(counts), _COUNT, tail=True),
+        "norm": np.abs(deviation(norms, _NORM)),
+        "spread": deviation(spread, _SPREAD),
+        "agreement": np.abs(deviation(labels.agreement, _AGREEMENT, labels.error)),
+    }
+    limits = dict.fromkeys(tests, _DEVIATIONS) | {"count": 6.0}
+    scores = np.stack([np.nan_to_num(tests[name]) / limits[name] for name in tests])
+    many = counts >= _EXAMPLES
+    scores[2:] *= many
+    labels.score[:] *= many
+    found = {}
+    for i, site in enumerate(sites.tolist()):
+        score = max(float(scores[:, i].max()), float(labels.score[i]))
+        reason = None
+        if score > 1:
+            reason = _reason(i, dict(zip(tests, scores[:, i], strict=True)), labels, norms, counts, names)
+        found[site] = Site(
+            score,
+            float(counts[i]),
+            float(tests["spread"][i]),
+            float(labels.agreement[i]),
+            float(labels.moved[i]),
+            reason,
+        )
+    return found
+
+
+def _reason(
+    i: int,
+    scores: Mapping[str, float],
+    labels: Labels,
+    norms: np.ndarray,
+    counts: np.ndarray,
+    names: Sequence[str],
+) -> str:
+    """The reasons of a site that fails, in words: what explains most comes first."""
+    said = []
+    if scores["count"] > 1:
+        said.append(f"count: {counts[i]:.0f} examples, {counts[i] / np.median(counts):.3g} times the median")
+    if scores["norm"] > 1:
+        factor = np.exp(norms[i] - np.median(norms))
+        said.append(f"scale: its means have {factor:.3g} times the others' norm: another backbone or scaling")
+    if labels.score[i] > 1:
+        said.append(f"labels: {labels.described(i, names)}")
+    elif scores["agreement"] > 1:
+        beta = labels.agreement[i]
+        what = "random or mixed labels, or another backbone" if beta < 1 else "another scaling of features"
+        said.append(f"classes: differ {beta:.2g} times as much as the others': {what}")
+    if not said:
+        said.append("means: too far from the others': another backbone, preprocessing, or invented means")
+    return "; ".join(said)

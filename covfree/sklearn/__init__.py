@@ -1,0 +1,7 @@
+"""covfree's methods as scikit-learn's estimators: for its pipelines, searches and cross-validation."""
+
+from covfree.core.optional import optional as _optional
+
+_optional("sklearn", "sklearn")
+
+from covfree.sklearn.discriminant import FederatedDiscriminant as FederatedDiscriminant

@@ -1,0 +1,230 @@
+"""A training-free federated method as a classifier of scikit-learn."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import jax
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from covfree.core.checks import check
+from covfree.core.padding import few_sizes
+from covfree.core.types import LinearHead
+from covfree.engine import aggregate, fit
+from covfree.engine.aggregate import layout_of
+from covfree.methods import Method, registry
+from covfree.methods.method import check_method
+
+# Examples that are scored at once.
+_PART = 4096
+_FLOATS = (np.float64, np.float32)
+_scores = jax.jit(lambda head, features: head(features))
+
+
+class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
+    """Linear or quadratic discriminant analysis from what groups of examples send: class means, or sums.
+
+    The groups are the clients of a federation. With ``fedcof``, the default, each group sends the mean and
+    the count of each of its classes, and the covariance of the discriminant is estimated from how these means
+    spread. The estimator computes in float32, unless jax computes in float64.
+
+    Args:
+        method: a name of `covfree.methods.registry`, or a method, such as ``covfree.fedcof(0.1)``.
+        random_state: the seed of methods that draw at random, as scikit-learn takes it.
+
+    Attributes:
+        classes_: [C] the classes, sorted.
+        head_: covfree's head, for `save_head` and ``covfree export``.
+        total_: what is kept of all examples, a total of `covfree.aggregate`: with ``fedcof`` the class means
+            of groups, and without groups the examples themselves. None for methods whose messages do not add
+            up.
+        n_features_in_: d.
+        feature_names_in_: [d] the names of the columns, if ``X`` has names.
+
+    >>> import numpy as np
+    >>> X, y, clients = [[0.0], [1.0], [4.0], [5.0]], ["low", "low", "high", "high"], [0, 1, 0, 1]
+    >>> FederatedDiscriminant().fit(X, y, groups=clients).predict([[0.2], [4.2]]).tolist()
+    ['low', 'high']
+    """
+
+    # scikit-learn checks arguments in `fit`, and passes anything here.
+    def __init__(self, method: Any = "fedcof", *, random_state: Any = None) -> None:
+        self.method = method
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any, groups: Any = None) -> FederatedDiscriminant:
+        """Fit to all examples, and forget those before.
+
+        Args:
+            X: [examples, d] features.
+            y: [examples] classes, of any type.
+            groups: [examples] whose each example is, of any type. None makes each example a group of its own:
+                ``fedcof`` is then linear discriminant analysis of the examples, with automatic shrinkage.
+
+        Returns:
+            The estimator.
+
+        Raises:
+            ValueError: if an argument has the wrong shape or is not finite, or ``y`` holds one class.
+        """
+        self._clear()
+        self.classes_ = np.unique(column_or_1d(y))
+        if len(self.classes_) < 2:
+            raise ValueError(f"y: expected examples of 2 classes or more, got 1 class in {np.size(y)}")
+        self._add(X, y, groups, reset=True)
+        # Solved now: a prediction changes no attribute.
+        _ = self.head_
+        return self
+
+    def partial_fit(
+        self,
+        X: Any,
+        y: Any,
+        classes: Any = None,
+        groups: Any = None,
+    ) -> FederatedDiscriminant:
+        """Add more examples to those before; the head is solved when it is next used.
+
+        Any parts give the head of ``fit`` on all, to rounding, also where they cut groups. What is kept grows
+        with the groups' classes; sums, such as those of ``fed3r``, do not grow.
+
+        Args:
+            X: [examples, d] features.
+            y: [examples] classes.
+            classes: all classes that will come; needed at the first call.
+            groups: as in `fit`; the same group has the same name in every call.
+
+        Returns:
+            The estimator.
+
+        Raises:
+            ValueError: as `fit`; if a class is not among ``classes``, or the method's messages do not add up
+                (see `covfree.aggregate.zero`).
+        """
+        layout_of(self._method())
+        first = not hasattr(self, "classes_")
+        if first and classes is None:
+            raise ValueError("classes: expected all classes at the first call of partial_fit, got None")
+        known = self.classes_ if classes is None else np.unique(column_or_1d(classes))
+        if not first and not np.array_equal(known, self.classes_):
+            raise ValueError(f"classes: expected {self.classes_}, as in the first call, got {known}")
+        if first:
+            self._clear()
+            self.classes_ = known
+        return self._add(X, y, groups, reset=first)
+
+    def _clear(self) -> None:
+        self.total_: aggregate.Aggregate[Any] | None = None
+        self._head: Any = None
+        self._numbers: dict[Hashable, int] = {}
+        self._clients = 0
+
+    def _add(self, X: Any, y: Any, groups: Any, reset: bool) -> FederatedDiscriminant:
+        method = self._method()
+        X, y = validate_data(self, X, y, dtype=_FLOATS, reset=reset)
+        check_classification_targets(y)
+        if unknown := np.setdiff1d(y, self.classes_).tolist():
+            raise ValueError(f"y: expected classes among {self.classes_.tolist()}, got {unknown}")
+        labels = np.searchsorted(self.classes_, y).astype(np.int32)
+        clients = self._numbered(groups, len(y))
+        check(X, labels, clients)
+        num_classes = len(self.classes_)
+        try:
+            total = self.total_ or aggregate.zero(method, num_classes=num_classes)
+        except ValueError:  # What clients send does not add up.
+            seed = check_random_state(self.random_state).randint(2**31 - 1)
+            self._head = fit(method, X, labels, clients, num_classes=num_classes, key=jax.random.key(seed))
+            return self
+        self.total_ = aggregate.compacted(aggregate.add(total, X, labels, clients))
+        self._head = None
+        return self
+
+    def _numbered(self, groups: Any, examples: int) -> np.ndarray:
+        """Number groups from 0, the same name always by the same number."""
+        if groups is None:
+            self._clients += examples
+            return np.arange(self._clients - examples, self._clients, dtype=np.int32)
+        groups = column_or_1d(groups)
+        check_consistent_length(groups, np.empty(examples))
+        names, place = np.unique(groups, return_inverse=True)
+        for name in names.tolist():
+            if name not in self._numbers:
+                self._numbers[name] = self._clients
+                self._clients += 1
+        return np.array([self._numbers[name] for name in names.tolist()], np.int32)[place]
+
+    def _method(self) -> Method[Any]:
+        if not isinstance(self.method, str):
+            check_method(self.method)
+            return self.method
+        try:
+            return registry()[self.method].make()
+        except KeyError as error:
+            raise ValueError(f"method: {error.args[0]}") from None
+
+    @property
+    def head_(self) -> Any:
+        """The head of covfree, solved from what is kept when it is first asked for."""
+        check_is_fitted(self)
+        if self._head is None:
+            assert self.total_ is not None
+            self._head = aggregate.finish(self.total_)
+        return self._head
+
+    @property
+    def coef_(self) -> np.ndarray:
+        """[C, d] weights of a linear head without a map; [1, d] of two classes, as `decision_function`."""
+        return self._linear()[0]
+
+    @property
+    def intercept_(self) -> np.ndarray:
+        """[C] biases of a linear head, or [1] of two classes."""
+        return self._linear()[1]
+
+    def _linear(self) -> tuple[np.ndarray, np.ndarray]:
+        head = self.head_
+        if not isinstance(head, LinearHead):
+            raise AttributeError(f"coef_: expected a linear head, got {type(head).__name__}")
+        weight, bias = np.asarray(head.weight).T, np.asarray(head.bias)
+        return (weight[1:] - weight[:1], bias[1:] - bias[:1]) if len(weight) == 2 else (weight, bias)
+
+    def _scored(self, X: Any) -> np.ndarray:
+        """Scores in float64; −∞ of a class without examples."""
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=_FLOATS, reset=False)
+        head, found = self.head_, []
+        for start in range(0, len(X), _PART):
+            part = X[start : start + _PART]
+            # For few sizes one function is compiled for each.
+            padded = np.zeros((few_sizes(len(part)), X.shape[1]), np.result_type(X, np.float32))
+            padded[: len(part)] = part
+            found.append(np.asarray(_scores(head, padded))[: len(part)])
+        return np.concatenate(found).astype(np.float64)
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Scores [examples, C], or of two classes [examples], above 0 for the second.
+
+        A class without examples has the least number of float32, as scikit-learn takes no infinite scores.
+        """
+        scores = np.maximum(self._scored(X), np.finfo(np.float32).min)
+        return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Predict the class [examples] of the largest score."""
+        scores = self._scored(X)
+        return self.classes_[scores.argmax(1)]
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probabilities [examples, C], the softmax of the scores.
+
+        They are posteriors under the model of LDA, QDA and naive Bayes heads; scores of ridge heads are no
+        logarithms of densities: wrap the estimator in scikit-learn's ``CalibratedClassifierCV``.
+        """
+        scores = self._scored(X)
+        shares = np.exp(scores - scores.max(1, keepdims=True))
+        return shares / shares.sum(1, keepdims=True)

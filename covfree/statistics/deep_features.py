@@ -1,0 +1,77 @@
+"""The map of DeepAFL: layers of a residual network, half of whose weights are drawn from a seed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from covfree.core.keys import derive
+from covfree.core.types import AnyArray, Scalar, accumulation_dtype, at_once
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DeepFeatures:
+    """The map x ↦ Φ_T of `deepafl`: Φ₀ = tanh([x̂, 1] A), Φ_t = Φ_{t−1} + gelu([Φ_{t−1}, 1] B_t) Ω_t.
+
+    x̂ is x scaled to norm √d, so that tanh neither stays linear nor saturates whatever the features' unit.
+    A ~ N(0, 1/d) and B_t ~ N(0, 1/h) are drawn anew from the seed, which all parties share. Their last rows
+    are biases: without them Φ₀ would be odd in x, and no layer could be learned where ΦᵀY is 0 by symmetry.
+
+    Attributes:
+        layers: Ω_t, [inner, width].
+        seed: of A and B_t.
+        num_features: h, the width.
+        inner: f, of each layer's random features.
+    """
+
+    layers: tuple[Float[AnyArray, "inner width"], ...]
+    seed: Scalar
+    num_features: int = field(metadata={"static": True})
+    inner: int = field(metadata={"static": True})
+
+    @at_once
+    def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch width"]:
+        """Map each feature vector."""
+        features = jnp.asarray(features, accumulation_dtype(features))
+        dim = features.shape[-1]
+        # Keep squares from overflow and underflow; the scaling to norm √d below cancels this factor.
+        largest = jax.lax.stop_gradient(jnp.abs(features).max(-1, keepdims=True))
+        features = features / jnp.where(largest > 0, largest, 1)
+        square = jnp.square(features).sum(-1, keepdims=True)
+        scaled = features * jnp.sqrt(dim / jnp.where(square > 0, square, 1))
+        mapped = jnp.tanh(_affine(scaled, self._weights("input", dim, self.num_features)))
+        for index, layer in enumerate(self.layers):
+            mapped = mapped + _matmul(self.random(mapped, index), layer)
+        return mapped
+
+    def random(self, mapped: Float[Array, "*batch width"], index: int) -> Float[Array, "*batch inner"]:
+        """Compute F = gelu([Φ, 1] B), the random features of a layer; layers count from 0."""
+        return jax.nn.gelu(_affine(mapped, self._layer(index)), approximate=False)
+
+    def drawn(self, dim: int) -> dict[str, jax.Array]:
+        """What the seed draws for features of size ``dim``: A [dim + 1, h] and all B [T, h + 1, f]."""
+        every = [self._layer(index) for index in range(len(self.layers))]
+        return {"input": self._weights("input", dim, self.num_features), "random": jnp.stack(every)}
+
+    def _layer(self, index: int) -> Float[Array, "rows inner"]:
+        return self._weights(f"layer {index}", self.num_features, self.inner)
+
+    def _weights(self, stream: str, rows: int, columns: int) -> Float[Array, "rows columns"]:
+        """Draw normal weights of variance 1/rows, and as many biases."""
+        key = derive(jax.random.key(self.seed), stream)
+        return jax.random.normal(key, (rows + 1, columns), jnp.float32) / math.sqrt(rows)
+
+
+def _affine(values: jax.Array, weights: jax.Array) -> jax.Array:
+    """Multiply [x, 1] by weights."""
+    found = _matmul(values, weights[:-1])
+    return found + jnp.broadcast_to(weights[-1].astype(found.dtype), found.shape)
+
+
+def _matmul(left: jax.Array, right: AnyArray) -> jax.Array:
+    return jnp.matmul(left, jnp.asarray(right, left.dtype), precision=jax.lax.Precision.HIGHEST)

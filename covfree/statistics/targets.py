@@ -1,0 +1,103 @@
+"""Sums of features and any targets of one client: what ridge regression needs, as Fed3R's but for labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from covfree.core.doors import compiled
+from covfree.core.products import product, symmetric_product
+from covfree.core.sums import fold_parts
+from covfree.core.types import AnyArray, accumulation_dtype
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TargetSums:
+    """Sums over a client's examples, with features f, targets y and weights w; they add up over clients.
+
+    Attributes:
+        gram: G = Σ w f fᵀ.
+        cross: B = Σ w f yᵀ.
+        feature_sum: Σ w f.
+        target_sum: Σ w y.
+        weight: Σ w, the number of examples.
+    """
+
+    gram: Float[Array, "dim dim"]
+    cross: Float[Array, "dim targets"]
+    feature_sum: Float[Array, " dim"]
+    target_sum: Float[Array, " targets"]
+    weight: Float[Array, ""]
+
+
+def _check(features: Any, targets: Any, weights: Any = None) -> None:
+    shapes = {"features": jnp.shape(features), "targets": jnp.shape(targets)}
+    for name, shape in shapes.items():
+        if len(shape) != 2:
+            raise ValueError(f"{name}: expected [examples, numbers], got {list(shape)}")
+    length = shapes["features"][0]
+    for name, array in {"targets": targets, "weights": weights}.items():
+        if array is not None and jnp.shape(array)[:1] != (length,):
+            raise ValueError(f"{name}: expected {length}, a row for each of features, got {len(array)}")
+    for name, array in {"features": features, "weights": weights}.items():
+        if array is not None and not jnp.issubdtype(jnp.asarray(array).dtype, jnp.floating):
+            raise TypeError(f"{name}: expected floating-point numbers, got {jnp.asarray(array).dtype}")
+
+
+@compiled(check=_check)
+def target_sums(
+    features: Float[AnyArray, "examples dim"],
+    targets: AnyArray,
+    weights: Float[AnyArray, " examples"] | None = None,
+) -> TargetSums:
+    """Sum a client's features and targets, from which `regression_head` makes ridge regression.
+
+    Targets may be any numbers: probabilities of classes (soft labels), 0 and 1 for each of several labels,
+    measurements. One-hot targets give the sums of `gram`. The sum over clients is that of pooled examples.
+
+    Args:
+        features: features of the client's examples. Half precisions are summed in float32.
+        targets: [examples, targets], a row for each example.
+        weights: of the examples, at least 0; a row of weight 0 is padding, and may hold anything. None for 1.
+
+    Returns:
+        The sums. Batch over clients with ``jax.vmap``; add them up with ``jax.tree.map``.
+
+    Raises:
+        ValueError: if shapes do not fit.
+        TypeError: if features or weights are no floats.
+
+    Source: Fed3R (Fanì et al. 2024), eq. 4 to 6, with any Y in b = ZᵀY.
+
+    >>> import jax.numpy as jnp
+    >>> sums = target_sums(jnp.array([[1.0, 2.0]]), jnp.array([[0.7, 0.3]]))
+    >>> sums.cross.tolist()
+    [[0.699999988079071, 0.30000001192092896], [1.399999976158142, 0.6000000238418579]]
+    """
+    features, targets = jnp.asarray(features), jnp.asarray(targets)
+    dtype = accumulation_dtype(features)
+    weight = jnp.ones(len(features), dtype) if weights is None else jnp.asarray(weights, dtype)
+
+    def add(total: TargetSums, part: tuple[Any, Any, Any]) -> TargetSums:
+        x, y, w = part
+        used = (w > 0)[:, None]
+        x, y = (jnp.where(used, each, 0).astype(dtype) for each in (x, y))
+        more = TargetSums(
+            symmetric_product(x * jnp.sqrt(w)[:, None]),
+            product(x.T, w[:, None] * y),
+            product(w[None], x)[0],
+            product(w[None], y)[0],
+            w.sum(),
+        )
+        return jax.tree.map(jnp.add, total, more)
+
+    dim, number = features.shape[1], targets.shape[1]
+    shapes = (dim, dim), (dim, number), (dim,), (number,), ()
+    return fold_parts(
+        add, TargetSums(*(jnp.zeros(shape, dtype) for shape in shapes)), (features, targets, weight)
+    )

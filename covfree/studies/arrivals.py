@@ -1,0 +1,84 @@
+"""A method in closed form over several rounds: clients arrive, and each sends what it has once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+import covfree
+from covfree.data import FeatureSet
+from covfree.methods import Method
+from covfree.studies.result import Record
+from covfree.studies.timing import timed
+
+
+class Arrival(NamedTuple):
+    """A round.
+
+    Attributes:
+        record: the history's line, with ``round`` from 1; ``accuracy`` only if the head was made.
+        head: the head of all clients that came until now; None if it was not made.
+    """
+
+    record: Record
+    head: Any
+
+
+def arrivals(
+    method: Method[Any],
+    data: FeatureSet,
+    clients: np.ndarray,
+    schedule: np.ndarray,
+    *,
+    seed: int,
+    extractor: int | float = 0,
+    measured: Callable[[int], bool] = lambda number: True,
+) -> Iterator[Arrival]:
+    """Yield each round with what it cost, and the accuracy of the head of all clients that came until then.
+
+    A client sends what it has in its first round, and nothing more. The server adds it to what it holds and
+    makes the head anew. A round in which nobody new has examples leaves the head as it was.
+
+    Args:
+        method: a method. Bytes and operations of one that is not `Method.one_shot`, whose clients would be
+            asked again, are those of asking once.
+        data: training and test examples.
+        clients: the client of each training example.
+        schedule: [rounds, drawn], the clients of each round, −1 for nobody.
+        seed: of the method's draws.
+        extractor: operations of the extractor for an example, which are added to the clients' own.
+        measured: from a round's number, from 1, to whether the head is made and tested; the last always is.
+    """
+    labels, dim = np.asarray(data.train_labels), data.train_features.shape[1]
+    came = np.zeros(int(max(clients.max(), schedule.max())) + 1, bool)
+    head, accuracy, stale, before = None, 0.0, False, (0, 0, 0.0)
+
+    def made(here: np.ndarray) -> Any:
+        key = jax.random.key(seed)
+        return covfree.fit(method, data.train_features, labels, here, num_classes=data.num_classes, key=key)
+
+    for number, drawn in enumerate(schedule, start=1):
+        new = [client for client in drawn if client >= 0 and not came[client]]
+        came[new] = True
+        # Absent clients are padding, so that all rounds share a compiled function.
+        here, seconds = np.where((clients >= 0) & came[clients], clients, -1), 0.0
+        senders = len(np.unique(clients[np.isin(clients, new)]))
+        stale |= senders > 0
+        is_measured = measured(number) or number == len(schedule)
+        if is_measured and stale:
+            head, seconds = timed(partial(made, here))
+            accuracy, stale = float(covfree.evaluate(head, data.test_features, data.test_labels)), False
+        now = (
+            covfree.sent_bytes(method, labels, here, dim=dim).statistics,
+            covfree.received_bytes(method, labels, here, dim=dim),
+            covfree.client_flops(method, labels, here, dim=dim) + extractor * int((here >= 0).sum()),
+        )
+        up, down, flops = (total - earlier for total, earlier in zip(now, before, strict=True))
+        record: Record = {"round": number, "clients": senders, "bytes_up": up, "bytes_down": down}
+        record |= {"flops": flops, "seconds": seconds} | ({"accuracy": accuracy} if is_measured else {})
+        yield Arrival(record, head)
+        before = now

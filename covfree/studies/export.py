@@ -1,0 +1,204 @@
+"""Heads, alone or behind their network, in the files of other libraries, checked against covfree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from covfree.backbones import Backbone
+from covfree.backbones.extractors import one_of
+from covfree.core.array_file import write_safetensors
+from covfree.core.atomic import replacing
+from covfree.core.optional import optional
+from covfree.core.types import LinearHead
+from covfree.heads.file import SavedHead
+from covfree.heads.onnx_graph import head_to_onnx
+
+FORMATS = ("onnx", "torch", "safetensors", "npz")
+# The first version of ONNX's operators in which heads are written.
+_OLDEST = 13
+# Most that scores may differ, as a part of the largest.
+_TOLERANCE = 1e-3
+
+
+class Difference(NamedTuple):
+    """How far an exported file is from covfree.
+
+    Attributes:
+        most: the largest difference of scores.
+        largest: the largest score.
+    """
+
+    most: float
+    largest: float
+
+
+def export_linear(saved: SavedHead, to: str, out: Path) -> None:
+    """Write a linear head under the names of ``torch.nn.Linear``: ``weight [C, d]`` and ``bias [C]``.
+
+    An absent class has a bias of −∞.
+
+    Args:
+        saved: the head.
+        to: ``"torch"`` (needs PyTorch), ``"safetensors"`` or ``"npz"``.
+        out: the file.
+
+    Raises:
+        ValueError: if the head is not linear.
+    """
+    head = saved.head
+    if not isinstance(head, LinearHead):
+        raise ValueError(
+            f"--to: expected onnx, as {type(head).__name__} is no torch.nn.Linear, got {to!r}; the head's "
+            "own file has its arrays"
+        )
+    bias = np.array(head.bias, np.float32)
+    if head.marks is not None:
+        bias[np.asarray(head.marks) == 0] = -np.inf
+    arrays = {"weight": np.ascontiguousarray(np.asarray(head.weight, np.float32).T), "bias": bias}
+    with replacing(out) as file:
+        if to == "torch":
+            try:
+                import torch  # pyright: ignore[reportMissingImports]
+            except ImportError as error:
+                raise ImportError("torch is needed for --to torch; safetensors needs it not") from error
+            torch.save({name: torch.from_numpy(array) for name, array in arrays.items()}, file)
+        elif to == "npz":
+            np.savez(file, weight=arrays["weight"], bias=arrays["bias"])
+        else:
+            file.write(write_safetensors(arrays))
+
+
+def export_onnx(
+    saved: SavedHead,
+    out: Path,
+    *,
+    network: Path | Backbone | None = None,
+    params: Any = None,
+    output: str | None = None,
+) -> Difference:
+    """Write a head, alone or behind a network, as one ONNX file with a free batch size, and check it.
+
+    Args:
+        saved: the head.
+        out: the file.
+        network: an ONNX file, or a network of covfree, which needs jax2onnx; None for the head alone.
+        params: the parameters of a network of covfree.
+        output: the tensor of an ONNX file that the head takes, as `covfree.backbones.from_onnx` names it.
+
+    Returns:
+        The differences on random inputs between onnxruntime on the file and covfree.
+
+    Raises:
+        ValueError: if the network's features do not fit the head, or the file's scores are not covfree's.
+    """
+    onnx = optional("onnx", "onnx")
+    features: Callable[[Any], Any] = lambda given: given  # noqa: E731
+    shape: tuple[Any, ...]
+    if network is None:
+        model, shape = head_to_onnx(saved.head, class_names=saved.class_names), (saved.dim,)
+    else:
+        if isinstance(network, Backbone):
+            before, shape = _traced(network, params), (network.spec.input_size, network.spec.input_size, 3)
+            features = lambda images: network.apply(params, images)  # noqa: E731
+        else:
+            before = _loaded(onnx, network, output)
+            session = _session(before)
+            shape = _shape(session, network)
+            features = partial(_run, session, output)
+        model = _joined(onnx, before, saved, output)
+    given = np.random.default_rng(0).normal(size=(4, *shape)).astype(np.float32)
+    theirs = np.asarray(jax.jit(saved.head)(np.asarray(features(given)).reshape(len(given), -1)))
+    session = _session(model)
+    # Check a batch of one too, as the exported file takes any batch size.
+    ours = np.stack(
+        [_run(session, None, given), np.concatenate([_run(session, None, each[None]) for each in given])]
+    )
+    known = np.isfinite(theirs)
+    most = float(np.abs(ours[:, known] - theirs[known]).max(initial=0))
+    largest = float(np.abs(theirs[known]).max(initial=0))
+    if not np.isneginf(ours[:, ~known]).all():
+        raise ValueError("head: onnxruntime's scores of absent classes are not −∞")
+    if not most <= _TOLERANCE * max(largest, 1):
+        raise ValueError(f"head: onnxruntime's scores differ by {most:.2g} of {largest:.2g} from covfree's")
+    with replacing(out) as file:
+        file.write(model.SerializeToString())
+    return Difference(most, largest)
+
+
+def _traced(network: Backbone, params: Any) -> Any:
+    """A network of covfree as an ONNX model, from images [n, size, size, 3] to features."""
+    to_onnx = optional("jax2onnx", "export").to_onnx
+    size = network.spec.input_size
+    return to_onnx(lambda images: network.apply(params, images), [("n", size, size, 3)], opset=21)
+
+
+def _loaded(onnx: Any, path: Path, output: str | None) -> Any:
+    """Read an ONNX file, with the tensor that the head takes among its outputs."""
+    model = onnx.load(str(path))
+    if _opset(model) < _OLDEST:
+        model = onnx.version_converter.convert_version(model, _OLDEST)
+    outputs = [each.name for each in model.graph.output]
+    inside = {name for node in model.graph.node for name in node.output if name}
+    if output in inside.difference(outputs):
+        model.graph.output.append(onnx.helper.make_empty_tensor_value_info(output))
+    else:
+        one_of(output, outputs, "output", path.name)
+    return model
+
+
+def _opset(model: Any) -> int:
+    """The version of ONNX's own operators that a model takes."""
+    return max(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
+
+
+def _shape(session: Any, path: Path) -> tuple[int, ...]:
+    """The shape of one example."""
+    inputs = {each.name: each.shape for each in session.get_inputs()}
+    if len(inputs) != 1 or session.get_inputs()[0].type != "tensor(float)":
+        raise ValueError(f"network: expected one input in float32 in {path}, got {inputs}")
+    batch, *sides = session.get_inputs()[0].shape
+    if isinstance(batch, int):
+        raise ValueError(f"network: expected a free batch size in {path}, got {batch}; export it with one")
+    # A free side of an image.
+    return tuple(side if isinstance(side, int) else 224 for side in sides)
+
+
+def _joined(onnx: Any, before: Any, saved: SavedHead, output: str | None) -> Any:
+    """Put the head behind a network."""
+    settings: dict[str, Any] = {"opset": _opset(before), "ir_version": before.ir_version}
+    after = head_to_onnx(saved.head, class_names=saved.class_names, **settings)
+    del after.opset_import[:]
+    after.opset_import.extend(before.opset_import)
+    joint = [(output or before.graph.output[0].name, "head_features")]
+    taken = {name for node in before.graph.node for name in (*node.input, *node.output)}
+    joined = onnx.compose.add_prefix(after, "head_")
+    model = onnx.compose.merge_models(before, joined, io_map=joint, outputs=["head_scores"])
+    if "scores" not in taken:
+        for node in model.graph.node:
+            node.output[:] = ["scores" if name == "head_scores" else name for name in node.output]
+        model.graph.output[0].name = "scores"
+    return model
+
+
+def _session(model: Any) -> Any:
+    """Run a model by onnxruntime."""
+    try:
+        content = model.SerializeToString()
+    except Exception as error:  # protobuf's own errors
+        raise ValueError(
+            f"out: expected at most 2 GB, which is all that one ONNX file holds ({error})"
+        ) from error
+    runtime = optional("onnxruntime", "onnx")
+    return runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
+
+
+def _run(session: Any, output: str | None, given: np.ndarray) -> np.ndarray:
+    """Compute a tensor of a model of one input, of its only output if it has no name."""
+    output = output or session.get_outputs()[0].name
+    return session.run([output], {session.get_inputs()[0].name: given})[0]

@@ -1,0 +1,56 @@
+"""The history of a training: a record for each round, written and told as it comes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from covfree.studies.progress import Listener
+from covfree.studies.result import Record
+from covfree.studies.table import as_bytes
+
+
+class History:
+    """The records of a run, each written to a file and told to the listener as it comes.
+
+    Rounds of training count from 1, so record r holds the accuracy after r of them. Record 0 is the start,
+    the last round of the closed-form stage; those before it have numbers below 0. A stage between rounds of
+    training is a round too.
+    """
+
+    def __init__(self, name: str, rounds: int, path: Path | None, listener: Listener) -> None:
+        self.records: list[Record] = []
+        self._name, self._rounds, self._path, self._listener = name, rounds, path, listener
+        self._written, self._first, self._flops = 0, 0, np.zeros(0)
+
+    def begin(self, records: list[Record], flops: np.ndarray) -> None:
+        """Take all records up to a closed-form stage, and clients' operations in each round after it."""
+        self.records, self._flops = list(records), flops
+        self._first = self.records[-1]["round"]
+
+    def __call__(self, rounds: list[Record]) -> bool:
+        """Take the records of the rounds since the last stage; return False, as a run is never stopped."""
+        for record in rounds[self.records[-1]["round"] - self._first :]:
+            number, flops = self._first + record["round"] + 1, float(self._flops[record["round"]])
+            self.records.append({**record, "round": number, "flops": flops})
+        if len(self.records) == self._written:
+            return False
+        if self._path is not None:
+            # Start the file anew: an earlier run may have written lines after its last checkpoint.
+            with self._path.open("a" if self._written else "w", encoding="utf-8") as file:
+                file.writelines(f"{json.dumps(record)}\n" for record in self.records[self._written :])
+        self._written = len(self.records)
+        self._tell()
+        return False
+
+    def _tell(self) -> None:
+        accuracy = [record["accuracy"] for record in self.records if "accuracy" in record][-1]
+        up, down, seconds = (
+            sum(record[key] for record in self.records) for key in ("bytes_up", "bytes_down", "seconds")
+        )
+        now, share, sent = self.records[-1]["round"], f"{100 * accuracy:.2f} %", f"{as_bytes(up)} up"
+        line = f"{self._name}: round {now}/{self._rounds}, {share}, {seconds:.1f} s, {sent}, "
+        line = f"{line}{as_bytes(down)} down" if "accuracy" in self.records[-1] else ""
+        self._listener.step(f"{self._name}: {share}, {sent}", now, self._rounds, line)

@@ -1,0 +1,285 @@
+"""A model for each client, as in FedCGS's Table 3: local training, FedAvg and what lies between them."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+import covfree
+import covfree.rounds
+from covfree import finetune
+from covfree.core.keys import derive
+from covfree.core.types import PRNGKey
+from covfree.data import FeatureSet
+from covfree.finetune.model import Norms
+from covfree.studies.federation import Federation
+from covfree.studies.starts import From, Temperature, start_of
+from covfree.studies.task import Network, Task
+from covfree.studies.training import descent
+
+TITLES = {
+    "local": "Local training",
+    "fedavg": "FedAvg, one model",
+    "fedavg-ft": "FedAvg-FT",
+    "fedproto": "FedProto",
+    "fedcgs": "FedCGS",
+    "oll": "OLL",
+    "afl": "AFL, ridge at home",
+}
+# Rounds from one checkpoint to the next.
+_EVERY = 10
+
+
+class Part(NamedTuple):
+    """Examples and whose they are."""
+
+    features: np.ndarray
+    labels: np.ndarray
+    clients: np.ndarray
+
+    def split(self, share: float, rng: np.random.Generator) -> tuple[Part, Part]:
+        """Take a share of each client's examples out; the others come first."""
+        order = rng.permutation(len(self.labels))
+        order = order[np.argsort(self.clients[order], kind="stable")]
+        sizes = np.bincount(self.clients)
+        place = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        out = place < np.rint(share * sizes)[self.clients[order]]
+        return Part(*(x[order[~out]] for x in self)), Part(*(x[order[out]] for x in self))
+
+
+class Start(NamedTuple):
+    """What all methods start from.
+
+    Attributes:
+        model: the model.
+        again: makes a model to train on from what a run of FedAvg gives.
+        prototypes: class means of all clients' features.
+    """
+
+    model: finetune.Model
+    again: Callable[[Any], finetune.Model]
+    prototypes: finetune.Prototypes
+
+
+class Personalised(NamedTuple):
+    """What personalised training gave.
+
+    Attributes:
+        accuracy: [clients] share of its own test examples that a client gets right; NaN without any.
+        diverged: the round that gave no finite model and was undone, so that these are not the accuracies of
+            what was asked for; None if there was none.
+        bytes_up: bytes that clients sent in the rounds.
+        bytes_down: bytes that they received in the rounds.
+        seconds: of the rounds.
+    """
+
+    accuracy: np.ndarray
+    diverged: int | None
+    bytes_up: int
+    bytes_down: int
+    seconds: float
+
+
+def personalised(
+    method: str,
+    start: Start,
+    train: Part,
+    test: Part,
+    *,
+    client: Any,
+    rounds: int,
+    epochs: int,
+    home: int,
+    strength: float,
+    key: PRNGKey,
+    checkpoint: Path | None = None,
+    batch_size: int = 32,
+) -> Personalised:
+    """Train a model of each client's own, or FedAvg's one for all; all clients take part in each round.
+
+    Args:
+        method: one of `TITLES`.
+        start: what it starts from.
+        train: the clients' examples.
+        test: examples that they hold back.
+        client: the clients' optimiser, or its rate.
+        rounds: rounds of one pass over a client's examples, of methods that send something.
+        epochs: passes without a break, of local training and FedCGS, which send nothing.
+        home: passes of FedAvg-FT at home, after the rounds.
+        strength: λ of FedProto and FedCGS.
+        key: of all draws.
+        checkpoint: a folder in which rounds are saved, and from which they go on.
+        batch_size: examples of a step.
+    """
+    if method not in TITLES:
+        raise ValueError(f"methods: expected some of {', '.join(TITLES)}, got {method!r}")
+    model, (num_classes, dim) = start.model, start.prototypes.mean.shape
+    history: list[dict[str, Any]] = []
+    diverged: list[int] = []
+
+    def run(algorithm: covfree.rounds.Algorithm, number: int = 1) -> Any:
+        # FedAvg-FT has two runs, of different names.
+        saved = checkpoint and covfree.rounds.Checkpoint(checkpoint / algorithm.name, every=_EVERY)
+        with warnings.catch_warnings():
+            # `Personalised.diverged` reports it.
+            warnings.filterwarnings("ignore", ".*is not finite", RuntimeWarning)
+            done = covfree.rounds.run(algorithm, *train, key=key, rounds=number, checkpoint=saved)
+        history.extend(done.history)
+        if done.stopped is not None:
+            diverged.append(len(done.history) + 1)
+        return done.result
+
+    known = None
+    size: dict[str, Any] = {"batch_size": batch_size}
+    if method == "local":
+        result = run(finetune.local_only(model, client, epochs=epochs, **size))
+    elif method == "afl":
+        return _closed_form(train, test, num_classes)
+    elif method == "fedcgs":
+        own = finetune.fedcgs_personal(model, start.prototypes, strength, client, epochs=epochs, **size)
+        result = run(own)
+    elif method == "fedproto":
+        result = run(finetune.fedproto(model, num_classes, dim, strength, client, **size), rounds)
+    elif method == "oll":
+        result = run(finetune.oll(model, client, **size), rounds)
+        known = finetune.client_classes(train.labels, train.clients, num_classes=num_classes)
+    else:
+        result = start.again(run(finetune.fedavg(model, client, **size), rounds))
+        if method == "fedavg-ft" and home:
+            result = run(finetune.local_only(result, client, epochs=home, **size))
+    accuracy = finetune.client_accuracy(result, *test, own_classes=known)
+    up, down, seconds = (sum(r[name] for r in history) for name in ("bytes_up", "bytes_down", "seconds"))
+    return Personalised(accuracy, (diverged or [None])[0], up, down, seconds)
+
+
+def _closed_form(train: Part, test: Part, num_classes: int) -> Personalised:
+    """A global ridge in one message, then one in closed form at each client."""
+    if train.features.ndim != 2:
+        raise ValueError("methods: afl: expected features, got images")
+    begun, method = time.perf_counter(), covfree.afl()
+    head = covfree.fit(method, *train, num_classes=num_classes)
+    models = finetune.ridge_at_home(head, *train)
+    accuracy = finetune.client_accuracy(models, *test)
+    sent = covfree.sent_bytes(method, train.labels, train.clients, dim=train.features.shape[1])
+    down = models.num_clients * sum(leaf.nbytes for leaf in (head.weight, head.bias))
+    return Personalised(accuracy, None, sent.total, down, time.perf_counter() - begun)
+
+
+@dataclass(frozen=True)
+class Personalisation:
+    """How models are personalised; the defaults are those of FedCGS's Table 3, where the paper has them.
+
+    Attributes:
+        init: `covfree.studies.starts.RANDOM`, or the method whose head all clients start from.
+        rounds: see `personalised`.
+        epochs: see `personalised`.
+        home: see `personalised`; not stated by the paper.
+        strength: λ; not stated by the paper.
+        rate: learning rate of the clients.
+        momentum: of the clients' descent.
+        weight_decay: of the clients' descent, as in PyTorch.
+        batch_size: see `personalised`.
+        temperature: of a head in closed form, see `covfree.studies.training.Training`.
+        rank: of the adapter that is trained between features and head; a network is trained as a whole.
+        norms: how a network's batch norms train; see `covfree.finetune.network_model`.
+    """
+
+    init: str = "random"
+    rounds: int = 100
+    epochs: int = 200
+    home: int = 20
+    strength: float = 0.01
+    rate: float = 0.01
+    momentum: float = 0.5
+    weight_decay: float = 5e-4
+    batch_size: int = 128
+    temperature: Temperature = "auto"
+    rank: int = 32
+    norms: Norms = "frozen"
+
+    def start(self, task: Task) -> Start:
+        """Make what all methods start from: a head on an adapter, or on a network."""
+        data, network = task.data, task.network
+        head = start_of(From(self.init, self.temperature, "once", 1.0, 1, 0), task).head
+        labels = np.where(task.clients >= 0, data.train_labels, -1)
+        means = finetune.Prototypes(*covfree.class_means(data.train_features, labels, data.num_classes))
+        if network is None:
+            # A stream of its own, apart from the head's.
+            own = derive(jax.random.key(task.seed), "adapter")
+            return Start(finetune.adapter_model(head, rank=self.rank, key=own), finetune.adapter_model, means)
+
+        def model(params: Any, head: Any) -> finetune.Model:
+            about = {"norms": self.norms, "preprocessing": network.preprocessing}
+            return finetune.network_model(network.backbone, params, head, **about)
+
+        def again(result: Any) -> finetune.Model:
+            return model(result.feature_map.params, result.head)
+
+        return Start(model(network.params, head), again, means)
+
+    def __call__(self, method: str, task: Task, checkpoint: Path | None = None) -> Personalised:
+        """Train by a method, and measure each client on its own test examples (`dealt`)."""
+        data = task.data
+        assert data.test_clients is not None
+        # A client that no training example names has no model.
+        tested = np.where(data.test_clients <= task.clients.max(), data.test_clients, -1)
+        return personalised(
+            method,
+            self.start(task),
+            Part(task.inputs, data.train_labels, task.clients),
+            Part(task.test_inputs, data.test_labels, tested.astype(np.int32)),
+            client=descent(self.rate, self.momentum, self.weight_decay),
+            rounds=self.rounds,
+            epochs=self.epochs,
+            home=self.home,
+            strength=self.strength,
+            key=jax.random.key(task.seed),
+            checkpoint=checkpoint,
+            batch_size=self.batch_size,
+        )
+
+
+def dealt(
+    data: FeatureSet,
+    federation: Federation,
+    test_share: float,
+    seed: int,
+    pixels: tuple[np.ndarray, np.ndarray] | None = None,
+    network: Network | None = None,
+) -> Task:
+    """Deal all examples to clients, which hold a share of theirs back for tests.
+
+    If the data has clients, these stay; if it also says whose its test examples are, so do they.
+    """
+    features = data.train_features, data.test_features
+    inputs = features if pixels is None else pixels
+    if data.clients is not None and data.test_clients is not None:
+        return Task(data, data.clients.astype(np.int32), seed, *inputs, network)
+    if data.clients is not None:
+        # The test part is nobody's.
+        labels, owners, number = data.train_labels, data.clients, 1
+    else:
+        labels, number = np.concatenate([data.train_labels, data.test_labels]), 2
+        owners = federation.assign(data._replace(train_labels=labels), seed)
+    every, own = (np.concatenate(pair[:number]) for pair in (features, inputs))
+    kept = np.flatnonzero(owners >= 0)
+    # Not the generator of the partition, whose uniform part would then be the test part.
+    places = Part(kept, labels[kept], owners[kept])
+    train, test = places.split(test_share, np.random.default_rng([1, seed]))
+    owners = train.clients.astype(np.int32)
+    data = data._replace(
+        train_features=every[train.features],
+        train_labels=train.labels,
+        test_features=every[test.features],
+        test_labels=test.labels,
+        clients=owners,
+        test_clients=test.clients.astype(np.int32),
+    )
+    return Task(data, owners, seed, own[train.features], own[test.features], network)

@@ -1,0 +1,237 @@
+"""A run of ``covfree finetune``: training from a start, with closed-form stages between if asked for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import covfree
+import covfree.rounds
+from covfree.core.atomic import replacing
+from covfree.core.keys import derive, participation_seed
+from covfree.finetune import (
+    Model,
+    augmented,
+    linear_model,
+    lora,
+    network_model,
+    prompt_model,
+    random_prompts,
+)
+from covfree.rounds.schedule import Schedule, as_schedule
+from covfree.studies.history import History
+from covfree.studies.progress import Listener
+from covfree.studies.result import Record, Run
+from covfree.studies.run_folder import save_result
+from covfree.studies.starts import start_of
+from covfree.studies.task import Task
+from covfree.studies.training import Training, algorithm_of
+
+# The file in a run's checkpoint folder that holds what the last closed-form stage gave.
+_START = "start.npz"
+
+
+class _Stretch(NamedTuple):
+    """Rounds of training from one closed-form stage to the next.
+
+    Attributes:
+        number: which one, from 0.
+        model: what they start from.
+        records: the history up to the stage.
+    """
+
+    number: int
+    model: Model
+    records: list[Record]
+
+
+def train(
+    training: Training,
+    task: Task,
+    folder: Path | None = None,
+    history: History | None = None,
+    predictions: bool = False,
+) -> Run:
+    """Train with the given rates, and save the result if there is a folder."""
+    history = history or History("", training.rounds, None, Listener())
+    key, count = jax.random.key(task.seed), int(task.clients.max()) + 1
+    schedule = as_schedule(training.participation, count, training.rounds, seed=participation_seed(key))
+    head = start_of(training.start, task).head
+    flops = _flops(training, task, head, schedule.clients)
+    checkpoint = folder and folder / "checkpoint"
+    anew = checkpoint is None or not checkpoint.exists()
+    stretch = None if training.restart == 0 or checkpoint is None else _kept(training, task, checkpoint)
+    stretch = stretch or _first(training, task)
+    while True:
+        number, model = stretch.number, stretch.model
+        since, length = number * training.restart, training.stretches[number]
+        history.begin(stretch.records, flops[since:])
+        if anew or not length:
+            history([])
+        result, stopped = model.result(model.trained, model.statistics), None
+        if length:
+            own = checkpoint if checkpoint is None or not training.restart else checkpoint / str(number)
+            drawn = Schedule(*(part[since : since + length] for part in schedule))
+            with warnings.catch_warnings():
+                # `Run.diverged` reports it.
+                warnings.filterwarnings("ignore", ".*the state is not finite", RuntimeWarning)
+                ended = covfree.rounds.run(
+                    _algorithm(training, model),
+                    task.inputs,
+                    task.data.train_labels,
+                    task.clients,
+                    key=derive(key, f"stretch {number}") if number else key,
+                    rounds=length,
+                    participation=drawn,
+                    evaluate=covfree.rounds.Evaluation(
+                        lambda result: {"accuracy": task.accuracy(result)}, every=training.every
+                    ),
+                    stop=history,
+                    checkpoint=own and covfree.rounds.Checkpoint(own, every=training.save_every),
+                    place=covfree.rounds.Placement(width=training.width),
+                )
+            history(ended.history)
+            result, stopped = ended.result, ended.stopped
+        if stopped is not None or number + 1 == len(training.stretches):
+            break
+        stretch, anew = _next(training, task, stretch, result, history.records), True
+        if checkpoint is not None:
+            _keep(stretch, checkpoint)
+    if folder is not None:
+        save_result(folder, result, task.data, task.seed)
+    records = history.records
+    total: dict[str, Any] = {
+        name: sum(line[name] for line in records) for name in ("bytes_up", "bytes_down", "flops", "seconds")
+    }
+    return Run(
+        method=training.name,
+        seed=task.seed,
+        accuracy=[line["accuracy"] for line in records if "accuracy" in line][-1],
+        sent=covfree.SentBytes(total["bytes_up"], 0),
+        received=total["bytes_down"],
+        clients=len(np.unique(task.clients[task.clients >= 0])),
+        client_flops=total["flops"],
+        client_seconds=total["seconds"],
+        predictions=task.predictions(result) if predictions else None,
+        history=records,
+        rates=training.rates,
+        diverged=None if stopped is None else records[-1]["round"] + 1,
+    )
+
+
+def _algorithm(training: Training, model: Model) -> covfree.rounds.Algorithm:
+    entry, numbers = algorithm_of(training.algorithm)
+    options = {k: v for k, v in training.options.items() if k != "mu" or k in entry.accepts} | numbers
+    return entry.make(model, training.client, training.rates.server, **options)
+
+
+def _first(training: Training, task: Task) -> _Stretch:
+    """Return the rounds after the first stage."""
+    start = start_of(training.start, task)
+    model = _model(training, task, start.head, 0)
+    head = start.head if task.network is None else model.result(model.trained, model.statistics)
+    *earlier, last = start.records
+    return _Stretch(0, model, [*earlier, {**last, "accuracy": task.accuracy(head)}])
+
+
+def _next(training: Training, task: Task, before: _Stretch, result: Any, records: list[Record]) -> _Stretch:
+    """Return the rounds after a stage of all clients on the features of the network that was trained.
+
+    In the stage, clients receive what a round of training sends them of the model, and send what the method
+    of the start asks for.
+    """
+    began, number = perf_counter(), before.number + 1
+    assert task.network is not None
+    moved = _moved(task, result.feature_map.params)
+    start = start_of(training.start._replace(start_rounds="once"), moved)
+    (record,) = start.records
+    received = jax.tree.leaves((before.model.trained, before.model.statistics))
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in received)
+    record = {**record, "round": number * training.restart, "seconds": perf_counter() - began}
+    record["bytes_down"] += size * record["clients"]
+    return _Stretch(number, _model(training, moved, start.head, number), [*records, record])
+
+
+def _moved(task: Task, params: Any) -> Task:
+    """Return the task with features of a network of other parameters."""
+    assert task.network is not None
+    network = task.network._replace(params=params)
+    train, test = (np.asarray(network.features(part)) for part in (task.inputs, task.test_inputs))
+    data = task.data._replace(train_features=train, test_features=test)
+    return Task(data, task.clients, task.seed, task.inputs, task.test_inputs, network)
+
+
+def _keep(stretch: _Stretch, checkpoint: Path) -> None:
+    """Save what a stretch starts from, in place of the checkpoint of the stretch before."""
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    leaves: Any = {f"leaf{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(stretch.model))}
+    about = json.dumps({"number": stretch.number, "records": stretch.records})
+    with replacing(checkpoint / _START) as file:
+        np.savez(file, about=about, **leaves)
+    shutil.rmtree(checkpoint / str(stretch.number - 1), ignore_errors=True)
+
+
+def _kept(training: Training, task: Task, checkpoint: Path) -> _Stretch | None:
+    """Return the last stretch that was saved; None if there is none.
+
+    Raises:
+        ValueError: if it is beyond the rounds that are to be.
+    """
+    if not (checkpoint / _START).exists():
+        return None
+    with np.load(checkpoint / _START) as file:
+        about = json.loads(str(file["about"]))
+        if about["number"] >= len(training.stretches):
+            done = about["number"] * training.restart
+            text = f"expected at least {done}, as {checkpoint} holds, got {training.rounds}"
+            raise ValueError(f"--rounds: {text}")
+        tree = jax.tree.structure(_first(training, task).model)
+        model = tree.unflatten([jnp.asarray(file[f"leaf{i}"]) for i in range(tree.num_leaves)])
+    return _Stretch(about["number"], model, about["records"])
+
+
+def _flops(training: Training, task: Task, head: Any, schedule: np.ndarray) -> np.ndarray:
+    """Count the operations of all clients in each round of training."""
+    linear, extractor = linear_model(head), training.extractor_flops
+    feature_map, _ = linear.frozen
+    if feature_map is not None:
+        dim = task.data.train_features.shape[1]
+        extractor += covfree.call_flops(feature_map, jax.ShapeDtypeStruct((1, dim), jnp.float32))
+    if training.train == "prompts" and training.top is not None:
+        # Prompts are chosen by the feature of an image that reads none.
+        extractor *= 4 / 3
+    one = covfree.training_flops(
+        1,
+        extractor=extractor,
+        head=2 * linear.trained.weight.size,
+        epochs=training.options.get("epochs", 1),
+        train="all" if training.train == "prompts" else training.train,
+    )
+    sizes = np.bincount(task.clients[task.clients >= 0], minlength=int(task.clients.max()) + 1)
+    return one * np.where(schedule >= 0, sizes[schedule], 0).sum(1)
+
+
+def _model(training: Training, task: Task, head: Any, number: int) -> Model:
+    if task.network is None:
+        model = linear_model(head)
+    elif training.train == "prompts":
+        backbone, params, preprocessing = task.network
+        key = derive(jax.random.key(task.seed), "prompts")
+        prompts = random_prompts(backbone, training.prompts, key=key)
+        model = prompt_model(backbone, params, head, prompts, top=training.top, preprocessing=preprocessing)
+    else:
+        backbone, params, preprocessing = task.network
+        model = network_model(
+            backbone, params, head, train=training.train, norms=training.norms, preprocessing=preprocessing
+        )
+    model = augmented(model) if training.augment else model
+    key = derive(jax.random.key(task.seed), f"lora {number}")
+    return lora(model, training.rank, key=key) if training.rank else model

@@ -1,0 +1,1 @@
+"""The papers' figures, a file each, and reference methods of theirs."""

@@ -1,0 +1,127 @@
+"""FedAdam on a network between machines: the simulation's bits, from images and weights that agree."""
+
+import dataclasses
+import sys
+import threading
+
+import jax
+import numpy as np
+import pytest
+from backbones import seeded
+from machines import Machines
+from safetensors.numpy import save_file
+from tiny_networks import RESNET
+
+import covfree
+import covfree.rounds
+from covfree.backbones import BACKBONES, backbone
+from covfree.backbones.weights import tensor_shapes
+from covfree.cli.app import run
+from covfree.data.images import load_images as open_images
+from covfree.deployment import Description, load_images, load_network
+
+SIZES = {"berlin": 6, "oslo": 12, "rome": 5}
+NAMES = ("blue", "dark", "grey")
+
+
+def draw_photos(folder) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for number, (site, size) in enumerate(SIZES.items()):
+        rng = np.random.default_rng(number)
+        for i in range(size):
+            path = folder / site / NAMES[i % 3] / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            image.fromarray((rng.integers(0, 60, (16, 16, 3)) + 60 * (i % 3)).astype(np.uint8)).save(path)
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch) -> str:
+    """A small network stands in the table of backbones; its weights are in a file."""
+    table = {**BACKBONES, RESNET.name: RESNET}
+    for name, module in list(sys.modules.items()):
+        if name.startswith("covfree") and getattr(module, "BACKBONES", None) is BACKBONES:
+            monkeypatch.setattr(module, "BACKBONES", table)
+    path = tmp_path / "tiny.safetensors"
+    save_file(seeded.tensors(tensor_shapes(backbone(RESNET).shapes), RESNET.name), path)
+    return str(path)
+
+
+@pytest.mark.slow
+def test_commands_train_a_network_as_the_simulation_does_to_the_bit(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    draw_photos(tmp_path / "photos")
+    (tmp_path / "classes.txt").write_text("\n".join(NAMES))
+    (tmp_path / "keys").mkdir()
+    for name in (*SIZES, "server"):
+        assert run(["federation", "key", f"{name}.key"]) == 0
+        (tmp_path / f"{name}.pub").rename(tmp_path / "keys" / f"{name}.pub")
+    (tmp_path / "keys" / "server.pub").unlink()
+    with_weights = ["--weights", tiny]
+    new = ["federation", "new", "shared", "--sites", "keys", "--key", "server.key", "--algorithm", "fedadam"]
+    new += ["--rounds", "2", "--train", "all", "--max-examples", "12", "--class-names", "classes.txt"]
+    assert run([*new, "--backbone", RESNET.name, *with_weights]) == 0
+    common = ["--poll", "0.05", *with_weights]
+    join = ["federation", "join", "shared", *common]
+    codes = dict[str, int]()
+
+    def start(name: str, *words: str) -> threading.Thread:
+        thread = threading.Thread(target=lambda: codes.update({name: run(list(words))}))
+        thread.start()
+        return thread
+
+    assert run([*join, "--key", "rome.key", "--features", "x.npz", "--state", "r", "--out", "r.npz"]) == 2
+    assert "--features: expected --images, as a network is trained" in capsys.readouterr().err
+    serve = ("serve", "shared", "--key", "server.key", "--state", "server", "--out", "head.npz", *common)
+    threads = [start("server", "federation", *serve)]
+    for name in SIZES:
+        words = ("--key", f"{name}.key", "--images", f"photos/{name}", "--state", name)
+        threads.append(start(name, *join, *words, "--out", f"{name}.npz"))
+    for thread in threads:
+        thread.join()
+    assert codes == dict.fromkeys(("server", *SIZES), 0), capsys.readouterr()
+
+    own = Description.load("shared/federation.json")
+    network = load_network(own, tiny)
+    parts = [load_images(open_images(f"photos/{name}"), own, network) for name in SIZES]
+    assert parts[0].features.shape == (6, 16, 16, 3)
+    simulated = covfree.rounds.run(
+        own.make_algorithm(network),
+        np.concatenate([part.features for part in parts]),
+        np.concatenate([part.labels for part in parts]),
+        np.repeat(np.arange(3), list(SIZES.values())),
+        key=own.key(),
+        rounds=2,
+    ).result
+    saved = covfree.load_head("head.npz", network=network)
+    assert saved.class_names == NAMES
+    assert (tmp_path / "oslo.npz").read_bytes() == (tmp_path / "head.npz").read_bytes()
+    before, trained, expected = (
+        jax.tree.leaves((head.feature_map.params, head.head.weight))
+        for head in (dataclasses.replace(saved.head, feature_map=network), saved.head, simulated)
+    )
+    for a, b in zip(trained, expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+    assert sum(bool((a != b).any()) for a, b in zip(trained, before, strict=True)) > 5
+
+
+def test_what_no_network_can_be(tmp_path):
+    with Machines(tmp_path) as machines:
+        own = machines.description
+        trained = dataclasses.replace(own, algorithm="fedadam", rounds=1, train="all")
+        for changes, text in [
+            ({"train": "all"}, "train: expected 'head' for 'fedcof', got 'all'"),
+            ({"train": "tail"}, "train: expected one of"),
+        ]:
+            with pytest.raises(ValueError, match=text):
+                dataclasses.replace(own, **changes)
+        with pytest.raises(ValueError, match="train: expected 'head' without a network"):
+            dataclasses.replace(trained, extractor={})
+        with pytest.raises(ValueError, match="network: expected none, as heads are trained, got str"):
+            own.make_algorithm("network")
+        machines.description = trained
+        with pytest.raises(ValueError, match="network: expected that of load_network, got NoneType"):
+            machines.server()
+        with pytest.raises(
+            ValueError, match=r"features: expected uint8\[n, 224, 224, 3\], got float32\[64, 8\]"
+        ):
+            machines.client("berlin")

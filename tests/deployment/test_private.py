@@ -1,0 +1,81 @@
+"""Noise inside the masks between machines: the sum of all sites' shares of it, drawn once for each answer."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from machines import CLASSES, DIM, MORE, Machines, examples, finish
+
+from covfree.deployment import PrivateSums, SecureSums
+from covfree.deployment.envelope import unseal
+
+PROMISE = PrivateSums(300.0, 1e-5, clip=6.0)
+
+
+def make(folder, algorithm="fedcof", promise=PROMISE, **fields):
+    own = {"sums": SecureSums(), "private": promise, "fewest": 4, **fields}
+    return Machines(folder, algorithm, MORE, **own)
+
+
+@pytest.mark.parametrize(("algorithm", "rounds"), [("fedncm", 1), ("fedcof", 2)])
+def test_the_head_is_of_sums_with_the_noise_of_those_that_came(algorithm, rounds, tmp_path):
+    promise = dataclasses.replace(PROMISE, projection=6 if rounds == 2 else None)
+    with make(tmp_path, algorithm, promise) as machines:
+        server, clients = machines.server(), machines.clients()
+        made = machines.description.private_method
+        assert machines.description.num_rounds == rounds
+        assert made.promise.epsilon <= 300
+        assert (made.promise.noise, made.promise.honest) == ("distributed", 4)
+        # One leaves before its first upload: the noise is that of the others.
+        for turn in range(4):
+            asked = server.open()
+            for site, client in clients.items():
+                if turn < 2 or site != "wien":
+                    assert server.take(client.answer(asked)).reason is None
+            server.close()
+        clients.pop("wien")
+        # Killed between the rounds, the server goes on with integers of 64 bits.
+        server = machines.server()
+        head = finish(server, clients)
+        state, grid = server._state, made.grids[0]["sums"]
+        assert state.noises.tolist() == [4] * rounds
+        mapped = made.method.mapped
+        plain = sum(
+            grid.upload(np.asarray(mapped(x), np.float64), y, CLASSES).values
+            for x, y in map(examples, clients)
+        )
+        noise = (state.first - plain).ravel()
+        assert abs(noise.std() / (2 * 2.0**grid.log_deviation) - 1) < 5 / np.sqrt(2 * noise.size)
+        # Behind a projection, too, it is a linear head on the features as they are, which a file can hold.
+        assert head.weight.shape == (DIM, CLASSES)
+        features, labels = (np.concatenate(part) for part in zip(*map(examples, MORE), strict=True))
+        assert (np.asarray(head(features)).argmax(-1) == labels).mean() > 0.7
+
+
+def test_a_site_draws_its_noise_once(tmp_path):
+    with make(tmp_path) as machines:
+        server, clients = machines.server(), machines.clients()
+        for _ in range(2):
+            asked = server.open()
+            for client in clients.values():
+                server.take(client.answer(asked))
+            server.close()
+        asked = server.open()
+        first = clients["rome"].answer(asked)
+        assert machines.client("rome").answer(asked) == first
+        assert set(unseal(first, machines.description.sites).arrays) == {"words"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"sums": None}, "private: expected sums too"),
+        ({"algorithm": "fedadam", "rounds": 2}, "private: expected a method"),
+        ({"promise": PrivateSums(1.0, 1e-5, clip=6.0, honest=5)}, "honest: expected at most the fewest"),
+        ({"promise": PrivateSums(-1.0, 1e-5, clip=6.0)}, "epsilon"),
+        ({"algorithm": "qda-means"}, "method: expected one whose head"),
+    ],
+)
+def test_what_promises_nothing_is_an_error(fields, why, tmp_path):
+    with pytest.raises(ValueError, match=why):
+        make(tmp_path, **fields)

@@ -1,0 +1,201 @@
+"""Secure sums between machines: bit for bit that of integers, through kills and with sites that leave."""
+
+import gc
+import shutil
+
+import numpy as np
+import pytest
+from machines import MORE, Machines, assert_equal, check_kills, finish, padded
+
+from covfree.deployment import Description, Refused, SecureSums, TooFew
+from covfree.deployment.envelope import seal, unseal
+from covfree.deployment.steps import Steps
+from covfree.rounds.uploads import Parts
+from covfree.secure import STEPS
+
+
+def make(folder, algorithm="fed3r", **fields):
+    return Machines(folder, algorithm, MORE, **{"sums": SecureSums(1e6), "fewest": 3, **fields})
+
+
+def of_integers(description, came):
+    """The result if the uploads of those that came in each round are added as Python's integers."""
+    own, point = description, description.words
+    steps = Steps(own.make_algorithm(), len(own.sites), own.key(), own.example, own.max_examples)
+    state, memory = steps.start()
+    memories = dict.fromkeys(own.sites, memory)
+    for turn, sites in enumerate(came):
+        sent, total = steps.broadcast(state), 0
+        for number, site in enumerate(own.sites):
+            upload, after = steps.upload(number, turn, sent, memories[site], *padded(site))
+            if site in sites:
+                memories[site] = after
+                total = total + np.array(point.encode(upload.sums).tolist(), object)
+        form = steps.form(state)
+        words = np.array([int(word) % 2**64 for word in total], np.uint64)
+        state, _ = steps.serve(state, Parts(point.decode(words, form.sums), [], form.structure).upload())
+    return steps.result(state)
+
+
+def step(server, clients):
+    asked = server.open()
+    for client in clients.values():
+        receipt = server.take(client.answer(asked))
+        assert receipt.reason is None, receipt
+    server.close()
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rounds", "at"), [("fedcof:shrinkage=0.1", None, 2), ("scaffold", 2, 1), ("fed3r", None, 3)]
+)
+def test_the_result_is_that_of_integers_whoever_leaves(algorithm, rounds, at, tmp_path):
+    there = [site for site in MORE if site != "oslo"]
+    with make(tmp_path, algorithm, rounds=rounds) as machines:
+        server, clients = machines.server(), machines.clients()
+        for turn in range(4):
+            step(server, {site: clients[site] for site in (there if turn >= at else MORE)})
+        if algorithm.startswith("fedcof"):
+            # Its second round needs all whose counts are in the first, and nobody else.
+            late = server.take(clients["oslo"].answer(server.open()))
+            assert "need the sites of the first" in (late.reason or "")
+            clients.pop("oslo")
+        result = finish(server, clients)
+        number = server.description.num_rounds
+        assert [each["round"] for each in server.history] == list(range(4 * number))
+        came = [there if at < 3 else list(MORE), *[list(clients)] * (number - 1)]
+        assert_equal(result, of_integers(server.description, came))
+
+
+# A process that is killed while it opens a file closes nothing.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_killed_anywhere_they_go_on_to_the_same_sum(tmp_path):
+    check_kills(tmp_path, 8, "fed3r", sums=SecureSums(1e6))
+    gc.collect()
+
+
+def test_a_site_answers_nobody_who_asks_for_less(tmp_path):
+    with make(tmp_path) as machines:
+        own = machines.description
+        rome = machines.client("rome")
+        # The same federation without secure sums is another one, whoever signs it.
+        bare = Machines(tmp_path, "fed3r", MORE, fewest=3)
+        with bare, pytest.raises(Refused, match="federation: expected"):
+            rome.answer(bare.server().open())
+        # A server that lies: it asks for the upload at once, for another size, or for the step again.
+        machines.alive.pop("server", None)
+        (tmp_path / "server").rename(tmp_path / "bare")
+        server, clients = machines.server(), machines.clients()
+        asked = [step(server, clients) for _ in range(2)]
+        rome = machines.client("rome")
+        assert rome.turn == 1
+
+        def lie(data, **changes):
+            about, arrays = unseal(data, {"server": own.server})
+            arrays = {**arrays, **changes.pop("arrays", {})}
+            return seal(machines.key("server"), {**about, **changes}, arrays)
+
+        with pytest.raises(Refused, match="replayed: it opens round 0"):
+            rome.answer(lie(asked[0], nonce="0" * 32))
+        late = machines.client("wien")
+        shown = machines.server().open()
+        for other in (7, 6):  # a step of the next round, in which this site has no part yet
+            with pytest.raises(Refused, match="expected to have answered the step before"):
+                late.answer(lie(shown, turn=other))
+        about, arrays = unseal(shown, {"server": own.server})
+        size = about["words"]
+        for changes, why in (
+            ({"words": 0}, "words: expected the number"),
+            ({"words": "many"}, "words: expected the number"),
+        ):
+            with pytest.raises(Refused, match=why):
+                rome.answer(lie(shown, **changes))
+        assert rome.turn == 1
+        # Too few neighbours' shares: rome has no further part, also as a process that begins anew.
+        few = {name: arrays[name][:1] for name in ("sender", "receiver", "box")}
+        with pytest.raises(Refused, match="step mask: expected at least 3 neighbours that shared"):
+            rome.answer(lie(shown, arrays=few))
+        for client in (rome, machines.client("rome")):
+            with pytest.raises(Refused, match="has no part in this round's sum"):
+                client.answer(shown)
+        # The others go on. Asked for the step once more, in other words, a site gives the same upload.
+        server = machines.server()
+        for site in ("berlin", "oslo", "wien", "york"):
+            first = unseal(machines.client(site).answer(shown), own.sites)
+            moved = {name: array + 1 for name, array in arrays.items() if name.startswith("sent")}
+            again = unseal(machines.client(site).answer(lie(shown, nonce="1" * 32, arrays=moved)), own.sites)
+            assert first.about["examples"] == 0
+            assert first.arrays["words"].shape == (size,)
+            np.testing.assert_array_equal(first.arrays["words"], again.arrays["words"])
+            assert server.take(machines.client(site).answer(shown)).reason is None
+        server.close()
+        asks = server.open()
+        machines.kill("berlin")
+        shutil.copytree(tmp_path / "berlin", tmp_path / "kept")
+        # It opens one of a neighbour's secrets, and none unless its own upload is among those that came.
+        for came, why in (
+            ([1, 3, 4], "expected this client, 0"),
+            ([0, 1], "at least 3 clients, got 2"),
+            ([0, 2, 3, 4], "expected neighbours that had shared"),
+            ([0, 1, 3, 9], "clients of the session"),
+        ):
+            # Each lie is told to a berlin that has heard no other.
+            machines.kill("berlin")
+            shutil.rmtree(tmp_path / "berlin")
+            shutil.copytree(tmp_path / "kept", tmp_path / "berlin")
+            berlin = machines.client("berlin")
+            if why == "expected neighbours that had shared":
+                # rome did share; its upload did not come: only its key may be opened.
+                opened = unseal(
+                    berlin.answer(lie(asks, arrays={"came": np.array(came, np.int32)})), own.sites
+                )
+                assert set(opened.arrays["seed_of"].tolist()) == {2, 3, 4}
+                assert set(opened.arrays["key_of"].tolist()) == {1}
+                continue
+            with pytest.raises(Refused, match=why):
+                berlin.answer(lie(asks, arrays={"came": np.array(came, np.int32)}))
+
+
+def test_too_few_is_named_and_the_step_is_opened_again(tmp_path):
+    with make(tmp_path, deadline=60) as machines:
+        server, clients = machines.server(), machines.clients()
+        step(server, clients)
+        step(server, clients)
+        asked = server.open()
+        for site in ("rome", "oslo"):
+            server.take(clients[site].answer(asked))
+        with pytest.raises(TooFew, match="round 1 of 1, step mask: expected answers of 3 sites at least"):
+            server.close()
+        machines.now.seconds += 61
+        again = server.open()
+        assert again != asked
+        for site in ("berlin", "wien", "york"):
+            assert server.take(clients[site].answer(again)).reason is None
+        server.close()
+        step(server, clients)
+        assert_equal(server.result, of_integers(machines.description, [list(MORE)]))
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"sums": SecureSums(0.0)}, "sums: bound: expected a finite number above 0"),
+        ({"sums": SecureSums(1e6, threshold=1)}, "sums: threshold: expected above half of 4 neighbours"),
+        ({"sums": SecureSums(1e6, neighbours=3)}, "sums: neighbours: expected an even number"),
+        ({"algorithm": "fedpft"}, "sums"),
+    ],
+)
+def test_descriptions_that_hide_nothing_are_errors(fields, why, tmp_path):
+    with pytest.raises(ValueError, match=why):
+        make(tmp_path, **fields)
+
+
+def test_the_description_says_so(tmp_path):
+    with make(tmp_path, sums=SecureSums(1e6, neighbours=2, threshold=2)) as machines:
+        machines.description.save(tmp_path / "f.json")
+        assert Description.load(tmp_path / "f.json") == machines.description
+        assert machines.description.named(2) == "round 1 of 1, step mask"
+        bare = Machines(tmp_path, "fed3r", MORE, fewest=3).description
+        assert bare.identity != machines.description.identity
+        assert bare.steps == ("answer",)
+        assert machines.description.steps == STEPS

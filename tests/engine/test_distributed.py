@@ -1,0 +1,116 @@
+"""Heads and features from shards on a Dask cluster of two processes, one of which is killed in the middle."""
+
+import os
+import signal
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from classifiers import assert_same_classifier, expected_head, make
+from federations import CLASSES
+from federations import make as federation
+
+import covfree
+from covfree.core.columns import open_table
+
+distributed = pytest.importorskip("distributed")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    options = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": None}
+    with distributed.LocalCluster(**options) as cluster, distributed.Client(cluster) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def examples():
+    found = federation(0)
+    return found.with_features(found.features.astype(np.float32))
+
+
+@pytest.fixture
+def shards(tmp_path, examples):
+    """Ten Parquet files; every client's examples lie in several."""
+    import pyarrow
+
+    paths = []
+    for number, part in enumerate(np.array_split(np.arange(len(examples.labels)), 10)):
+        columns = dict(zip(("features", "labels", "clients"), (own[part] for own in examples), strict=True))
+        table = pyarrow.table(columns | {"features": columns["features"].tolist()})
+        paths.append(tmp_path / f"{number}.parquet")
+        parquet.write_table(table, paths[-1])
+    return paths
+
+
+def read_and_die(marker, path):
+    """Read a shard, but the first to read the sixth kills its own process before the task is done."""
+    if path.endswith("5.parquet") and not Path(marker).exists():
+        Path(marker).write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGKILL)
+    found = dict(open_table(Path(path)))
+    return found | {"features": found["features"].astype(np.float32)}
+
+
+def test_dask_collections_threads_and_bad_shards(shards, examples, tmp_path):
+    """Without a cluster Dask's threads do the work; a partition holds columns as a file does.
+
+    It comes before the tests with a cluster, which is the current one as long as it lives.
+    """
+    from dask import delayed
+
+    class Collection:
+        def to_delayed(self):
+            return [delayed(open_table)(path) for path in shards]
+
+    head = covfree.distributed.fit(make("fed3r"), Collection(), num_classes=CLASSES)
+    assert_same_classifier(head, expected_head("fed3r", make("fed3r"), examples), 1e-4)
+    fit = partial(covfree.distributed.fit, covfree.fed3r(), num_classes=CLASSES)
+    with pytest.raises(TypeError, match="shards: expected a list of paths"):
+        fit(str(shards[0]))
+    with pytest.raises(ValueError, match="got none"):
+        fit([])
+    with pytest.raises(KeyError, match="'label'"):
+        fit(shards, columns=("features", "label", None))
+    with pytest.raises(ValueError, match=r"x\.txt: expected a file that ends in \.npz"):
+        fit([tmp_path / "x.txt"])
+    ragged = tmp_path / "ragged.parquet"
+    import pyarrow
+
+    parquet.write_table(pyarrow.table({"features": [[1.0], [1.0, 2.0]], "labels": [0, 1]}), ragged)
+    with pytest.raises(ValueError, match=r"ragged\.parquet: features: expected a list of the same"):
+        fit([ragged], columns=("features", "labels", None))
+
+
+def test_a_worker_that_is_killed_changes_nothing(cluster, shards, examples, tmp_path):
+    before, marker = set(cluster.run(os.getpid).values()), tmp_path / "died"
+    read = partial(read_and_die, str(marker))
+    settings = {"num_classes": CLASSES}
+    total = covfree.distributed.total(covfree.fedcof(), shards, read=read, client=cluster, **settings)
+    assert int(marker.read_text()) in before
+    assert int(marker.read_text()) not in cluster.run(os.getpid).values(), "the worker was not killed"
+    # The head is a function of the total's rows, one for each client and class.
+    whole = covfree.aggregate.add(covfree.aggregate.zero(covfree.fedcof(), **settings), *examples)
+    for found, expected in zip(total.rows[:4], covfree.aggregate.compacted(whole).rows[:4], strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def scaled(batch):
+    assert len(batch) == 4, "a batch of another shape would be compiled anew"
+    return 2 * batch
+
+
+def test_extracted_shards_are_what_fit_reads(cluster, shards, examples, tmp_path):
+    columns = ("features", "labels", "clients")
+    paths = covfree.distributed.extract(
+        scaled, shards, tmp_path / "out", batch_size=4, columns=columns, client=cluster
+    )
+    found = [open_table(Path(path)) for path in paths]
+    for name, own in zip(columns, examples, strict=True):
+        expected = 2 * own if name == "features" else own
+        np.testing.assert_array_equal(np.concatenate([part[name] for part in found]), expected)
+    sums = covfree.distributed.fit(make("fed3r"), paths, num_classes=CLASSES, client=cluster)
+    twice = examples.with_features(2 * examples.features)
+    assert_same_classifier(sums, expected_head("fed3r", make("fed3r"), twice), 1e-4)
