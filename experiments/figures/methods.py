@@ -17,6 +17,7 @@ from covfree.methods import Method
 from covfree.methods.field.sampled import keep_phase
 from covfree.methods.rounds import bound, phases
 from covfree.methods.summaries import send_class_means
+from covfree.statistics.transforms import count_noise
 
 
 @jax.tree_util.register_dataclass
@@ -98,3 +99,9 @@ def fedcgs_linear(num_samples: int = 10_000, l2: float = 1e-3) -> Method:
 def fedcgs_relu(num_features: int = 1000, shrinkage: float = 0.0) -> Method:
     """FedCGS on random features with a ReLU (its Figure 3)."""
     return covfree.fedcgs(shrinkage, feature_map=covfree.relu_features(num_features))
+
+
+def noisy_counts(law: str = "laplace", epsilon: float = 0.1, shrinkage: float = 1.0) -> Method:
+    """FedCOF as published, with uniform, Gaussian or Laplace noise on clients' counts (its Figure 6)."""
+    method = covfree.fedcof(shrinkage, head="ridge")
+    return method.with_transforms(count_noise(law, epsilon))  # pyright: ignore[reportArgumentType]

@@ -113,6 +113,8 @@ def test_the_unit_of_a_feature_changes_nothing():
     collinear = FLOAT32.array(features[:, [0, 1, 1]])
     with pytest.raises(ValueError, match="a covariance is singular, which shrinkage above 0 mends"):
         covfree.fit(covfree.qda(0.0, 1.0), collinear, labels, clients)
+    with pytest.raises(ValueError, match="of each class's own also a prior above 0"):
+        covfree.fit(covfree.qda(0.1, 0.0), collinear, labels, clients)
     assert covfree.fit(covfree.qda(0.1, 1.0), collinear, labels, clients)(varying[:, [0, 1, 1]]).shape == (
         60,
         3,
