@@ -191,3 +191,16 @@ def test_labels_are_nearest_to_their_own_points_and_apart_from_each_other():
     across, up = np.moveaxis(np.abs(centres[:, None] - centres) - (sizes[:, None] + sizes) / 2, -1, 0)
     others = ~np.eye(len(points), dtype=bool)
     assert ((up > 0) | (across >= 8))[others].all()
+
+
+def test_no_line_passes_through_the_labels_of_points_in_a_row():
+    """As many wide labels as fit one above the other only."""
+    points = np.array([[244.0, 20], [280, 20], [316, 20], [364, 20], [400, 20]])
+    sizes = np.tile([103.0, 39], (5, 1))
+    marks = np.concatenate([points - 3, points + 3], 1)
+    walls = [[20, 198, 462, 199], [120, 20, 121, 199]]
+    centres, ends = place_labels(points, sizes, np.concatenate([marks, walls]), np.array([0.0, 0, 462, 217]))
+    for i, centre in enumerate(centres):
+        others = np.delete(np.arange(5), i)
+        along = points[others] + np.linspace(0, 1, 50)[:, None, None] * (ends - points)[others]
+        assert not (np.abs(along - centre) < sizes[i] / 2).all(-1).any()

@@ -60,3 +60,17 @@ def test_files_are_the_same_again_and_keep_their_text(tmp_path):
     assert contents["png"].startswith(b"\x89PNG")
     assert contents["pdf"].startswith(b"%PDF")
     assert b">a title</text>" in contents["svg"]
+
+
+def test_a_legend_fits_the_figure_in_columns_as_wide_as_their_own_entries():
+    with figures.style():
+        figure = figures.new_figure(figures.PAGE, 2)
+        axes = figure.subplots()
+        names = ["from a start whose title takes more than half of the picture's width", *"abcdef"]
+        figures.legend_below(figure, [axes.plot([0, 1], label=name)[0] for name in names])
+        figure.draw_without_rendering()
+        (legend,) = figure.legends
+        box = legend.get_window_extent()
+        assert box.x0 >= 0
+        assert box.x1 <= figure.bbox.x1
+        assert len({round(text.get_window_extent().x0) for text in legend.texts}) > 2

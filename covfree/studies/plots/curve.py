@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_NAMES = "rounds", "bytes up, all clients", "operations, all clients"
+_NAMES = "rounds", "bytes up, all clients", "operations (FLOP), all clients"
 # Dashes of the algorithms; dots are reserved for the closed-form stage.
 _ON_AND_OFF = ((6, 1, 1, 1, 1, 1), (3, 1), (8, 2), (5, 1, 1, 1), (2, 1), (9, 1, 3, 1), (12, 3))
 _DASHES = ("-", "--", "-.", *((0, pattern) for pattern in _ON_AND_OFF))
@@ -69,7 +69,7 @@ def draw(title: str, every: Sequence[Result], num_classes: int, *, narrow: bool 
     _stretch(by_bytes, last_bytes)
     _stretch(by_flops, last_flops)
     figures.byte_axis(by_bytes.xaxis, most=3)
-    figures.byte_axis(by_flops.xaxis, most=3, unit="FLOP")
+    figures.byte_axis(by_flops.xaxis, most=3, unit="")
     figures.legend_below(figure, handles)
     return figure
 

@@ -14,8 +14,8 @@ _DASH = 5.0  # gap between marks moved apart sideways, which shows the line to t
 _SPACE = 9.0  # gap between texts side by side, which would otherwise read as one line
 _OWN = 5.0  # a label should be this much nearer to its own point than to any other
 _ANGLES = np.linspace(0, 2 * np.pi, 24, endpoint=False)
-_NEAREST = 150  # number of candidate places per label
-_SWEEPS, _ORDERS = 3, 8
+_NEAREST = 300  # number of candidate places per label
+_SWEEPS, _ORDERS = 3, 16
 # Costs, in points of line length: labels that overlap, a line through a label or mark, lines that cross.
 _COVER, _THROUGH, _CROSS = 1e4, 400.0, 100.0
 # Costs of texts that run together, and of each point of the page by which another point is too near.
@@ -45,8 +45,9 @@ def place_labels(
     """Place a label near each point, clear of marks, other labels and the lines from points to labels.
 
     Each label in turn takes the best of many places around its point, given the places of the others, in
-    several sweeps. The result depends on the order of labels, so this is repeated in several orders, each
-    of which starts with the labels that had the worst places before, and the best result is taken.
+    several sweeps. The result depends on the order of labels, so this is repeated in several orders, and the
+    best result is taken: each order starts with the labels that had the worst places before, or, every other
+    time, is drawn at random.
 
     Args:
         points: [n, 2] the points to label.
@@ -67,11 +68,11 @@ def place_labels(
         away = np.hypot(*(ends - point).T)
         nearer = (away + _OWN - _distance(boxes, np.delete(points, i, 0))).clip(0)
         costs.append(away + 0.2 * aslant + _THROUGH * through + _NEARER * nearer)
-    settled, order = [], np.arange(count)
-    for _ in range(_ORDERS):
+    settled, order, rng = [], np.arange(count), np.random.default_rng(0)
+    for repeat in range(_ORDERS):
         boxes, ends, paid = _settle(points, tried, costs, order)
         settled.append((paid.sum(), boxes, ends))
-        order = order[np.argsort(-paid[order], kind="stable")]
+        order = rng.permutation(count) if repeat % 2 else order[np.argsort(-paid[order], kind="stable")]
     _, boxes, ends = min(settled, key=lambda each: each[0])
     return (boxes[:, :2] + boxes[:, 2:]) / 2, ends
 

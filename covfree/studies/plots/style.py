@@ -159,12 +159,17 @@ def set_title(figure: Figure, text: str) -> None:
 
 def legend_below(figure: Figure, handles: Sequence[Any]) -> None:
     """Put a legend below the axes, in as many columns as fit the figure's width."""
-    widest = max(text_width(str(handle.get_label())) for handle in handles)
-    columns = int(72 * figure.get_figwidth() // (widest + 4.5 * TYPE))
+    widths = [text_width(str(handle.get_label())) + 4.5 * TYPE for handle in handles]
+    # Matplotlib fills columns as `array_split` does, each as wide as its widest entry.
+    fitting = [
+        columns
+        for columns in range(1, len(widths) + 1)
+        if sum(part.max() for part in np.array_split(widths, columns)) <= 72 * figure.get_figwidth()
+    ]
     figure.legend(
         handles=list(handles),
         loc="outside lower center",
-        ncols=max(1, min(columns, len(handles))),
+        ncols=max(fitting, default=1),
         handlelength=2.2,
         columnspacing=1.2,
         borderaxespad=0.2,
