@@ -16,6 +16,12 @@ ROOT = Path(__file__).resolve().parents[1]
 _BLOCK = re.compile(r"^```[a-z]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
+def programs(page: str) -> list[str]:
+    """The Python of a page, by its path from the repository's root, that is no doctest."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return re.findall(r"^```python\n((?!>>>).*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
 def commands(page: str, *, but: tuple[str, ...] = ()) -> list[list[str]]:
     """Lines of a page's blocks that start with ``covfree``, as the shell would read them.
 

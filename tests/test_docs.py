@@ -6,7 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+import typer
+from pages import commands, programs
 from reference import MODULES, exports, sections
+
+from covfree.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -72,6 +76,38 @@ def test_every_relative_link_resolves(page):
         assert linked.is_relative_to(ROOT), f"{page.name}: leads out of the repository: {target}"
         if anchor:
             assert anchor in anchors(linked), f"{page.name}: no such heading: {target}"
+
+
+def test_every_program_is_run_by_a_test():
+    """By tests that name its page; all other Python is a session, which pytest types in."""
+    found = {page.name: len(programs(f"docs/{page.name}")) for page in PAGES}
+    assert {name: number for name, number in found.items() if number} == {
+        "backbones.md": 1,
+        "from-pytorch.md": 2,
+        "scale.md": 2,
+    }
+
+
+def test_every_command_is_understood(monkeypatch, tmp_path):
+    """Options that are no longer there, and values that they do not take; tests/trials/ run some of them."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("options.toml", "sweep.toml"):
+        (tmp_path / name).touch()
+    understood = []
+
+    top = typer.main.get_command(app)
+    groups = [top, top.commands["federation"]]
+    for group in groups:
+        for name, command in group.commands.items():
+            if command not in groups:
+                monkeypatch.setattr(command, "callback", lambda name=name, **_: understood.append(name))
+    for page in [ROOT / "README.md", *PAGES, *STUDIES]:
+        text = page.read_text(encoding="utf-8")
+        if not re.search(r"^```[a-z]*\ncovfree ", text, re.MULTILINE):
+            continue
+        for command in commands(str(page.relative_to(ROOT)), but=("ALGORITHM",) * ("ALGORITHM" in text)):
+            top.main(command[: command.index(">")] if ">" in command else command, standalone_mode=False)
+    assert set(understood) >= {"compare", "extract", "export", "finetune", "personalise", "serve"}
 
 
 def test_the_index_links_every_page():

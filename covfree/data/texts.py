@@ -117,6 +117,8 @@ def load_texts(
     names = {name: name for name in _COLUMNS} | dict(columns or {})
     if unknown := set(names) - set(_COLUMNS):
         raise ValueError(f"columns: expected names for {', '.join(_COLUMNS)}, got {', '.join(unknown)}")
+    if len(set(names.values())) < len(names):
+        raise ValueError(f"columns: expected a name of its own for each, got {names}")
     if columns and path.suffix == ".json":
         raise ValueError(f"columns: expected none for {path}, whose lists of pairs have no names")
     # The csv module refuses fields above 131,072 characters by default.
@@ -150,7 +152,10 @@ def _table(path: Path, names: Mapping[str, str]) -> Iterator[_Item]:
         columns = [name for name in rows.fieldnames or [] if name in names]
         if not _needed(names) <= set(columns) or len(set(columns)) < len(columns):
             needed = " and ".join(sorted(_needed(names), key=lambda name: names[name], reverse=True))
-            raise ValueError(f"expected columns {needed} once each, got {rows.fieldnames or []}")
+            raise ValueError(
+                f"expected columns {needed} once each, got {rows.fieldnames or []}; columns= (--text-column, "
+                "--label-column) says what the file calls them"
+            )
         for row in rows:
             place = f"line {rows.line_num}"
             if None in row or None in row.values():

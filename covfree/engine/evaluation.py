@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
@@ -67,6 +67,8 @@ def _in_parts(whole: Callable[..., Array]) -> Callable[..., Array]:
     # `wraps` also copies ``lower`` and the other attributes of a compiled function.
     @wraps(whole)
     def accuracy(head: Any, features: Any, labels: Any) -> Array:
+        if isinstance(features, Mapping) and callable(head):  # several arrays, as a model of texts takes them
+            head, features = jax.tree_util.Partial(_same), head(features)
         given = {"features": features, "labels": labels}
         features, labels = as_arrays(given, given).values()
         _check_evaluation(head, features, labels)
@@ -90,7 +92,8 @@ def evaluate(
 
     Args:
         head: a classifier, or any function from features to scores [examples, classes].
-        features: test features; large ones on the host are read part by part, as `fit` reads them.
+        features: test features; large ones on the host are read part by part, as `fit` reads them. A dict of
+            arrays goes to the head as it is.
         labels: their classes; below 0 is padding. A class that the head never saw, or
             does not know, counts as an error.
 

@@ -99,11 +99,11 @@ def class_counts(data: ClientData, num_classes: int) -> Int32[Array, " classes"]
 
 
 def _check_scores(model: Model, scores: Any, labels: jax.Array) -> None:
-    """Raise unless a model gives one score for each example and class."""
-    wide = "classes" if model.num_classes is None else model.num_classes
-    shape = jnp.shape(scores)
-    if len(shape) != 2 or shape[0] != len(labels) or model.num_classes not in (None, shape[1]):
-        raise ValueError(f"scores: expected [{len(labels)}, {wide}] of a batch, got {list(shape)}")
+    """Raise unless a model gives one score for each example and class; a loss of its own takes any others."""
+    shape, wide = jnp.shape(scores), model.num_classes
+    if shape[:1] != (len(labels),) or (wide is not None and shape[1:] != (wide,)):
+        expected = "…" if wide is None else wide
+        raise ValueError(f"scores: expected [{len(labels)}, {expected}] of a batch, got {list(shape)}")
 
 
 class Local(NamedTuple):

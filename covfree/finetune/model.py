@@ -27,6 +27,11 @@ def cross_entropy(
     scores: Float[Array, "batch classes"], labels: Int[Array, " batch"]
 ) -> Float[Array, " batch"]:
     """−log softmax(scores)[label] of each example, in float32 at least."""
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise TypeError(
+            f"labels: expected integers, the classes of the cross-entropy, got {labels.dtype}; give the "
+            "Model a loss of its own"
+        )
     scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
     return optax.softmax_cross_entropy_with_integer_labels(scores, labels)
 
@@ -46,7 +51,9 @@ class Model:
         scores: ``(trained, frozen, features) -> scores [batch, classes]``.
         finish: ``(trained, frozen, statistics) -> result`` makes the result of a run, a callable; None for
             the model itself.
-        loss: ``(scores [batch, classes], labels [batch, …]) -> [batch]``, which training minimises.
+        loss: ``(scores [batch, classes], labels [batch, …]) -> [batch]``, which training minimises. Without
+            ``num_classes``, scores may have any shape [batch, …]. One integer for each example is a class,
+            and below 0 padding, whatever the loss: give numbers to predict as floats.
         num_classes: C; labels are then classes, integers below C. None for a loss of other labels, such as
             ``replace(linear_model(head), loss=…, num_classes=None)`` for regression or several labels each.
     """
@@ -265,6 +272,7 @@ def network_model(
     """
     check_choice("train", train, ("all", "head", "backbone"))
     check_choice("norms", norms, ("batch", "frozen"))
+    check_choice("dropout", dropout, (False, True))
     if not isinstance(head, LinearHead) or head.weight.shape[0] != backbone.num_features:
         got = list(head.weight.shape) if isinstance(head, LinearHead) else type(head).__name__
         raise ValueError(f"head: expected a linear head of {backbone.num_features} features, got {got}")

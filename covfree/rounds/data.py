@@ -170,13 +170,13 @@ def _owners(features: Any, labels: Any, clients: Any, num_classes: int | None) -
             f"labels: row {row} of client {owner[row]} has label {np.asarray(labels)[row]}; expected labels "
             f"below {which}"
         )
-    for part in parts:
+    for name, part in [*(("features", part) for part in parts), ("labels", np.asarray(labels))]:
         if not jnp.issubdtype(getattr(part, "dtype", np.float32), jnp.floating):
             continue
         if (wrong := ~np.asarray(_finite(part)) & (owner >= 0)).any():
             row = int(wrong.argmax())
             raise ValueError(
-                f"features: row {row} of client {owner[row]} holds a number that is not finite; expected "
+                f"{name}: row {row} of client {owner[row]} holds a number that is not finite; expected "
                 "finite numbers"
             )
     return owner

@@ -14,6 +14,7 @@ import pytest
 from backbones import seeded
 from backbones.hub_server import Hub
 from huggingface_hub import constants
+from pages import programs
 from safetensors.numpy import save
 
 from covfree.backbones import BACKBONES, Preprocessing, backbone
@@ -72,6 +73,14 @@ def test_fetched_verified_and_loaded(hub):
     assert weights == Weights(weights.path, SHA256, f"{REPOSITORY}@{COMMIT}", expected, "resnet18")
     params = NETWORK.load(weights.path)
     assert jax.tree.all(jax.tree.map(np.array_equal, params, NETWORK.from_tensors(TENSORS)))
+    # The page's program, by a smaller network.
+    (program,) = programs("docs/backbones.md")
+    found = {}
+    exec(
+        program.replace("<commit>", COMMIT).replace('backbone("resnet18")', 'backbone("squeezenet1_1")'),
+        found,
+    )
+    assert jax.tree.all(jax.tree.map(np.array_equal, params, found["params"]))
     place = f"/{REPOSITORY}/resolve/{COMMIT}"
     assert hub.asked == [
         f"HEAD {place}/config.json",

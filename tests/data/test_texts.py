@@ -115,6 +115,8 @@ def test_columns_by_other_names_and_long_texts(file):
         load_texts(file(".csv", "text,label\na,b\n"), columns=names)
     with pytest.raises(ValueError, match=r"columns: expected none for .*, whose lists of pairs"):
         load_texts(file(".json", '{"train": [["a", "b"]]}'), columns=names)
+    with pytest.raises(ValueError, match=r"columns: expected a name of its own for each, got .*'label': 'b'"):
+        load_texts(file(".csv", "a,b\na,b\n"), columns={"text": "b", "label": "b"})
     with pytest.raises(ValueError, match="columns: expected names for text, label, client, split, got body"):
         load_texts(file(".csv", "text,label\na,b\n"), columns={"body": "text"})
 

@@ -10,6 +10,7 @@ import pytest
 from classifiers import assert_same_classifier, expected_head, make
 from federations import CLASSES
 from federations import make as federation
+from pages import programs
 
 import covfree
 from covfree.core.columns import open_table
@@ -102,7 +103,11 @@ def scaled(batch):
     return 2 * batch
 
 
-def test_extracted_shards_are_what_fit_reads(cluster, shards, examples, tmp_path):
+def doubled(batch):
+    return 2 * batch
+
+
+def test_extracted_shards_are_what_fit_reads(cluster, shards, examples, tmp_path, monkeypatch):
     columns = ("features", "labels", "clients")
     paths = covfree.distributed.extract(
         scaled, shards, tmp_path / "out", batch_size=4, columns=columns, client=cluster
@@ -111,6 +116,16 @@ def test_extracted_shards_are_what_fit_reads(cluster, shards, examples, tmp_path
     for name, own in zip(columns, examples, strict=True):
         expected = 2 * own if name == "features" else own
         np.testing.assert_array_equal(np.concatenate([part[name] for part in found]), expected)
+    # The page's program does so by the names that columns have unless said.
+    program, _ = programs("docs/scale.md")
+    np.savez(
+        tmp_path / "images.npz", images=examples.features, labels=examples.labels, clients=examples.clients
+    )
+    names = {"covfree": covfree, "network": doubled, "image_shards": [tmp_path / "images.npz"]}
+    monkeypatch.setattr(distributed, "Client", lambda address: cluster)
+    program = program.replace("num_classes=100", f"num_classes={CLASSES}")
+    exec(program.replace("s3-mount", str(tmp_path)), names)
+    assert names["head"].weight.shape == (examples.features.shape[1], CLASSES)
     sums = covfree.distributed.fit(make("fed3r"), paths, num_classes=CLASSES, client=cluster)
     twice = examples.with_features(2 * examples.features)
     assert_same_classifier(sums, expected_head("fed3r", make("fed3r"), twice), 1e-4)

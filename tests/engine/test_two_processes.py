@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from pages import programs
 from precision import assert_heads_close
 
 import covfree
@@ -96,7 +97,7 @@ def script():
 
 @pytest.mark.usefixtures("untyped")
 @pytest.mark.parametrize("name", METHODS)
-def test_two_processes_are_one(finished, script, name):
+def test_two_processes_are_one(finished, script, name, monkeypatch):
     folder, outputs = finished
     method = METHODS[name]
     shares = [script.own_rows(method, process, 2, **SIZES) for process in range(2)]
@@ -114,3 +115,9 @@ def test_two_processes_are_one(finished, script, name):
         assert int(line[2]) >= len(rows.label)
     assert "accuracy" in outputs[0]
     assert "accuracy" not in outputs[1]
+    # The page's program, of one process that has started.
+    _, program = programs("docs/scale.md")
+    monkeypatch.setattr(jax.distributed, "initialize", lambda: None)
+    names = {"method": method, "num_classes": SIZES["classes"], "my_rows": lambda process, processes: rows}
+    exec(program, names)
+    assert_heads_close((names["head"].weight, names["head"].bias), (head.weight, head.bias), 1e-5)

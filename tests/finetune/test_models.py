@@ -279,6 +279,7 @@ def test_features_in_several_arrays():
     assert right.mean() > 0.9
     own = [right[clients == k].mean() for k in range(4)]
     np.testing.assert_allclose(ft.client_accuracy(done.result, texts, labels, clients), own)
+    assert float(covfree.evaluate(done.result, texts, labels)) == pytest.approx(right.mean())
     with pytest.raises(ValueError, match=r"features: expected shape .* got \[40, 5\], \[39, 5\]"):
         run(ft.fedavg(model), {**texts, "mask": mask[1:]}, labels, clients, key=KEY, rounds=1)
 
@@ -301,6 +302,31 @@ def test_regression_and_several_labels_each():
     several = targets > 0.5
     done = run(ft.scaffold(model, 0.5, batch_size=8), features, several, clients, key=KEY, rounds=50)
     assert ((np.asarray(done.result(features)) > 0) == several).mean() > 0.95
+    # A score for each place of a sequence, each with a class; and a single number for each example.
+    sequences = replace(
+        wide, scores=lambda head, kept, x: jnp.stack([head(x), head(-x)], 1), finish=None, num_classes=None
+    )
+    tokens = replace(sequences, loss=lambda scores, targets: cross_entropy(scores, targets).mean(1))
+    places = np.stack([several[:, 0], ~several[:, 0]], 1).astype(np.int32)
+    done = run(ft.fedavg(tokens, 1.0), features, places, clients, key=KEY, rounds=40)
+    assert (np.asarray(done.result(features)).argmax(2) == places).mean() > 0.85
+    one = replace(wide, scores=lambda head, kept, x: head(x)[:, 0], num_classes=None)
+    targets[7] = np.nan
+    with pytest.raises(
+        ValueError, match=f"labels: row 7 of client {clients[7]} holds a number that is not fi"
+    ):
+        run(
+            ft.fedavg(replace(one, loss=lambda x, y: (x - y) ** 2)),
+            features,
+            targets[:, 0],
+            clients,
+            key=KEY,
+            rounds=1,
+        )
+    with pytest.raises(
+        TypeError, match=r"labels: expected integers, the classes of .* got float32; give the Mo"
+    ):
+        run(ft.fedavg(one), features, features[:, 0], clients, key=KEY, rounds=1)
     with pytest.raises(TypeError, match="labels: expected integers, got float32; for what is no class"):
         run(ft.fedavg(wide), features, targets, clients, key=KEY, rounds=1)
 
@@ -343,3 +369,5 @@ def test_dropout_is_a_choice_of_its_own():
     assert np.abs(features(dropped, first) - features(dropped, second)).max() > 0.01
     mean = float(features(kept, first).mean())
     assert float(features(dropped, first).mean()) == pytest.approx(mean, rel=0.1)
+    with pytest.raises(ValueError, match=r"dropout: .*0\.5"):
+        ft.network_model(net, params, head, dropout=0.5)
