@@ -23,15 +23,17 @@ _KINDS = {
 }
 # Labels are identifiers if there are as many classes and, of each that occurs, so many that do not.
 _MANY_CLASSES, _GAPS = 2**15, 16
+# Rows whose largest number tells whether all others have to be looked at.
+_FEW = 64
 
 
 def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int | None = None) -> None:
     """Raise an error unless these arrays are a sound federation: examples, their classes and their clients.
 
-    Structure and values are checked: NaN and infinite features, labels that are too large, arrays of unequal
-    length. Values are checked in the data type that jax computes with: without x64, 1e300 is infinite. Of
-    traced arrays, which have no values, only the structure is checked. Arrays on a device stay there unless
-    something is wrong.
+    Structure and values are checked: NaN and infinite features, features so small that arithmetic takes all
+    for 0, labels that are too large, arrays of unequal length. Values are checked in the data type that jax
+    computes with: without x64, 1e300 is infinite. Of traced arrays, which have no values, only the structure
+    is checked. Arrays on a device stay there unless something is wrong.
 
     Args:
         features: [examples, dim], floating point.
@@ -78,6 +80,13 @@ def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int |
             f"features: {_place(row, owners)} (class {labels[row]}) holds {value} at position {column}; "
             f"expected {finite_numbers(value, _dtype(features))}"
         )
+    parts = blocks(features) if is_large(features) else [slice(None)]
+    largest = max(float(np.abs(np.asarray(features[part])).max(initial=0)) for part in parts)
+    if 0 < largest < _least(features):
+        raise ValueError(
+            f"features: expected numbers of at least {_least(features):.0e}, as arithmetic takes smaller "
+            f"ones for 0, got at most {largest:.0e}; multiply all by one number, the same at all clients"
+        )
 
 
 def num_classes_of(labels: Any) -> int:
@@ -121,7 +130,10 @@ def _on_host(features: Any, labels: Any, clients: Any, most: int) -> bool:
     """Whether the values are sound."""
     labels = np.asarray(labels)
     used = labels >= 0 if clients is None else (labels >= 0) & (np.asarray(clients) >= 0)
-    return not (labels > most).any() and first_non_finite(features, used) is None
+    if (labels > most).any() or first_non_finite(features, used) is not None:
+        return False
+    # A few rows tell the features' scale.
+    return bool(np.abs(np.asarray(features[:_FEW])).max(initial=0) >= _least(features))
 
 
 def _on_device(features: jax.Array, labels: Any, clients: Any, most: int) -> bool:
@@ -130,15 +142,23 @@ def _on_device(features: jax.Array, labels: Any, clients: Any, most: int) -> boo
     # jax would truncate large integers of host arrays.
     kept = [array >= 0 if isinstance(array, jax.Array) else np.asarray(array) >= 0 for array in integers]
     high = labels.max(initial=0) if isinstance(labels, jax.Array) else np.max(labels, initial=0)
-    return int(high) <= most and bool(_finite(features, kept))
+    return int(high) <= most and bool(_sound(features, kept))
 
 
 @jax.jit
-def _finite(features: jax.Array, kept: list[jax.Array]) -> jax.Array:
-    wrong = ~jnp.isfinite(jnp.abs(features).max(1))
+def _sound(features: jax.Array, kept: list[jax.Array]) -> jax.Array:
+    """Whether all numbers in use are finite, and one is no subnormal number."""
+    largest = jnp.abs(features).max(1)
+    wrong = ~jnp.isfinite(largest)
     for own in kept:
         wrong &= own
-    return ~wrong.any()
+    return ~wrong.any() & (largest.max(initial=0).astype(jnp.result_type(float)) >= _least(features))
+
+
+def _least(features: Any) -> float:
+    """The smallest number that is not taken for 0, in the type that is computed with, float32 at least."""
+    dtype = jnp.promote_types(jax.dtypes.canonicalize_dtype(_dtype(features)), jnp.float32)
+    return float(jnp.finfo(dtype).tiny)
 
 
 def check_row_structure(rows: Rows, *, dim: int | None = None) -> None:
@@ -285,7 +305,7 @@ def check_share(name: str, value: Any) -> Any:
 
 
 def check_seed(name: str, value: Any) -> Any:
-    """Return a seed, or raise unless it is an integer; a traced one may be swept.
+    """Return a seed, or raise unless it is an integer of 32 bits; a traced one may be swept.
 
     `jax.random.key` takes floats too, and cuts off what is behind the point: 0.5 would be the seed 0.
     """
@@ -293,6 +313,8 @@ def check_seed(name: str, value: Any) -> Any:
     _check_single(name, value, "an integer")
     if not number or not _holds(_dtype(value), "integers"):
         raise TypeError(f"{name}: expected an integer, got {value!r}")
+    if not is_traced(value) and not -(2**31) <= int(value) < 2**31:
+        raise ValueError(f"{name}: expected an integer from -2**31 to 2**31 - 1, got {value!r}")
     return value
 
 

@@ -218,6 +218,10 @@ def test_seeds_are_integers(seed):
         make(seed=np.int64(3))
         with pytest.raises(TypeError, match="seed: expected an integer, got "):
             make(seed=seed)
+        with pytest.raises(
+            ValueError, match=r"seed: expected an integer from -2\*\*31 to 2\*\*31 - 1, got 109"
+        ):
+            make(seed=2**40)
 
 
 @pytest.mark.usefixtures("untyped")

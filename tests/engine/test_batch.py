@@ -255,3 +255,11 @@ def test_features_whose_squares_vanish_are_refused_where_a_covariance_is_needed(
     assert classes(covfree.qda(), 1e-16) > 1
     assert classes(covfree.naive_bayes(), 1e-16) > 1
     assert classes(covfree.fedncm(), 1e-20) > 1
+    # Smaller numbers are no features to any method, wherever they are.
+    tiny = (1e-41 * clean.features).astype(np.float32)
+    for features in (tiny, jnp.asarray(tiny), 1e-45 * clean.features):
+        with pytest.raises(
+            ValueError, match=r"features: expected numbers of at least 1e-38, .* got at most \d"
+        ):
+            covfree.fit(covfree.fedncm(), features, clean.labels, clean.clients)
+    assert covfree.fit(covfree.fedncm(), 0 * tiny, clean.labels, clean.clients).weight.shape[1] == CLASSES

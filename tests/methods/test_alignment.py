@@ -139,6 +139,10 @@ def test_a_client_without_examples_weighs_nothing():
     both = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), nothing, some)
     for x, y in zip(*(jax.tree.leaves(alignment.barycentre(each)) for each in (both, some)), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-5)
+    # The features that it may be asked for later stay where they are.
+    features, _, basis = (np.asarray(x, np.float32) for x in examples())
+    own, target = (alignment.client_gaussian(features[:n], basis) for n in (0, len(features)))
+    np.testing.assert_allclose(alignment.affine_map(own, target, basis)(features), features, atol=1e-6)
 
 
 def test_a_client_of_one_example_is_moved_to_the_barycentres_mean():

@@ -162,6 +162,10 @@ def test_wrong_arguments():
             lambda: covfree.fishermix(shrinkage=covfree.ledoit_wolf()),
             "shrinkage: the rule looks at single rows",
         ),
+        (
+            lambda: fit(covfree.fishermix(CLASSES - 1)),
+            f"num_samples: expected at least {CLASSES}, one of each",
+        ),
         (lambda: covfree.proto_hyper(rank=0), "rank: expected an integer of at least 1, got 0"),
         (lambda: covfree.proto_hyper(distilled=1.5), r"distilled: expected a number in \[0, 1\], got 1\.5"),
         (lambda: covfree.proto_hyper(temperature=0), "temperature: expected a finite number above 0, got 0"),

@@ -86,12 +86,15 @@ def _drawn_head(
     rank: int | None = None,
 ) -> LinearHead:
     """Train a head on the draws: a softmax head, or a residual of some rank beside the scores of LDA."""
+    classes = moments.count.shape[0]
+    if rank is None and num_samples < classes:
+        raise ValueError(f"num_samples: expected at least {classes}, one of each class, got {num_samples}")
     # A class far from all others would dominate penalty and training, so the softmax head caps distances.
     # LDA's scores belong to the common covariance, so there distances stay as they are.
     directions = fisher_directions(system, moments, apart=_APART if rank is None else float("inf"))
     features, labels = _drawn(numbers, directions, system, moments, scatters, num_samples)
     if rank is None or numbers.distilled is None or numbers.temperature is None:
-        head = softmax_head(features, labels, moments.count.shape[0], l2=numbers.l2)
+        head = softmax_head(features, labels, classes, l2=numbers.l2)
     else:
         head = residual_head(
             product(centred_means(moments), directions),
@@ -127,7 +130,7 @@ def fishermix(
     τ < 1 the classes overlap less, so that the head attends less to their borders. Bytes up: 4·M·(d² + d).
 
     Args:
-        num_samples: draws of all classes together.
+        num_samples: draws of all classes together; with fewer than ten of each class the head is worse.
         shrinkage: of the common covariance S_W, see `qda`; by default the paper's (1 − a)Σ + a·tr(Σ)/d·I with
             a = 0.05, up to a factor that changes no direction.
         spread: τ, above 0.
@@ -135,7 +138,8 @@ def fishermix(
         seed: of the draws.
 
     Raises:
-        ValueError: if a number is out of range, or the rule looks at single rows.
+        ValueError: if a number is out of range, or the rule looks at single rows; from ``fit``, if there are
+            more classes than draws.
 
     Source: Turazza, Picone and Mamei (2026), GH-OFL, section on FisherMix. Theirs trains by AdamW and keeps
     directions up to a share of the eigenvalues' sum; here training is by L-BFGS, and all C − 1 directions

@@ -82,7 +82,8 @@ def client_gaussian(
         basis: Q, with orthonormal columns, the same for all clients.
 
     Returns:
-        Mean and covariance of Qᵀx, r + r² numbers, and their count. The covariance of one example is 0.
+        Mean and covariance of Qᵀx, r + r² numbers, and their count. The covariance of one example is 0, and
+        all is 0 of none.
 
     Raises:
         ValueError: if shapes do not fit.
@@ -92,7 +93,8 @@ def client_gaussian(
     # Scale first: the Ledoit-Wolf rule has fourth powers.
     unit = power_of_two(inside - inside[:1])
     covariance = estimate_covariance(inside / unit, count, shrinkage=ledoit_wolf())
-    return Gaussian((inside / unit).mean(0) * unit, covariance * unit * unit, count.sum())
+    mean = (inside / unit).sum(0) / max(1, len(features))
+    return Gaussian(mean * unit, covariance * unit * unit, count.sum())
 
 
 def barycentre(gaussians: Gaussian) -> Gaussian:

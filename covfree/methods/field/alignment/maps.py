@@ -132,8 +132,8 @@ def affine_map(
     """Make a client's map to the barycentre: the optimal transport between the two Gaussians.
 
     T(z) = m + A (z − m_k) with A = Σ_k^−½ (Σ_k^½ S Σ_k^½)^½ Σ_k^−½, so that A Σ_k A = S. Directions in which
-    the client shows no variance are mapped to m. A strength t below 1 goes a part t of the way, along the
-    geodesic between the Gaussians.
+    the client shows no variance are mapped to m; features of a client without examples stay. A strength t
+    below 1 goes a part t of the way, along the geodesic between the Gaussians.
 
     Args:
         own: the client's `client_gaussian`.
@@ -150,7 +150,11 @@ def affine_map(
     )
     root, inverse = roots(own_covariance)
     matrix = between(inverse, roots(between(root, covariance))[0]) * (unit / own_unit)
-    return AffineMap(jnp.asarray(basis), own.mean, matrix, target.mean, jnp.asarray(strength, matrix.dtype))
+    some, strength = jnp.asarray(own.count) > 0, jnp.asarray(strength, matrix.dtype)
+    matrix = jnp.where(some, matrix, jnp.eye(len(matrix), dtype=matrix.dtype))
+    return AffineMap(
+        jnp.asarray(basis), jnp.where(some, own.mean, target.mean), matrix, target.mean, strength
+    )
 
 
 def align(
