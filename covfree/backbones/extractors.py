@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -95,7 +95,13 @@ class Extractor:
     @property
     def fingerprint(self) -> str:
         """The SHA-256 of `key`: of weights and preprocessing."""
-        return hashlib.sha256(json.dumps(self.key, sort_keys=True).encode()).hexdigest()
+        return fingerprint_of(self.key)
+
+
+def fingerprint_of(key: Mapping[str, Any]) -> str:
+    """The SHA-256 of what makes features, of an `Extractor.key` or of what a file of features bears."""
+    own = {name: key.get(name) for name in ("backbone", "computed_in", "weights", "preprocessing")}
+    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
 
 
 def from_function(

@@ -231,6 +231,7 @@ class Message:
             messages. False in what `collect` returns.
         sends: what kind of message it is, ``method.sends``; None if it was made by hand.
         class_names: the names of the classes that labels number; None if the sender did not say.
+        extractor: what made the features, `Extractor.fingerprint`; None if the sender did not say.
     """
 
     rows: Rows
@@ -238,6 +239,7 @@ class Message:
     solved: bool = field(default=False, metadata={"static": True})
     sends: str | None = field(default=None, metadata={"static": True})
     class_names: tuple[str, ...] | None = field(default=None, metadata={"static": True})
+    extractor: str | None = field(default=None, metadata={"static": True})
 
 
 def masked(

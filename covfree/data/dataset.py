@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -11,6 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from covfree.backbones.extractors import fingerprint_of
 from covfree.core.array_file import names_in, read_npz
 from covfree.core.checks import check, num_classes_of
 from covfree.core.columns import COLUMNS, READABLE, read_columns
@@ -39,6 +41,7 @@ class FeatureSet(NamedTuple):
             Numbers are those of ``clients``; clients without training examples have the numbers after these.
         class_names: [C], if the data has names for its classes.
         client_names: the names of the clients by their numbers, if the data has clients.
+        extractor: the fingerprint of what made the features, if the file bears it: `client_message` takes it.
     """
 
     name: str
@@ -52,6 +55,7 @@ class FeatureSet(NamedTuple):
     test_clients: np.ndarray | None = None
     class_names: tuple[str, ...] | None = None
     client_names: tuple[str, ...] | None = None
+    extractor: str | None = None
 
 
 # A path, and perhaps names of columns.
@@ -188,7 +192,20 @@ def _loaded(path: Path, test: StrPath | None, seed: int, read: Read) -> FeatureS
             f"labels, got shape {list(names.shape)}"
         )
     data = _split(str(path), features, labels, clients, seed, num_classes, is_test, own_test)
-    return data if names is None else data._replace(class_names=names_in(names))
+    made = [_extractor_of(part) for _, part in parts]
+    if len(made) == 2 and None not in made and made[0] != made[1]:
+        raise ValueError(f"{test}: features: expected those of the extractor of {path}, got another's")
+    return data._replace(class_names=None if names is None else names_in(names), extractor=made[0])
+
+
+def _extractor_of(arrays: Mapping[str, np.ndarray]) -> str | None:
+    """The fingerprint of what made the features of a file, if `covfree extract` wrote it."""
+    key = arrays.get("key")
+    try:
+        made = None if key is None or key.dtype.kind != "U" else json.loads(key.item())
+    except ValueError:
+        return None
+    return fingerprint_of(made) if isinstance(made, dict) and "weights" in made else None
 
 
 def _number_labels(parts: list[tuple[Path, dict[str, np.ndarray]]]) -> None:

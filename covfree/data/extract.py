@@ -228,18 +228,24 @@ def encode_texts(
     if isinstance(encoder, Extractor):
         if encoder.inputs is not None:
             raise ValueError(f"encoder: expected one of texts, got {encoder.name}, which takes images")
-        weights, most = encoder.weights, batch_size
+        made, most = encoder.key, batch_size
         own: Callable[[Any], np.ndarray] = encoder
     else:
         params = cache(encoder.load)
-        weights, most = encoder.sha256, _BATCHES * batch_size
+        most = _BATCHES * batch_size
+        made = {
+            "backbone": encoder.name,
+            "computed_in": "float32",
+            "weights": encoder.sha256,
+            "preprocessing": None,
+        }
 
         def encoded(some: Any) -> np.ndarray:
             return encoder.encode(params(), some, batch_size=batch_size)
 
         own = encoded
 
-    key = {"texts": texts.fingerprint, "encoder": encoder.name, "weights": weights, "dtype": dtype}
+    key = {"texts": texts.fingerprint, **made, "dtype": dtype}
 
     def compute(writer: FeatureWriter, tell: Callable[[], None]) -> None:
         while writer.done < len(texts):

@@ -25,12 +25,13 @@ Bound: TypeAlias = int | float | Literal["derived"] | None
 
 @dataclass(frozen=True)
 class Rules:
-    """What messages must satisfy: C, d, method, class names, announced counts, bounds; see `collect`."""
+    """What messages must satisfy: C, d, method, class names, extractor, counts, bounds; see `collect`."""
 
     num_classes: int
     dim: int | None = None
     method: Method[Any] | None = None
     class_names: tuple[str, ...] | None = None
+    extractor: str | None = None
     num_examples: Mapping[Hashable, int] = field(default_factory=dict)
     max_count: Bound = None
     max_norm: Bound = None
@@ -66,7 +67,7 @@ class Rules:
             return message.rows.count
 
         jax.eval_shape(made, jnp.zeros((4, 8)), jnp.zeros(4, jnp.int32), jax.random.key(0))
-        return found[0]._replace(sends=method.sends, class_names=self.class_names)
+        return found[0]._replace(sends=method.sends, class_names=self.class_names, extractor=self.extractor)
 
     def difference(self, own: Kind) -> str | None:
         """Say how a kind differs from the method's, or its class names from the server's; None if neither."""
@@ -74,7 +75,7 @@ class Rules:
         if names is not None and len(names) != self.num_classes:
             return f"class_names: expected {self.num_classes} names, got {len(names)}"
         if self.method is None or self.kind is None:
-            return _renumbered(names, self.class_names)
+            return _renumbered(names, self.class_names) or _elsewhere(own.extractor, self.extractor)
         return own.difference(self.kind, f"as clients of {self.method.name!r} send")
 
     def check_announced(self, senders: Collection[Hashable]) -> None:
@@ -93,13 +94,15 @@ class Kind(NamedTuple):
     solved: bool
     sends: str | None
     class_names: tuple[str, ...] | None
+    extractor: str | None
 
     @classmethod
     def of(cls, message: Message, solved: bool) -> Kind:
         """The kind of a message."""
         parts = (message.rows.covariance, message.rows.sketch, message.matrix)
         covariance, sketch, matrix = (0 if part is None else np.ndim(part) for part in parts)
-        return cls(covariance, sketch, matrix, bool(solved), message.sends, message.class_names)
+        said = message.sends, message.class_names, message.extractor
+        return cls(covariance, sketch, matrix, bool(solved), *said)
 
     def difference(self, wanted: Kind, who: str) -> str | None:
         """Name the first part that differs from the wanted kind; None if none does. Missing metadata pass."""
@@ -108,7 +111,9 @@ class Kind(NamedTuple):
                 return f"{name}: expected {_described(name, other)} {who}, got {_described(name, own)}"
         if self.sends is not None and wanted.sends is not None and self.sends != wanted.sends:
             return f"sends: expected {wanted.sends!r} {who}, got {self.sends!r}"
-        return _renumbered(self.class_names, wanted.class_names)
+        return _renumbered(self.class_names, wanted.class_names) or _elsewhere(
+            self.extractor, wanted.extractor
+        )
 
 
 def _described(name: str, size: int) -> str:
@@ -127,6 +132,16 @@ def _renumbered(own: tuple[str, ...] | None, wanted: tuple[str, ...] | None) -> 
     shown = ", ".join(f"{wanted[c]!r} for class {c}, got {own[c]!r}" for c in other[:3])
     more = f" ({len(other)} classes differ)" if len(other) > 3 else ""
     return f"class_names: expected {shown}{more}"
+
+
+def _elsewhere(own: str | None, wanted: str | None) -> str | None:
+    """Say that another extractor made the features; None if the same did, or one is not known."""
+    if own is None or wanted is None or own == wanted:
+        return None
+    return (
+        f"extractor: expected the one with the fingerprint {wanted!r}, got {own!r}: another backbone, other "
+        "weights or other preprocessing"
+    )
 
 
 @dataclass(frozen=True)
@@ -166,7 +181,8 @@ def as_received(message: Message) -> Message:
             matrix = np.asarray(matrix).astype(accumulation_dtype(np.asarray(matrix).dtype), copy=False)
         if message.solved:
             rows = _with_means(rows, matrix)
-    return Message(rows, matrix, sends=message.sends, class_names=message.class_names)
+    said = {"sends": message.sends, "class_names": message.class_names, "extractor": message.extractor}
+    return Message(rows, matrix, **said)
 
 
 def _with_means(rows: Rows, matrix: np.ndarray) -> Rows:
@@ -334,14 +350,15 @@ def unlike(kinds: Mapping[Hashable, Kind], before: Kind | None) -> dict[Hashable
         parts = Counter(kind[:4] for kind in kinds.values())
         usual = max(sorted(parts), key=parts.__getitem__, default=(0, 0, 0, False))
         like = [kind for kind in kinds.values() if kind[:4] == usual]
-        before = Kind(*usual, None, None)
+        before = Kind(*usual, None, None, None)
     else:
         like = list(kinds.values())
-    sends, names = Counter(kind.sends for kind in like), Counter(kind.class_names for kind in like)
-    wanted = before._replace(
-        sends=before.sends or _most_frequent(sends),
-        class_names=before.class_names or _most_frequent(names),
-    )
+    # What earlier rounds did not say, most say.
+    said = {
+        name: getattr(before, name) or _most_frequent(Counter(getattr(kind, name) for kind in like))
+        for name in ("sends", "class_names", "extractor")
+    }
+    wanted = before._replace(**said)
     reasons = {client: kind.difference(wanted, "as others send") for client, kind in kinds.items()}
     return {client: reason for client, reason in reasons.items() if reason is not None}
 

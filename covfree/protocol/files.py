@@ -84,6 +84,8 @@ def write(path: str | PathLike[str], message: Message, metadata: Mapping[str, st
         about["sends"] = message.sends
     if message.class_names is not None:
         about["class_names"] = json.dumps(message.class_names)
+    if message.extractor is not None:
+        about["extractor"] = message.extractor
     # Serialise to bytes: files that safetensors itself writes have a mode that shuts other users out.
     content = optional("safetensors.numpy", "safetensors").save(tensors, metadata=about)
     with replacing(Path(path)) as file:
@@ -183,6 +185,7 @@ def read(
         metadata.get("solved") == "true",
         metadata.get("sends"),
         None if names is None else tuple(names),
+        metadata.get("extractor"),
     )
     return message, metadata
 

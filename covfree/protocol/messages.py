@@ -33,6 +33,7 @@ def client_message(
     num_classes: int,
     key: PRNGKey | None = None,
     class_names: Sequence[str] | None = None,
+    extractor: str | None = None,
 ) -> Message:
     """Make the message that one client sends to the server, without rows for classes that the client lacks.
 
@@ -47,6 +48,8 @@ def client_message(
         key: the client's PRNG key, for methods that cut classes into random subsets.
         class_names: [C], the names of the classes by their numbers, e.g. `FeatureSet.class_names`. They are
             sent too, so that `collect` can refuse a client that numbers its classes otherwise.
+        extractor: what made the features, e.g. `FeatureSet.extractor` or `Extractor.fingerprint`. It is sent
+            too, so that `collect` can refuse a client with another backbone, other weights or preprocessing.
 
     Returns:
         The message, in float32 (float64 if the features are and x64 is enabled).
@@ -65,6 +68,8 @@ def client_message(
         method.check_message()
     check_positive("num_classes", num_classes)
     names = check_class_names(class_names, num_classes)
+    if extractor is not None and not isinstance(extractor, str):
+        raise TypeError(f"extractor: expected the text of a fingerprint, got {extractor!r}")
     check_key(key)
     padding = {"features": 0, "labels": -1}
     given = as_arrays({"features": features, "labels": labels}, padding)
@@ -80,13 +85,14 @@ def client_message(
         part = replace(part, params=method.params)
     message = make(part, features, labels, num_classes, key)
     sends = None if is_traced(*jax.tree.leaves(method.feature_map)) else method.sends
+    said = {"sends": sends, "class_names": names, "extractor": extractor}
     rows = message.rows
     if is_traced(rows.count):
-        return replace(message, rows=replace(rows, client=None), sends=sends, class_names=names)
+        return replace(message, rows=replace(rows, client=None), **said)
     rows = _present(rows)
     # Without examples, send no matrix of d² zeros.
     message = replace(message, rows=rows) if len(rows.count) else Message(rows)
-    return replace(message, sends=sends, class_names=names)
+    return replace(message, **said)
 
 
 @partial(jax.jit, static_argnames="num_classes")
@@ -128,7 +134,7 @@ def rounding_of(matrix: AnyArray) -> float:
 def digest(message: Message) -> str:
     """Hash a message's values, shapes, data types and metadata, but not the ``client`` column."""
     state = hashlib.blake2b(digest_size=16)
-    state.update(repr((bool(message.solved), message.sends, message.class_names)).encode())
+    state.update(repr((bool(message.solved), message.sends, message.class_names, message.extractor)).encode())
     for name in ROWS:
         if name != "client":
             _hash(state, name, getattr(message.rows, name))

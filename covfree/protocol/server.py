@@ -28,6 +28,7 @@ def collect(
     dim: int | None = None,
     method: Method[Any] | None = None,
     class_names: Sequence[str] | None = None,
+    extractor: str | None = None,
     num_examples: Mapping[Any, int] | None = None,
     max_count: Bound = "derived",
     max_norm: Bound = "derived",
@@ -37,8 +38,8 @@ def collect(
     """Check the clients' messages and merge the sound ones into one; bad ones are set aside and named.
 
     ``docs/server.md`` lists the checks, their tolerance for rounding and their cost. Pass ``dim``,
-    ``method`` and ``class_names`` if the server knows them. Without ``method`` or ``class_names`` most
-    messages decide; without ``dim`` all messages must agree.
+    ``method``, ``class_names`` and ``extractor`` if the server knows them. Without these three most messages
+    decide; without ``dim`` all messages must agree.
 
     Clients may send in several rounds: pass the earlier result as ``before``. A client counts once, by its
     first sound message; ``repeated`` names clients that sent again. A client whose message was set aside may
@@ -54,6 +55,8 @@ def collect(
         class_names: [C], the names of the classes by their numbers, as `client_message` takes them. A message
             with other names is set aside; one without names passes. By default those of ``before``, or of
             most messages.
+        extractor: what made the features, `Extractor.fingerprint`. A message that names another is set
+            aside; one that names none passes. By default that of ``before``, or of most messages.
         num_examples: the number of examples of each client that announced it. A message whose counts have
             another sum was cut short or altered, and is set aside.
         max_count: most examples that a client may claim, which bounds its weight. ``"derived"``, the default,
@@ -75,9 +78,9 @@ def collect(
         TypeError: if ``messages`` or ``before`` have another type, a bound is no number, or a message is
             traced.
         ValueError: if sound messages differ in their number of features and ``dim`` is not given, or ``dim``
-            is not that of ``before``; if ``before`` is not of the method or has other class names; if a
-            bound is below 0 or not finite; if ``num_examples`` names none of the senders; if clients of the
-            method send no message but sums in rounds.
+            is not that of ``before``; if ``before`` is not of the method, or has other class names or another
+            extractor; if a bound is below 0 or not finite; if ``num_examples`` names none of the senders; if
+            clients of the method send no message but sums in rounds.
 
     >>> import covfree, jax.numpy as jnp
     >>> good = Message(covfree.Rows(jnp.ones((1, 2)), jnp.array([3]), jnp.array([0])))
@@ -100,7 +103,8 @@ def collect(
     before = Collected(_nothing(dim), ()) if before is None else before
     dim = _dim_of(before, dim)
     names = check_class_names(class_names, num_classes)
-    rules = Rules(num_classes, dim, method, names, num_examples or {}, max_count, max_norm, judge_sites)
+    announced = num_examples or {}
+    rules = Rules(num_classes, dim, method, names, extractor, announced, max_count, max_norm, judge_sites)
     counted = set(before.clients)
     unreadable = messages.unreadable if isinstance(messages, Inbox) else {}
     rules.check_announced([*messages, *unreadable, *before.clients])
@@ -182,6 +186,8 @@ def merged(messages: Sequence[Message]) -> Message:
     rows = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
     # NumPy makes float64 of int32 beside float32, so cast to JAX's result type.
     rows = replace(rows, count=rows.count.astype(jnp.result_type(*(part.count.dtype for part in parts))))
-    sends = next((message.sends for message in messages if message.sends is not None), None)
-    names = next((message.class_names for message in messages if message.class_names is not None), None)
-    return Message(rows, sends=sends, class_names=names)
+    said = {
+        name: next((value for message in messages if (value := getattr(message, name)) is not None), None)
+        for name in ("sends", "class_names", "extractor")
+    }
+    return Message(rows, **said)

@@ -809,6 +809,36 @@ def test_messages_carry_the_names_of_their_classes(tmp_path, untyped):
         covfree.collect({}, num_classes=3, class_names=("cat", "cat", "dog"))
 
 
+def test_another_extractor_than_the_server_s_or_that_of_most_is_set_aside(tmp_path, untyped):
+    x, labels = np.eye(4, 3, dtype=np.float32), np.arange(4) % 2
+
+    def sent(extractor):
+        return covfree.client_message(covfree.fedcof(), x, labels, num_classes=3, extractor=extractor)
+
+    covfree.save_message(sent("b7"), tmp_path / "odd.safetensors")
+    assert covfree.load_message(tmp_path / "odd.safetensors").extractor == "b7"
+    arrived = {
+        "odd": covfree.Inbox(tmp_path)["odd"],
+        "silent": sent(None),
+        "a": sent("vit"),
+        "b": sent("vit"),
+    }
+    known = covfree.collect(arrived, num_classes=3, extractor="vit", method=covfree.fedcof())
+    most = covfree.collect(arrived, num_classes=3)
+    for received in (known, most):
+        assert received.clients == ("silent", "a", "b")
+        assert received.rejected["odd"].startswith(
+            "extractor: expected the one with the fingerprint 'vit', got 'b7'"
+        )
+        assert received.message.extractor == "vit"
+    later = covfree.collect({"odd": arrived["odd"]}, num_classes=3, before=most)
+    assert list(later.rejected) == ["odd"]
+    with pytest.raises(ValueError, match=r"before: expected .* extractor: expected .* 'b7', got 'vit'"):
+        covfree.collect({}, num_classes=3, extractor="b7", before=most)
+    with pytest.raises(TypeError, match="extractor: expected the text"):
+        sent(7)
+
+
 def test_traced_messages_are_an_error_and_not_set_aside(untyped):
     method, features = covfree.fedcof(), np.eye(2, dtype=np.float32)
 
