@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -119,7 +120,8 @@ def extract(
     A file is written as a whole or not at all, so a task that runs again after a lost worker does no harm.
 
     Args:
-        function: from a batch of inputs to features [batch, dim]. Each worker is sent it once.
+        function: from a batch of inputs to features [batch, dim]; each worker is sent it once. Files that an
+            `Extractor` makes bear its fingerprint.
         shards: see `fit`.
         folder: where the files go, reachable by all workers.
         batch_size: inputs of a batch; the last is padded, so that one shape is compiled.
@@ -211,6 +213,8 @@ def _extracted(
     kept = {"features": np.concatenate(features), "labels": labels}
     if clients is not None:
         kept["clients"] = clients
+    if isinstance(key := getattr(function, "key", None), dict):
+        kept["key"] = np.array(json.dumps(key))
     with replacing(Path(path)) as file:
         np.savez(file, **kept)  # pyright: ignore[reportArgumentType]
     return path

@@ -177,6 +177,7 @@ def test_functions_of_images_and_texts(tmp_path):
     counts = from_function(lambda some: [[each.count("a"), 1.0] for each in some], name="counts", weights="1")
     done = encode_texts(texts, counts, out=tmp_path / "texts.npz", batch_size=2)
     assert read_feature_file(done.path).features.tolist() == [[1, 1], [0, 1], [2, 1]]
+    assert load_npz(done.path, test=done.path).extractor == counts.fingerprint
     with pytest.raises(ValueError, match=r"^network: expected an extractor of images"):
         extract_features(IMAGES, counts, out=tmp_path / "made.npz")
     with pytest.raises(ValueError, match=r"^encoder: expected one of texts"):

@@ -13,7 +13,9 @@ from federations import make as federation
 from pages import programs
 
 import covfree
+from covfree.backbones import Extractor
 from covfree.core.columns import open_table
+from covfree.data import read_feature_file
 
 distributed = pytest.importorskip("distributed")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -109,13 +111,15 @@ def doubled(batch):
 
 def test_extracted_shards_are_what_fit_reads(cluster, shards, examples, tmp_path, monkeypatch):
     columns = ("features", "labels", "clients")
+    twofold = Extractor("twofold", examples.features.shape[1], scaled, weights="1")
     paths = covfree.distributed.extract(
-        scaled, shards, tmp_path / "out", batch_size=4, columns=columns, client=cluster
+        twofold, shards, tmp_path / "out", batch_size=4, columns=columns, client=cluster
     )
     found = [open_table(Path(path)) for path in paths]
     for name, own in zip(columns, examples, strict=True):
         expected = 2 * own if name == "features" else own
         np.testing.assert_array_equal(np.concatenate([part[name] for part in found]), expected)
+    assert read_feature_file(paths[0]).key == twofold.key
     # The page's program does so by the names that columns have unless said.
     program, _ = programs("docs/scale.md")
     np.savez(
