@@ -1,7 +1,7 @@
 """A model of each client's own, from a random and from FedCOF's head: local training and what beats it.
 
 Run ``python experiments/personalisation.py --features FILE.npz [--clients 20] [--seeds 3] [--epochs 50]
-[--out FILE.json]``. All examples of the file are dealt by `dominant_classes`, of which 20 % uniformly, and a
+[--methods afl …] [--out FILE.json]``. `dominant_classes` deals all examples, 20 % of them uniformly, and a
 quarter of each client's are its test part. A model is an adapter and a head on frozen features. Every method
 has the same epochs over a client's examples: in that many rounds of one epoch, all clients taking part, or
 without a break where nothing comes back. FedAvg-FT takes the last fifth of them at home. Figures are the mean
@@ -37,8 +37,9 @@ TUNING_SEED = 100
 STRENGTHENED = ("fedproto", "fedcgs")
 # FedAvg-FT takes this part of the epochs at home.
 _AT_HOME = 5
-TRAINED = tuple(TITLES)
-METHODS = ("head, untrained", "head, own classes", *TRAINED)
+# A ridge in closed form has neither start nor rate.
+TRAINED = tuple(name for name in TITLES if name != "afl")
+METHODS = ("head, untrained", "head, own classes", *TRAINED, "afl")
 
 
 class Federation(NamedTuple):
@@ -114,6 +115,7 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=5, help="shards of dominant classes of a client")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=50)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--out", type=Path, help="JSON file to write")
     arguments = parser.parse_args()
     data = load_npz(arguments.features)
@@ -133,16 +135,21 @@ def main() -> None:
         return starts(train, test, data.num_classes, seed)
 
     chosen = {
-        start: {method: tuned(federation, method, arguments.epochs // 5) for method in TRAINED}
+        start: {
+            method: tuned(federation, method, arguments.epochs // 5)
+            for method in arguments.methods
+            if method in TRAINED
+        }
         for start, federation in federations(TUNING_SEED, tuning=True).items()
     }
     print(json.dumps(chosen), flush=True)
     records = []
     for seed in range(arguments.seeds):
         for start, federation in federations(seed).items():
-            for method in METHODS:
-                if method in TRAINED:
-                    accuracy = trained(federation, method, arguments.epochs, **chosen[start][method])
+            for method in arguments.methods:
+                if method in TRAINED or method == "afl":
+                    how = chosen[start].get(method, {"rate": 0.0, "strength": 0.0})
+                    accuracy = trained(federation, method, arguments.epochs, **how)
                 else:
                     accuracy = untrained(federation, method)
                 records.append(
@@ -158,7 +165,7 @@ def main() -> None:
         return f"{100 * runs.mean():.2f} ± {100 * spread:.2f} | {100 * low:.1f}"
 
     print("\n| | random | lowest fifth | FedCOF | lowest fifth |\n|---|---|---|---|---|")
-    for method in METHODS:
+    for method in arguments.methods:
         print(f"| {method} | {' | '.join(map(partial(cell, method=method), ('random', 'fedcof')))} |")
     if arguments.out is not None:
         settings = {"clients": arguments.clients, "shards": arguments.shards, "epochs": arguments.epochs}

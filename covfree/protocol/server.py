@@ -54,7 +54,7 @@ def collect(
             ``before``, or of most messages.
         class_names: [C], the names of the classes by their numbers, as `client_message` takes them. A message
             with other names is set aside; one without names passes. By default those of ``before``, or of
-            most messages.
+            most messages. New classes have the numbers after those of ``before``, whose names come first.
         extractor: what made the features, `Extractor.fingerprint`. A message that names another is set
             aside; one that names none passes. By default that of ``before``, or of most messages.
         num_examples: the number of examples of each client that announced it. A message whose counts have
@@ -100,9 +100,9 @@ def collect(
         check_type("before", before, Collected)
     if method is not None:
         check_method(method)
-    before = Collected(_nothing(dim), ()) if before is None else before
-    dim = _dim_of(before, dim)
     names = check_class_names(class_names, num_classes)
+    before = Collected(_nothing(dim), ()) if before is None else _grown(before, names)
+    dim = _dim_of(before, dim)
     announced = num_examples or {}
     rules = Rules(num_classes, dim, method, names, extractor, announced, max_count, max_norm, judge_sites)
     counted = set(before.clients)
@@ -141,6 +141,14 @@ def collect(
         checked.doubted,
         rounding,
     )
+
+
+def _grown(before: Collected, names: tuple[str, ...] | None) -> Collected:
+    """Earlier rounds, which had the first of the classes that are named now, by the same numbers."""
+    own = before.message.class_names
+    if names is None or own is None or own != names[: len(own)]:
+        return before
+    return replace(before, message=replace(before.message, class_names=names))
 
 
 def _dim_of(before: Collected, dim: int | None) -> int | None:

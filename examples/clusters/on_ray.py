@@ -1,7 +1,7 @@
 """Solve for a head from Parquet shards on a Ray cluster: each actor adds its shards up, a tree merges totals.
 
-Run ``python on_ray.py FOLDER HEAD.npz CLASSES [WORKERS]`` (``pip install ray``, covfree with the extra ``dask``,
-whose readers of Parquet it has). Shards hold ``features`` (lists), ``labels`` and ``clients``.
+Run ``python on_ray.py FOLDER HEAD.npz CLASSES [WORKERS]`` (``pip install ray pyarrow``). Shards hold
+``features`` (lists of numbers), ``labels`` and ``clients``.
 """
 
 import sys
@@ -18,6 +18,7 @@ class Worker:
     """A process that adds shards up; an extractor of features would be loaded once, in ``__init__``."""
 
     def total(self, empty, paths):
+        """Add the shards of these files to a total."""
         total = empty
         for path in paths:
             shard = open_table(path)
@@ -25,6 +26,7 @@ class Worker:
         return total
 
     def merged(self, first, second):
+        """Merge the totals of two actors."""
         return covfree.aggregate.merge(first, second)
 
 

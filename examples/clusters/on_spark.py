@@ -1,7 +1,7 @@
 """Solve for a head from a table of Spark: each partition becomes one total, which the driver merges.
 
-Run ``python on_spark.py FOLDER HEAD.npz CLASSES`` (``pip install pyspark pyarrow``, and Java). Rows of the table
-have the columns ``features`` (lists of numbers), ``labels`` and ``clients``.
+Run ``python on_spark.py FOLDER HEAD.npz CLASSES`` (``pip install pyspark pyarrow pandas``, and Java). Rows of
+the table have the columns ``features`` (lists of numbers), ``labels`` and ``clients``.
 """
 
 import pickle

@@ -809,6 +809,30 @@ def test_messages_carry_the_names_of_their_classes(tmp_path, untyped):
         covfree.collect({}, num_classes=3, class_names=("cat", "cat", "dog"))
 
 
+@pytest.mark.parametrize("method", [covfree.fedcof(shrinkage=0.1), covfree.fed3r(1.0)])
+def test_classes_that_come_after_the_first_round_give_the_head_of_all_at_once(method, untyped):
+    rng, names = np.random.default_rng(0), list("abcde")
+    labels, owner = rng.integers(0, 5, 300).astype(np.int32), rng.integers(0, 6, 300)
+    x = (rng.normal(size=(300, 4)) + 3 * np.eye(5, 4)[labels]).astype(np.float32)
+
+    def sent(mask, classes):
+        own = {k: mask & (owner == k) for k in range(6)}
+        settings = {"num_classes": classes, "class_names": names[:classes]}
+        return {
+            (k, classes): covfree.client_message(method, x[i], labels[i], **settings) for k, i in own.items()
+        }
+
+    first = covfree.collect(sent(labels < 3, 3), num_classes=3, class_names=names[:3], method=method)
+    later = {"class_names": names, "method": method, "before": first}
+    received = covfree.collect(sent(labels >= 3, 5), num_classes=5, **later)
+    assert (len(received.clients), received.message.class_names) == (12, tuple(names))
+    head = covfree.solve_message(method, received.message, num_classes=5)
+    expected = covfree.fit(method, x, labels, np.where(labels < 3, owner, owner + 6))
+    np.testing.assert_allclose(head.weight, expected.weight, atol=1e-4)
+    with pytest.raises(ValueError, match=r"before: expected .* class_names: expected 5 names, got 3"):
+        covfree.collect({}, num_classes=5, **later | {"class_names": list("dabce")})
+
+
 def test_another_extractor_than_the_server_s_or_that_of_most_is_set_aside(tmp_path, untyped):
     x, labels = np.eye(4, 3, dtype=np.float32), np.arange(4) % 2
 
