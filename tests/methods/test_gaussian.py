@@ -108,8 +108,13 @@ def test_the_unit_of_a_feature_changes_nothing():
     np.testing.assert_array_equal(mine.argmax(1), scaled.argmax(1))
     assert_close(jax.nn.softmax(mine), jax.nn.softmax(scaled), 1e-3)
     varying = FLOAT32.array(features[:, :2])
-    whole = covfree.fit(covfree.qda(0.0, 1.0), FLOAT32.array(features), labels, clients)
-    assert (whole(FLOAT32.array(features)).argmax(1) == labels).mean() > 0.85
+    for prior in (1.0, 0.0):
+        whole, without = (
+            covfree.fit(covfree.qda(0.0, prior), x, labels, clients)(x)
+            for x in (FLOAT32.array(features), varying)
+        )
+        assert_close(jax.nn.softmax(whole), jax.nn.softmax(without), 1e-3 if prior == 0 else 0.1)
+        assert (whole.argmax(1) == labels).mean() > 0.85
     collinear = FLOAT32.array(features[:, [0, 1, 1]])
     with pytest.raises(ValueError, match="a covariance is singular, which shrinkage above 0 mends"):
         covfree.fit(covfree.qda(0.0, 1.0), collinear, labels, clients)

@@ -155,10 +155,11 @@ def _least_variance(moments: Moments, pooled: jax.Array) -> jax.Array:
 def _quadratic_head(numbers: _Numbers, system: None, moments: Moments, scatters: jax.Array) -> GaussianHead:
     pooled = pooled_covariance(numbers.shrinkage, moments, scatters).dense()
     dim = pooled.shape[0]
+    drawn = _drawn_together(scatters, pooled, moments, numbers.degrees * dim)
     # A feature that never varies would make the covariance singular.
-    variances = jnp.diagonal(pooled)
-    pooled = pooled + jnp.diag(jnp.maximum(_least_variance(moments, variances) - variances, 0))
-    return gaussian_head(_drawn_together(scatters, pooled, moments, numbers.degrees * dim), moments)
+    diagonal = jnp.arange(dim)
+    least = _least_variance(moments, jnp.diagonal(pooled))
+    return gaussian_head(drawn.at[:, diagonal, diagonal].max(least[None, :]), moments)
 
 
 def qda(
