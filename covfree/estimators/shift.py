@@ -10,7 +10,7 @@ import numpy as np
 from jax.scipy.special import ndtr
 from jaxtyping import Array, Bool, Float, Num
 
-from covfree.core.checks import check_means, check_positive
+from covfree.core.checks import check_means
 from covfree.core.doors import compiled
 from covfree.core.products import product, symmetric_product
 from covfree.core.types import AnyArray, Moments, Rows
@@ -18,6 +18,7 @@ from covfree.estimators.components import client_parts
 from covfree.estimators.covariance import one_class
 from covfree.estimators.moments import first_moments, row_counts, row_labels, valid_rows
 from covfree.estimators.scatter import centred_rows
+from covfree.statistics.rows import check_subsets
 
 
 class ShiftTest(NamedTuple):
@@ -58,7 +59,7 @@ def shift_bias(
     counts: Num[AnyArray, " clients"],
     covariances: Float[AnyArray, "clients dim dim"] | None = None,
     *,
-    num_subsets: int = 1,
+    num_subsets: int | None = 1,
     subset_size: int = 2,
 ) -> Float[Array, "dim dim"]:
     """Compute the bias that client shift causes in FedCOF's covariance of a class, from the true moments.
@@ -73,7 +74,7 @@ def shift_bias(
         means: true mean m_k of the class at each client.
         counts: n_k, examples of the class at each client; clients with count 0 are ignored.
         covariances: true covariance Σ_k of the class at each client; None if all clients share it.
-        num_subsets: largest number of subsets of a client's class, as in `client_rows`.
+        num_subsets: largest number of subsets of a client's class, or None, as in `client_rows`.
         subset_size: smallest number of examples in a subset, as in `client_rows`.
 
     Returns:
@@ -88,8 +89,7 @@ def shift_bias(
     >>> round(float(shift_bias(means, counts, num_subsets=2)[0, 0]), 4)  # the divisor is 5, not 2
     0.4
     """
-    check_positive("num_subsets", num_subsets)
-    check_positive("subset_size", subset_size)
+    check_subsets(num_subsets, subset_size)
     rows = one_class(means, counts)
     moments = first_moments(rows, 1)
     factor = centred_rows(rows, moments, jnp.ones(1, moments.total.dtype))

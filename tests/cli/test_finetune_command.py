@@ -486,16 +486,22 @@ def test_the_picture_of_many_curves_can_be_read():
 
 def test_curves_of_few_bytes_are_seen_beside_those_of_many():
     runs = [fake(init, "fedavg", 0, [0.5, 0.6, 0.7]) for init in ("random", "fedncm", "fed3r")]
-    for record in runs[2].history:
-        record["bytes_up"] *= 1000
+    for run in runs:
+        for record in run.history:
+            record["bytes_up"] *= 1000 if run is runs[2] else 1
+            record["flops"] *= 1e8 if run is runs[2] else 1e6
     with figures.style():
         figure = draw("", curves(runs), 10)
+        figure.draw_without_rendering()
     by_round, by_bytes, by_flops = figure.axes
     assert (by_round.get_xscale(), by_bytes.get_xscale(), by_flops.get_xscale()) == (
         "linear",
         "symlog",
-        "linear",
+        "symlog",
     )
+    numbers = drawn.boxes(by_flops.get_xticklabels())
+    assert len(numbers) > 3
+    assert not np.triu(drawn.overlaps(numbers, numbers), 1).any()
     ends = [by_bytes.transData.transform((line.get_xdata()[-1], 0))[0] for line in by_bytes.lines]
     left, right = by_bytes.bbox.x0, by_bytes.bbox.x1
     assert all(left + 0.2 * (right - left) < end < right for end in ends if end > left + 20)

@@ -21,14 +21,14 @@ BOUND = 4.5
 COUNTS = np.array([30, 0, 8, 1, 3])
 
 
-@pytest.mark.parametrize("num_subsets", [1, 3])
+@pytest.mark.parametrize("num_subsets", [1, 3, None])
 def test_the_bias_is_the_oracles(precision, num_subsets):
     means = np.random.default_rng(0).normal(size=(5, 3)) + 50.0
     middle = (COUNTS[:, None] * means).sum(0) / COUNTS.sum()
     expected, rows = np.zeros((3, 3)), 0
     for m, n in zip(means, COUNTS, strict=True):
         expected += n * np.outer(m - middle, m - middle)
-        rows += 0 if n == 0 else max(1, min(num_subsets, n // 2))
+        rows += 0 if n == 0 else max(1, min(num_subsets or n, n // 2))
     means[1] = np.nan
     actual = shift_bias(precision.array(means), precision.array(COUNTS), num_subsets=num_subsets)
     precision.assert_close(actual, expected / (rows - 1))

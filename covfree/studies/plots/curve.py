@@ -122,7 +122,8 @@ def _draw_curve(
         axes.fill_between(
             places, mean - deviation, mean + deviation, alpha=0.15, linewidth=0, color=style["color"]
         )
-    axes.plot(places[:1], mean[:1], marker="o", **mark)
+    # A start may lie on the edge of the axes, at 0 or 100 %.
+    axes.plot(places[:1], mean[:1], marker="o", clip_on=False, zorder=3, **mark)
     if any(run.diverged is not None for run in curve.runs):
         axes.plot(places[-1:], mean[-1:], marker="x", markersize=8, markeredgewidth=1.5, **mark)
 
