@@ -23,11 +23,11 @@ class Table(Mapping[str, np.ndarray]):
     """The columns of a file by their names, each read when it is asked for."""
 
     def __init__(
-        self, path: Path, names: Sequence[str], read: Callable[[str], np.ndarray], *, wide: bool = False
+        self, path: Path, names: Sequence[str], read: Callable[[str], np.ndarray], schema: Any = None
     ) -> None:
         self.path, self._names, self._read = path, list(names), read
-        # Whether a column may hold one number of each example's features.
-        self.wide = wide
+        # Arrow's schema: then a column may hold one number of each example's features.
+        self.schema = schema
 
     def __getitem__(self, name: str) -> np.ndarray:
         """Read a column."""
@@ -42,6 +42,22 @@ class Table(Mapping[str, np.ndarray]):
     def __len__(self) -> int:
         """The number of columns."""
         return len(self._names)
+
+    @property
+    def wide(self) -> bool:
+        """Whether a column may hold one number of each example's features."""
+        return self.schema is not None
+
+    def class_names(self, labels: str) -> Any:
+        """The names of the classes that a column of labels numbers; None if the file does not say."""
+        if not self.wide:
+            return self.get("class_names")
+        # What the package `datasets` writes: its type `ClassLabel` has the names.
+        try:
+            about = json.loads((self.schema.metadata or {})[b"huggingface"])
+            return np.array(about["info"]["features"][labels]["names"], str)
+        except (KeyError, TypeError, ValueError):
+            return None
 
     @property
     def listed(self) -> str:
@@ -82,6 +98,7 @@ def read_columns(path: Path, columns: Mapping[str, str]) -> dict[str, np.ndarray
     if wrong := sorted(set(columns) - set(COLUMNS)):
         raise ValueError(f"columns: expected names of {', '.join(COLUMNS)}, got {wrong[0]!r}")
     table, found, used = open_table(path), dict[str, np.ndarray](), set[str]()
+    chosen_labels = "labels"
     if path.suffix == ".npy":
         files = {name: Path(own) for name, own in columns.items() if name != "features"}
         return {"features": table["features"], **{name: _npy(file) for name, file in files.items()}}
@@ -91,12 +108,13 @@ def read_columns(path: Path, columns: Mapping[str, str]) -> dict[str, np.ndarray
         if chosen in table:
             found[name] = table[chosen]
             used.add(chosen)
+            chosen_labels = chosen if name == "labels" else chosen_labels
         elif name in columns and name != "features":
             raise ValueError(f"{path}: {name}: expected one of {table.listed}, got {chosen!r}")
     if "features" not in found:
         found["features"] = _several(table, columns.get("features"), used)
-    if not table.wide and "class_names" in table:
-        found["class_names"] = table["class_names"]
+    if (names := table.class_names(chosen_labels)) is not None:
+        found["class_names"] = names
     return found
 
 
@@ -146,8 +164,10 @@ def _parquet(path: Path) -> Table:
         file = parquet.ParquetFile(path)
     except arrow.ArrowException as error:
         raise ValueError(f"{path}: expected a Parquet file ({error})") from error
-    names = file.schema_arrow.names
-    return Table(path, names, lambda name: _array(file.read([name]).column(0), f"{path}: {name}"), wide=True)
+    schema = file.schema_arrow
+    return Table(
+        path, schema.names, lambda name: _array(file.read([name]).column(0), f"{path}: {name}"), schema
+    )
 
 
 def _csv(path: Path) -> Table:
@@ -198,9 +218,8 @@ def _stream(path: Path) -> Any:
 
 
 def _arrow_table(table: Any, path: Path) -> Table:
-    return Table(
-        path, table.column_names, lambda name: _array(table.column(name), f"{path}: {name}"), wide=True
-    )
+    names, schema = table.column_names, table.schema
+    return Table(path, names, lambda name: _array(table.column(name), f"{path}: {name}"), schema)
 
 
 def _array(column: Any, where: str) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Feature sets: the digits, and .npz files, sound and broken."""
 
 import io
+import json
 import zipfile
 
 import numpy as np
@@ -633,6 +634,19 @@ def test_splits_of_hugging_face_are_the_parts(tmp_path):
     assert data.fixed_split
     np.testing.assert_array_equal(data.train_features, arrays()["features"])
     np.testing.assert_array_equal(data.test_features, arrays()["features"])
+
+
+def test_names_of_hugging_face_s_class_labels(tmp_path):
+    parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    # As `datasets` writes a column of its type ClassLabel; the last class has no example.
+    about = {"info": {"features": {"kind": {"names": ["cat", "dog", "cow"], "_type": "ClassLabel"}}}}
+    columns = arrow.table({"features": np.eye(6).tolist(), "kind": [0, 1] * 3})
+    named = columns.replace_schema_metadata({"huggingface": json.dumps(about)})
+    parquet.write_table(named, tmp_path / "x.parquet")
+    data = load(f"{tmp_path}/x.parquet:labels=kind")
+    assert (data.num_classes, data.class_names) == (3, ("cat", "dog", "cow"))
+    parquet.write_table(columns.replace_schema_metadata({"huggingface": "{"}), tmp_path / "x.parquet")
+    assert load(f"{tmp_path}/x.parquet:labels=kind").class_names is None
 
 
 def test_what_cannot_be_read_says_what_can(tmp_path):
