@@ -7,11 +7,9 @@ import importlib.util
 import io
 import os
 import sys
-from importlib.metadata import version
 from typing import Any
 
 _NEEDED = ("typer", "rich", "sklearn", "matplotlib", "jinja2", "optax")
-_QUICK = {"xla_cpu_use_fusion_emitters": "false", "xla_cpu_parallel_codegen_split_count": "1"}
 
 
 def main(command: Any = None) -> None:
@@ -40,16 +38,10 @@ def main(command: Any = None) -> None:
 
 
 def _compile_quickly() -> None:
-    """Choose XLA's older emitters of fused loops on CPUs, which halve compile time for equally fast code.
+    """Set the flags of `quick_options` for all that is compiled; XLA reads them when jax first computes."""
+    from covfree.core.compiling import quick_options
 
-    LLVM also gets one module instead of many small ones. XLA reads ``XLA_FLAGS`` when jax first computes, and
-    aborts on an unknown flag, so the flags are set only for releases of jax that are known to have them.
-    """
-    major, minor, *_ = (int(part) for part in version("jaxlib").split(".")[:2])
-    if not (0, 6) <= (major, minor) < (0, 11):
-        return
-    given = os.environ.get("XLA_FLAGS", "")
-    for flag, value in _QUICK.items():
-        if flag not in given:
-            given = f"{given} --{flag}={value}".strip()
-    os.environ["XLA_FLAGS"] = given
+    given = [os.environ.get("XLA_FLAGS", "")]
+    for flag, value in quick_options().items():
+        given.append(f"--{flag}={str(value).lower()}")
+    os.environ["XLA_FLAGS"] = " ".join(given).strip()

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Integer
 
+from covfree.core.compiling import jit
 from covfree.core.padding import as_arrays, pad_rows
 from covfree.core.sharding import whole
 from covfree.core.types import is_traced
@@ -48,7 +49,7 @@ def compiled(
     """
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
-        run, signature = jax.jit(function, static_argnames=static_argnames), inspect.signature(function)
+        run, signature = jit(function, static_argnames=static_argnames), inspect.signature(function)
 
         @wraps(function)
         def door(*args: Any, **kwargs: Any) -> _R:
@@ -169,6 +170,6 @@ def finite(head: AnyHead) -> AnyHead:
     return head
 
 
-@jax.jit
+@jit
 def _all_finite(leaves: list[jax.Array]) -> jax.Array:
     return jnp.array([jnp.isfinite(leaf).all() for leaf in leaves]).all()

@@ -165,8 +165,9 @@ def weighted_means(
     weight: Num[Array, " items"],
     group: Integer[Array, " items"],
     total_weight: Float[Array, " groups"],
-) -> Float[Array, "groups dim"]:
-    """Weighted means of values by group.
+    terms: Integer[Array, " groups"],
+) -> tuple[Float[Array, "groups dim"], Float[Array, " groups"]]:
+    """Weighted means of values by group, and weighted sums of the items' largest absolute entries.
 
     A running sum in float32 is off by up to (terms/10)·eps relative to its size: 10⁻³ for 10⁵ terms, and for
     100 terms more than a spread that is small against the mean. So differences from a centre are summed,
@@ -179,10 +180,11 @@ def weighted_means(
         weight: of each item, at least 0; 0 for padding.
         group: the item's group, from 0; the number of groups is no group.
         total_weight: Σ w of each group.
+        terms: how many items each group has.
 
     Returns:
         Means, 0 of an empty group and of one whose values cancel (`settled`), of the data type of ``values``
-        but float32 at least.
+        but float32 at least; and Σ_i w_i max_j |v_ij|.
     """
     values = jnp.asarray(values)
     dtype, length, num_groups = accumulation_dtype(values), values.shape[0], total_weight.shape[0]
@@ -202,21 +204,22 @@ def weighted_means(
 
     items = values, weight, group
     if length == 0:
-        return jnp.zeros((num_groups, values.shape[1]), dtype)
+        return jnp.zeros((num_groups, values.shape[1]), dtype), jnp.zeros(num_groups, dtype)
     # For a group without items, the index is past the last item.
     first = jax.ops.segment_min(jnp.arange(length, dtype=jnp.int32), group, num_groups)
     # The mean does not depend on the centre, so the centre needs no derivative.
     still = jax.lax.stop_gradient((items, whole))
     centre = still[0][0].at[first].get(mode="fill", fill_value=0).astype(dtype)
     if not isinstance(length, int) or length > _LONG[0]:
-        longest = jax.ops.segment_sum(jnp.ones_like(group), group, num_groups).max(initial=0)
+        longest = terms.max(initial=0)
         more = sum((longest > long).astype(jnp.int32) for long in _LONG)
         # A loop of 0 to 2 steps compiles the pass once; two conditions would compile it twice.
         centre = jax.lax.fori_loop(0, more, lambda _, centre: mean_about(centre, *still), centre)
-    terms = jax.ops.segment_sum(jnp.ones_like(group), group, num_groups)
-    size = weight.astype(dtype) * row_size(still[0][0]).astype(dtype)
-    size = jax.ops.segment_sum(size, group, num_groups) / whole[:, 0] + jnp.abs(centre).max(1, initial=0)
-    return settled(mean_about(centre, items, whole), terms, size)
+    # Padding may hold NaN, with which a derivative by its weight is NaN.
+    sizes = jnp.where(group < num_groups, row_size(values).astype(dtype), 0)
+    magnitude = jax.ops.segment_sum(weight.astype(dtype) * sizes, group, num_groups)
+    size = magnitude / whole[:, 0] + jnp.abs(centre).max(1, initial=0)
+    return settled(mean_about(centre, items, whole), terms, size), magnitude
 
 
 def mean_groups(
@@ -231,7 +234,8 @@ def mean_groups(
     group = jnp.where(kept, group, num_groups)
     counts = jax.ops.segment_sum(kept.astype(jnp.int32), group, num_groups)
     dtype = accumulation_dtype(features)
-    return weighted_means(features, kept.astype(dtype), group, counts.astype(dtype)), counts
+    means, _ = weighted_means(features, kept.astype(dtype), group, counts.astype(dtype), counts)
+    return means, counts
 
 
 def sum_groups(

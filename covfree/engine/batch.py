@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from covfree.core.checks import check, check_positive, check_row_structure, num_classes_of
+from covfree.core.compiling import jit
 from covfree.core.doors import as_array, as_int32, finite
 from covfree.core.gathered import is_large
 from covfree.core.keys import check_key
@@ -71,7 +72,7 @@ def _check_scale(totals: tuple[Any, ...]) -> None:
         )
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jit, static_argnums=(0, 1))
 def _head(
     system: Any, head: Callable[..., Any], params: Any, feature_map: Any, state: tuple[Any, ...]
 ) -> Any:
@@ -209,7 +210,7 @@ def solve_message(method: Method[H], message: Message, *, num_classes: int, judg
     return solve_totals(method, *state_of_message(method, message, num_classes))
 
 
-@partial(jax.jit, static_argnums=(0, 3))
+@partial(jit, static_argnums=(0, 3))
 def _merged(merge: Merge, params: Any, message: Message, num_classes: int) -> tuple[Any, ...]:
     return merge(params, message, num_classes)
 

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float, Integer
 
 from covfree.core.checks import check_example_structure
+from covfree.core.compiling import jit
 from covfree.core.doors import as_int32, consecutive, fits_int32
 from covfree.core.gathered import Features, Gathered, blocks, is_large
 from covfree.core.padding import as_arrays, few_sizes, padded_size
@@ -78,7 +79,7 @@ def summarise(
     return _summarise(method.client_part(), features, labels, clients, key, sizes)
 
 
-@partial(jax.jit, static_argnames="sizes")
+@partial(jit, static_argnames="sizes")
 def _summarise(
     method: Method, features: Any, labels: Any, clients: Any, key: Any, sizes: tuple[int, ...]
 ) -> Rows:
@@ -89,7 +90,7 @@ def _summarise(
     return method.sent(method.summary.make(features, labels, clients, sizes, key), key)
 
 
-@jax.jit
+@jit
 def mapped(method: Method[Any], features: Any) -> jax.Array:
     """`Method.mapped`, compiled."""
     return method.mapped(features)
@@ -201,7 +202,7 @@ def _terms(each: Round, num_classes: int, params: Any, sent: Any, rows: Rows) ->
     return dense(each.client(params, sent, rows, num_classes))
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _rows(method: Method[Any], features: Any, labels: Any, clients: Any = None) -> Rows:
     features = method.mapped(features)
     return Rows.from_examples(features.astype(accumulation_dtype(features)), labels, clients)
@@ -254,6 +255,6 @@ def _summarise_in_parts(
     return _sent(method.client_part(), padded_rows(rows, padded_size(len(rows.count))), key)
 
 
-@jax.jit
+@jit
 def _sent(method: Method[Any], rows: Rows, key: PRNGKey | None) -> Rows:
     return method.sent(rows, key)

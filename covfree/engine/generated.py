@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 from jaxtyping import Array, Integer
 
+from covfree.core.compiling import jit
 from covfree.core.sums import Compensated
 from covfree.core.types import Rows, is_traced
 from covfree.engine.totals import How, through, zeros_of
@@ -82,4 +83,4 @@ def _total_over_parts(client: Any, params: Any, sent: Any, part: Any, num_parts:
     return running.value if how.axis_name is None else jax.lax.psum(running.value, how.axis_name)
 
 
-_compiled_total_over_parts = jax.jit(_total_over_parts, static_argnums=(0, 5))
+_compiled_total_over_parts = jit(_total_over_parts, static_argnums=(0, 5))

@@ -8,8 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-import jax
-
+from covfree.core.compiling import jit
 from covfree.core.sums import Compensated, fold_parts
 from covfree.core.types import Rows
 from covfree.engine.totals import How
@@ -21,7 +20,7 @@ _AHEAD = 2
 Result = TypeVar("Result")
 
 
-@partial(jax.jit, static_argnums=(0, 5), donate_argnums=3)
+@partial(jit, static_argnums=(0, 5), donate_argnums=3)
 def add_part(client: Any, params: Any, sent: Any, running: Compensated, rows: Rows, how: How) -> Compensated:
     """Add the terms of a part's rows to a round's running total, whose buffers are donated."""
 

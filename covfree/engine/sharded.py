@@ -13,6 +13,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from covfree.core.checks import check_row_structure
+from covfree.core.compiling import jit
 from covfree.core.doors import check_int32
 from covfree.core.sharding import shard_map
 from covfree.core.types import Rows, is_traced
@@ -107,14 +108,14 @@ def over_devices(method: Method, rows: Rows, num_classes: int, mesh: Mesh) -> tu
     return through(method.rounds, method.params, source)
 
 
-@partial(jax.jit, static_argnames="mesh")
+@partial(jit, static_argnames="mesh")
 def _numbered(rows: Rows, mesh: Mesh) -> Rows:
     sharded = PartitionSpec(mesh.axis_names)
     number = partial(with_numbers, axis_name=mesh.axis_names)
     return shard_map(number, mesh=mesh, in_specs=sharded, out_specs=sharded)(rows)
 
 
-@partial(jax.jit, static_argnums=(0, 4, 5))
+@partial(jit, static_argnums=(0, 4, 5))
 def _total_over_devices(client: Any, params: Any, sent: Any, rows: Rows, how: How, mesh: Mesh) -> Any:
     def own(params: Any, sent: Any, rows: Rows) -> Any:
         return total_over_rows(client, params, sent, rows, how)

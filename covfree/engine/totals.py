@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from covfree.core.compiling import jit
 from covfree.core.doors import compiled
 from covfree.core.sharding import whole as on_all_devices
 from covfree.core.sums import PART, Table, fold_parts
@@ -65,7 +66,7 @@ def serve(each: Round, params: Any, state: tuple[Any, ...], total: Any) -> tuple
     return (*state, total) if each.server is None else _call(each.server, params, state, total)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jit, static_argnums=0)
 def _call(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
 
@@ -152,7 +153,7 @@ class How(NamedTuple):
     axis_name: AxisName | None = None
 
 
-@partial(jax.jit, static_argnums=(0, 4))
+@partial(jit, static_argnums=(0, 4))
 def total_over_rows(client: Callable[..., Any], params: Any, sent: Any, rows: Rows, how: How) -> Any:
     """Compute a round's total over rows; methods with the same client function share the compiled code."""
 
@@ -187,7 +188,7 @@ class InMemory:
         return total_over_rows(each.client, params, sent, self.rows, self.how)
 
 
-@partial(jax.jit, static_argnames="axis_name")
+@partial(jit, static_argnames="axis_name")
 def with_numbers(rows: Rows, axis_name: AxisName | None = None) -> Rows:
     """Number the clients of all rows by `numbered`, so that parts of the rows agree on the numbers."""
     return numbered(jax.tree.map(on_all_devices, rows), axis_name)
@@ -217,7 +218,7 @@ def _keeps_form(function: Callable[[Any], Any], state: Any) -> bool:
 
 
 # Rounds over rows in memory, in one compiled call; `guarded` also looks for integers that jax would truncate.
-in_memory = jax.jit(_in_memory, static_argnames=("rounds", "how"))
+in_memory = jit(_in_memory, static_argnames=("rounds", "how"))
 guarded = compiled(("rounds", "how"))(_in_memory)
 
 

@@ -13,7 +13,7 @@ from covfree.core.checks import check_positive, check_row_structure
 from covfree.core.doors import as_array, as_counts, as_int32, check_int32
 from covfree.core.products import product
 from covfree.core.sharding import whole
-from covfree.core.sums import deviations, row_size, sum_integers, weighted_means
+from covfree.core.sums import deviations, sum_integers, weighted_means
 from covfree.core.types import Moments, Rows, accumulation_dtype
 
 
@@ -87,10 +87,9 @@ def _first_moments(rows: Rows, num_classes: int) -> Moments:
         count = sum_integers(jnp.where(valid, count, 0), label, num_classes).astype(weight.dtype)
     else:
         count = jax.ops.segment_sum(weight, label, num_classes)
-    total = weighted_means(rows.mean, weight, label, count) * count[:, None]
     present_rows = jax.ops.segment_sum(valid.astype(jnp.int32), label, num_classes)
-    used = jnp.where(valid[:, None], rows.mean, 0)
-    magnitude = jax.ops.segment_sum(weight * row_size(used), label, num_classes)
+    means, magnitude = weighted_means(rows.mean, weight, label, count, present_rows)
+    total = means * count[:, None]
     return Moments(count=count, num_rows=present_rows, total=total, magnitude=magnitude)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from covfree.core.checks import check_positive
+from covfree.core.compiling import jit
 from covfree.core.padding import blocks_of_groups
 from covfree.core.types import AnyArray, PRNGKey
 from covfree.finetune.local import Training
@@ -218,7 +219,7 @@ def client_accuracy(
     return np.where(total > 0, hits / np.maximum(total, 1), np.nan)
 
 
-@jax.jit
+@jit
 def _predicted(
     models: Any, features: Any, known: jax.Array | None, places: jax.Array, clients: jax.Array, who: jax.Array
 ) -> jax.Array:

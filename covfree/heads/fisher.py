@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
+from covfree.core.compiling import jit
 from covfree.core.lapack import eigh
 from covfree.core.linalg import Scatter, factorise, solve
 from covfree.core.products import product
@@ -80,7 +81,7 @@ class Residual(NamedTuple):
     bias: Float[Array, " classes"]
 
 
-@partial(jax.jit, static_argnames=("rank", "num_steps"))
+@partial(jit, static_argnames=("rank", "num_steps"))
 def residual_head(
     means: Float[Array, "classes directions"],
     features: Float[Array, "samples directions"],

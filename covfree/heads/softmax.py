@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer, Real
 
 from covfree.core.checks import check_positive, check_strength
+from covfree.core.compiling import jit
 from covfree.core.products import magnitude, product
 from covfree.core.types import AnyArray, LinearHead, Scalar, accumulation_dtype
 from covfree.heads.columns import head_for_present
@@ -75,7 +76,7 @@ def softmax_head(
     return _fit(features, jnp.where(kept, labels, -1), share, l2, num_classes, num_steps)
 
 
-@partial(jax.jit, static_argnames=("num_classes", "num_steps"))
+@partial(jit, static_argnames=("num_classes", "num_steps"))
 def _fit(
     features: Float[Array, "examples dim"],
     labels: Integer[Array, " examples"],

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
 from covfree.core.checks import check_above_zero
+from covfree.core.compiling import jit
 from covfree.core.types import AnyArray, Head, LinearHead, Scalar, accumulation_dtype
 from covfree.heads.mapped import MappedHead
 from covfree.statistics.groups import as_examples
@@ -143,7 +144,7 @@ def _terms(
 
 
 # Called directly, a loop over a closure would compile anew each time.
-@jax.jit
+@jit
 def _search(
     gap: Float[Array, "examples classes"],
     kept: Bool[Array, " examples"],

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float, Integer
 
 from covfree.core.checks import check, check_example_structure, check_positive
+from covfree.core.compiling import jit
 from covfree.core.doors import check_int32
 from covfree.core.keys import check_key
 from covfree.core.padding import as_arrays, pad_rows
@@ -95,7 +96,7 @@ def client_message(
     return replace(message, **said)
 
 
-@partial(jax.jit, static_argnames="num_classes")
+@partial(jit, static_argnames="num_classes")
 def _made(
     method: Method, features: jax.Array, labels: jax.Array, num_classes: int, key: PRNGKey | None
 ) -> Message:

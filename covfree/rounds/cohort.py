@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Int32
 
+from covfree.core.compiling import jit
 from covfree.core.keys import derive
 from covfree.core.sharding import shard_map
 from covfree.core.sums import Compensated
@@ -65,7 +66,7 @@ class Answers(NamedTuple):
     metrics: dict[str, Array]
 
 
-@partial(jax.jit, static_argnames=("longest", "width", "mesh"))
+@partial(jit, static_argnames=("longest", "width", "mesh"))
 def answers(
     algorithm: Algorithm,
     broadcast: Any,
@@ -169,19 +170,19 @@ def answers(
     return Answers(Parts(sums, tables, structure), *others)
 
 
-@partial(jax.jit, static_argnames=("num_clients",))
+@partial(jit, static_argnames=("num_clients",))
 def start(algorithm: Algorithm, key: PRNGKey, *, num_clients: int) -> tuple[Any, Any]:
     """Return the server's first state, and a client's first memory."""
     return algorithm.init(algorithm.params, num_clients, derive(key, "start"))
 
 
-@jax.jit
+@jit
 def broadcast(algorithm: Algorithm, state: Any) -> Any:
     """Return the pytree that the server sends to each client of a round."""
     return algorithm.broadcast(algorithm.params, state)
 
 
-@jax.jit
+@jit
 def due(sums: Compensated, pending: Any) -> tuple[Any, Any]:
     """Return the sums that arrive in this round, and those that arrive later (None without delays)."""
     whole = sums.value
@@ -191,7 +192,7 @@ def due(sums: Compensated, pending: Any) -> tuple[Any, Any]:
     return jax.tree.map(lambda x: x[0], whole), pending
 
 
-@jax.jit
+@jit
 def serve(algorithm: Algorithm, state: Any, total: Any) -> tuple[Any, Array]:
     """Return the server's next state, and whether all of it is finite."""
     state = algorithm.server(algorithm.params, state, total)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from covfree.core.compiling import jit
 from covfree.core.doors import as_array, as_int32
 from covfree.engine.parts import digest
 from covfree.rounds.algorithm import is_classes
@@ -182,7 +183,7 @@ def _owners(features: Any, labels: Any, clients: Any, num_classes: int | None) -
     return owner
 
 
-@jax.jit
+@jit
 def _finite(features: jax.Array) -> jax.Array:
     """Whether all numbers of each example are finite."""
     return jnp.isfinite(features).reshape(features.shape[0], -1).all(1)

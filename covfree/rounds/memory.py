@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from covfree.core.checks import check_choice, check_positive
+from covfree.core.compiling import jit
 
 # Where the bank lies: on the device that computes, or on the host if there are too many clients for that.
 Place = Literal["device", "host"]
@@ -88,12 +89,12 @@ class Bank:
             self.leaves = _scatter(self.leaves, np.where(kept, clients, np.iinfo(np.int32).max), memory)
 
 
-@jax.jit
+@jit
 def _gather(bank: Any, clients: jax.Array) -> Any:
     return jax.tree.map(lambda x: x[clients], bank)
 
 
 # Donate the old bank: two may not fit where one does.
-@partial(jax.jit, donate_argnums=0)
+@partial(jit, donate_argnums=0)
 def _scatter(bank: Any, clients: jax.Array, memory: Any) -> Any:
     return jax.tree.map(lambda x, new: x.at[clients].set(new, mode="drop"), bank, memory)

@@ -13,6 +13,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from covfree.core.checks import check
+from covfree.core.compiling import jit
 from covfree.core.padding import few_sizes
 from covfree.core.types import LinearHead
 from covfree.engine import aggregate, fit
@@ -23,7 +24,7 @@ from covfree.methods.method import check_method
 # Examples that are scored at once.
 _PART = 4096
 _FLOATS = (np.float64, np.float32)
-_scores = jax.jit(lambda head, features: head(features))
+_scores = jit(lambda head, features: head(features))
 
 
 class FederatedDiscriminant(ClassifierMixin, BaseEstimator):

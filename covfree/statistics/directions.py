@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
 from covfree.core.checks import check_positive
+from covfree.core.compiling import jit
 from covfree.core.lapack import eigh
 from covfree.core.products import magnitude, product, symmetric_product
 from covfree.core.types import DIRECTION, AnyArray, Rows
@@ -93,7 +94,7 @@ def directed_rows(
     return replace(rows, covariance=jnp.concatenate([jnp.zeros(num_rows, first.dtype), first]))
 
 
-@partial(jax.jit, static_argnames=("client_size", "num_directions"))
+@partial(jit, static_argnames=("client_size", "num_directions"))
 def _of_clients(
     residual: Float[Array, "examples dim"],
     senders: Senders,

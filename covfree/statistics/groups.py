@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Integer
 
 from covfree.core.checks import check_example_structure, check_positive
+from covfree.core.compiling import jit
 from covfree.core.doors import as_array, as_int32
 from covfree.core.types import AnyArray, PRNGKey
 
@@ -44,7 +45,7 @@ def subset_groups(
     return _subset_groups(keys, kept, num_subsets, key, subset_size)
 
 
-@jax.jit
+@jit
 def _subset_groups(
     keys: tuple[Array, ...], kept: Array, num_subsets: Any, key: PRNGKey | None, subset_size: Any
 ) -> tuple[Array, Array]:
@@ -60,14 +61,18 @@ def _subset_groups(
     for values in (padding, *sorted_keys):
         change |= values[1:] != values[:-1]
     starts = jnp.concatenate([jnp.ones(1, bool), change])
-    group = jnp.cumsum(starts) - 1
+    group = jnp.cumsum(starts, dtype=jnp.int32) - 1
+    scatter = jnp.zeros(n, jnp.int32)
+    if key is None:
+        # A group is one subset, for which less is compiled.
+        whole = scatter.at[order].set(jnp.where(padding == 0, group, -1), unique_indices=True)
+        return whole, jnp.minimum(whole, 0)
     size = jax.ops.segment_sum((padding == 0).astype(jnp.int32), group, n, indices_are_sorted=True)
     subsets = jnp.clip(size // subset_size, 1, num_subsets)
     first_subset = jnp.cumsum(subsets) - subsets
     rank = index - jax.lax.cummax(jnp.where(starts, index, 0))
     within = rank % subsets[group]
     whole = jnp.where(padding == 0, first_subset[group] + within, -1)
-    scatter = jnp.zeros(n, jnp.int32)
     return (
         scatter.at[order].set(whole.astype(jnp.int32), unique_indices=True),
         scatter.at[order].set(jnp.where(padding == 0, within, -1).astype(jnp.int32), unique_indices=True),

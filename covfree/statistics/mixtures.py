@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Integer
 
 from covfree.core.checks import check_choice, check_positive
+from covfree.core.compiling import jit
 from covfree.core.keys import derive
 from covfree.core.products import product
 from covfree.core.types import AnyArray, PRNGKey, Rows, accumulation_dtype, is_traced
@@ -26,7 +27,7 @@ _GAIN = 1e-6
 _BATCH_NUMBERS = 2**24
 
 
-@partial(jax.jit, static_argnames=("num_components", "covariance", "num_steps"))
+@partial(jit, static_argnames=("num_components", "covariance", "num_steps"))
 def gaussian_mixture(
     features: Float[AnyArray, "examples dim"],
     kept: Bool[AnyArray, " examples"],
@@ -199,7 +200,7 @@ def mixture_sizes(
     return max(len(sizes), 1), int(sizes.max(initial=1))
 
 
-@partial(jax.jit, static_argnames=("num_groups", "group_size", "num_components", "covariance"))
+@partial(jit, static_argnames=("num_groups", "group_size", "num_components", "covariance"))
 def _mixture_rows(
     features: Float[Array, "examples dim"],
     labels: Integer[Array, " examples"],

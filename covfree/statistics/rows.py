@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Integer
 
 from covfree.core.checks import check_choice, check_positive
+from covfree.core.compiling import jit
 from covfree.core.doors import check_int32, consecutive, fits_int32
 from covfree.core.keys import derive
 from covfree.core.sums import mean_groups
@@ -167,18 +168,22 @@ def rows_of(
     return rows
 
 
-@partial(jax.jit, static_argnames=("num_rows", "covariance"))
+@partial(jit, static_argnames=("num_rows", "covariance"))
 def _rows_of(
     features: Array, labels: Array, clients: Array, row: Array, num_rows: int, covariance: str | None
 ) -> Rows:
     """`rows_of` without its checks."""
     means, counts = mean_groups(features, row, num_rows)
-    slot = jnp.where(row >= 0, row, num_rows)
+    examples = row.shape[0]
+    slot = jnp.where((row >= 0) & (row < num_rows), row, num_rows)
+    # Past the last example if the row has none. XLA sees that `mean_groups` finds the same.
+    first = jax.ops.segment_min(jnp.arange(examples, dtype=jnp.int32), slot, num_rows)
 
     def of_row(values: jax.Array) -> jax.Array:
         """The value that all examples of a row share; −1 for padding."""
-        shared = jax.ops.segment_max(values.astype(jnp.int32), slot, num_rows)
-        return jnp.where(counts > 0, shared, -1)
+        if not examples:
+            return jnp.full(num_rows, -1, jnp.int32)
+        return values.astype(jnp.int32).at[first].get(mode="fill", fill_value=-1)
 
     variance = None
     if covariance is not None:

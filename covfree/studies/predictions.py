@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from jaxtyping import Float, Integer
 
+from covfree.core.compiling import jit
 from covfree.data.partitions import PartitionStatistics
 from covfree.heads.metrics.outcome import check_scores, outcome_of
 
 # Batch size of examples: some heads need much memory.
 _PART = 4096
-_scores = jax.jit(lambda head, features: head(features))
-_outcome = jax.jit(lambda scores, labels: outcome_of(scores, labels)[:2])
+_scores = jit(lambda head, features: head(features))
+_outcome = jit(lambda scores, labels: outcome_of(scores, labels)[:2])
 
 
 class Predictions(NamedTuple):

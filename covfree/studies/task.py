@@ -13,6 +13,7 @@ import numpy as np
 
 import covfree
 from covfree.backbones import Backbone, Preprocessing
+from covfree.core.compiling import jit
 from covfree.data import FeatureSet
 from covfree.data.extract import features_of_pixels
 from covfree.studies.federation import Federation
@@ -52,7 +53,7 @@ def _in_batches(function: Callable[[np.ndarray], jax.Array], pixels: np.ndarray)
     return jnp.concatenate(parts)
 
 
-@jax.jit
+@jit
 def _prompted(model: Any, images: jax.Array) -> jax.Array:
     """Features of images beside a model's prompts."""
     return model.features(model.trained, model.frozen, model.statistics, images, False, None)[0]

@@ -93,10 +93,12 @@ def sample_numbers(keys: Any, projected: Any, senders: Any, xp: Any) -> Any:
     keys, nobody, projected = keys[by_key], nobody[by_key], projected[by_key]
     new = (keys[1:] != keys[:-1]) | (nobody[1:] != nobody[:-1])
     group = xp.append(np.zeros(1, np.int32), xp.cumsum(new, dtype=np.int32))
-    members = _sums(xp.ones_like(place), group, xp)
-    end = xp.cumsum(members, dtype=np.int32)[group]
+    # The last of a group tells its end.
+    ends = xp.where(xp.append(new, True), place + 1, 0)
+    tally = _sums(xp.stack([xp.ones_like(place), ends], 1), group, xp)[group]
+    members, end = tally[:, 0], tally[:, 1]
 
-    share = (1 / xp.maximum(members, 1).astype(projected.dtype))[group, None]
+    share = (1 / members.astype(projected.dtype))[:, None]
     away = projected - _sums(projected, group, xp)[group] * share
     spread = _sums(abs(away), group, xp)[group] * share
     # At least 16 bits in all: in few dimensions, several of each.
@@ -105,7 +107,7 @@ def sample_numbers(keys: Any, projected: Any, senders: Any, xp: Any) -> Any:
     cell = xp.clip(xp.nan_to_num(cell), 0, cells - 1).astype(np.uint32)
     digits = np.uint32(cells) ** np.arange(away.shape[1], dtype=np.uint32)
     within = xp.lexsort((away[:, 0], mixed((cell * digits[None, :]).sum(1, dtype=np.uint32)), group))
-    numbers = _group_numbers(place, end - members[group], end, senders, xp)
+    numbers = _group_numbers(place, end - members, end, senders, xp)
     order = by_key[within]
     if xp is jnp:
         return jnp.zeros_like(numbers).at[order].set(numbers)
@@ -148,18 +150,15 @@ def numbered(rows: Rows, axis_name: Any = None) -> Rows:
     ordered, origin = jax.lax.sort((senders, place), num_keys=1)
     first = (ordered < none) & jnp.append(True, ordered[1:] != ordered[:-1])[: len(place)]
     rank = jnp.maximum(jnp.cumsum(first, dtype=jnp.int32) - 1, 0)
-    size = first.sum(dtype=jnp.int32)
+    numbers = rank = jnp.zeros_like(rank).at[origin].set(rank, unique_indices=True)
     if not isinstance(len(place), int) or len(place) > SAMPLE:
         mean = jax.lax.stop_gradient(jnp.where(sent[:, None], jnp.asarray(rows.mean), 0))
         count = jax.lax.stop_gradient(jnp.where(sent, count, 0))
         terms = count_keys(count, label, jnp), projections(mean, count, jnp)
         if axis_name is not None:
             terms = jax.lax.all_gather(terms, axis_name, tiled=True)
-        keys, projected = (_sums(term[origin], rank, jnp) for term in terms)
-        numbers = sample_numbers(keys, projected, size, jnp)[rank]
-    else:
-        numbers = rank
-    numbers = jnp.zeros_like(numbers).at[origin].set(numbers)
+        keys, projected = (_sums(term, rank, jnp) for term in terms)
+        numbers = sample_numbers(keys, projected, first.sum(dtype=jnp.int32), jnp)[rank]
     if axis_name is not None:
         own = jax.lax.axis_index(axis_name) * client.shape[0]
         numbers = jax.lax.dynamic_slice_in_dim(numbers, own, client.shape[0])

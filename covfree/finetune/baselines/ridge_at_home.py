@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Integer
 
+from covfree.core.compiling import jit
 from covfree.core.lapack import eigh
 from covfree.core.products import product
 from covfree.core.types import AnyArray, LinearHead
@@ -76,7 +77,7 @@ def ridge_at_home(
     return ClientModels(model, Own(LinearHead(weight, bias), (), jnp.ones(len(sizes), jnp.int32)))
 
 
-@jax.jit
+@jit
 def _weights(head: LinearHead, features: jax.Array, labels: jax.Array, places: jax.Array) -> jax.Array:
     """W_k of each client, whose examples are at these places; −1 is padding."""
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Integer
 
+from covfree.core.compiling import jit
 from covfree.core.doors import as_int32, consecutive
 from covfree.core.types import AnyArray
 from covfree.heads.metrics.outcome import (
@@ -85,7 +85,7 @@ def measure(
     return {name: float(figure) for name, figure in zip(names, figures, strict=True)}
 
 
-@partial(jax.jit, static_argnames=("names", "num_clients"))
+@partial(jit, static_argnames=("names", "num_clients"))
 def _measure(scores: Any, labels: Any, clients: Any, *, names: tuple[str, ...], num_clients: int) -> Any:
     outcome = outcome_of(scores, labels)
     recall = recall_of(outcome, scores.shape[1])

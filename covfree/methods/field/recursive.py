@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
 from covfree.core.checks import check_positive, check_strength
+from covfree.core.compiling import jit
 from covfree.core.doors import compiled
 from covfree.core.lapack import cholesky, stacked_root, triangular_solve
 from covfree.core.products import product
@@ -174,7 +175,7 @@ def downdate(
     return jax.tree.map(lambda yes, no: jnp.where(sound, yes, no), forgotten, refused)
 
 
-@jax.jit
+@jit
 def head(state: RecursiveRidge) -> LinearHead:
     """Solve for the ridge head of all examples in the state, by two triangular solves.
 

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Num
 
 from covfree.core.checks import check_example_structure, check_positive, check_type
+from covfree.core.compiling import jit
 from covfree.core.doors import compiled
 from covfree.core.lapack import eigh
 from covfree.core.linalg import rank_cut
@@ -120,7 +121,7 @@ def barycentre(gaussians: Gaussian) -> Gaussian:
     return _barycentre(gaussians)
 
 
-@jax.jit
+@jit
 def _barycentre(gaussians: Gaussian) -> Gaussian:
     count = jnp.asarray(gaussians.count)
     # The moments of a client without examples may be NaN, which a weight of 0 would not remove.

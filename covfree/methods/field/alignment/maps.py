@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Integer
 
 from covfree.core.checks import check, check_example_structure, check_share, check_type
+from covfree.core.compiling import jit
 from covfree.core.doors import compiled
 from covfree.core.padding import blocks_of_groups
 from covfree.core.products import product
@@ -96,7 +97,7 @@ class Alignment:
         return _moved(jnp.asarray(features), jnp.asarray(places), jnp.asarray(of), self.maps)
 
 
-@jax.jit
+@jit
 def _moved(features: jax.Array, places: jax.Array, of: jax.Array, maps: AffineMap) -> jax.Array:
     features = features.astype(jnp.result_type(features, maps.mean))
     inside = product(features, maps.basis)
@@ -208,7 +209,7 @@ def align(
     return Alignment(names, maps, target)
 
 
-@partial(jax.jit, static_argnames="num_clients")
+@partial(jit, static_argnames="num_clients")
 def _maps(
     features: jax.Array, place: jax.Array, basis: jax.Array, strength: Scalar, num_clients: int
 ) -> tuple[AffineMap, Gaussian]:
