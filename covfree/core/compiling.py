@@ -31,29 +31,38 @@ def quick_options() -> dict[str, bool | int]:
     return {flag: value for flag, value in _QUICK.items() if known and flag not in given}
 
 
+# What jax's ``jax_disable_most_optimizations`` sets.
+_PLAIN = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
 @cache
-def _options() -> dict[str, bool | int]:
+def _options(plain: bool) -> dict[str, bool | int]:
     """`quick_options`, which the first computation reads; none where jax computes on accelerators."""
-    return quick_options() if jax.default_backend() == "cpu" else {}
+    if jax.default_backend() != "cpu":
+        return {}
+    return quick_options() | (_PLAIN if plain else {})
 
 
-def jit(function: Callable[..., _R], **how: Any) -> Callable[..., _R]:
+def jit(function: Callable[..., _R], *, plain: bool = False, **how: Any) -> Callable[..., _R]:
     """``jax.jit`` with the flags of `quick_options`, but inside another compiled function with its flags.
 
     Args:
         function: to be compiled.
+        plain: whether LLVM need not optimise, which takes two thirds of compilation: for long functions whose
+            work is products and factorisations, which libraries do.
         how: further arguments of ``jax.jit``.
     """
     inside = jax.jit(function, **how)
 
     @cache
     def outermost() -> Callable[..., _R]:
-        return jax.jit(function, compiler_options=_options(), **how)
+        return jax.jit(function, compiler_options=_options(plain), **how)
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> _R:
         # Under ``jit`` new arrays are traced too, also where no argument is.
-        if not _options() or is_traced(*jax.tree.leaves((args, kwargs)), jax.device_put(np.float32(0))):
+        leaves = jax.tree.leaves((args, kwargs))
+        if not _options(plain) or is_traced(*leaves, jax.device_put(np.float32(0))):
             return inside(*args, **kwargs)
         return outermost()(*args, **kwargs)
 

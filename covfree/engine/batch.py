@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -23,9 +22,17 @@ from covfree.core.types import H, Message, Moments, PRNGKey, Rows, is_traced
 from covfree.engine.examples import examples_of, over_examples, over_rows, summarise
 from covfree.engine.generated import Generated, over_parts
 from covfree.engine.sharded import over_devices
+from covfree.engine.solving import head_of
 from covfree.engine.stream import Stream, over_stream
-from covfree.engine.totals import AxisName, How, check_over_rows, guarded, in_memory, through
-from covfree.heads.mapped import MappedHead
+from covfree.engine.totals import (
+    AxisName,
+    How,
+    check_over_rows,
+    guarded,
+    have_few_numbers,
+    in_memory,
+    through,
+)
 from covfree.methods import Method
 from covfree.methods.message_form import Merge
 from covfree.methods.method import check_method
@@ -54,7 +61,7 @@ def solve_totals(method: Method[H], *totals: Any) -> H:
     """
     check_method(method)
     _check_scale(totals)
-    return finite(_head(method.system, method.head, method.params, method.feature_map, totals))
+    return finite(head_of(method, totals))
 
 
 def _check_scale(totals: tuple[Any, ...]) -> None:
@@ -70,15 +77,6 @@ def _check_scale(totals: tuple[Any, ...]) -> None:
             f"features: expected numbers whose squares {total.dtype} holds, got class means of at most "
             f"{total / count:.0e}; multiply all features by one number, the same at all clients"
         )
-
-
-@partial(jit, static_argnums=(0, 1))
-def _head(
-    system: Any, head: Callable[..., Any], params: Any, feature_map: Any, state: tuple[Any, ...]
-) -> Any:
-    """Solve for the head from the server's state. Methods with equal functions share the compiled code."""
-    found = head(params, None if system is None else system(params, *state), *state)
-    return found if feature_map is None else MappedHead(feature_map, found)
 
 
 def accumulate(
@@ -219,7 +217,7 @@ def state_of_message(method: Method[Any], message: Message, num_classes: int) ->
     """Compute the server's state from messages: merge them, or run the method's rounds over their rows."""
     if method.message is not None:
         return _merged(method.message.merge, method.params, message, num_classes)
-    how = How(num_classes, method.whole_clients)
+    how = How(num_classes, method.whole_clients, few=have_few_numbers(message.rows.client))
     state = in_memory(method.rounds[: method.message_rounds], method.params, message.rows, how)
     return state if method.received is None else method.received(state, message.rows)
 
@@ -281,7 +279,8 @@ def fit(
             f"clients: expected an example whose client and label are 0 or above (below 0 is padding), "
             f"got none of {len(labels)}"
         )
-    how, first = How(num_classes, method.whole_clients), method.rounds_over_rows
+    how = How(num_classes, method.whole_clients, few=have_few_numbers(clients))
+    first = method.rounds_over_rows
     # Clients stay on the host: their numbers may exceed int32.
     clients = clients if isinstance(clients, jax.Array) else np.asarray(clients)
     if is_large(features):

@@ -108,7 +108,7 @@ def over_rows(
 ) -> InMemory | InParts:
     """Make the source of totals for rounds over clients' rows, from the arguments of `summarise`."""
     if not is_large(features) or not method.summary.stays or method.transforms:
-        return InMemory(with_numbers(summarise(method, features, labels, clients, key=key)), how)
+        return InMemory(with_numbers(summarise(method, features, labels, clients, key=key), few=how.few), how)
     # The rows are the examples: read them part by part, as a table of rows would be a copy.
     labels, clients = np.asarray(labels), np.asarray(clients)
     used = (labels >= 0) & (clients >= 0)

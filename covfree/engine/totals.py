@@ -16,8 +16,8 @@ from covfree.core.compiling import jit
 from covfree.core.doors import compiled
 from covfree.core.sharding import whole as on_all_devices
 from covfree.core.sums import PART, Table, fold_parts
-from covfree.core.types import Rows
-from covfree.estimators.automatic import numbered
+from covfree.core.types import Rows, is_traced
+from covfree.estimators.automatic import SAMPLE, numbered
 from covfree.methods import Factor
 from covfree.methods.method import check_method
 from covfree.methods.rounds import Round, as_total, dense, is_special
@@ -146,11 +146,20 @@ class How(NamedTuple):
         num_classes: C.
         whole: whether the rows must not be cut into parts, see `Method.whole_clients`.
         axis_name: under ``shard_map``, the mesh axes over which rows are sharded.
+        few: whether all clients' numbers are below `SAMPLE`, as `numbered` would make them.
     """
 
     num_classes: int
     whole: bool
     axis_name: AxisName | None = None
+    few: bool = False
+
+
+def have_few_numbers(clients: Any) -> bool:
+    """Whether all clients' numbers are known to be below `SAMPLE`."""
+    if clients is None or is_traced(clients):
+        return False
+    return int(np.asarray(clients).max(initial=0)) < SAMPLE
 
 
 @partial(jit, static_argnums=(0, 4))
@@ -188,17 +197,17 @@ class InMemory:
         return total_over_rows(each.client, params, sent, self.rows, self.how)
 
 
-@partial(jit, static_argnames="axis_name")
-def with_numbers(rows: Rows, axis_name: AxisName | None = None) -> Rows:
+@partial(jit, static_argnames=("axis_name", "few"))
+def with_numbers(rows: Rows, axis_name: AxisName | None = None, few: bool = False) -> Rows:
     """Number the clients of all rows by `numbered`, so that parts of the rows agree on the numbers."""
-    return numbered(jax.tree.map(on_all_devices, rows), axis_name)
+    return numbered(jax.tree.map(on_all_devices, rows), axis_name, few=few)
 
 
 def _in_memory(
     rounds: tuple[Round, ...], params: Any, rows: Rows, how: How, state: tuple[Any, ...] = ()
 ) -> tuple[Any, ...]:
     # Number clients before the rows are cut, so that parts agree on the numbers.
-    rows = numbered(jax.tree.map(on_all_devices, rows), how.axis_name)
+    rows = numbered(jax.tree.map(on_all_devices, rows), how.axis_name, few=how.few)
     source = InMemory(rows, how)
     for each, alike in groupby(rounds):
         number = len(list(alike))

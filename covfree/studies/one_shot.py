@@ -14,7 +14,7 @@ import covfree
 from covfree.core.types import Message
 from covfree.data import FeatureSet
 from covfree.engine.examples import over_examples, over_rows
-from covfree.engine.totals import How, InMemory, through
+from covfree.engine.totals import How, InMemory, have_few_numbers, through
 from covfree.heads import metrics
 from covfree.methods import Method
 from covfree.studies.pooled import POOLED, pooled_head
@@ -91,7 +91,8 @@ def _solved(method: Method, task: Task) -> _Solved:
     """Solve for the head by the rounds over clients' rows, then those over examples, and time both sides."""
     features, labels, owners = task.inputs, task.labels, task.clients
     key, classes, sizes = jax.random.key(task.seed), task.data.num_classes, (task.data.train_labels, owners)
-    first, how = method.rounds_over_rows, How(classes, method.whole_clients)
+    how = How(classes, method.whole_clients, few=have_few_numbers(owners))
+    first = method.rounds_over_rows
     source, summary_seconds = timed(partial(over_rows, method, features, labels, owners, how, key))
     # If clients send rows, the server evaluates the rounds over rows; else clients do, and send sums.
     by_server = method.message is None and method.message_rounds > 0

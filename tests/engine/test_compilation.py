@@ -1,11 +1,14 @@
 """What is compiled: once for a shape, not again for another number or for a federation of about one size."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiling import compilations
 
 import covfree
 from covfree import studies
+from covfree.core import compiling
 from covfree.data import load_digits
 
 
@@ -46,15 +49,36 @@ def test_federations_of_about_one_size_share_the_server():
 
 
 def test_the_default_job_compiles_few_functions():
-    """Counting rows is NumPy's; what is left: the key-free summary, the sums and the solve.
+    """Counting rows is NumPy's; what is left: the key-free summary, the sums, the automatic rule, the solve.
 
     The automatic rule takes longest, and is compiled once: the oracle makes rows and sums of its own, and
-    solves as FedCOF does.
+    solves as FedCOF does; with another head only the solve is new.
     """
     data = federation(93)
-    assert compilations(lambda: covfree.fit(covfree.fedcof(), *data, num_classes=3)) <= 6
+    assert compilations(lambda: covfree.fit(covfree.fedcof(), *data, num_classes=3)) <= 8
     assert compilations(lambda: covfree.fit(covfree.fedcof(), *federation(93, seed=1), num_classes=3)) == 0
     assert compilations(lambda: covfree.fit(covfree.fedcof_oracle(), *data, num_classes=3)) == 2
+    ridge = covfree.fedcof(head="ridge")
+    assert compilations(lambda: covfree.fit(ridge, *data, num_classes=3)) <= 2
+
+
+def test_what_is_compiled_quickly_can_be_called_anywhere(monkeypatch):
+    """By itself with XLA's flags, and inside other compiled functions, which have their own."""
+    monkeypatch.setenv("XLA_FLAGS", "")
+    seen, jit = [], jax.jit
+    monkeypatch.setattr(
+        jax, "jit", lambda *a, **how: seen.append(how.get("compiler_options")) or jit(*a, **how)
+    )
+    compiling._options.cache_clear()
+    double = compiling.jit(lambda x: 2 * x, plain=True)
+    assert (
+        double(3.0) == jit(double)(3.0) == jit(lambda: double(3.0))() == jax.vmap(double)(jnp.full(1, 3.0))[0]
+    )
+    assert jax.grad(double)(3.0) == 2
+    assert compiling.quick_options().items() < seen[-1].items()
+    monkeypatch.setenv("XLA_FLAGS", " ".join(f"--{flag}=1" for flag in compiling.quick_options()))
+    assert not compiling.quick_options()
+    compiling._options.cache_clear()
 
 
 @pytest.mark.parametrize(

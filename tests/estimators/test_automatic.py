@@ -20,9 +20,13 @@ from covfree.core.linalg import Scatter
 from covfree.data import load, load_digits
 from covfree.data.partitions import inner_dirichlet
 from covfree.estimators.automatic import predicted as predicting
-from covfree.estimators.automatic.discriminant import Basis, predicted_error
+from covfree.estimators.automatic.discriminant import Basis, predicted_margins
 from covfree.estimators.automatic.offsets import client_sums, no_offsets, offsets_of
-from covfree.estimators.automatic.predicted import deterministic_equivalents, misclassification_probability
+from covfree.estimators.automatic.predicted import (
+    deterministic_equivalents,
+    misclassification_probability,
+    predicted_error,
+)
 from covfree.estimators.scatter import Freedom, centred_rows, class_weights
 from covfree.estimators.shrinkage_rule import mean_variance
 
@@ -90,8 +94,9 @@ def described(rows, gammas, scale, num_classes, weighting):
     if rows.client is not None:
         offsets = offsets_of(client_sums(factor, rows, moments, weight), moments, freedom, unit)
     basis = Basis.of(covariance.scaled(1 / unit), moments, offsets, unit)
+    margins = predicted_margins(basis, moments, freedom, offsets, gammas)
     return {
-        "error": predicted_error(basis, moments, freedom, offsets, gammas, scale)[:, 0],
+        "error": predicted_error(margins, gammas, scale)[:, 0],
         "told_apart": offsets.told_apart,
         "ratio": offsets.ratio,
         "factor": factor / jnp.sqrt(unit),

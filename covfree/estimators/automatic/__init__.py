@@ -1,6 +1,7 @@
 """Shrinkage that needs no tuning, all of it behind `automatic`."""
 
 from covfree.estimators.automatic.rule import automatic as automatic
+from covfree.estimators.automatic.rule import is_automatic as is_automatic
 from covfree.estimators.automatic.senders import BITS as BITS
 from covfree.estimators.automatic.senders import SAMPLE as SAMPLE
 from covfree.estimators.automatic.senders import count_keys as count_keys

@@ -14,9 +14,9 @@ from covfree.core.products import product
 from covfree.core.types import Moments
 from covfree.estimators.automatic.offsets import Offsets
 from covfree.estimators.automatic.predicted import (
+    Margins,
     deterministic_equivalents,
     implied_trace,
-    misclassification_probability,
     sampled_classes,
 )
 from covfree.estimators.moments import centred_means
@@ -74,15 +74,14 @@ class Basis(NamedTuple):
         return cls(values, covariance.shift, means, outside, inside, covariance.dim)
 
 
-def predicted_error(
+def predicted_margins(
     basis: Basis,
     moments: Moments,
     freedom: Freedom,
     offsets: Offsets,
     candidates: Float[Array, " candidates"],
-    scales: Float[Array, " scales"],
-) -> Float[Array, "candidates scales"]:
-    """Predicted test error for each γ and each scale s (docs/derivation.md, section 10).
+) -> Margins:
+    """Margins of test examples for each γ (docs/derivation.md, section 10).
 
     All arguments are in units of the mean variance.
     """
@@ -115,7 +114,7 @@ def predicted_error(
         """Σ_s w_s (a_is − a_ls)²; rounding does not make it negative."""
         return jnp.maximum(own[:, chosen, None] + own[:, None, :] - 2 * cross, 0)
 
-    def one_candidate(gamma: jax.Array) -> jax.Array:
+    def one_candidate(gamma: jax.Array) -> tuple[jax.Array, jax.Array]:
         inverse, hidden = 1 / (spectrum + gamma), 1 / (floor + gamma)
         whole = (inverse * spectrum).sum() + (dim - values.shape[0]) * hidden * floor
         # The stronger the offsets, the smaller 1 − z_jᵀHz_j.
@@ -156,13 +155,7 @@ def predicted_error(
         # Errors of the class mean: its noise, and the offsets in it that H does not suppress.
         more_noise = unknown + offsets.noise * own[0][chosen][:, None]
         variance = variance * (1 + more_noise) + offset * (1 + own[2][chosen][:, None])
-        margin = 0.5 * distance - owed
+        return 0.5 * distance - owed, variance
 
-        def one_scale(scale: jax.Array) -> jax.Array:
-            return (
-                share * misclassification_probability(margin + scale / (1 + gamma) * odds, variance, rival)
-            ).sum()
-
-        return jax.vmap(one_scale)(scales)
-
-    return jax.lax.map(one_candidate, candidates)
+    mean, variance = jax.lax.map(one_candidate, candidates)
+    return Margins(mean, variance, odds, rival, share)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,24 @@ from covfree.estimators.scatter import Freedom
 _MOST_CLASSES = 128
 # 16 Gauss-Hermite nodes: the error is below 0.003 with 1,000 rivals, and below 1e-8 with one.
 _NODES, _WEIGHTS = np.polynomial.hermite.hermgauss(16)
+
+
+class Margins(NamedTuple):
+    """Margins of test examples of some classes over each class, for several γ.
+
+    Attributes:
+        mean: mean margin, without what class frequencies add.
+        variance: its variance.
+        odds: log-odds of the class against each class.
+        rival: whether the other class may win.
+        share: the share of the examples that the class represents.
+    """
+
+    mean: Float[Array, "candidates chosen classes"]
+    variance: Float[Array, "candidates chosen classes"]
+    odds: Float[Array, "chosen classes"]
+    rival: Bool[Array, "chosen classes"]
+    share: Float[Array, " chosen"]
 
 
 def sampled_classes(
@@ -63,6 +81,23 @@ def misclassification_probability(
 
     nodes = (jnp.asarray(_NODES, ratio.dtype), jnp.asarray(_WEIGHTS / _WEIGHTS.sum(), ratio.dtype))
     return jax.lax.scan(add, jnp.zeros_like(ratio[:, 0]), nodes)[0]
+
+
+def predicted_error(
+    margins: Margins, candidates: Float[Array, " candidates"], scales: Float[Array, " scales"]
+) -> Float[Array, "candidates scales"]:
+    """Predicted test error for each γ and each scale s."""
+
+    def one_candidate(case: tuple[jax.Array, ...]) -> jax.Array:
+        mean, variance, gamma = case
+
+        def one_scale(scale: jax.Array) -> jax.Array:
+            own = mean + scale / (1 + gamma) * margins.odds
+            return (margins.share * misclassification_probability(own, variance, margins.rival)).sum()
+
+        return jax.vmap(one_scale)(scales)
+
+    return jax.lax.map(one_candidate, (margins.mean, margins.variance, candidates))
 
 
 def deterministic_equivalents(

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float
 
+from covfree.core.compiling import jit
 from covfree.core.linalg import Scatter
 from covfree.core.types import Moments
-from covfree.estimators.automatic.discriminant import Basis, predicted_error
+from covfree.estimators.automatic.discriminant import Basis, predicted_margins
 from covfree.estimators.automatic.offsets import ClientSums, client_sums, no_offsets, offsets_of
+from covfree.estimators.automatic.predicted import Margins, predicted_error
 from covfree.estimators.moments import centred_means
 from covfree.estimators.scatter import Freedom
 from covfree.estimators.shrinkage_rule import Shrinkage, mean_variance
@@ -47,6 +53,11 @@ def automatic() -> Shrinkage:
     return Shrinkage(0.0, _automatic, _by_client)
 
 
+def is_automatic(node: Any) -> bool:
+    """Whether a node of a pytree is the rule of `automatic`."""
+    return isinstance(node, Shrinkage) and node.rule is _automatic
+
+
 def _by_client(factor, rows, moments, class_weight):
     if rows.client is None or class_weight is None:
         return None
@@ -61,16 +72,36 @@ def _automatic(
     sums: ClientSums | None,
 ) -> tuple[jax.Array, jax.Array]:
     # A plain function: methods hold it as static data, where a jitted one could not be copied or pickled.
-    return _compiled(covariance, moments, freedom, sums)
+    case = _case(covariance, moments, freedom, sums)
+    return _choice(case, _error(case))
 
 
-@jax.jit
-def _compiled(
-    covariance: Scatter,
-    moments: Moments,
-    freedom: Freedom,
-    sums: ClientSums | None,
-) -> tuple[jax.Array, jax.Array]:
+class _Case(NamedTuple):
+    """What the choice rests on.
+
+    Attributes:
+        margins: for each candidate γ.
+        candidates: of γ, in units of the mean variance.
+        scales: candidates of s.
+        expected: γ on which the prior weights centre.
+        degrees: degrees of freedom.
+        unit: the mean variance; 1 if there is none.
+        unseen: the multiple of the identity where no spread was observed.
+        seen: whether a spread was observed.
+    """
+
+    margins: Margins
+    candidates: Float[Array, " candidates"]
+    scales: Float[Array, " scales"]
+    expected: Float[Array, ""]
+    degrees: Float[Array, ""]
+    unit: Float[Array, ""]
+    unseen: Float[Array, ""]
+    seen: Bool[Array, ""]
+
+
+@partial(jit, plain=True)
+def _case(covariance: Scatter, moments: Moments, freedom: Freedom, sums: ClientSums | None) -> _Case:
     # No derivative: the choice is discrete, and eigenvectors of equal eigenvalues have none.
     covariance, moments, freedom, sums = jax.lax.stop_gradient((covariance, moments, freedom, sums))
     level, degrees = mean_variance(covariance), freedom.degrees.sum()
@@ -85,20 +116,29 @@ def _compiled(
     basis = Basis.of(covariance.scaled(1 / unit), moments, offsets, unit)
     dtype = basis.values.dtype
     candidates = jnp.asarray(_CANDIDATES, dtype)
-
-    error = predicted_error(basis, moments, freedom, offsets, candidates, scales)
-    decades, scale_decades = jnp.log10(candidates)[:, None], jnp.log10(scales)[None, :]
+    margins = predicted_margins(basis, moments, freedom, offsets, candidates)
     variance = jnp.clip(offsets.free * (1 + offsets.ratio), candidates[0], candidates[-1])
     expected = variance * jnp.minimum(1, covariance.dim / jnp.maximum(degrees, 1))
-    away = (decades - jnp.log10(expected)) / _DECADES, scale_decades / _SCALE_DECADES
-    mistakes = degrees * (error - error.min())
+    count = moments.count.astype(dtype)
+    between = (count * jnp.square(centred_means(moments)).mean(1)).sum() / jnp.maximum(count.sum(), 1)
+    unseen = jnp.where(between > 0, between, 1)
+    return _Case(margins, candidates, scales, expected, degrees, unit, unseen, seen)
+
+
+@jit
+def _error(case: _Case) -> Float[Array, "candidates scales"]:
+    # Apart from the rest, as nearly all of the rule's own work is here.
+    return predicted_error(case.margins, case.candidates, case.scales)
+
+
+@partial(jit, plain=True)
+def _choice(case: _Case, error: Float[Array, "candidates scales"]) -> tuple[jax.Array, jax.Array]:
+    decades, scale_decades = jnp.log10(case.candidates)[:, None], jnp.log10(case.scales)[None, :]
+    away = (decades - jnp.log10(case.expected)) / _DECADES, scale_decades / _SCALE_DECADES
+    mistakes = case.degrees * (error - error.min())
     doubt = mistakes + 0.5 * (jnp.square(away[0]) + jnp.square(away[1]))
     belief = jnp.exp(doubt.min() - doubt)
     total = belief.sum()
     chosen, scale = (jnp.power(10.0, (belief * x).sum() / total) for x in (decades, scale_decades))
-
-    count = moments.count.astype(dtype)
-    between = (count * jnp.square(centred_means(moments)).mean(1)).sum() / jnp.maximum(count.sum(), 1)
-    unseen = jnp.where(between > 0, between, 1)
     scale = scale / (1 + chosen)
-    return jnp.where(seen, scale, 1), jnp.where(seen, scale * chosen * unit, unseen)
+    return jnp.where(case.seen, scale, 1), jnp.where(case.seen, scale * chosen * case.unit, case.unseen)

@@ -125,7 +125,7 @@ def _sums(values: Any, group: Any, xp: Any) -> Any:
     return total
 
 
-def numbered(rows: Rows, axis_name: Any = None) -> Rows:
+def numbered(rows: Rows, axis_name: Any = None, *, few: bool = False) -> Rows:
     """Renumber the clients of rows from 0, or above 256 rows by `sample_numbers`.
 
     Up to 256 clients all are kept. Of more, the sample depends on what they sent, and not on their numbers or
@@ -136,6 +136,7 @@ def numbered(rows: Rows, axis_name: Any = None) -> Rows:
         rows: *all* rows.
         axis_name: mesh axes over which they are sharded, under ``shard_map``; clients' numbers are then
             exchanged.
+        few: whether all numbers are below 256 already: then they stay, and nothing is sorted.
     """
     if rows.client is None:
         return rows
@@ -143,6 +144,8 @@ def numbered(rows: Rows, axis_name: Any = None) -> Rows:
     none = jnp.iinfo(client.dtype).max
     count, label = jnp.asarray(rows.count), jnp.asarray(rows.label)
     sent = (client >= 0) & (count > 0) & (label >= 0)
+    if few:
+        return replace(rows, client=jnp.where(sent, client, -1))
     senders = jnp.where(sent, client, none)
     if axis_name is not None:
         senders = jax.lax.all_gather(senders, axis_name, tiled=True)

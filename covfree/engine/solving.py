@@ -1,0 +1,76 @@
+"""From the server's state to the head. The automatic rule is compiled apart, once for many methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from covfree.core.compiling import jit
+from covfree.core.types import is_traced
+from covfree.estimators.automatic import is_automatic
+from covfree.estimators.shrinkage_rule import Shrinkage
+from covfree.heads.mapped import MappedHead
+from covfree.methods import Method
+
+
+def head_of(method: Method[Any], state: tuple[Any, ...]) -> Any:
+    """Solve for the head from the server's state after the last round."""
+    numbers = _with_choice(method.system, method.params, state)
+    return _head(method.system, method.head, method.params, numbers, method.feature_map, state)
+
+
+@partial(jit, static_argnums=(0, 1))
+def _head(
+    system: Any, head: Callable[..., Any], params: Any, numbers: Any, feature_map: Any, state: tuple[Any, ...]
+) -> Any:
+    """Make the system of ``numbers`` and the head; methods with equal functions share the compiled code."""
+    found = head(params, None if system is None else system(numbers, *state), *state)
+    return found if feature_map is None else MappedHead(feature_map, found)
+
+
+def _with_choice(system: Any, params: Any, state: tuple[Any, ...]) -> Any:
+    """The method's numbers, with what the automatic rule chooses in its place.
+
+    The rule takes longer to compile than all the rest. By itself it is compiled once for all methods whose
+    sums have the same shapes. Where arrays are traced, nothing is compiled here, and the numbers stay.
+    """
+    nodes, structure = jax.tree.flatten(params, is_leaf=_is_rule)
+    places = [place for place, node in enumerate(nodes) if is_automatic(node)]
+    if system is None or len(places) != 1 or is_traced(*jax.tree.leaves((params, state))):
+        return params
+    asked = _asked(system, params, state)
+    if len(asked) != 1:
+        return params
+    rule = nodes[places[0]]
+    nodes[places[0]] = Shrinkage(rule.rule(rule.strength, *asked[0]), _given)
+    return jax.tree.unflatten(structure, nodes)
+
+
+def _is_rule(node: Any) -> bool:
+    return isinstance(node, Shrinkage)
+
+
+def _given(strength: Any, *_: Any) -> tuple[jax.Array, jax.Array]:
+    """The rule of a choice that was made."""
+    return strength[0], strength[1]
+
+
+@partial(jit, static_argnums=0)
+def _asked(system: Callable[..., Any], params: Any, state: tuple[Any, ...]) -> list[Any]:
+    """What the system gives the automatic rule, each time that it asks it."""
+    asked = []
+
+    def note(strength: Any, *given: Any) -> tuple[jax.Array, jax.Array]:
+        asked.append(given)
+        return jnp.ones(()), jnp.zeros(())
+
+    def noting(node: Any) -> Any:
+        return replace(node, rule=note) if is_automatic(node) else node
+
+    system(jax.tree.map(noting, params, is_leaf=_is_rule), *state)
+    return asked
