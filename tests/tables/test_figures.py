@@ -12,10 +12,12 @@ import typer
 
 import covfree
 from covfree.cli.app import app
+from covfree.data import FeatureSet
 from covfree.finetune import linear_model, random_head
 from covfree.studies import Study
+from covfree.studies.task import Task
 from covfree.studies.training import algorithm_of
-from experiments import noisy_counts
+from experiments import noisy_counts, sampling_rates
 from experiments.figures import methods as references
 from experiments.tables.figures import figures
 
@@ -106,6 +108,20 @@ def test_noisy_counts_are_of_the_client_with_most_classes():
     drawn = noisy_counts.sent(counts, "laplace", 0.1, 30)
     assert drawn[:, 0].std() > 3
     assert (drawn[:, 1] == 0).all()
+
+
+def test_without_replacement_all_came_in_as_few_rounds_as_can_be(untyped):
+    rng, labels = np.random.default_rng(0), np.arange(60, dtype=np.int32) % 3
+    features = (rng.normal(size=(60, 4)) + 2 * np.eye(3, 4)[labels]).astype(np.float32)
+    data = FeatureSet("tiny", features, labels, features, labels, 3)
+    clients = np.repeat(np.arange(7), [9, 9, 9, 9, 9, 9, 6])
+    task = Task(data, clients, 0, features, features)
+    rounds, accuracy = sampling_rates.by_arrival(task, 2, 20, 3, replacement=False)
+    np.testing.assert_array_equal(rounds, [1, 3, 4])
+    head = covfree.fit(covfree.fed3r(0.01), features, labels, clients)
+    assert accuracy[-1] == pytest.approx(100 * float(covfree.evaluate(head, features, labels)))
+    again = sampling_rates.by_arrival(task, 2, 20, 3, replacement=True)
+    assert again[0, -1] == 20
 
 
 def test_kernel_ridge_is_the_normal_equations_in_float64(untyped):
