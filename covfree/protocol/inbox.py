@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
+from statistics import median
+from typing import Literal
 
 import jax
 
@@ -14,6 +17,8 @@ from covfree.core.checks import check_above_zero
 from covfree.core.types import Message
 from covfree.protocol.files import SUFFIX, Sent, read_message, shown
 
+# Bytes of a file: the most that are read, what is always read; and the fewest files that tell a usual size.
+_MOST_BYTES, _ALWAYS, _FEWEST = 2**30, 2**26, 4
 # Most bytes of messages that stay in memory once they were read.
 _KEPT = 2**28
 
@@ -48,7 +53,7 @@ class Inbox(Mapping[str, Message]):
         path: str | PathLike[str],
         pattern: str = f"*{SUFFIX}",
         *,
-        max_bytes: int | float = 2**30,
+        max_bytes: int | float | Literal["derived"] = "derived",
         max_rows: int | float = 2**20,
     ) -> None:
         """Open a folder.
@@ -56,7 +61,8 @@ class Inbox(Mapping[str, Message]):
         Args:
             path: the folder.
             pattern: which files hold messages, e.g. ``"**/*.safetensors"`` to include folders below.
-            max_bytes: the largest file that is read.
+            max_bytes: the largest file that is read. ``"derived"``, the default, is 1 GiB; of four files or
+                more, 100 times their median or 64 MiB, whichever is more, if that is less.
             max_rows: most rows of a message.
 
         Raises:
@@ -66,11 +72,12 @@ class Inbox(Mapping[str, Message]):
         root = Path(path)
         if not root.is_dir():
             raise ValueError(f"path: expected a folder, got {os.fspath(path)!r}")
+        self._files, self.unreadable = _found(root, pattern)
+        largest = _largest(self._files.values()) if max_bytes == "derived" else max_bytes
         self._most = {
-            "max_bytes": check_above_zero("max_bytes", max_bytes),
+            "max_bytes": check_above_zero("max_bytes", largest),
             "max_rows": check_above_zero("max_rows", max_rows),
         }
-        self._files, self.unreadable = _found(root, pattern)
         self.receipts: dict[str, str] = {}
         self._kept: dict[str, Message] = {}
         self._last: tuple[str, Message] | None = None
@@ -136,6 +143,17 @@ class Inbox(Mapping[str, Message]):
     def __len__(self) -> int:
         """The number of clients."""
         return len(self.receipts)
+
+
+def _largest(files: Iterable[Path]) -> int:
+    """Derive the largest file to read: to read, hash and check one of 1 GiB takes seconds."""
+    sizes = []
+    for file in files:
+        with suppress(OSError):
+            sizes.append(file.lstat().st_size)
+    if len(sizes) < _FEWEST:
+        return _MOST_BYTES
+    return min(_MOST_BYTES, max(_ALWAYS, 100 * int(median(sizes))))
 
 
 def _found(root: Path, pattern: str) -> tuple[dict[str, Path], dict[str, str]]:

@@ -68,11 +68,13 @@ def read_exactly(file: io.RawIOBase | io.BufferedIOBase, size: int) -> bytearray
 
 
 def tensor_of(body: bytearray, about: Mapping[str, Any]) -> np.ndarray:
-    """Copy one tensor out of the bytes after the header."""
+    """View one tensor in the bytes after the header."""
     dtype, shape = np.dtype(DTYPES[about["dtype"]]), about["shape"]
     if 0 in shape:
         return np.zeros(shape, dtype)
     read = np.uint8 if dtype == np.bool_ else dtype
     values = np.frombuffer(body, read, math.prod(shape), about["data_offsets"][0])
-    # A copy is aligned as its data type needs. A stranger's bools may hold bytes other than 0 and 1.
-    return (values != 0 if dtype == np.bool_ else values.copy()).reshape(shape)
+    if dtype == np.bool_:
+        # A stranger's bools may hold bytes other than 0 and 1.
+        values = values != 0
+    return (values if values.flags.aligned else values.copy()).reshape(shape)

@@ -455,6 +455,17 @@ def test_what_strangers_write_is_set_aside(write, reason, tmp_path):
     assert head.weight.shape == (DIM, CLASSES)
 
 
+def test_a_file_far_larger_than_all_others_is_not_read(tmp_path):
+    def large(path):
+        n = 2**20
+        header = {"mean": tensor("F32", [n, 16], 0, 64 * n), "count": tensor("I8", [n], 64 * n, n)}
+        crafted(path, {**header, "label": tensor("I8", [n], 65 * n, n)}, 66 * n)
+
+    folder = written(tmp_path, {str(k): rows() for k in range(3)}, large=large)
+    assert "of at most 67108864 bytes, got 692" in folder.rejected["large"]
+    assert Inbox(tmp_path, max_bytes=2**27).rejected == {}
+
+
 def test_a_file_that_is_cut_short_while_it_is_read(tmp_path, monkeypatch):
     """Were the file mapped, a signal would end this process."""
     exactly = files.read_exactly
