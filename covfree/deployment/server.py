@@ -136,7 +136,7 @@ class Server(Machine):
         if not self.finished:
             self._expected()  # Its errors are the algorithm's, not the message's.
         try:
-            if len(data) > (most := self.description.max_bytes):
+            if len(data) > (most := self.most_bytes):
                 raise Refused(f"message: expected at most {most} bytes, got {len(data)}")
             opened = unseal(data, self.description.sites)
             site = opened.about["sender"]
@@ -153,6 +153,15 @@ class Server(Machine):
         write(self._file(site), data)
         self.taken[site] = examples
         return Receipt(site, None)
+
+    @property
+    def most_bytes(self) -> int:
+        """The largest answer that is looked at: twice what a site of the most examples sends, and a MiB."""
+        most = self.description.max_bytes
+        if self.finished or self.description.sums is not None:
+            return most
+        form = self._expected()
+        return min(most, 2 * sum(x.nbytes for own in (form.sums, *form.tables) for x in own) + 2**20)
 
     def close(self) -> None:
         """Close the round with the answers that were taken, and compute the next state.

@@ -183,6 +183,8 @@ def test_a_folder_whose_rounds_close_late_and_hold_strangers_files(tmp_path):
         (folder.answers(0) / "link.message").symlink_to(shared / "federation.json")
         (folder.answers(0) / "stranger.message").write_bytes(b"hello")
         (folder.answers(0) / "ignored.txt").write_bytes(b"hello")
+        with (folder.answers(0) / "large.message").open("wb") as file:  # takes no place on the disk
+            file.truncate(2**29)
         folder.ask(7).write_bytes(b"no broadcast")
         folder.end.write_bytes(b"no end")
         results = {}
@@ -207,5 +209,6 @@ def test_a_folder_whose_rounds_close_late_and_hold_strangers_files(tmp_path):
             "expected a file of its own, got a symbolic link",
             "a folder",
             "expected one of a federation",
+            "bytes, got 536870912",
         ):
             assert any(text in line for line in said), (text, said)
