@@ -4,6 +4,9 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
+from dataclasses import replace
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -55,9 +58,10 @@ def test_every_figure_has_a_file_whose_command_is_taken(monkeypatch):
             continue
         commands[figure.command].make_context(figure.command, arguments[1:])  # every option, with its choices
         # Digits have no network to train, so the head is trained in place of it.
-        more = ["--train", "head"] if figure.command == "finetune" else []
+        of_network = {"train", "norms", "augment"}
+        own = {name: value for name, value in figure.options.items() if name not in of_network}
         try:
-            app([*arguments, *more], standalone_mode=False)
+            app(replace(figure, options=own).arguments([]), standalone_mode=False)
         except Reached:
             study = studies.pop()
         except Exception as error:  # all that are refused are told at once
@@ -74,6 +78,28 @@ def test_every_figure_has_a_file_whose_command_is_taken(monkeypatch):
     assert not refused
     for paper, numbers in WANTED.items():
         assert numbers <= found[paper]
+
+
+@pytest.mark.parametrize("paper", ["fed3r", "fedcof"])
+def test_figures_of_training_have_the_settings_of_the_papers_tables(paper):
+    names = tomllib.loads(Path(f"experiments/papers/names/{paper}.toml").read_text(encoding="utf-8"))
+    settings = names["defaults"]
+    own = [each for each in figures() if each.name.startswith(paper) and each.command == "finetune"]
+    assert len(own) > 2
+    for figure in own:
+        options = figure.options
+        temperature = str(settings["temperature"])
+        assert options.get("temperature", temperature if options["init"] == ["random"] else "") == temperature
+        assert options.get("weight-decay", 0.0) == settings.get("weight_decay", 0.0)
+        assert not {"fed3r", "fedcof"} & set(options["init"])
+        if options.get("train") == "all":
+            assert options.get("norms", "frozen") == settings["norms"]
+            assert options.get("augment", False) == settings.get("augment", False)
+        if paper == "fed3r":
+            assert (options["client-lr"], options["server-lr"]) == (
+                settings["client_lr"],
+                settings["server_lr"],
+            )
 
 
 @pytest.mark.slow

@@ -114,7 +114,7 @@ def byte_axis(axis: Axis, most: int | None = None, unit: str = "B") -> None:
 
     if axis.get_scale() == "log":
         low, high = axis.get_view_interval()
-        steps = (1.0,) if math.log10(high / low) > 2 else (1.0, 2.0, 5.0)
+        steps = (1.0,) if math.log10(high / low) > 1.5 else (1.0, 2.0, 5.0)
         axis.set_major_locator(LogLocator(subs=steps, numticks=most))
         axis.set_minor_locator(LogLocator(subs="auto") if len(steps) == 1 else NullLocator())
         axis.set_minor_formatter(lambda *_: "")
