@@ -156,12 +156,13 @@ class Server(Machine):
 
     @property
     def most_bytes(self) -> int:
-        """The largest answer that is looked at: twice what a site of the most examples sends, and a MiB."""
-        most = self.description.max_bytes
-        if self.finished or self.description.sums is not None:
-            return most
+        """The largest answer that is looked at: far above what a site of the most examples sends."""
+        if self.finished:
+            return self.description.max_bytes
         form = self._expected()
-        return min(most, 2 * sum(x.nbytes for own in (form.sums, *form.tables) for x in own) + 2**20)
+        # A number may become a word of 64 bits, and a site sends shares to each other.
+        upload = 8 * sum(x.nbytes for own in (form.sums, *form.tables) for x in own)
+        return min(self.description.max_bytes, upload + 2**10 * len(self.description.sites) + 2**20)
 
     def close(self) -> None:
         """Close the round with the answers that were taken, and compute the next state.
