@@ -4,7 +4,7 @@ Run ``python experiments/corrected.py [--features FILE] [--speech FOLDER] [--tex
 It writes ``results.json`` as it goes and goes on where it was stopped. Federations are the digits and the
 files given, over 100 clients (Caltech-101 also over 10), α = 0.1, with and without a shift of each client's
 features. Ways are the corrections of FedCOF's head, of a Student head and of a refined one; refinement alone;
-FedAvg, FedAdam and SCAFFOLD from FedCOF's head at the first seed, the best of three rates *on the test
+FedAvg, FedAdam and SCAFFOLD from FedCOF's head, at each seed the best of three rates *on the test
 examples*, in their favour; and logistic regression on all examples in one place, its penalty by
 cross-validation at the first seed. Bytes are those of all clients, both ways.
 """
@@ -181,7 +181,7 @@ def main() -> None:
     add_data_options(parser)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", default="", help="part of the name of the federations to run")
-    parser.add_argument("--training", type=int, default=5, help="rounds of training for seed 0; 0 for none")
+    parser.add_argument("--training", type=int, default=5, help="rounds of training; 0 for none")
     parser.add_argument("--out", type=Path, required=True, help="folder for results.json")
     arguments = parser.parse_args()
     covfree.limit_lapack_threads()
@@ -196,7 +196,7 @@ def main() -> None:
             runs, pooled = results.setdefault(title, []), Pooled()
             for seed in range(arguments.seeds):
                 data, clients = place.spread(load(seed), seed)
-                training = arguments.training if seed == 0 and not place.moved and place.number == 100 else 0
+                training = 0 if place.moved or place.number != 100 else arguments.training
                 runs.extend([{}] * (len(runs) == seed))
                 runs[seed] = measured(dict(runs[seed]), data, clients, seed, training, pooled)
                 ends = {way: round(points[-1][2], 1) for way, points in runs[seed].items()}

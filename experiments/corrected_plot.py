@@ -53,7 +53,10 @@ def picture(results: dict, path: Path) -> None:
         for axes in grid[:, 0]:
             axes.set_ylabel("test accuracy, %")
         lines = [Line2D([], [], color=c, linestyle=line, label=title) for title, c, line in WAYS.values()]
-        figures.set_title(figure, f"100 clients, α = 0.1, seeds: {len(results[names[0]])}")
+        seeds = {name.split(",")[0]: len(results[name]) for name in names}
+        usual = max(seeds.values())
+        fewer = "".join(f", {name} over {number}" for name, number in seeds.items() if number < usual)
+        figures.set_title(figure, f"100 clients, α = 0.1; means over {usual} seeds{fewer}")
         figures.legend_below(figure, lines)
         figures.save_all(figure, path)
 
