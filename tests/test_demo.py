@@ -9,6 +9,7 @@ import tomllib
 from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -62,6 +63,7 @@ def lines(target: str) -> str:
     return recipe[1].replace("\\\n", " ")
 
 
+@pytest.mark.slow
 def test_the_demo_runs_on_what_it_installs_and_writes_what_it_names(tmp_path):
     (extra,) = re.findall(r"^demo: \$\(VENV\)/\.(\w+)$", MAKEFILE, re.MULTILINE)
     brought = installed(extra)

@@ -134,6 +134,7 @@ def test_no_other_module_calls_lapack():
             assert [name for name in found if not name.startswith("numpy")] == [], path
 
 
+@pytest.mark.slow
 def test_methods_come_to_an_end():
     """With one thread of LAPACK's, with two, and with as many as there are cores; compiled once."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
