@@ -18,7 +18,7 @@ from covfree.core.checks import check_positive, check_strength
 from covfree.core.keys import derive
 from covfree.core.types import PRNGKey, is_traced, masked
 from covfree.finetune.model import Model
-from covfree.rounds.algorithm import ClientData
+from covfree.rounds.algorithm import ClientData, is_classes
 
 
 @jax.tree_util.register_dataclass
@@ -90,8 +90,16 @@ def _waits(part: Any) -> bool:
     return isinstance(part, (optax.MultiStepsState, optax.ApplyEvery))
 
 
+def check_classes(labels: Any) -> None:
+    """Raise unless labels are classes, as algorithms that treat examples by their class need."""
+    if not is_classes(labels):
+        got = f"{jnp.result_type(labels)}{list(jnp.shape(labels))}"
+        raise TypeError(f"labels: expected a class of each example, integers [examples], got {got}")
+
+
 def class_counts(data: ClientData, num_classes: int) -> Int32[Array, " classes"]:
     """Count the examples of each class that a client has."""
+    check_classes(data.labels)
     labels = jnp.asarray(data.labels)[jnp.maximum(jnp.asarray(data.index), 0)]
     # Padding gets the class C, which is out of range, so that the scatter drops it.
     labels = jnp.where((jnp.asarray(data.index) >= 0) & (labels >= 0), labels, num_classes)

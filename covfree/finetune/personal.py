@@ -15,7 +15,7 @@ from covfree.core.checks import check_positive
 from covfree.core.compiling import jit
 from covfree.core.padding import blocks_of_groups
 from covfree.core.types import AnyArray, PRNGKey
-from covfree.finetune.local import Training
+from covfree.finetune.local import Training, check_classes
 from covfree.finetune.model import Model, check_model
 from covfree.rounds.algorithm import Algorithm, ClientData
 
@@ -85,6 +85,7 @@ class Prototypes(NamedTuple):
         self, features: Float[Array, "batch dim"], labels: Int[Array, " batch"]
     ) -> Float[Array, " batch"]:
         """‖f(x) − μ_y‖² of each example; 0 where its class has no prototype."""
+        check_classes(labels)
         if self.mean.shape[1] != features.shape[1]:
             raise ValueError(
                 f"prototypes: expected {features.shape[1]} numbers each, as the model's features have, got "

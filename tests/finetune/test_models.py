@@ -302,6 +302,13 @@ def test_regression_and_several_labels_each():
     several = targets > 0.5
     done = run(ft.scaffold(model, 0.5, batch_size=8), features, several, clients, key=KEY, rounds=50)
     assert ((np.asarray(done.result(features)) > 0) == several).mean() > 0.95
+    means = ft.Prototypes(jnp.zeros((2, 4)), jnp.ones(2))
+    moved = ft.adapter_model(wide.trained, rank=1, key=KEY)
+    moved = replace(moved, loss=crosses, num_classes=None)
+    of_classes = ft.oll(model), ft.fedcgs_personal(moved, means), ft.fedproto(moved, num_classes=2, dim=4)
+    for algorithm in of_classes:
+        with pytest.raises(TypeError, match=r"labels: expected a class of each example, .* got float32\["):
+            run(algorithm, features, targets, clients, key=KEY, rounds=1)
     # A score for each place of a sequence, each with a class; and a single number for each example.
     sequences = replace(
         wide, scores=lambda head, kept, x: jnp.stack([head(x), head(-x)], 1), finish=None, num_classes=None
