@@ -11,7 +11,7 @@ import numpy as np
 
 from covfree.core.gathered import Gathered, blocks, is_large
 from covfree.core.padding import as_arrays
-from covfree.core.types import Rows, is_traced
+from covfree.core.types import Rows, accumulation_dtype, is_traced
 
 _INT32_MAX = np.iinfo(np.int32).max
 # jax.numpy's floating holds bfloat16 too, which NumPy's does not.
@@ -157,8 +157,7 @@ def _sound(features: jax.Array, kept: list[jax.Array]) -> jax.Array:
 
 def _least(features: Any) -> float:
     """The smallest number that is not taken for 0, in the type that is computed with, float32 at least."""
-    dtype = jnp.promote_types(jax.dtypes.canonicalize_dtype(_dtype(features)), jnp.float32)
-    return float(jnp.finfo(dtype).tiny)
+    return float(jnp.finfo(accumulation_dtype(_dtype(features))).tiny)
 
 
 def check_row_structure(rows: Rows, *, dim: int | None = None) -> None:
