@@ -1,6 +1,6 @@
-"""Arrays by name in an ``.npz`` or a ``.safetensors`` file.
+"""Arrays by name in an ``.npz`` or a ``.safetensors`` file, and the one array of a ``.npy`` file.
 
-In the latter numbers are its tensors, texts its metadata, in JSON.
+In a ``.safetensors`` file numbers are its tensors, texts its metadata, in JSON.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 import math
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 from zipfile import ZIP_STORED, ZipFile
@@ -37,10 +38,13 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
         with safetensors.safe_open(path, framework="numpy") as file:
             names, texts = file.keys(), file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in names}
-        return arrays | {name: np.asarray(json.loads(text)) for name, text in texts.items()}
-    # ValueError: the metadata are not JSON.
-    except (safetensors.SafetensorError, ValueError) as error:
+    except safetensors.SafetensorError as error:
         raise ValueError(f"{path}: expected a safetensors file of arrays ({error})") from error
+    for name, text in texts.items():
+        # Other programs' metadata need be neither JSON nor arrays: PyTorch's are {"format": "pt"}.
+        with suppress(ValueError):
+            arrays[name] = np.asarray(json.loads(text))
+    return arrays
 
 
 def names_in(array: np.ndarray) -> tuple[str, ...]:
@@ -48,19 +52,30 @@ def names_in(array: np.ndarray) -> tuple[str, ...]:
     return tuple((np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array.astype(str)).tolist())
 
 
+def read_npy(path: Path) -> np.ndarray:
+    """The array of a ``.npy`` file, which stays on disk."""
+    _check_start(path, b"\x93NUMPY", "a .npy file of plain numbers or texts")
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise ValueError(f"{path}: expected a .npy file of plain numbers or texts ({error})") from error
+
+
+def _check_start(path: Path, magic: bytes, expected: str) -> None:
+    """Raise unless a file begins so: NumPy's own error would speak of pickled objects."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    with path.open("rb") as stream:
+        if (start := stream.read(len(magic))) != magic:
+            raise ValueError(f"{path}: expected {expected}, got a file that begins {start!r}")
+
+
 def read_npz(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an ``.npz`` file, whose checksums agree.
 
     ``features`` that are not compressed are memory-mapped, read-only: they may be larger than memory.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file")
-    with path.open("rb") as stream:
-        # NumPy's own error would speak of pickled objects.
-        if (start := stream.read(2)) != b"PK":
-            raise ValueError(
-                f"{path}: expected an .npz file of plain arrays, got a file that begins {start!r}"
-            )
+    _check_start(path, b"PK", "an .npz file of plain arrays")
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             mapped = _map(stream, file.zip, "features")

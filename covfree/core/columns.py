@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -10,13 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from covfree.core.array_file import read_npz, read_safetensors
+from covfree.core.array_file import read_npy, read_npz, read_safetensors
 from covfree.core.optional import optional
 from covfree.core.torch_file import read_torch
 
 # What a file holds of each example, with the other name that it may have.
 COLUMNS: dict[str, str | None] = {"features": None, "labels": "label", "clients": "client", "is_test": None}
 _ARROW = "tables"
+# Names that pandas gives to a column of row numbers.
+_INDEX, _UNNAMED = re.compile(r"__index_level_\d+__"), re.compile(r"|Unnamed: \d+")
 
 
 class Table(Mapping[str, np.ndarray]):
@@ -48,16 +52,34 @@ class Table(Mapping[str, np.ndarray]):
         """Whether a column may hold one number of each example's features."""
         return self.schema is not None
 
+    def is_number(self, name: str) -> bool:
+        """Whether a column of a wide table holds a number or a boolean of each example."""
+        types, own = optional("pyarrow", _ARROW).types, self.schema.field(name).type
+        return types.is_integer(own) or types.is_floating(own) or types.is_boolean(own)
+
+    @property
+    def index(self) -> set[str]:
+        """The columns of a wide table that are the index of a data frame of pandas."""
+        named = self._about(b"pandas").get("index_columns", [])
+        return {name for name in self if name in named or _INDEX.fullmatch(name)}
+
     def class_names(self, labels: str) -> Any:
         """The names of the classes that a column of labels numbers; None if the file does not say."""
         if not self.wide:
             return self.get("class_names")
         # What the package `datasets` writes: its type `ClassLabel` has the names.
         try:
-            about = json.loads((self.schema.metadata or {})[b"huggingface"])
-            return np.array(about["info"]["features"][labels]["names"], str)
-        except (KeyError, TypeError, ValueError):
+            return np.array(self._about(b"huggingface")["info"]["features"][labels]["names"], str)
+        except (KeyError, TypeError):
             return None
+
+    def _about(self, package: bytes) -> dict[str, Any]:
+        """What a package has written about the columns."""
+        try:
+            about = json.loads((self.schema.metadata or {})[package])
+        except (KeyError, ValueError):
+            return {}
+        return about if isinstance(about, dict) else {}
 
     @property
     def listed(self) -> str:
@@ -86,70 +108,82 @@ def read_columns(path: Path, columns: Mapping[str, str]) -> dict[str, np.ndarray
 
     Args:
         path: see `open_table`. Tables without a column ``features`` have a number of it in each column of
-            numbers.
+            numbers or booleans; their names are returned as ``feature_names``. The index of a data frame of
+            pandas is none of them.
         columns: the file's own names of `COLUMNS`. Of features also several, such as ``"age+weight"``, or a
             pattern, such as ``"f*"``. Of ``.npy``, a file for each other part.
 
+    Returns:
+        The arrays by these names; also ``key``, by which `covfree extract` says what made the features.
+
     Raises:
         ValueError: as `open_table`, or if there is no such column; the message lists those that there are.
+            Also if features are not named and a column is neither a number nor one of the other parts.
         FileNotFoundError: if there is no such file.
         ImportError: as `open_table`.
     """
     if wrong := sorted(set(columns) - set(COLUMNS)):
         raise ValueError(f"columns: expected names of {', '.join(COLUMNS)}, got {wrong[0]!r}")
-    table, found, used = open_table(path), dict[str, np.ndarray](), set[str]()
-    chosen_labels = "labels"
+    table, found, own = open_table(path), dict[str, np.ndarray](), dict[str, str]()
     if path.suffix == ".npy":
-        files = {name: Path(own) for name, own in columns.items() if name != "features"}
-        return {"features": table["features"], **{name: _npy(file) for name, file in files.items()}}
+        if "labels" not in columns:
+            raise ValueError(f"{path}: expected the file of its labels too, such as {path}:labels=labels.npy")
+        files = {name: Path(file) for name, file in columns.items() if name != "features"}
+        return {"features": table["features"], **{name: read_npy(file) for name, file in files.items()}}
     for name, other in COLUMNS.items():
         default = other if other and other in table and name not in table else name
-        chosen = columns.get(name, default)
-        if chosen in table:
-            found[name] = table[chosen]
-            used.add(chosen)
-            chosen_labels = chosen if name == "labels" else chosen_labels
+        own[name] = columns.get(name, default)
+        if name == "features" and table.wide and own[name] in table and table.is_number(own[name]):
+            continue
+        if own[name] in table:
+            found[name] = table[own[name]]
         elif name in columns and name != "features":
-            raise ValueError(f"{path}: {name}: expected one of {table.listed}, got {chosen!r}")
+            raise ValueError(f"{path}: {name}: expected one of {table.listed}, got {own[name]!r}")
     if "features" not in found:
-        found["features"] = _several(table, columns.get("features"), used)
-    if (names := table.class_names(chosen_labels)) is not None:
+        names = _names(table, columns.get("features"), {own[name] for name in found})
+        found["features"] = np.stack([table[name] for name in names], 1)
+        found["feature_names"] = np.array(names)
+    if table.wide and found["features"].dtype.kind in "iub":
+        found["features"] = found["features"].astype(np.result_type(np.float32, found["features"].dtype))
+    if "key" in table and not table.wide:
+        found["key"] = table["key"]
+    if (names := table.class_names(own["labels"])) is not None:
         found["class_names"] = names
     return found
 
 
-def _several(table: Table, pattern: str | None, used: set[str]) -> np.ndarray:
-    """Features [n, d] whose numbers lie in a column each: of these names, or all columns of numbers."""
-    wanted = ["*"] if pattern is None else pattern.split("+")
-    names = [each for each in table if any(fnmatchcase(each, own) for own in wanted) and each not in used]
-    read = {each: table[each] for each in names} if table.wide else {}
-    if pattern is None:
-        read = {each: own for each, own in read.items() if own.dtype.kind in "fiu" and own.ndim == 1}
-    if not read:
-        expected = "columns of numbers" if table.wide else "an array features"
-        raise ValueError(
-            f"{table.path}: features: expected {expected}, or the name of one of {table.listed}, "
-            f"got {pattern!r}"
-        )
-    if wrong := [each for each, own in read.items() if own.dtype.kind not in "fiub" or own.ndim != 1]:
-        raise ValueError(f"{table.path}: features: expected columns of numbers, got {wrong[0]!r}")
-    single = all(own.dtype == np.float32 for own in read.values())
-    return np.stack(list(read.values()), 1).astype(np.float32 if single else np.float64)
+def _names(table: Table, pattern: str | None, used: set[str]) -> list[str]:
+    """The columns that hold a number of the features each: those of a pattern, or all columns of numbers."""
+    expected = "columns of numbers" if table.wide else "an array features"
+    wrong = f"{table.path}: features: expected {expected}, or the name of one of {table.listed}, got"
+    left = [name for name in table if name not in used]
+    index = table.index if table.wide else set()
+    columns = [name for name in left if name not in index]
+    if pattern is None and table.wide:
+        if others := [own for own in columns if not table.is_number(own) or _UNNAMED.fullmatch(own)]:
+            kinds = ", ".join(f"{name!r} ({table.schema.field(name).type})" for name in others[:20])
+            raise ValueError(
+                f"{table.path}: features: expected columns of numbers with names, got also {kinds}; name the "
+                f"features, such as {table.path}:features=a+b or features=f*, or leave these columns out"
+            )
+        chosen = columns
+    else:
+        chosen = list[str]()
+        for part in (pattern or "").split("+"):
+            matched = [part] if part in left else [name for name in columns if fnmatchcase(name, part)]
+            if not matched:
+                raise ValueError(f"{wrong} {pattern and part!r}")
+            chosen += matched
+    if not chosen or not table.wide:
+        raise ValueError(f"{wrong} {pattern!r}")
+    if texts := [name for name in chosen if not table.is_number(name)]:
+        raise ValueError(f"{table.path}: features: expected columns of numbers, got {texts[0]!r}")
+    return [name for name in table if name in chosen]
 
 
 def _held(path: Path, arrays: Mapping[str, np.ndarray]) -> Table:
     """The arrays of a file that has been read."""
     return Table(path, list(arrays), arrays.__getitem__)
-
-
-def _npy(path: Path) -> np.ndarray:
-    """The array of a ``.npy`` file, which stays on disk."""
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file")
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise ValueError(f"{path}: expected a .npy file of plain numbers or texts ({error})") from error
 
 
 def _torch(path: Path) -> Table:
@@ -164,45 +198,51 @@ def _parquet(path: Path) -> Table:
         file = parquet.ParquetFile(path)
     except arrow.ArrowException as error:
         raise ValueError(f"{path}: expected a Parquet file ({error})") from error
-    schema = file.schema_arrow
-    return Table(
-        path, schema.names, lambda name: _array(file.read([name]).column(0), f"{path}: {name}"), schema
-    )
+    return _table(path, file.schema_arrow, lambda name: file.read([name]).column(0))
 
 
 def _csv(path: Path) -> Table:
     csv, arrow = optional("pyarrow.csv", _ARROW), optional("pyarrow", _ARROW)
     tab = csv.ParseOptions(delimiter="\t" if path.suffix == ".tsv" else ",")
     try:
-        return _arrow_table(csv.read_csv(path, parse_options=tab), path)
+        table = csv.read_csv(path, parse_options=tab)
     except arrow.ArrowException as error:
         raise ValueError(f"{path}: expected a table with a line of names ({error})") from error
+    return _table(path, table.schema, table.column)
 
 
 def _arrow(path: Path) -> Table:
-    return _arrow_table(_stream(path), path)
+    table = _stream(path)
+    return _table(path, table.schema, table.column)
 
 
-def _folder(path: Path) -> Table:
-    """A data set of Hugging Face as ``save_to_disk`` leaves it: one split, or train and test."""
+def splits_in(path: Path) -> tuple[Path, Path] | None:
+    """The folders of train and test in one that ``save_to_disk`` wrote of a ``DatasetDict``; None in others.
+
+    Raises:
+        ValueError: if it has other splits.
+    """
     if not (path / "dataset_dict.json").is_file():
-        return _arrow_table(_split(path), path)
+        return None
     splits = json.loads((path / "dataset_dict.json").read_bytes())["splits"]
     if not {"train", "test"} <= set(splits):
         raise ValueError(f"{path}: expected the splits train and test, or the folder of one, got {splits}")
-    parts = [_split(path / name) for name in ("train", "test")]
-    table = optional("pyarrow", _ARROW).concat_tables(parts)
-    if "is_test" not in table.column_names:
-        table = table.append_column("is_test", [np.repeat([False, True], [len(part) for part in parts])])
-    return _arrow_table(table, path)
+    return path / "train", path / "test"
 
 
-def _split(path: Path) -> Any:
-    """The table of one split."""
+def _folder(path: Path) -> Table:
+    """A split of a data set of Hugging Face as ``save_to_disk`` leaves it."""
     if not (path / "state.json").is_file():
-        raise ValueError(f"{path}: expected a folder that save_to_disk of datasets wrote, without state.json")
+        raise ValueError(
+            f"{path}: expected the folder of one split that save_to_disk of datasets wrote, with state.json"
+        )
     files = json.loads((path / "state.json").read_bytes())["_data_files"]
-    return optional("pyarrow", _ARROW).concat_tables([_stream(path / file["filename"]) for file in files])
+    arrow, parts = optional("pyarrow", _ARROW), [_stream(path / file["filename"]) for file in files]
+    try:
+        table = arrow.concat_tables(parts)
+    except arrow.ArrowException as error:
+        raise ValueError(f"{path}: expected files with the same columns, one at least ({error})") from error
+    return _table(path, table.schema, table.column)
 
 
 def _stream(path: Path) -> Any:
@@ -217,9 +257,12 @@ def _stream(path: Path) -> Any:
         raise ValueError(f"{path}: expected an Arrow file ({error})") from error
 
 
-def _arrow_table(table: Any, path: Path) -> Table:
-    names, schema = table.column_names, table.schema
-    return Table(path, names, lambda name: _array(table.column(name), f"{path}: {name}"), schema)
+def _table(path: Path, schema: Any, column: Callable[[str], Any]) -> Table:
+    """A table of Arrow, whose columns are read when they are asked for."""
+    name, count = (Counter(schema.names).most_common(1) or [("", 0)])[0]
+    if count > 1:
+        raise ValueError(f"{path}: expected a name of its own for each column, got {name!r} {count} times")
+    return Table(path, schema.names, lambda name: _array(column(name), f"{path}: {name}"), schema)
 
 
 def _array(column: Any, where: str) -> np.ndarray:
@@ -246,7 +289,7 @@ def _array(column: Any, where: str) -> np.ndarray:
 
 _READERS: dict[str, Callable[[Path], Table]] = {
     ".npz": lambda path: _held(path, read_npz(path)),
-    ".npy": lambda path: _held(path, {"features": _npy(path)}),
+    ".npy": lambda path: _held(path, {"features": read_npy(path)}),
     **dict.fromkeys((".pt", ".pth"), _torch),
     ".safetensors": lambda path: _held(path, read_safetensors(path)),
     ".parquet": _parquet,

@@ -15,7 +15,7 @@ import numpy as np
 from covfree.backbones.extractors import fingerprint_of
 from covfree.core.array_file import names_in, read_npz
 from covfree.core.checks import check, num_classes_of
-from covfree.core.columns import COLUMNS, READABLE, read_columns
+from covfree.core.columns import READABLE, read_columns, splits_in
 from covfree.core.gathered import part_of
 from covfree.core.optional import optional
 
@@ -59,7 +59,7 @@ class FeatureSet(NamedTuple):
 
 
 # A path, and perhaps names of columns.
-_NAMED = re.compile(rf"(.*?)((?::(?:{'|'.join(COLUMNS)})=[^:]+)*)", re.DOTALL)
+_NAMED = re.compile(r"(.*?)((?::\w+=[^:]+)*)", re.DOTALL)
 
 
 def load(
@@ -75,9 +75,12 @@ def load(
         dataset: ``"digits"``; or the path of a file: ``.npz`` as `load_npz` reads it, ``.npy``, ``.pt``,
             ``.safetensors``, ``.parquet``, ``.arrow``, ``.csv``, ``.tsv``; or of a folder that
             ``save_to_disk`` of Hugging Face's ``datasets`` wrote. Labels may be texts: their sorted names
-            number the classes. Tables without a column of lists ``features`` have a number of it in each
-            column of numbers. Columns may be named here too: ``"x.parquet:features=embedding:labels=kind"``.
-        test: path of such a file with the test part, where ``dataset`` is a file without one.
+            number the classes, or ``class_names`` do if the file has them. Tables without a column of lists
+            ``features`` have a number of it in each column of numbers or booleans, all but the index of a
+            data frame of pandas; other columns are refused unless features are named. Columns may
+            be named here too: ``"x.parquet:features=embedding:labels=kind"``.
+        test: path of such a file with the test part, where ``dataset`` is a file without one. Its columns of
+            features are taken by name, in the order of those of ``dataset``.
         seed: the seed that draws a third of the data as the test part, where the data marks none.
         columns: the names of ``features``, ``labels``, ``clients`` and ``is_test`` in the file, where they
             are others; of features also several, such as ``"age+weight"`` or ``"f*"``. Beside a ``.npy`` file
@@ -102,7 +105,11 @@ def load(
             f"{name}: expected {digits}the path of a file that ends in {', '.join(READABLE)}, or of a folder "
             f"that save_to_disk of Hugging Face's datasets wrote, got {str(file)!r}"
         )
-    return _loaded(Path(path), test, seed, read)
+    if (splits := splits_in(Path(path))) is None:
+        return _loaded(Path(path), test, seed, read)
+    if test is not None:
+        raise ValueError(f"test: expected none with {path}, which has a split test")
+    return _loaded(*splits, seed, read)._replace(name=Path(path).stem)
 
 
 def load_digits(*, seed: int = 0) -> FeatureSet:
@@ -145,8 +152,8 @@ def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> Fe
 
 def _loaded(path: Path, test: StrPath | None, seed: int, read: Read) -> FeatureSet:
     """Load features from files that ``read`` reads."""
-    arrays = read(path)
-    other = None if test is None else read(Path(test))
+    arrays = _native(read(path))
+    other = None if test is None else _native(read(Path(test)))
     parts = [(path, arrays)] + ([] if other is None or test is None else [(Path(test), other)])
     _number_labels(parts)
     for file, part in parts:
@@ -163,12 +170,7 @@ def _loaded(path: Path, test: StrPath | None, seed: int, read: Read) -> FeatureS
     if other is not None and test is not None:
         if names is not None and not np.array_equal(names, other.get("class_names", names)):
             raise ValueError(f"{test}: class_names: expected the same as in {path}")
-        if other["features"].shape[1] != features.shape[1]:
-            raise ValueError(
-                f"{test}: features: expected dim {features.shape[1]} as in {path}, "
-                f"got {other['features'].shape[1]}"
-            )
-        own_test = other["features"]
+        own_test = _in_order(arrays, path, other, Path(test))
         is_test = np.repeat([False, True], [len(labels), len(other["labels"])])
         labels = np.concatenate([labels, other["labels"]])
         if clients is not None:
@@ -208,14 +210,43 @@ def _extractor_of(arrays: Mapping[str, np.ndarray]) -> str | None:
     return fingerprint_of(made) if isinstance(made, dict) and "weights" in made else None
 
 
+def _native(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays in this machine's order of bytes."""
+    return {
+        name: own if own.dtype.isnative else own.astype(own.dtype.newbyteorder("="))
+        for name, own in arrays.items()
+    }
+
+
+def _in_order(
+    arrays: dict[str, np.ndarray], path: Path, other: dict[str, np.ndarray], test: Path
+) -> np.ndarray:
+    """The test features in the order of the training file's columns."""
+    features, dim = other["features"], arrays["features"].shape[1]
+    names, theirs = (np.ravel(part.get("feature_names", [])).tolist() for part in (arrays, other))
+    if len(names) == dim and len(theirs) == features.shape[1]:
+        if wrong := sorted(set(names) ^ set(theirs)):
+            place = "lacks" if wrong[0] in names else "has also"
+            raise ValueError(f"{test}: features: expected the columns of {path}, but it {place} {wrong[0]!r}")
+        return features if names == theirs else features[:, [theirs.index(name) for name in names]]
+    if features.shape[1] != dim:
+        raise ValueError(f"{test}: features: expected dim {dim} as in {path}, got {features.shape[1]}")
+    return features
+
+
 def _number_labels(parts: list[tuple[Path, dict[str, np.ndarray]]]) -> None:
-    """Number labels that are texts by their sorted names, which become the names of the classes."""
+    """Number labels that are texts by the files' names of classes, or else by their own, sorted."""
     labels = [part["labels"] for _, part in parts if "labels" in part]
     if not labels or any(own.dtype.kind != "U" or own.ndim != 1 for own in labels):
         return
-    names = np.unique(np.concatenate(labels))
-    for _, part in parts:
-        part["labels"], part["class_names"] = np.searchsorted(names, part["labels"]), names
+    given = [names_in(part["class_names"]) for _, part in parts if "class_names" in part]
+    names = np.array(given[0]) if given else np.unique(np.concatenate(labels))
+    order = np.argsort(names, kind="stable")
+    for path, part in parts:
+        if len(absent := np.setdiff1d(part["labels"], names)):
+            raise ValueError(f"{path}: labels: expected names in class_names, got {str(absent[0])!r}")
+        part["labels"] = order[np.searchsorted(names, part["labels"], sorter=order)]
+        part.setdefault("class_names", names)
 
 
 def _check(path: Path, arrays: dict[str, np.ndarray]) -> None:

@@ -594,16 +594,16 @@ def written(folder) -> dict[str, str]:
     wide = {f"f{i}": features[:, i] for i in range(DIM)} | {
         "label": TEXTS.tolist(),
         "client": clients,
-        "note": TEXTS,
     }
     csv.write_csv(arrow.table(wide), folder / "x.csv")
+    csv.write_csv(arrow.table(wide | {"note": TEXTS}), folder / "noted.csv")
     named = ":features=embedding:labels=kind"
     return {
         "npy": f"{folder}/features.npy:labels={folder}/labels.npy:clients={folder}/clients.npy",
         "safetensors": f"{folder}/x.safetensors",
         "csv": f"{folder}/x.csv",
-        "csv, named": f"{folder}/x.csv:features=f*:labels=label",
-        "csv, by name": f"{folder}/x.csv:features=f0+f1+f2+f3",
+        "csv, named": f"{folder}/noted.csv:features=f*:labels=label",
+        "csv, by name": f"{folder}/noted.csv:features=f0+f1+f2+f3",
         "parquet": f"{folder}/x.parquet{named}",
         "arrow": f"{folder}/x.arrow{named}",
         "folder": f"{saved}{named}",
@@ -623,17 +623,122 @@ def test_every_kind_of_file_gives_the_same_set(tmp_path):
         assert sorted(data.client_names) == ["0", "1", "2", "3", "4"]
 
 
+def hugging_face(path, parts) -> None:
+    """What ``save_to_disk`` writes of the tables of splits; the names are those of ClassLabel."""
+    arrow = pytest.importorskip("pyarrow")
+    for part, (columns, names) in parts.items():
+        (path / part).mkdir(parents=True)
+        (path / part / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}]}')
+        about = {"info": {"features": {"label": {"names": names}}}}
+        table = arrow.table(columns).replace_schema_metadata({"huggingface": json.dumps(about)})
+        with arrow.ipc.new_stream(path / part / "data.arrow", table.schema) as stream:
+            stream.write_table(table)
+    (path / "dataset_dict.json").write_text(json.dumps({"splits": list(parts)}))
+
+
 def test_splits_of_hugging_face_are_the_parts(tmp_path):
-    written(tmp_path)
-    for part in ("train", "test"):
-        (tmp_path / "both" / part).mkdir(parents=True)
-        for name in ("data.arrow", "state.json"):
-            (tmp_path / "both" / part / name).write_bytes((tmp_path / "saved" / name).read_bytes())
-    (tmp_path / "both" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    data = load(tmp_path / "both", columns={"features": "embedding", "labels": "kind"})
-    assert data.fixed_split
-    np.testing.assert_array_equal(data.train_features, arrays()["features"])
-    np.testing.assert_array_equal(data.test_features, arrays()["features"])
+    """Whatever the order of their columns; but the names of their classes must be the same."""
+    labels, names = [0, 1, 2] * 2, ["dog", "cat", "emu"]
+    train = {"a": np.arange(6.0), "b": np.arange(6.0, 12.0), "label": labels}
+    test = dict(reversed(train.items())) | {"a": -np.arange(6.0)}
+    hugging_face(tmp_path / "both", {"train": (train, names), "test": (test, names)})
+    data = load(tmp_path / "both")
+    assert (data.name, data.fixed_split, data.class_names) == ("both", True, tuple(names))
+    np.testing.assert_array_equal(data.train_features, np.stack([train["a"], train["b"]], 1))
+    np.testing.assert_array_equal(data.test_features, np.stack([test["a"], test["b"]], 1))
+    with pytest.raises(ValueError, match=r"test: expected none with .*both, which has a split test"):
+        load(tmp_path / "both", test=tmp_path / "both" / "test")
+    hugging_face(tmp_path / "other", {"train": (train, names), "test": (test, ["cat", "dog", "emu"])})
+    with pytest.raises(ValueError, match=r"test: class_names: expected the same as in .*train"):
+        load(tmp_path / "other")
+    hugging_face(tmp_path / "single", {"train": (train, names)})
+    with pytest.raises(ValueError, match=r"expected the splits train and test, .* got \['train'\]"):
+        load(tmp_path / "single")
+    (tmp_path / "both" / "train" / "state.json").write_text('{"_data_files": []}')
+    with pytest.raises(ValueError, match="train: expected files with the same columns, one at least"):
+        load(tmp_path / "both")
+
+
+def test_columns_of_features_go_by_their_names(tmp_path):
+    numbers = np.random.default_rng(0).normal(size=(6, 2)).round(3)
+
+    def table(name, columns) -> str:
+        rows = [",".join(columns), *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True))]
+        (tmp_path / name).write_text("\n".join(rows) + "\n")
+        return f"{tmp_path}/{name}"
+
+    # A column of booleans, such as of pandas' get_dummies, counts as numbers.
+    train = {"a": numbers[:, 0], "b": numbers[:, 1], "hot": [True, False] * 3, "labels": [0, 1] * 3}
+    path = table("train.csv", train)
+    data = load(path, test=table("test.csv", {name: train[name] for name in ("labels", "hot", "b", "a")}))
+    np.testing.assert_array_equal(data.train_features, np.column_stack([numbers, [1, 0] * 3]))
+    np.testing.assert_array_equal(data.test_features, data.train_features)
+    assert load(f"{path}:features=a", test=path).train_features.shape == (6, 1)
+    for columns, expected in {
+        ("a", "hot", "labels"): r"test\.csv: features: .* of .*train\.csv, but it lacks 'b'",
+        ("a", "b", "hot", "labels", "c"): "but it has also 'c'",
+    }.items():
+        with pytest.raises(ValueError, match=expected):
+            load(path, test=table("test.csv", {name: train.get(name, range(6)) for name in columns}))
+    for column, expected in {"": r"got also '' \(int64\)", "Unnamed: 0": "got also 'Unnamed: 0'"}.items():
+        with pytest.raises(ValueError, match=expected):
+            load(table("index.csv", {column: range(6), **train}))
+    with pytest.raises(ValueError, match=r"q\.csv: .*got also 'a' \(string\)"):
+        load(table("q.csv", train | {"a": ["?", *numbers[1:, 0]]}))
+    (tmp_path / "twice.csv").write_text("a,a,labels\n1,2,0\n")
+    with pytest.raises(ValueError, match=r"twice\.csv: .* for each column, got 'a' 2 times"):
+        load(tmp_path / "twice.csv")
+
+
+def test_columns_of_parquet_that_are_no_features(tmp_path):
+    """The index of a data frame; what is not asked for and has gaps. Integers in lists are numbers."""
+    parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    columns = {"a": [0.5, 1, 2, 3, 4, 5], "label": [0, 1] * 3, "note": [None, *"bcdef"]}
+    path = tmp_path / "x.parquet"
+    parquet.write_table(arrow.table(columns), path)
+    assert load(f"{path}:features=a").train_features.shape == (4, 1)
+    frame = {"a": columns["a"], "label": columns["label"], "id": range(6), "__index_level_0__": range(6)}
+    about = {"pandas": json.dumps({"index_columns": ["id", {"kind": "range"}]})}
+    parquet.write_table(arrow.table(frame).replace_schema_metadata(about), path)
+    assert load(path).train_features.shape == (4, 1)
+    assert load(f"{path}:features=a+id").train_features.shape == (4, 2)
+    parquet.write_table(arrow.table({"features": [[1, 2], [3, 4]] * 3, "label": [0, 1] * 3}), path)
+    assert load(path).train_features.tolist() == [[1, 2], [3, 4]] * 2
+
+
+def test_what_other_programs_write(tmp_path):
+    """Metadata of PyTorch in safetensors; numbers in another order of bytes."""
+    from safetensors.numpy import save_file
+
+    own = arrays()
+    save_file(own, tmp_path / "x.safetensors", metadata={"format": "pt"})
+    swapped = {name: array.astype(array.dtype.newbyteorder(">")) for name, array in own.items()}
+    np.savez(tmp_path / "x.npz", **swapped)
+    for name, array in swapped.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    typed = ["x.safetensors", "x.npz", f"features.npy:labels={tmp_path}/labels.npy"]
+    for data in (load(f"{tmp_path}/{name}") for name in typed):
+        assert data.train_features.dtype == np.float32
+        assert_same(data._replace(name=""), load_npz(tmp_path / "x.npz")._replace(name=""))
+
+
+def test_text_labels_are_numbered_by_the_file_s_names(file):
+    names, order = np.array(["dog", "cat", "horse"]), np.arange(EXAMPLES) % 2
+    path = file(labels=names[order], class_names=names)
+    data = load(path, test=file("test.npz", labels=names[order]))
+    assert (data.class_names, data.num_classes) == (tuple(names), 3)
+    np.testing.assert_array_equal(data.train_labels, order)
+    np.testing.assert_array_equal(data.test_labels, order)
+    with pytest.raises(ValueError, match=r"test\.npz: labels: expected names in class_names, got 'cow'"):
+        load(path, test=file("test.npz", labels=np.full(EXAMPLES, "cow")))
+
+
+def test_load_keeps_the_extractor(file):
+    keys = [json.dumps({"backbone": "mine", "weights": weights}) for weights in "12"]
+    path, other = (file(f"{i}.npz", key=np.array(key)) for i, key in enumerate(keys))
+    assert load(path).extractor == load_npz(path).extractor is not None
+    with pytest.raises(ValueError, match=r"1\.npz: features: expected those of the extractor of .*0\.npz"):
+        load(path, test=other)
 
 
 def test_names_of_hugging_face_s_class_labels(tmp_path):
@@ -653,12 +758,17 @@ def test_what_cannot_be_read_says_what_can(tmp_path):
     typed = written(tmp_path)
     for text, expected in {
         f"{tmp_path}/x.h5": r"file that ends in \.npz, \.npy, \.pt, .*got '.*x\.h5'",
-        f"{tmp_path}/x.parquet": "features: expected columns of numbers, or .* one of embedding",
+        f"{tmp_path}/x.parquet": r"got also 'embedding' \(.*, 'kind' .*:features=a\+b",
         f"{tmp_path}/x.parquet:features=embedding:labels=a": "labels: expected one of embedding, .* got 'a'",
-        f"{tmp_path}/x.csv:features=f0+note": "features: expected columns of numbers, got 'note'",
-        f"{tmp_path}/x.csv:features=note": "features: expected floats, got <U3",
-        f"{tmp_path}/features.npy": r"expected arrays features and labels, got \['features'\]",
-        str(tmp_path): "expected a folder that save_to_disk of datasets wrote",
+        f"{tmp_path}/noted.csv": r"expected columns of numbers with names, got also 'note' \(string\)",
+        f"{tmp_path}/noted.csv:features=f0+note": "features: expected columns of numbers, got 'note'",
+        f"{tmp_path}/noted.csv:features=note": "features: expected floats, got <U3",
+        f"{tmp_path}/x.csv:features=f0+zz": "or the name of one of f0, .*, got 'zz'",
+        f"{tmp_path}/x.csv:features=f0+label": "or the name of one of f0, .*, got 'label'",
+        f"{tmp_path}/x.csv:client=client": "expected names of features, labels, .* got 'client'",
+        f"{tmp_path}/features.npy": "expected the file of its labels too, such as .*:labels=",
+        f"{tmp_path}/features.npy:labels={tmp_path}/x.csv": r"x\.csv: expected a \.npy file .* begins b'",
+        str(tmp_path): "expected the folder of one split that save_to_disk of datasets wrote",
     }.items():
         with pytest.raises(ValueError, match=expected):
             load(text)
