@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import sklearn
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -87,11 +88,33 @@ def test_two_classes_an_absent_class_and_a_group_that_comes_again():
     assert np.isfinite(model.decision_function(two[0])).all()
     assert set(model.predict(FEATURES)) == {"a", "b"}
     assert (model.predict_proba(FEATURES)[:, 2] == 0).all()
+    by_hand = (FEATURES @ model.coef_.T + model.intercept_).argmax(1)
+    np.testing.assert_array_equal(model.classes_[by_hand], model.predict(FEATURES))
     once = model.coef_
     model.partial_fit(*two[:2], groups=two[2])
     # A group that is cut is one group.
     assert len(model.total_.rows.count) == 20
     np.testing.assert_allclose(model.coef_, once, rtol=1e-5)
+    with pytest.raises(ValueError, match="method: expected that of the parts before, 'fedncm'"):
+        model.set_params(method="fedcof").partial_fit(*two[:2], groups=two[2])
+    for seen in (0, 1):
+        one = seen == NUMBERS
+        model = FederatedDiscriminant("fedncm").partial_fit(FEATURES[one], NAMES[one], ["a", "b"])
+        signs = np.sign(FEATURES @ model.coef_[0] + model.intercept_[0])
+        np.testing.assert_array_equal(signs, np.sign(model.decision_function(FEATURES)))
+        assert set(model.predict(FEATURES)) == {"ab"[seen]}
+
+
+def test_after_a_call_that_failed_nothing_counts_as_fitted():
+    model = FederatedDiscriminant().fit(FEATURES, NAMES)
+    with pytest.raises(ValueError, match="2 classes or more"):
+        model.fit(FEATURES, np.zeros(120))
+    with pytest.raises(NotFittedError):
+        model.predict(FEATURES)
+    model = FederatedDiscriminant()
+    for classes in (["a", "b", "c"], None):
+        with pytest.raises(ValueError, match="groups: expected a name" if classes else "^classes: expected"):
+            model.partial_fit(FEATURES, NAMES, classes, np.where(CLIENTS == 3, np.nan, CLIENTS))
 
 
 @pytest.mark.parametrize(
@@ -102,6 +125,7 @@ def test_two_classes_an_absent_class_and_a_group_that_comes_again():
         (lambda: FederatedDiscriminant().partial_fit(FEATURES, NAMES), "^classes: expected all classes at"),
         (lambda: FederatedDiscriminant().partial_fit(FEATURES, NAMES, ["a", "b"]), r"got \['c'\]$"),
         (lambda: FederatedDiscriminant().fit(FEATURES, NAMES, CLIENTS[:5]), "inconsistent numbers of"),
+        (lambda: FederatedDiscriminant().fit(FEATURES, NAMES, [*SITES[:7], None] * 15), "got None at row 7$"),
         (lambda: FederatedDiscriminant().fit(FEATURES * 1e300, NAMES), "features: row 0 of client 0"),
     ],
 )

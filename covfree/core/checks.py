@@ -116,8 +116,12 @@ def check_example_structure(features: Any, labels: Any = None, clients: Any = No
         if array is None:
             continue
         if not _holds(_dtype(array), "integers"):
-            names = _dtype(array).kind in "USOT"
-            hint = f"; number names first: np.unique({name}, return_inverse=True)[1]" if names else ""
+            hint = ""
+            if _dtype(array).kind in "USOT":
+                hint = (
+                    f"; number names first: np.unique({name}, return_inverse=True)[1] of all {name}, not of "
+                    "one part, so that a name has one number everywhere"
+                )
             raise TypeError(f"{name}: expected integers, got {_dtype(array)}{hint}")
         if np.shape(array) != shape[:1]:
             raise ValueError(

@@ -7,12 +7,13 @@ Totals are NumPy arrays, can be pickled, and give the head of `fit` to rounding 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import Any, Generic
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Integer
+from jaxtyping import Float, Integer, Shaped
 
 from covfree.core.checks import check, check_positive, check_type
 from covfree.core.padding import as_arrays, pad_rows
@@ -84,6 +85,10 @@ class Aggregate(Generic[H]):
         """The number of examples that were added."""
         return sum(int(table.count.sum()) for table in self.tables)
 
+    def __repr__(self) -> str:
+        rows = sum(len(table.count) for table in self.tables)
+        return f"Aggregate of {self.method.name!r}: {self.num_examples} examples, {rows} rows"
+
     def __reduce__(self) -> Any:
         # What waits is larger than what it is merged to.
         own = compacted(self)
@@ -127,7 +132,7 @@ def add(
     total: Aggregate[H],
     features: Float[AnyArray, "examples dim"],
     labels: Integer[AnyArray, " examples"],
-    clients: Integer[AnyArray, " examples"] | None = None,
+    clients: Shaped[AnyArray, " examples"] | None = None,
 ) -> Aggregate[H]:
     """Add examples to a total, which stays as it is.
 
@@ -138,8 +143,10 @@ def add(
         total: from `zero`, `add` or `merge`.
         features: features of some examples, of any number of clients, also of a part of a client's.
         labels: their classes; below 0 is padding.
-        clients: their clients, the same numbers in all shards; below 0 is padding. May be None if the method
-            adds up over clients, as Gram matrices do.
+        clients: their clients, the same numbers in all shards, below 0 for padding; or their names, as texts.
+            A name's number is a hash of 63 bits, so that shards agree on it: that two of a million names get
+            the same one has a chance of 5e-8. May be None if the method adds up over clients, as Gram
+            matrices do.
 
     Returns:
         The larger total.
@@ -151,6 +158,7 @@ def add(
     check_type("total", total, Aggregate)
     given = {"features": features, "labels": labels, "clients": clients}
     features, labels, clients = as_arrays(given, given).values()
+    clients = _numbered(clients)
     if is_traced(features, labels, clients):
         raise TypeError("features: expected arrays with values; under jit use covfree.accumulate")
     if clients is None and total.layout.by_client:
@@ -178,7 +186,8 @@ def merge(first: Aggregate[H], second: Aggregate[H]) -> Aggregate[H]:
 
     Args:
         first: a total.
-        second: another, of the same method, number of classes and dimension.
+        second: another, of the same number of classes and dimension, and of a method whose clients send the
+            same. `finish` solves with the method of ``first``, and its shrinkage.
 
     Raises:
         TypeError: if one is no total.
@@ -251,6 +260,17 @@ def finish(total: Aggregate[H]) -> H:
     # What was computed in float64 is held in the type of the features.
     held = [jnp.asarray(leaf.astype(dtype) if leaf.dtype == np.float64 else leaf) for leaf in leaves]
     return solve_totals(method, *jax.tree.unflatten(kind, held))
+
+
+def _numbered(clients: Any) -> Any:
+    """Clients by number; the number of a name depends on its text alone, as no shard knows all names."""
+    if not isinstance(clients, np.ndarray) or clients.dtype.kind not in "UOT" or clients.ndim != 1:
+        return clients
+    if not all(isinstance(name, str) for name in clients):
+        return clients
+    names, place = np.unique(clients, return_inverse=True)
+    digests = [blake2b(name.encode(), digest_size=8).digest() for name in names.tolist()]
+    return np.array([int.from_bytes(digest) >> 1 for digest in digests], np.int64)[place]
 
 
 def _features_of(method: Method[Any], features: Any) -> np.ndarray:

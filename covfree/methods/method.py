@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Generic
 
 import jax
@@ -121,14 +121,15 @@ class Method(Generic[H]):
     def sends(self) -> str:
         """Describe what clients send: equal for methods whose servers can use each other's messages.
 
-        It names the form and the feature map, with a checksum of the map's seeds and single numbers. Arrays
-        count only by shape: clients on other devices may have rounded them differently.
+        It names the form and the feature map, with a checksum of the map's seeds, single numbers and
+        settings. Arrays count only by shape: clients on other devices may have rounded them differently.
         """
         form = self.summary.name if self.message is None else self.message.name
         if self.feature_map is None:
             return form
-        # A map's static fields are no leaves, so they are not compared.
         numbers = b"".join(map(_imprint, jax.tree.leaves(self.feature_map)))
+        # Static fields, such as whether features are scaled to norm 1, are no leaves.
+        numbers += "".join(_settings(self.feature_map)).encode()
         kind = f"{type(self.feature_map).__name__} of {self.feature_map.num_features}"
         return f"{form} in {kind} ({zlib.crc32(numbers):08x})"
 
@@ -194,6 +195,15 @@ class Method(Generic[H]):
             if not callable(transform):
                 raise TypeError(f"transforms: expected transforms of rows, got {transform!r}")
         return replace(self, transforms=(*self.transforms, *transforms))
+
+
+def _settings(feature_map: Any) -> list[str]:
+    """A map's static fields that are truths, numbers or texts, but for the size, which `sends` names."""
+    if not is_dataclass(feature_map):
+        return []
+    static = [own.name for own in fields(feature_map) if own.metadata.get("static")]
+    held = {name: getattr(feature_map, name) for name in static if name != "num_features"}
+    return [f"{name}={value}" for name, value in held.items() if isinstance(value, bool | int | float | str)]
 
 
 def _imprint(leaf: Any) -> bytes:

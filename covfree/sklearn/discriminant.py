@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.exceptions import NotFittedError
 from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -18,9 +19,12 @@ from covfree.core.padding import few_sizes
 from covfree.core.types import LinearHead
 from covfree.engine import aggregate, fit
 from covfree.engine.aggregate import layout_of
+from covfree.heads import with_finite_scores
 from covfree.methods import Method, registry
 from covfree.methods.method import check_method
 
+# Missing values of Python, NumPy and pandas.
+_MISSING = {"None", "nan", "NaT", "<NA>"}
 # Examples that are scored at once.
 _PART = 4096
 _FLOATS = (np.float64, np.float32)
@@ -92,7 +96,7 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
         """Add more examples to those before; the head is solved when it is next used.
 
         Any parts give the head of ``fit`` on all, to rounding, also where they cut groups. What is kept grows
-        with the groups' classes; sums, such as those of ``fed3r``, do not grow.
+        with the groups' classes; sums, such as those of ``fed3r``, do not grow, but the names of groups do.
 
         Args:
             X: [examples, d] features.
@@ -104,19 +108,26 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
             The estimator.
 
         Raises:
-            ValueError: as `fit`; if a class is not among ``classes``, or the method's messages do not add up
-                (see `covfree.aggregate.zero`).
+            ValueError: as `fit`; if a class is not among ``classes``, the method's messages do not add up
+                (see `covfree.aggregate.zero`), or the method is another than that of the parts before.
         """
-        layout_of(self._method())
-        first = not hasattr(self, "classes_")
+        method = self._method()
+        layout_of(method)
+        before = getattr(self, "total_", None)
+        first = before is None
         if first and classes is None:
             raise ValueError("classes: expected all classes at the first call of partial_fit, got None")
         known = self.classes_ if classes is None else np.unique(column_or_1d(classes))
         if not first and not np.array_equal(known, self.classes_):
             raise ValueError(f"classes: expected {self.classes_}, as in the first call, got {known}")
-        if first:
+        if before is None:
             self._clear()
             self.classes_ = known
+        elif not _same(method, before.method):
+            raise ValueError(
+                f"method: expected that of the parts before, {before.method.name!r} with the same numbers, "
+                f"got {method.name!r}; fit anew on all examples"
+            )
         return self._add(X, y, groups, reset=first)
 
     def _clear(self) -> None:
@@ -152,6 +163,9 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
             return np.arange(self._clients - examples, self._clients, dtype=np.int32)
         groups = column_or_1d(groups)
         check_consistent_length(groups, np.empty(examples))
+        for row, name in enumerate(groups.tolist()):
+            if not isinstance(name, str) and str(name) in _MISSING:
+                raise ValueError(f"groups: expected a name for each example, got {name} at row {row}")
         names, place = np.unique(groups, return_inverse=True)
         for name in names.tolist():
             if name not in self._numbers:
@@ -173,7 +187,8 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
         """The head of covfree, solved from what is kept when it is first asked for."""
         check_is_fitted(self)
         if self._head is None:
-            assert self.total_ is not None
+            if self.total_ is None:
+                raise NotFittedError("head_: expected a call of fit or partial_fit that succeeded")
             self._head = aggregate.finish(self.total_)
         return self._head
 
@@ -184,13 +199,14 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
 
     @property
     def intercept_(self) -> np.ndarray:
-        """[C] biases of a linear head, or [1] of two classes."""
+        """[C] biases of a linear head, or [1] of two classes; below −10³⁸ for a class without examples."""
         return self._linear()[1]
 
     def _linear(self) -> tuple[np.ndarray, np.ndarray]:
-        head = self.head_
-        if not isinstance(head, LinearHead):
-            raise AttributeError(f"coef_: expected a linear head, got {type(head).__name__}")
+        if not isinstance(self.head_, LinearHead):
+            raise AttributeError(f"coef_: expected a linear head, got {type(self.head_).__name__}")
+        # A class without examples must not be predicted, as by `decision_function`.
+        head = with_finite_scores(self.head_, float(np.finfo(np.float32).min))
         weight, bias = np.asarray(head.weight).T, np.asarray(head.bias)
         return (weight[1:] - weight[:1], bias[1:] - bias[:1]) if len(weight) == 2 else (weight, bias)
 
@@ -229,3 +245,10 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
         scores = self._scored(X)
         shares = np.exp(scores - scores.max(1, keepdims=True))
         return shares / shares.sum(1, keepdims=True)
+
+
+def _same(method: Method[Any], other: Method[Any]) -> bool:
+    """Whether two methods are equal, with their numbers."""
+    if jax.tree.structure(method) != jax.tree.structure(other):
+        return False
+    return all(map(np.array_equal, jax.tree.leaves(method), jax.tree.leaves(other)))

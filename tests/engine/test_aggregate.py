@@ -134,6 +134,12 @@ def test_totals_of_unlike_features_or_methods_are_refused():
     wider = aggregate.zero(covfree.fedcof(), num_classes=3)
     assert aggregate.merge(empty, total).num_examples == 2
     assert empty.num_examples == 0
+    assert repr(total) == "Aggregate of 'fedcof': 2 examples, 2 rows"
+
+    def scaled(unit):
+        feature_map = covfree.fourier_features(8, unit=unit)
+        return aggregate.zero(covfree.fed3r(feature_map=feature_map), num_classes=2)
+
     for call, error, words in (
         (lambda: aggregate.add(total, x[:, :2], y, y), ValueError, "dimension 3"),
         (lambda: aggregate.add(total, x, y), TypeError, "clients: expected integers"),
@@ -143,6 +149,8 @@ def test_totals_of_unlike_features_or_methods_are_refused():
         (lambda: aggregate.merge(total, aggregate.add(empty, x[:, :1], y, y)), ValueError, "second"),
         (lambda: aggregate.merge(total, other), ValueError, "method"),
         (lambda: aggregate.merge(total, wider), ValueError, "num_classes"),
+        (lambda: aggregate.merge(scaled(True), scaled(False)), ValueError, "of the first, got 'Gram"),
+        (lambda: aggregate.add(total, x, y, np.array(["a", None])), TypeError, "one number everywhere"),
         (lambda: aggregate.finish(empty), ValueError, "got none"),
         (lambda: aggregate.zero(covfree.fedpft(), num_classes=2), ValueError, "use covfree.fit"),
         (lambda: aggregate.zero(covfree.fedcof_components(), num_classes=2), ValueError, "use covfree.fit"),
@@ -157,16 +165,18 @@ def test_totals_of_unlike_features_or_methods_are_refused():
 
 
 def test_clients_of_any_number_and_padding_of_any_value():
-    """Numbers beyond int32, NaN in padding, half precision; a shard of padding alone adds nothing."""
+    """Numbers beyond int32, names, NaN in padding, half precision; a shard of padding alone adds nothing."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(40, 3)).astype(np.float16), np.arange(40) % 2
     clients = np.array([7, 2**40, 2**50, 11])[np.arange(40) // 10]
-    total = aggregate.zero(covfree.fedcof(1.0), num_classes=2)
-    for shard in np.array_split(rng.permutation(40), 5):
-        total = aggregate.add(total, x[shard], y[shard], clients[shard])
-    total = aggregate.add(total, np.full((4, 3), np.nan, np.float32), np.full(4, -1), np.zeros(4, int))
     expected = covfree.fit(covfree.fedcof(1.0), x, y, clients)
-    assert_same_classifier(aggregate.finish(total), expected, 1e-4, dim=3)
+    for names in (clients, clients.astype(str), clients.astype(str).astype(object)):
+        total = aggregate.zero(covfree.fedcof(1.0), num_classes=2)
+        for shard in np.array_split(rng.permutation(40), 5):
+            total = aggregate.add(total, x[shard], y[shard], names[shard])
+        total = aggregate.add(total, np.full((4, 3), np.nan, np.float32), np.full(4, -1), np.zeros(4, int))
+        assert len(aggregate.compacted(total).rows.count) == 8
+        assert_same_classifier(aggregate.finish(total), expected, 1e-4, dim=3)
 
 
 def test_memory_beside_the_examples_stays_that_of_sums():

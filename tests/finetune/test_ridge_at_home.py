@@ -51,7 +51,30 @@ def test_each_client_has_the_ridge_of_its_own_with_the_least_error_on_what_is_le
     np.testing.assert_allclose(models.result(3)(FEATURES), expected, rtol=1e-4, atol=1e-4)
 
 
+def test_a_client_predicts_a_class_that_the_head_lacks_if_it_has_it():
+    known = LABELS < 2
+    head = covfree.fit(covfree.afl(), FEATURES[known], LABELS[known], CLIENTS[known], num_classes=3)
+    models = finetune.ridge_at_home(head, FEATURES, LABELS, CLIENTS)
+    has = finetune.client_classes(LABELS, CLIENTS, num_classes=3)
+    scores = [np.asarray(models.of(client)(FEATURES)) for client in range(4)]
+    assert [own[:, 2].max() > -1e8 for own in scores] == has[:, 2].tolist() == [True, False, True, True]
+    assert 2 in scores[0].argmax(1)
+
+
 def test_bad_arguments_are_named():
+    for given, error, text in (
+        ((FEATURES, LABELS + 1, CLIENTS), ValueError, "labels: row .* expected labels below num_classes = 3"),
+        ((FEATURES, LABELS.astype(float), CLIENTS), TypeError, "labels: expected integers"),
+        ((FEATURES, LABELS[:5], CLIENTS), ValueError, "labels: expected shape"),
+        ((FEATURES * np.nan, LABELS, CLIENTS), ValueError, "features: row 0"),
+        ((FEATURES, LABELS, CLIENTS + 2**40), ValueError, "clients: expected numbers from 0"),
+        ((FEATURES, LABELS, CLIENTS.astype(str)), TypeError, "clients: expected integers"),
+    ):
+        with pytest.raises(error, match=text):
+            finetune.ridge_at_home(HEAD, *given)
+    head = covfree.GaussianHead(np.zeros((3, 6)), np.ones(6), np.zeros(3))
+    with pytest.raises(TypeError, match="head: expected a LinearHead, got GaussianHead"):
+        finetune.ridge_at_home(head, FEATURES, LABELS, CLIENTS)
     with pytest.raises(ValueError, match="features: expected dim 6 of the head, got 5"):
         finetune.ridge_at_home(HEAD, FEATURES[:, :5], LABELS, CLIENTS)
     with pytest.raises(ValueError, match="clients: expected examples of a client at least"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -9,17 +10,22 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Integer
 
+from covfree.core.checks import check, check_type
 from covfree.core.compiling import jit
 from covfree.core.lapack import eigh
+from covfree.core.padding import as_arrays
 from covfree.core.products import product
 from covfree.core.types import AnyArray, LinearHead
 from covfree.finetune.model import linear_model
-from covfree.finetune.personal import ClientModels, Own
+from covfree.finetune.personal import ClientModels, Own, client_classes
+from covfree.heads import with_finite_scores
 
 # λ in mean squared norms of the client's features; the first leaves the global head nearly as it is.
 RATIOS = tuple(10.0**power for power in range(4, -4, -1))
 # Errors that differ by less than this part are equal, as all are for a client of one example.
 EQUAL = 1e-4
+# Most numbers of clients for each client that has examples, as each number takes a head's memory.
+_GAPS = 2**10
 
 
 def ridge_at_home(
@@ -35,8 +41,9 @@ def ridge_at_home(
 
         W_k = W + Fᵀ (F Fᵀ + λI)⁻¹ R.
 
-    Of `RATIOS`, each client takes the λ with the least squared error when each example is left out in turn,
-    of equal ones the largest. One eigendecomposition of F Fᵀ gives the errors: example i's is
+    A class that the global head lacks has W = 0 and b = 0: only clients that have it can predict it. Of
+    `RATIOS`, each client takes the λ with the least squared error when each example is left out in turn, of
+    equal ones the largest. One eigendecomposition of F Fᵀ gives the errors: example i's is
     [(F Fᵀ + λI)⁻¹R]_i / [(F Fᵀ + λI)⁻¹]_ii. No client sends anything, and its head does not depend on how
     examples are spread over the others. Costs n_k³ operations a client and n_k² memory, one client after the
     other.
@@ -46,34 +53,43 @@ def ridge_at_home(
             regression on the examples of all clients.
         features: all clients' features.
         labels: their classes; below 0 is padding.
-        clients: their clients; below 0 is padding.
+        clients: their clients, numbered from 0; below 0 is padding.
 
     Returns:
         The models, of as many clients as ``clients`` names. One without examples keeps the global head.
 
     Raises:
-        ValueError: if there are no examples, or features and head differ in d.
+        TypeError: if the head is not linear, or a data type is wrong.
+        ValueError: if there are no examples, features and head differ in d, a value is wrong (see
+            `covfree.check`), or most numbers of clients are not used.
 
     Source: a personal step after a global ridge as in FedHiP (Tang et al. 2025, arXiv 2508.04470) and APFL
     (arXiv 2508.10732); this form of it, and the choice of λ, are covfree's.
     """
-    labels, clients = np.asarray(labels), np.asarray(clients)
+    check_type("head", head, LinearHead)
+    dim, num_classes = head.weight.shape
+    check(features, labels, clients, num_classes=num_classes)
+    given = {"features": features, "labels": labels, "clients": clients}
+    features, labels, clients = map(np.asarray, as_arrays(given, given).values())
     kept = np.flatnonzero((labels >= 0) & (clients >= 0))
     if not len(kept):
         raise ValueError("clients: expected examples of a client at least, got none")
-    if np.shape(features)[1] != head.weight.shape[0]:
+    if features.shape[1] != dim:
+        raise ValueError(f"features: expected dim {dim} of the head, got {features.shape[1]}")
+    if (last := int(clients[kept].max())) > _GAPS * len(np.unique(clients[kept])):
         raise ValueError(
-            f"features: expected dim {head.weight.shape[0]} of the head, got {np.shape(features)[1]}"
+            f"clients: expected numbers from 0 without large gaps, got {last}; number them anew: "
+            "np.unique(clients, return_inverse=True)[1]"
         )
     order = kept[np.argsort(clients[kept], kind="stable")]
     sizes = np.bincount(clients[order])
     places = np.full((len(sizes), sizes.max()), -1)
     places[np.arange(sizes.max()) < sizes[:, None]] = order
-    model = linear_model(head)
-    weight = _weights(
-        model.trained, jnp.asarray(np.asarray(features)), jnp.asarray(labels), jnp.asarray(places)
-    )
-    bias = jnp.broadcast_to(model.trained.bias, (len(sizes), *model.trained.bias.shape))
+    weight = _weights(replace(head, present=None), *map(jnp.asarray, (features, labels, places)))
+    has = client_classes(labels, clients, num_classes=num_classes)
+    # Each client has its own classes, so the bias tells which are absent.
+    model = linear_model(with_finite_scores(head))
+    bias = jnp.where(jnp.asarray(has), jnp.asarray(head.bias), model.trained.bias)
     return ClientModels(model, Own(LinearHead(weight, bias), (), jnp.ones(len(sizes), jnp.int32)))
 
 
