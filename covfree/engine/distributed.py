@@ -18,8 +18,8 @@ from covfree.core.types import H
 from covfree.engine.aggregate import Aggregate, add, finish, merge, zero
 from covfree.methods import Method
 
-# Names of the columns of features, labels and clients in a shard; None if it names no clients.
-Columns: TypeAlias = tuple[str, str, str | None]
+# Names of the columns of features, labels and clients in a shard; None for those that it lacks.
+Columns: TypeAlias = tuple[str, str | None, str | None]
 # From a shard to its columns, by name.
 Read: TypeAlias = Callable[[Any], Any]
 StrPath: TypeAlias = str | os.PathLike[str]
@@ -53,9 +53,10 @@ def fit(
             other items that ``read`` takes; or a Dask collection with partitions (such as a DataFrame), whose
             columns are these.
         num_classes: C.
-        columns: names of the features (in Parquet a list of numbers for each example), labels and clients.
-        read: from a shard to a mapping of its columns to arrays, e.g. of another file format or an object
-            store; by default by the file's suffix.
+        columns: names of the features (in Parquet a list of numbers for each example), labels and clients. If
+            the method does not tell clients apart, shards need no ``"clients"``; None takes none.
+        read: from a shard to a mapping of its columns to arrays, or a table of Arrow, e.g. of another file
+            format or an object store; by default by the file's suffix.
         client: a ``distributed.Client``; by default the current one, or else Dask's own threads.
         retries: how often a task that raised is tried again. Tasks of lost workers run again as Dask's
             ``distributed.scheduler.allowed-failures`` says.
@@ -120,19 +121,20 @@ def extract(
     A file is written as a whole or not at all, so a task that runs again after a lost worker does no harm.
 
     Args:
-        function: from a batch of inputs to features [batch, dim]; each worker is sent it once. Files that an
-            `Extractor` makes bear its fingerprint.
+        function: from a batch of inputs to features [batch, dim]; each worker is sent it once. Texts, and
+            images of several shapes, come as a list. Files that an `Extractor` makes bear its fingerprint.
         shards: see `fit`.
         folder: where the files go, reachable by all workers.
         batch_size: inputs of a batch; the last is padded, so that one shape is compiled.
-        columns: names of the inputs, labels and clients in the shards.
+        columns: names of the inputs, labels and clients in the shards; None for what they lack. Without
+            ``"clients"`` none are taken.
         read: see `fit`.
         client: see `fit`.
         retries: see `fit`.
 
     Returns:
-        The paths of the files, in the order of the shards: ``.npz`` with ``features``, ``labels`` and, if
-        shards name them, ``clients``.
+        The paths of the files, in the order of the shards: ``.npz`` with ``features`` and, if the shards name
+        them, ``labels`` and ``clients``. That of an empty shard has features [0, 0]; `fit` passes it over.
 
     Raises:
         ImportError: if Dask is not installed (extra ``dask``).
@@ -166,19 +168,32 @@ def _parts(shards: Any) -> list[Any]:
     return parts
 
 
-def _columns_of(shard: Any, columns: Columns, read: Read | None) -> list[np.ndarray | None]:
-    """The columns of a shard that are wanted, as arrays."""
+def _columns_of(
+    shard: Any, columns: Columns, read: Read | None, clients_needed: bool
+) -> list[np.ndarray | None]:
+    """The columns of a shard that are wanted, as arrays; None for clients that are absent and not needed."""
     found = read(shard) if read else open_table(Path(shard)) if isinstance(shard, str) else shard
-    known = set(found.keys())
+    # A table of Arrow, or of Hugging Face, is no mapping.
+    known = set(getattr(found, "column_names", None) or found.keys())
+    if not clients_needed and columns[2] == _COLUMNS[2] and columns[2] not in known:
+        columns = (*columns[:2], None)
     if missing := [name for name in columns if name is not None and name not in known]:
-        raise KeyError(f"columns: expected {missing[0]!r} in each shard, got one of {sorted(known)}")
+        needed = "the method tells clients apart" if clients_needed else "None takes no clients"
+        hint = f"; {needed}" if missing[0] == columns[2] else ""
+        raise KeyError(f"columns: expected {missing[0]!r} in each shard, got one of {sorted(known)}{hint}")
     return [None if name is None else _array(found[name]) for name in columns]
 
 
 def _array(column: Any) -> np.ndarray:
-    """A column as an array; a pandas column of arrays as a matrix."""
+    """A column as an array; a column of arrays of one shape as a matrix."""
     array = np.asarray(column)
-    return np.stack(array.tolist()) if array.dtype == object and len(array) else array
+    if array.dtype != object or not len(array):
+        return array
+    try:
+        return np.stack(array.tolist())
+    except ValueError:
+        # Images of several shapes.
+        return array
 
 
 def _folded(
@@ -187,7 +202,10 @@ def _folded(
     """Add the shards of a task up."""
     total = start
     for shard in shards:
-        total = add(total, *_columns_of(shard, columns, read))  # pyright: ignore[reportArgumentType]
+        features, labels, clients = _columns_of(shard, columns, read, start.layout.by_client)
+        # An empty shard may not tell d.
+        if features is not None and len(features):
+            total = add(total, features, labels, clients)  # pyright: ignore[reportArgumentType]
     return total
 
 
@@ -203,16 +221,18 @@ def _extracted(
     function: Any, shard: Any, path: str, batch_size: int, columns: Columns, read: Read | None
 ) -> str:
     """Compute the features of one shard, and write them."""
-    inputs, labels, clients = _columns_of(shard, columns, read)
+    inputs, labels, clients = _columns_of(shard, columns, read, False)
     assert inputs is not None
     features = []
     for start in range(0, len(inputs), batch_size):
         batch = inputs[start : start + batch_size]
         padding = np.repeat(batch[-1:], batch_size - len(batch), 0)
-        features.append(np.asarray(function(np.concatenate([batch, padding])))[: len(batch)])
-    kept = {"features": np.concatenate(features), "labels": labels}
-    if clients is not None:
-        kept["clients"] = clients
+        padded = np.concatenate([batch, padding])
+        given = padded.tolist() if padded.dtype.kind in "USO" else padded
+        features.append(np.asarray(function(given))[: len(batch)])
+    features = np.concatenate(features) if features else np.empty((0, 0), np.float32)
+    kept = {"features": features, "labels": labels, "clients": clients}
+    kept = {name: array for name, array in kept.items() if array is not None}
     if isinstance(key := getattr(function, "key", None), dict):
         kept["key"] = np.array(json.dumps(key))
     with replacing(Path(path)) as file:

@@ -87,6 +87,42 @@ def test_dask_collections_threads_and_bad_shards(shards, examples, tmp_path):
         fit([ragged], columns=("features", "labels", None))
 
 
+def test_shards_that_are_empty_tables_or_lack_columns(shards, examples, tmp_path):
+    """Also before the cluster lives."""
+    import pyarrow
+
+    expected = expected_head("fed3r", make("fed3r"), examples)
+    fit = partial(covfree.distributed.fit, make("fed3r"), num_classes=CLASSES)
+    # Without clients no example is padding.
+    used = [("clients", ">=", 0), ("labels", ">=", 0)]
+    tables = [parquet.read_table(path, columns=["features", "labels"], filters=used) for path in shards]
+    empty = tmp_path / "empty.parquet"
+    lists = pyarrow.list_(pyarrow.float32())
+    none = {"features": pyarrow.array([], lists), "labels": pyarrow.array([], "int64")}
+    parquet.write_table(pyarrow.table(none | {"clients": none["labels"]}), empty)
+    assert_same_classifier(fit([*tables, tables[0][:0]]), expected, 1e-4)
+    assert_same_classifier(fit([*shards, empty], read=parquet.read_table), expected, 1e-4)
+    assert_same_classifier(fit([*map(str, shards), empty]), expected, 1e-4)
+    with pytest.raises(KeyError, match=r"expected 'clients' .*; the method tells clients apart"):
+        covfree.distributed.fit(covfree.fedcof(), tables, num_classes=CLASSES)
+    with pytest.raises(KeyError, match=r"expected 'client' in each shard, .*; None takes no clients"):
+        fit(tables, columns=("features", "labels", "client"))
+
+    # Texts, and images of several shapes, come as lists; labels and clients may be absent.
+    def sizes(inputs):
+        assert isinstance(inputs, list)
+        return [[len(each)] for each in inputs]
+
+    images = np.empty(2, object)
+    images[:] = [np.ones((2, 3)), np.ones((4, 5))]
+    for kind, inputs in {"texts": np.array(["a", "bcd"]), "images": images, "none": images[:0]}.items():
+        columns = ("images", None, "clients")
+        paths = covfree.distributed.extract(sizes, [{"images": inputs}], tmp_path / kind, columns=columns)
+        with np.load(paths[0]) as found:
+            assert found.files == ["features"]
+            assert found["features"].ravel().tolist() == {"texts": [1, 3], "images": [2, 4], "none": []}[kind]
+
+
 def test_a_worker_that_is_killed_changes_nothing(cluster, shards, examples, tmp_path):
     before, marker = set(cluster.run(os.getpid).values()), tmp_path / "died"
     read = partial(read_and_die, str(marker))
