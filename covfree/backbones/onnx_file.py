@@ -27,7 +27,7 @@ def from_onnx(
 
     Args:
         path: a network with one input: images in float32, [n, 3, height, width] or [n, height, width, 3], of
-            any n or of a fixed one.
+            any n or of a fixed one. If the file leaves all axes free, the second is that of channels.
         output: the tensor that holds the features [n, d]: an output, or any tensor inside, such as the one
             before the classifier. None if there is one output.
         preprocessing: of images; None reads ``preprocessor_config.json`` or timm's ``config.json`` beside the
@@ -35,7 +35,8 @@ def from_onnx(
         threads: threads of onnxruntime; None for its own choice.
 
     Returns:
-        The extractor. ``weights`` is the SHA-256 of the file and of files with weights beside it.
+        The extractor. ``weights`` is the SHA-256 of the file and of files with weights beside it; ``name``
+        is ``"onnx"``, with the output if there are others: a renamed file makes the same features.
 
     Raises:
         ValueError: if the file is no such network, ``output`` is not in it (the message lists the outputs),
@@ -83,7 +84,7 @@ def from_onnx(
 
     inputs = Prepared.of(chosen)
     settings: dict[str, Any] = {"preprocessing": chosen, "inputs": inputs}
-    name = path.stem if [output] == outputs else f"{path.stem}:{output}"
+    name = "onnx" if [output] == outputs else f"onnx:{output}"
     return made(compute, np.zeros((1, *inputs.shape), np.uint8), name=name, weights=digest, **settings)
 
 
@@ -91,14 +92,14 @@ def _entry(inputs: Any, path: Path, crop: int) -> tuple[str, int | None, bool]:
     """The input's name, its batch size if it is fixed, and whether channels come before height and width."""
     shapes = {each.name: each.shape for each in inputs}
     shape = next(iter(shapes.values()), [])
-    if len(shapes) != 1 or len(shape) != 4 or 3 not in (shape[1], shape[3]):
+    if len(shapes) != 1 or len(shape) != 4 or (isinstance(shape[1], int) and 3 not in (shape[1], shape[3])):
         raise ValueError(
             f"path: expected one input of images, [n, 3, height, width] or [n, height, width, 3], in {path}, "
             f"got {shapes}"
         )
     if inputs[0].type != "tensor(float)":
         raise ValueError(f"path: expected an input in float32 in {path}, got {inputs[0].type}")
-    channels_first = shape[1] == 3
+    channels_first = shape[1] == 3 or shape[3] != 3
     sides = shape[2:] if channels_first else shape[1:3]
     if any(isinstance(side, int) and side != crop for side in sides):
         raise ValueError(f"preprocessing: expected crop {sides[0]}, as {path} takes, got {crop}")

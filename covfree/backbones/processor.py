@@ -11,6 +11,30 @@ from covfree.backbones.hub import timm_preprocessing
 from covfree.backbones.table import Preprocessing
 
 _FILE = "preprocessor_config.json"
+# Types of processors that do no more than resize, crop and normalise, and whether a size of one number means
+# both sides or the shorter one.
+_TYPES = {
+    "BeitImageProcessor": True,
+    "BitImageProcessor": False,
+    "BlipImageProcessor": True,
+    "CLIPImageProcessor": False,
+    "ConvNextImageProcessor": False,
+    "DeiTImageProcessor": True,
+    "MobileNetV1ImageProcessor": False,
+    "MobileNetV2ImageProcessor": False,
+    "PvtImageProcessor": True,
+    "SiglipImageProcessor": True,
+    "ViTImageProcessor": True,
+}
+# What processors may do beside that.
+_UNKNOWN = (
+    "do_flip_channel_order",
+    "do_pad",
+    "include_top",
+    "keep_aspect_ratio",
+    "rescale_offset",
+    "size_divisor",
+)
 # Pillow's numbers of what `Preprocessing` knows.
 _RESAMPLE = {2: "bilinear", 3: "bicubic"}
 _TYPED = "resize=256:crop=224:interpolation=bicubic:mean=0.485,0.456,0.406:std=0.229,0.224,0.225"
@@ -37,6 +61,15 @@ def read_processor(path: Path) -> Preprocessing:
     def wrong(name: str, expected: str) -> ValueError:
         return ValueError(f"{path}: {name}: expected {expected}, got {config.get(name)!r}")
 
+    kind = config.get("image_processor_type", config.get("feature_extractor_type"))
+    # Older names of the same types, and of those that compute by PyTorch.
+    plain = str(kind).removesuffix("Fast").replace("FeatureExtractor", "ImageProcessor")
+    if kind is not None and plain not in _TYPES:
+        name = "image_processor_type" if "image_processor_type" in config else "feature_extractor_type"
+        raise wrong(name, f"one of {', '.join(_TYPES)}, as others may do more")
+    for name in _UNKNOWN:
+        if config.get(name):
+            raise wrong(name, "none, as `Preprocessing` cannot do that")
     for name in ("do_resize", "do_rescale", "do_normalize"):
         if not config.get(name, True):
             raise wrong(name, "true")
@@ -47,8 +80,13 @@ def read_processor(path: Path) -> Preprocessing:
     if method is None:
         raise wrong("resample", "2 (bilinear) or 3 (bicubic)")
     size = config.get("size")
-    size = size if isinstance(size, dict) else {"shortest_edge": size}
     cropped = config.get("do_center_crop", "crop_size" in config)
+    # Without a type, images that are not cropped are squeezed: a batch has one size.
+    square = _TYPES.get(plain, not cropped and "crop_pct" not in config)
+    if not isinstance(size, dict):
+        size = {"height": size, "width": size} if square else {"shortest_edge": size}
+    if cropped and config.get("crop_pct") is not None:
+        raise wrong("crop_pct", "none beside do_center_crop")
     crop = config.get("crop_size") if cropped else size
     crop = crop if isinstance(crop, dict) else {"height": crop, "width": crop}
     side = crop.get("height", crop.get("shortest_edge"))
@@ -56,10 +94,10 @@ def read_processor(path: Path) -> Preprocessing:
         raise wrong("crop_size" if cropped else "size", "a square of pixels")
     if "shortest_edge" in size:
         resize: Any = size["shortest_edge"]
-        # As ConvNeXt: the square is cut out of a larger image.
-        if not cropped and "crop_pct" in config and resize < 384:
-            resize = int(resize / config["crop_pct"])
-        right = type(resize) is int and resize >= side
+        # As ConvNeXt: the square is cut out of a larger image, or a large image is squeezed.
+        if not cropped and ("crop_pct" in config or plain == "ConvNextImageProcessor"):
+            resize = int(side / (config.get("crop_pct") or 224 / 256)) if side < 384 else (side, side)
+        right = resize == (side, side) or (type(resize) is int and resize >= side)
     else:
         # Both sides are given: the image is squeezed to them.
         resize = (size.get("width"), size.get("height"))

@@ -32,7 +32,7 @@ def from_torch(
             make it for evaluation; or a `Preprocessing`.
         output: the part of what the module returns that holds the features, where it returns several by name,
             as Hugging Face's do: ``"pooler_output"``.
-        name: the network's name; None for the module's class.
+        name: the network's name; None for the module's class. The extractor's has ``output`` after it.
         transform_id: a text that identifies the transform. None takes ``repr(transform)``, which is enough
             for torchvision's.
 
@@ -67,7 +67,7 @@ def from_torch(
                 raise ValueError(f"output: expected None, as {name} returns one tensor, got {output!r}")
             return pooled(found.to(torch.float32).cpu().numpy())
 
-    settings: dict[str, Any] = {"name": name, "weights": _digest(module)}
+    settings: dict[str, Any] = {"name": f"{name}:{output}" if output else name, "weights": _digest(module)}
     if isinstance(transform, Preprocessing):
         inputs, levels = Prepared.of(transform), transform
         settings |= {"preprocessing": transform, "inputs": inputs}

@@ -165,7 +165,9 @@ def _shape(session: Any, path: Path) -> tuple[int, ...]:
     batch, *sides = session.get_inputs()[0].shape
     if isinstance(batch, int):
         raise ValueError(f"network: expected a free batch size in {path}, got {batch}; export it with one")
-    # A free side of an image.
+    # Free sides of an image. Of three free axes the first is that of channels, as in `from_onnx`.
+    free = len(sides) == 3 and not isinstance(sides[0], int) and sides[2] != 3
+    sides = [3, *sides[1:]] if free else sides
     return tuple(side if isinstance(side, int) else 224 for side in sides)
 
 

@@ -34,7 +34,7 @@ def convolved(images):
     return np.maximum(np.einsum("nhwcij,dcij->nhwd", patches, KERNEL), 0).mean((1, 2))
 
 
-def onnx_file(path, batch="n", opset=17):
+def onnx_file(path, batch="n", opset=17, image=(3, 16, 16)):
     """A small network: convolution, ReLU, mean over the image, a classifier."""
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
@@ -49,7 +49,7 @@ def onnx_file(path, batch="n", opset=17):
     graph = h.make_graph(
         nodes,
         "small",
-        [h.make_tensor_value_info("pixels", tensor, [batch, 3, 16, 16])],
+        [h.make_tensor_value_info("pixels", tensor, [batch, *image])],
         [h.make_tensor_value_info("logits", tensor, [batch, 4])],
         [
             onnx.numpy_helper.from_array(KERNEL, "kernel"),
@@ -68,13 +68,17 @@ def test_onnx(tmp_path, batch):
     expected = convolved(INPUTS)
     logits = from_onnx(path, preprocessing=SMALL)
     np.testing.assert_allclose(logits(list(PIXELS)), expected @ CLASSIFIER, rtol=1e-4, atol=1e-4)
+    # As optimum exports: all axes free.
+    free = onnx_file(tmp_path / "free.onnx", "batch_size", image=("num_channels", "height", "width"))
+    np.testing.assert_array_equal(from_onnx(free, preprocessing=SMALL)(list(PIXELS)), logits(list(PIXELS)))
+    # A renamed file makes the same features.
+    other = path.rename(tmp_path / "other.onnx")
     for output in ("flat", "pooled"):
-        inner = from_onnx(path, output=output, preprocessing=SMALL)
+        inner = from_onnx(other, output=output, preprocessing=SMALL)
         np.testing.assert_allclose(inner(list(PIXELS)), expected, rtol=1e-5, atol=1e-5)
-    assert (
-        len({logits.fingerprint, inner.fingerprint, from_onnx(path, output="flat", preprocessing=SMALL).name})
-        == 3
-    )
+    assert from_onnx(other, preprocessing=SMALL).fingerprint == logits.fingerprint
+    flat = from_onnx(other, output="flat", preprocessing=SMALL)
+    assert len({logits.fingerprint, inner.fingerprint, flat.fingerprint}) == 3
     done = extract_features(IMAGES, inner, out=tmp_path / "made.npz", batch_size=2)
     file = read_feature_file(done.path)
     np.testing.assert_allclose(file.features, expected, rtol=1e-5, atol=1e-5)
@@ -115,7 +119,7 @@ def test_studies_take_an_onnx_file(tmp_path, capsys, monkeypatch):
     assert run(["compare", *given, "--methods", "fedncm", "--clients", "2"]) == 0
     (file,) = (tmp_path / "cache").iterdir()
     assert read_feature_file(file).features.shape == (15, 6)
-    assert read_feature_file(file).key["backbone"] == "small:flat"
+    assert read_feature_file(file).key["backbone"] == "onnx:flat"
     capsys.readouterr()
     assert run(["finetune", *given, "--rounds", "1", "--clients", "2"]) == 2
     assert "--backbone: expected a network of covfree" in capsys.readouterr().err
@@ -127,7 +131,7 @@ def test_onnx_errors(tmp_path):
     path = onnx_file(tmp_path / "small.onnx")
     with pytest.raises(ValueError, match=r"^output: expected one of logits of small.onnx, got 'featurs'"):
         from_onnx(path, output="featurs", preprocessing=SMALL)
-    with pytest.raises(ValueError, match=r"^small:maps: expected features \[1, d\] of one example"):
+    with pytest.raises(ValueError, match=r"^onnx:maps: expected features \[1, d\] of one example"):
         from_onnx(path, output="maps", preprocessing=SMALL)
     (tmp_path / "bad.onnx").write_bytes(b"not a network")
     with pytest.raises(ValueError, match=r"bad\.onnx"):
@@ -162,6 +166,7 @@ def test_torch(tmp_path):
     with pytest.raises(ValueError, match=r"^transform_id: expected a text that identifies"):
         from_torch(Named(), transform, output="pooler_output")
     named = from_torch(Named(), transform, output="pooler_output", transform_id="small")
+    assert named.name == "Named:pooler_output"
     done = extract_features(IMAGES, named, out=tmp_path / "made.npz", batch_size=3)
     np.testing.assert_allclose(read_feature_file(done.path).features, convolved(INPUTS), rtol=1e-5, atol=1e-5)
     before = extractor.fingerprint
@@ -194,6 +199,25 @@ def test_functions_of_images_and_texts(tmp_path):
             Preprocessing((16, 16), 16, "bilinear", *[(0.0,) * 3] * 2),
         ),
         ({"size": {"shortest_edge": 224}, "do_center_crop": False, "crop_pct": 0.875}, None),
+        # A size of one number is that of both sides, of CLIP and its like that of the shorter one.
+        ({"size": 16, "do_center_crop": False}, Preprocessing((16, 16), 16, "bilinear", *[(0.0,) * 3] * 2)),
+        (
+            {"size": 20, "image_processor_type": "DeiTImageProcessorFast"},
+            Preprocessing((20, 20), 16, "bilinear", *[(0.0,) * 3] * 2),
+        ),
+        (
+            {"size": 20, "feature_extractor_type": "CLIPFeatureExtractor"},
+            Preprocessing(20, 16, "bilinear", *[(0.0,) * 3] * 2),
+        ),
+        # ConvNeXt squeezes large images.
+        (
+            {"size": 384, "do_center_crop": False, "image_processor_type": "ConvNextImageProcessor"},
+            Preprocessing((384, 384), 384, "bilinear", *[(0.0,) * 3] * 2),
+        ),
+        ({"image_processor_type": "LevitImageProcessor"}, "image_processor_type: expected one of Beit"),
+        ({"crop_pct": 0.9}, "crop_pct: expected none beside do_center_crop, got 0.9"),
+        ({"do_flip_channel_order": True}, "do_flip_channel_order: expected none"),
+        ({"do_pad": True}, "do_pad: expected none"),
         ({"resample": 0}, "resample: expected 2"),
         ({"do_normalize": False}, "do_normalize: expected true"),
         ({"image_std": [0, 1, 1]}, "std: expected three finite numbers above 0"),
@@ -208,5 +232,5 @@ def test_processors(tmp_path, changes, expected):
             read_processor(path)
         return
     found = read_processor(path)
-    assert (found.resize, found.crop) == (((16, 16), 16) if expected else (256, 224))
+    assert (found.resize, found.crop) == ((expected.resize, expected.crop) if expected else (256, 224))
     assert crop(PIXELS[0], found).shape == (found.crop, found.crop, 3)

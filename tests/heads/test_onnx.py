@@ -93,7 +93,13 @@ def test_behind_a_network(tmp_path, capsys):
     found = scores_of(tmp_path / "both.onnx", images)
     np.testing.assert_allclose(found, np.asarray(FIRST(features)), rtol=1e-4, atol=1e-4)
     fixed = onnx.load(tmp_path / "net.onnx")
-    fixed.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+    axes = fixed.graph.input[0].type.tensor_type.shape.dim
+    # As optimum exports: all axes free.
+    for axis, name in zip(axes, ("batch_size", "num_channels", "height", "width"), strict=True):
+        axis.dim_param = name
+    onnx.save(fixed, tmp_path / "net.onnx")
+    assert run([*command, "--output", "pooled", "--out", f"{tmp_path}/free.onnx"]) == 0
+    axes[0].dim_value = 1
     onnx.save(fixed, tmp_path / "net.onnx")
     assert run([*command, "--output", "pooled", "--out", f"{tmp_path}/no.onnx"]) == 2
     assert run([*command, "--output", "logits", "--out", f"{tmp_path}/no.onnx"]) == 2
