@@ -19,8 +19,8 @@ from covfree.core.torch_file import read_torch
 # What a file holds of each example, with the other name that it may have.
 COLUMNS: dict[str, str | None] = {"features": None, "labels": "label", "clients": "client", "is_test": None}
 _ARROW = "tables"
-# Names that pandas gives to a column of row numbers.
-_INDEX, _UNNAMED = re.compile(r"__index_level_\d+__"), re.compile(r"|Unnamed: \d+")
+# What pandas calls its index in Parquet; and columns of numbers that are features only if they are named.
+_INDEX, _DOUBTFUL = re.compile(r"__index_level_\d+__"), re.compile(r"|Unnamed: \d+|labels?|clients?|is_test")
 
 
 class Table(Mapping[str, np.ndarray]):
@@ -160,10 +160,10 @@ def _names(table: Table, pattern: str | None, used: set[str]) -> list[str]:
     index = table.index if table.wide else set()
     columns = [name for name in left if name not in index]
     if pattern is None and table.wide:
-        if others := [own for own in columns if not table.is_number(own) or _UNNAMED.fullmatch(own)]:
+        if others := [own for own in columns if not table.is_number(own) or _DOUBTFUL.fullmatch(own)]:
             kinds = ", ".join(f"{name!r} ({table.schema.field(name).type})" for name in others[:20])
             raise ValueError(
-                f"{table.path}: features: expected columns of numbers with names, got also {kinds}; name the "
+                f"{table.path}: features: expected columns of features alone, got also {kinds}; name the "
                 f"features, such as {table.path}:features=a+b or features=f*, or leave these columns out"
             )
         chosen = columns

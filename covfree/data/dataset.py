@@ -131,8 +131,9 @@ def load_npz(path: StrPath, *, test: StrPath | None = None, seed: int = 0) -> Fe
         path: a file with ``features [n, d]`` (any float), ``labels [n]`` (integers from 0) and, if there are
             any, ``clients [n]`` (strings or integers; ``""`` and those below 0 are no client),
             ``is_test [n]`` (booleans) and ``class_names [C]``, without which C is the largest label plus 1.
-        test: a second file with the test part's ``features`` and ``labels``. Without it and without
-            ``is_test``, a third of each class is held out by ``seed``.
+        test: a second file with the test part's ``features`` and ``labels``. If both have ``feature_names
+            [d]``, its features are put into the order of the first. Without it and without ``is_test``, a
+            third of each class is held out by ``seed``.
         seed: see ``test``.
 
     Features of 1 GiB or more that are not compressed stay in the file. Both parts are then

@@ -659,7 +659,11 @@ def test_splits_of_hugging_face_are_the_parts(tmp_path):
         load(tmp_path / "both")
 
 
-def test_columns_of_features_go_by_their_names(tmp_path):
+def test_columns_of_features_go_by_their_names(tmp_path, file):
+    named = [file(f"{names}.npz", feature_names=list(names)) for names in ("abcd", "dbca")]
+    np.testing.assert_array_equal(
+        load_npz(named[0], test=named[1]).test_features, arrays()["features"][:, [3, 1, 2, 0]]
+    )
     numbers = np.random.default_rng(0).normal(size=(6, 2)).round(3)
 
     def table(name, columns) -> str:
@@ -680,8 +684,8 @@ def test_columns_of_features_go_by_their_names(tmp_path):
     }.items():
         with pytest.raises(ValueError, match=expected):
             load(path, test=table("test.csv", {name: train.get(name, range(6)) for name in columns}))
-    for column, expected in {"": r"got also '' \(int64\)", "Unnamed: 0": "got also 'Unnamed: 0'"}.items():
-        with pytest.raises(ValueError, match=expected):
+    for column in ("", "Unnamed: 0", "label"):
+        with pytest.raises(ValueError, match=rf"got also '{column}' \(int64\)"):
             load(table("index.csv", {column: range(6), **train}))
     with pytest.raises(ValueError, match=r"q\.csv: .*got also 'a' \(string\)"):
         load(table("q.csv", train | {"a": ["?", *numbers[1:, 0]]}))
@@ -760,7 +764,7 @@ def test_what_cannot_be_read_says_what_can(tmp_path):
         f"{tmp_path}/x.h5": r"file that ends in \.npz, \.npy, \.pt, .*got '.*x\.h5'",
         f"{tmp_path}/x.parquet": r"got also 'embedding' \(.*, 'kind' .*:features=a\+b",
         f"{tmp_path}/x.parquet:features=embedding:labels=a": "labels: expected one of embedding, .* got 'a'",
-        f"{tmp_path}/noted.csv": r"expected columns of numbers with names, got also 'note' \(string\)",
+        f"{tmp_path}/noted.csv": r"expected columns of features alone, got also 'note' \(string\)",
         f"{tmp_path}/noted.csv:features=f0+note": "features: expected columns of numbers, got 'note'",
         f"{tmp_path}/noted.csv:features=note": "features: expected floats, got <U3",
         f"{tmp_path}/x.csv:features=f0+zz": "or the name of one of f0, .*, got 'zz'",
