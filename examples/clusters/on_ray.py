@@ -22,7 +22,8 @@ class Worker:
         total = empty
         for path in paths:
             shard = open_table(path)
-            total = covfree.aggregate.add(total, shard["features"], shard["labels"], shard["clients"])
+            if len(shard["labels"]):
+                total = covfree.aggregate.add(total, shard["features"], shard["labels"], shard["clients"])
         return total
 
     def merged(self, first, second):
