@@ -75,6 +75,23 @@ def summable(count: Any, total: float) -> np.ndarray:
     return np.asarray(count).astype(_summed(np.asarray(count).dtype, total), copy=False)
 
 
+def exact_counts(counts: Sequence[Any]) -> np.ndarray:
+    """Counts of several tables below each other, none of them rounded: float64 if their sum leaves int32.
+
+    jax makes float32 of these, but does not wrap them as it would int64. `summable_again` undoes it.
+    """
+    found = np.concatenate(counts)
+    wide = found.dtype.kind in "iu" and count_sum(found) > _INT32
+    return found.astype(np.float64) if wide else found
+
+
+def summable_again(count: Any) -> np.ndarray:
+    """Whole counts that `exact_counts` kept in float64, as int32 once their sum fits."""
+    count = np.asarray(count)
+    whole = count.dtype == np.float64 and count_sum(count) <= _INT32 and (count == np.floor(count)).all()
+    return count.astype(np.int32) if whole else count
+
+
 def count_sum(count: Any) -> float:
     """The sum of the counts above 0, exact below 2⁵³, whatever their data type."""
     count = np.asarray(count)

@@ -14,6 +14,7 @@ from covfree.engine.batch import state_of_message
 from covfree.methods import Method
 from covfree.methods.method import check_method
 from covfree.protocol import Collected
+from covfree.protocol.checks import check_known
 
 
 class Certificate(NamedTuple):
@@ -34,6 +35,10 @@ class Certificate(NamedTuple):
 def certify(method: Method[Any], collected: Collected, *, num_classes: int) -> Certificate:
     """Bound how far what was collected is from what a server would hold that never heard of the forgotten.
 
+    That server is given the messages that count here. Which ones count was decided when they came, by all
+    that had come: kind, names and extractor by majority, bounds on counts and norms, the judgement of sites.
+    Without the forgotten it may be decided otherwise: collect the others' messages anew to know.
+
     Rows are kept and removed as they are. So methods whose clients send rows alone, or a covariance with each
     row, give the very same head after `forget` as after retraining: both bounds are 0. Matrices are sums in
     float64, of which rounding is left (`Collected.rounding`): A = A₀ + E. The system is linear in A, so
@@ -50,7 +55,8 @@ def certify(method: Method[Any], collected: Collected, *, num_classes: int) -> C
 
     Raises:
         TypeError: if ``collected`` or ``method`` is something else.
-        ValueError: if the messages are not of this method, or nobody is left.
+        ValueError: if the messages are not of this method, nobody is left, or classes have numbers from
+            ``num_classes`` on.
 
     Source: Quan, Wu and Montana (2026), arXiv 2603.12977, which states that the two are equal in exact
     arithmetic; the bound on rounding is covfree's.
@@ -69,6 +75,7 @@ def certify(method: Method[Any], collected: Collected, *, num_classes: int) -> C
     method.check_sends(message.sends)
     if not collected.clients or not len(message.rows.count):
         raise ValueError("collected: expected the message of a client at least, got none")
+    check_known(message.rows, num_classes, "the messages")
     if message.matrix is None:
         return Certificate(0.0, 0.0)
     matrix = np.asarray(message.matrix, np.float64)

@@ -72,10 +72,12 @@ class Rules:
     def difference(self, own: Kind) -> str | None:
         """Say how a kind differs from the method's, or its class names from the server's; None if neither."""
         names = own.class_names
-        if names is not None and len(names) != self.num_classes:
+        # If the server knows the names, fewer may come: those of the first classes.
+        least = self.num_classes if self.class_names is None else 1
+        if names is not None and not least <= len(names) <= self.num_classes:
             return f"class_names: expected {self.num_classes} names, got {len(names)}"
         if self.method is None or self.kind is None:
-            return _renumbered(names, self.class_names) or _elsewhere(own.extractor, self.extractor)
+            return renumbered(names, self.class_names) or _elsewhere(own.extractor, self.extractor)
         return own.difference(self.kind, f"as clients of {self.method.name!r} send")
 
     def check_announced(self, senders: Collection[Hashable]) -> None:
@@ -111,7 +113,7 @@ class Kind(NamedTuple):
                 return f"{name}: expected {_described(name, other)} {who}, got {_described(name, own)}"
         if self.sends is not None and wanted.sends is not None and self.sends != wanted.sends:
             return f"sends: expected {wanted.sends!r} {who}, got {self.sends!r}"
-        return _renumbered(self.class_names, wanted.class_names) or _elsewhere(
+        return renumbered(self.class_names, wanted.class_names) or _elsewhere(
             self.extractor, wanted.extractor
         )
 
@@ -122,16 +124,28 @@ def _described(name: str, size: int) -> str:
     return "none" if size == 0 else f"an array of {size} dimensions"
 
 
-def _renumbered(own: tuple[str, ...] | None, wanted: tuple[str, ...] | None) -> str | None:
-    """Name the classes whose names differ from the wanted ones; None if none does or names are missing."""
-    if own is None or wanted is None or own == wanted:
+def renumbered(own: tuple[str, ...] | None, wanted: tuple[str, ...] | None) -> str | None:
+    """Name the classes whose names differ from the wanted ones; None if none does or names are missing.
+
+    The first of the wanted names give their classes the same numbers.
+    """
+    if own is None or wanted is None or own == wanted[: len(own)]:
         return None
-    if len(own) != len(wanted):
+    other = [c for c in range(min(len(own), len(wanted))) if own[c] != wanted[c]]
+    if not other:
         return f"class_names: expected {len(wanted)} names, got {len(own)}"
-    other = [c for c in range(len(own)) if own[c] != wanted[c]]
     shown = ", ".join(f"{wanted[c]!r} for class {c}, got {own[c]!r}" for c in other[:3])
     more = f" ({len(other)} classes differ)" if len(other) > 3 else ""
     return f"class_names: expected {shown}{more}"
+
+
+def check_known(rows: Rows, num_classes: int, whose: str) -> None:
+    """Raise unless ``num_classes`` counts the classes of all rows: a head of fewer would leave rows out."""
+    last = int(np.asarray(rows.label).max(initial=-1))
+    if last >= num_classes:
+        raise ValueError(
+            f"num_classes: expected at least {last + 1}, as {whose} hold class {last}, got {num_classes}"
+        )
 
 
 def _elsewhere(own: str | None, wanted: str | None) -> str | None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from covfree.core.checks import check_type
+from covfree.core.row_types import summable_again
 from covfree.core.types import Message
 from covfree.protocol.checks import as_received
 from covfree.protocol.door import Collected
@@ -67,6 +68,7 @@ def forget(
         rounding = 0.0 if mine.all() else collected.rounding + rounding_of(matrix)
         collected = replace(collected, rounding=rounding)
     rows, clients = select_rows(rows, ~mine), collected.clients
+    rows = replace(rows, count=summable_again(rows.count))
     if label is None:
         owner = np.asarray(rows.client)
         rows = replace(rows, client=owner - (owner > index))

@@ -69,8 +69,7 @@ def client_message(
         method.check_message()
     check_positive("num_classes", num_classes)
     names = check_class_names(class_names, num_classes)
-    if extractor is not None and not isinstance(extractor, str):
-        raise TypeError(f"extractor: expected the text of a fingerprint, got {extractor!r}")
+    check_extractor(extractor)
     check_key(key)
     padding = {"features": 0, "labels": -1}
     given = as_arrays({"features": features, "labels": labels}, padding)
@@ -125,6 +124,12 @@ def check_class_names(names: Sequence[str] | None, num_classes: int) -> tuple[st
             f"{len(set(found))} of them distinct"
         )
     return found
+
+
+def check_extractor(extractor: Any) -> None:
+    """Raise unless this is the text of a fingerprint, or None."""
+    if extractor is not None and not isinstance(extractor, str):
+        raise TypeError(f"extractor: expected the text of a fingerprint, got {extractor!r}")
 
 
 def rounding_of(matrix: AnyArray) -> float:

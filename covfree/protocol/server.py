@@ -7,18 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from covfree.core.checks import check_type
-from covfree.core.row_types import count_sum, summable
+from covfree.core.row_types import exact_counts
 from covfree.core.types import Message, Rows
 from covfree.methods import Method
 from covfree.methods.method import check_method
-from covfree.protocol.checks import Bound, Rules, as_received
+from covfree.protocol.checks import Bound, Rules, as_received, check_known, renumbered
 from covfree.protocol.door import Collected, check_messages, reason_of, receipt_of
 from covfree.protocol.inbox import Inbox
-from covfree.protocol.messages import check_class_names, rounding_of
+from covfree.protocol.messages import check_class_names, check_extractor, rounding_of
 
 
 def collect(
@@ -53,8 +52,9 @@ def collect(
         method: the federation's method, which fixes the kind of message. By default the kind is that of
             ``before``, or of most messages.
         class_names: [C], the names of the classes by their numbers, as `client_message` takes them. A message
-            with other names is set aside; one without names passes. By default those of ``before``, or of
-            most messages. New classes have the numbers after those of ``before``, whose names come first.
+            with other names is set aside; one without names passes, and so does one with the first of them,
+            as clients send that know no later classes. By default those of ``before``, or of most messages.
+            New classes have the numbers after those of ``before``, whose names come first.
         extractor: what made the features, `Extractor.fingerprint`. A message that names another is set
             aside; one that names none passes. By default that of ``before``, or of most messages.
         num_examples: the number of examples of each client that announced it. A message whose counts have
@@ -75,12 +75,12 @@ def collect(
         It is no error if no message is sound: ``clients`` is empty then, and `solve_message` raises.
 
     Raises:
-        TypeError: if ``messages`` or ``before`` have another type, a bound is no number, or a message is
-            traced.
+        TypeError: if an argument has another type, or a message is traced.
         ValueError: if sound messages differ in their number of features and ``dim`` is not given, or ``dim``
-            is not that of ``before``; if ``before`` is not of the method, or has other class names or another
-            extractor; if a bound is below 0 or not finite; if ``num_examples`` names none of the senders; if
-            clients of the method send no message but sums in rounds.
+            is not that of ``before``; if ``before`` is not of the method, or has other class names, another
+            extractor or classes that ``num_classes`` leaves out; if a bound is below 0 or not finite; if
+            ``num_examples`` names none of the senders; if clients of the method send no message but sums in
+            rounds.
 
     >>> import covfree, jax.numpy as jnp
     >>> good = Message(covfree.Rows(jnp.ones((1, 2)), jnp.array([3]), jnp.array([0])))
@@ -101,7 +101,9 @@ def collect(
     if method is not None:
         check_method(method)
     names = check_class_names(class_names, num_classes)
-    before = Collected(_nothing(dim), ()) if before is None else _grown(before, names)
+    check_extractor(extractor)
+    before = Collected(_nothing(dim), ()) if before is None else _grown(before, names, num_classes)
+    names = before.message.class_names if names is None else names
     dim = _dim_of(before, dim)
     announced = num_examples or {}
     rules = Rules(num_classes, dim, method, names, extractor, announced, max_count, max_norm, judge_sites)
@@ -130,8 +132,9 @@ def collect(
     again = {c: _again(messages, c, before.receipts.get(c)) for c in messages if c in counted}
     again |= {c: _broken(reason) for c, reason in unreadable.items() if c in counted}
     solved = any(checked.found[client].kind.solved for client in receipts if checked.found[client].length)
+    made = merged(parts)
     return Collected(
-        replace(merged(parts), matrix=matrix),
+        replace(made, matrix=matrix, class_names=made.class_names if names is None else names),
         (*before.clients, *receipts),
         {client: reason for client, reason in before.rejected.items() if client not in receipts} | rejected,
         {**before.repeated, **{c: text for c, text in again.items() if text is not None}},
@@ -143,11 +146,21 @@ def collect(
     )
 
 
-def _grown(before: Collected, names: tuple[str, ...] | None) -> Collected:
+def _grown(before: Collected, names: tuple[str, ...] | None, num_classes: int) -> Collected:
     """Earlier rounds, which had the first of the classes that are named now, by the same numbers."""
+    check_known(before.message.rows, num_classes, "the messages before")
     own = before.message.class_names
-    if names is None or own is None or own != names[: len(own)]:
+    if own is None:
         return before
+    if names is None and len(own) != num_classes:
+        raise ValueError(
+            f"class_names: expected the names of all {num_classes} classes, as before names {len(own)}; got "
+            "None"
+        )
+    if names is None:
+        return before
+    if (reason := renumbered(own, names)) is not None:
+        raise ValueError(f"before: expected its names of classes to be the first of class_names; {reason}")
     return replace(before, message=replace(before.message, class_names=names))
 
 
@@ -189,12 +202,9 @@ def merged(messages: Sequence[Message]) -> Message:
     # Skip messages that add nothing: those of clients without examples, and an empty ``before``.
     known = [message for message in messages if message.rows.mean.shape[1]] or messages
     messages = [message for message in known if len(message.rows.count)] or known[:1]
-    total = sum(count_sum(message.rows.count) for message in messages)
-    parts = [replace(message.rows, count=summable(message.rows.count, total)) for message in messages]
-    rows = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
-    # NumPy makes float64 of int32 beside float32, so cast to JAX's result type.
-    rows = replace(rows, count=rows.count.astype(jnp.result_type(*(part.count.dtype for part in parts))))
-    said = {
+    rows = jax.tree.map(lambda *leaves: np.concatenate(leaves), *(message.rows for message in messages))
+    rows = replace(rows, count=exact_counts([np.asarray(message.rows.count) for message in messages]))
+    said: dict[str, Any] = {
         name: next((value for message in messages if (value := getattr(message, name)) is not None), None)
         for name in ("sends", "class_names", "extractor")
     }

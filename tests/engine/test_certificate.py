@@ -39,6 +39,22 @@ def test_heads_of_rows_are_those_of_a_server_that_never_heard_of_the_forgotten(n
     assert covfree.certify(make(name), never, num_classes=CLASSES) == (0.0, 0.0)
 
 
+def test_counts_are_not_rounded_by_those_of_a_client_that_is_forgotten():
+    method = covfree.fedcof(0.1)
+    rng, sent = np.random.default_rng(0), {}
+    for client, count in zip("abc", [2**31 + 5, 2**24 + 1, 2**24 + 3], strict=True):
+        rows = covfree.Rows(rng.normal(size=(2, 3)), np.array([count, count + 2]), np.array([0, 1]))
+        sent[client] = covfree.Message(rows)
+    left = covfree.forget(covfree.collect(sent, num_classes=2), "a").message.rows
+    never = covfree.collect(without(sent, "a"), num_classes=2)
+    np.testing.assert_array_equal(left.count, [2**24 + 1, 2**24 + 3, 2**24 + 3, 2**24 + 5])
+    assert left.count.dtype == never.message.rows.count.dtype
+    with pytest.raises(
+        ValueError, match="num_classes: expected at least 2, as the messages hold class 1, got 1"
+    ):
+        covfree.certify(method, never, num_classes=1)
+
+
 def scaled(message, factor):
     """What a client with features so many times as large would send."""
     rows = dataclasses.replace(message.rows, mean=np.asarray(message.rows.mean) * np.float32(factor))

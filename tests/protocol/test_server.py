@@ -447,7 +447,7 @@ def test_counts_add_up_however_large(first, second, dtype, later):
     np.testing.assert_allclose(count, [first + second, 0, 16], rtol=1e-7)
     expected = (np.array([1, 2]) * first + np.array([5, 6]) * second) / (first + second)
     np.testing.assert_allclose(mean[0], expected, rtol=1e-6)
-    exact = np.int32 if first + second + 16 < 2**31 else np.float32
+    exact = np.int32 if first + second + 16 < 2**31 else np.float64
     assert collected.message.rows.count.dtype == exact
     head = covfree.solve_message(covfree.fedcof(shrinkage=1.0), collected.message, num_classes=3)
     assert np.isfinite(head.weight).all()
@@ -754,12 +754,15 @@ def named(*names) -> covfree.Message:
 
 
 def test_names_of_classes_are_those_of_the_server():
-    sent = {"swapped": named("dog", "cat", "cow"), "a": named(*NAMES), "silent": named(), "few": named("cat")}
+    sent = {"few": named("dog"), "first": named("cat"), "swapped": named("dog", "cat", "cow")}
+    sent |= {"a": named(*NAMES), "silent": named(), "many": named(*NAMES, "emu")}
     received = covfree.collect(sent, num_classes=3, class_names=NAMES)
-    assert received.clients == ("a", "silent")
+    # Who names the first classes alone numbers them alike.
+    assert received.clients == ("first", "a", "silent")
     assert received.rejected == {
         "swapped": "class_names: expected 'cat' for class 0, got 'dog', 'dog' for class 1, got 'cat'",
-        "few": "class_names: expected 3 names, got 1",
+        "few": "class_names: expected 'cat' for class 0, got 'dog'",
+        "many": "class_names: expected 3 names, got 4",
     }
     assert received.message.class_names == NAMES
     by_method = covfree.collect(sent, num_classes=3, class_names=NAMES, method=covfree.fedncm())
@@ -770,6 +773,8 @@ def test_names_of_classes_are_those_of_the_server():
     swapped = covfree.collect({"swapped": sent["swapped"]}, num_classes=3)
     with pytest.raises(ValueError, match=r"before: expected .* 'cat' for class 0, got 'dog'"):
         covfree.collect({"a": sent["a"]}, num_classes=3, class_names=NAMES, before=swapped)
+    with pytest.raises(TypeError, match=r"^extractor: expected the text of a fingerprint, got 3"):
+        covfree.collect(sent, num_classes=3, extractor=3)  # pyright: ignore[reportArgumentType]
 
 
 def test_names_of_classes_are_those_of_most_or_of_before():
@@ -822,15 +827,23 @@ def test_classes_that_come_after_the_first_round_give_the_head_of_all_at_once(me
             (k, classes): covfree.client_message(method, x[i], labels[i], **settings) for k, i in own.items()
         }
 
-    first = covfree.collect(sent(labels < 3, 3), num_classes=3, class_names=names[:3], method=method)
+    early = sent(labels < 3, 3)
+    # One comes late, and does not know of the later classes.
+    late = {(5, 3): early.pop((5, 3))}
+    first = covfree.collect(early, num_classes=3, class_names=names[:3], method=method)
     later = {"class_names": names, "method": method, "before": first}
-    received = covfree.collect(sent(labels >= 3, 5), num_classes=5, **later)
+    received = covfree.collect(late | sent(labels >= 3, 5), num_classes=5, **later)
     assert (len(received.clients), received.message.class_names) == (12, tuple(names))
     head = covfree.solve_message(method, received.message, num_classes=5)
     expected = covfree.fit(method, x, labels, np.where(labels < 3, owner, owner + 6))
     np.testing.assert_allclose(head.weight, expected.weight, atol=1e-4)
-    with pytest.raises(ValueError, match=r"before: expected .* class_names: expected 5 names, got 3"):
-        covfree.collect({}, num_classes=5, **later | {"class_names": list("dabce")})
+    for classes, given, text in (
+        (5, {"class_names": list("dabce")}, "before: expected .* first of class_names; .* 'd' for class 0"),
+        (5, {"class_names": None}, "class_names: expected the names of all 5 classes, as before names 3"),
+        (2, {"class_names": None}, "num_classes: expected at least 3, as the messages before hold class 2"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            covfree.collect({}, num_classes=classes, **later | given)
 
 
 def test_another_extractor_than_the_server_s_or_that_of_most_is_set_aside(tmp_path, untyped):
