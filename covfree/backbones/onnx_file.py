@@ -85,7 +85,13 @@ def from_onnx(
     inputs = Prepared.of(chosen)
     settings: dict[str, Any] = {"preprocessing": chosen, "inputs": inputs}
     name = "onnx" if [output] == outputs else f"onnx:{output}"
-    return made(compute, np.zeros((1, *inputs.shape), np.uint8), name=name, weights=digest, **settings)
+    probe = np.zeros((1, *inputs.shape), np.uint8)
+    try:
+        return made(compute, probe, name=name, weights=digest, **settings)
+    except ValueError:
+        raise
+    except Exception as error:  # onnxruntime's own errors
+        raise ValueError(f"path: onnxruntime cannot run {path} on images {inputs.shape} ({error})") from error
 
 
 def _entry(inputs: Any, path: Path, crop: int) -> tuple[str, int | None, bool]:

@@ -203,4 +203,7 @@ def _session(model: Any) -> Any:
 def _run(session: Any, output: str | None, given: np.ndarray) -> np.ndarray:
     """Compute a tensor of a model of one input, of its only output if it has no name."""
     output = output or session.get_outputs()[0].name
-    return session.run([output], {session.get_inputs()[0].name: given})[0]
+    try:
+        return session.run([output], {session.get_inputs()[0].name: given})[0]
+    except Exception as error:  # onnxruntime's own errors
+        raise ValueError(f"network: onnxruntime cannot run it on inputs {given.shape} ({error})") from error

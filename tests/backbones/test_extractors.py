@@ -1,5 +1,6 @@
 """Networks of ONNX, PyTorch and plain functions give the features that they give by themselves."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -133,6 +134,9 @@ def test_onnx_errors(tmp_path):
         from_onnx(path, output="featurs", preprocessing=SMALL)
     with pytest.raises(ValueError, match=r"^onnx:maps: expected features \[1, d\] of one example"):
         from_onnx(path, output="maps", preprocessing=SMALL)
+    free = onnx_file(tmp_path / "free.onnx", image=("channels", "height", "width"))
+    with pytest.raises(ValueError, match=r"onnxruntime cannot run .*free\.onnx on images \(2, 2, 3\)"):
+        from_onnx(free, preprocessing=dataclasses.replace(SMALL, resize=2, crop=2))
     (tmp_path / "bad.onnx").write_bytes(b"not a network")
     with pytest.raises(ValueError, match=r"bad\.onnx"):
         from_onnx(tmp_path / "bad.onnx", preprocessing=SMALL)

@@ -99,6 +99,9 @@ def test_behind_a_network(tmp_path, capsys):
         axis.dim_param = name
     onnx.save(fixed, tmp_path / "net.onnx")
     assert run([*command, "--output", "pooled", "--out", f"{tmp_path}/free.onnx"]) == 0
+    axes[1].dim_value = 4
+    onnx.save(fixed, tmp_path / "net.onnx")
+    assert run([*command, "--output", "pooled", "--out", f"{tmp_path}/no.onnx"]) == 2
     axes[0].dim_value = 1
     onnx.save(fixed, tmp_path / "net.onnx")
     assert run([*command, "--output", "pooled", "--out", f"{tmp_path}/no.onnx"]) == 2
