@@ -126,7 +126,7 @@ class FederatedDiscriminant(ClassifierMixin, BaseEstimator):
         elif not _same(method, before.method):
             raise ValueError(
                 f"method: expected that of the parts before, {before.method.name!r} with the same numbers, "
-                f"got {method.name!r}; fit anew on all examples"
+                f"got another, {method.name!r}; fit anew on all examples"
             )
         return self._add(X, y, groups, reset=first)
 
