@@ -4,6 +4,7 @@ Run ``python experiments/student.py [--features FILE] [--speech FOLDER] [--texts
 Federations are the digits, and the files given, over 100 and 30 clients (Dirichlet 0.1), with and without a
 shift of each client's features; of speech also the speakers. It writes the file as it goes, goes on where it
 was stopped, and prints a table: LDA's accuracy, then what each head gains, with the least gain of a seed.
+``--ranks`` in place of ``--out`` prints what few directions of each class lose, over 100 clients.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ METHODS = {
     "ρ = 1": covfree.fedcof(head="student"),
     "ρ = 0.5, 16 directions a class": covfree.fedcof(head=covfree.student(0.5, rank=16)),
 }
+RANKS = 4, 8, 16, 32
 FEDERATIONS = [Federation(number, 0.1, moved) for number in (100, 30) for moved in (False, True)]
 # Accuracy in %, negative log-likelihood, expected calibration error.
 Figures: TypeAlias = tuple[float, float, float]
@@ -47,6 +49,24 @@ def measured(data: Data, clients: np.ndarray) -> dict[str, Figures]:
             float(metrics.calibration_error(scores, labels)),
         )
     return found
+
+
+def print_ranks(arguments: argparse.Namespace) -> None:
+    """Accuracy in % with all rows of a class and with r directions of it, a row for each data set."""
+    print(f"| | all rows | {' | '.join(f'r = {rank}' for rank in RANKS)} |")
+    print("|---" * (2 + len(RANKS)) + "|")
+    for name, make in datasets(arguments).items():
+        runs = []
+        for seed in range(arguments.seeds):
+            data, clients = FEDERATIONS[0].spread(make(seed), seed)
+            heads = [
+                covfree.fit(
+                    covfree.fedcof(head=covfree.student(rank=rank)), data.features, data.labels, clients
+                )
+                for rank in (None, *RANKS)
+            ]
+            runs.append([covfree.evaluate(head, data.test_features, data.test_labels) for head in heads])
+        print(f"| {name} | {' | '.join(f'{100 * mean:.1f}' for mean in np.mean(runs, 0))} |", flush=True)
 
 
 def table(results: dict[str, list[dict[str, Figures]]]) -> str:
@@ -70,9 +90,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_data_options(parser)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--out", type=Path, required=True, help="JSON file")
+    target = parser.add_mutually_exclusive_group(required=True)
+    target.add_argument("--out", type=Path, help="JSON file")
+    target.add_argument("--ranks", action="store_true", help="print what few directions of each class lose")
     arguments = parser.parse_args()
     covfree.limit_lapack_threads()
+    if arguments.ranks:
+        print_ranks(arguments)
+        return
     results = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     for seed in range(arguments.seeds):
         for name, make in datasets(arguments).items():

@@ -263,6 +263,12 @@ def student_of_factor(
     # Rows that are 0 may be of any class.
     label = jnp.minimum(label, num_classes - 1)
     mean = triangular_solve(root, centred_means(moments).astype(dtype).T).T
+
+    def along(some: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return (some[0] * mean[some[1]]).sum(1)
+
+    # In blocks, as each row's own mean takes as much memory as the rows.
+    offset = jax.lax.map(along, (parts.reshape(blocks, size, dim), label.reshape(blocks, size))).reshape(-1)
     present = moments.present
     count = jnp.where(present, moments.count, 1).astype(dtype)
     rows = jnp.where(present, num_rows, 1).astype(dtype)
@@ -274,7 +280,7 @@ def student_of_factor(
         centre=moments.grand_mean.astype(dtype),
         mean=mean,
         parts=parts,
-        offset=(parts * mean[label]).sum(1),
+        offset=offset,
         label=label.astype(jnp.int32),
         scale=count / (count + 1) / kappa,
         degrees=least + extra + dim / 2,

@@ -51,7 +51,8 @@ def student(prior: Scalar = 1.0, *, rank: int | None = None) -> Student:
         rank: with None the server keeps all rows, and the head is as large as they are. A number r keeps
             C·d·r sums instead, from which Nyström's formula gives r directions of each class. Use it if no
             single place holds all rows (`Generated` rows, a `Stream`, secure sums). It takes two more rounds
-            of sums, and is exact for classes of at most r + 1 rows.
+            of sums, and is exact for classes of at most r + 1 rows. 16 lost at most 0.3 points on four
+            federations, 8 up to 0.8 (experiments/student.md).
 
     Raises:
         ValueError: if a number is out of range.

@@ -16,7 +16,7 @@ from covfree.heads.gamma import log_gamma_ratio
 from covfree.methods.student import shared_directions
 from covfree.protocol.files import save_message
 from covfree.protocol.inbox import Inbox
-from covfree.rounds import as_algorithm
+from covfree.rounds import as_algorithm, run
 from covfree.testing.laws import centred
 
 DIM = 6
@@ -152,10 +152,12 @@ def test_every_estimate_of_the_shared_covariance_takes_it():
     choices = {
         "fedcof": covfree.fedcof(0.1, head="student"),
         "oracle": covfree.fedcof_oracle(0.1, head="student"),
+        "components": covfree.fedcof_components(0.1, head="student"),
+        "random features": covfree.fedcof(0.1, head="student", feature_map=covfree.relu_features(40)),
     }
     found = {}
     for name, method in choices.items():
-        head = covfree.fit(method, features, labels, clients)
+        head = covfree.fit(method, features, labels, clients, key=jax.random.key(0))
         found[name] = float(covfree.evaluate(head, tests, truth))
         assert "student" in method.name
     linear = float(
@@ -187,7 +189,7 @@ def test_few_directions_from_sums(tmp_path):
     whole = covfree.fedcof(0.1, head=covfree.student(rank=12))
     head = covfree.fit(whole, features, labels, clients)
     assert_close(centred(head(features[:50])), centred(exact(features[:50])), 1e-3)
-    # Sums alone, which clients may send too (tests/rounds/test_one_shot.py).
+    # Sums alone, which clients may send too.
     few = covfree.fedcof(0.1, head=covfree.student(rank=3))
     rows = covfree.summarise(few, features, labels, clients)
     one = covfree.solve_rows(few, rows, num_classes=3)
@@ -205,6 +207,9 @@ def test_few_directions_from_sums(tmp_path):
     others = {
         "parts": covfree.solve_totals(few, *totals),
         "files": covfree.solve_rows(few, covfree.Stream(Inbox(tmp_path), part_rows=32), num_classes=3),
+        "clients' sums": run(
+            as_algorithm(few, num_classes=3, uploads="sums"), features, labels, clients, key=jax.random.key(0)
+        ).result,
     }
     for other in others.values():
         assert_close(centred(other(features[:50])), centred(one(features[:50])), 1e-4)

@@ -64,6 +64,15 @@ def test_heads_are_those_of_the_formulas(most, gamma, numbers):
         np.testing.assert_allclose(head.bias, bias, atol=2e-3 * scale)
 
 
+def test_residual_directions_are_a_start_like_any_other():
+    """As many as there are make the start exact; of fewer, rounds lead to the same limit."""
+    exact = fit(covfree.fedcof_oracle(0.1))
+    scale = float(jnp.abs(exact.weight).max())
+    for number, rounds, directions in ((DIM, 1, 1), (1, 2, None)):
+        head = fit(covfree.refined(covfree.fedcof_residuals(number, 0.1), rounds, directions))
+        chex.assert_trees_all_close(head, exact, rtol=1e-3, atol=1e-4 * scale)
+
+
 def test_ridge_heads_are_those_of_the_formulas():
     features, labels, _ = DATA
     method = covfree.fedcof(0.3, head="ridge", scatter="both")
