@@ -176,7 +176,7 @@ def finetune_command(
     with named_option("algorithm"):
         for each in algorithms:
             algorithm_of(each)
-    divided = check_descent(momentum, weight_decay, temperature)
+    divided = check_descent(momentum, weight_decay, temperature, starts)
     if client_optimiser is not None:
         if momentum or weight_decay:
             raise ValueError("--client-optimiser: expected neither --momentum nor --weight-decay beside it")

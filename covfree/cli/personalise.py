@@ -105,7 +105,8 @@ def personalise_command(
     sizes = {"rounds": rounds, "epochs": epochs, "home": home, "batch-size": batch_size, "rank": rank}
     for name, size in {**sizes, "seeds": seeds}.items():
         at_least(name, size, 1)
-    (start, *more), divided = starts_of(init), check_descent(momentum, weight_decay, temperature)
+    starts = starts_of(init)
+    (start, *more), divided = starts, check_descent(momentum, weight_decay, temperature, starts)
     if more:
         raise ValueError(f"--init: expected one start, got {init}")
     check_above_zero("--client-lr", client_lr)

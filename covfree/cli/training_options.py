@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -33,8 +33,8 @@ TemperatureText = Annotated[
     str,
     typer.Option(
         "--temperature",
-        help="Scores of a closed-form head are divided by it before training: 'auto' for what fits the "
-        "training examples best, 'none', or a number, 0.1 in Fed3R's tables.",
+        help="Of the softmax of a closed-form head: 'auto' divides the head by what fits the training "
+        "examples best; a number, 0.1 in Fed3R's tables, divides its scores throughout training; or 'none'.",
     ),
 ]
 BatchSize = Annotated[int, typer.Option(help="Examples of a client's step.")]
@@ -80,12 +80,19 @@ def starts_of(text: str) -> dict[str, Variant | None]:
     return starts
 
 
-def check_descent(momentum: float, weight_decay: float, temperature: str) -> Temperature:
-    """Return the temperature; raise unless these options are of clients that descend from a head."""
+def check_descent(
+    momentum: float, weight_decay: float, temperature: str, starts: Mapping[str, Any]
+) -> Temperature:
+    """Return the temperature; raise unless these options are of clients that descend from these heads."""
     check_share("--momentum", momentum)
     check_strength("--weight-decay", weight_decay)
     with named_option("temperature"):
-        return temperature_of(temperature)
+        number = temperature_of(temperature)
+    if set(starts) == {RANDOM} and isinstance(number, float):
+        raise ValueError(
+            f"--temperature: expected a head in closed form as --init, got {number} for {RANDOM}"
+        )
+    return number
 
 
 def check_resume(resume: bool, out: Path | None) -> None:

@@ -219,9 +219,13 @@ class _Rule:
         return adaptive(self.rule, *numbers, **named)
 
 
+def _torch_adam(rate: Any, weight_decay: Any = 0.0, **numbers: Any) -> optax.GradientTransformation:
+    return optax.chain(optax.add_decayed_weights(weight_decay), optax.adam(rate, **numbers))
+
+
 _SERVERS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "fedadam": (_Rule("adam"), ("b1", "b2", "tau")),
-    "fedadam-torch": (optax.adam, ("b1", "b2", "eps")),
+    "fedadam-torch": (_torch_adam, ("b1", "b2", "eps", "weight_decay")),
     "fedadam-flower": (_Rule("adam-flower"), ("b1", "b2", "tau")),
     "fedyogi": (_Rule("yogi"), ("b1", "b2", "tau")),
     "fedadagrad": (_Rule("adagrad"), ("b1", "tau")),
@@ -248,10 +252,10 @@ def fedadam(
 
     Three forms are in use, and learning rates of one do not suit another. ``"reddi"`` is the paper's, see
     `adaptive`: v starts at τ² and there is no bias correction, so with small changes (√v < τ = 1e-3) it is
-    momentum with a rate of η/τ. ``"torch"`` is PyTorch's Adam, which FLSim and the tables of Fed3R and FedCOF
-    use: with bias correction, β₂ = 0.999, ε = 1e-8. ``"flower"`` is the Adam of Flower's strategy: v starts
-    at 0, τ is 1e-9 unless given, and step t has the bias correction of step t + 1. With the same rates their
-    trajectories differ widely.
+    momentum with a rate of η/τ. ``"torch"`` is PyTorch's Adam, which FLSim and so FedCOF's tables use:
+    with bias correction, β₂ = 0.999, ε = 1e-8, and a weight decay that is added to the gradient, 1e-5 in
+    FedCOF's code. ``"flower"`` is the Adam of Flower's strategy: v starts at 0, τ is 1e-9 unless given, and
+    step t has the bias correction of step t + 1. With the same rates their trajectories differ widely.
 
     Args:
         model: see `fedavg`.
@@ -259,7 +263,7 @@ def fedadam(
         server_lr: η of the server.
         form: which Adam.
         options: other arguments of `fedavg`; and ``b1``, ``b2`` and ``tau`` of `adaptive`, or for the form
-            ``"torch"`` ``b1``, ``b2`` and ``eps`` of ``optax.adam``.
+            ``"torch"`` ``b1``, ``b2`` and ``eps`` of ``optax.adam`` and ``weight_decay``, 0 unless given.
 
     Source: Reddi et al. (2021), Algorithm 2.
     """

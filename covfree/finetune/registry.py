@@ -70,7 +70,10 @@ _REGISTRY: Registry[Entry] = Registry(
         "fedavgm": Entry("FedAvgM", _momentum, Rates(0.1, 0.3), Rates(1e-3, 0.3)),
         "fedadam": Entry("FedAdam", fedadam, *_ADAPTIVE, _NUMBERS),
         "fedadam-torch": Entry(
-            "FedAdam, PyTorch's", partial(fedadam, form="torch"), *_ADAPTIVE, frozenset({"b1", "b2", "eps"})
+            "FedAdam, PyTorch's",
+            partial(fedadam, form="torch"),
+            *_ADAPTIVE,
+            frozenset({"b1", "b2", "eps", "weight_decay"}),
         ),
         "fedadam-flower": Entry("FedAdam, Flower's", partial(fedadam, form="flower"), *_ADAPTIVE, _NUMBERS),
         "fedyogi": Entry("FedYogi", fedyogi, *_ADAPTIVE, _NUMBERS),

@@ -207,22 +207,31 @@ class Personalisation:
     def start(self, task: Task) -> Start:
         """Make what all methods start from: a head on an adapter, or on a network."""
         data, network = task.data, task.network
-        head = start_of(From(self.init, self.temperature, "once", 1.0, 1, 0), task).head
+        begun = start_of(From(self.init, self.temperature, "once", 1.0, 1, 0), task)
+        fixed = begun.temperature
         labels = np.where(task.clients >= 0, data.train_labels, -1)
         means = finetune.Prototypes(*covfree.class_means(data.train_features, labels, data.num_classes))
-        if network is None:
-            # A stream of its own, apart from the head's.
-            own = derive(jax.random.key(task.seed), "adapter")
-            return Start(finetune.adapter_model(head, rank=self.rank, key=own), finetune.adapter_model, means)
 
-        def model(params: Any, head: Any) -> finetune.Model:
+        def model(network: Network, params: Any, head: Any) -> finetune.Model:
             about = {"norms": self.norms, "preprocessing": network.preprocessing}
             return finetune.network_model(network.backbone, params, head, **about)
 
-        def again(result: Any) -> finetune.Model:
-            return model(result.feature_map.params, result.head)
+        if network is None:
+            # A stream of its own, apart from the head's.
+            own = derive(jax.random.key(task.seed), "adapter")
+            first = finetune.adapter_model(begun.head, rank=self.rank, key=own)
+        else:
+            first = model(network, network.params, begun.head)
 
-        return Start(model(network.params, head), again, means)
+        def again(result: Any) -> finetune.Model:
+            if fixed is not None:
+                # Its scores are divided by the temperature, and the model divides them again.
+                result = covfree.with_temperature(result, 1 / fixed)
+            if network is None:
+                return begun.at_temperature(finetune.adapter_model(result))
+            return begun.at_temperature(model(network, result.feature_map.params, result.head))
+
+        return Start(begun.at_temperature(first), again, means)
 
     def __call__(self, method: str, task: Task, checkpoint: Path | None = None) -> Personalised:
         """Train by a method, and measure each client on its own test examples (`dealt`)."""

@@ -1,4 +1,4 @@
-"""Heads that training starts from: random, or in closed form with a calibrated temperature."""
+"""Heads that training starts from: random, or in closed form with a temperature."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import covfree
 from covfree.core.keys import derive, participation_seed
 from covfree.core.types import LinearHead
-from covfree.finetune import linear_model, random_head
+from covfree.finetune import Model, at_temperature, linear_model, random_head
 from covfree.heads import MappedHead
 from covfree.rounds.schedule import participation
 from covfree.studies.arrivals import arrivals
@@ -23,7 +23,8 @@ from covfree.studies.timing import timed
 from covfree.studies.variants import Variant, variants
 
 RANDOM = "random"
-# A closed-form head's temperature before training: fitted to the training examples, none, or given.
+# A closed-form head's temperature: fitted to the training examples, and divided by once; none; or a number,
+# which divides the scores throughout training.
 Temperature: TypeAlias = float | Literal["auto", "none"]
 
 
@@ -47,12 +48,18 @@ class Start(NamedTuple):
 
     Attributes:
         head: a linear head, perhaps of mapped features; in closed form, its scores are divided by the
-            temperature.
+            temperature if that is fitted.
         records: the history's lines of the closed-form stage, the last of which is round 0.
+        temperature: the given temperature of a closed-form head, which its scores are still to be divided by.
     """
 
     head: LinearHead | MappedHead
     records: list[Record]
+    temperature: float | None = None
+
+    def at_temperature(self, model: Model) -> Model:
+        """Return a model of the head at the given temperature, if there is one."""
+        return model if self.temperature is None else at_temperature(model, self.temperature)
 
 
 def start_variant(init: str) -> Variant:
@@ -67,7 +74,7 @@ def start_title(init: str) -> str:
 
 
 def start_of(settings: From, task: Task) -> Start:
-    """Return a random head, or a method's head with scores divided by a temperature; made once per task."""
+    """Return a random head, or a method's head and its temperature; made once per task."""
     key = f"{settings.init}, {settings.temperature}, {settings.start_rounds}, {settings.participation}"
     if key not in task.starts:
         task.starts[key] = _random(task) if settings.init == RANDOM else _closed_form(settings, task)
@@ -124,11 +131,10 @@ def _closed_form(settings: From, task: Task) -> Start:
         raise ValueError(f"--init: {text}; --train head trains it")
     for record in records:
         record["round"] -= len(schedule)
-    if temperature == "none":
-        return Start(head, records)
-    if temperature == "auto":
-        here = np.isin(task.clients, schedule[schedule >= 0])
-        used = np.where(here, labels, -1)
-        temperature, seconds = timed(partial(covfree.calibrate_temperature, head, data.train_features, used))
-        records[-1]["seconds"] += seconds
-    return Start(covfree.with_temperature(head, temperature), records)
+    if temperature != "auto":
+        return Start(head, records, None if temperature == "none" else temperature)
+    here = np.isin(task.clients, schedule[schedule >= 0])
+    used = np.where(here, labels, -1)
+    fitted, seconds = timed(partial(covfree.calibrate_temperature, head, data.train_features, used))
+    records[-1]["seconds"] += seconds
+    return Start(covfree.with_temperature(head, fitted), records)

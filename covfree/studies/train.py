@@ -31,7 +31,7 @@ from covfree.studies.history import History
 from covfree.studies.progress import Listener
 from covfree.studies.result import Record, Run
 from covfree.studies.run_folder import save_result
-from covfree.studies.starts import start_of
+from covfree.studies.starts import Start, start_of
 from covfree.studies.task import Task
 from covfree.studies.training import Training, algorithm_of
 
@@ -136,7 +136,7 @@ def _algorithm(training: Training, model: Model) -> covfree.rounds.Algorithm:
 def _first(training: Training, task: Task) -> _Stretch:
     """Return the rounds after the first stage."""
     start = start_of(training.start, task)
-    model = _model(training, task, start.head, 0)
+    model = _model(training, task, start, 0)
     head = start.head if task.network is None else model.result(model.trained, model.statistics)
     *earlier, last = start.records
     return _Stretch(0, model, [*earlier, {**last, "accuracy": task.accuracy(head)}])
@@ -157,7 +157,7 @@ def _next(training: Training, task: Task, before: _Stretch, result: Any, records
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in received)
     record = {**record, "round": number * training.restart, "seconds": perf_counter() - began}
     record["bytes_down"] += size * record["clients"]
-    return _Stretch(number, _model(training, moved, start.head, number), [*records, record])
+    return _Stretch(number, _model(training, moved, start, number), [*records, record])
 
 
 def _moved(task: Task, params: Any) -> Task:
@@ -219,7 +219,8 @@ def _flops(training: Training, task: Task, head: Any, schedule: np.ndarray) -> n
     return one * np.where(schedule >= 0, sizes[schedule], 0).sum(1)
 
 
-def _model(training: Training, task: Task, head: Any, number: int) -> Model:
+def _model(training: Training, task: Task, start: Start, number: int) -> Model:
+    head: Any = start.head
     if task.network is None:
         model = linear_model(head)
     elif training.train == "prompts":
@@ -232,6 +233,7 @@ def _model(training: Training, task: Task, head: Any, number: int) -> Model:
         model = network_model(
             backbone, params, head, train=training.train, norms=training.norms, preprocessing=preprocessing
         )
+    model = start.at_temperature(model)
     model = augmented(model) if training.augment else model
     key = derive(jax.random.key(task.seed), f"lora {number}")
     return lora(model, training.rank, key=key) if training.rank else model

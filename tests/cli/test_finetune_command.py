@@ -21,7 +21,7 @@ from covfree.cli.finetune import finetune_command
 from covfree.core.keys import participation_seed
 from covfree.data import load_digits
 from covfree.data.partitions import inner_dirichlet
-from covfree.finetune import fedadam, fedavg, linear_model, random_head, registry
+from covfree.finetune import at_temperature, fedadam, fedavg, linear_model, random_head, registry
 from covfree.finetune.registry import Rates
 from covfree.methods import registry as methods_of_one_round
 from covfree.rounds import participation
@@ -152,6 +152,24 @@ def test_the_papers_settings_of_clients_and_servers(finetune, tmp_path):
                 1.0,
             ),
             (
+                (
+                    "--algorithm",
+                    "fedadam-torch:weight_decay=0.3:eps=0.1",
+                    "--server-lr",
+                    0.1,
+                    "--temperature",
+                    0.5,
+                ),
+                lambda model: fedavg(
+                    model,
+                    0.5,
+                    optax.chain(optax.add_decayed_weights(0.3), optax.adam(0.1, eps=0.1)),
+                    epochs=2,
+                    batch_size=512,
+                ),
+                0.5,
+            ),
+            (
                 ("--algorithm", "fedadam:tau=0.1:b2=0.5", "--server-lr", 0.1, "--temperature", 0.1, *own),
                 lambda model: fedadam(
                     model, optax.rmsprop(0.05), 0.1, tau=0.1, b2=0.5, epochs=2, batch_size=512
@@ -162,8 +180,8 @@ def test_the_papers_settings_of_clients_and_servers(finetune, tmp_path):
     ):
         outcome = finetune(*common, "--epochs", 2, *given, "--out", tmp_path / str(number))
         assert outcome.code == 0, outcome.err
-        head = covfree.with_temperature(start, temperature)
-        model = linear_model(replace(head, present=np.ones(10, np.float32)))
+        model = linear_model(replace(start, present=np.ones(10, np.float32)))
+        model = at_temperature(model, temperature)
         expected = covfree.rounds.run(
             algorithm(model), data.train_features, data.train_labels, owners, key=jax.random.key(0), rounds=2
         ).result
@@ -354,6 +372,10 @@ BAD = {
         "--start-rounds: expected methods whose clients send once, got fedcof-refined",
     ),
     "negative operations": (["--extractor-flops=-1"], "--extractor-flops: .*at least 0"),
+    "a temperature of no head": (
+        ["--init", "random", "--temperature", 0.1],
+        "--temperature: expected a head in closed form as --init, got 0.1 for random",
+    ),
     "temperature 0": (["--temperature", 0], "--temperature: expected 'auto', 'none' or a number above 0"),
     "rounds 0": (["--rounds", 0], "--rounds: expected at least 1, got 0"),
     "epochs 0": (["--epochs", 0], "--epochs: expected at least 1, got 0"),

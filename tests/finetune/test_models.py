@@ -57,7 +57,12 @@ def test_fedavg_of_a_linear_head_is_a_loop_over_clients():
         share = np.bincount(clients) / len(clients)
         weight = sum(s * w for s, (w, _) in zip(share, ends, strict=True))
         bias = sum(s * b for s, (_, b) in zip(share, ends, strict=True))
-    np.testing.assert_allclose(done.result.weight, weight, rtol=1e-5, atol=1e-6)
+    # The head at temperature 0.1 is the same; descent of W under the loss of Wx/T is that of W/T at η/T².
+    cool = ft.at_temperature(ft.linear_model(covfree.with_temperature(head, 10.0)), 0.1)
+    algorithm = ft.fedavg(cool, 0.3 * 0.1**2, steps=4, batch_size=9)
+    same = run(algorithm, features, labels, clients, key=KEY, rounds=3, place=Placement(width=2))
+    for result in (done.result, same.result):
+        np.testing.assert_allclose(result.weight, weight, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(done.result.bias, bias, rtol=1e-5, atol=1e-6)
 
 

@@ -61,9 +61,8 @@ def test_training_goes_on_from_the_head_on_moved_features(task, tmp_path):
         features = np.asarray(network.features(task.inputs))
         head = covfree.fit(covfree.fedncm(), features, task.data.train_labels, CLIENTS)
         assert record["accuracy"] == covfree.evaluate(head, features, task.data.test_labels)
-        model = ft.network_model(
-            network.backbone, params, covfree.with_temperature(head, 0.5), preprocessing=LEVELS
-        )
+        model = ft.network_model(network.backbone, params, head, preprocessing=LEVELS)
+        model = ft.at_temperature(model, 0.5)
         algorithm = ft.fedavg(model, 0.05, 1.0, batch_size=4)
         own = derive(key, f"stretch {number}") if number else key
         done = run(algorithm, task.inputs, task.data.train_labels, CLIENTS, key=own, rounds=1)
