@@ -110,13 +110,17 @@ def _list() -> None:
 def draw_command(
     context: typer.Context,
     figure: Annotated[str, typer.Argument(help="Name of a figure, such as fed3r-figure2.")],
+    without: Annotated[
+        str, typer.Option(help="Options of the figure that the data decides: clients,alpha.")
+    ] = "",
 ) -> None:
     """Draw a figure of the papers by a command, whose options follow, and win.
 
     Example:
       python -m experiments draw fed3r-figure2 --dataset features.npz --out figure2
     """
-    arguments = find_figure(figure).arguments(context.args)
+    dropped = [name.strip() for name in without.split(",") if name.strip()]
+    arguments = find_figure(figure).arguments(context.args, dropped)
     if arguments[0].endswith(".py"):
         arguments[0] = str(Path(__file__).parent / arguments[0])
         _say(f"python {shlex.join(arguments)}")

@@ -214,7 +214,7 @@ def assigned(federation: Federation, data: FeatureSet, seed: int) -> np.ndarray:
     except ValueError as error:
         raise ValueError(f"--{error}") from error
     try:
-        return federation.assign(data, seed)
+        return federation.assign(data, seed, warn=False)
     except ValueError as error:
         if data.clients is not None:
             raise

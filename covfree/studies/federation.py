@@ -60,8 +60,14 @@ class Federation:
                 )
         return own
 
-    def assign(self, data: FeatureSet, seed: int) -> Integer[np.ndarray, " examples"]:
+    def assign(self, data: FeatureSet, seed: int, *, warn: bool = True) -> Integer[np.ndarray, " examples"]:
         """Return each training example's client, from the data or the partition; −1 for no client.
+
+        Args:
+            data: the examples.
+            seed: of the partition.
+            warn: whether a partition that leaves examples out warns. Studies do not, as their results have
+                the numbers (`left_out`).
 
         Raises:
             ValueError: if the partition cannot be made, or the data's own clients hold no training example.
@@ -72,9 +78,9 @@ class Federation:
             return data.clients
         own = self.check()
         try:
-            # Callers report the examples on no client (`left_out`) once for all seeds.
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "on no client")
+                if not warn:
+                    warnings.filterwarnings("ignore", "on no client")
                 return self._draw(data.train_labels, seed, own)
         except TypeError as error:
             raise ValueError(str(error)) from error

@@ -111,7 +111,7 @@ class Task:
 
 def clients_of(data: FeatureSet, federation: Federation, seed: int) -> np.ndarray:
     """Return the client of each training example, and check the training examples."""
-    clients = federation.assign(data, seed).astype(np.int32)
+    clients = federation.assign(data, seed, warn=False).astype(np.int32)
     covfree.check(data.train_features, data.train_labels, clients, num_classes=data.num_classes)
     return clients
 

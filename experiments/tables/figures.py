@@ -32,10 +32,23 @@ class Figure:
     command: str
     options: Mapping[str, Any]
 
-    def arguments(self, more: Sequence[str]) -> list[str]:
-        """Return the command line. What is given more comes last, and wins."""
+    def arguments(self, more: Sequence[str], without: Sequence[str] = ()) -> list[str]:
+        """Return the command line. What is given more comes last, and wins.
+
+        Args:
+            more: further words.
+            without: names of options to leave out, because the data decides what they say.
+
+        Raises:
+            ValueError: if one of these is no option of the figure.
+        """
+        for name in without:
+            if name not in self.options:
+                raise ValueError(f"--without: expected some of {', '.join(self.options)}, got {name!r}")
         words = [self.command]
         for name, value in self.options.items():
+            if name in without:
+                continue
             if value is True:
                 words.append(f"--{name}")
             else:

@@ -80,6 +80,8 @@ def _trained(data: Data, federation: Federation, seed: int, epochs: int, batch: 
 def run(own: Mapping[str, Any], data: Data, seed: int, folder: Path) -> dict[str, Any]:
     """Accuracy of an algorithm after one round; it begins anew if it was stopped.
 
+    With logits that are not finite it has ``diverged``.
+
     Raises:
         ValueError: if the algorithm is unknown.
     """
@@ -94,7 +96,8 @@ def run(own: Mapping[str, Any], data: Data, seed: int, folder: Path) -> dict[str
         logits = trained.mean_logits()
     else:
         logits = trained.logits(_distilled(own, trained, seed))
-    return {"value": 100 * float((logits.argmax(1) == trained.images.test_labels).mean())}
+    accuracy = 100 * float((logits.argmax(1) == trained.images.test_labels).mean())
+    return {"value": accuracy, "diverged": None if np.isfinite(logits).all() else 1}
 
 
 def _distilled(own: Mapping[str, Any], trained: _Trained, seed: int) -> Any:

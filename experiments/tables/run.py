@@ -110,7 +110,9 @@ def _sweep(data: Data, cells: list[Cell], results: Results, done: Done, tell: Te
             done.computed, done.kept = done.computed + begun.is_new, done.kept + (not begun.is_new)
             if begun.is_new:
                 about = f"{data.name}, alpha {federation.alpha:g}, {run.method}, seed {run.seed}"
-                tell(f"{about}: {run.accuracy:.4f}")
+                lost = run.left_out
+                missed = f"; on no client: {lost.examples:,} examples, {lost.classes:,} classes"
+                tell(f"{about}: {run.accuracy:.4f}{missed if any(lost) else ''}")
             begun.is_new = False
         for cell, error in study.failed.items():
             raise ValueError(f"{data.name}: {cell.method}, seed {cell.seed}: {error}")

@@ -14,7 +14,7 @@ import covfree
 from covfree.finetune.registry import Rates
 from covfree.studies import variants
 from covfree.studies.progress import Progress
-from covfree.studies.task import Task, clients_of
+from covfree.studies.task import Task
 from covfree.studies.training import Training, participation_of, temperature_of
 from covfree.studies.tuning import run_training
 from experiments.tables.data import Data
@@ -53,7 +53,7 @@ def run(own: Mapping[str, Any], data: Data, seed: int, folder: Path) -> dict[str
 def task_of(own: Mapping[str, Any], data: Data, seed: int) -> Task:
     """The federation of a seed. A head alone is trained on features, which do not change then."""
     features = data.load(seed)
-    owners = clients_of(features, federation_of(own), seed)
+    owners = federation_of(own).assign(features, seed).astype(np.int32)
     if own["train"] == "head" or data.images is None:
         return Task(features, owners, seed, features.train_features, features.test_features)
     pixels = data.pixels(seed)

@@ -166,6 +166,8 @@ def test_a_partitioner_takes_its_other_arguments():
 
 
 def test_what_is_on_no_client_is_counted():
+    with pytest.warns(UserWarning, match=r"on no client: \d"):
+        studies.Federation(2, "pathological", 1).assign(small(0), 0)
     labels = np.array([0, 0, 1, 1, 2])
     assert left_out(labels, np.array([0, -1, -1, -1, 3])) == (3, 1)
     assert left_out(labels, np.arange(5)) == (0, 0)

@@ -22,7 +22,7 @@ from covfree.studies.task import Task
 from covfree.studies.training import algorithm_of
 from experiments import noisy_counts, sampling_rates
 from experiments.figures import methods as references
-from experiments.tables.figures import figures
+from experiments.tables.figures import figures, find_figure
 
 # FedCOF's Figure 2 and FedCGS's 1 are schemes; what the others show stands in the files' sources.
 WANTED = {
@@ -78,6 +78,15 @@ def test_every_figure_has_a_file_whose_command_is_taken(monkeypatch):
     assert not refused
     for paper, numbers in WANTED.items():
         assert numbers <= found[paper]
+
+
+def test_what_the_data_decides_is_left_out():
+    figure = find_figure("fedcof-figure4")
+    words = figure.arguments(["--rounds", "2"], ["clients", "alpha"])
+    assert not {"--clients", "--alpha", "100"} & set(words)
+    assert words[-2:] == ["--rounds", "2"]
+    with pytest.raises(ValueError, match=r"--without: expected some of init, .*, got 'images'"):
+        figure.arguments([], ["images"])
 
 
 @pytest.mark.parametrize("paper", ["fed3r", "fedcof"])

@@ -10,6 +10,7 @@ from scipy.special import logsumexp
 import covfree
 from covfree.data import FeatureSet, load_npz
 from covfree.studies import variants
+from experiments.tables import one_shot
 from experiments.tables.data import Data, _adapted, leave_out, most_common
 from experiments.tables.identities import Identities
 from experiments.tables.measures import measure
@@ -121,9 +122,25 @@ def test_a_difference_and_noise_on_counts(experiments, tmp_path):
     )
 
 
+def test_networks_that_are_not_finite_have_diverged(monkeypatch, tmp_path):
+    images = FeatureSet("tiny", np.zeros((4, 2)), np.arange(4), np.zeros((4, 2)), np.arange(4), 4)
+    monkeypatch.setattr(one_shot, "applied", lambda network, logits, inputs: logits)
+    for spoilt in (0.0, np.nan):
+        made = one_shot._Trained(None, None, np.full((2, 4, 4), spoilt), np.ones(2), images)
+        monkeypatch.setattr(one_shot, "_trained", lambda *_, made=made: made)
+        own = {"clients": 2, "partition": "iid", "alpha": 1, "epochs": 1, "batch_size": 1, "client_lr": 1.0}
+        record = one_shot.run({**own, "algorithm": "ensemble"}, None, 0, tmp_path)
+        assert record == {"value": 25.0, "diverged": 1 if np.isnan(spoilt) else None}
+
+
 def test_runs_of_another_version_are_refused(experiments, tmp_path):
-    command = ("run", "digits", "--only", "fedncm,alpha=0.1", "--set", "seeds=1", "--out", tmp_path)
-    assert experiments(*command).code == 0
+    """And how many examples a partition leaves out is said."""
+    partition = ("--set", "partition=pathological", "--set", "alpha=1", "--set", "clients=5")
+    command = (*("run", "digits", "--only", "fedncm,alpha=0.1", "--set", "seeds=1"), *partition)
+    command = (*command, "--out", tmp_path)
+    first = experiments(*command)
+    assert first.code == 0
+    assert re.search(r"fedncm, seed 0: 0\.\d+; on no client: \d{3} examples, \d classes", first.err)
     file = tmp_path / "runs.jsonl"
     file.write_text(re.sub('"fingerprint": "[0-9a-f]+"', '"fingerprint": "0"', file.read_text()))
     done = experiments(*command)

@@ -121,9 +121,9 @@ def fedpft(
     l2: Scalar | None = None,
     seed: Scalar = 0,
     epochs: int | None = None,
-    learning_rate: Scalar = 0.01,
-    momentum: Scalar = 0.9,
-    batch_size: int = 128,
+    learning_rate: Scalar | None = None,
+    momentum: Scalar | None = None,
+    batch_size: int | None = None,
 ) -> Method[LinearHead]:
     """Make FedPFT: clients send a Gaussian mixture of each class; the server trains on draws from them.
 
@@ -142,34 +142,43 @@ def fedpft(
         l2: weight of the penalty, see `softmax_head`; 0.001 unless given.
         seed: of the virtual features.
         epochs: passes of gradient descent over the draws, in place of ``num_samples`` and ``l2``.
-        learning_rate: of the descent. It must suit the features' unit, as these are taken as they are.
-        momentum: of the descent, in [0, 1].
-        batch_size: draws of a step of the descent.
+        learning_rate: of the descent, 0.01 unless given. It must suit the features' unit, as these are taken
+            as they are.
+        momentum: of the descent, in [0, 1]; 0.9 unless given.
+        batch_size: draws of a step of the descent; 128 unless given.
 
     Raises:
         ValueError: if an argument is unknown or out of range, or ``num_samples`` or ``l2`` is given beside
-            ``epochs``.
+            ``epochs``, or a number of the descent without.
 
     Source: Beitollahi, Bie, Hemati, Brunswic, Li, Chen and Zhang (2024), Alg. 1; Guan, Zhou and Gu (2025),
     experiments, for the descent.
     """
-    descent = _Descent(
-        check_seed("seed", seed),
-        check_strength("learning_rate", learning_rate),
-        check_share("momentum", momentum),
-    )
-    check_positive("batch_size", batch_size)
+    check_seed("seed", seed)
     if epochs is not None:
         for name, number in (("num_samples", num_samples), ("l2", l2)):
             if number is not None:
                 raise ValueError(f"{name}: expected none beside epochs, got {number!r}")
         check_positive("epochs", epochs)
-        numbers: Any = descent
+        numbers: Any = _Descent(
+            seed,
+            check_strength("learning_rate", 0.01 if learning_rate is None else learning_rate),
+            check_share("momentum", 0.9 if momentum is None else momentum),
+        )
+        batch_size = 128 if batch_size is None else batch_size
+        check_positive("batch_size", batch_size)
         head = bound(_descended_head, epochs=epochs, batch_size=batch_size)
     else:
+        for name, own in (
+            ("learning_rate", learning_rate),
+            ("momentum", momentum),
+            ("batch_size", batch_size),
+        ):
+            if own is not None:
+                raise ValueError(f"{name}: expected none without epochs, got {own!r}")
         number = _SAMPLES if num_samples is None else num_samples
         check_positive("num_samples", number)
-        numbers = _Numbers(descent.seed, check_strength("l2", _L2 if l2 is None else l2))
+        numbers = _Numbers(seed, check_strength("l2", _L2 if l2 is None else l2))
         head = bound(_mixtures_head, num_samples=number)
     summary = send_mixtures(num_components, covariance)
     return Method(numbers, "fedpft", summary, phases(moments_phase, keep_phase), None, head)

@@ -88,7 +88,9 @@ def _place(
     data = {seed: load(seed) for seed in seeds}
     first = data[seeds[0]]
     partitions = {
-        seed: partition_statistics(each.train_labels, federation.assign(each, seed), each.num_classes)
+        seed: partition_statistics(
+            each.train_labels, federation.assign(each, seed, warn=False), each.num_classes
+        )
         for seed, each in data.items()
     }
     names = [class_name(first, label) for label in range(first.num_classes)]
