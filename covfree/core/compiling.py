@@ -69,4 +69,10 @@ def jit(function: Callable[..., _R], *, plain: bool = False, **how: Any) -> Call
     # The other methods of a jitted function, as in `solve_rows.lower(...)`.
     for name in ("lower", "trace", "eval_shape", "clear_cache"):
         setattr(call, name, getattr(inside, name))
+
+    def compiled() -> Any:
+        return outermost() if _options(plain) else inside
+
+    # Tests count what was compiled.
+    vars(call)["_cache_size"] = lambda: compiled()._cache_size()
     return call
