@@ -4,7 +4,8 @@ Run ``python experiments/residual_directions.py [--features FILE.npz] [--speech 
 Federations are those of few clients and of small ones, on the data of ``data_sets.py``; "4 classes" are
 unions of classes. Columns of "best γ" are LDA at the best γ *on the test examples*, of scatters that NumPy
 computes in float64 from singular value decompositions: FedCOF's from the means, that of the directions, with
-the trace of the rest spread over all directions, and the exact one. "Automatic" is `fedcof_residuals`, with
+the trace of each client's rest spread over all directions, with the same in the shape of the covariance given
+the client's directions, and the exact one. "Automatic" is `fedcof_residuals`, with
 its degrees of freedom L and with those of the examples, A.
 """
 
@@ -76,7 +77,7 @@ def scatters(federation: Federation) -> tuple[dict[str, np.ndarray], np.ndarray,
     held = np.bincount(np.unique(np.stack([owners, labels]), axis=1)[1], minlength=classes)
     weight = np.where(held > 1, (count - 1) / np.maximum(held - 1, 1), 0)
     spread, seen, hidden, sent = np.zeros((4, dim, dim))
-    left = 0.0
+    rests = []
     for k in np.unique(owners):
         residuals = []
         for c in np.unique(labels[owners == k]):
@@ -88,15 +89,41 @@ def scatters(federation: Federation) -> tuple[dict[str, np.ndarray], np.ndarray,
         _, size, vectors = np.linalg.svd(np.concatenate(residuals), full_matrices=False)
         kept = size[:number, None] * vectors[:number]
         sent, hidden = sent + kept.T @ kept, hidden + (size[:, None] * vectors).T @ (size[:, None] * vectors)
-        left += (size[number:] ** 2).sum()
+        rests.append(((size[number:] ** 2).sum(), vectors[: min(number, np.count_nonzero(size > 1e-9))]))
+    left = sum(rest for rest, _ in rests)
     degrees = np.maximum(count - 1, 0).sum()
     found = {
         "means": spread / np.where(held > 1, count - 1, 0).sum(),
         "directions": (seen + sent) / degrees,
         "with the rest's trace": (seen + sent + left / dim * np.eye(dim)) / degrees,
+        "with its shape": (seen + sent + shaped(seen, sent, rests, held, degrees)) / degrees,
         "exact": (seen + hidden) / degrees,
     }
     return found, mean, count
+
+
+def shaped(
+    seen: np.ndarray, sent: np.ndarray, rests: list[tuple[float, np.ndarray]], held: np.ndarray, degrees: int
+) -> np.ndarray:
+    """Spread what the clients' directions V leave out, as Σ − ΣV(VᵀΣV)⁻¹VᵀΣ has it, twice.
+
+    Where clients differ, which the means' spread tells, a share of it is spread over all directions alike.
+    """
+    dim = len(seen)
+    plain = sum(rest for rest, _ in rests) / dim * np.eye(dim)
+    between = np.maximum(held - 1, 0).sum()
+    inside = degrees - between
+    excess = max(1.0, (np.trace(seen) / between) / (np.trace(sent + plain) / inside))
+    rest = plain
+    for _ in range(2):
+        covariance = (seen / excess + sent + rest) / (between / excess + inside)
+        rest = np.zeros((dim, dim))
+        for trace, directions in rests:
+            image = covariance @ directions.T
+            within = image @ np.linalg.solve(directions @ image, image.T)
+            weight = trace / max(np.trace(covariance) - np.trace(within), 1e-30)
+            rest += weight * (covariance - within)
+    return rest / excess + (1 - 1 / excess) * plain
 
 
 def best(data: Data, covariance: np.ndarray, mean: np.ndarray, count: np.ndarray) -> float:
@@ -137,8 +164,9 @@ def main() -> None:
     parser.add_argument("--texts", type=Path, help="folder with data_full.json of CLINC150")
     arguments = parser.parse_args()
     covfree.limit_lapack_threads()
-    print("| | means | directions | with the rest's trace | exact | automatic, L | automatic, A |")
-    print("|---" * 7 + "|")
+    titles = "means", "directions", "with the rest's trace", "with its shape", "exact", "automatic, L"
+    print(f"| | {' | '.join(titles)} | automatic, A |")
+    print("|---" * 8 + "|")
     for federation in federations(arguments):
         found, mean, count = scatters(federation)
         cells = [best(federation.data, covariance, mean, count) for covariance in found.values()]
