@@ -58,7 +58,7 @@ def extract_command(
         Path | None,
         typer.Option(
             help="Instead of --images: texts, a .csv, .tsv or .jsonl file with text, label and, if there are "
-            "any, client and split; or a .json file of lists of [text, label] by split."
+            "any, client and split; or a .json file of lists of \\[text, label] by split."
         ),
     ] = None,
     text_column: Annotated[

@@ -139,6 +139,10 @@ def read_columns(path: Path, columns: Mapping[str, str]) -> dict[str, np.ndarray
             found[name] = table[own[name]]
         elif name in columns and name != "features":
             raise ValueError(f"{path}: {name}: expected one of {table.listed}, got {own[name]!r}")
+        elif name == "labels" and table.wide:
+            raise ValueError(
+                f"{path}: expected a column labels; say {path}:labels=COLUMN, one of {table.listed}"
+            )
     if "features" not in found:
         names = _names(table, columns.get("features"), {own[name] for name in found})
         found["features"] = np.stack([table[name] for name in names], 1)

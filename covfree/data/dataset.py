@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -78,9 +77,11 @@ def load(
             number the classes, or ``class_names`` do if the file has them. Tables without a column of lists
             ``features`` have a number of it in each column of numbers or booleans, all but the index of a
             data frame of pandas; other columns are refused unless features are named. Columns may
-            be named here too: ``"x.parquet:features=embedding:labels=kind"``.
+            be named here too: ``"x.parquet:features=embedding:labels=kind"``. Spaces around labels that are
+            texts are dropped. ``is_test`` may be texts too: train and test.
         test: path of such a file with the test part, where ``dataset`` is a file without one. Its columns of
-            features are taken by name, in the order of those of ``dataset``.
+            features are taken by name, in the order of those of ``dataset``; the others have the names that
+            they have there, unless ``test`` names them itself, as ``dataset`` may.
         seed: the seed that draws a third of the data as the test part, where the data marks none.
         columns: the names of ``features``, ``labels``, ``clients`` and ``is_test`` in the file, where they
             are others; of features also several, such as ``"age+weight"`` or ``"f*"``. Beside a ``.npy`` file
@@ -94,9 +95,16 @@ def load(
         if test is not None:
             raise ValueError("test: expected none with dataset 'digits', which is split here")
         return load_digits(seed=seed)
-    path, named = re.fullmatch(_NAMED, str(dataset)).groups()  # pyright: ignore[reportOptionalMemberAccess]
-    named = dict(pair.split("=", 1) for pair in named.split(":")[1:])
-    read = partial(read_columns, columns={**named, **(columns or {})})
+    path, named = _named(dataset)
+    named |= columns or {}
+    by_file = dict[Path, dict[str, str]]()
+    if test is not None:
+        test, theirs = _named(test)
+        by_file[Path(test)] = named | theirs
+
+    def read(file: Path) -> dict[str, np.ndarray]:
+        return read_columns(file, by_file.get(file, named))
+
     for name, file in (("dataset", path), ("test", test)):
         if file is None or Path(file).suffix in READABLE or (file and Path(file).is_dir()):
             continue
@@ -110,6 +118,12 @@ def load(
     if test is not None:
         raise ValueError(f"test: expected none with {path}, which has a split test")
     return _loaded(*splits, seed, read)._replace(name=Path(path).stem)
+
+
+def _named(file: StrPath) -> tuple[str, dict[str, str]]:
+    """A path, and the names of columns behind it."""
+    path, named = re.fullmatch(_NAMED, str(file)).groups()  # pyright: ignore[reportOptionalMemberAccess]
+    return path, dict(pair.split("=", 1) for pair in named.split(":")[1:])
 
 
 def load_digits(*, seed: int = 0) -> FeatureSet:
@@ -178,6 +192,12 @@ def _loaded(path: Path, test: StrPath | None, seed: int, read: Read) -> FeatureS
             theirs = _test_clients(clients, other, Path(test))
             # NumPy joins bytes and text to text, but uint64 and int64 to floats, which are refused below.
             clients = np.concatenate([clients, theirs])
+    if is_test is not None and is_test.dtype.kind == "U":
+        if len(strange := np.setdiff1d(is_test, ["train", "test"])):
+            raise ValueError(
+                f"{path}: is_test: expected booleans or the texts train and test, got {str(strange[0])!r}"
+            )
+        is_test = is_test == "test"
     if is_test is not None and is_test.dtype != bool:
         raise ValueError(f"{path}: is_test: expected booleans, got {is_test.dtype}")
     if clients is not None and clients.dtype.kind not in "iuUS":
@@ -241,6 +261,12 @@ def _number_labels(parts: list[tuple[Path, dict[str, np.ndarray]]]) -> None:
     if not labels or any(own.dtype.kind != "U" or own.ndim != 1 for own in labels):
         return
     given = [names_in(part["class_names"]) for _, part in parts if "class_names" in part]
+    for path, part in parts if not given else []:
+        part["labels"] = np.char.strip(part["labels"])
+        if (empty := part["labels"] == "").any():
+            row = int(empty.argmax())
+            raise ValueError(f"{path}: labels: expected a label for each example, got none in row {row}")
+    labels = [part["labels"] for _, part in parts if "labels" in part]
     names = np.array(given[0]) if given else np.unique(np.concatenate(labels))
     order = np.argsort(names, kind="stable")
     for path, part in parts:

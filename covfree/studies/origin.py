@@ -53,6 +53,8 @@ def seen_in_training(data: FeatureSet, seed: int, origin: Mapping[str, Any]) -> 
             f"{share}; {data.name} has {now:,} examples, where {origin['dataset']}, to a part of which it "
             f"was fitted, had {origin['examples']:,}, so no seed gives the same split"
         )
+    if seed == origin["seed"]:
+        return f"{share}; with --seed {seed} it was fitted to other examples, or to these in another order"
     return (
         f"{share}; the split of --seed {seed} is not the one that it was fitted with, of --seed "
         f"{origin['seed']}: the seed or the order of the examples differs"

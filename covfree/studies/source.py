@@ -146,7 +146,9 @@ def source_of(
         for name, value in {"backbone": backbone, "weights": weights}.items():
             if value is not None:
                 raise ValueError(f"--{name}: expected --images beside it")
-        if test_file is not None and dataset in (None, "digits"):
+        if test_file is not None and dataset is None:
+            raise ValueError("--test-file: expected --dataset beside it, the file of the training part")
+        if test_file is not None and dataset == "digits":
             raise ValueError("--test-file: expected none with --dataset digits, which has a test part")
         return _checked(of_file(dataset or "digits", test_file))
     for name, value in {"dataset": dataset, "test-file": test_file}.items():

@@ -69,9 +69,10 @@ BAD = {
     "weights without images": (["--weights", "w.pth"], "--weights: expected --images beside it"),
     "images without backbone": (["--images", "photos"], "--images: expected --backbone beside it"),
     "test file with digits": (
-        ["--test-file", "test.npz"],
-        "--test-file: expected none with --dataset",
+        ["--test-file", "test.npz", "--dataset", "digits"],
+        "--test-file: expected none with --dataset digits",
     ),
+    "test file alone": (["--test-file", "test.npz"], "--test-file: expected --dataset beside it, the file"),
     "shrinkage that is a word": (["--set", "shrinkage=much"], "--set: shrinkage: .*auto.*much"),
     "shrinkage that is empty": (["--set", "shrinkage="], "--set: expected a value of shrinkage"),
     "negative shrinkage": (["--set", "shrinkage=-1"], r"--set: shrinkage.*at least 0, got -1"),
@@ -238,7 +239,14 @@ def test_help_of_features(cli, monkeypatch):
     text = plain(outcome.out)
     for option in options(extract_command):
         assert option in text
-    for word in ("covfree extract --images", "efficientnet-lite0", "tfds:NAME", "owner/name@commit", "skip"):
+    for word in (
+        "covfree extract --images",
+        "efficientnet-lite0",
+        "tfds:NAME",
+        "owner/name@commit",
+        "skip",
+        "[text, label]",
+    ):
         assert word in text
 
 

@@ -161,6 +161,9 @@ def test_training_examples_are_no_test(cli, tmp_path):
         "with, of --seed 3: the seed or the order of the examples differs; or give --all" in outcome.err
     )
     assert cli("evaluate", "--head", path, "--dataset", data, "--seed", 0, "--all").code == 0
+    np.savez(part, features=features[::-1], labels=labels[::-1])
+    refused = cli("evaluate", "--head", path, "--dataset", part).err
+    assert "are among them; with --seed 3 it was fitted to other examples, or to these in another" in refused
     # The same numbers in another precision are the same data, and have the same split.
     other = tmp_path / "other.npz"
     for dtype in (np.float64, np.float16):

@@ -737,6 +737,27 @@ def test_text_labels_are_numbered_by_the_file_s_names(file):
         load(path, test=file("test.npz", labels=np.full(EXAMPLES, "cow")))
 
 
+def test_texts_of_a_table_are_cleaned(tmp_path, file):
+    """Spaces around labels; a test part marked by texts; and a test file that has names of its own."""
+    pytest.importorskip("pyarrow.csv")
+    rows = ["0.5, ant,train", "1.5,ant ,test", "2.5,bee,train", "3.5,bee,test"]
+
+    def table(name, rows) -> str:
+        (tmp_path / name).write_text("\n".join(["f,label,split", *rows]) + "\n")
+        return f"{tmp_path}/{name}:features=f"
+
+    data = load(table("x.csv", rows) + ":is_test=split")
+    assert (data.class_names, data.train_features[:, 0].tolist()) == (("ant", "bee"), [0.5, 2.5])
+    assert data.test_labels.tolist() == [0, 1]
+    (tmp_path / "y.csv").write_text("f,kind\n7,bee\n8, ant\n")
+    other = load(table("x.csv", rows), test=f"{tmp_path}/y.csv:labels=kind")
+    assert (other.test_labels.tolist(), other.test_features[:, 0].tolist()) == ([1, 0], [7, 8])
+    with pytest.raises(ValueError, match=r"x\.csv: labels: expected a label for .* got none in row 2"):
+        load(table("x.csv", [*rows[:2], "1, ,train"]))
+    with pytest.raises(ValueError, match="is_test: expected booleans or the texts train and test, got 'val'"):
+        load(table("x.csv", [*rows, "9,ant,val"]) + ":is_test=split")
+
+
 def test_load_keeps_the_extractor(file):
     keys = [json.dumps({"backbone": "mine", "weights": weights}) for weights in "12"]
     path, other = (file(f"{i}.npz", key=np.array(key)) for i, key in enumerate(keys))
@@ -762,7 +783,8 @@ def test_what_cannot_be_read_says_what_can(tmp_path):
     typed = written(tmp_path)
     for text, expected in {
         f"{tmp_path}/x.h5": r"file that ends in \.npz, \.npy, \.pt, .*got '.*x\.h5'",
-        f"{tmp_path}/x.parquet": r"got also 'embedding' \(.*, 'kind' .*:features=a\+b",
+        f"{tmp_path}/x.parquet": r"expected a column labels; say .*x\.parquet:labels=COLUMN, one of embed",
+        f"{tmp_path}/x.parquet:labels=client": r"got also 'embedding' \(.*, 'kind' .*:features=a\+b",
         f"{tmp_path}/x.parquet:features=embedding:labels=a": "labels: expected one of embedding, .* got 'a'",
         f"{tmp_path}/noted.csv": r"expected columns of features alone, got also 'note' \(string\)",
         f"{tmp_path}/noted.csv:features=f0+note": "features: expected columns of numbers, got 'note'",
