@@ -159,8 +159,8 @@ def within_scatter(
     Raises:
         ValueError: if ``weighting`` is unknown.
 
-    Source: FedCOF (Goswami et al. 2024), eq. 5 and Prop. 2. The divisor is K_c, the rows that hold class
-    c: with the number of clients K, as eq. 5 prints it, E[Σ̂_c] = (K_c − 1)/(K − 1) Σ_c.
+    Source: FedCOF (Goswami et al. 2024), eq. 5 and Prop. 2. The divisor is K_c − 1, with the K_c rows that
+    hold class c: with the number of clients K, as eq. 5 prints it, E[Σ̂_c] = (K_c − 1)/(K − 1) Σ_c.
 
     >>> import jax.numpy as jnp
     >>> from covfree.estimators.moments import first_moments

@@ -58,15 +58,15 @@ def _fedcof_residuals_student(
 
 
 def _fedcof_diagonal(
-    shrinkage: Scalar | str | Shrinkage = "auto", head: Literal["lda", "ridge"] = "lda"
+    shrinkage: Scalar | str | Shrinkage = "auto", head: Literal["lda", "ridge"] = "lda", bias: bool = False
 ) -> Method:
-    return fedcof_oracle(shrinkage, head, covariance="diagonal")
+    return fedcof_oracle(shrinkage, head, covariance="diagonal", bias=bias)
 
 
 def _fedcof_spherical(
-    shrinkage: Scalar | str | Shrinkage = "auto", head: Literal["lda", "ridge"] = "lda"
+    shrinkage: Scalar | str | Shrinkage = "auto", head: Literal["lda", "ridge"] = "lda", bias: bool = False
 ) -> Method:
-    return fedcof_oracle(shrinkage, head, covariance="spherical")
+    return fedcof_oracle(shrinkage, head, covariance="spherical", bias=bias)
 
 
 def _qda_means(shrinkage: Scalar | str | Shrinkage = "auto") -> Method:

@@ -24,6 +24,7 @@ def fedcof_components(
     head: Literal["lda", "ridge"] = "lda",
     *,
     subset_size: int = 2,
+    bias: bool = False,
     feature_map: None = None,
 ) -> Method[LinearHead]: ...
 @overload
@@ -34,6 +35,7 @@ def fedcof_components(
     head: HeadChoice = "lda",
     *,
     subset_size: int = 2,
+    bias: bool = False,
     feature_map: FeatureMap | None = None,
 ) -> Method[Any]: ...
 def fedcof_components(
@@ -43,6 +45,7 @@ def fedcof_components(
     head: HeadChoice = "lda",
     *,
     subset_size: int = 2,
+    bias: bool = False,
     feature_map: FeatureMap | None = None,
 ) -> Method[Any]:
     """Make FedCOF by variance components: the covariance comes from the spread of each client's own means.
@@ -59,6 +62,7 @@ def fedcof_components(
         weighting: see `component_factor`.
         head: see `fedcof`.
         subset_size: see `fedcof`.
+        bias: see `fedcof`.
         feature_map: see `fedcof`.
 
     Raises:
@@ -71,7 +75,9 @@ def fedcof_components(
     if num_subsets == 1:
         raise ValueError("num_subsets: expected 2 or more, as one mean a class shows no spread; got 1")
     within = from_components(weighting)
-    method = fedcof_like("fedcof-components", summary, within, shrinkage, head, feature_map=feature_map)
+    method = fedcof_like(
+        "fedcof-components", summary, within, shrinkage, head, bias=bias, feature_map=feature_map
+    )
     return replace(method, whole_clients=True)
 
 
@@ -81,6 +87,7 @@ def fedcof_residuals(
     shrinkage: Scalar | str | Shrinkage = "auto",
     head: Literal["lda", "ridge"] = "lda",
     *,
+    bias: bool = False,
     feature_map: None = None,
 ) -> Method[LinearHead]: ...
 @overload
@@ -89,6 +96,7 @@ def fedcof_residuals(
     shrinkage: Scalar | str | Shrinkage = "auto",
     head: HeadChoice = "lda",
     *,
+    bias: bool = False,
     feature_map: FeatureMap | None = None,
 ) -> Method[Any]: ...
 def fedcof_residuals(
@@ -96,6 +104,7 @@ def fedcof_residuals(
     shrinkage: Scalar | str | Shrinkage = "auto",
     head: HeadChoice = "lda",
     *,
+    bias: bool = False,
     feature_map: FeatureMap | None = None,
 ) -> Method[Any]:
     """Make FedCOF with residual directions: clients add the leading directions of their own scatter.
@@ -113,6 +122,7 @@ def fedcof_residuals(
         num_directions: q, most directions of a client.
         shrinkage: see `fedcof`.
         head: see `fedcof`.
+        bias: see `fedcof`.
         feature_map: see `fedcof`.
 
     Raises:
@@ -121,4 +131,6 @@ def fedcof_residuals(
     Source: covfree; the derivation is in docs/shift.md.
     """
     summary, within = send_directions(num_directions), from_directions()
-    return fedcof_like("fedcof-residuals", summary, within, shrinkage, head, feature_map=feature_map)
+    return fedcof_like(
+        "fedcof-residuals", summary, within, shrinkage, head, bias=bias, feature_map=feature_map
+    )

@@ -53,6 +53,11 @@ def run_training(
             f"{name}: diverged in round {run.diverged}; what came before is kept. A smaller "
             f"--client-lr (now {rates.client:g}) or --server-lr ({rates.server:g}) may help"
         )
+    elif run.accuracy < 0.5 * run.trained[0]["accuracy"]:
+        listener.say(
+            f"{name}: ends at {run.accuracy:.1%}, less than half of what it started from; a smaller "
+            f"--client-lr (now {rates.client:g}) or --server-lr ({rates.server:g}) may help"
+        )
     return replace(run, tried=tried)
 
 

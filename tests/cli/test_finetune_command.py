@@ -280,6 +280,13 @@ def test_interrupted_and_resumed_it_is_the_same_run(finetune, tmp_path):
     assert "differs in algorithm (fedavg there, fedavgm here)" in outcome.err
 
 
+def test_a_run_that_unlearns_the_start_is_told(finetune):
+    given = ("--algorithm", "fedavg", "--init", "fedncm", "--batch-size", 512, "--rounds", 1)
+    outcome = finetune(*given, "--client-lr", 1e4)
+    assert outcome.code == 0
+    assert re.search(r"fedavg, seed 0: ends at \d+\.\d%, less than half of what it started from", outcome.err)
+
+
 def test_a_run_that_diverges_stops_and_the_others_are_kept(finetune, tmp_path):
     """A proximal term so strong that the third step is not finite."""
     given = ("--algorithm", "fedprox,fedavg", "--init", "fedncm", "--batch-size", 512, "--rounds", 2)

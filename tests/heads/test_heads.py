@@ -137,6 +137,9 @@ def test_a_bias_is_of_ridge_heads():
     )
     assert_heads_close(exact, (solved[:-1], solved[-1]), 1e-4)
     assert 0 < np.abs(estimated.bias - exact.bias).max() < 0.2
+    # With as many directions as a client's scatter has, nothing is estimated.
+    directions = covfree.fedcof_residuals(15, 0.1, "ridge", bias=True)
+    assert_heads_close(covfree.fit(directions, features, labels, clients), (solved[:-1], solved[-1]), 1e-4)
 
 
 def test_lda_with_priors(precision):
