@@ -227,6 +227,9 @@ def _model(training: Training, task: Task, start: Start, number: int) -> Model:
         backbone, params, preprocessing = task.network
         key = derive(jax.random.key(task.seed), "prompts")
         prompts = random_prompts(backbone, training.prompts, key=key)
+        if start.temperature is not None:
+            # What is kept of prompts is a head, whose scores must be those of training.
+            head, start = covfree.with_temperature(head, start.temperature), start._replace(temperature=None)
         model = prompt_model(backbone, params, head, prompts, top=training.top, preprocessing=preprocessing)
     else:
         backbone, params, preprocessing = task.network

@@ -63,7 +63,8 @@ class Training:
         weight_decay: the clients add this multiple of the parameters to the gradient, before momentum.
         client_optimiser: in place of these two, a function of a file, see `optimiser_of`.
         temperature: of a closed-form head. One that is fitted, ``"auto"``, divides the head once; a number
-            divides scores throughout training, as `covfree.finetune.at_temperature` does.
+            divides scores throughout training, as `covfree.finetune.at_temperature` does; beside prompts it
+            divides the head once, too.
         start_rounds: rounds of the closed-form stage: ``"once"`` for one with all clients; ``"all"`` for as
             many, of ``participation``'s clients each, none of them twice, as it takes until all came; or the
             number of such rounds.

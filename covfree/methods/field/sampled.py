@@ -154,7 +154,7 @@ def fedpft(
     Source: Beitollahi, Bie, Hemati, Brunswic, Li, Chen and Zhang (2024), Alg. 1; Guan, Zhou and Gu (2025),
     experiments, for the descent.
     """
-    check_seed("seed", seed)
+    seed = check_seed("seed", seed)
     if epochs is not None:
         for name, number in (("num_samples", num_samples), ("l2", l2)):
             if number is not None:
