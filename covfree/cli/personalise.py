@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -198,7 +199,10 @@ def _task(source: Source, federation: Federation, test_share: float, seed: int) 
         network = Network(source.images.network, params, source.images.preprocessing)
     data = source(seed)
     try:
-        task = dealt(data, federation, test_share, seed, pixels, network)
+        with warnings.catch_warnings():
+            # Said below.
+            warnings.filterwarnings("ignore", "on no client")
+            task = dealt(data, federation, test_share, seed, pixels, network)
     except ValueError as error:
         raise ValueError(f"--partition {federation.partition}: {error}") from error
     tested = task.data.test_clients
