@@ -1,7 +1,8 @@
 """The programs of docs/from-pytorch.md run, and the first gives what it says."""
 
 import re
-import types
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -33,6 +34,11 @@ def test_photographs_through_a_module(monkeypatch, tmp_path):
         return torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
 
     transform = Preprocessing(8, 8, "bilinear", (0.0,) * 3, (100.0,) * 3)
-    exec(SECOND, {"timm": types.SimpleNamespace(create_model=create_model), "transform": transform})
+    data = SimpleNamespace(
+        resolve_data_config=lambda given, *, model: {"input_size": (3, 8, 8)},
+        create_transform=lambda *, input_size, is_training: transform,
+    )
+    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(create_model=create_model, data=data))
+    exec(SECOND, {})
     with np.load("photos.npz") as found:
         np.testing.assert_allclose(found["features"], np.full((2, 3), [[0.1], [2.0]]), rtol=1e-5)

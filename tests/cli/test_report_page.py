@@ -253,8 +253,14 @@ def test_the_headline_says_how_sure_it_is():
     assert alone[1:] == ["E is left out: with 1 of 2 seeds it has no test accuracy."]
     assert behind([second, lost, ahead]) == ["−1.90 ± 0.10", "–", "best"]
     assert over_places([[ahead, second], [second], [ahead, close]]) == [
-        "A has the highest test accuracy on 2 of 3 federations, B on 1."
+        "A is at the top in test accuracy on 2 of 3 federations (not told apart from another on 1), B on 1, "
+        "C on 1 (not told apart from another on 1)."
     ]
+    assert over_places([[ahead, second], [second]]) == [
+        "A has the highest test accuracy on 1 of 2 federations, B on 1."
+    ]
+    two = headline([Scored("A", {0: 0.9, 1: 0.8}, 1), Scored("B", {0: 0.8, 1: 0.8}, 1)], 100, "bytes up")
+    assert two[0].startswith("A and B are not told apart by 2 seeds: 85.00 ± 7.07 % and 80.00 %")
 
 
 def test_the_headline_says_what_training_lost():
@@ -295,10 +301,12 @@ def test_ties_are_said():
     first, second = Scored("A", {0: 0.925}, 1000), Scored("B", {0: 0.92500001}, 4000)
     worse = Scored("A", {0: 0.9}, 1000)
     assert over_places([[first, second], [first]]) == [
-        "A has the highest test accuracy on all 2 federations (a tie on 1), B on 1 (a tie on 1)."
+        "A is at the top in test accuracy on all 2 federations (not told apart from another on 1), B on 1 "
+        "(not told apart from another on 1)."
     ]
     assert over_places([[first, second], [worse, second], [lost_of("C"), first]]) == [
-        "B has the highest test accuracy on 2 of 3 federations (a tie on 1), A on 2 (a tie on 1)."
+        "B is at the top in test accuracy on 2 of 3 federations (not told apart from another on 1), A on 2 "
+        "(not told apart from another on 1)."
     ]
 
 

@@ -123,8 +123,6 @@ def test_evaluate():
     head = covfree.LinearHead(jnp.eye(2), jnp.zeros(2))
     features = jnp.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [jnp.nan, 0.0]])
     assert covfree.evaluate(head, features, jnp.array([0, 1, 0, -1])) == pytest.approx(2 / 3)
-    unseen = jnp.array([0, 5, 0])  # a class that the head does not know
-    assert covfree.evaluate(head, features[:3], unseen) == pytest.approx(1 / 3)
     assert np.isnan(covfree.evaluate(head, features, jnp.full(4, -1)))
     assert covfree.evaluate(head, np.asarray(features, np.float16), np.array([0, 1, 1, -1])) == 1
     negative = jax.tree_util.Partial(jnp.negative)  # a head may be any function that is a pytree
@@ -209,8 +207,15 @@ def test_evaluate_takes_any_function():
 
 def test_evaluate_takes_lists_and_says_what_does_not_fit():
     head = covfree.LinearHead(jnp.eye(2), jnp.zeros(2))
-    with pytest.raises(ValueError, match=r"labels: expected some of the head's 2 classes, .* none below 2"):
-        covfree.evaluate(head, np.ones((2, 2), np.float32), np.array([2, 3]))
+    for scores in (head, lambda x: np.sort(x)):
+        with pytest.raises(ValueError, match=r"labels: row 1 has label 2; .* below num_classes = 2"):
+            covfree.evaluate(scores, np.ones((2, 2), np.float32), np.array([0, 2]))
+        with pytest.raises(
+            ValueError, match=r"features: row 1 \(class 0\) holds nan at position 0; expected fin"
+        ):
+            covfree.evaluate(scores, np.float32([[1, 0], [np.nan, 0]]), np.zeros(2, int))
+    with pytest.raises(TypeError, match=r"labels: expected integers, got <U3; number names first"):
+        covfree.evaluate(head, np.ones((2, 2), np.float32), np.array(["cat", "dog"]))
     with pytest.raises(ValueError, match=r"features: expected one axis of examples, got \[2, 3, 2\] with"):
         covfree.evaluate(head, np.ones((2, 3, 2), np.float32), np.zeros((2, 3), int))
     assert covfree.evaluate(head, [[1.0, 0.0], [0.0, 1.0]], [0, 0]) == 0.5

@@ -128,8 +128,7 @@ def test_the_number_of_bins(bins):
 def test_accuracy_is_that_of_evaluate():
     scores, labels, _ = padded(*problem(2))
     scores = jnp.asarray(scores, jnp.float32)
-    head = jax.tree_util.Partial(lambda x: x)
-    assert metrics.accuracy(scores, labels) == evaluate(head, scores, labels)
+    assert metrics.accuracy(scores, labels) == evaluate(lambda given: given["x"], {"x": scores}, labels)
 
 
 def test_examples_without_a_prediction_count_as_wrong():

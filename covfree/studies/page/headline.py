@@ -144,7 +144,7 @@ def behind(scored: Sequence[Scored]) -> list[Cell]:
 
 
 def over_places(places: Sequence[Sequence[Scored]]) -> list[str]:
-    """Say on how many federations each method is best, and on how many of them it ties."""
+    """Say on how many federations each method is best, and on how many of them it is so with another."""
     tops = [_at_the_top(order) for each in places if (order := ranked(each))]
     if not tops:
         return ["No method has a test accuracy."]
@@ -153,19 +153,23 @@ def over_places(places: Sequence[Sequence[Scored]]) -> list[str]:
     (title, number), *others = firsts.most_common()
     total = len(tops)
     of = f"all {total}" if number == total else f"{number} of {total}"
-    words = [f"{title} has the highest test accuracy on {of} federations{_tied(ties[title])}"]
+    best = "is at the top in test accuracy" if ties else "has the highest test accuracy"
+    words = [f"{title} {best} on {of} federations{_tied(ties[title])}"]
     words += [f"{other} on {count}{_tied(ties[other])}" for other, count in others]
     return [f"{', '.join(words)}."]
 
 
 def _at_the_top(order: Sequence[Scored]) -> list[str]:
-    """Return the methods with the highest accuracy; those that show the same digits are equal."""
+    """Return the best method, the second if seeds do not tell the two apart, and those of the same digits."""
     best = percent(order[0].mean, None)
-    return [one.title for one in order if percent(one.mean, None) == best]
+    level = [one.title for one in order if percent(one.mean, None) == best]
+    if len(order) > len(level) == 1 and (found := interval(order[1].over(order[0]))) and found[1] >= 0:
+        level.append(order[1].title)
+    return level
 
 
 def _tied(number: int) -> str:
-    return f" (a tie on {number})" if number else ""
+    return f" (not told apart from another on {number})" if number else ""
 
 
 def _ahead(best: Scored, second: Scored, share: str, over: str) -> list[str]:
@@ -183,7 +187,8 @@ def _ahead(best: Scored, second: Scored, share: str, over: str) -> list[str]:
         wins = f"and it is higher with {sum(each > 0 for each in apart)} of {len(apart)} seeds"
         sure = f"95 % interval {low} to {high}, {wins}"
         return [first, f"It is {mean:.2f} points above {second.title} ({sure})."]
-    both = f"{best.title} and {second.title} are level at the top: {share} % and {100 * second.mean:.2f} %"
+    level = "level at the top" if len(apart) > 2 else "not told apart by 2 seeds"
+    both = f"{best.title} and {second.title} are {level}: {share} % and {100 * second.mean:.2f} %"
     why = f"{mean:.2f} points, 95 % interval {low} to {high}"
     return [f"{both} test accuracy {over}.", f"The seeds do not tell the two apart (difference {why})."]
 
