@@ -143,10 +143,12 @@ def _on_host(features: Any, labels: Any, clients: Any, most: int) -> bool:
 def _on_device(features: jax.Array, labels: Any, clients: Any, most: int) -> bool:
     """Whether the values are sound. Only this one bit leaves the device."""
     integers = [array for array in (labels, clients) if array is not None]
-    # jax would truncate large integers of host arrays.
-    kept = [array >= 0 if isinstance(array, jax.Array) else np.asarray(array) >= 0 for array in integers]
-    high = labels.max(initial=0) if isinstance(labels, jax.Array) else np.max(labels, initial=0)
-    return int(high) <= most and bool(_sound(features, kept))
+    # A caller's ``jit`` would trace what is computed of arrays that have values.
+    with jax.ensure_compile_time_eval():
+        # jax would truncate large integers of host arrays.
+        kept = [array >= 0 if isinstance(array, jax.Array) else np.asarray(array) >= 0 for array in integers]
+        high = labels.max(initial=0) if isinstance(labels, jax.Array) else np.max(labels, initial=0)
+        return int(high) <= most and bool(_sound(features, kept))
 
 
 @jax.jit

@@ -39,7 +39,8 @@ def pooled_head(
     """Train logistic regression on examples in one place, by scikit-learn.
 
     Features are centred, and divided by the root of their mean variance. Of several penalties, the one with
-    the best accuracy in three-fold cross-validation is taken, the first of equals.
+    the best accuracy in three-fold cross-validation is taken, the first of equals; the first if there are too
+    few examples for it.
 
     Returns:
         The head, and its λ.
@@ -53,13 +54,15 @@ def pooled_head(
     x -= mean
     scale = float(np.sqrt(np.square(x).mean())) or 1.0
     x /= scale
-    present = np.bincount(y, minlength=num_classes) > 0
+    counts = np.bincount(y, minlength=num_classes)
+    present, (most, second) = counts > 0, [*np.sort(counts)[::-1], 0][:2]
     weight, bias = np.zeros((x.shape[1], num_classes)), np.zeros(num_classes)
     penalty = penalties[0]
     with warnings.catch_warnings():
         # A class with fewer examples than folds, and steps that end before the tolerance, are no errors.
         warnings.simplefilter("ignore")
-        if len(penalties) > 1 and present.sum() > 1:
+        # Without so many examples there are no folds, or one that leaves a single class.
+        if len(penalties) > 1 and most >= _FOLDS and second > 1:
             folds = split(_FOLDS, shuffle=True, random_state=seed).split(x, y)
             hits = sum(
                 np.array(

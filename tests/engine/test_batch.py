@@ -30,6 +30,12 @@ def test_number_of_classes_is_that_of_the_labels():
     assert head.weight.shape == (2, 5)
 
 
+def test_examples_with_values_may_be_used_under_jit():
+    federation = [jnp.asarray(array) for array in map(FLOAT32.array, federations.make(0).clean)]
+    compiled = jax.jit(lambda gamma: covfree.fit(covfree.fedcof(gamma), *federation, num_classes=CLASSES))
+    assert_heads_close(compiled(0.4), covfree.fit(METHOD, *federation, num_classes=CLASSES), 1e-5)
+
+
 def test_fit_takes_lists_and_numpy_and_jax():
     federation = federations.make(1).clean
     expected = covfree.fit(METHOD, *map(FLOAT32.array, federation))

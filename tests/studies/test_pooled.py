@@ -37,5 +37,8 @@ def test_the_penalty_is_chosen_and_padding_and_single_classes_are_no_errors():
     assert float(covfree.evaluate(head, x, y)) > 0.8
     alone, _ = pooled_head(x, np.ones_like(y), 3)
     assert (np.asarray(alone(x).argmax(1)) == 1).all()
+    # Too few examples for the folds: two of each class; or one alone of the second.
+    for few in (np.array([0, 1, 2, 0, 1, 2]), np.array([0, 0, 0, 0, 0, 1])):
+        assert pooled_head(x[:6], few, 3)[1] == PENALTIES[0]
     with pytest.raises(ValueError, match="labels: expected at least one example"):
         pooled_head(x, np.full_like(y, -1), 3)
