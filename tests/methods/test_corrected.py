@@ -300,6 +300,16 @@ def test_the_unit_of_features_does_not_matter():
         np.testing.assert_allclose(centred(fit(method, data)(data[0].astype(np.float32))), one, atol=2e-3)
 
 
+def test_the_metric_of_a_gram_matrix_far_from_zero_is_positive():
+    # F Fᵀ − Nμμᵀ in float32, which rounds to 1 at a mean of 1,000.
+    far = (DATA[0] + 1000).astype(np.float32), *DATA[1:]
+    state = state_of(covfree.corrected(covfree.fed3r(), 2), far)[-1][0]
+    found = np.linalg.eigvalsh(np.asarray(state.metric.scatter.dense(), float))
+    size = np.linalg.norm(np.cov(DATA[0].T), 2)
+    assert found[0] > 0
+    assert found[-1] < 2 * size
+
+
 def test_the_penalty_is_swept_and_pulls_to_the_start():
     features = DATA[0].astype(np.float32)
     start = covfree.fedcof(0.3)

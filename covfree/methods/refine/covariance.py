@@ -22,6 +22,9 @@ from covfree.methods.refine.refined import RefinePlan
 from covfree.methods.refine.search import Search
 from covfree.methods.rounds import Round, bound, option, phases
 
+# Times the rounding of ‖μ_g‖²: four times what was seen at a mean of 10³ to 10⁶ standard deviations.
+_ROUNDING = 4
+
 
 def metric_of(method: Method[Any]) -> tuple[tuple[Round, ...], Callable[..., Scatter]]:
     """Find how the server of a method gets a shrunk covariance of the features.
@@ -73,7 +76,11 @@ def _of_totals(numbers: Any, *state: Any, gram: bool) -> Scatter:
     moments = next(node for node in nodes if isinstance(node, Moments))
     scatter = next(node for node in nodes if isinstance(node, Scatter))
     degrees = jnp.maximum(moments.num_examples - 1, 1)
-    found = _about_mean(moments, scatter) if gram else scatter.scaled(1 / degrees)
+    found = scatter.scaled(1 / degrees)
+    if gram:
+        # Far from zero the difference of large sums is rounding, and may be negative in some direction.
+        rounding = jnp.finfo(moments.total.dtype).eps * jnp.square(moments.grand_mean).sum()
+        found = _about_mean(moments, scatter).shifted(_ROUNDING * rounding)
     return found.shifted(loading(pseudo_observations(), mean_variance(found), found.dim, degrees))
 
 
