@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Integer
 from covfree.core.checks import check_above_zero
 from covfree.core.compiling import jit
 from covfree.core.types import AnyArray, Head, LinearHead, Scalar, accumulation_dtype
+from covfree.heads.corrected import CorrectedHead
 from covfree.heads.mapped import MappedHead
 from covfree.statistics.groups import as_examples
 
@@ -83,18 +84,18 @@ def calibrate_temperature(
     return jnp.where(known, 1 / (beta - step), 1)
 
 
-Linear = TypeVar("Linear", LinearHead, MappedHead)
+Scaled = TypeVar("Scaled", LinearHead, MappedHead, CorrectedHead)
 
 
-def with_temperature(head: Linear, temperature: Scalar) -> Linear:
+def with_temperature(head: Scaled, temperature: Scalar) -> Scaled:
     """Divide a head's scores by T, which makes the softmax softer or harder and keeps the predictions.
 
     Args:
-        head: a linear head, or one behind a map of features.
+        head: a linear head, one behind a map of features, or a corrected one.
         temperature: T above 0; may be traced.
 
     Raises:
-        TypeError: if the head is not linear, or the temperature is no number.
+        TypeError: if the head is of another kind, or the temperature is no number.
         ValueError: if the temperature is not finite and above 0.
 
     >>> import jax.numpy as jnp
@@ -103,8 +104,11 @@ def with_temperature(head: Linear, temperature: Scalar) -> Linear:
     """
     if isinstance(head, MappedHead):
         return replace(head, head=with_temperature(cast(LinearHead, head.head), temperature))
+    if isinstance(head, CorrectedHead):
+        linear = with_temperature(head.linear, temperature)
+        return replace(head, scale=head.scale / temperature, linear=linear)
     if not isinstance(head, LinearHead):
-        raise TypeError(f"head: expected a linear head, got {type(head).__name__}")
+        raise TypeError(f"head: expected a linear or corrected head, got {type(head).__name__}")
     check_above_zero("temperature", temperature)
     temperature = jnp.asarray(temperature, head.weight.dtype)
     return replace(head, weight=head.weight / temperature, bias=head.bias / temperature)

@@ -188,6 +188,9 @@ def test_a_head_behind_a_map_is_divided_too():
     assert half.feature_map is features
     np.testing.assert_allclose(half.head.weight, 0.5)
     np.testing.assert_allclose(half.head.bias, 0.5)
+    both = covfree.CorrectedHead(half, inner, jnp.float32(3.0))
+    x = np.ones((1, 6), np.float32)
+    np.testing.assert_allclose(covfree.with_temperature(both, 4.0)(x), both(x) / 4, rtol=1e-6)
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1, np.nan, np.inf, jnp.float32(0)])

@@ -22,7 +22,7 @@ from covfree.methods.refine.refined import RefinePlan
 from covfree.methods.refine.search import Search
 from covfree.methods.rounds import Round, bound, option, phases
 
-# Times the rounding of ‖μ_g‖²: four times what was seen at a mean of 10³ to 10⁶ standard deviations.
+# Times the rounding of ‖μ_g‖². At means of 10³ to 10⁶ standard deviations up to 1.5 times it was missing.
 _ROUNDING = 4
 
 
