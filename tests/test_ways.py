@@ -1,6 +1,6 @@
 """How long the data's ways through the code are: covfree's own functions and files that a call enters.
 
-They may become shorter, and then so may the numbers here. Up to 19 functions are there to compile quickly: the
+They may become shorter, and then so may the numbers here. Up to 19 functions make compilation quick: the
 automatic rule apart from the rest, with other flags of XLA.
 """
 
