@@ -11,6 +11,7 @@ import pytest
 from browser import chromium, show
 from pages import run_python
 from reference import page_name, place_of, sections
+from selenium.common.exceptions import TimeoutException
 from selenium.webdriver import ActionChains
 from selenium.webdriver.support.wait import WebDriverWait
 
@@ -106,11 +107,15 @@ def driver():
 )
 def test_no_page_is_wider_than_a_telephone(page, site, driver):
     """Wide tables and formulas scroll in boxes of their own."""
-    show(driver, site / f"{page}.html", 390)
-    formulas = "return document.querySelectorAll('.arithmatex').length"
-    typeset = "return document.querySelectorAll('.arithmatex > mjx-container').length"
-    number = driver.execute_script(formulas)
-    WebDriverWait(driver, 180).until(lambda driver: driver.execute_script(typeset) == number)
+    typeset = "return !document.querySelector('.arithmatex:not(:has(> mjx-container))')"
+    for last in (False, False, True):
+        show(driver, site / f"{page}.html", 390)
+        try:
+            WebDriverWait(driver, 60).until(lambda driver: driver.execute_script(typeset))
+            break
+        except TimeoutException:  # Rarely the browser of a busy machine leaves formulas as they were.
+            if last:
+                raise
     assert driver.execute_script("return document.documentElement.scrollWidth") == 390
     assert not driver.execute_script("return document.querySelectorAll('mjx-merror').length")
     # Pictures of the width that papers need keep it, and scroll: their letters are read.
