@@ -16,6 +16,7 @@ from covfree.core.checks import check_positive, check_row_structure, check_stren
 from covfree.core.row_types import RowTypes, count_sum
 from covfree.core.types import AnyArray, Message, Rows, accumulation_dtype
 from covfree.methods import Method
+from covfree.protocol.messages import SAID
 from covfree.protocol.squares import is_positive, rounding, unit_diagonal
 from covfree.protocol.values import check_rows, largest_sum, sound_rows, square_sums
 
@@ -195,8 +196,7 @@ def as_received(message: Message) -> Message:
             matrix = np.asarray(matrix).astype(accumulation_dtype(np.asarray(matrix).dtype), copy=False)
         if message.solved:
             rows = _with_means(rows, matrix)
-    said = {"sends": message.sends, "class_names": message.class_names, "extractor": message.extractor}
-    return Message(rows, matrix, **said)
+    return replace(message, rows=rows, matrix=matrix, solved=False)
 
 
 def _with_means(rows: Rows, matrix: np.ndarray) -> Rows:
@@ -370,7 +370,7 @@ def unlike(kinds: Mapping[Hashable, Kind], before: Kind | None) -> dict[Hashable
     # What earlier rounds did not say, most say.
     said = {
         name: getattr(before, name) or _most_frequent(Counter(getattr(kind, name) for kind in like))
-        for name in ("sends", "class_names", "extractor")
+        for name in SAID
     }
     wanted = before._replace(**said)
     reasons = {client: kind.difference(wanted, "as others send") for client, kind in kinds.items()}

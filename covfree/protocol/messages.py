@@ -22,6 +22,8 @@ from covfree.methods import Method
 from covfree.methods.method import check_method
 from covfree.statistics.groups import as_examples
 
+# What clients say beside the numbers of a message; each may be missing.
+SAID = ("sends", "class_names", "extractor")
 # The columns of a message's rows.
 ROWS = ("mean", "count", "label", "client", "covariance", "sketch")
 

@@ -17,7 +17,7 @@ from covfree.methods.method import check_method
 from covfree.protocol.checks import Bound, Rules, as_received, check_known, renumbered
 from covfree.protocol.door import Collected, check_messages, reason_of, receipt_of
 from covfree.protocol.inbox import Inbox
-from covfree.protocol.messages import check_class_names, check_extractor, rounding_of
+from covfree.protocol.messages import SAID, check_class_names, check_extractor, rounding_of
 
 
 def collect(
@@ -206,6 +206,6 @@ def merged(messages: Sequence[Message]) -> Message:
     rows = replace(rows, count=exact_counts([np.asarray(message.rows.count) for message in messages]))
     said: dict[str, Any] = {
         name: next((value for message in messages if (value := getattr(message, name)) is not None), None)
-        for name in ("sends", "class_names", "extractor")
+        for name in SAID
     }
     return Message(rows, **said)
