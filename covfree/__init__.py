@@ -114,6 +114,7 @@ from covfree.methods.field.deepafl import deepafl as deepafl
 from covfree.methods.field.safle import safle as safle
 from covfree.methods.refine import corrected as corrected
 from covfree.methods.refine import refined as refined
+from covfree.methods.selecting import select as select
 from covfree.protocol import Collected as Collected
 from covfree.protocol import Inbox as Inbox
 from covfree.protocol import SiteReport as SiteReport

@@ -61,7 +61,9 @@ def solve_totals(method: Method[H], *totals: Any) -> H:
     """
     check_method(method)
     _check_scale(totals)
-    return finite(head_of(method, totals))
+    head = head_of(method, totals)
+    # Of the heads of `covfree.select` the one that was taken.
+    return finite(getattr(head, "taken", head))
 
 
 def _check_scale(totals: tuple[Any, ...]) -> None:

@@ -15,6 +15,7 @@ from covfree.core.scatter import Scatter
 from covfree.core.types import LinearHead, Message, Moments, Rows
 from covfree.estimators.streaming import CovarianceState
 from covfree.heads import CorrectedHead, EnsembleHead, GaussianHead, MappedHead, StudentHead
+from covfree.heads.selected import SelectedHead
 from covfree.statistics.buckets import BucketFeatures
 from covfree.statistics.deep_features import DeepFeatures
 from covfree.statistics.feature_maps import Adapter, FourierFeatures, ReluFeatures
@@ -31,7 +32,7 @@ def _from_bytes(static: bytes) -> Any:
 export.register_namedtuple_serialization(CovarianceState, serialized_name="covfree.CovarianceState")
 for _kind in (
     *(Adapter, BucketFeatures, DeepFeatures, FourierFeatures, ReluFeatures),
-    *(CorrectedHead, EnsembleHead, GaussianHead, LinearHead, MappedHead, StudentHead),
+    *(CorrectedHead, EnsembleHead, GaussianHead, LinearHead, MappedHead, SelectedHead, StudentHead),
     *(Message, Moments, Rows, Scatter),
 ):
     export.register_pytree_node_serialization(

@@ -130,7 +130,10 @@ def fedcof_like(
         params=as_shrinkage(shrinkage),
         name=name,
         summary=summary,
-        rounds=(Round(bound(_first_phase, within=within)), Round(bound(_spread_phase, within=within))),
+        rounds=(
+            Round(bound(_first_phase, within=within), fixed=True),
+            Round(bound(_spread_phase, within=within), fixed=True),
+        ),
         system=bound(_system, within=within, gram=scatter if head == "ridge" else None),
         head=bound(_head, function=function),
         message=message,

@@ -61,6 +61,8 @@ class Round:
         numbers: ``(params) -> params``, selects the method's numbers for the three functions; None for all.
         examples: whether the round runs over clients' examples, though they have sent other rows before.
         head: whether the state after the round gives a head, as it always does after the last round.
+        fixed: whether what clients make depends on the kinds of the method's rules, but on no number. Methods
+            that differ in their numbers alone can then share it, see `covfree.select`.
     """
 
     client: Callable[[Any, Any, Rows, int], Any]
@@ -69,15 +71,16 @@ class Round:
     numbers: Callable[[Any], Any] | None = None
     examples: bool = False
     head: bool = False
+    fixed: bool = False
 
     def own(self, params: Any) -> Any:
         """Select the round's numbers from the method's."""
         return params if self.numbers is None else self.numbers(params)
 
 
-def phases(*clients: Callable[[Any, Any, Rows, int], Any]) -> tuple[Round, ...]:
+def phases(*clients: Callable[[Any, Any, Rows, int], Any], fixed: bool = False) -> tuple[Round, ...]:
     """Make rounds whose totals the server keeps; each is given the totals of all earlier rounds."""
-    return tuple(map(Round, clients))
+    return tuple(Round(client, fixed=fixed) for client in clients)
 
 
 @jax.tree_util.register_dataclass

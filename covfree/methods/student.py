@@ -155,7 +155,7 @@ def with_student(method: Method[Any], choice: Student) -> Method[StudentHead]:
         method,
         params=StudentNumbers(method.params, choice.prior),
         name=f"{method.name}-student",
-        rounds=(*rounds, *(Round(client, numbers=_shrinkage) for client in clients(examples))),
+        rounds=(*rounds, *(Round(client, numbers=_shrinkage, fixed=True) for client in clients(examples))),
         system=bound(_system, system=method.system),
         head=_head,
         message=message,

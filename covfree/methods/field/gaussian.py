@@ -75,7 +75,7 @@ def fedcgs(shrinkage: Scalar = 0.0, *, feature_map: FeatureMap | None = None) ->
     have Σ⁻¹.
     """
     check_strength("shrinkage", shrinkage)
-    rounds = phases(moments_phase, _total_phase)
+    rounds = phases(moments_phase, _total_phase, fixed=True)
     return Method(
         shrinkage,
         "fedcgs",
@@ -193,7 +193,7 @@ def qda(
     check_strength("prior", prior)
     check_choice("covariance", covariance, ("sent", "means"))
     numbers = _Numbers(rule, prior)
-    rounds = phases(moments_phase, scatters_phase)
+    rounds = phases(moments_phase, scatters_phase, fixed=True)
     if covariance == "means":
         return Method(numbers, "qda-means", send_class_means(), rounds, None, _quadratic_head)
     message = class_covariance_matrices(scatters_merge)
@@ -233,7 +233,8 @@ def naive_bayes(
     check_strength("prior", prior)
     check_choice("covariance", covariance, ("sent", "means"))
     if covariance == "means":
-        rounds = phases(moments_phase, _squares_phase)
+        rounds = phases(moments_phase, _squares_phase, fixed=True)
         return Method(prior, "naive-bayes-means", send_class_means(), rounds, None, _naive_head)
     summary = send_class_means(covariance="diagonal")
-    return Method(prior, "naive-bayes", summary, phases(_examples_phase, _squares_phase), None, _naive_head)
+    rounds = phases(_examples_phase, _squares_phase, fixed=True)
+    return Method(prior, "naive-bayes", summary, rounds, None, _naive_head)

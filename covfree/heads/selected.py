@@ -1,0 +1,43 @@
+"""A head that is one of several, of which an array says which."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, Integer
+
+from covfree.core.types import AnyArray, Head, is_traced
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class SelectedHead:
+    """One of several classifiers of different kinds, where which one is known only to the computation.
+
+    Attributes:
+        heads: the classifiers.
+        index: the place of the one that counts.
+    """
+
+    heads: tuple[Head, ...]
+    index: Integer[Array, ""]
+
+    def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch classes"]:
+        """Compute the scores of the one that counts."""
+
+        def scored(head: Head, features: Any) -> jax.Array:
+            return head(features)
+
+        # All branches must give one type.
+        like = jax.eval_shape(lambda x: [head(x) for head in self.heads], features)
+        dtype = jax.numpy.result_type(*(each.dtype for each in like))
+        branches = [lambda x, head=head: scored(head, x).astype(dtype) for head in self.heads]
+        return jax.lax.switch(self.index, branches, features)
+
+    @property
+    def taken(self) -> Any:
+        """The one that counts alone, unless ``index`` is traced."""
+        return self if is_traced(self.index) else self.heads[int(np.asarray(self.index))]

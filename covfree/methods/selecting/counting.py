@@ -1,0 +1,201 @@
+"""Heads of several methods, and how well each of them does on clients' examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from covfree.core.sums import fold_parts
+from covfree.core.types import Head, Moments, Rows, accumulation_dtype
+from covfree.heads.selected import SelectedHead
+from covfree.methods.selecting.tracks import Running, aside
+
+By: TypeAlias = Literal["errors", "losses"]
+# No loss of an example counts more, so that one example does not decide, and sums stay finite.
+MOST = 100.0
+
+
+class Count(NamedTuple):
+    """What a client uploads.
+
+    Attributes:
+        scores: its errors with each head, or the sum of its losses.
+        number: how many examples it has kept aside.
+    """
+
+    scores: Float[Array, " candidates"]
+    number: Float[Array, ""]
+
+
+class Known(NamedTuple):
+    """The server's state once there are heads.
+
+    Attributes:
+        moments: the first `Moments` in the methods' states, whose scale is checked; None without.
+        heads: those of all methods, stacked if methods differ in their numbers alone; see `Maker.groups`.
+        sound: which heads are finite; the numbers of others are 0.
+        counted: the clients' sums; 0 before the round.
+    """
+
+    moments: Moments | None
+    heads: tuple[Head, ...]
+    sound: Bool[Array, " candidates"]
+    counted: Count
+
+
+@dataclass(frozen=True)
+class Maker:
+    """The static parts of how heads are made.
+
+    Attributes:
+        systems: each method's ``system``.
+        heads: each method's ``head``.
+        ends: the place of each method's track.
+        by: what clients sum up.
+        share: of the examples, which are kept aside.
+    """
+
+    systems: tuple[Callable[..., Any] | None, ...]
+    heads: tuple[Callable[..., Head], ...]
+    ends: tuple[int, ...]
+    by: By
+    share: float
+
+    def groups(self, params: tuple[Any, ...]) -> list[list[int]]:
+        """Find methods that differ in their numbers alone: one compiled function makes their heads."""
+        found: dict[Any, list[int]] = {}
+        for who, own in enumerate(params):
+            leaves, structure = jax.tree.flatten(own)
+            shapes = tuple(map(jnp.shape, leaves))
+            key = self.systems[who], self.heads[who], self.ends[who], structure, shapes
+            found.setdefault(key, []).append(who)
+        return list(found.values())
+
+
+def begin(params: tuple[Any, ...], running: Running, maker: Maker) -> tuple[Known]:
+    """Make all heads."""
+    heads, sound = [], [jnp.ones((), bool)] * len(params)
+    for group in maker.groups(params):
+        first, state = group[0], running.tracks[maker.ends[group[0]]]
+
+        def make(own: Any, first: int = first, state: Any = state) -> tuple[Head, jax.Array]:
+            system = maker.systems[first]
+            head = maker.heads[first](own, None if system is None else system(own, *state), *state)
+            finite = jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(head)]).all()
+            return jax.tree.map(lambda leaf: jnp.where(finite, leaf, 0).astype(leaf.dtype), head), finite
+
+        if len(group) == 1:
+            head, finite = make(params[first])
+            finite = finite[None]
+        else:
+            every = [params[who] for who in group]
+            own = jax.tree.map(lambda *leaves: jnp.stack(jnp.broadcast_arrays(*leaves)), *every)
+            head, finite = jax.lax.map(make, own)
+        heads.append(head)
+        for place, who in enumerate(group):
+            sound[who] = finite[place]
+    nodes = jax.tree.leaves(running, is_leaf=lambda node: isinstance(node, Moments))
+    moments = next((node for node in nodes if isinstance(node, Moments)), None)
+    numbers = [leaf for leaf in jax.tree.leaves(heads) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    dtype = accumulation_dtype(numbers[0])
+    none = Count(jnp.zeros(len(params), dtype), jnp.zeros((), dtype))
+    return (Known(moments, tuple(heads), jnp.stack(sound), none),)
+
+
+def each_head(params: tuple[Any, ...], heads: tuple[Head, ...], maker: Maker) -> list[Head]:
+    """Take the heads apart, in the order of the methods."""
+    found: dict[int, Head] = {}
+    for group, stacked in zip(maker.groups(params), heads, strict=True):
+        for place, who in enumerate(group):
+            one = jax.tree.map(lambda leaf, place=place: leaf[place], stacked)
+            found[who] = stacked if len(group) == 1 else one
+    return [found[who] for who in range(len(params))]
+
+
+def ask(params: tuple[Any, ...], state: tuple[Known]) -> tuple[Head, ...]:
+    """Send the heads."""
+    return state[0].heads
+
+
+def answer(
+    params: tuple[Any, ...], heads: tuple[Head, ...], rows: Rows, num_classes: int, *, maker: Maker
+) -> Count:
+    """Answer with the errors of all heads, or with their losses."""
+    rows = aside(rows, maker.share)
+    groups = maker.groups(params)
+    order = jnp.argsort(jnp.array([who for group in groups for who in group]))
+
+    def add(total: Count, part: tuple[jax.Array, ...]) -> Count:
+        features, label, count = part
+        kept = (count > 0) & (label >= 0) & (label < num_classes)
+        features = jnp.where(kept[:, None], features, 0)
+        weight, label = jnp.where(kept, count, 0).astype(total.number.dtype), jnp.where(kept, label, 0)
+
+        def one(head: Head) -> jax.Array:
+            return (_of_examples(head(features), label, maker.by).astype(weight.dtype) * weight).sum()
+
+        found = [
+            one(head)[None] if len(group) == 1 else jax.lax.map(one, head)
+            for group, head in zip(groups, heads, strict=True)
+        ]
+        return Count(total.scores + jnp.concatenate(found)[order], total.number + weight.sum())
+
+    features = jnp.asarray(rows.mean)
+    features = features.astype(accumulation_dtype(features))
+    none = Count(jnp.zeros(len(params), features.dtype), jnp.zeros((), features.dtype))
+    return fold_parts(add, none, (features, jnp.asarray(rows.label), jnp.asarray(rows.count)))
+
+
+def _of_examples(scores: jax.Array, label: jax.Array, by: By) -> jax.Array:
+    """Compute the error or the loss of each example."""
+    most = scores.max(1)
+    if by == "errors":
+        # NaN and −∞ alone predict nothing.
+        return (scores.argmax(1) != label) | ~jnp.isfinite(most)
+    own = jnp.take_along_axis(scores, label[:, None], axis=1)[:, 0]
+    loss = jax.nn.logsumexp(scores, axis=1) - own
+    return jnp.where(jnp.isnan(loss), MOST, jnp.minimum(loss, MOST))
+
+
+def take(params: tuple[Any, ...], state: tuple[Known], total: Count, *, by: By) -> tuple[Known]:
+    """Take the clients' sums; a head that is not finite does as badly as any can."""
+    worst = total.number * (1.0 if by == "errors" else MOST)
+    scores = jnp.where(state[0].sound, total.scores, worst.astype(total.scores.dtype))
+    return (state[0]._replace(counted=Count(scores, total.number)),)
+
+
+def finish(params: tuple[Any, ...], system: None, known: Known, *, maker: Maker) -> Head:
+    """Give the head with the least errors or losses, the first of several; the first before the round."""
+    index = best(known)
+    # If no head is finite, neither is this one, which raises an error.
+    lost = jnp.where(known.sound.any(), 0, jnp.nan)
+    heads = [
+        jax.tree.map(lambda x: x + lost.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, head)
+        for head in each_head(params, known.heads, maker)
+    ]
+    forms = [
+        (jax.tree.structure(head), [(x.shape, x.dtype) for x in jax.tree.leaves(head)]) for head in heads
+    ]
+    if any(form != forms[0] for form in forms):
+        return SelectedHead(tuple(heads), index)
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves)[index], *heads)
+
+
+def best(known: Known) -> jax.Array:
+    """Find the place of the best method."""
+    worst = jnp.where(known.sound, 0, 1)
+    return jnp.lexsort((worst, known.counted.scores))[0]
+
+
+def report(params: tuple[Any, ...], state: tuple[Any, ...], *, by: By) -> dict[str, Any]:
+    """Report the means over examples, and which head was taken."""
+    known = state[0]
+    if not isinstance(known, Known):
+        return {}
+    number = jnp.maximum(known.counted.number, 1)
+    return {"taken": best(known), by: known.counted.scores / number, "counted": known.counted.number}

@@ -1,0 +1,203 @@
+"""`select`: methods, and the numbers of methods, chosen by clients' own examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from covfree.core.checks import check_choice
+from covfree.core.types import H, Message, Rows
+from covfree.methods.message_form import Merge
+from covfree.methods.method import Method, check_method
+from covfree.methods.rounds import Round, bound
+from covfree.methods.selecting import counting
+from covfree.methods.selecting.counting import By, Known, Maker, begin
+from covfree.methods.selecting.tracks import Running, Step, Tracks, ask, receive, serve, side_by_side, terms
+from covfree.methods.summaries import Summary
+from covfree.statistics.kept import kept_aside
+
+
+def _served(
+    params: Any, state: Any, total: Any, *, steps: tuple[Step, ...], maker: Maker | None
+) -> tuple[Running] | tuple[Known]:
+    """Do the server's part of a round; make the heads after the last."""
+    running = serve(params, state, total, steps=steps)
+    return (running,) if maker is None else begin(params, running, maker)
+
+
+def _rounds(tracks: Tracks, maker: Maker, share_of_rows: float) -> list[Round]:
+    """Make the rounds of all methods side by side; the last one ends in their heads."""
+    every = [(steps, False) for steps in tracks.over_rows] + [(steps, True) for steps in tracks.over_examples]
+    found = []
+    for number, (steps, examples) in enumerate(every):
+        last = number == len(every) - 1
+        client = bound(terms, steps=steps, share=maker.share if examples else share_of_rows)
+        server = bound(_served, steps=steps, maker=maker if last else None)
+        found.append(Round(client, server, bound(ask, steps=steps), examples=examples, head=last))
+    return found
+
+
+def _without(labels: jax.Array, features: jax.Array, share: float) -> jax.Array:
+    return jax.numpy.where(kept_aside(features, share), -1, labels)
+
+
+def _made_of_rest(
+    features: Any, labels: Any, clients: Any, sizes: Any, key: Any, *, make: Any, share: float
+) -> Rows:
+    return make(features, _without(labels, features, share), clients, sizes, key)
+
+
+def _alone_of_rest(features: Any, labels: Any, num_classes: int, *, alone: Any, share: float) -> Rows | None:
+    return alone(features, _without(labels, features, share), num_classes)
+
+
+def _message_of_rest(
+    params: Any, features: Any, labels: Any, num_classes: int, *, make: Any, share: float
+) -> Any:
+    return make(params[0], features, _without(labels, features, share), num_classes)
+
+
+def _of_rest(summary: Summary, share: float) -> Summary:
+    """Make the summary of the examples that are not kept aside."""
+    alone = None if summary.alone is None else bound(_alone_of_rest, alone=summary.alone, share=share)
+    make = bound(_made_of_rest, make=summary.make, share=share)
+    return replace(summary, name=f"{summary.name} but for {share:g}", make=make, alone=alone)
+
+
+def _merged(
+    params: Any,
+    message: Message,
+    num_classes: int,
+    *,
+    merges: tuple[Merge, ...],
+    tracks: Tracks,
+    maker: Maker,
+) -> tuple[Running] | tuple[Known]:
+    """Merge messages into the state after the rounds over rows."""
+    steps = tracks.over_rows[-1]
+    running = Running(tuple(merges[s.who](params[s.who], message, num_classes) for s in steps))
+    return (running,) if tracks.over_examples else begin(params, running, maker)
+
+
+def _flops(params: Any, num_examples: int, dim: int, num_classes: int, *, own: tuple[Any, ...]) -> int:
+    found = [flops(p, num_examples, dim, num_classes) for p, flops in zip(params, own, strict=True) if flops]
+    return sum(found) + 2 * len(own) * num_examples * dim * num_classes
+
+
+def select(candidates: Sequence[Method[H]], *, by: By = "errors", keep: float = 0.1) -> Method[H]:
+    """Let the clients choose among methods, or among the numbers of a method, by examples that they keep.
+
+    Each client leaves a share of its examples out of what it sends. From the rest, the server makes the heads
+    of all candidates, and sends them. Each client counts the errors of each head on the examples that it
+    kept; the counts add up, and the server takes the head with the fewest, the first of several. So the
+    candidates cost one message and one round more, of a number for each candidate and one for the examples.
+
+    Whether an example is kept is told by a hash of its features, so it needs no key and no memory.
+
+    Args:
+        candidates: methods whose clients send the same, two or more; the first is taken where nothing tells
+            them apart. E.g. `fedcof` with several γ, or with different heads, `fedncm`, ``qda`` from means;
+            `fed3r` with several λ; some of them `refined` or `corrected`.
+        by: what clients add up: ``"errors"``, or ``"losses"``, −log softmax of the example's class, of at
+            most 100, which judges probabilities too.
+        keep: the share of examples that are kept, above 0 and below 1. The head is one of the rest.
+
+    Returns:
+        The method, whose numbers are a tuple of the candidates' numbers. Its head is that of the candidate
+        which was taken. `covfree.rounds.run` tells which one in its history, and the mean errors of all:
+        ``taken``, ``errors`` or ``losses``, and ``counted``, the number of examples.
+
+    Raises:
+        TypeError: if a candidate is no method.
+        ValueError: if there are fewer than two, their clients send different messages, apply a map or
+            transforms, or an argument is out of range.
+
+    Source: covfree; docs/selecting.md.
+
+    >>> import covfree, numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> labels, clients = rng.integers(0, 3, 400), rng.integers(0, 20, 400)
+    >>> features = (rng.normal(size=(400, 8)) @ rng.normal(size=(8, 8))).astype(np.float32)
+    >>> features += 3 * np.eye(3, 8, dtype=np.float32)[labels]
+    >>> method = covfree.select([covfree.fedncm(), covfree.fedcof()])
+    >>> head = covfree.fit(method, features, labels, clients)
+    >>> head.weight.shape
+    (8, 3)
+    """
+    candidates = tuple(candidates)
+    for candidate in candidates:
+        check_method(candidate)
+    _check(candidates, keep)
+    check_choice("by", by, ("errors", "losses"))
+    first, tracks = candidates[0], side_by_side(candidates)
+    maker = Maker(
+        tuple(each.system for each in candidates),
+        tuple(each.head for each in candidates),
+        tracks.ends,
+        by,
+        keep,
+    )
+    own = _rounds(tracks, maker, keep if first.summary.stays else 0.0)
+    count = Round(
+        bound(counting.answer, maker=maker),
+        bound(counting.take, by=by),
+        counting.ask,
+        examples=True,
+        head=True,
+    )
+    message = first.message
+    if message is not None:
+        merges = tuple(each.message.merge for each in candidates if each.message is not None)
+        message = replace(
+            message,
+            name=f"{message.name} but for {keep:g}",
+            make=bound(_message_of_rest, make=message.make, share=keep),
+            merge=bound(_merged, merges=merges, tracks=tracks, maker=maker),
+        )
+    receives = any(each.received is not None for each in candidates)
+    made: Any = Method(
+        params=tuple(each.params for each in candidates),
+        name="-or-".join(dict.fromkeys(each.name for each in candidates)),
+        summary=first.summary if first.summary.stays else _of_rest(first.summary, keep),
+        rounds=(*own, count),
+        system=None,
+        head=bound(counting.finish, maker=maker),
+        message=message,
+        whole_clients=any(each.whole_clients for each in candidates),
+        received=bound(receive, steps=tracks.over_rows[-1]) if receives else None,
+        report=bound(counting.report, by=by),
+        flops=bound(_flops, own=tuple(each.flops for each in candidates)),
+    )
+    return made
+
+
+def _check(candidates: tuple[Method[Any], ...], keep: float) -> None:
+    """Raise unless clients can send one message for all candidates."""
+    if len(candidates) < 2:
+        raise ValueError(f"candidates: expected two methods or more, got {len(candidates)}")
+    first = candidates[0]
+    for each in candidates:
+        if each.sends != first.sends or _message_of(each) != _message_of(first):
+            raise ValueError(
+                f"candidates: expected methods whose clients send the same; {first.name!r} sends "
+                f"{first.sends}, {each.name!r} sends {each.sends}"
+                + " of other settings"
+                * (each.sends == first.sends)
+            )
+        if each.message is not None and each.message.solved:
+            raise ValueError(
+                f"candidates: expected none whose message depends on its numbers, got {each.name!r}"
+            )
+        if each.feature_map is not None or each.transforms:
+            what = "a map of features" if each.feature_map is not None else "transforms of rows"
+            raise ValueError(f"candidates: expected methods without {what}, got {each.name!r}")
+    if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep < 1:
+        raise ValueError(f"keep: expected a share above 0 and below 1, got {keep!r}")
+
+
+def _message_of(method: Method[Any]) -> Any:
+    form: Callable[..., Any] | None = None if method.message is None else method.message.make
+    return method.summary, form

@@ -1,0 +1,156 @@
+"""Rounds of several methods side by side; what they have in common is done once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from covfree.core.types import Rows
+from covfree.methods.method import Method
+from covfree.methods.rounds import Round
+from covfree.statistics.kept import kept_aside
+
+
+class Running(NamedTuple):
+    """The server's state before there are heads.
+
+    Attributes:
+        tracks: states of methods; methods whose rounds were the same so far share one.
+    """
+
+    tracks: tuple[tuple[Any, ...], ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a round does to a track.
+
+    Attributes:
+        parent: the place of the track's state before the round.
+        who: the place of the first method on the track, whose numbers are used.
+        each: the method's round; None if the method has no more rounds of this kind.
+        received: the method's ``received``.
+    """
+
+    parent: int
+    who: int
+    each: Round | None
+    received: Callable[[Any, Rows], Any] | None
+
+
+class Tracks(NamedTuple):
+    """The rounds of all methods.
+
+    Attributes:
+        over_rows: the steps of each round over rows.
+        over_examples: the steps of each round over examples.
+        ends: the place of each method's track after all of them.
+    """
+
+    over_rows: tuple[tuple[Step, ...], ...]
+    over_examples: tuple[tuple[Step, ...], ...]
+    ends: tuple[int, ...]
+
+
+def side_by_side(methods: Sequence[Method[Any]]) -> Tracks:
+    """Put the rounds of methods side by side, first those over rows, then those over examples."""
+    track = [0] * len(methods)
+    found: list[tuple[tuple[Step, ...], ...]] = []
+    for examples in (False, True):
+        own = [[each for each in method.rounds if each.examples == examples] for method in methods]
+        rounds = []
+        for place in range(max(map(len, own))):
+            known: dict[Any, int] = {}
+            steps: list[Step] = []
+            for who, method in enumerate(methods):
+                each = own[who][place] if place < len(own[who]) else None
+                key = track[who], method.received, _likeness(each, method, who)
+                if key not in known:
+                    known[key] = len(steps)
+                    steps.append(Step(track[who], who, each, method.received))
+                track[who] = known[key]
+            rounds.append(tuple(steps))
+        found.append(tuple(rounds))
+    over_rows, over_examples = found
+    return Tracks(over_rows, over_examples, tuple(track))
+
+
+def _likeness(each: Round | None, method: Method[Any], who: int) -> Any:
+    """A key that is equal for rounds of two methods if they make the same of the same state."""
+    if each is None:
+        return None
+    structure = jax.tree.structure(each.own(method.params))
+    # The server's function may use numbers; without one it keeps the total.
+    same = structure.num_leaves == 0 or (each.fixed and each.server is None and each.broadcast is None)
+    return each.client, each.broadcast, each.server, structure if same else who
+
+
+def terms(
+    params: tuple[Any, ...],
+    sent: tuple[Any, ...],
+    rows: Rows,
+    num_classes: int,
+    *,
+    steps: tuple[Step, ...],
+    share: float,
+) -> tuple[Any, ...]:
+    """Make the terms of all tracks, of the rows that are not kept aside; of all rows if ``share`` is 0."""
+    if share:
+        rows = _labelled(rows, ~kept_aside(rows.mean, share))
+    own = [(step.each, params[step.who]) for step in steps if step.each is not None]
+    return tuple(
+        each.client(each.own(numbers), asked, rows, num_classes)
+        for (each, numbers), asked in zip(own, sent, strict=True)
+    )
+
+
+def aside(rows: Rows, share: float) -> Rows:
+    """Take the examples that are kept aside."""
+    return _labelled(rows, kept_aside(rows.mean, share))
+
+
+def _labelled(rows: Rows, used: jax.Array) -> Rows:
+    """Make padding of all rows but those that are used."""
+    return replace(rows, label=jnp.where(used, rows.label, -1))
+
+
+def ask(params: tuple[Any, ...], state: tuple[Any, ...], *, steps: tuple[Step, ...]) -> tuple[Any, ...]:
+    """Make what clients are sent for each track that has a round."""
+    tracks = tracks_of(state)
+    found = []
+    for step in steps:
+        if step.each is not None:
+            before, own = tracks[step.parent], step.each.own(params[step.who])
+            found.append(before if step.each.broadcast is None else step.each.broadcast(own, before))
+    return tuple(found)
+
+
+def tracks_of(state: tuple[Any, ...]) -> tuple[tuple[Any, ...], ...]:
+    """The states of all tracks; one that is empty before the first round."""
+    return state[0].tracks if state else ((),)
+
+
+def serve(
+    params: tuple[Any, ...], state: tuple[Any, ...], total: tuple[Any, ...], *, steps: tuple[Step, ...]
+) -> Running:
+    """Do the server's part of a round for all tracks."""
+    tracks, totals, found = tracks_of(state), iter(total), []
+    for step in steps:
+        before = tracks[step.parent]
+        if step.each is None:
+            found.append(before)
+        elif step.each.server is None:
+            found.append((*before, next(totals)))
+        else:
+            found.append(step.each.server(step.each.own(params[step.who]), before, next(totals)))
+    return Running(tuple(found))
+
+
+def receive(state: tuple[Running], rows: Rows, *, steps: tuple[Step, ...]) -> tuple[Running]:
+    """Keep what methods need of the rows that clients have sent; ``steps`` of the last round over rows."""
+    tracks = zip(state[0].tracks, steps, strict=True)
+    return (Running(tuple(s if step.received is None else step.received(s, rows) for s, step in tracks)),)
