@@ -105,11 +105,14 @@ def new_command(
     sums: Annotated[
         str | None,
         typer.Option(
-            help="Hide uploads in sums, whose numbers are at most so large: bound=1e7:neighbours=40."
+            help="Hide uploads in sums, of numbers of at most so much: bound=1e7:holders=3:neighbours=40."
         ),
     ] = None,
     private: Annotated[
-        str | None, typer.Option(help="Noise inside these sums: epsilon=1:delta=1e-6:clip=15:projection=256.")
+        str | None,
+        typer.Option(
+            help="Noise inside these sums: epsilon=1:delta=1e-6:clip=15, of training also unit=client."
+        ),
     ] = None,
 ) -> None:
     """Write the description of a federation into a shared folder.
@@ -159,8 +162,8 @@ def new_command(
     shared.mkdir(parents=True, exist_ok=True)
     description.save(file)
     say(f"wrote {file}: {', '.join(description.sites)}; {algorithm}; identity {description.identity}")
-    if (made := description.private_method) is not None:
-        say(str(made.promise))
+    if description.promise is not None:
+        say(str(description.promise))
 
 
 @app.command("serve")
@@ -249,8 +252,8 @@ def join_command(
     examples = load_key(key), own.features, own.labels
     with Client(description, name, state, *examples, uses=own.uses, algorithm=algorithm) as client:
         say(f"site {name}: {len(own.labels):,} examples; federation {description.identity[:12]}…")
-        if (made := description.private_method) is not None:
-            say(str(made.promise))
+        if description.promise is not None:
+            say(str(description.promise))
         try:
             content, stopped = join(client, folder, poll=poll, wait=wait and 60 * wait, say=say)
         except TooFew as error:

@@ -22,11 +22,12 @@ from covfree.core.checks import check_choice, check_positive, check_type
 from covfree.deployment.named import algorithm_named, method_named
 from covfree.deployment.private import Exact, PrivateSums
 from covfree.deployment.sums import SecureSums
-from covfree.privacy import Private
+from covfree.privacy import Private, PrivateUpdates, Promise
 from covfree.protocol.messages import check_class_names
 from covfree.rounds.algorithm import Algorithm
 from covfree.rounds.from_method import as_algorithm, sends_messages
-from covfree.secure import STEPS, FixedPoint, Session
+from covfree.secure import STEPS, FixedPoint, Session, common_classes
+from covfree.secure.words import Encoding
 
 _VERSION = 1
 _KEY = re.compile("[0-9a-f]{64}")
@@ -64,8 +65,8 @@ class Description:
         seed: of all random draws.
         sums: how single uploads are hidden from the server, which then sees their sum alone: all uploads are
             sums, and each round takes the four steps of `covfree.secure`. None for uploads that it sees.
-        private: what is promised to those whose data it is, of a method whose sites add noise to their sums;
-            it needs ``sums``. None for sums without noise.
+        private: what is promised to those whose data it is, as sites add noise to their sums, or to their
+            updates in training; it needs ``sums``. None for sums without noise.
         run: tells this federation from others with the same settings, such as the date or a random text.
 
     Raises:
@@ -137,6 +138,7 @@ class Description:
                 f"judge_sites: expected an algorithm whose sites send class means, as all of them do in the "
                 f"first round of fedcof; got {self.algorithm!r}, whose sites send sums alone"
             )
+        self.promise  # noqa: B018
         if self.sums is not None:
             try:
                 self.session(0, 1)
@@ -169,11 +171,11 @@ class Description:
         number, step = self.place(turn)
         return f"round {number + 1} of {self.num_rounds}" + ("" if self.sums is None else f", step {step}")
 
-    @property
-    def words(self) -> FixedPoint | Exact:
+    @cached_property
+    def words(self) -> Encoding:
         """How the numbers of an upload become words, of a federation with secure sums."""
         if self.private is not None:
-            return Exact()
+            return Exact() if self.private_updates is None else self.private_updates
         if self.sums is None or self.sums.bound is None:
             raise ValueError("bound: expected the largest number of an upload, got None")
         return FixedPoint(self.sums.bound, len(self.sites))
@@ -234,19 +236,47 @@ class Description:
             sums = as_algorithm(made.method, num_classes=classes)
             return replace(sums, rounds=len(made.grids), same_clients=True)
         hidden = self.sums is not None
-        return algorithm_named(self.algorithm, self.dim, classes, self.train, network, sums=hidden)
+        own = algorithm_named(self.algorithm, self.dim, classes, self.train, network, sums=hidden)
+        if self.private is not None:
+            # An upload's weight is a part of what is clipped.
+            own = replace(own, params=own.params._replace(uniform=jax.numpy.asarray(True)))
+        holders = None if self.sums is None else self.sums.holders
+        return own if holders is None else common_classes(own, holders)
 
     @property
     def private_method(self) -> Private | None:
         """The private method of a federation that adds noise to its sums; None for others."""
+        private = self._private
+        method = None if private is None else method_named(self.algorithm)
+        if private is None or method is None:
+            return None
+        if self.train != "head":
+            raise ValueError(f"private: expected train='head' of a method, got {self.train!r}")
+        return private.method(method, self.fewest, self.seed)
+
+    @cached_property
+    def private_updates(self) -> PrivateUpdates | None:
+        """The noise of a federation that trains in rounds; None for others."""
+        private = self._private
+        if private is None or method_named(self.algorithm) is not None:
+            return None
+        return private.updates(self.fewest, self.rounds or 1, len(self.sites))
+
+    @property
+    def promise(self) -> Promise | None:
+        """What is promised to those whose data it is; None without noise."""
+        made = self.private_method or self.private_updates
+        return None if made is None else made.promise
+
+    @property
+    def _private(self) -> PrivateSums | None:
         if self.private is None:
             return None
         if self.sums is None:
             raise ValueError("private: expected sums too, as they hide uploads with little noise; got None")
-        method = method_named(self.algorithm)
-        if method is None or self.train != "head":
-            raise ValueError(f"private: expected a method, as its sums get noise; got {self.algorithm!r}")
-        return self.private.method(method, self.fewest, self.seed)
+        if self.sums.holders is not None:
+            raise ValueError(f"holders: expected None, as noise hides each site, got {self.sums.holders}")
+        return self.private
 
     def key(self) -> jax.Array:
         """The key of all random draws, as `covfree.rounds.run` takes it."""

@@ -13,7 +13,7 @@ import numpy as np
 from covfree.core.types import AnyArray, Head
 from covfree.deployment.steps import Upload
 from covfree.methods import Method
-from covfree.privacy import Private, private
+from covfree.privacy import Private, PrivateUpdates, private, private_updates
 from covfree.privacy import Upload as Integers
 from covfree.privacy.accounting import Neighbours, Unit
 from covfree.privacy.projection import PublicProjection
@@ -31,8 +31,9 @@ class PrivateSums:
     Attributes:
         epsilon: ε of all rounds together.
         delta: δ.
-        clip: B, the bound on a feature's norm.
-        unit: what is hidden, ``"example"`` or ``"client"``, which is a site.
+        clip: B, the bound on a feature's norm; of an algorithm of `covfree.finetune`, that on an upload's,
+            above 1, which is a site's weight.
+        unit: what is hidden, ``"example"`` or ``"client"``, which is a site; the latter for training.
         neighbours: ``"add_remove"`` or ``"replace_one"``.
         honest: sites that surely take part and add their noise; None for `Description.fewest`.
         weight: with ``unit="client"``, the most examples that a site may weigh.
@@ -48,15 +49,39 @@ class PrivateSums:
     weight: float | int | None = None
     projection: int | None = None
 
+    def updates(self, fewest: int, rounds: int, num_sites: int) -> PrivateUpdates:
+        """The noise of an algorithm of training in rounds; see `covfree.privacy.private_updates`.
+
+        Raises:
+            ValueError: as of `method`, or if it is to hide single examples.
+        """
+        if self.unit != "client" or self.weight is not None or self.projection is not None:
+            raise ValueError(
+                "private: expected unit=client, without weight and projection, as updates hide sites; got "
+                f"unit={self.unit}, weight={self.weight}, projection={self.projection}"
+            )
+        return private_updates(
+            epsilon=self.epsilon,
+            delta=self.delta,
+            clip=self.clip,
+            rounds=rounds,
+            honest=self._honest(fewest),
+            num_clients=num_sites,
+            neighbours=self.neighbours,
+        )
+
+    def _honest(self, fewest: int) -> int:
+        honest = fewest if self.honest is None else self.honest
+        if honest > fewest:
+            raise ValueError(f"honest: expected at most the fewest sites of a round, {fewest}, got {honest}")
+        return honest
+
     def method(self, method: Method[Any], fewest: int, seed: int) -> Private:
         """The private method.
 
         Raises:
             ValueError: if a number is out of range, or more sites are to be honest than are sure to answer.
         """
-        honest = fewest if self.honest is None else self.honest
-        if honest > fewest:
-            raise ValueError(f"honest: expected at most the fewest sites of a round, {fewest}, got {honest}")
         return private(
             method,
             epsilon=self.epsilon,
@@ -65,7 +90,7 @@ class PrivateSums:
             unit=self.unit,
             noise="distributed",
             neighbours=self.neighbours,
-            honest=honest,
+            honest=self._honest(fewest),
             weight=self.weight,
             projection=self.projection,
             seed=seed,
@@ -165,8 +190,12 @@ class PrivateSteps:
         )
 
 
+@dataclass(frozen=True)
 class Exact:
     """Integers of 64 bits as words, which they are already; as `covfree.secure.FixedPoint` for numbers."""
+
+    num_clients: int = 2**63
+    rounds: int | None = None
 
     def encode(self, upload: Any) -> Words:
         """The words of a list of integers."""

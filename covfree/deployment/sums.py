@@ -47,6 +47,8 @@ class SecureSums:
             private sums alone, which are integers.
         neighbours: with how many others each site shares masks, even; None for all.
         threshold: how many neighbours must stay to the end; None for the least above half.
+        holders: the fewest sites whose class may be summed, see `covfree.secure.common_classes`, of a method;
+            None sums every class.
 
     Raises:
         ValueError: if a number is of another type.
@@ -55,11 +57,12 @@ class SecureSums:
     bound: float | int | None = None
     neighbours: int | None = None
     threshold: int | None = None
+    holders: int | None = None
 
     def __post_init__(self) -> None:
         if self.bound is not None and type(self.bound) not in (int, float):
             raise ValueError(f"bound: expected a number or None, got {self.bound!r}")
-        for name in ("neighbours", "threshold"):
+        for name in ("neighbours", "threshold", "holders"):
             if getattr(self, name) is not None:
                 check_positive(name, getattr(self, name))
 

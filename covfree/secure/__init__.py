@@ -2,6 +2,7 @@
 
 from covfree.secure.client import Client as Client
 from covfree.secure.groups import group_means as group_means
+from covfree.secure.holders import common_classes as common_classes
 from covfree.secure.messages import Advert as Advert
 from covfree.secure.messages import Masked as Masked
 from covfree.secure.messages import Opened as Opened

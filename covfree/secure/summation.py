@@ -20,7 +20,7 @@ from covfree.rounds.uploads import is_table
 from covfree.secure.client import Client
 from covfree.secure.messages import Refused, Session
 from covfree.secure.server import Server
-from covfree.secure.words import FixedPoint
+from covfree.secure.words import Encoding, FixedPoint
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ class Summed(NamedTuple):
 
 def secure_sum(
     uploads: Mapping[int, Any],
-    point: FixedPoint,
+    point: Encoding,
     *,
     name: str = "sum",
     threshold: int | None = None,
@@ -56,7 +56,7 @@ def secure_sum(
 
     Args:
         uploads: each client's upload by its number: pytrees of one structure, of arrays that add up.
-        point: how numbers become words.
+        point: how numbers become words: a `FixedPoint`, or of `covfree.privacy.private_updates`.
         name: tells this sum from others, see `Session`.
         threshold: t, see `Session`; by default the least above half of a client's neighbours.
         least: the fewest clients whose sum may be seen.
@@ -120,7 +120,7 @@ def run_securely(
     features: AnyArray,
     labels: AnyArray,
     clients: AnyArray,
-    bound: float,
+    bound: float | Encoding,
     *,
     key: PRNGKey,
     rounds: int | None = None,
@@ -134,7 +134,8 @@ def run_securely(
         features: [examples, dim].
         labels: [examples] classes.
         clients: [examples] whose each example is, from 0; below 0 for nobody's.
-        bound: see `FixedPoint`: the largest absolute value of a number in an upload.
+        bound: see `FixedPoint`: the largest absolute value of a number in an upload. Or how uploads become
+            words, such as `covfree.privacy.private_updates`, by which each client adds noise.
         key: PRNG key of the run.
         rounds: how many rounds; by default the algorithm's.
         protocol: ``threshold``, ``least`` and ``neighbours`` of `secure_sum`.
@@ -152,7 +153,9 @@ def run_securely(
         raise ValueError(f"rounds: expected a number, as {algorithm.name} may run any, got None")
     owners = np.asarray(clients)
     data = _own_data(np.asarray(features), np.asarray(labels), owners)
-    point = FixedPoint(bound, len(data))
+    point = bound if isinstance(bound, Encoding) else FixedPoint(bound, len(data))
+    if point.rounds is not None and number > point.rounds:
+        raise ValueError(f"rounds: expected at most {point.rounds}, as is promised, got {number}")
     state, memory = cohort.start(algorithm, key, num_clients=len(data))
     memories, answer = dict.fromkeys(data, memory), jax.jit(_answer)
     for turn in range(number):

@@ -4,18 +4,41 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import UInt64
+from jaxtyping import Float, UInt64
 
 from covfree.core.optional import optional
 
 Words = UInt64[np.ndarray, " words"]
 # An upload of the largest bound by all clients stays below half of the words, as the other half is negative.
 _ROOM = 62
+
+
+@runtime_checkable
+class Encoding(Protocol):
+    """How an upload's numbers become words, and a sum of words numbers: a `FixedPoint`, or one with noise."""
+
+    @property
+    def num_clients(self) -> int:
+        """The most clients whose uploads are added."""
+        ...
+
+    @property
+    def rounds(self) -> int | None:
+        """The most rounds that it may be used for; None for any number."""
+        ...
+
+    def encode(self, upload: Any) -> Words:
+        """The words of an upload."""
+        ...
+
+    def decode(self, total: Words, like: Any) -> Any:
+        """The numbers of a sum of words, with the structure of an upload."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -43,6 +66,11 @@ class FixedPoint:
                 f"bound: expected a bound that leaves a bit for fractions, got {self.bound:g} with "
                 f"{self.num_clients} clients"
             )
+
+    @property
+    def rounds(self) -> None:
+        """None: it serves any number of rounds."""
+        return None
 
     @property
     def bits(self) -> int:
@@ -74,13 +102,18 @@ class FixedPoint:
             like: an upload, or anything with its structure, shapes and data types.
         """
         numbers = np.ldexp(total.view(np.int64).astype(np.float64), -self.bits)
-        leaves, structure = jax.tree.flatten(like)
-        ends = np.cumsum([math.prod(np.shape(leaf)) for leaf in leaves])
-        if len(numbers) != (ends[-1] if len(ends) else 0):
-            raise ValueError(f"total: expected {ends[-1] if len(ends) else 0} words, got {len(numbers)}")
-        parts = np.split(numbers, ends[:-1]) if len(ends) else []
-        made = [_like(part, leaf) for part, leaf in zip(parts, leaves, strict=True)]
-        return jax.tree.unflatten(structure, made)
+        return shaped(numbers, like)
+
+
+def shaped(numbers: Float[np.ndarray, " words"], like: Any) -> Any:
+    """Turn a vector of numbers into a pytree with another's structure, shapes and data types."""
+    leaves, structure = jax.tree.flatten(like)
+    ends = np.cumsum([math.prod(np.shape(leaf)) for leaf in leaves])
+    if len(numbers) != (ends[-1] if len(ends) else 0):
+        raise ValueError(f"total: expected {ends[-1] if len(ends) else 0} words, got {len(numbers)}")
+    parts = np.split(numbers, ends[:-1]) if len(ends) else []
+    made = [_like(part, leaf) for part, leaf in zip(parts, leaves, strict=True)]
+    return jax.tree.unflatten(structure, made)
 
 
 def _like(numbers: np.ndarray, leaf: Any) -> Any:

@@ -2,12 +2,16 @@
 
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from machines import CLASSES, DIM, MORE, Machines, examples, finish
 
+import covfree
+from covfree import finetune
 from covfree.deployment import PrivateSums, SecureSums
 from covfree.deployment.envelope import unseal
+from covfree.rounds import run
 
 PROMISE = PrivateSums(300.0, 1e-5, clip=6.0)
 
@@ -66,11 +70,29 @@ def test_a_site_draws_its_noise_once(tmp_path):
         assert set(unseal(first, machines.description.sites).arrays) == {"words"}
 
 
+def test_training_is_private_for_sites_inside_the_masks(tmp_path):
+    promise = PrivateSums(1e6, 1e-5, clip=9.0, unit="client")
+    with make(tmp_path, "fedavg", promise, rounds=2) as machines:
+        own = machines.description
+        assert own.promise.epsilon <= 1e6
+        assert (own.promise.noise, own.promise.honest, len(own.promise.releases)) == ("distributed", 4, 2)
+        head = finish(machines.server(), machines.clients())
+        features, labels = (np.concatenate(part) for part in zip(*map(examples, MORE), strict=True))
+        owners = np.repeat(np.arange(len(MORE)), list(MORE.values()))
+        # Sites weigh the same, as their weight is a part of what is clipped.
+        start = covfree.LinearHead(jnp.zeros((DIM, CLASSES)), jnp.zeros(CLASSES))
+        plain = finetune.fedavg(finetune.linear_model(start), 0.1, weighting="uniform")
+        simulated = run(plain, features, labels, owners, key=own.key(), rounds=2).result
+        np.testing.assert_allclose(head.weight, simulated.weight, atol=0.01)
+        np.testing.assert_allclose(head.bias, simulated.bias, atol=0.01)
+
+
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
         ({"sums": None}, "private: expected sums too"),
-        ({"algorithm": "fedadam", "rounds": 2}, "private: expected a method"),
+        ({"sums": SecureSums(holders=3)}, "holders: expected None, as noise hides each site"),
+        ({"algorithm": "fedadam", "rounds": 2}, "private: expected unit=client"),
         ({"promise": PrivateSums(1.0, 1e-5, clip=6.0, honest=5)}, "honest: expected at most the fewest"),
         ({"promise": PrivateSums(-1.0, 1e-5, clip=6.0)}, "epsilon"),
         ({"algorithm": "qda-means"}, "method: expected one whose head"),

@@ -47,16 +47,17 @@ def step(server, clients):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "rounds", "at"), [("fedcof:shrinkage=0.1", None, 2), ("scaffold", 2, 1), ("fed3r", None, 3)]
+    ("algorithm", "rounds", "at", "holders"),
+    [("fedcof:shrinkage=0.1", None, 2, 4), ("scaffold", 2, 1, None), ("fed3r", None, 3, None)],
 )
-def test_the_result_is_that_of_integers_whoever_leaves(algorithm, rounds, at, tmp_path):
+def test_the_result_is_that_of_integers_whoever_leaves(algorithm, rounds, at, holders, tmp_path):
     there = [site for site in MORE if site != "oslo"]
-    with make(tmp_path, algorithm, rounds=rounds) as machines:
+    with make(tmp_path, algorithm, rounds=rounds, sums=SecureSums(1e6, holders=holders)) as machines:
         server, clients = machines.server(), machines.clients()
         for turn in range(4):
             step(server, {site: clients[site] for site in (there if turn >= at else MORE)})
         if algorithm.startswith("fedcof"):
-            # Its second round needs all whose counts are in the first, and nobody else.
+            # Its later rounds need all whose counts are in the first, and nobody else.
             late = server.take(clients["oslo"].answer(server.open()))
             assert "need the sites of the first" in (late.reason or "")
             clients.pop("oslo")
@@ -65,6 +66,10 @@ def test_the_result_is_that_of_integers_whoever_leaves(algorithm, rounds, at, tm
         assert [each["round"] for each in server.history] == list(range(4 * number))
         came = [there if at < 3 else list(MORE), *[list(clients)] * (number - 1)]
         assert_equal(result, of_integers(server.description, came))
+        if holders is not None:
+            # Without oslo, class 0 is three sites' alone: york has none of it.
+            assert number == 3
+            assert server._state.common.tolist() == [False, True, True]
 
 
 # A process that is killed while it opens a file closes nothing.
@@ -182,6 +187,7 @@ def test_too_few_is_named_and_the_step_is_opened_again(tmp_path):
         ({"sums": SecureSums(0.0)}, "sums: bound: expected a finite number above 0"),
         ({"sums": SecureSums(1e6, threshold=1)}, "sums: threshold: expected above half of 4 neighbours"),
         ({"sums": SecureSums(1e6, neighbours=3)}, "sums: neighbours: expected an even number"),
+        ({"sums": SecureSums(1e6, holders=1)}, "holders: expected at least 2"),
         ({"algorithm": "fedpft"}, "sums"),
     ],
 )

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import covfree
-from covfree import finetune
-from covfree.privacy import private_rounds
+from covfree import finetune, secure
+from covfree.privacy import private_rounds, private_updates
 from covfree.rounds import ClientData, as_algorithm, run
 
 RNG = np.random.default_rng(0)
@@ -81,3 +81,68 @@ def test_what_cannot_be_promised_is_refused():
         make(rounds=0)
     with pytest.raises(TypeError, match=r"expected a covfree.rounds.Algorithm"):
         private_rounds(covfree.fedncm(), epsilon=1.0, delta=1e-5, clip=1.0, rounds=1)
+
+
+def updates(**changes):
+    options = {"epsilon": 8.0, "delta": 1e-5, "clip": 2.0, "rounds": 4, "honest": 50, "num_clients": 60}
+    return private_updates(**options | changes)
+
+
+def seeded(seed=0):
+    return np.random.default_rng(seed).bytes
+
+
+def test_clients_noise_adds_up_to_the_server_s():
+    central = make(epsilon=1.0, rounds=4)[0].params.deviation
+    for neighbours, times in (("add_remove", 1), ("replace_one", 2)):
+        hidden = updates(epsilon=1.0, neighbours=neighbours)
+        assert 0.97 < hidden.promise.epsilon <= 1.0
+        assert (hidden.promise.unit, hidden.promise.noise) == ("client", "distributed")
+        zeros = {"a": np.zeros((50, 40), np.float32), "b": np.zeros(())}
+        total = sum(hidden.encode(zeros, seeded(k)) for k in range(50))
+        noise = hidden.decode(total, zeros)["a"]
+        # Integers cost 7 % of ε, which the deviation follows.
+        assert 0.97 < noise.std() / (times * central) < 1.12
+        assert abs(noise.mean()) < 4.5 * noise.std() / np.sqrt(noise.size)
+
+
+def test_integers_are_as_long_as_the_grid_allows_and_no_longer():
+    hidden = updates()
+    for scale, length in ((1e30, 1.0), (1e-3, None), (np.nan, 0.0), (np.inf, 0.0)):
+        upload = {"a": scale * RNG.normal(size=300), "b": np.float32(scale)}
+        zeros = jax.tree.map(np.zeros_like, upload)
+        moved = (hidden.encode(upload, seeded()) - hidden.encode(zeros, seeded())).view(np.int64)
+        norm = np.sqrt(float(sum(int(x) ** 2 for x in moved)))
+        assert norm <= hidden.bound
+        wanted = hidden.bound * length if length is not None else norm
+        assert norm == pytest.approx(wanted, abs=20)
+        if length is None:
+            found = hidden.decode(moved.view(np.uint64), upload)
+            np.testing.assert_allclose(found["a"], upload["a"], atol=hidden.clip / hidden.bound)
+
+
+def test_training_within_masks_is_training_with_the_server_s_noise():
+    data, options = (FEATURES, LABELS, OWNERS), {"key": jax.random.key(0), "rounds": 3}
+    plain = run(fedavg(), *data, **options).result
+    little = updates(epsilon=1e6, rounds=3)
+    hidden = secure.run_securely(fedavg(), *data, little, neighbours=6, threshold=4, **options)
+    np.testing.assert_allclose(hidden.weight, plain.weight, atol=0.02)
+    with pytest.raises(ValueError, match="rounds: expected at most 2, as is promised, got 3"):
+        secure.run_securely(fedavg(), *data, updates(rounds=2), **options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"clip": 0.0}, "clip"),
+        ({"honest": 61}, "honest: expected at most the 60 clients, got 61"),
+        ({"epsilon": 1e-5}, "epsilon: expected a larger one"),
+        ({"neighbours": "others"}, "neighbours"),
+    ],
+)
+@pytest.mark.usefixtures("untyped")
+def test_updates_that_promise_nothing_are_errors(changes, why):
+    with pytest.raises(ValueError, match=why):
+        updates(**changes)
+    with pytest.raises(ValueError, match="upload: expected floats alone, got int32"):
+        updates().encode({"n": np.int32(3)})

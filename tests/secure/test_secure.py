@@ -267,6 +267,27 @@ def test_algorithms_give_what_they_give_without_masks():
         secure.run_securely(rows, FEATURES, LABELS, CLIENTS, 1e6, key=jax.random.key(0))
 
 
+def test_classes_of_few_clients_are_left_out_of_sums():
+    # Class 2 is client 0's and client 1's alone; class 1 is held by three, and class 3 by nobody.
+    labels = np.where((LABELS == 2) & (CLIENTS > 1), 0, LABELS)
+    labels = np.where((labels == 1) & (CLIENTS == 3), 0, labels)
+    for method in (covfree.fedcof(0.1), covfree.fed3r()):
+        sums = secure.common_classes(as_algorithm(method, num_classes=4, uploads="sums"), 3)
+        hidden = secure.run_securely(sums, FEATURES, labels, CLIENTS, 1e6, key=jax.random.key(0))
+        kept = np.where(labels == 2, -1, labels)
+        plain = covfree.fit(method, FEATURES, kept, CLIENTS, num_classes=4)
+        for one, other in zip(jax.tree.leaves(hidden), jax.tree.leaves(plain), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+        simulated = run(sums, FEATURES, labels, CLIENTS, key=jax.random.key(0)).result
+        np.testing.assert_allclose(simulated.weight, plain.weight, rtol=1e-4, atol=1e-5)
+        assert set(np.asarray(hidden(FEATURES)).argmax(-1).tolist()) <= {0, 1}
+    with pytest.raises(ValueError, match="holders: expected at least 2"):
+        secure.common_classes(sums, 1)
+    model = finetune.linear_model(covfree.LinearHead(jnp.zeros((5, 3)), jnp.zeros(3)))
+    with pytest.raises(ValueError, match="algorithm: expected sums of a method's classes, got 'fedavg'"):
+        secure.common_classes(finetune.fedavg(model), 2)
+
+
 def test_means_of_groups_are_those_of_clients_that_hold_a_group_s_examples():
     messages = {
         k: covfree.client_message(

@@ -1,0 +1,119 @@
+"""Classes that few clients hold, left out of secure sums: their sums would be those clients' own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from covfree.core.checks import check_positive
+from covfree.core.types import AnyArray, PRNGKey
+from covfree.methods.rounds import bound
+from covfree.rounds.algorithm import Algorithm, ClientData, check_algorithm
+
+
+class _Numbers(NamedTuple):
+    """The ``params``: those of the algorithm, and the fewest holders of a class."""
+
+    own: Any
+    holders: AnyArray
+
+
+class _State(NamedTuple):
+    """The server's state: that of the algorithm, and which classes are summed; None before it is known."""
+
+    own: Any
+    common: AnyArray | None
+
+
+def common_classes(algorithm: Algorithm, holders: int) -> Algorithm:
+    """Make an algorithm that first counts the clients that hold each class, and leaves out rare classes.
+
+    The sum of a class that one client holds is that client's sum, under masks too. So in a round before the
+    algorithm's own each client uploads C numbers, 1 for a class that it has and 0 for others. From their sum
+    K_c the server announces the classes with K_c ≥ ``holders``; clients leave the examples of other classes
+    out of all that they send. FedCOF then takes three rounds of sums: holders; class sums; scatter. The head
+    never predicts a class that was left out.
+
+    A client must believe what the server announces: under masks it does not see K_c.
+
+    Args:
+        algorithm: ``covfree.rounds.as_algorithm(method, num_classes=C, uploads="sums")``.
+        holders: the fewest clients that hold a class, at least 2; more if some of them may be corrupt.
+
+    Raises:
+        ValueError: if the algorithm takes any number of rounds, as its uploads are not of single classes.
+
+    >>> import covfree
+    >>> from covfree.rounds import as_algorithm
+    >>> sums = as_algorithm(covfree.fedcof(), num_classes=10, uploads="sums")
+    >>> common_classes(sums, 3).rounds
+    3
+    """
+    check_algorithm(algorithm)
+    if check_positive("holders", holders) < 2:
+        raise ValueError(f"holders: expected at least 2 clients, got {holders}")
+    if algorithm.rounds is None or algorithm.num_classes is None:
+        raise ValueError(f"algorithm: expected sums of a method's classes, got {algorithm.name!r}")
+    return replace(
+        algorithm,
+        params=_Numbers(algorithm.params, jnp.asarray(holders, jnp.int32)),
+        init=bound(_init, init=algorithm.init),
+        broadcast=bound(_broadcast, broadcast=algorithm.broadcast),
+        client=bound(_client, client=algorithm.client, num_classes=algorithm.num_classes),
+        server=bound(_server, server=algorithm.server),
+        result=bound(_result, result=algorithm.result),
+        rounds=algorithm.rounds + 1,
+        # Who leaves after the count would leave a class to fewer.
+        same_clients=True,
+        report=None if algorithm.report is None else bound(_report, report=algorithm.report),
+    )
+
+
+def _init(
+    numbers: _Numbers, num_clients: int, key: PRNGKey, *, init: Callable[..., Any]
+) -> tuple[_State, Any]:
+    state, memory = init(numbers.own, num_clients, key)
+    return _State(state, None), memory
+
+
+def _broadcast(numbers: _Numbers, state: _State, *, broadcast: Callable[..., Any]) -> Any:
+    """The classes that are summed and the algorithm's broadcast; None asks who holds which class."""
+    return None if state.common is None else (state.common, broadcast(numbers.own, state.own))
+
+
+def _client(
+    numbers: _Numbers,
+    sent: Any,
+    data: ClientData,
+    memory: Any,
+    key: PRNGKey,
+    *,
+    client: Callable[..., Any],
+    num_classes: int,
+) -> tuple[Any, Any, dict[str, Any]]:
+    if sent is None:
+        _, labels = data.all()
+        # Padding gets the class C, which is out of range, so that the scatter drops it.
+        labels = jnp.where(labels >= 0, labels, num_classes)
+        return jnp.zeros(num_classes, jnp.int32).at[labels].set(1, mode="drop"), memory, {}
+    common, own = sent
+    labels = jnp.asarray(data.labels)
+    kept = (labels >= 0) & jnp.asarray(common)[jnp.clip(labels, 0, num_classes - 1)]
+    return client(numbers.own, own, replace(data, labels=jnp.where(kept, labels, -1)), memory, key)
+
+
+def _server(numbers: _Numbers, state: _State, total: Any, *, server: Callable[..., Any]) -> _State:
+    if state.common is None:
+        return _State(state.own, jnp.asarray(total) >= numbers.holders)
+    return _State(server(numbers.own, state.own, total), state.common)
+
+
+def _result(numbers: _Numbers, state: _State, memory: Any, *, result: Callable[..., Any]) -> Any:
+    return None if state.common is None else result(numbers.own, state.own, memory)
+
+
+def _report(numbers: _Numbers, state: _State, *, report: Callable[..., Any]) -> dict[str, Any]:
+    return {} if state.common is None else report(numbers.own, state.own)
