@@ -18,6 +18,7 @@ from covfree.core.checks import check_positive, check_strength
 from covfree.core.keys import derive
 from covfree.core.types import PRNGKey, is_traced, masked
 from covfree.finetune.model import Model
+from covfree.finetune.per_example import PerExample
 from covfree.rounds.algorithm import ClientData, is_classes
 
 
@@ -146,6 +147,7 @@ class Training:
         batch_size: the number of examples in a step.
         schedule: from the round, numbered from 0, to a factor of the optimiser's updates; None for 1.
         own_classes: whether a client's softmax is only over the classes that it has.
+        private: how a step clips each example's gradient and adds noise; None for the batch's mean gradient.
     """
 
     optimiser: Optimiser
@@ -154,6 +156,7 @@ class Training:
     batch_size: int = field(metadata={"static": True})
     schedule: Callable[[Any], Any] | None = field(default=None, metadata={"static": True})
     own_classes: bool = field(default=False, metadata={"static": True})
+    private: PerExample | None = None
 
     @classmethod
     def of(
@@ -245,10 +248,24 @@ class Training:
                 inputs, labels = data.take(order[places % jnp.maximum(count, 1)])
                 weight = (places < count).astype(lost.dtype)
                 own = jax.random.fold_in(drops, number * per_epoch + place)
-                (loss, statistics), gradient = jax.value_and_grad(with_fast_forms(loss_of), has_aux=True)(
-                    trained, statistics, (inputs, labels, weight), own
-                )
-                updates, state = transformation.update(gradient, state, trained, value=loss, **extra)
+                differentiated = jax.value_and_grad(with_fast_forms(loss_of), has_aux=True)
+                more = dict(extra)
+                if self.private is None:
+                    (loss, statistics), gradient = differentiated(
+                        trained, statistics, (inputs, labels, weight), own
+                    )
+                    more["value"] = loss
+                else:
+
+                    def of_one(example: Any, key: Any) -> tuple[jax.Array, Any]:
+                        one = jax.tree.map(lambda x: x[None], example)
+                        (loss, _), gradient = differentiated(
+                            trained, statistics, (*one, jnp.ones(1, lost.dtype)), key
+                        )
+                        return loss, gradient
+
+                    loss, gradient = self.private(of_one, (inputs, labels), weight, own)
+                updates, state = transformation.update(gradient, state, trained, **more)
                 updates = jax.tree.map(lambda x: (factor * x).astype(x.dtype), updates)
                 return optax.apply_updates(trained, updates), statistics, state, lost + loss
 

@@ -24,6 +24,7 @@ from covfree.privacy.mechanism import Private as Private
 from covfree.privacy.mechanism import private as private
 from covfree.privacy.projection import public_projection as public_projection
 from covfree.privacy.rounds import private_rounds as private_rounds
+from covfree.privacy.training import private_training as private_training
 from covfree.privacy.updates import PrivateUpdates as PrivateUpdates
 from covfree.privacy.updates import private_updates as private_updates
 from covfree.privacy.uploads import Upload as Upload

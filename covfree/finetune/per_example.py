@@ -1,0 +1,61 @@
+"""Gradients of single examples, clipped and summed with noise: the steps of DP-SGD."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from covfree.core.types import PRNGKey, Scalar
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PerExample:
+    """How a step makes its gradient of those of single examples; see `covfree.privacy.private_training`.
+
+    Attributes:
+        clip: bound on the norm of an example's gradient.
+        deviation: of the Gaussian noise in each number of the sum.
+    """
+
+    clip: Scalar
+    deviation: Scalar
+
+    def __call__(
+        self, value_and_gradient: Callable[..., Any], examples: Any, weight: jax.Array, key: PRNGKey
+    ) -> tuple[jax.Array, Any]:
+        """Return the mean loss, and (Σ_i g_i min(1, clip/‖g_i‖) + noise)/batch.
+
+        The divisor is the size of the batch, padding included, so that nothing but the sum is of the data.
+
+        Args:
+            value_and_gradient: ``(example, key) -> (loss, gradient)`` of one example.
+            examples: a pytree of arrays [batch, …].
+            weight: [batch], 0 for padding.
+            key: key of the noise and of the examples' draws.
+        """
+        draws, noise = jax.random.split(key)
+        losses, gradients = jax.vmap(value_and_gradient)(examples, jax.random.split(draws, len(weight)))
+        leaves, structure = jax.tree.flatten(gradients)
+        norm = jnp.sqrt(
+            sum(jnp.square(leaf.astype(jnp.float32)).reshape(len(weight), -1).sum(1) for leaf in leaves)
+        )
+        # What is not finite has no norm to clip, and is left out.
+        used = (weight > 0) & jnp.isfinite(norm)
+        factor = jnp.minimum(1, jnp.asarray(self.clip, norm.dtype) / jnp.where(norm > 0, norm, 1))
+
+        def noisy(leaf: jax.Array, own: PRNGKey) -> jax.Array:
+            wide = (-1, *(1,) * (leaf.ndim - 1))
+            terms = leaf.astype(norm.dtype) * factor.reshape(wide)
+            total = jnp.where(used.reshape(wide), terms, 0).sum(0)
+            drawn = jax.random.normal(own, total.shape, total.dtype)
+            return ((total + self.deviation * drawn) / len(weight)).astype(leaf.dtype)
+
+        keys = jax.random.split(noise, len(leaves))
+        summed = [noisy(leaf, own) for leaf, own in zip(leaves, keys, strict=True)]
+        loss = jnp.where(weight > 0, losses, 0).sum() / jnp.maximum(weight.sum(), 1)
+        return loss, structure.unflatten(summed)

@@ -1,0 +1,73 @@
+"""Clients that train on single examples' clipped gradients with noise: DP-SGD as local training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+
+from covfree.core.checks import check_above_zero, check_positive
+from covfree.privacy.accounting import Promise, Release, rho_for, spent
+from covfree.rounds.algorithm import Algorithm, check_algorithm
+
+
+def private_training(
+    algorithm: Algorithm, *, epsilon: float, delta: float, clip: float, rounds: int
+) -> tuple[Algorithm, Promise]:
+    """Make clients train by DP-SGD, so that what each sends hides any one of its examples, from everyone.
+
+    A step clips the gradient of each example to norm ``clip``, sums them, adds Gaussian noise of deviation
+    σ = clip·√(2E/ρ) to each number, and divides by the size of the batch; E = epochs × rounds. All else
+    is computed of these sums, so a client's uploads of all rounds together keep the promise.
+
+    What is counted on: an epoch goes once through the client's examples, so one example is in one step of an
+    epoch, which moves by at most 2·clip if the example is replaced by another. The order of the examples need
+    not be secret, and no ε is saved by sampling; how many examples a client has is not hidden. The losses in
+    a run's history are not covered.
+
+    The noise is of floating point and of JAX's generator, drawn from the run's key: right for simulations,
+    which show the accuracy, and no protection in earnest (docs/privacy.md).
+
+    Args:
+        algorithm: `covfree.finetune.fedavg` or one that differs by its optimisers (`fedadam`, `fedprox`, …),
+            with ``epochs``, of a model without running statistics.
+        epsilon: ε of all epochs of all rounds together.
+        delta: δ.
+        clip: bound on the norm of an example's gradient.
+        rounds: number of rounds that the promise is for; after it nothing more may be run.
+
+    Returns:
+        The algorithm, for `covfree.rounds.run`, and the promise.
+
+    Raises:
+        ValueError: if the algorithm sends more than a change of the model, or a number is out of range.
+
+    Source: Abadi et al. (2016), Deep learning with differential privacy, without their sampling.
+    """
+    from covfree.finetune import averaging  # Needs optax.
+    from covfree.finetune.per_example import PerExample
+
+    check_algorithm(algorithm)
+    check_above_zero("clip", clip)
+    most = check_positive("rounds", rounds)
+    if algorithm.client is not averaging.client:
+        raise ValueError(
+            "algorithm: expected fedavg, or one that differs from it by its optimisers, got "
+            f"{algorithm.name!r}, whose clients compute more of their examples than gradients"
+        )
+    training, model = algorithm.params.training, algorithm.params.model
+    if training.epochs is None or training.own_classes:
+        raise ValueError("algorithm: expected epochs, as an example is in one step of each, got steps")
+    if jax.tree.leaves(model.statistics):
+        raise ValueError("algorithm: expected a model without running statistics, which tell of a batch")
+    part = rho_for(epsilon, delta, real=True) / (most * training.epochs)
+    releases = tuple(
+        Release(f"round {number}, epoch {epoch}", part, real=True)
+        for number in range(most)
+        for epoch in range(training.epochs)
+    )
+    promise = Promise(spent(releases, delta), delta, "example", "replace_one", "local", None, releases)
+    # ρ = Δ²/2σ² with Δ = 2·clip.
+    private = PerExample(clip, clip * (2 / part) ** 0.5)
+    params = algorithm.params._replace(training=replace(training, private=private))
+    return replace(algorithm, params=params, name=f"dp-sgd-{algorithm.name}", rounds=most), promise
