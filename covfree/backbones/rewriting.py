@@ -66,7 +66,7 @@ def _run(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
 def _convolved(
     x: jax.Array, kernel: jax.Array, *, window_strides: Any, preferred_element_type: Any, **settings: Any
 ) -> jax.Array:
-    # If equal to the images' type, it changes nothing; `convolve` has its fast forms only without it.
+    # A type equal to the images' changes nothing, but keeps `convolve` from its fast forms.
     if preferred_element_type is not None and preferred_element_type != x.dtype:
         settings["preferred_element_type"] = preferred_element_type
     return convolve(x, kernel, window_strides, **settings)

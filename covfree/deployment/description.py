@@ -198,7 +198,7 @@ class Description:
             degree // 2 + 1 if own.threshold is None else own.threshold,
             max(2, self.fewest),
             own.neighbours,
-            # Nobody's choice, but for whoever wrote the description.
+            # The graph's seed: only who wrote the description could have chosen it.
             int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big"),
         )
 

@@ -1,4 +1,4 @@
-"""Rows of examples with their spread about them, which merge by client and class."""
+"""Tables of class means with the examples' spread about each; tables merge by client and class."""
 
 from __future__ import annotations
 

@@ -153,8 +153,8 @@ def component_freedom(totals: ComponentMoments, weighting: Weighting = "per_clas
     """Return the degrees of freedom of Ŵ/(N − C), within clients and between them.
 
     Each class has Σ_k (J_kc − 1) degrees within clients, with weight (1 + w_c)/(N − C), and one less than its
-    number of clients between them, with weight 1/(N − C). Under client shift the scatter between clients
-    exceeds Σ, as that of the examples does.
+    number of clients between them, with weight 1/(N − C). If clients are shifted, the scatter between
+    their means is larger than Σ; so is the scatter of the pooled examples.
     """
     moments = totals.moments
     scale = 1 / jnp.maximum(moments.within_degrees, 1)

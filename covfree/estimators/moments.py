@@ -99,7 +99,7 @@ def example_moments(rows: Rows, num_classes: int) -> Moments:
     For sums that clients evaluated over their examples: each example, not each mean, was an observation.
     """
     moments = first_moments(rows, num_classes)
-    # Floats, as they may be larger than an integer can be.
+    # Counts stay floats, as a sum may be larger than int32 holds.
     return replace(moments, num_rows=jnp.round(moments.count))
 
 

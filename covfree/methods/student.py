@@ -30,8 +30,8 @@ class Student:
     """The choice of a Student head, as `student` makes it, for ``head=`` of `fedcof` and its kin.
 
     Attributes:
-        prior: κ/d.
-        rank: directions of each class; None for all that its rows show.
+        prior: κ/d, the weight of the shared covariance in each class's own, in rows.
+        rank: how many principal directions of a class's rows enter its covariance; None for all.
     """
 
     prior: Scalar = 1.0

@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from covfree.protocol.sites_model import Means, Model
 
-# A false alarm in a federation of normal means without class-specific shift, at most.
+# The greatest chance of a false alarm, if class means are Gaussian and no class is shifted by itself.
 _LEVEL = 0.01
 # Share of a site's examples in moved classes above which it fails.
 _SHARE = 0.3

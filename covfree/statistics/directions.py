@@ -1,4 +1,4 @@
-"""The leading singular vectors of a client's residuals, which show its scatter, or of its examples."""
+"""The leading singular vectors of a client's examples, as they are or centred on its class means."""
 
 from __future__ import annotations
 

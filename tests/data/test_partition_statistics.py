@@ -1,8 +1,5 @@
 """Statistics of a partition, against a table of counts, and their picture."""
 
-import subprocess
-import sys
-
 import drawn
 import numpy as np
 import pytest
@@ -117,8 +114,3 @@ def test_all_words_of_the_picture_can_be_read(name):
     left_out = "on no client: 2 examples and 2 classes; without examples: 1 client"
     assert (left_out in heading) == (name == "nobody")
     assert figure.get_suptitle().startswith("a data set, a data set")
-
-
-def test_matplotlib_waits_until_it_is_needed():
-    code = "import sys, covfree.data.partitions; assert 'matplotlib' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -114,7 +114,7 @@ def deterministic_equivalents(
 def implied_trace(
     left: Float[Array, ""], degrees: Float[Array, " scatters"], weight: Float[Array, " scatters"]
 ) -> Float[Array, ""]:
-    """Solve Σ_j ν_j/(1 + w_j T) = left for T ≥ 0.
+    """Solve Σ_j ν_j/(1 + w_j T) = left for T ≥ 0, which estimates tr(HΣ); see `deterministic_equivalents`.
 
     The left side is convex and decreasing in T, so Newton's method climbs from 0 to the root without
     overshooting; far from the root each step at least doubles T.
