@@ -71,11 +71,8 @@ def test_every_relative_link_resolves():
                 continue
             path, _, anchor = target.partition("#")
             linked = (page.parent / path).resolve() if path else page
-            if (
-                not linked.exists()
-                or not linked.is_relative_to(ROOT)
-                or (anchor and anchor not in anchors(linked))
-            ):
+            found = linked.is_relative_to(ROOT) and linked.exists()
+            if not found or (anchor and anchor not in anchors(linked)):
                 wrong.append(f"{page.relative_to(ROOT)}: {target}")
     assert wrong == []
 
