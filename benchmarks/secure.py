@@ -23,7 +23,14 @@ from covfree.data.partitions import dirichlet
 
 # Clients, neighbours, threshold, words: neighbours for 20 % corrupt and 20 % leaving, to fail with chances of
 # 2^-40 and 2^-30 (Bell et al. 2020).
-SIZES = ((100, 40, 21, 129_381), (1000, 110, 57, 12_938))
+# Words: class sums and counts of 101 classes with d = 127 and 1280; the triangle of a matrix with d = 1280.
+SIZES = (
+    (100, 40, 21, 12_928),
+    (100, 40, 21, 129_381),
+    (100, 40, 21, 819_840),
+    (1000, 110, 57, 12_928),
+    (1000, 110, 57, 129_381),
+)
 
 
 def costs(clients: int, neighbours: int, threshold: int, size: int) -> dict[str, Any]:

@@ -1,10 +1,13 @@
 """Accuracy under differential privacy, by ε, kind of noise, and what is hidden.
 
-Run ``python experiments/privacy.py [--features FILE] --out FILE.json [--seeds N] [--large]``. The file has
-features, labels and is_test. Training examples are drawn from a Gaussian model of its training features, with
-class means and one covariance, after a public projection to 256, as many as a federation needs; test examples
-are the real ones. It writes the file as it goes, goes on where it was stopped, draws a picture beside it,
-and prints two tables: of the model, and of whole sets with every method.
+Run ``python experiments/privacy.py [--features FILE] --out FILE.json [--seeds N] [--large] [--only TEXT]``.
+The file has features, labels and is_test. Training examples are drawn from a Gaussian model of its training
+features, with class means and one covariance, after a public projection to 256, as many as a federation
+needs; test examples are the real ones. It writes the file as it goes, goes on where it was stopped, draws a
+picture beside it, and prints two tables: of the model, and of whole sets with every method.
+
+``--projections`` with ``--features`` prints accuracy by the number of features after a public projection.
+``python experiments/privacy.py --audit RUNS`` bounds the ε of mechanisms from below, and prints a table.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import numpy as np
 from data_sets import Data, digits, stored
 
 import covfree
-from covfree.privacy import private, public_projection
+from covfree.privacy import audit_epsilon, private, public_projection
 from covfree.studies.plots import style as figures
 
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
@@ -110,14 +113,18 @@ def sets(features: Path | None) -> Iterator[tuple[str, Callable[[], Data]]]:
 
 
 def table(results: dict[str, dict[str, list[list[float]]]], names: list[str], kept: Callable) -> str:
-    """In Markdown: means over seeds."""
+    """In Markdown: means over seeds; of five and more, their standard errors too."""
+
+    def cell(values: np.ndarray) -> str:
+        mean = f"{values.mean():.1f}"
+        return f"{mean} ± {values.std(ddof=1) / len(values) ** 0.5:.1f}" if len(values) >= 5 else mean
+
     lines = [f"| | ε | {' | '.join(names)} |", f"|---|---{'|---' * len(names)}|"]
     for name, by_epsilon in results.items():
         if not kept(name):
             continue
         for epsilon, runs in by_epsilon.items():
-            mean = np.mean(runs, axis=0)
-            lines.append(f"| {name} | {epsilon} | {' | '.join(f'{value:.1f}' for value in mean)} |")
+            lines.append(f"| {name} | {epsilon} | {' | '.join(map(cell, np.array(runs).T))} |")
     return "\n".join(lines)
 
 
@@ -141,14 +148,48 @@ def picture(results: dict[str, dict[str, list[list[float]]]], path: Path) -> Non
         figures.save_all(figure, path)
 
 
+def projections(features: Path) -> str:
+    """In Markdown: accuracy by the number of features after a public projection; None is all 1,280."""
+    lines = ["| Examples | features | FedNCM, ε = 1 / 4 | FedCOF, ε = 1 / 4 |", "|---|---|---|---|"]
+    for clients, numbers in ((200, (64, 128, 256, 512, None)), (1000, (256, None))):
+        data, owners = model(stored(features), clients, 100, np.random.default_rng(0))
+        for number in numbers:
+            how = {"projection": number}
+            found = [row(data, owners, epsilon, ["FedNCM", "FedCOF"], how) for epsilon in (1.0, 4.0)]
+            cells = (" / ".join(f"{each[place]:.1f}" for each in found) for place in (0, 1))
+            lines.append(f"| {len(owners):,} | {number or data.features.shape[1]:,} | {' | '.join(cells)} |")
+            print(lines[-1], flush=True)
+    return "\n".join(lines)
+
+
+def audits(runs: int) -> str:
+    """In Markdown: the lower bound on ε of so many runs of a mechanism, with 99 % confidence."""
+    lines = ["| Noise | claimed ε | lower bound |", "|---|---|---|"]
+    for noise in ("central", "local"):
+        for epsilon in (1.0, 4.0):
+            made = private(covfree.fedncm(), epsilon=epsilon, delta=1e-3, clip=1.0, noise=noise)
+            found = audit_epsilon(made, runs=runs, confidence=0.99)
+            lines.append(f"| {noise} | {found.claimed:.2f} | {found.lower:.2f} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Measure what is missing, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--features", type=Path, help=".npz file with features, labels and is_test")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--large", action="store_true", help="also 10,000 clients: 3 minutes, 3 GB")
-    parser.add_argument("--out", type=Path, required=True, help="JSON file")
+    parser.add_argument("--only", default="", help="rows whose name has this text; no picture")
+    parser.add_argument("--audit", type=int, help="runs of an audit of ε, instead of all else")
+    parser.add_argument("--projections", action="store_true", help="by projection, instead of all else")
+    parser.add_argument("--out", type=Path, default=Path("privacy.json"), help="JSON file")
     arguments = parser.parse_args()
+    if arguments.audit:
+        print(audits(arguments.audit))
+        return
+    if arguments.projections:
+        print(projections(arguments.features))
+        return
     results = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
 
     def add(name: str, seed: int, data: Data, clients: np.ndarray, names: list[str], how: dict) -> None:
@@ -160,15 +201,17 @@ def main() -> None:
 
     for seed in range(arguments.seeds):
         for name, make in sets(arguments.features):
-            data = make()
-            add(name, seed, data, np.arange(len(data.labels)) % 100, list(METHODS), {})
+            if arguments.only in name:
+                data = make()
+                add(name, seed, data, np.arange(len(data.labels)) % 100, list(METHODS), {})
         if arguments.features is not None:
             real = projected(stored(arguments.features), 256)
             more = (LARGE,) if arguments.large and not seed else ()
             for name, clients, each, how in (*FEDERATIONS, *more):
-                data, owners = model(real, clients, each, np.random.default_rng(seed))
-                add(name, seed, data, owners, ["FedNCM", "FedCOF"], how)
-    if arguments.features is not None:
+                if arguments.only in name:
+                    data, owners = model(real, clients, each, np.random.default_rng(seed))
+                    add(name, seed, data, owners, ["FedNCM", "FedCOF"], how)
+    if arguments.features is not None and not arguments.only:
         picture(results, arguments.out)
     print(table(results, ["FedNCM", "FedCOF"], lambda name: "K =" in name))
     print(table(results, list(METHODS), lambda name: "K =" not in name))
