@@ -162,16 +162,20 @@ def shared_covariance(method: Method[Any]) -> Callable[..., Scatter] | None:
     return method.system if option(linear, "gram") is None else bound(_system, within=within, gram=None)
 
 
-def linear_system(method: Method) -> tuple[Within, ScatterChoice | None]:
-    """How a method of FedCOF's kind makes the matrix of its linear head.
+def refinable_head(method: Method) -> tuple[ScatterChoice | None, Callable[..., Head] | None]:
+    """Find what a method of FedCOF's kind makes of its covariance.
 
     Returns:
-        Its estimate of the within-class scatter, and the parts of a ridge head's Gram matrix; None for LDA.
+        The parts of a ridge head's Gram matrix, None for others; and ``method.head`` of a Student head, None
+        for linear ones.
     """
-    within, gram = option(method.system, "within"), option(method.system, "gram")
-    if within is not None and option(method.head, "function") is (lda_head if gram is None else ridge_head):
-        return within, gram
+    student = option(method.system, "system")
+    system = student or method.system
+    within, gram = option(system, "within"), option(system, "gram")
+    linear = lda_head if gram is None else ridge_head
+    if within is not None and (student or option(method.head, "function") is linear):
+        return gram, method.head if student else None
     raise ValueError(
-        "method: expected one with an LDA or ridge head of an estimated covariance, such as "
+        "method: expected one with an LDA, ridge or Student head of an estimated covariance, such as "
         f"covfree.fedcof(), got {method.name!r}"
     )

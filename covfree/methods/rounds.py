@@ -42,6 +42,11 @@ def option(function: Any, name: str) -> Any:
     return dict(function.options).get(name) if isinstance(function, Bound) else None
 
 
+def of_first(numbers: Any, *, inner: Callable[[Any], Any] | None) -> Any:
+    """Select the numbers of the method that came first, and of these what ``inner`` selects."""
+    return numbers.first if inner is None else inner(numbers.first)
+
+
 @dataclass(frozen=True)
 class Round:
     """One round: what clients are sent, what each makes of its rows, and what the server makes of the sum.

@@ -73,6 +73,33 @@ def test_residual_directions_are_a_start_like_any_other():
         chex.assert_trees_all_close(head, exact, rtol=1e-3, atol=1e-4 * scale)
 
 
+def test_student_heads_are_about_the_covariance_that_gives_the_linear_head():
+    features = DATA[0].astype(np.float32)
+    linear, exact = fit(METHOD), fit(covfree.fedcof_oracle(0.3, head="student"))
+    scale = float(jnp.abs(linear.weight).max())
+    method = covfree.refined(covfree.fedcof(0.3, head="student"), 2, 2)
+    head = fit(method)
+    assert isinstance(head, covfree.StudentHead)
+    chex.assert_trees_all_close(head.linear, linear, rtol=1e-3, atol=1e-3 * scale)
+    chex.assert_trees_all_close(in_rounds(method).result(features), head(features), rtol=1e-3, atol=1e-2)
+    # Beside the linear head, the known matrix decides: S + γI on the known directions, the start elsewhere.
+    start = estimate(covfree.fedcof(0.3))
+    count, mean = oracle.moments(*DATA[:2], CLASSES)
+    right = (mean - count @ mean / count.sum()).T
+    exact_matrix = oracle.exact_covariance(*DATA[:2], CLASSES, 0.3)
+    found, _ = oracle.weights(exact_matrix, start, right, 2, 2)
+    root = np.asarray(head.root, float)
+    np.testing.assert_allclose(root @ root.T @ found[2], right, atol=1e-3 * np.abs(right).max())
+    # All directions known: the oracle's head, with the same class parts. Of sums, too, with few directions.
+    whole = fit(covfree.refined(covfree.fedcof(0.3, head="student"), 3, 2))
+    chex.assert_trees_all_close(whole(features), exact(features), rtol=1e-3, atol=1e-2)
+    few = covfree.refined(covfree.fedcof(0.3, head=covfree.student(rank=DIM)), 3, 2)
+    sums = federated.as_algorithm(few, num_classes=CLASSES, uploads="sums")
+    done = federated.run(sums, features, *DATA[1:], key=KEY)
+    same = np.asarray(done.result(features).argmax(1) == whole(features).argmax(1))
+    assert same.mean() > 0.98
+
+
 def test_ridge_heads_are_those_of_the_formulas():
     features, labels, _ = DATA
     method = covfree.fedcof(0.3, head="ridge", scatter="both")
@@ -315,7 +342,10 @@ def test_costs():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: covfree.refined(covfree.fedncm()), "expected one with an LDA or ridge head .* got 'fedncm'"),
+        (
+            lambda: covfree.refined(covfree.fedncm()),
+            "expected one with an LDA, ridge or Student head .* got 'fedncm'",
+        ),
         (lambda: covfree.refined(covfree.fedcof_oracle()), "got 'fedcof-oracle', which is exact"),
         (lambda: covfree.refined(covfree.fedcof(num_subsets=2)), "one mean for each class"),
         (lambda: covfree.refined(covfree.fedcof_components()), "one mean for each class"),
@@ -329,7 +359,7 @@ def test_costs():
         (lambda: covfree.refined(covfree.fedcof(), shrinkage=covfree.oas()), "no more than the trace"),
         (
             lambda: covfree.refined(covfree.fedcof(head=lambda covariance, moments: None)),
-            "LDA or ridge head",
+            "LDA, ridge or Student head",
         ),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, overload
 
@@ -23,14 +22,10 @@ from covfree.methods.refine.correction import (
     take_losses,
 )
 from covfree.methods.refine.covariance import metric_of
-from covfree.methods.rounds import Round, bound
+from covfree.methods.rounds import Round, bound, of_first
 
 # Pairs of differences that L-BFGS keeps, at most.
 _PAIRS = 12
-
-
-def _first(numbers: Numbers, *, inner: Callable[[Any], Any] | None) -> Any:
-    return numbers.first if inner is None else inner(numbers.first)
 
 
 def _end_of_own(
@@ -48,7 +43,7 @@ def _last_terms(first: Any, sent: Any, rows: Rows, num_classes: int, *, each: Ro
 def _last(each: Round, plan: Plan) -> Round:
     """Let the method's last round end in the start of the correction, which needs all of its numbers."""
     client = each.client if each.numbers is None else bound(_last_terms, each=each)
-    server, numbers = bound(_end_of_own, each=each, plan=plan), bound(_first, inner=None)
+    server, numbers = bound(_end_of_own, each=each, plan=plan), bound(of_first, inner=None)
     return replace(each, client=client, server=server, numbers=numbers, head=True)
 
 
@@ -131,7 +126,7 @@ def corrected(method: Method[Any], rounds: int = 4, *, penalty: Scalar = 0.003) 
     pairs = min(rounds - 1, _PAIRS)
     plan = Plan(method.system, method.head, covariance, len(method.rounds) if more else None, pairs)
     every = (*method.rounds, *more)
-    own = [replace(each, numbers=bound(_first, inner=each.numbers)) for each in every[:-1]]
+    own = [replace(each, numbers=bound(of_first, inner=each.numbers)) for each in every[:-1]]
     message = method.message
     if message is not None:
         make, merge = bound(_made, make=message.make), bound(_merged, merge=message.merge, plan=plan)

@@ -64,7 +64,7 @@ def _estimated(numbers: Any, *state: Any, own: int, system: Callable[..., Scatte
     return system(as_shrinkage("auto"), *state[own:])
 
 
-def _refined(numbers: Any, moments: Moments, search: Search, rows: Any, *, gram: bool) -> Scatter:
+def _refined(numbers: Any, moments: Moments, search: Search, rows: Any, own: Any, *, gram: bool) -> Scatter:
     """Take the covariance from which a refinement started."""
     scatter = search.inverse.scatter
     return _about_mean(moments, scatter) if gram else scatter

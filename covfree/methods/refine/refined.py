@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from covfree.core.checks import check_positive
 from covfree.core.linalg import Scatter, factorise
 from covfree.core.products import product
-from covfree.core.types import H, LinearHead, Moments, Rows, Scalar
+from covfree.core.types import H, Moments, Rows, Scalar
 from covfree.estimators import ScatterChoice, Shrinkage, first_moments, pseudo_observations, total_gram
 from covfree.estimators.moments import centred_means
 from covfree.estimators.scatter import centred_rows
@@ -21,13 +20,12 @@ from covfree.estimators.shrinkage import as_shrinkage, check_loading, is_loading
 from covfree.heads.columns import resolved_sums
 from covfree.heads.lda import lda_head_of
 from covfree.heads.ridge import ridge_head_of
-from covfree.methods.fedcof_like import linear_system
+from covfree.methods.fedcof_like import refinable_head
 from covfree.methods.method import Method, check_method
-from covfree.methods.refine.search import Search, advance, begin
-from covfree.methods.rounds import Round, bound, option
+from covfree.methods.refine.answer import Answer, answer
+from covfree.methods.refine.search import Search, advance, begin, known_matrix
+from covfree.methods.rounds import Round, bound, of_first, option
 from covfree.methods.within import moments_of
-from covfree.statistics import class_means
-from covfree.statistics.products import scatter_products
 
 
 class Progress(NamedTuple):
@@ -37,25 +35,13 @@ class Progress(NamedTuple):
         moments: counts and sums of each class.
         search: the search for the weights.
         rows: clients' class means, which show the scatter between them; None if clients sent only sums.
+        own: what the method's totals hold for a head that is not linear.
     """
 
     moments: Moments
     search: Search
     rows: Rows | None = None
-
-
-class Answer(NamedTuple):
-    """The sums that a client uploads in a round of products.
-
-    Attributes:
-        product: the client's scatter times the directions.
-        trace: trace of the scatter.
-        degrees: degrees of freedom behind the scatter.
-    """
-
-    product: Float[Array, "dim asked"]
-    trace: Float[Array, ""]
-    degrees: Float[Array, ""]
+    own: tuple[Any, ...] = ()
 
 
 @jax.tree_util.register_dataclass
@@ -67,10 +53,6 @@ class Numbers:
     shrinkage: Shrinkage
 
 
-def _first(numbers: Numbers) -> Any:
-    return numbers.first
-
-
 @dataclass(frozen=True)
 class RefinePlan:
     """The static parts of a refinement: how the method's totals make the system, and how much is asked.
@@ -79,11 +61,13 @@ class RefinePlan:
         gram: the parts of a ridge head's Gram matrix; None for LDA.
         system: the method's ``system``.
         directions: q, most directions of a round; None for as many as the head has independent columns.
+        head: the method's ``head`` where it is not linear: of the covariance, as far as it is known.
     """
 
     gram: ScatterChoice | None
     system: Callable[..., Scatter]
     directions: int | None
+    head: Callable[..., Any] | None = None
 
     def most(self, shape: tuple[int, ...]) -> int:
         """Most directions of a round; ``shape`` is that of the head's right side, [dim, classes]."""
@@ -98,31 +82,13 @@ def _begin(first: Any, state: tuple[Any, ...], total: Any, *, plan: RefinePlan) 
     totals = (*state, total)
     moments = moments_of(totals[0])
     right = (centred_means(moments) if plan.gram is None else resolved_sums(moments)).T
-    return Progress(moments, begin(factorise(plan.system(first, *totals)), right, plan.most(right.shape)))
+    search = begin(factorise(plan.system(first, *totals)), right, plan.most(right.shape))
+    return Progress(moments, search, own=totals[2:])
 
 
 def _ask(numbers: Numbers, progress: Progress) -> tuple[jax.Array, jax.Array | None]:
     """Return the directions, and the class means to centre about; None for the client's own."""
     return progress.search.directions, progress.moments.mean if progress.rows is None else None
-
-
-def _answer(
-    numbers: Numbers, sent: tuple[jax.Array, jax.Array | None], rows: Rows, num_classes: int
-) -> Answer:
-    """Answer with products of the scatter of examples.
-
-    Centred on the client's own class means, the products cover its within-class scatter, of Σ_c (n_kc − 1)
-    degrees of freedom; centred on the means of all clients, they cover all of its scatter.
-    """
-    directions, mean = sent
-    features, labels = jnp.asarray(rows.mean), jnp.where(jnp.asarray(rows.count) > 0, rows.label, -1)
-    if mean is None:
-        mean, count = class_means(features, labels, num_classes)
-        degrees = jnp.maximum(count - 1, 0)
-    else:
-        degrees = (labels >= 0) & (labels < num_classes)
-    found = scatter_products(features, labels, mean, directions)
-    return Answer(found.product, found.trace, degrees.astype(found.trace.dtype).sum())
 
 
 def _take(numbers: Numbers, progress: Progress, answer: Answer, *, plan: RefinePlan) -> Progress:
@@ -132,7 +98,7 @@ def _take(numbers: Numbers, progress: Progress, answer: Answer, *, plan: RefineP
     clients is taken to be as large as that of the clients that answered. If nobody answered, the round
     changes nothing.
     """
-    moments, search, rows = progress
+    moments, search, rows, _ = progress
     known = None if rows is None else first_moments(rows, moments.count.shape[0])
     expected = moments.num_examples if known is None else known.hidden_degrees
     expected = expected.astype(answer.degrees.dtype)
@@ -148,10 +114,11 @@ def _take(numbers: Numbers, progress: Progress, answer: Answer, *, plan: RefineP
     image, trace = jnp.where(came, image, 0), jnp.where(came, trace, 0)
     images = _images(numbers, moments, asked, image, trace, plan.gram)
     new = advance(asked, images, plan.most(search.right.shape))
-    weight, error = (
-        jnp.where(came, getattr(new, name), getattr(search, name)) for name in ("weight", "error")
-    )
-    return Progress(moments, new._replace(weight=weight, error=error), rows)
+    kept = {
+        name: jnp.where(came, getattr(new, name), getattr(search, name))
+        for name in ("weight", "error", "length")
+    }
+    return progress._replace(search=new._replace(**kept))
 
 
 def _images(
@@ -175,9 +142,18 @@ def _images(
 
 
 def _finish(
-    numbers: Numbers, system: None, moments: Moments, search: Search, rows: Rows | None, *, plan: RefinePlan
-) -> LinearHead:
-    """Make the head from the present weights."""
+    numbers: Numbers,
+    system: None,
+    moments: Moments,
+    search: Search,
+    rows: Rows | None,
+    own: tuple[Any, ...],
+    *,
+    plan: RefinePlan,
+) -> Any:
+    """Make the head from the present weights, or a Student head from the matrix that gives them."""
+    if plan.head is not None:
+        return plan.head(numbers.first, known_matrix(search), moments, None, *own)
     return (lda_head_of if plan.gram is None else ridge_head_of)(search.weight, moments)
 
 
@@ -214,8 +190,9 @@ def refined(
     Derivatives treat the directions as constants; they are complete once all d directions are known.
 
     Args:
-        method: `fedcof`, with an LDA or a ridge head and one mean for each class of a client, or one of its
-            kin: `fedcof_residuals` starts nearer to the exact head.
+        method: `fedcof`, with an LDA, ridge or Student head and one mean for each class of a client, or one
+            of its kin: `fedcof_residuals` starts nearer to the exact head. The parts of a Student head in
+            which classes differ stay those of the class means; the covariance that classes share is refined.
         rounds: m, rounds of products. Three came near to the exact head in all our trials; d/q are exact.
         directions: q, most directions of a round; by default C − 1 for LDA and C for ridge heads, which span
             all of the head's columns. With fewer, the leading ones are taken, and progress is slower and less
@@ -253,7 +230,7 @@ def refined(
     check_positive("rounds", rounds)
     if directions is not None:
         check_positive("directions", directions)
-    _, gram = linear_system(method)
+    gram, head = refinable_head(method)
     if method.summary.stays:
         raise ValueError(
             f"method: expected one whose covariance is estimated, got {method.name!r}, which is exact"
@@ -270,14 +247,17 @@ def refined(
             "method: expected scatter 'within' or 'both', got 'between': it leaves nothing to refine"
         )
     if shrinkage is None:
-        shrinkage = method.params if is_loading(method.params) else pseudo_observations()
+        rule = method.rounds[0].own(method.params)
+        shrinkage = rule if is_loading(rule) else pseudo_observations()
     exact = as_shrinkage(shrinkage)  # pyright: ignore[reportArgumentType]
     check_loading(exact)
-    assert method.system is not None  # or `linear_system` would have raised
-    plan = RefinePlan(gram, method.system, directions)
-    own = [replace(each, numbers=_first) for each in method.rounds]
-    own[-1] = replace(own[-1], server=bound(_begin, plan=plan), head=True)
-    products = Round(_answer, bound(_take, plan=plan), _ask, examples=True, head=True)
+    assert method.system is not None  # or `refinable_head` would have raised
+    plan = RefinePlan(gram, method.system, directions, head)
+    own = [replace(each, numbers=bound(of_first, inner=each.numbers)) for each in method.rounds]
+    # The start needs all of the method's numbers. The clients' parts of these last rounds use none.
+    start, numbers = bound(_begin, plan=plan), bound(of_first, inner=None)
+    own[-1] = replace(own[-1], server=start, numbers=numbers, head=True)
+    products = Round(answer, bound(_take, plan=plan), _ask, examples=True, head=True)
     made: Any = replace(
         method,
         params=Numbers(method.params, exact),

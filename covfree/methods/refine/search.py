@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from covfree.core.lapack import eigh, orthonormal
-from covfree.core.linalg import Factorisation, factorise, solve
+from covfree.core.linalg import Factorisation, Scatter, factorise, solve
 from covfree.core.products import product
 
 
@@ -30,6 +30,7 @@ class Search(NamedTuple):
         residual: R′, the residual for which the step was made.
         weight: the present W.
         error: the predicted error of W before its last step: ‖W − A⁻¹M‖ over ‖A⁻¹M‖ in the norm of A.
+        length: α of the last step; 0 if it is not known.
     """
 
     inverse: Factorisation
@@ -41,6 +42,7 @@ class Search(NamedTuple):
     residual: Float[Array, "dim asked"]
     weight: Float[Array, "dim columns"]
     error: Float[Array, ""]
+    length: Float[Array, ""]
 
 
 def begin(inverse: Factorisation, right: Float[Array, "dim columns"], most: int) -> Search:
@@ -50,7 +52,8 @@ def begin(inverse: Factorisation, right: Float[Array, "dim columns"], most: int)
     inverse = inverse._replace(smallest_pivot=jnp.zeros_like(inverse.smallest_pivot))
     weight = solve(inverse, right)
     asked = _next(nothing, weight, right, most)
-    return Search(inverse, right, nothing, nothing, *asked, weight, jnp.ones((), right.dtype))
+    one = jnp.ones((), right.dtype)
+    return Search(inverse, right, nothing, nothing, *asked, weight, one, one)
 
 
 def advance(search: Search, images: Float[Array, "dim asked"], most: int) -> Search:
@@ -87,7 +90,27 @@ def advance(search: Search, images: Float[Array, "dim asked"], most: int) -> Sea
     # Without a step length the error is not known.
     error = jnp.where(settled, 0, jnp.where(length > 0, error, 1))
     asked = _next(span, ahead, residual, most)
-    return Search(inverse, right, span, images, *asked, weight, error)
+    return Search(inverse, right, span, images, *asked, weight, error, length)
+
+
+def known_matrix(search: Search) -> Scatter:
+    """Complete what is known of A to a positive definite A′ with A′V = AV and, for the present W, A′W = M.
+
+    With Ã = P⁻¹ it is (Ã − ÃV(VᵀÃV)⁻¹VᵀÃ)/α + (AV)G⁻¹(AV)ᵀ, the inverse of the matrix of the last step,
+    αΠPΠᵀ + VG⁻¹Vᵀ. Without a step length α is 1.
+    """
+    start, span, images = search.inverse.scatter, search.span, search.images
+    if not span.shape[1]:
+        return start
+    matrix = start.dense()
+
+    def shown(image: jax.Array) -> jax.Array:
+        core = product(span.T, image)
+        return product(image, solve(factorise((core + core.T) / 2), image.T))
+
+    length = jnp.where(search.length > 0, search.length, 1)
+    found = (matrix - shown(product(matrix, span))) / length + shown(images)
+    return Scatter.from_matrix((found + found.T) / 2)
 
 
 def _length(search: Search, span: jax.Array, images: jax.Array) -> jax.Array:

@@ -1,0 +1,44 @@
+"""What a client answers in a round of products: its own scatter times the directions that it was sent."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from covfree.core.types import Rows
+from covfree.statistics import class_means
+from covfree.statistics.products import scatter_products
+
+
+class Answer(NamedTuple):
+    """The sums that a client uploads in a round of products.
+
+    Attributes:
+        product: the client's scatter times the directions.
+        trace: trace of the scatter.
+        degrees: degrees of freedom behind the scatter.
+    """
+
+    product: Float[Array, "dim asked"]
+    trace: Float[Array, ""]
+    degrees: Float[Array, ""]
+
+
+def answer(numbers: Any, sent: tuple[jax.Array, jax.Array | None], rows: Rows, num_classes: int) -> Answer:
+    """Answer with products of the scatter of examples.
+
+    Centred on the client's own class means, the products cover its within-class scatter, of Σ_c (n_kc − 1)
+    degrees of freedom; centred on the means of all clients, they cover all of its scatter.
+    """
+    directions, mean = sent
+    features, labels = jnp.asarray(rows.mean), jnp.where(jnp.asarray(rows.count) > 0, rows.label, -1)
+    if mean is None:
+        mean, count = class_means(features, labels, num_classes)
+        degrees = jnp.maximum(count - 1, 0)
+    else:
+        degrees = (labels >= 0) & (labels < num_classes)
+    found = scatter_products(features, labels, mean, directions)
+    return Answer(found.product, found.trace, degrees.astype(found.trace.dtype).sum())
