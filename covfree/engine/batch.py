@@ -28,7 +28,6 @@ from covfree.engine.totals import (
     AxisName,
     How,
     check_over_rows,
-    guarded,
     have_few_numbers,
     in_memory,
     through,
@@ -128,7 +127,7 @@ def accumulate(
     if mesh is not None:
         return over_devices(method, source, num_classes, mesh)
     how = How(num_classes, method.whole_clients, axis_name)
-    return guarded(rounds=method.rounds, params=method.params, rows=source, how=how)
+    return in_memory(method.rounds, method.params, source, how, guarded=True)
 
 
 def solve_rows(method: Method[H], rows: Source, *, num_classes: int) -> H:

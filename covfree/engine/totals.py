@@ -162,10 +162,35 @@ def have_few_numbers(clients: Any) -> bool:
     return int(np.asarray(clients).max(initial=0)) < SAMPLE
 
 
-@partial(jit, static_argnums=(0, 4))
-def total_over_rows(client: Callable[..., Any], params: Any, sent: Any, rows: Rows, how: How) -> Any:
-    """Compute a round's total over rows; methods with the same client function share the compiled code."""
+@jax.tree_util.register_static
+class _Means:
+    """Stands for the rows' means where a compiled function gives them back; it would make a copy of them."""
 
+
+_MEANS = _Means()
+
+
+def _marked(found: Any, rows: Rows) -> Any:
+    return jax.tree.map(lambda x: _MEANS if x is rows.mean else x, found)
+
+
+def _filled(found: Any, rows: Rows) -> Any:
+    def marks(node: Any) -> bool:
+        return isinstance(node, _Means)
+
+    return jax.tree.map(lambda x: jnp.asarray(rows.mean) if marks(x) else x, found, is_leaf=marks)
+
+
+def total_over_rows(client: Callable[..., Any], params: Any, sent: Any, rows: Rows, how: How) -> Any:
+    """Compute a round's total over rows; methods with the same client function share the compiled code.
+
+    A total that keeps the rows' means holds the same array, not a copy.
+    """
+    return _filled(_total_over_rows(client, params, sent, rows, how), rows)
+
+
+@partial(jit, static_argnums=(0, 4))
+def _total_over_rows(client: Callable[..., Any], params: Any, sent: Any, rows: Rows, how: How) -> Any:
     def terms(rows: Rows) -> Any:
         return client(params, sent, rows, how.num_classes)
 
@@ -177,7 +202,7 @@ def total_over_rows(client: Callable[..., Any], params: Any, sent: Any, rows: Ro
         own = fold_parts(add, zeros_of(lambda rows: dense(terms(rows)), rows), rows)
     else:
         own = terms(rows)
-    return as_total(own) if how.axis_name is None else _across(own, how.axis_name)
+    return _marked(as_total(own) if how.axis_name is None else _across(own, how.axis_name), rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,9 +251,37 @@ def _keeps_form(function: Callable[[Any], Any], state: Any) -> bool:
     return before == after
 
 
-# Rounds over rows in memory, in one compiled call; `guarded` also looks for integers that jax would truncate.
-in_memory = jit(_in_memory, static_argnames=("rounds", "how"))
-guarded = compiled(("rounds", "how"))(_in_memory)
+def _but_means(
+    rounds: tuple[Round, ...], params: Any, rows: Rows, how: How, state: tuple[Any, ...] = ()
+) -> tuple[Any, ...]:
+    return _marked(_in_memory(rounds, params, rows, how, state), rows)
+
+
+_compiled = jit(_but_means, static_argnames=("rounds", "how"))
+_guarded = compiled(("rounds", "how"))(_but_means)
+
+
+def in_memory(
+    rounds: tuple[Round, ...],
+    params: Any,
+    rows: Rows,
+    how: How,
+    state: tuple[Any, ...] = (),
+    *,
+    guarded: bool = False,
+) -> tuple[Any, ...]:
+    """Run rounds over rows in memory, in one compiled call.
+
+    Args:
+        rounds: the rounds.
+        params: the method's numbers.
+        rows: the rows. A state that keeps their means holds the same array, not a copy.
+        how: see `How`.
+        state: the server's state before these rounds.
+        guarded: whether to look for integers that jax would truncate.
+    """
+    run = _guarded if guarded else _compiled
+    return _filled(run(rounds=rounds, params=params, rows=rows, how=how, state=state), rows)
 
 
 def check_over_rows(method: Any) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
+from covfree.core.sums import fold_parts
 from covfree.core.types import Moments, Rows, Scalar
 from covfree.estimators.moments import row_counts, row_labels, valid_rows
 from covfree.estimators.scatter import centred_rows
@@ -52,6 +54,17 @@ def row_law(rows: Rows, moments: Moments, variance: Scalar) -> RowLaw:
         moments: moments of *all* rows; their ``num_rows`` are not looked at.
         variance: tr Σ/d, about: the unit of the squares.
     """
+    law = partial(_law_of_part, moments=moments, variance=variance)
+
+    def add(total: RowLaw, part: Rows) -> RowLaw:
+        return jax.tree.map(jnp.add, total, law(part))
+
+    # In parts, as the rows' differences from their means would take as much memory as the rows.
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(law, rows))
+    return fold_parts(add, zeros, rows)
+
+
+def _law_of_part(rows: Rows, *, moments: Moments, variance: Scalar) -> RowLaw:
     num_classes, dim = moments.total.shape
     valid = valid_rows(rows, num_classes)
     label, count = jnp.where(valid, row_labels(rows), 0), row_counts(rows, valid)

@@ -182,6 +182,17 @@ def test_the_oracles_messages_give_the_head_of_the_simulation():
         assert_close(centred(deployed(features[:9])), centred(simulated(features[:9])), 1e-3)
 
 
+def test_the_server_holds_one_table_of_rows_beside_the_head():
+    rows = covfree.Rows(jnp.ones((9000, 8)), jnp.ones(9000, jnp.int32), jnp.arange(9000, dtype=jnp.int32) % 3)
+    method = covfree.fedcof(0.1, head="student")
+    # The state keeps the means as they came; a compiled function would have copied them.
+    *_, kept = covfree.accumulate(method, rows, num_classes=3)
+    assert kept.mean is rows.mean
+    moments = covfree.first_moments(rows, 3)
+    law = jax.jit(row_law).lower(rows, moments, 1.0).compile().memory_analysis()
+    assert law.temp_size_in_bytes < rows.mean.nbytes
+
+
 def test_few_directions_from_sums(tmp_path):
     features, labels, clients = federation()
     exact = covfree.fit(covfree.fedcof(0.1, head="student"), features, labels, clients)
