@@ -179,3 +179,11 @@ def refinable_head(method: Method) -> tuple[ScatterChoice | None, Callable[..., 
         "method: expected one with an LDA, ridge or Student head of an estimated covariance, such as "
         f"covfree.fedcof(), got {method.name!r}"
     )
+
+
+def linear_system(method: Method) -> ScatterChoice | None:
+    """Return the parts of the Gram matrix of a method's ridge head, None for LDA; raise for other heads."""
+    gram, other = refinable_head(method)
+    if other is None:
+        return gram
+    raise ValueError(f"method: expected one with an LDA or ridge head, got {method.name!r}")

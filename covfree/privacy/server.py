@@ -192,7 +192,7 @@ def head_of(method: Method[Any], known: NoisySums, grid: Grid, total: Upload) ->
         system = _positive(system.unshifted.dense()).shifted(system.shift + edge / scale)
         head = method.head(method.params, system, *state)
         return mapped(method, _without_noise(head, system, known) if method.name == "fedcgs" else head)
-    _, gram = linear_system(method)
+    gram = linear_system(method)
     degrees = jnp.maximum(moments.within_degrees, 1)
     sums = jnp.asarray(known.sums * known.present[:, None], dtype)
     counts = jnp.asarray(known.counts, dtype)
