@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
+from tiny_networks import KIN
 
 import covfree
 from covfree import finetune
@@ -21,7 +22,6 @@ PLATFORMS = ("cuda", "rocm", "tpu")
 rng = np.random.default_rng(0)
 LABELS, CLIENTS = rng.integers(0, 3, 60), rng.integers(0, 6, 60)
 FEATURES = jax.ShapeDtypeStruct((2, 60, 5), jnp.float32)
-KIN = {*(f"efficientnet_lite{i}" for i in range(1, 5)), "vit_b_16"}
 
 
 def lowered(function, *arguments):

@@ -5,6 +5,8 @@ from dataclasses import replace
 
 from covfree.backbones import BACKBONES, Preprocessing
 
+# Networks that differ from another in widths, depths or the patch alone.
+KIN = {*(f"efficientnet_lite{i}" for i in range(1, 5)), "vit_b_16"}
 LEVELS = Preprocessing(16, 16, "bilinear", (127.0, 127.0, 127.0), (64.0, 64.0, 64.0))
 RESNET = replace(
     BACKBONES["resnet18"],

@@ -69,29 +69,31 @@ def from_onnx(
         session = runtime.InferenceSession(source, options, providers=runtime.get_available_providers())
     except Exception as error:  # onnxruntime's own errors
         raise ValueError(f"path: onnxruntime cannot run {path} ({error})") from error
+    inputs = Prepared.of(chosen)
     entry, batch, channels_first = _entry(session.get_inputs(), path, chosen.crop)
+
+    def run(images: np.ndarray) -> np.ndarray:
+        try:
+            (found,) = session.run([output], {entry: images})
+        except Exception as error:  # onnxruntime's own errors have no class in common
+            raise ValueError(
+                f"path: onnxruntime cannot run {path} on images {inputs.shape} ({error})"
+            ) from error
+        return pooled(found)
 
     def compute(pixels: np.ndarray) -> np.ndarray:
         images = np.asarray(normalise(pixels, chosen), np.float32)
         images = np.ascontiguousarray(images.transpose(0, 3, 1, 2)) if channels_first else images
         if batch is None:
-            return pooled(session.run([output], {entry: images})[0])
+            return run(images)
         short = -len(images) % batch
         padded = np.concatenate([images, np.zeros((short, *images.shape[1:]), np.float32)])
-        parts = [padded[first : first + batch] for first in range(0, len(padded), batch)]
-        found = [pooled(session.run([output], {entry: part})[0]) for part in parts]
-        return np.concatenate(found)[: len(images)]
+        parts = [run(padded[first : first + batch]) for first in range(0, len(padded), batch)]
+        return np.concatenate(parts)[: len(images)]
 
-    inputs = Prepared.of(chosen)
     settings: dict[str, Any] = {"preprocessing": chosen, "inputs": inputs}
     name = "onnx" if [output] == outputs else f"onnx:{output}"
-    probe = np.zeros((1, *inputs.shape), np.uint8)
-    try:
-        return made(compute, probe, name=name, weights=digest, **settings)
-    except ValueError:
-        raise
-    except Exception as error:  # onnxruntime's own errors
-        raise ValueError(f"path: onnxruntime cannot run {path} on images {inputs.shape} ({error})") from error
+    return made(compute, np.zeros((1, *inputs.shape), np.uint8), name=name, weights=digest, **settings)
 
 
 def _entry(inputs: Any, path: Path, crop: int) -> tuple[str, int | None, bool]:

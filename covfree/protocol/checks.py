@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,7 @@ from covfree.core.checks import check_positive, check_row_structure, check_stren
 from covfree.core.row_types import RowTypes, count_sum
 from covfree.core.types import AnyArray, Message, Rows, accumulation_dtype
 from covfree.methods import Method
-from covfree.protocol.messages import SAID
+from covfree.protocol.kinds import Kind, elsewhere, renumbered
 from covfree.protocol.squares import is_positive, rounding, unit_diagonal
 from covfree.protocol.values import check_rows, largest_sum, sound_rows, square_sums
 
@@ -78,7 +77,7 @@ class Rules:
         if names is not None and not least <= len(names) <= self.num_classes:
             return f"class_names: expected {self.num_classes} names, got {len(names)}"
         if self.method is None or self.kind is None:
-            return renumbered(names, self.class_names) or _elsewhere(own.extractor, self.extractor)
+            return renumbered(names, self.class_names) or elsewhere(own.extractor, self.extractor)
         return own.difference(self.kind, f"as clients of {self.method.name!r} send")
 
     def check_announced(self, senders: Collection[Hashable]) -> None:
@@ -88,58 +87,6 @@ class Rules:
             raise ValueError(f"num_examples: expected clients that sent, such as {sent}; got {named}")
 
 
-class Kind(NamedTuple):
-    """The number of axes of each part of a message (0 if the part is missing), and the message's metadata."""
-
-    covariance: int
-    sketch: int
-    matrix: int
-    solved: bool
-    sends: str | None
-    class_names: tuple[str, ...] | None
-    extractor: str | None
-
-    @classmethod
-    def of(cls, message: Message, solved: bool) -> Kind:
-        """The kind of a message."""
-        parts = (message.rows.covariance, message.rows.sketch, message.matrix)
-        covariance, sketch, matrix = (0 if part is None else np.ndim(part) for part in parts)
-        said = message.sends, message.class_names, message.extractor
-        return cls(covariance, sketch, matrix, bool(solved), *said)
-
-    def difference(self, wanted: Kind, who: str) -> str | None:
-        """Name the first part that differs from the wanted kind; None if none does. Missing metadata pass."""
-        for name, own, other in zip(self._fields[:4], self[:4], wanted[:4], strict=True):
-            if own != other:
-                return f"{name}: expected {_described(name, other)} {who}, got {_described(name, own)}"
-        if self.sends is not None and wanted.sends is not None and self.sends != wanted.sends:
-            return f"sends: expected {wanted.sends!r} {who}, got {self.sends!r}"
-        return renumbered(self.class_names, wanted.class_names) or _elsewhere(
-            self.extractor, wanted.extractor
-        )
-
-
-def _described(name: str, size: int) -> str:
-    if name == "solved":
-        return str(bool(size))
-    return "none" if size == 0 else f"an array of {size} dimensions"
-
-
-def renumbered(own: tuple[str, ...] | None, wanted: tuple[str, ...] | None) -> str | None:
-    """Name the classes whose names differ from the wanted ones; None if none does or names are missing.
-
-    The first of the wanted names give their classes the same numbers.
-    """
-    if own is None or wanted is None or own == wanted[: len(own)]:
-        return None
-    other = [c for c in range(min(len(own), len(wanted))) if own[c] != wanted[c]]
-    if not other:
-        return f"class_names: expected {len(wanted)} names, got {len(own)}"
-    shown = ", ".join(f"{wanted[c]!r} for class {c}, got {own[c]!r}" for c in other[:3])
-    more = f" ({len(other)} classes differ)" if len(other) > 3 else ""
-    return f"class_names: expected {shown}{more}"
-
-
 def check_known(rows: Rows, num_classes: int, whose: str) -> None:
     """Raise unless ``num_classes`` counts the classes of all rows: a head of fewer would leave rows out."""
     last = int(np.asarray(rows.label).max(initial=-1))
@@ -147,16 +94,6 @@ def check_known(rows: Rows, num_classes: int, whose: str) -> None:
         raise ValueError(
             f"num_classes: expected at least {last + 1}, as {whose} hold class {last}, got {num_classes}"
         )
-
-
-def _elsewhere(own: str | None, wanted: str | None) -> str | None:
-    """Say that another extractor made the features; None if the same did, or one is not known."""
-    if own is None or wanted is None or own == wanted:
-        return None
-    return (
-        f"extractor: expected the one with the fingerprint {wanted!r}, got {own!r}: another backbone, other "
-        "weights or other preprocessing"
-    )
 
 
 @dataclass(frozen=True)
@@ -335,48 +272,3 @@ CHECKS: tuple[Callable[[Letter], None], ...] = (
     has_sound_means,
     has_bounded_norms,
 )
-
-
-def common_dim(dims: Iterable[int]) -> int | None:
-    """The dimension d of all messages; None without messages.
-
-    Raises:
-        ValueError: if messages differ in d. A vote would let the senders choose the server's features.
-    """
-    number = Counter(dims)
-    if len(number) > 1:
-        found = ", ".join(f"{dim} ({times})" for dim, times in sorted(number.items()))
-        raise ValueError(
-            "dim: expected the number of features, as messages differ in it; got None and messages of "
-            f"{found}"
-        )
-    return next(iter(number), None)
-
-
-def unlike(kinds: Mapping[Hashable, Kind], before: Kind | None) -> dict[Hashable, str]:
-    """Find the messages whose kind differs from the wanted one, and say how each differs.
-
-    The wanted kind is that of earlier rounds, else the most frequent one of this round. The order of the
-    clients does not matter.
-    """
-    if before is None:
-        # On a tie, the kind with fewer parts wins, as it sorts first.
-        parts = Counter(kind[:4] for kind in kinds.values())
-        usual = max(sorted(parts), key=parts.__getitem__, default=(0, 0, 0, False))
-        like = [kind for kind in kinds.values() if kind[:4] == usual]
-        before = Kind(*usual, None, None, None)
-    else:
-        like = list(kinds.values())
-    # What earlier rounds did not say, most say.
-    said = {
-        name: getattr(before, name) or _most_frequent(Counter(getattr(kind, name) for kind in like))
-        for name in SAID
-    }
-    wanted = before._replace(**said)
-    reasons = {client: kind.difference(wanted, "as others send") for client, kind in kinds.items()}
-    return {client: reason for client, reason in reasons.items() if reason is not None}
-
-
-def _most_frequent(found: Counter[Any]) -> Any:
-    said = sorted(value for value in found if value is not None)
-    return max(said, key=found.__getitem__, default=None)

@@ -11,8 +11,9 @@ import numpy as np
 
 from covfree.core.types import Message, Rows, is_traced
 from covfree.protocol.bounds import Size, judge, sizes_of
-from covfree.protocol.checks import CHECKS, Kind, Letter, Rules, as_received, common_dim, unlike
+from covfree.protocol.checks import CHECKS, Letter, Rules, as_received
 from covfree.protocol.inbox import Inbox
+from covfree.protocol.kinds import Kind, common_dim, unlike
 from covfree.protocol.messages import digest
 from covfree.protocol.site_report import SiteReport, judge_means
 from covfree.protocol.sites_model import Means, class_means_of

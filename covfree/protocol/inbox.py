@@ -88,6 +88,7 @@ class Inbox(Mapping[str, Message]):
             try:
                 message, client, receipt = self._read(name)
                 came = self._files[name].lstat().st_ctime_ns
+            # Strangers write these files, and no list of exceptions covers all that a damaged one raises.
             except Exception as error:
                 self.unreadable[name] = str(error) or type(error).__name__
                 continue

@@ -14,9 +14,10 @@ from covfree.core.row_types import exact_counts
 from covfree.core.types import Message, Rows
 from covfree.methods import Method
 from covfree.methods.method import check_method
-from covfree.protocol.checks import Bound, Rules, as_received, check_known, renumbered
+from covfree.protocol.checks import Bound, Rules, as_received, check_known
 from covfree.protocol.door import Collected, check_messages, reason_of, receipt_of
 from covfree.protocol.inbox import Inbox
+from covfree.protocol.kinds import renumbered
 from covfree.protocol.messages import SAID, check_class_names, check_extractor, rounding_of
 
 
@@ -175,7 +176,7 @@ def _again(messages: Mapping[Any, Message] | Inbox, client: Any, counted: str | 
     """Say what an already counted client sent, and which message counts; None if its file is the same."""
     try:
         receipt = receipt_of(messages, client)
-    except Exception as error:
+    except Exception as error:  # What a client sends a second time may be anything.
         return _broken(reason_of(error))
     if receipt == counted and isinstance(messages, Inbox):
         return None

@@ -190,9 +190,10 @@ def _joined(onnx: Any, before: Any, saved: SavedHead, output: str | None) -> Any
 
 def _session(model: Any) -> Any:
     """Run a model by onnxruntime."""
+    too_large = (ValueError, optional("google.protobuf.message", "onnx").EncodeError)
     try:
         content = model.SerializeToString()
-    except Exception as error:  # protobuf's own errors
+    except too_large as error:
         raise ValueError(
             f"out: expected at most 2 GB, which is all that one ONNX file holds ({error})"
         ) from error

@@ -46,6 +46,7 @@ def hold(laws: Sequence[Law], name: str, subject: Any, exclude: Mapping[str, str
             continue
         try:
             law(subject)
+        # A part that breaks a law may do so by any exception of its own.
         except Exception as error:
             what = "" if isinstance(error, AssertionError) else f"raised {type(error).__name__}: "
             says = " ".join((inspect.getdoc(law) or "").split())
