@@ -179,7 +179,7 @@ def main() -> None:
     parser.add_argument("--features", type=Path, help=".npz file with features, labels and is_test")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--large", action="store_true", help="also 10,000 clients: 3 minutes, 3 GB")
-    parser.add_argument("--only", default="", help="rows whose name has this text; no picture")
+    parser.add_argument("--only", default="", help="rows whose name has this text")
     parser.add_argument("--audit", type=int, help="runs of an audit of ε, instead of all else")
     parser.add_argument("--projections", action="store_true", help="by projection, instead of all else")
     parser.add_argument("--out", type=Path, default=Path("privacy.json"), help="JSON file")
@@ -211,7 +211,7 @@ def main() -> None:
                 if arguments.only in name:
                     data, owners = model(real, clients, each, np.random.default_rng(seed))
                     add(name, seed, data, owners, ["FedNCM", "FedCOF"], how)
-    if arguments.features is not None and not arguments.only:
+    if all(name in results for name, *_ in FEDERATIONS):
         picture(results, arguments.out)
     print(table(results, ["FedNCM", "FedCOF"], lambda name: "K =" in name))
     print(table(results, list(METHODS), lambda name: "K =" not in name))
