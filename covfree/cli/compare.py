@@ -42,7 +42,7 @@ from covfree.studies.present import present
 from covfree.studies.progress import Progress
 from covfree.studies.run_folder import make_folder
 from covfree.studies.source import Source, sources_of
-from covfree.studies.variants import Variant, with_noise
+from covfree.studies.variants import Variant, chosen_of, with_noise
 
 T = TypeVar("T")
 
@@ -76,6 +76,9 @@ def compare_command(
         ),
     ] = False,
     numbers: Set = None,
+    select: Annotated[
+        bool, typer.Option("--select", help="And the one of the methods that clients choose.")
+    ] = False,
     noise: Annotated[
         str | None,
         typer.Option(help="On counts: uniform:ε, gaussian:ε, laplace:ε."),
@@ -99,6 +102,9 @@ def compare_command(
     chosen = variants_of(methods, numbers_of(numbers))
     if check:
         _check_contracts(chosen)
+    if select:
+        with named_option("methods"):
+            chosen = {**chosen, **chosen_of(chosen)}
     if noise is not None:
         with named_option("noise"):
             chosen = with_noise(chosen, noise)

@@ -43,6 +43,7 @@ from covfree.deployment.site import check_weights, extractor_of
 from covfree.finetune import registry as trained
 from covfree.methods import registry
 from covfree.studies.extraction import backbone_of, extract, names_in, read_images
+from covfree.studies.known import JOINT
 from covfree.studies.names import parsed
 from covfree.studies.progress import say
 
@@ -136,9 +137,10 @@ def new_command(
         uses = {"dim": dim, **extractor, "class_names": names_in(class_names)}
     if "class_names" not in uses:
         raise ValueError(f"--like: expected class names in {like}, got none")
-    name = algorithm.partition(":")[0].strip()
-    if name not in (known := (*registry(), *trained())):
-        raise ValueError(f"--algorithm: expected one of {', '.join(known)}, got {name!r}")
+    names = [each.partition(":")[0].strip() for each in algorithm.split(JOINT)]
+    if unknown := [name for name in names if name not in (*registry(), *trained())]:
+        known = ", ".join([*registry(), *trained()])
+        raise ValueError(f"--algorithm: expected one of {known}, got {unknown[0]!r}")
     keys = {path.stem: path.read_text().strip() for path in sites.glob("*.pub")}
     description = Description(
         algorithm,

@@ -50,7 +50,7 @@ NETWORK = typer.Option(help="Network (covfree backbones), or x.onnx[:TENSOR].")
 WEIGHTS = typer.Option(help=".safetensors, .pth, or owner/name@commit.")
 ImagesFile = Annotated[
     str | None,
-    typer.Option(help="A folder by class, an .npz file, tfds:NAME, or femnist."),
+    typer.Option(help="A folder by class, .npz file, tfds:NAME, femnist."),
 ]
 NetworkName = Annotated[str | None, NETWORK]
 WeightsFile = Annotated[str | None, WEIGHTS]

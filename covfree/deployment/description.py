@@ -43,7 +43,8 @@ class Description:
 
     Attributes:
         algorithm: a method or an algorithm of `covfree.finetune` by name, perhaps with numbers, such as
-            ``"fedcof-refined:rounds=3"`` or ``"fedadam"``, which trains from a linear head of zeros.
+            ``"fedcof-refined:rounds=3"`` or ``"fedadam"``, which trains from a linear head of zeros. Of
+            ``"fedcof-or-fedncm"`` the sites choose one, as `covfree.select` does.
         class_names: [C], the classes by their numbers.
         dim: d, the size of a feature before the method's own map.
         sites: the public key of each site, by its name; see `new_key`. A site's number is its place among the

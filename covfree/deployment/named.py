@@ -13,13 +13,14 @@ from covfree.rounds.from_method import as_algorithm
 
 
 def method_named(text: str) -> Method[Any] | None:
-    """The method of a name such as ``"fedcof:shrinkage=0.1"``; None if there is none."""
+    """The method of a name such as ``"fedcof:shrinkage=0.1"`` or ``"fedcof-or-fedncm"``; None if none."""
     from covfree.methods import registry
+    from covfree.studies.known import JOINT
     from covfree.studies.names import parsed
     from covfree.studies.variants import variants
 
-    name, _ = parsed(text, "algorithm: expected a number such as fedcof:shrinkage=0.1")
-    if name not in registry():
+    expected = "algorithm: expected a number such as fedcof:shrinkage=0.1"
+    if any(parsed(each, expected)[0] not in registry() for each in text.split(JOINT)):
         return None
     try:
         (variant,) = variants([text]).values()

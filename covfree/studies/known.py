@@ -17,6 +17,8 @@ from covfree.methods import Method, registry
 GROUP = "covfree.methods"
 # What clients of other methods send is not known before they run.
 _FAMILY = "other"
+# Stands between the names of methods of which clients choose one.
+JOINT = "-or-"
 _OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -38,7 +40,7 @@ def entry_of(name: str) -> Entry[Method]:
 
 def is_own(name: str) -> bool:
     """Whether the method of this name, with or without numbers, is not covfree's."""
-    return name.partition(":")[0] not in registry()
+    return any(each.partition(":")[0] not in registry() for each in name.split(JOINT))
 
 
 def _entry(name: str, make: Any, title: str | None = None) -> Entry[Method]:

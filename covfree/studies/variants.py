@@ -7,9 +7,10 @@ from itertools import product
 from typing import Any, NamedTuple, cast
 
 from covfree.methods import Method, registry
+from covfree.methods.selecting import select
 from covfree.statistics.transforms import count_noise
 from covfree.studies.federation import several
-from covfree.studies.known import entry_of
+from covfree.studies.known import JOINT, entry_of
 from covfree.studies.names import parsed
 
 
@@ -30,7 +31,8 @@ def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None =
 
     Args:
         names: names of methods (see `entry_of`), each of which may carry numbers of its own:
-            ``"fedcof:shrinkage=0.1:head=ridge"``.
+            ``"fedcof:shrinkage=0.1:head=ridge"``. Of ``"fedcof-or-fedncm"`` the clients choose one, see
+            `covfree.select`; these come last.
         numbers: values to combine, by name; each method takes those that it accepts and does not set itself.
 
     Returns:
@@ -45,7 +47,30 @@ def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None =
     ['fedncm', 'fedcof:shrinkage=0.1', 'fedcof:shrinkage=1.0']
     """
     several("names", names, "names of methods")
-    numbers, found = numbers or {}, dict[str, Variant]()
+    names, numbers = list(names), numbers or {}
+    plain = [name for name in names if JOINT not in name]
+    found = _single(plain, numbers) if plain or not names else {}
+    for name in names:
+        if JOINT in name:
+            if name in found:
+                raise ValueError(f"methods: expected different names, got {name} twice")
+            found |= chosen_of(_single(name.split(JOINT), {} if plain else numbers), name)
+    return found
+
+
+def chosen_of(variants: Mapping[str, Variant], name: str | None = None) -> dict[str, Variant]:
+    """Make the method of which clients choose among others, by its name."""
+    name = JOINT.join(variants) if name is None else name
+    try:
+        method = select([each.method for each in variants.values()])
+    except ValueError as error:
+        raise ValueError(f"methods: {name}: {error}") from error
+    return {name: Variant(f"Clients' choice: {', '.join(variants)}", method)}
+
+
+def _single(names: Sequence[str], numbers: Mapping[str, Sequence[Any]]) -> dict[str, Variant]:
+    """Make methods of names that stand for one each."""
+    found = dict[str, Variant]()
     made: dict[str, tuple[str, dict[str, Any]]] = {}
     asked = [
         parsed(text, f"methods: expected a number such as {text.partition(':')[0]}:shrinkage=0.1")

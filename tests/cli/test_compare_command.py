@@ -591,3 +591,27 @@ def test_the_console_script_reports_a_bad_argument():
         f"covfree: --methods: unknown method 'fedavg'; expected some of {known}, or mine.py:function; "
         "covfree finetune trains by it in rounds\n"
     )
+
+
+def test_what_clients_choose(cli, tmp_path):
+    """By errors on examples that they kept: beside all methods, or of some by name."""
+    small = ["compare", "--clients", "6", "--alpha", "2", "--seeds", "1", "--format", "json", "--methods"]
+    numbers = "--set", "shrinkage=0.001,1000"
+    outcome = cli(*small, "fedncm,fedcof", *numbers, "--select", "--out", str(tmp_path / "runs"))
+    found = results(outcome)
+    own = [name for name in found if "-or-" not in name]
+    assert own == ["fedncm", "fedcof:shrinkage=0.001", "fedcof:shrinkage=1000"]
+    chosen = found["-or-".join(own)]
+    assert chosen["title"] == f"Clients' choice: {', '.join(own)}"
+    best = max(found[name]["accuracy_mean"] for name in own)
+    assert chosen["accuracy_mean"] == pytest.approx(best, abs=0.02)
+    assert chosen["accuracy_mean"] > min(found[name]["accuracy_mean"] for name in own) + 0.02
+    # Six clients' counts of three heads, and their numbers of examples.
+    assert chosen["bytes_up"] == found["fedncm"]["bytes_up"] + 6 * 4 * 4
+    same = results(cli(*small, "fedncm-or-fedcof", *numbers))["fedncm-or-fedcof"]
+    assert same["accuracy_mean"] == chosen["accuracy_mean"]
+    outcome = cli(*small, "fedncm,fed3r", "--select")
+    assert outcome.code == 2
+    assert (
+        "--methods: fedncm-or-fed3r: candidates: expected methods whose clients send the same" in outcome.err
+    )

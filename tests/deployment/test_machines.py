@@ -15,7 +15,11 @@ from covfree.deployment.envelope import seal, unseal
 
 # A number in place of the automatic rule, which takes long to compile: FedCOF has that.
 REFINED = "fedcof-refined:shrinkage=0.1:rounds=1"
-ROUNDS = {"fedcof": None, "fed3r": None, REFINED: None, "deepafl:num_layers=1": None, "scaffold": 2}
+SELECTED = "fedncm-or-fedcof:shrinkage=0.1"
+ROUNDS = {
+    **dict.fromkeys(("fedcof", "fed3r", REFINED, SELECTED, "deepafl:num_layers=1")),
+    "scaffold": 2,
+}
 
 
 def reasons(server) -> list[str]:

@@ -95,12 +95,13 @@ def select(candidates: Sequence[Method[H]], *, by: By = "errors", keep: float = 
     kept; the counts add up, and the server takes the head with the fewest, the first of several. So the
     candidates cost one message and one round more, of a number for each candidate and one for the examples.
 
-    Whether an example is kept is told by a hash of its features, so it needs no key and no memory.
+    Whether an example is kept is told by a hash of its features, so it needs no key and no memory. The counts
+    are honest for clients' own examples; they do not show how heads do on examples at other clients.
 
     Args:
         candidates: methods whose clients send the same, two or more; the first is taken where nothing tells
-            them apart. E.g. `fedcof` with several γ, or with different heads, `fedncm`, ``qda`` from means;
-            `fed3r` with several λ; some of them `refined` or `corrected`.
+            them apart. E.g. `fedcof` with different heads or priors, ``qda`` from means; `fed3r` with several λ;
+            some of them `refined` or `corrected`. γ is better left to the automatic rule.
         by: what clients add up: ``"errors"``, or ``"losses"``, −log softmax of the example's class, of at
             most 100, which judges probabilities too.
         keep: the share of examples that are kept, above 0 and below 1. The head is one of the rest.

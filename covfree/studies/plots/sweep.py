@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import numpy as np
 
+from covfree.studies.known import JOINT
 from covfree.studies.names import parsed
 from covfree.studies.plots import style as figures
 from covfree.studies.result import Result, place_names
@@ -39,7 +40,7 @@ def swept(results: Sequence[Result]) -> str | None:
     """Name the number with the most values: ``"alpha"``, ``"clients"`` or a method's; None if none varies."""
     values: dict[str, set[float]] = {"alpha": set(), "clients": set()}
     for result in results:
-        federation, own = result.place[1], parsed(result.method, "")[1]
+        federation, own = result.place[1], _numbers(result)
         if federation is not None:
             own |= {"clients": federation.clients}
             own |= {"alpha": federation.alpha} if federation.partition != "iid" else {}
@@ -108,9 +109,14 @@ def draw(title: str, results: Sequence[Result], number: str, *, narrow: bool = F
     return figure
 
 
+def _numbers(result: Result) -> dict[str, Any]:
+    """The method's own numbers; none if clients choose among several methods."""
+    return {} if JOINT in result.method else parsed(result.method, "")[1]
+
+
 def _point(result: Result, number: str) -> _Point:
     dataset, federation = result.place
-    own = parsed(result.method, "")[1].get(number)
+    own = _numbers(result).get(number)
     if federation is not None and number in _WORDS:
         place = None if federation.partition == "iid" and number == "alpha" else getattr(federation, number)
         return _Point((dataset, replace(federation, **{number: 0})), result.title, place, result)
