@@ -100,8 +100,8 @@ def select(candidates: Sequence[Method[H]], *, by: By = "errors", keep: float = 
 
     Args:
         candidates: methods whose clients send the same, two or more; the first is taken where nothing tells
-            them apart. E.g. `fedcof` with different heads or priors, ``qda`` from means; `fed3r` with several λ;
-            some of them `refined` or `corrected`. γ is better left to the automatic rule.
+            them apart. E.g. `fedcof` with different heads or priors, ``qda`` from means; `fed3r` with several
+            λ; some of them `refined` or `corrected`. γ is better left to the automatic rule.
         by: what clients add up: ``"errors"``, or ``"losses"``, −log softmax of the example's class, of at
             most 100, which judges probabilities too.
         keep: the share of examples that are kept, above 0 and below 1. The head is one of the rest.
