@@ -1,5 +1,7 @@
 """A choice among methods: the heads, counts and choice of brute force, wherever the examples are."""
 
+from typing import Any
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,7 @@ import pytest
 import covfree
 from covfree import rounds as federated
 from covfree.core import gathered
+from covfree.methods.rounds import option
 from covfree.methods.selecting.counting import MOST
 from covfree.statistics.kept import kept_aside
 from covfree.testing import check_method
@@ -39,7 +42,7 @@ def fit(method, data=DATA):
     return covfree.fit(method, *data, num_classes=CLASSES)
 
 
-def run(method, uploads="messages"):
+def run(method, uploads: Any = "messages"):
     algorithm = federated.as_algorithm(method, num_classes=CLASSES, uploads=uploads)
     return federated.run(algorithm, *DATA, key=KEY)
 
@@ -92,13 +95,13 @@ def test_messages_of_matrices():
     chex.assert_trees_all_close(done.result, heads[taken], rtol=1e-3, atol=1e-3)
     chex.assert_trees_all_close(fit(method), heads[taken], rtol=1e-3, atol=1e-3)
     # The Gram matrix is summed up once for all λ, and apart for the covariance about the mean.
-    assert [len(each.client.options[0][1]) for each in method.rounds[:-1]] == [2, 2]
+    assert [len(option(each.client, "steps") or ()) for each in method.rounds[:-1]] == [2, 2]
 
 
 def test_what_candidates_share_is_done_once():
     heads = "lda", covfree.student(0.3), covfree.student(1.0)
     method = covfree.select([covfree.fedcof(gamma, head=head) for gamma in (0.1, 1.0) for head in heads])
-    steps = [dict(each.client.options)["steps"] for each in method.rounds[:-1]]
+    steps = [option(each.client, "steps") or () for each in method.rounds[:-1]]
     assert [len(each) for each in steps] == [1, 1, 2]
     assert sum(step.each is not None for step in steps[-1]) == 1
     # Clients send what those of one candidate send, then a number for each candidate and the examples'.
