@@ -81,7 +81,7 @@ def sent_bytes(
     check_method(method)
     labels, clients = np.asarray(labels), np.asarray(clients)
     dim, senders = mapped_dim(method, dim), count_clients(labels, clients)
-    uploads = [x for each in _of_rounds(method, labels, clients, dim) for x in each.upload.leaves]
+    uploads = [x for each in of_rounds(method, labels, clients, dim) for x in each.upload.leaves]
     floats, whole = _numbers(x for x in uploads if x.dtype.kind == "f"), _numbers(uploads)
     rounds = SentBytes(FLOAT_BYTES * senders * floats, FLOAT_BYTES * senders * (whole - floats))
     if not method.message_rounds:
@@ -122,7 +122,7 @@ def received_bytes(
     """
     check_method(method)
     senders = count_clients(np.asarray(labels), np.asarray(clients))
-    rounds = _of_rounds(method, labels, clients, mapped_dim(method, dim))
+    rounds = of_rounds(method, labels, clients, mapped_dim(method, dim))
     return FLOAT_BYTES * senders * _numbers(x for each in rounds for x in each.sent.leaves)
 
 
@@ -131,8 +131,15 @@ def _numbers(leaves: Iterable[Any]) -> int:
     return sum(math.prod(leaf.shape) for leaf in leaves)
 
 
-def _of_rounds(method: Method[Any], labels: AnyArray, clients: AnyArray, dim: int) -> list[Passed]:
-    """List what passes in the rounds after those that the clients' messages stand for."""
+def of_rounds(method: Method[Any], labels: AnyArray, clients: AnyArray, dim: int) -> list[Passed]:
+    """List what passes in the rounds after those that the clients' messages stand for.
+
+    Args:
+        method: see `sent_bytes`.
+        labels: see `sent_bytes`.
+        clients: see `sent_bytes`.
+        dim: d after the method's map of features.
+    """
     num_classes = int(np.max(labels, initial=0)) + 1
 
     # A head may hold all rows, and be sent to clients.

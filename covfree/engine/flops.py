@@ -12,6 +12,7 @@ from jaxtyping import Integer
 
 from covfree.core.checks import check_choice, check_strength
 from covfree.core.types import AnyArray
+from covfree.engine.bytes import of_rounds
 from covfree.methods import Method
 from covfree.methods.method import check_method
 from covfree.statistics import count_rows
@@ -29,7 +30,9 @@ def client_flops(
 
     Only leading terms count; a multiplication and an addition count as two operations. Class means cost n·d.
     Gram matrices and covariances cost 2·n·d² more, AFL's own solutions d³/3 + 2·d²·C_k more for each client,
-    a map to D features 2·n·d·D more, and each round of a refined method 4·n·d·q. The backbone's forward pass,
+    a map to D features 2·n·d·D more. In a round over examples each number of a matrix that clients receive,
+    of directions or of a head, is multiplied once for each example, triangular ones as if full; a refined
+    method's products cost 2·n·d·q more, a corrected method's gradients 2·n·d·C. The backbone's forward pass,
     usually far more, is left out.
 
     Args:
@@ -52,6 +55,12 @@ def client_flops(
         flops, dim = 2 * size * dim * method.feature_map.num_features, method.feature_map.num_features
     if method.flops is not None:
         flops += method.flops(method.params, size, dim, classes)
+    if any(each.examples for each in method.rounds):
+        rounds = zip(
+            method.rounds[method.message_rounds :], of_rounds(method, labels, clients, dim), strict=True
+        )
+        sent = [leaf.shape for each, passed in rounds if each.examples for leaf in passed.sent.leaves]
+        flops += 2 * size * sum(math.prod(shape) for shape in sent if len(shape) > 1)
     if method.message is None:
         return flops + method.summary.cost(labels, clients, dim).flops
     flops += size * dim + 2 * size * dim**2

@@ -81,8 +81,12 @@ def _system(
     freedom = within.freedom(first)
     freedom = freedom.scaled(1 / freedom.expected)
     covariance = shrinkage.apply(scatter, moments, freedom, spread.statistics)
-    if gram is None:
-        return covariance
+    return covariance if gram is None else gram_of(covariance, first, within, gram)
+
+
+def gram_of(covariance: Scatter, first: Any, within: Within, gram: ScatterChoice) -> Scatter:
+    """Make the Gram matrix of a ridge head from the shrunk covariance and the first phase."""
+    moments = moments_of(first)
     # Ŵ itself, as in the paper: where classes of a single row show no spread, nothing makes up for it.
     observed = covariance.unshifted.scaled(_degrees(within, first))
     return total_gram(observed.shifted(covariance.shift * moments.within_degrees), moments, scatter=gram)

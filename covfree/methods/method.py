@@ -56,7 +56,7 @@ class Method(Generic[H]):
             that clients have sent; None for nothing.
         report: ``(params, state) -> dict`` of numbers for the history of `covfree.rounds.run`.
         flops: ``(params, num_examples, dim, num_classes) -> int``, operations of all clients beside the
-            summary's.
+            summary's, and those with what they receive in rounds over examples (`covfree.client_flops`).
     """
 
     params: Any

@@ -29,6 +29,18 @@ class SoftmaxSums(NamedTuple):
     number: Float[Array, ""]
 
 
+class ScaledLosses(NamedTuple):
+    """Sums over examples that add up over clients.
+
+    Attributes:
+        loss: Σ_i n_i (log Σ_c exp βs_ic − βs_iy), for each β.
+        number: Σ_i n_i, the examples behind the sums.
+    """
+
+    loss: Float[Array, " scales"]
+    number: Float[Array, ""]
+
+
 def softmax_sums(
     scores: Callable[[jax.Array, jax.Array], jax.Array],
     features: Float[AnyArray, "examples dim"],
@@ -58,9 +70,7 @@ def softmax_sums(
     """
 
     def add(total: SoftmaxSums, part: tuple[jax.Array, ...]) -> SoftmaxSums:
-        features, kept = _masked(part, num_classes, centre)
-        centred = jnp.where(kept[:, None], features - centre[None, :], 0)
-        own, label, count = _scored(scores(features, centred), part, kept)
+        own, label, count, centred = _scored(scores, part, centre, num_classes)
         most = jnp.max(own, axis=1, keepdims=True)
         powers = jnp.exp(own - most)
         whole = powers.sum(1, keepdims=True)
@@ -76,26 +86,27 @@ def softmax_sums(
 
 
 def scaled_losses(
-    scores: Callable[[jax.Array], jax.Array],
+    scores: Callable[[jax.Array, jax.Array], jax.Array],
     features: Float[AnyArray, "examples dim"],
     labels: Integer[AnyArray, " examples"],
     counts: Num[AnyArray, " examples"],
+    centre: Float[Array, " dim"],
     scales: Float[Array, " scales"],
     num_classes: int,
-) -> Float[Array, " scales"]:
+) -> ScaledLosses:
     """Sum the cross-entropy of softmax(β·scores) for each of some β; see `softmax_sums` for the arguments."""
 
-    def add(total: jax.Array, part: tuple[jax.Array, ...]) -> jax.Array:
-        features, kept = _masked(part, num_classes, 0)
-        own, label, count = _scored(scores(features), part, kept)
+    def add(total: ScaledLosses, part: tuple[jax.Array, ...]) -> ScaledLosses:
+        own, label, count, _ = _scored(scores, part, centre, num_classes)
         gap = own - jnp.take_along_axis(own, label[:, None], axis=1)
 
         def one(scale: jax.Array) -> jax.Array:
             return (jax.nn.logsumexp(scale * gap, axis=1) * count).sum()
 
-        return total + jax.lax.map(one, scales)
+        return ScaledLosses(total.loss + jax.lax.map(one, scales), total.number + count.sum())
 
-    return fold_parts(add, jnp.zeros_like(scales), _examples(features, labels, counts))
+    zeros = ScaledLosses(jnp.zeros_like(scales), jnp.zeros((), scales.dtype))
+    return fold_parts(add, zeros, _examples(features, labels, counts))
 
 
 def _examples(features: AnyArray, labels: AnyArray, counts: AnyArray) -> tuple[jax.Array, ...]:
@@ -103,23 +114,20 @@ def _examples(features: AnyArray, labels: AnyArray, counts: AnyArray) -> tuple[j
     return features, labels, jnp.asarray(counts)
 
 
-def _masked(
-    part: tuple[jax.Array, ...], num_classes: int, rest: jax.Array | int
-) -> tuple[jax.Array, jax.Array]:
-    """Return features, in which padding is ``rest``, and which of them are no padding."""
+def _scored(
+    scores: Callable[[jax.Array, jax.Array], jax.Array],
+    part: tuple[jax.Array, ...],
+    centre: jax.Array,
+    num_classes: int,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Return scores, labels, counts and x − m; all of padding and of examples of absent classes are 0."""
     features, label, count = part
     kept = (count > 0) & (label >= 0) & (label < num_classes)
     features = features.astype(accumulation_dtype(features))
-    return jnp.where(kept[:, None], features, jnp.asarray(rest, features.dtype)), kept
-
-
-def _scored(
-    own: jax.Array, part: tuple[jax.Array, ...], kept: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return scores, labels and counts; all of padding and of examples of absent classes are 0."""
-    _, label, count = part
-    label = jnp.where(kept, label, 0)
+    features = jnp.where(kept[:, None], features, centre.astype(features.dtype)[None, :])
+    centred = jnp.where(kept[:, None], features - centre[None, :], 0)
+    own, label = scores(features, centred), jnp.where(kept, label, 0)
     kept = kept & (jnp.take_along_axis(own, label[:, None], axis=1)[:, 0] > -jnp.inf)
     # Scores of absent classes are −∞, of which the difference is NaN.
     own = jnp.where(kept[:, None], own, 0)
-    return own, label, jnp.where(kept, count, 0).astype(own.dtype)
+    return own, label, jnp.where(kept, count, 0).astype(own.dtype), centred

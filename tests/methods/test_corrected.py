@@ -15,10 +15,13 @@ from sklearn.linear_model import LogisticRegression
 import covfree
 from covfree import rounds as federated
 from covfree.core import gathered
+from covfree.core.linalg import Scatter, factorise
 from covfree.engine.examples import over_examples
 from covfree.engine.parts import padded_rows
 from covfree.engine.totals import How, through
+from covfree.methods.refine.correction import Numbers, Plan, begin, finish, rank, take
 from covfree.methods.refine.descent import begin_descent, descend, last_point
+from covfree.statistics.softmax import SoftmaxSums, softmax_sums
 
 CLASSES, DIM, CLIENTS = 4, 6, 7
 KEY = jax.random.key(0)
@@ -130,9 +133,7 @@ def test_with_an_offset_it_is_the_minimum_of_the_objective(head):
 
 
 def test_steps_that_fail_are_taken_back_and_losses_never_rise():
-    """A quadratic whose curvature is 30 times that of the metric."""
-    from covfree.core.linalg import factorise
-
+    """A quadratic whose curvature is 30 times that of the metric; a client may answer with anything."""
     curvature = jnp.diag(jnp.array([30.0, 3.0, 0.3]))
     target = jnp.array([[1.0], [-2.0], [3.0], [0.5]])
     metric = factorise(jnp.eye(3))
@@ -144,21 +145,25 @@ def test_steps_that_fail_are_taken_back_and_losses_never_rise():
     def run(spoilt):
         descent, values, failed = begin_descent(jnp.zeros((4, 1)), 5), [], 0
         step = jax.jit(descend)
-        for index in range(16):
+        for index in range(18):
             value, slope = evaluate(descent.trial)
             if index in spoilt:
-                value, slope = jnp.full((), jnp.nan), jnp.full_like(slope, jnp.inf)
+                value, slope = spoilt[index][0] + value, spoilt[index][1] + slope
             before = descent.point
             descent = step(descent, value, slope, metric)
+            assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(descent))
             failed += bool((descent.point == before).all())
-            values.append(float(descent.value))
+            values += [float(descent.value)] if descent.begun else []
         assert np.all(np.diff(values) <= 0)
         return descent, failed
 
-    descent, failed = run(())
+    descent, failed = run({})
     np.testing.assert_allclose(descent.point, target, atol=1e-3)
     assert 1 < failed < 8
-    np.testing.assert_allclose(run((3, 6))[0].point, target, atol=2e-2)
+    # Numbers whose sums are finite, but not what the server makes of them; at the start, and later.
+    for first, later in ((0, 4), (3, 6)):
+        spoilt = {first: (0.0, 1e38), later: (1e38, 0.0), later + 1: (np.nan, np.inf)}
+        np.testing.assert_allclose(run(spoilt)[0].point, target, atol=0.1)
 
 
 def test_steps_that_overshoot_are_in_no_head():
@@ -185,12 +190,20 @@ def test_steps_that_overshoot_are_in_no_head():
 
 METHODS = {
     "nearest mean": covfree.fedncm(),
-    "refined": covfree.refined(covfree.fedcof(0.3), 1),
+    "refined": covfree.refined(covfree.fedcof(0.3, head="ridge"), 1),
     "Gram": covfree.fed3r(0.5),
     "solutions": covfree.afl(),
     "Student": covfree.fedcof(0.3, head="student"),
     "quadratic": covfree.qda(0.3, covariance="means"),
     "mapped": covfree.fedcof(0.3, feature_map=covfree.relu_features(20)),
+}
+
+
+# Operations of the scores of an example; a Student head has a part for each of its rows.
+SCORED = {
+    "nearest mean": 2 * CLASSES * DIM,
+    "Student": 2 * DIM * (DIM + CLASSES + len({*zip(*DATA[1:], strict=True)})),
+    "quadratic": 2 * CLASSES * DIM * (DIM + 1),
 }
 
 
@@ -209,7 +222,19 @@ def test_any_method(name):
     sent = covfree.sent_bytes(method, labels, clients, dim=DIM).total
     own = covfree.sent_bytes(METHODS[name], labels, clients, dim=DIM).total
     dim = 20 if name == "mapped" else DIM
-    assert sent - own == 4 * CLIENTS * (17 + 2 * (CLASSES * (dim + 1) + 2))
+    linear = CLASSES * (dim + 1)
+    assert sent - own == 4 * CLIENTS * (18 + 2 * (linear + 2))
+    if name in SCORED:
+        # A head that is not linear comes in all three rounds, its temperature too; the linear term in two.
+        own = sum(leaf.size for leaf in jax.tree.leaves(states[0][0].start)) + 1
+        alone = isinstance(start, covfree.LinearHead)
+        down = covfree.received_bytes(method, labels, clients, dim=DIM)
+        expected = 4 * CLIENTS * (3 * DIM + 1 + (3 * linear if alone else 3 * own + 2 * linear))
+        assert down == expected or name == "Student"  # of which `state_of` pads the rows
+        # Scores of each round, and the product of each gradient.
+        flops = covfree.client_flops(method, labels, clients, dim=DIM)
+        flops -= covfree.client_flops(METHODS[name], labels, clients, dim=DIM)
+        assert flops == len(labels) * (3 * SCORED[name] + (2 if alone else 4) * 2 * CLASSES * DIM)
     if name == "mapped":  # of the others test_sums_parts_and_meshes
         expected = centred(head(features))
         np.testing.assert_allclose(
@@ -244,8 +269,6 @@ def test_padding_counts_and_those_who_stay_away():
     ]
     chex.assert_trees_all_close(fit(method, padded), expected, rtol=1e-3, atol=1e-3)
     # An example that counts twice is two examples.
-    from covfree.statistics.softmax import softmax_sums
-
     x, y = jnp.asarray(DATA[0], jnp.float32), jnp.asarray(DATA[1])
     twice = softmax_sums(lambda x, z: expected(z), x, y, 2 * jnp.ones_like(y), jnp.zeros(DIM), CLASSES)
     doubled = [jnp.concatenate([a, a]) for a in (x, y, jnp.ones_like(y))]
@@ -254,9 +277,19 @@ def test_padding_counts_and_those_who_stay_away():
     # A round to which nobody comes changes nothing.
     algorithm = federated.as_algorithm(method, num_classes=CLASSES)
     everyone = np.arange(CLIENTS)
-    drawn = np.stack([everyone, *[np.full(CLIENTS, -1)] * 3])
+    absent = np.full(CLIENTS, -1)
+    drawn = np.stack([everyone, *[absent] * 3])
     none = federated.run(algorithm, x, *DATA[1:], key=KEY, participation=drawn).result
     chex.assert_trees_all_close(none, fit(covfree.fedcof(0.3)), rtol=1e-4, atol=1e-4)
+    # Of some of the clients, means over their examples are means all the same.
+    drawn = np.stack([everyone, np.where(everyone < 3, everyone, -1), *[absent] * 2])
+    history = federated.run(algorithm, x, *DATA[1:], key=KEY, participation=drawn).history
+    here = DATA[2] < 3
+    scores = centred(fit(covfree.fedcof(0.3))(x))[here]
+    gaps = scores - scores[np.arange(len(scores)), DATA[1][here]][:, None]
+    least = min(scipy.special.logsumexp(scale * gaps, 1).mean() for scale in np.logspace(-2, 2, 200))
+    assert history[1]["loss"] == pytest.approx(least, rel=0.1)
+    assert history[1]["rank"] == DIM
 
 
 FIRST = np.where(np.arange(len(DATA[1])) < CLASSES, np.arange(len(DATA[1])), -1)
@@ -279,7 +312,8 @@ DEGENERATE = {
 )
 def test_degenerate_federations_have_a_head(name, head):
     data = DEGENERATE[name]
-    method = covfree.corrected(covfree.fedcof("auto" if head == "lda" else 0.3, head=head), 3)
+    start, rounds = (covfree.fedcof(), 3) if head == "lda" else (METHODS["Student"], 2)
+    method = covfree.corrected(start, rounds)
     features = data[0].astype(np.float32)
     states = state_of(method, (features, *data[1:]))
     start, corrected = (covfree.solve_totals(method, *states[place]) for place in (0, -1))
@@ -300,7 +334,7 @@ def test_the_unit_of_features_does_not_matter():
         np.testing.assert_allclose(centred(fit(method, data)(data[0].astype(np.float32))), one, atol=2e-3)
 
 
-def test_the_metric_of_a_gram_matrix_far_from_zero_is_positive():
+def test_the_metric_far_from_zero_is_positive():
     # F Fᵀ − Nμμᵀ in float32, which rounds to 1 at a mean of 1,000.
     far = (DATA[0] + 1000).astype(np.float32), *DATA[1:]
     state = state_of(covfree.corrected(covfree.fed3r(), 2), far)[-1][0]
@@ -308,6 +342,39 @@ def test_the_metric_of_a_gram_matrix_far_from_zero_is_positive():
     size = np.linalg.norm(np.cov(DATA[0].T), 2)
     assert found[0] > 0
     assert found[-1] < 2 * size
+    # After refinement the server still has the covariance, and needs no Gram matrix for it.
+    far = (DATA[0] + 1e4 * DATA[0].std()).astype(np.float32), *DATA[1:]
+    states = state_of(covfree.corrected(METHODS["refined"], 2), far)
+    metric = states[-1][0].metric
+    np.testing.assert_allclose(metric.scatter.dense(), covariance_of(0.3)[0], rtol=0.1, atol=0.1)
+    # The β that was chosen has the loss that was promised, though scores are nearly all rounding.
+    losses = [float(state[0].descent.value) for state in states[-3:]]
+    assert losses[1] == pytest.approx(losses[0], abs=0.02)
+    assert losses[2] < losses[1] - 0.5
+
+
+def test_a_broken_metric_corrects_what_it_can():
+    moments = covfree.Moments(jnp.full(CLASSES, 50), jnp.full(CLASSES, 5), jnp.eye(CLASSES, DIM))
+    rng, some = np.random.default_rng(0), jnp.eye(DIM)
+    slope = jnp.asarray(rng.normal(size=(DIM + 1, CLASSES)), jnp.float32)
+    for matrix, directions in ((some.at[2, 2].set(-1), DIM - 1), (some.at[0, 1].set(jnp.nan), 0)):
+
+        def covariance(numbers, moments, matrix=matrix):
+            return Scatter.from_matrix(matrix)
+
+        plan = Plan(None, lambda numbers, system, moments: no_head(None, moments), covariance, None, 2)
+        state = begin(None, (moments,), plan=plan)
+        assert int(rank(state[0].metric)) == directions
+        for value in (1.0, 0.9):
+            state = take(Numbers(None, 0.1), state, SoftmaxSums(jnp.array(value), slope, jnp.array(1.0)))
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
+        moved = np.abs(state[0].descent.trial).max(1) > 0
+        expected = np.arange(DIM + 1) == DIM if directions == 0 else np.arange(DIM + 1) != 2
+        np.testing.assert_array_equal(moved, expected)
+        assert all(
+            np.isfinite(leaf).all()
+            for leaf in jax.tree.leaves(finish(Numbers(None, 0.1), None, *state, plan=plan))
+        )
 
 
 def test_the_penalty_is_swept_and_pulls_to_the_start():

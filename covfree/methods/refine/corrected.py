@@ -18,6 +18,7 @@ from covfree.methods.refine.correction import (
     begin,
     finish,
     losses_of,
+    rank,
     take,
     take_losses,
 )
@@ -56,9 +57,9 @@ def _made(numbers: Numbers, features: Any, labels: Any, num_classes: int, *, mak
 
 
 def _report(numbers: Numbers, state: Any, *, first: Any) -> dict[str, Any]:
-    """Report the loss of the best point that is known."""
+    """Report the loss of the best point that is known, and the rank of the metric."""
     if isinstance(state[0], Correction):
-        return {"loss": state[0].descent.value}
+        return {"loss": state[0].descent.value, "rank": rank(state[0].metric)}
     return {} if first is None else first(numbers.first, state)
 
 
@@ -66,7 +67,7 @@ def _flops(
     numbers: Numbers, num_examples: int, dim: int, num_classes: int, *, first: Any, rounds: int
 ) -> int:
     own = 0 if first is None else first(numbers.first, num_examples, dim, num_classes)
-    return own + (2 + 4 * rounds) * num_examples * dim * num_classes
+    return own + 2 * rounds * num_examples * dim * num_classes
 
 
 @overload
@@ -85,11 +86,12 @@ def corrected(method: Method[Any], rounds: int = 4, *, penalty: Scalar = 0.003) 
     by L-BFGS at the server in coordinates in which Σ̃, the method's shrunk covariance, is the identity. The
     penalty pulls to the head h₀ and not to 0, which makes it safe where examples are few; Σ̃ makes it fast.
 
-    In a first round each client uploads its losses for 17 values of β, the inverse temperature of h₀; the
-    server takes the best. In each of the ``rounds`` after it, each client uploads its losses and gradient,
-    C·(d + 1) + 2 numbers, which add up over clients. The loss of a step comes with the gradient of the round
-    after it; a step that does not lower the loss is taken back and shortened, which costs its round. The
-    first two steps, which may overshoot, are in the head only once their loss is known; later ones at once.
+    In a first round each client uploads its losses for 17 values of β, the inverse temperature of h₀, and its
+    number of examples; the server takes the best. In each of the ``rounds`` after it, each client uploads its
+    losses and gradient, C·(d + 1) + 2 numbers, which add up over clients. The loss of a step comes with the
+    gradient of the round after it; a step that does not lower the loss is taken back and shortened, which
+    costs its round. The first two steps, which may overshoot, are in the head only once their loss is known;
+    later ones at once.
 
     Args:
         method: one whose clients send class means, or a matrix that adds up: `fedcof` and its kin with any

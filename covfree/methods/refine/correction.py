@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -15,10 +15,11 @@ from jaxtyping import Array, Float
 from covfree.core.linalg import Factorisation, factorise
 from covfree.core.products import product
 from covfree.core.types import Head, LinearHead, Moments, Rows, Scalar
+from covfree.estimators.moments import centred_means
+from covfree.heads.columns import head_for_present
 from covfree.heads.corrected import CorrectedHead
-from covfree.heads.mapped import MappedHead
 from covfree.methods.refine.descent import Descent, begin_descent, descend, last_point
-from covfree.statistics.softmax import SoftmaxSums, scaled_losses, softmax_sums
+from covfree.statistics.softmax import ScaledLosses, SoftmaxSums, scaled_losses, softmax_sums
 
 # Inverse temperatures that are tried, as multiples of 1/(deviation of the scores over classes).
 _SCALES = np.logspace(-1, 3, 17)
@@ -31,7 +32,7 @@ class Correction(NamedTuple):
     """The server's state from the first head on.
 
     Attributes:
-        moments: counts and sums of each class, of mapped features if the head maps them.
+        moments: counts and sums of each class.
         start: h₀, the head of the method.
         scale: β, its inverse temperature.
         unit: 1/(deviation of the scores of h₀ over classes), about which β is sought.
@@ -48,21 +49,27 @@ class Correction(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What clients are sent in a round of gradients.
+    """A classifier that clients are sent: ``scale · head(x) + linear(x − centre)``.
 
     Attributes:
+        centre: μ_g, from which features are measured, as products with large numbers round.
+        linear: the linear part; a bias of −∞ marks an absent class. None if there is none.
         head: h₀; None if it is linear, and so a part of ``linear``.
-        scale: β.
-        linear: the linear part of the scores, of centred features.
-        centre: μ_g.
-        feature_map: the map of features that is a part of the method's head; None if there is none.
+        scale: β; None without ``head``.
     """
 
-    head: Head | None
-    scale: Float[Array, ""]
-    linear: LinearHead
     centre: Float[Array, " dim"]
-    feature_map: Head | None
+    linear: LinearHead | None
+    head: Head | None = None
+    scale: Float[Array, ""] | None = None
+
+    def scores(self, features: jax.Array, centred: jax.Array) -> jax.Array:
+        """Compute the scores of x, given x − μ_g too."""
+        if self.head is None or self.scale is None:
+            assert self.linear is not None
+            return self.linear(centred)
+        own = self.scale * self.head(features)
+        return own if self.linear is None else own + self.linear(centred)
 
 
 class Numbers(NamedTuple):
@@ -105,18 +112,37 @@ def begin(first: Any, state: tuple[Any, ...], *, plan: Plan) -> tuple[Correction
     moments = next(node for node in nodes if isinstance(node, Moments))
     # The automatic shrinkage takes long to compile, so it is not to be there twice.
     metric = factorise(system if plan.covariance == plan.system else plan.covariance(first, *state))
-    # The pivot is NaN if Cholesky broke down, and a run would reject the state as not finite.
-    metric = metric._replace(smallest_pivot=jnp.zeros_like(metric.smallest_pivot))
-    scores = _inner(start)(moments.mean)
+    metric = _usable(metric)
+    dim, num_classes = moments.total.shape[1], moments.count.shape[0]
+    zero = jnp.zeros((dim + 1, num_classes), moments.total.dtype)
+    scores = _first_asked(start, moments, zero).scores(moments.mean, centred_means(moments))
     share = jnp.where(jnp.outer(moments.present, moments.present), moments.count[:, None], 0)
     share = jnp.where(scores > -jnp.inf, share.astype(scores.dtype), 0)
     scores = jnp.where(share > 0, scores, 0)
     own = scores - _mean(scores, share > 0)[:, None]
     spread = jnp.sqrt(_mean(jnp.square(own).ravel()[None], share.ravel()[None])[0])
     unit = 1 / jnp.where(spread > 0, spread, 1)
-    dim, num_classes = moments.total.shape[1], moments.count.shape[0]
-    descent = begin_descent(jnp.zeros((dim + 1, num_classes), moments.total.dtype), plan.pairs)
+    descent = begin_descent(zero, plan.pairs)
     return (Correction(moments, start, jnp.ones_like(unit), unit, metric, descent),)
+
+
+def _usable(metric: Factorisation) -> Factorisation:
+    """Make a factorisation finite, so that a run goes on with it.
+
+    If Cholesky broke down, which ``deficient`` tells, its pivot may be NaN. `solve` then goes by eigenvalues:
+    no step leaves the span of those that are positive. A matrix that is not finite spans nothing, so that
+    only the biases are corrected.
+    """
+    metric = metric._replace(smallest_pivot=jnp.nan_to_num(metric.smallest_pivot, nan=0))
+    sound = jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(metric)]).all()
+    metric = jax.tree.map(lambda leaf: jnp.where(sound, leaf, jnp.zeros_like(leaf)), metric)
+    return metric._replace(deficient=metric.deficient | ~sound)
+
+
+def rank(metric: Factorisation) -> jax.Array:
+    """Count the directions of the features that are corrected."""
+    kept = (metric.diagonal > 0).sum()
+    return jnp.where(metric.deficient, kept, metric.scatter.dim)
 
 
 def _mean(values: jax.Array, weight: jax.Array) -> jax.Array:
@@ -126,32 +152,57 @@ def _mean(values: jax.Array, weight: jax.Array) -> jax.Array:
     return (values * weight).sum(1) / jnp.where(whole > 0, whole, 1)
 
 
-def _inner(head: Head) -> Head:
-    return head.head if isinstance(head, MappedHead) else head
+def _combined(
+    start: Head, scale: jax.Array, moments: Moments, point: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Add a linear start to a point: weights and biases for centred features, and which classes are there."""
+    weight, bias = point[:-1], point[-1]
+    if not isinstance(start, LinearHead):
+        return weight, bias, moments.present
+    # The product is rounded before it is scaled, so that all rounds have the same offsets.
+    own = start.bias + product(moments.grand_mean[None, :], start.weight)[0]
+    present = moments.present if start.present is None else start.present > 0
+    return weight + scale * start.weight, bias + scale * own, present
 
 
-def ask_losses(numbers: Numbers, state: tuple[Correction]) -> tuple[Head, jax.Array]:
+def _asked(start: Head, scale: jax.Array, moments: Moments, point: jax.Array) -> Asked:
+    """Make the classifier of a point."""
+    weight, bias, present = _combined(start, scale, moments, point)
+    # What all classes share changes no probability, and may be so large that it rounds the rest away.
+    level = jnp.where(present, bias, 0).sum() / jnp.maximum(present.sum(), 1).astype(bias.dtype)
+    asked = Asked(moments.grand_mean, LinearHead(weight, jnp.where(present, bias - level, -jnp.inf)))
+    return asked if isinstance(start, LinearHead) else asked._replace(head=start, scale=scale)
+
+
+def _first_asked(start: Head, moments: Moments, zero: jax.Array) -> Asked:
+    """Make the classifier of the start alone, with β = 1."""
+    asked = _asked(start, jnp.ones((), zero.dtype), moments, zero)
+    return asked if asked.head is None else asked._replace(linear=None)
+
+
+def ask_losses(numbers: Numbers, state: tuple[Correction]) -> tuple[Asked, jax.Array]:
     """Send the start, and the unit of β."""
-    return state[0].start, state[0].unit
+    (known,) = state
+    return _first_asked(known.start, known.moments, known.descent.trial), known.unit
 
 
-def losses_of(numbers: Numbers, sent: tuple[Head, jax.Array], rows: Rows, num_classes: int) -> jax.Array:
+def losses_of(numbers: Numbers, sent: tuple[Asked, jax.Array], rows: Rows, num_classes: int) -> ScaledLosses:
     """Answer with the losses of the start at all candidates for β."""
-    start, unit = sent
+    asked, unit = sent
     scales = unit * jnp.asarray(_SCALES, unit.dtype)
-    return scaled_losses(start, *_examples(rows), scales, num_classes)
+    return scaled_losses(asked.scores, *_examples(rows), asked.centre, scales, num_classes)
 
 
 def _examples(rows: Rows) -> tuple[jax.Array, jax.Array, jax.Array]:
     return jnp.asarray(rows.mean), jnp.asarray(rows.label), jnp.asarray(rows.count)
 
 
-def take_losses(numbers: Numbers, state: tuple[Correction], losses: jax.Array) -> tuple[Correction]:
+def take_losses(numbers: Numbers, state: tuple[Correction], total: ScaledLosses) -> tuple[Correction]:
     """Choose β: the minimum of the parabola in log β through the least loss and its neighbours."""
     (known,) = state
-    scales = jnp.asarray(_SCALES, losses.dtype)
-    came = losses.max() > 0
-    losses = losses / jnp.maximum(known.moments.num_examples, 1) + _CONFIDENCE * jnp.square(scales)
+    scales = jnp.asarray(_SCALES, total.loss.dtype)
+    came = total.number > 0
+    losses = total.loss / jnp.where(came, total.number, 1) + _CONFIDENCE * jnp.square(scales)
     losses = jnp.where(jnp.isfinite(losses), losses, jnp.inf)
     least = jnp.argmin(losses)
     place = jnp.clip(least, 1, losses.shape[0] - 2)
@@ -169,33 +220,13 @@ def take_losses(numbers: Numbers, state: tuple[Correction], losses: jax.Array) -
 
 def ask(numbers: Numbers, state: tuple[Correction]) -> Asked:
     """Send the classifier at which the loss is to be evaluated."""
-    return _scorer(state[0], state[0].descent.trial)
-
-
-def _scorer(known: Correction, point: jax.Array) -> Asked:
-    """Make the classifier of a point."""
-    inner, centre = _inner(known.start), known.moments.grand_mean
-    weight, bias = point[:-1], point[-1]
-    present = known.moments.present.astype(weight.dtype)
-    if isinstance(inner, LinearHead):
-        weight = weight + known.scale * inner.weight
-        bias = bias + known.scale * (inner.bias + product(centre[None, :], inner.weight)[0])
-        present = present if inner.present is None else inner.present
-        inner = None
-    mapped = known.start.feature_map if isinstance(known.start, MappedHead) else None
-    return Asked(inner, known.scale, LinearHead(weight, bias, present), centre, mapped)
+    (known,) = state
+    return _asked(known.start, known.scale, known.moments, known.descent.trial)
 
 
 def answer(numbers: Numbers, asked: Asked, rows: Rows, num_classes: int) -> SoftmaxSums:
     """Answer with the sums of the losses and of their gradients."""
-
-    def scores(features: jax.Array, centred: jax.Array) -> jax.Array:
-        own = asked.linear(centred)
-        return own if asked.head is None else own + asked.scale * asked.head(features)
-
-    if asked.feature_map is not None:
-        rows = replace(rows, mean=asked.feature_map(rows.mean))
-    return softmax_sums(scores, *_examples(rows), asked.centre, num_classes)
+    return softmax_sums(asked.scores, *_examples(rows), asked.centre, num_classes)
 
 
 def take(numbers: Numbers, state: tuple[Correction], total: SoftmaxSums) -> tuple[Correction]:
@@ -216,9 +247,8 @@ def finish(numbers: Numbers, system: None, *state: Any, plan: Plan) -> Head:
     known = state[0]
     if not isinstance(known, Correction):
         return _own_head(numbers.first, state, plan)[1]
-    inner, point = _inner(known.start), last_point(known.descent)
-    asked = _scorer(known, point)
-    linear = asked.linear if isinstance(inner, LinearHead) else LinearHead(point[:-1], point[-1])
-    linear = replace(linear, bias=linear.bias - product(asked.centre[None, :], linear.weight)[0])
-    found = linear if isinstance(inner, LinearHead) else CorrectedHead(inner, linear, known.scale)
-    return found if asked.feature_map is None else MappedHead(asked.feature_map, found)
+    start, moments = known.start, known.moments
+    weight, bias, present = _combined(start, known.scale, moments, last_point(known.descent))
+    bias = bias - product(moments.grand_mean[None, :], weight)[0]
+    linear = head_for_present(weight, bias, present)
+    return linear if isinstance(start, LinearHead) else CorrectedHead(start, linear, known.scale)

@@ -39,7 +39,7 @@ def metric_of(method: Method[Any]) -> tuple[tuple[Round, ...], Callable[..., Sca
         return (), shared
     plan = option(method.head, "plan")
     if isinstance(plan, RefinePlan):
-        return (), bound(_refined, gram=plan.gram is not None)
+        return (), _refined
     if method.summary.name == "ClassMeans" and len(method.rounds) == method.rounds_over_rows:
         own, estimate = len(method.rounds), fedcof()
         more = (bound(_terms, client=each.client, own=own) for each in estimate.rounds)
@@ -64,10 +64,11 @@ def _estimated(numbers: Any, *state: Any, own: int, system: Callable[..., Scatte
     return system(as_shrinkage("auto"), *state[own:])
 
 
-def _refined(numbers: Any, moments: Moments, search: Search, rows: Any, own: Any, *, gram: bool) -> Scatter:
+def _refined(
+    numbers: Any, moments: Moments, search: Search, rows: Any, own: Any, covariance: Scatter | None
+) -> Scatter:
     """Take the covariance from which a refinement started."""
-    scatter = search.inverse.scatter
-    return _about_mean(moments, scatter) if gram else scatter
+    return search.inverse.scatter if covariance is None else covariance
 
 
 def _of_totals(numbers: Any, *state: Any, gram: bool) -> Scatter:

@@ -61,7 +61,8 @@ def descend(
 
     Args:
         descent: the minimisation so far.
-        value: the loss at ``descent.trial``; the step fails if it is not finite.
+        value: the loss at ``descent.trial``; the step fails if it, the slope or what follows from them is not
+            finite.
         slope: its gradient.
         metric: A, factorised, for all rows of a point but the last.
 
@@ -69,10 +70,10 @@ def descend(
     """
     move, first, known = descent.trial - descent.point, ~descent.begun, descent.value
     along = jnp.sum(descent.slope * move)
-    sound = jnp.isfinite(value) & jnp.isfinite(slope).all()
+    # Numbers whose squares overflow are none that examples have.
+    sound = jnp.isfinite(jnp.square(value)) & jnp.isfinite(slope).all()
     eps = jnp.finfo(value.dtype).eps
     rounding = _ROUNDING * eps * jnp.abs(known)
-    better = sound & (first | (value <= known + _ENOUGH * along + rounding))
 
     change = slope - descent.slope
     # Of a convex loss; what is not clearly above 0 is rounding.
@@ -90,6 +91,10 @@ def descend(
     steps, changes = (push(descent.steps, move), push(descent.changes, change))
     steps, changes = (steps, changes) if descent.steps.shape[0] else (descent.steps, descent.changes)
     ahead = _quasi_newton(slope, steps, changes, metric)
+    # A step that overflows, or promises what does, would be followed by none that recovers.
+    sound &= jnp.isfinite(ahead).all() & jnp.isfinite(jnp.sum(slope * ahead))
+    steps, changes = jnp.where(sound, steps, descent.steps), jnp.where(sound, changes, descent.changes)
+    better = sound & (first | (value <= known + _ENOUGH * along + rounding))
 
     rise = value - known - along
     shorter = jnp.where(sound & (rise > 0), -along / jnp.where(rise > 0, 2 * rise, 1), _LEAST)

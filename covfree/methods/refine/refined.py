@@ -20,7 +20,7 @@ from covfree.estimators.shrinkage import as_shrinkage, check_loading, is_loading
 from covfree.heads.columns import resolved_sums
 from covfree.heads.lda import lda_head_of
 from covfree.heads.ridge import ridge_head_of
-from covfree.methods.fedcof_like import refinable_head
+from covfree.methods.fedcof_like import gram_of, refinable_head, shared_covariance
 from covfree.methods.method import Method, check_method
 from covfree.methods.refine.answer import Answer, answer
 from covfree.methods.refine.search import Search, advance, begin, known_matrix
@@ -36,12 +36,15 @@ class Progress(NamedTuple):
         search: the search for the weights.
         rows: clients' class means, which show the scatter between them; None if clients sent only sums.
         own: what the method's totals hold for a head that is not linear.
+        covariance: the shrunk covariance, if the search is for a ridge head: far from zero the Gram matrix no
+            longer tells it.
     """
 
     moments: Moments
     search: Search
     rows: Rows | None = None
     own: tuple[Any, ...] = ()
+    covariance: Scatter | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -59,13 +62,13 @@ class RefinePlan:
 
     Attributes:
         gram: the parts of a ridge head's Gram matrix; None for LDA.
-        system: the method's ``system``.
+        covariance: makes the method's shrunk covariance.
         directions: q, most directions of a round; None for as many as the head has independent columns.
         head: the method's ``head`` where it is not linear: of the covariance, as far as it is known.
     """
 
     gram: ScatterChoice | None
-    system: Callable[..., Scatter]
+    covariance: Callable[..., Scatter]
     directions: int | None
     head: Callable[..., Any] | None = None
 
@@ -82,8 +85,11 @@ def _begin(first: Any, state: tuple[Any, ...], total: Any, *, plan: RefinePlan) 
     totals = (*state, total)
     moments = moments_of(totals[0])
     right = (centred_means(moments) if plan.gram is None else resolved_sums(moments)).T
-    search = begin(factorise(plan.system(first, *totals)), right, plan.most(right.shape))
-    return Progress(moments, search, own=totals[2:])
+    system = covariance = plan.covariance(first, *totals)
+    if plan.gram is not None:
+        system = gram_of(covariance, totals[0], option(plan.covariance, "within"), plan.gram)
+    search = begin(factorise(system), right, plan.most(right.shape))
+    return Progress(moments, search, None, totals[2:], None if plan.gram is None else covariance)
 
 
 def _ask(numbers: Numbers, progress: Progress) -> tuple[jax.Array, jax.Array | None]:
@@ -98,7 +104,7 @@ def _take(numbers: Numbers, progress: Progress, answer: Answer, *, plan: RefineP
     clients is taken to be as large as that of the clients that answered. If nobody answered, the round
     changes nothing.
     """
-    moments, search, rows, _ = progress
+    moments, search, rows, *_ = progress
     known = None if rows is None else first_moments(rows, moments.count.shape[0])
     expected = moments.num_examples if known is None else known.hidden_degrees
     expected = expected.astype(answer.degrees.dtype)
@@ -148,6 +154,7 @@ def _finish(
     search: Search,
     rows: Rows | None,
     own: tuple[Any, ...],
+    covariance: Scatter | None,
     *,
     plan: RefinePlan,
 ) -> Any:
@@ -170,7 +177,7 @@ def _report(numbers: Numbers, progress: Progress) -> dict[str, Any]:
 def _flops(
     numbers: Numbers, num_examples: int, dim: int, num_classes: int, *, plan: RefinePlan, rounds: int
 ) -> int:
-    return 4 * num_examples * dim * min(dim, rounds * plan.most((dim, num_classes)))
+    return 2 * num_examples * dim * min(dim, rounds * plan.most((dim, num_classes)))
 
 
 def refined(
@@ -251,8 +258,9 @@ def refined(
         shrinkage = rule if is_loading(rule) else pseudo_observations()
     exact = as_shrinkage(shrinkage)  # pyright: ignore[reportArgumentType]
     check_loading(exact)
-    assert method.system is not None  # or `refinable_head` would have raised
-    plan = RefinePlan(gram, method.system, directions, head)
+    covariance = method.system if gram is None else shared_covariance(method)
+    assert covariance is not None  # or `refinable_head` would have raised
+    plan = RefinePlan(gram, covariance, directions, head)
     own = [replace(each, numbers=bound(of_first, inner=each.numbers)) for each in method.rounds]
     # The start needs all of the method's numbers. The clients' parts of these last rounds use none.
     start, numbers = bound(_begin, plan=plan), bound(of_first, inner=None)

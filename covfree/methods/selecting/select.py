@@ -83,8 +83,9 @@ def _merged(
 
 
 def _flops(params: Any, num_examples: int, dim: int, num_classes: int, *, own: tuple[Any, ...]) -> int:
-    found = [flops(p, num_examples, dim, num_classes) for p, flops in zip(params, own, strict=True) if flops]
-    return sum(found) + 2 * len(own) * num_examples * dim * num_classes
+    return sum(
+        flops(p, num_examples, dim, num_classes) for p, flops in zip(params, own, strict=True) if flops
+    )
 
 
 def select(candidates: Sequence[Method[H]], *, by: By = "errors", keep: float = 0.1) -> Method[H]:
