@@ -1,0 +1,169 @@
+"""Rules for the shrinkage of residual directions beside the automatic one, with a float more a client.
+
+Run ``python experiments/residual_shrinkage.py [--features FILE] [--speech FOLDER] [--texts FOLDER]``. The
+float is τ_k, the trace of what a client's q directions leave out. All covariances are computed by NumPy in
+float64; γ is that of the automatic rule, given degrees of freedom: L of the directions sent, as
+`fedcof_residuals` has it, or A of the examples. Columns are A; √(γ_L γ_A); γ_L^s γ_A^(1 − s), s the share of
+τ in the trace; γ_A, but at least the mean of τ over directions; the covariance completed in the shape that it
+has given the directions, with A; and the best γ *on the test examples*. "4 classes" are unions of classes.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from data_sets import Data, shifted
+from refinement import add_data_options, datasets
+from residual_directions import GAMMAS, merged, shaped
+
+import covfree
+from covfree.data.partitions import inner_dirichlet
+from covfree.estimators.directed import DirectedMoments, directed_freedom
+
+NUMBERS = 2, 4, 8, 16
+RULES = "A", "√(L A)", "by the rest's share", "A, at least the rest", "completed, A", "best"
+SEEDS = {"digits": 2}  # elsewhere one
+
+
+def federations(data: Data, seed: int) -> Iterator[tuple[str, Data, np.ndarray]]:
+    """Titles, examples and clients."""
+    for number, alpha, moved, four in (
+        (100, 0.1, False, False),
+        (30, 0.1, False, False),
+        (10, 0.5, True, False),
+        (30, 0.1, True, False),
+        (30, 0.1, False, True),
+        (100, 0.1, False, True),
+    ):
+        mine = merged(data, 4) if four else data
+        clients = inner_dirichlet(mine.labels, number, alpha, seed=seed)
+        title = f"{'4 classes, ' * four}{number} clients, α = {alpha}{', shift' * moved}"
+        yield title, shifted(mine, clients, seed) if moved else mine, clients
+
+
+class Sums(NamedTuple):
+    """What the server knows but for the directions, and each client's singular values and vectors."""
+
+    count: np.ndarray
+    mean: np.ndarray
+    held: np.ndarray
+    moments: covfree.Moments
+    seen: np.ndarray
+    inside: list[tuple[np.ndarray, np.ndarray, int]]
+
+
+def sums(data: Data, clients: np.ndarray) -> Sums:
+    """Sum over clients."""
+    features, labels = data.features.astype(np.float64), data.labels
+    classes = int(labels.max()) + 1
+    count, mean = np.bincount(labels, minlength=classes), np.zeros((classes, features.shape[1]))
+    np.add.at(mean, labels, features)
+    mean /= np.maximum(count, 1)[:, None]
+    rows, inside = [], []
+    for k in np.unique(clients):
+        residuals = []
+        for c in np.unique(labels[clients == k]):
+            mine = features[(clients == k) & (labels == c)]
+            rows.append((mine.mean(0), len(mine), c))
+            residuals.append(mine - mine.mean(0))
+        degrees = sum(map(len, residuals)) - len(residuals)
+        if degrees:
+            _, size, vectors = np.linalg.svd(np.concatenate(residuals), full_matrices=False)
+            inside.append((size[:degrees], vectors[:degrees], degrees))
+    means, sizes, label = (np.array(column) for column in zip(*rows, strict=True))
+    factor = np.sqrt(sizes)[:, None] * (means - mean[label])
+    sent = covfree.Rows(*map(jnp.asarray, (means.astype(np.float32), sizes, label)))
+    moments = covfree.first_moments(sent, classes)
+    return Sums(count, mean, np.bincount(label, minlength=classes), moments, factor.T @ factor, inside)
+
+
+def gains(data: Data, known: Sums, number: int) -> np.ndarray:
+    """What each rule gains on the automatic one, in points."""
+    count, dim = known.count, known.mean.shape[1]
+    degrees = np.maximum(count - 1, 0).sum()
+    parts = [size[:number, None] * vectors[:number] for size, vectors, _ in known.inside]
+    sent = sum((part.T @ part for part in parts), np.zeros((dim, dim)))
+    rests = [((size[number:] ** 2).sum(), vectors[:number]) for size, vectors, _ in known.inside]
+    rest = float(sum(tau for tau, _ in rests))
+    plain = (known.seen + sent) / degrees
+    whole = plain + shaped(known.seen, sent, rests, known.held, degrees) / degrees
+    examples = sum(hidden for *_, hidden in known.inside)
+    directions = sum(min(number, hidden) for *_, hidden in known.inside)
+
+    def automatic(covariance: np.ndarray, freedom: int) -> float:
+        of = directed_freedom(DirectedMoments(known.moments, jnp.float32(freedom)))
+        matrix, rule = (
+            covfree.linalg.Scatter.from_matrix(jnp.asarray(covariance, jnp.float32)),
+            covfree.automatic(),
+        )
+        scale, shift = rule.rule(jnp.zeros(()), matrix, known.moments, of, None)
+        return float(shift / scale)
+
+    few, many = automatic(plain, directions), automatic(plain, examples)
+    share = rest / (rest + np.trace(plain) * degrees)
+    unit = np.trace(plain) / dim
+    rules = [
+        few,
+        many,
+        np.sqrt(few * many),
+        few**share * many ** (1 - share),
+        max(many, rest / dim / degrees),
+    ]
+    found = accuracies(data, known, plain, [*rules, *(GAMMAS * unit)])
+    completed = accuracies(data, known, whole, [automatic(whole, examples)])
+    return np.array([*found[1 : len(rules)], *completed, max(found[len(rules) :])]) - found[0]
+
+
+def accuracies(data: Data, known: Sums, covariance: np.ndarray, gammas: list[Any]) -> list[float]:
+    """Accuracy of LDA in % for each γ."""
+    values, vectors = np.linalg.eigh(covariance)
+    count = known.count
+    centre = count @ known.mean / count.sum()
+    means, tests = (known.mean - centre) @ vectors, (data.test_features - centre) @ vectors
+    priors, found = np.where(count > 0, np.log(np.maximum(count, 1)), -np.inf), []
+    for gamma in gammas:
+        weight = means / (np.maximum(values, 0) + gamma)
+        scores = tests @ weight.T + priors - 0.5 * (weight * means).sum(1)
+        found.append(100 * float((scores.argmax(1) == data.test_labels).mean()))
+    return found
+
+
+def main() -> None:
+    """Print a row a federation: the mean over q, and the least; then the same over all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_data_options(parser)
+    parser.add_argument("--only", default="", help="a part of the titles of federations")
+    arguments = parser.parse_args()
+    covfree.limit_lapack_threads()
+    print(f"| | {' | '.join(RULES)} |")
+    print("|---" * (1 + len(RULES)) + "|")
+    every = []
+    for name, load in datasets(arguments).items():
+        found: dict[str, list[np.ndarray]] = {}
+        for seed in range(SEEDS.get(name, 1)):
+            for title, data, clients in federations(load(seed), seed):
+                if arguments.only not in f"{name}, {title}":
+                    continue
+                known = sums(data, clients)
+                each = np.array([gains(data, known, number) for number in NUMBERS])
+                found.setdefault(title, []).append(each)
+        for title, runs in found.items():
+            each = np.mean(runs, 0)
+            every.append(each)
+            print(f"| {name}, {title} | {cells(each)} |", flush=True)
+    print(f"| all | {cells(np.concatenate(every))} |")
+
+
+def cells(each: np.ndarray) -> str:
+    """The mean and the least of each column."""
+    return " | ".join(
+        f"{mean:+.1f} ({least:+.1f})" for mean, least in zip(each.mean(0), each.min(0), strict=True)
+    )
+
+
+if __name__ == "__main__":
+    main()
