@@ -157,6 +157,16 @@ def test_numbers_are_swept():
     np.testing.assert_allclose(swept[1], scores(10.0), rtol=1e-3, atol=1e-3)
 
 
+def test_heads_of_different_kinds_are_traced():
+    method = covfree.select([covfree.fedncm(), covfree.fedcof(0.1, head="student")])
+    traced, head = jax.jit(lambda x: fit(method, (x, *DATA[1:])))(DATA[0]), fit(method)
+    assert isinstance(head, covfree.StudentHead)
+    # Under jit, tables of rows have room for all examples.
+    assert isinstance(traced.taken, covfree.StudentHead)
+    scores = jax.jit(lambda head, features: head(features))(traced, DATA[0])
+    np.testing.assert_allclose(scores, head(DATA[0]), rtol=1e-3, atol=1e-3)
+
+
 def test_it_keeps_the_laws_of_methods():
     other = "what is kept aside is told by the features' bits"
     method = covfree.select([covfree.fedncm(), covfree.fedcof(0.1), covfree.fedcof(1.0)], keep=0.05)

@@ -109,7 +109,8 @@ def select(candidates: Sequence[Method[H]], *, by: By = "errors", keep: float = 
 
     Returns:
         The method, whose numbers are a tuple of the candidates' numbers. Its head is that of the candidate
-        which was taken. `covfree.rounds.run` tells which one in its history, and the mean errors of all:
+        which was taken; if their heads differ in kind, under ``jit`` a head that holds them all, of which
+        ``taken`` is the one. `covfree.rounds.run` tells which one in its history, and the mean errors of all:
         ``taken``, ``errors`` or ``losses``, and ``counted``, the number of examples.
 
     Raises:
