@@ -48,7 +48,7 @@ def federations(data: Data, seed: int) -> Iterator[tuple[str, Data, np.ndarray]]
 class Sums(NamedTuple):
     """What the server knows but for the directions, and each client's singular values and vectors."""
 
-    count: np.ndarray
+    counts: np.ndarray
     mean: np.ndarray
     held: np.ndarray
     moments: covfree.Moments
@@ -83,7 +83,7 @@ def sums(data: Data, clients: np.ndarray) -> Sums:
 
 def gains(data: Data, known: Sums, number: int) -> np.ndarray:
     """What each rule gains on the automatic one, in points."""
-    count, dim = known.count, known.mean.shape[1]
+    count, dim = known.counts, known.mean.shape[1]
     degrees = np.maximum(count - 1, 0).sum()
     parts = [size[:number, None] * vectors[:number] for size, vectors, _ in known.inside]
     sent = sum((part.T @ part for part in parts), np.zeros((dim, dim)))
@@ -121,7 +121,7 @@ def gains(data: Data, known: Sums, number: int) -> np.ndarray:
 def accuracies(data: Data, known: Sums, covariance: np.ndarray, gammas: list[Any]) -> list[float]:
     """Accuracy of LDA in % for each γ."""
     values, vectors = np.linalg.eigh(covariance)
-    count = known.count
+    count = known.counts
     centre = count @ known.mean / count.sum()
     means, tests = (known.mean - centre) @ vectors, (data.test_features - centre) @ vectors
     priors, found = np.where(count > 0, np.log(np.maximum(count, 1)), -np.inf), []
