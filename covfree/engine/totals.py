@@ -162,35 +162,9 @@ def have_few_numbers(clients: Any) -> bool:
     return int(np.asarray(clients).max(initial=0)) < SAMPLE
 
 
-@jax.tree_util.register_static
-class _Means:
-    """Stands for the rows' means where a compiled function gives them back; it would make a copy of them."""
+def _total(client: Callable[..., Any], params: Any, sent: Any, rows: Rows, how: How) -> Any:
+    """Compute a round's total over rows."""
 
-
-_MEANS = _Means()
-
-
-def _marked(found: Any, rows: Rows) -> Any:
-    return jax.tree.map(lambda x: _MEANS if x is rows.mean else x, found)
-
-
-def _filled(found: Any, rows: Rows) -> Any:
-    def marks(node: Any) -> bool:
-        return isinstance(node, _Means)
-
-    return jax.tree.map(lambda x: jnp.asarray(rows.mean) if marks(x) else x, found, is_leaf=marks)
-
-
-def total_over_rows(client: Callable[..., Any], params: Any, sent: Any, rows: Rows, how: How) -> Any:
-    """Compute a round's total over rows; methods with the same client function share the compiled code.
-
-    A total that keeps the rows' means holds the same array, not a copy.
-    """
-    return _filled(_total_over_rows(client, params, sent, rows, how), rows)
-
-
-@partial(jit, static_argnums=(0, 4))
-def _total_over_rows(client: Callable[..., Any], params: Any, sent: Any, rows: Rows, how: How) -> Any:
     def terms(rows: Rows) -> Any:
         return client(params, sent, rows, how.num_classes)
 
@@ -202,7 +176,11 @@ def _total_over_rows(client: Callable[..., Any], params: Any, sent: Any, rows: R
         own = fold_parts(add, zeros_of(lambda rows: dense(terms(rows)), rows), rows)
     else:
         own = terms(rows)
-    return _marked(as_total(own) if how.axis_name is None else _across(own, how.axis_name), rows)
+    return as_total(own) if how.axis_name is None else _across(own, how.axis_name)
+
+
+# Methods with the same client function share the compiled code.
+total_over_rows = jit(_total, static_argnums=(0, 4))
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,12 +206,24 @@ def with_numbers(rows: Rows, axis_name: AxisName | None = None, few: bool = Fals
     return numbered(jax.tree.map(on_all_devices, rows), axis_name, few=few)
 
 
+@jax.tree_util.register_static
+class _Means:
+    """Stands for the rows' means in what a compiled function returns, which would be a copy of them."""
+
+
+_MEANS = _Means()
+
+
 def _in_memory(
     rounds: tuple[Round, ...], params: Any, rows: Rows, how: How, state: tuple[Any, ...] = ()
 ) -> tuple[Any, ...]:
     # Number clients before the rows are cut, so that parts agree on the numbers.
     rows = numbered(jax.tree.map(on_all_devices, rows), how.axis_name, few=how.few)
-    source = InMemory(rows, how)
+
+    def source(each: Round, params: Any, sent: Any) -> Any:
+        # Not compiled apart, which would give other means back than those of ``rows``.
+        return _total(each.client, params, sent, rows, how)
+
     for each, alike in groupby(rounds):
         number = len(list(alike))
         once = partial(through, (each,), params, source)
@@ -242,7 +232,7 @@ def _in_memory(
             state = jax.lax.scan(lambda state, _, once=once: (once(state), None), state, length=number)[0]
         else:
             state = through((each,) * number, params, source, state)
-    return state
+    return jax.tree.map(lambda x: _MEANS if x is rows.mean else x, state)
 
 
 def _keeps_form(function: Callable[[Any], Any], state: Any) -> bool:
@@ -251,14 +241,8 @@ def _keeps_form(function: Callable[[Any], Any], state: Any) -> bool:
     return before == after
 
 
-def _but_means(
-    rounds: tuple[Round, ...], params: Any, rows: Rows, how: How, state: tuple[Any, ...] = ()
-) -> tuple[Any, ...]:
-    return _marked(_in_memory(rounds, params, rows, how, state), rows)
-
-
-_compiled = jit(_but_means, static_argnames=("rounds", "how"))
-_guarded = compiled(("rounds", "how"))(_but_means)
+_compiled = jit(_in_memory, static_argnames=("rounds", "how"))
+_guarded = compiled(("rounds", "how"))(_in_memory)
 
 
 def in_memory(
@@ -281,7 +265,10 @@ def in_memory(
         guarded: whether to look for integers that jax would truncate.
     """
     run = _guarded if guarded else _compiled
-    return _filled(run(rounds=rounds, params=params, rows=rows, how=how, state=state), rows)
+    found = run(rounds=rounds, params=params, rows=rows, how=how, state=state)
+    return jax.tree.map(
+        lambda x: jnp.asarray(rows.mean) if x is _MEANS else x, found, is_leaf=lambda x: x is _MEANS
+    )
 
 
 def check_over_rows(method: Any) -> None:
