@@ -71,8 +71,8 @@ def fedavg():
 WAYS = {
     "fit": (lambda: lambda: fit(covfree.fedcof()), (182, 36)),
     "fit, a number": (lambda: lambda: fit(covfree.fedcof(1.0)), (156, 33)),
-    "refined": (lambda: lambda: fit(covfree.refined(covfree.fedcof(), 1)), (203, 39)),
-    "received": (received, (209, 39)),
+    "refined": (lambda: lambda: fit(covfree.refined(covfree.fedcof(), 1)), (203, 40)),
+    "received": (received, (209, 40)),
     "a round of FedAvg": (fedavg, (98, 20)),
 }
 

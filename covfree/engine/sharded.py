@@ -118,7 +118,7 @@ def _numbered(rows: Rows, mesh: Mesh) -> Rows:
 @partial(jit, static_argnums=(0, 4, 5))
 def _total_over_devices(client: Any, params: Any, sent: Any, rows: Rows, how: How, mesh: Mesh) -> Any:
     def own(params: Any, sent: Any, rows: Rows) -> Any:
-        return total_over_rows(client, params, sent, rows, how)
+        return total_over_rows(rows, how, Round(client), params, sent)
 
     everywhere = PartitionSpec()
     specs = everywhere, everywhere, PartitionSpec(mesh.axis_names)

@@ -162,11 +162,11 @@ def have_few_numbers(clients: Any) -> bool:
     return int(np.asarray(clients).max(initial=0)) < SAMPLE
 
 
-def _total(client: Callable[..., Any], params: Any, sent: Any, rows: Rows, how: How) -> Any:
+def total_over_rows(rows: Rows, how: How, each: Round, params: Any, sent: Any) -> Any:
     """Compute a round's total over rows."""
 
     def terms(rows: Rows) -> Any:
-        return client(params, sent, rows, how.num_classes)
+        return each.client(params, sent, rows, how.num_classes)
 
     if not how.whole and _in_parts(terms, rows):
 
@@ -179,8 +179,7 @@ def _total(client: Callable[..., Any], params: Any, sent: Any, rows: Rows, how: 
     return as_total(own) if how.axis_name is None else _across(own, how.axis_name)
 
 
-# Methods with the same client function share the compiled code.
-total_over_rows = jit(_total, static_argnums=(0, 4))
+_compiled_total = jit(total_over_rows, static_argnums=(1, 2))
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,8 +195,8 @@ class InMemory:
         return int((np.asarray(self.rows.count) > 0).sum())
 
     def __call__(self, each: Round, params: Any, sent: Any) -> Any:
-        """Compute a round's total."""
-        return total_over_rows(each.client, params, sent, self.rows, self.how)
+        """Compute a round's total; methods with the same client function share the compiled code."""
+        return _compiled_total(self.rows, self.how, Round(each.client), params, sent)
 
 
 @partial(jit, static_argnames=("axis_name", "few"))
@@ -219,11 +218,8 @@ def _in_memory(
 ) -> tuple[Any, ...]:
     # Number clients before the rows are cut, so that parts agree on the numbers.
     rows = numbered(jax.tree.map(on_all_devices, rows), how.axis_name, few=how.few)
-
-    def source(each: Round, params: Any, sent: Any) -> Any:
-        # Not compiled apart, which would give other means back than those of ``rows``.
-        return _total(each.client, params, sent, rows, how)
-
+    # Not compiled apart, which would give other means back than those of ``rows``.
+    source = partial(total_over_rows, rows, how)
     for each, alike in groupby(rounds):
         number = len(list(alike))
         once = partial(through, (each,), params, source)
