@@ -4,14 +4,21 @@ Run ``python benchmarks/deployment.py [--out FILE.json]``. Server and sites are 
 after the other, on folders of their own. They exchange signed bytes, and all that they write is synced to the
 disk. Sites have 100 examples of 20 classes and 512 features, and train a head by FedAdam; the third round is
 measured, in which nothing is compiled. 10,000 sites send means of 4 classes of 64 features once.
+
+Then the same rounds in processes over a shared folder: one for the server and one for each of 3 sites; 10
+that share 30 or 300 sites, whose own processes would not fit into memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
+import sys
 import tempfile
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +26,14 @@ import jax
 import numpy as np
 from common import machine, write
 
-from covfree.deployment import Client, Description, Server, load_key, new_key
+from covfree.deployment import Client, Description, Folder, Server, load_key, new_key, serve
 from covfree.deployment.envelope import seal, unseal
 from covfree.deployment.steps import Steps
 
 SITES = (3, 30, 300)
 MANY = 10_000
+# Of sites, and seconds between two looks into the folder.
+PROCESSES, POLL = 10, 0.05
 
 
 def description(
@@ -88,6 +97,59 @@ def rounds(sites: int) -> dict[str, Any]:
         return {"sites": sites, **watch.seconds, "up": last["bytes_up"], "down": last["bytes_down"]}
 
 
+def take_part(folder: Path, names: list[str]) -> None:
+    """Answer all rounds for some sites, as `covfree.deployment.join` does for one."""
+    shared = Folder(folder / "shared")
+    with ExitStack() as stack:
+        own, clients = shared.description, list[Client]()
+        for name in names:
+            key, data = load_key(folder / f"{name}.key"), examples(list(own.sites).index(name), 20, 512)
+            clients.append(stack.enter_context(Client(own, name, folder / name, key, *data)))
+        last = -1
+        while not shared.end.exists():
+            asked = next(shared.asks(), None)
+            if asked is None or (turn := unseal(asked, {"server": own.server}).about["turn"]) == last:
+                time.sleep(POLL)
+                continue
+            for client in clients:
+                shared.put(shared.answers(turn) / f"{client.site}.message", client.answer(asked))
+            last = turn
+
+
+def processes(sites: int) -> dict[str, Any]:
+    """The last of three rounds between processes that share a folder."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, times = Path(temporary), dict[str, float]()
+        (folder / "shared").mkdir()
+        own = description(folder, sites, "fedadam", 20, 512, rounds=3)
+        own.save(folder / "shared" / "federation.json")
+        parts = np.array_split(list(own.sites), min(sites, PROCESSES))
+        command = [sys.executable, __file__, "--folder", str(folder), "--sites"]
+        started = [subprocess.Popen([*command, ",".join(part)]) for part in parts]
+        server = Server(own, folder / "server", load_key(folder / "server.key"))
+
+        def say(text: str) -> None:
+            if text.startswith("round 3 of 3"):
+                times["opened" if "is open" in text else "closed"] = time.perf_counter()
+            elif len(server.taken) == sites and server.turn == 2:
+                times["all answered"] = time.perf_counter()
+
+        with server:
+            serve(server, Folder(folder / "shared"), lambda head: b"head", poll=POLL, say=say)
+            last = server.history[-1]
+        if codes := [process.wait() for process in started if process.wait()]:
+            raise RuntimeError(f"processes ended with {codes}")
+        return {
+            "sites": sites,
+            "processes": 1 + len(parts),
+            "round": times["closed"] - times["opened"],
+            "until all answered": times["all answered"] - times["opened"],
+            "up": last["bytes_up"],
+            "down": last["bytes_down"],
+            "load": os.getloadavg()[0],
+        }
+
+
 def many() -> dict[str, Any]:
     """One round of many small messages, and a server that is killed before it closes."""
     with tempfile.TemporaryDirectory() as temporary:
@@ -119,9 +181,13 @@ def main() -> None:
     """Measure, print, and write the file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
-    out = parser.parse_args().out
-    runs = []
-    for run in (*(lambda n=n: rounds(n) for n in SITES), many):
+    parser.add_argument("--folder", type=Path, help="of a process that is started for some sites")
+    parser.add_argument("--sites", help="their names")
+    chosen = parser.parse_args()
+    if chosen.folder is not None:
+        return take_part(chosen.folder, chosen.sites.split(","))
+    out, runs = chosen.out, []
+    for run in (*(partial(rounds, n) for n in SITES), many, *(partial(processes, n) for n in SITES)):
         runs.append(run())
         print({name: round(value, 4) for name, value in runs[-1].items()}, flush=True)
     if out is not None:

@@ -7,6 +7,7 @@ import importlib.util
 import io
 import os
 import sys
+import warnings
 from typing import Any
 
 _NEEDED = ("typer", "rich", "sklearn", "matplotlib", "jinja2", "optax")
@@ -26,6 +27,8 @@ def main(command: Any = None) -> None:
     from covfree.cli.interrupts import handle_signals
 
     handle_signals()
+    # Python's own format shows the line of code that warned.
+    warnings.formatwarning = lambda message, *_: f"covfree: {message}\n"
     # Tracing makes many long-lived small objects, which the garbage collector would scan again and again.
     gc.set_threshold(50_000, 20, 50)
     _compile_quickly()

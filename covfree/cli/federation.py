@@ -141,13 +141,14 @@ def new_command(
     if unknown := [name for name in names if name not in (*registry(), *trained())]:
         known = ", ".join([*registry(), *trained()])
         raise ValueError(f"--algorithm: expected one of {known}, got {unknown[0]!r}")
-    keys = {path.stem: path.read_text().strip() for path in sites.glob("*.pub")}
+    server = load_key(key)
+    keys = _public_keys(sites, public_key(server))
     description = Description(
         algorithm,
         tuple(uses.pop("class_names")),
         uses.pop("dim"),
         keys,
-        public_key(load_key(key)),
+        public_key(server),
         uses,
         rounds=rounds,
         deadline=None if deadline is None else 60 * deadline,
@@ -238,7 +239,10 @@ def join_command(
         raise ValueError(f"--only-sums: expected a federation with secure sums, got one without in {shared}")
     if (images is None) == (features is None):
         raise ValueError("expected --images or --features")
-    algorithm = None
+    name = key.stem if site is None else site
+    private, algorithm = load_key(key), None
+    # Before anything is computed.
+    description.check_key(name, private)
     if description.train != "head":
         if images is None:
             raise ValueError("--features: expected --images, as a network is trained")
@@ -250,8 +254,7 @@ def join_command(
             features = _extracted(images, weights, description, state)
         assert features is not None
         own = read_site(features, description)
-    name = key.stem if site is None else site
-    examples = load_key(key), own.features, own.labels
+    examples = private, own.features, own.labels
     with Client(description, name, state, *examples, uses=own.uses, algorithm=algorithm) as client:
         say(f"site {name}: {len(own.labels):,} examples; federation {description.identity[:12]}…")
         if description.promise is not None:
@@ -292,6 +295,18 @@ def status_command(shared: Shared) -> None:
     raise typer.Exit(_TOO_FEW)
 
 
+def _public_keys(folder: Path, server: str) -> dict[str, str]:
+    """The sites' public keys by name; the server's own may lie beside them."""
+    keys = {path.stem: path.read_text().strip() for path in folder.glob("*.pub")}
+    if keys.get(SERVER) == server:
+        del keys[SERVER]
+    if not keys:
+        raise ValueError(
+            f"--sites: expected a folder with the sites' public keys, NAME.pub; got {str(folder)!r}"
+        )
+    return keys
+
+
 def _numbers(name: str, text: str | None, kind: type[Part]) -> Part | None:
     """A part of the description of a text such as bound=1e7:neighbours=40; None of none."""
     if text is None:
@@ -315,6 +330,8 @@ def _answered(folder: Folder, turn: int, site: str) -> str:
 
 
 def _images(images: str, own: Description) -> ImageSet:
+    if not Path(images).is_dir():
+        raise ValueError(f"--images: expected a folder with one folder of images a class, got {images!r}")
     return read_images(images, pattern=None, splits={}, client_column=None, class_names=own.class_names)
 
 

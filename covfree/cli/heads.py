@@ -148,8 +148,9 @@ def evaluate_command(
     if confusion is not None:
         check_file("confusion", confusion, ".csv", (head, dataset, test_file, images, weights))
     saved = covfree.load_head(head)
-    source = source_of(dataset, test_file, images, backbone, weights)
+    source = source_of(dataset, test_file, images, backbone, weights, to_train=False)
     data, seed = _unseen(head, saved, source, seed, every)
+    data = _numbered(saved, data)
     _check_fit(head, saved, data)
     if not says_enough(saved.origin) and not every and not data.fixed_split:
         say(f"{head} does not say what it was fitted to: the test part of --seed {seed} may be of it")
@@ -215,6 +216,20 @@ def _part(data: FeatureSet, every: bool) -> _Part:
         np.concatenate([data.train_features, data.test_features]),
         np.concatenate([data.train_labels, data.test_labels]),
         clients,
+    )
+
+
+def _numbered(saved: SavedHead, data: FeatureSet) -> FeatureSet:
+    """The data with its classes numbered as the head numbers them, if both name them."""
+    ours, theirs = saved.class_names or (), data.class_names or ()
+    if len(set(ours)) < len(ours) or theirs == ours[: len(theirs)] or not set(theirs) <= set(ours):
+        return data
+    place = np.array([ours.index(name) for name in theirs], np.int32)
+    return data._replace(
+        train_labels=place[data.train_labels],
+        test_labels=place[data.test_labels],
+        num_classes=len(ours),
+        class_names=ours,
     )
 
 

@@ -21,6 +21,8 @@ COLUMNS: dict[str, str | None] = {"features": None, "labels": "label", "clients"
 _ARROW = "tables"
 # What pandas calls its index in Parquet; and columns of numbers that are features only if they are named.
 _INDEX, _DOUBTFUL = re.compile(r"__index_level_\d+__"), re.compile(r"|Unnamed: \d+|labels?|clients?|is_test")
+# What a column that numbers the examples is called.
+_ID = re.compile(r"(?i).*(id|ids|idx|index|row|nr|no|number)")
 
 
 class Table(Mapping[str, np.ndarray]):
@@ -118,7 +120,8 @@ def read_columns(path: Path, columns: Mapping[str, str]) -> dict[str, np.ndarray
 
     Raises:
         ValueError: as `open_table`, or if there is no such column; the message lists those that there are.
-            Also if features are not named and a column is neither a number nor one of the other parts.
+            Also if features are not named and a column is neither a number nor one of the other parts, or is
+            called ``id``, ``index`` or so and numbers the examples.
         FileNotFoundError: if there is no such file.
         ImportError: as `open_table`.
     """
@@ -164,7 +167,7 @@ def _names(table: Table, pattern: str | None, used: set[str]) -> list[str]:
     index = table.index if table.wide else set()
     columns = [name for name in left if name not in index]
     if pattern is None and table.wide:
-        if others := [own for own in columns if not table.is_number(own) or _DOUBTFUL.fullmatch(own)]:
+        if others := [own for own in columns if _is_doubtful(table, own)]:
             kinds = ", ".join(f"{name!r} ({table.schema.field(name).type})" for name in others[:20])
             raise ValueError(
                 f"{table.path}: features: expected columns of features alone, got also {kinds}; name the "
@@ -183,6 +186,16 @@ def _names(table: Table, pattern: str | None, used: set[str]) -> list[str]:
     if texts := [name for name in chosen if not table.is_number(name)]:
         raise ValueError(f"{table.path}: features: expected columns of numbers, got {texts[0]!r}")
     return [name for name in table if name in chosen]
+
+
+def _is_doubtful(table: Table, name: str) -> bool:
+    """Whether a column is no feature, as far as its kind, its name and, of an id, its values tell."""
+    if not table.is_number(name) or _DOUBTFUL.fullmatch(name):
+        return True
+    if not _ID.fullmatch(name):
+        return False
+    values = table[name]
+    return values.dtype.kind in "iu" and len(values) > 1 and bool((values[1:] > values[:-1]).all())
 
 
 def _held(path: Path, arrays: Mapping[str, np.ndarray]) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
@@ -76,9 +77,10 @@ def load(
             ``save_to_disk`` of Hugging Face's ``datasets`` wrote. Labels may be texts: their sorted names
             number the classes, or ``class_names`` do if the file has them. Tables without a column of lists
             ``features`` have a number of it in each column of numbers or booleans, all but the index of a
-            data frame of pandas; other columns are refused unless features are named. Columns may
-            be named here too: ``"x.parquet:features=embedding:labels=kind"``. Spaces around labels that are
-            texts are dropped. ``is_test`` may be texts too: train and test.
+            data frame of pandas; other columns are refused unless features are named, and so is one called
+            ``id`` or so that numbers the examples. Columns may be named here too:
+            ``"x.parquet:features=embedding:labels=kind"``. Spaces around labels that are texts are dropped.
+            ``is_test`` may be texts too: train and test.
         test: path of such a file with the test part, where ``dataset`` is a file without one. Its columns of
             features are taken by name, in the order of those of ``dataset``; the others have the names that
             they have there, unless ``test`` names them itself, as ``dataset`` may.
@@ -207,6 +209,13 @@ def _loaded(path: Path, test: StrPath | None, seed: int, read: Read) -> FeatureS
             num_classes = num_classes_of(labels)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
+        if (first := int(labels.min(initial=num_classes))) > 0:
+            warnings.warn(
+                f"{path}: labels: the smallest is {first}, so class 0 has no example; number classes from 0, "
+                "or give them names",
+                UserWarning,
+                stacklevel=3,
+            )
     elif names.ndim == 1 and len(names) > labels.max(initial=0):
         num_classes = len(names)
     else:

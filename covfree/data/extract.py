@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
 from functools import cache, partial
+from os import PathLike
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from jaxtyping import Array, Float, UInt8
 
 from covfree.backbones.extractor import Backbone
 from covfree.backbones.extractors import Extractor, Prepared
+from covfree.backbones.hub import find_weights
 from covfree.backbones.preprocess import normalise
 from covfree.backbones.sentence import SentenceEncoder
 from covfree.backbones.table import Preprocessing
@@ -65,7 +67,7 @@ def extractor_key(
 def extract_features(
     images: ImageSet,
     network: Backbone | Extractor,
-    params: Params | Callable[[], Params] | None = None,
+    params: Params | Callable[[], Params] | StrPath | None = None,
     *,
     out: StrPath,
     weights: str | None = None,
@@ -90,7 +92,9 @@ def extract_features(
         images: the image set.
         network: the backbone, whose classifier is not used; or an `Extractor`, which knows its weights and
             preprocessing: give none of these then.
-        params: the backbone's parameters, or a function that returns them, called only if they are needed.
+        params: the backbone's parameters, or a function that returns them, called only if they are needed;
+            or the file that holds them, or ``owner/name@commit``, as ``covfree extract --weights`` takes
+            it: its SHA-256 and preprocessing are then those of the weights, and the files' keys are the same.
         out: the file, ``.npz``.
         weights: a string that identifies the parameters, such as their file's SHA-256; None for the SHA-256
             of the parameters themselves.
@@ -159,11 +163,15 @@ def extract_features(
 
 def _of_backbone(
     network: Backbone,
-    params: Params | Callable[[], Params] | None,
+    params: Params | Callable[[], Params] | StrPath | None,
     weights: str | None,
     preprocessing: Preprocessing | None,
 ) -> Extractor:
     """Make an extractor of a network of covfree; its parameters are read when it first computes."""
+    if isinstance(params, str | PathLike):
+        found = find_weights(str(params), network.spec)
+        params, preprocessing = partial(network.load, found.path), preprocessing or found.preprocessing
+        weights = weights or found.sha256
     chosen = preprocessing or network.spec.preprocessing
     size = network.spec.input_size
     if not network.spec.any_size and chosen.crop != size:

@@ -16,7 +16,7 @@ from covfree.core.checks import check
 from covfree.core.types import AnyArray
 from covfree.deployment.description import SERVER, Description, differences
 from covfree.deployment.door import check_federation
-from covfree.deployment.envelope import Opened, Refused, public_key, seal, unseal, write
+from covfree.deployment.envelope import Opened, Refused, seal, unseal, write
 from covfree.deployment.machine import SUFFIX, Machine, unflattened
 from covfree.deployment.steps import Upload
 from covfree.deployment.sums import answer
@@ -84,10 +84,7 @@ class Client(Machine):
             ValueError: if the site, its key, its features or what made them is not what the description
                 says; the message names all that differs.
         """
-        if site not in description.sites:
-            raise ValueError(f"site: expected one of {', '.join(description.sites)}, got {site!r}")
-        if public_key(key) != description.sites[site]:
-            raise ValueError(f"key: expected the private key of {site!r} in the description, got another")
+        description.check_key(site, key)
         self.uses = dict(description.agreed if uses is None else uses)
         if unlike := differences(description.agreed, self.uses):
             raise ValueError(f"site {site}: {'; '.join(unlike)}")

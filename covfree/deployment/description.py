@@ -19,6 +19,7 @@ import numpy as np
 
 from covfree.core.atomic import replacing
 from covfree.core.checks import check_choice, check_positive, check_type
+from covfree.deployment.envelope import public_key
 from covfree.deployment.named import algorithm_named, method_named
 from covfree.deployment.private import Exact, PrivateSums
 from covfree.deployment.sums import SecureSums
@@ -278,6 +279,17 @@ class Description:
         if self.sums.holders is not None:
             raise ValueError(f"holders: expected None, as noise hides each site, got {self.sums.holders}")
         return self.private
+
+    def check_key(self, site: str, key: Any) -> None:
+        """Raise unless a private key is that of a site."""
+        if site not in self.sites:
+            raise ValueError(f"site: expected one of {', '.join(self.sites)}, got {site!r}")
+        if public_key(key) != self.sites[site]:
+            # Both files hold 64 digits, and are easily taken for each other.
+            what = (
+                "its public key" if bytes.fromhex(self.sites[site]) == key.private_bytes_raw() else "another"
+            )
+            raise ValueError(f"key: expected the private key of {site!r} in the description, got {what}")
 
     def key(self) -> jax.Array:
         """The key of all random draws, as `covfree.rounds.run` takes it."""

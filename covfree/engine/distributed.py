@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -165,6 +166,9 @@ def _parts(shards: Any) -> list[Any]:
         parts = [os.fspath(shard) if isinstance(shard, os.PathLike) else shard for shard in shards]
     if not parts:
         raise ValueError("shards: expected one at least, got none")
+    paths = Counter(os.path.normpath(part) for part in parts if isinstance(part, str))
+    if (twice := next((path for path, count in paths.items() if count > 1), None)) is not None:
+        raise ValueError(f"shards: expected each once, as examples would count twice; got {twice!r} twice")
     return parts
 
 

@@ -140,8 +140,11 @@ def source_of(
     images: str | None,
     backbone: str | None,
     weights: str | None,
+    *,
+    to_train: bool = True,
 ) -> Source:
     """Return the source of ``--dataset`` and ``--test-file``, or of ``--images`` and its options."""
+    checked = _checked if to_train else lambda source: source
     if images is None:
         for name, value in {"backbone": backbone, "weights": weights}.items():
             if value is not None:
@@ -150,13 +153,13 @@ def source_of(
             raise ValueError("--test-file: expected --dataset beside it, the file of the training part")
         if test_file is not None and dataset == "digits":
             raise ValueError("--test-file: expected none with --dataset digits, which has a test part")
-        return _checked(of_file(dataset or "digits", test_file))
+        return checked(of_file(dataset or "digits", test_file))
     for name, value in {"dataset": dataset, "test-file": test_file}.items():
         if value is not None:
             raise ValueError(f"--{name}: expected none beside --images")
     if backbone is None:
         raise ValueError("--images: expected --backbone beside it")
-    return _checked(of_images(images, backbone, weights))
+    return checked(of_images(images, backbone, weights))
 
 
 def sources_of(

@@ -23,6 +23,7 @@ from covfree.backbones.weights import tensor_shapes
 from covfree.cli import extract as extract_module
 from covfree.data import from_tfds
 from covfree.data.dataset import load_npz
+from covfree.data.extract import extract_features
 from covfree.data.feature_file import read_feature_file
 from covfree.data.images import load_images
 from covfree.studies import extraction
@@ -106,7 +107,7 @@ def test_a_folder_becomes_a_file_of_features(features, weights, tmp_path):
     )
 
 
-def test_a_finished_file_is_used_again(features, no_computing, tmp_path):
+def test_a_finished_file_is_used_again(features, no_computing, photos, weights, tmp_path):
     features()
     before = (tmp_path / "out.npz").read_bytes()
     no_computing()
@@ -114,6 +115,10 @@ def test_a_finished_file_is_used_again(features, no_computing, tmp_path):
     assert outcome.code == 0, outcome.err
     assert "24 images, nothing to compute: " in outcome.err
     assert (tmp_path / "out.npz").read_bytes() == before
+    # From Python the same weights have the same hash.
+    found = extract_features(load_images(photos), NETWORK, weights, out=tmp_path / "out.npz")
+    assert found.computed == 0
+    assert read_feature_file(found.path).key["weights"] == hashlib.sha256(weights.read_bytes()).hexdigest()
 
 
 def test_clients(features, no_computing, tmp_path):

@@ -289,6 +289,18 @@ def test_data_that_does_not_fit_the_head(untyped, cli, named, tmp_path):
         outcome = cli("evaluate", "--head", path, "--dataset", dataset)
         assert outcome.is_one_line, outcome
         assert re.search(f"--head: .*{text}", outcome.err), outcome.err
+    # The same names in another order are those of the head.
+    features, classes = np.eye(4, dtype=np.float32)[np.arange(40) % 4], np.array(WORDS[:4])
+    for order in ([0, 1, 2, 3], [2, 0, 3, 1]):
+        labels = np.argsort(order)[np.arange(40) % 4]
+        np.savez(other, features=features, labels=labels, class_names=classes[order])
+        head = covfree.LinearHead(np.eye(4, dtype=np.float32), np.zeros(4, np.float32))
+        covfree.save_head(head, path, class_names=WORDS[:4])
+        outcome = cli("evaluate", "--head", path, "--dataset", other, "--all", "--format", "json")
+        assert (outcome.code, json.loads(outcome.out)["metrics"]["accuracy"]) == (0, 1.0), outcome
+    # A head is measured on one class, too.
+    np.savez(other, features=features[::4], labels=np.zeros(10, int), class_names=classes[:1])
+    assert cli("evaluate", "--head", path, "--dataset", other, "--all").code == 0
     other.write_text("no head")
     outcome = cli("evaluate", "--head", other)
     assert outcome.is_one_line

@@ -227,6 +227,10 @@ def test_gaps_in_the_labels_are_absent_classes(file):
     data = load_npz(file(labels=arrays()["labels"] * 4))
     assert data.num_classes == 9
     assert set(data.train_labels) == set(data.test_labels) == {0, 4, 8}
+    with pytest.warns(UserWarning, match="labels: the smallest is 1, so class 0 has no example"):
+        assert load_npz(file(labels=arrays()["labels"] + 1)).num_classes == 4
+    names = np.array(["none", "a", "b", "c"])
+    assert load_npz(file(labels=arrays()["labels"] + 1, class_names=names)).num_classes == 4
 
 
 def test_a_class_with_one_or_two_examples_is_not_held_out(file):
@@ -684,9 +688,11 @@ def test_columns_of_features_go_by_their_names(tmp_path, file):
     }.items():
         with pytest.raises(ValueError, match=expected):
             load(path, test=table("test.csv", {name: train.get(name, range(6)) for name in columns}))
-    for column in ("", "Unnamed: 0", "label"):
+    for column in ("", "Unnamed: 0", "label", "PassengerId", "row"):
         with pytest.raises(ValueError, match=rf"got also '{column}' \(int64\)"):
             load(table("index.csv", {column: range(6), **train}))
+    # Such a name alone says nothing.
+    assert load(table("id.csv", {"row": [3, 1, 4, 1, 5, 9], **train})).train_features.shape == (4, 4)
     with pytest.raises(ValueError, match=r"q\.csv: .*got also 'a' \(string\)"):
         load(table("q.csv", train | {"a": ["?", *numbers[1:, 0]]}))
     (tmp_path / "twice.csv").write_text("a,a,labels\n1,2,0\n")

@@ -1,5 +1,6 @@
 """Five processes that share a folder: the commands of docs/deployment.md, killed and started again."""
 
+import json
 import os
 import shutil
 import signal
@@ -10,30 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pages import ROOT, commands
+from pages import ROOT, commands, programs
 
 import covfree
 from covfree.cli.app import run
 from covfree.deployment import Description, Folder
 
 SITES = ("berlin", "oslo", "rome", "wien")
-# Digits that ship with scikit-learn, as images of 64 pixels.
-NAMES = {"three": 3, "eight": 8, "zero": 0}
-KEY, SERVER_KEY, NEW, SERVE, JOIN, STATUS = commands("docs/deployment.md")
-
-
-def draw_photos(folder: Path) -> None:
-    image = pytest.importorskip("PIL.Image")
-    from sklearn.datasets import load_digits
-
-    pixels, digits = load_digits(return_X_y=True)
-    for number, site in enumerate(SITES):
-        for name, digit in NAMES.items():
-            (folder / site / name).mkdir(parents=True)
-            for place in np.flatnonzero(digits == digit)[6 * number : 6 * number + 6]:
-                grey = (15.9 * pixels[place].reshape(8, 8)).astype(np.uint8)
-                photo = image.fromarray(grey).convert("RGB").resize((64, 64))
-                photo.save(folder / site / name / f"{place}.png")
+NAMES = ("three", "eight", "zero")
+KEY, SERVER_KEY, NEW, SERVE, JOIN, STATUS, EVALUATE = commands("docs/deployment.md")
+(DRAW_PHOTOS,) = programs("docs/deployment.md")
 
 
 def start(command: list[str], folder: Path, *more: str) -> subprocess.Popen:
@@ -79,15 +66,18 @@ def started():
 @pytest.mark.slow
 def test_four_sites_and_a_server_by_the_commands_of_the_page(tmp_path, monkeypatch, capsys, started):
     monkeypatch.chdir(tmp_path)
-    draw_photos(tmp_path / "photos")
+    pytest.importorskip("PIL.Image")
+    exec(DRAW_PHOTOS, {})
     (tmp_path / "classes.txt").write_text("\n".join(NAMES))
     assert run(SERVER_KEY) == 0
     assert oct((tmp_path / "server.key").stat().st_mode)[-3:] == "600"
     for site in SITES:
         assert run([*KEY[:-1], f"{site}.key"]) == 0
     (tmp_path / "keys").mkdir()
-    for site in SITES:
-        shutil.move(f"{site}.pub", "keys")
+    assert run([*NEW, "--sites", "nobody"]) == 2
+    assert "--sites: expected a folder with" in capsys.readouterr().err
+    for name in ("server", *SITES):
+        shutil.move(f"{name}.pub", "keys")
     assert run(KEY) == 2  # a key is never replaced
     assert run([*NEW, "--max-examples", "100"]) == 0
     assert run(NEW) == 2  # nor a federation
@@ -97,6 +87,21 @@ def test_four_sites_and_a_server_by_the_commands_of_the_page(tmp_path, monkeypat
 
     # A site with other classes, and one with other weights, are told before they compute.
     other = ["--images", "photos/rome", "--state", "r", "--key", "rome.key", "--out", "r.npz"]
+    for words, text in (
+        (
+            ["--key", "keys/rome.pub"],
+            "expected the private key of 'rome' in the description, got its public key",
+        ),
+        (["--site", "oslo"], "key of 'oslo' in the description, got another"),
+        (["--site", "paris"], "site: expected one of berlin, oslo, rome, wien, got 'paris'"),
+        (
+            ["--images", "nothing"],
+            "one folder of images a class, got 'nothing'",
+        ),
+    ):
+        assert run([*JOIN[:3], *other, *words]) == 2
+        assert text in capsys.readouterr().err
+    assert not Path("r").exists()
     np.savez("r.npz", features=np.ones((4, 1280), np.float32), labels=np.zeros(4, np.int32))
     capsys.readouterr()
     assert run([*JOIN[:3], "--features", "r.npz", *other[2:]]) == 2
@@ -131,7 +136,13 @@ def test_four_sites_and_a_server_by_the_commands_of_the_page(tmp_path, monkeypat
     heads = {(tmp_path / f"{name}.npz").read_bytes() for name in (*SITES, "head")}
     assert len(heads) == 1
     saved = covfree.load_head("head.npz")
-    assert saved.class_names == tuple(NAMES)
+    assert saved.class_names == NAMES
+    # On photos that no site has used, whose classes are numbered by the names of their folders.
+    monkeypatch.setenv("COVFREE_CACHE", str(tmp_path / "cache"))
+    capsys.readouterr()
+    kept = ["--images", "photos/kept", "--format", "json"]
+    assert run([*EVALUATE[:3], *kept, *EVALUATE[5:]]) == 0
+    assert json.loads(capsys.readouterr().out)["metrics"]["accuracy"] > 0.8
     # The same as a simulation of the four sites' features.
     parts = [np.load(tmp_path / name / "features.npz") for name in SITES]
     features, labels = (np.concatenate([part[key] for part in parts]) for key in ("features", "labels"))

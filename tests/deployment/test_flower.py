@@ -61,14 +61,27 @@ def write_certificate(folder: Path) -> None:
         (folder / f"node-{site}.pub").write_bytes(public)
 
 
+def free_ports(number: int) -> list[str]:
+    """Ports of the loopback address that nothing uses."""
+    sockets = [socket.socket() for _ in range(number)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [str(each.getsockname()[1]) for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
 class Flower:
     """Flower's processes over one folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.alive = folder, dict[str, subprocess.Popen]()
+        self.port, *ports = free_ports(1 + len(SIZES))
+        self.ports = dict(zip(SIZES, ports, strict=True))
         (folder / "home").mkdir()
         (folder / "home" / "config.toml").write_text(
-            f'[superlink]\ndefault = "tls"\n[superlink.tls]\naddress = "127.0.0.1:8093"\n'
+            f'[superlink]\ndefault = "tls"\n[superlink.tls]\naddress = "127.0.0.1:{self.port}"\n'
             f'root-certificates = "{folder}/ca.crt"\n'
         )
         self.environment = {
@@ -104,10 +117,10 @@ class Flower:
 
     def superlink(self) -> None:
         tls = ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "ca.crt", "--ssl-keyfile", "tls.key"]
-        port = ["--host", "127.0.0.1", "--port", "8093", "--database", "state.db"]
+        port = ["--host", "127.0.0.1", "--port", self.port, "--database", "state.db"]
         self.start("superlink", "flower-superlink", *port, *tls, "--enable-supernode-auth")
         for _ in range(600):
-            with suppress(OSError), socket.create_connection(("127.0.0.1", 8093), 1):
+            with suppress(OSError), socket.create_connection(("127.0.0.1", int(self.port)), 1):
                 break
             time.sleep(0.1)
 
@@ -131,9 +144,9 @@ class Flower:
         self.start(
             site,
             "flower-supernode",
-            *["--superlink", "127.0.0.1:8093", "--root-certificates", "ca.crt"],
+            *["--superlink", f"127.0.0.1:{self.port}", "--root-certificates", "ca.crt"],
             *["--auth-supernode-private-key", f"node-{site}", *tls],
-            *["--host", "127.0.0.1", "--port", str(8121 + list(SIZES).index(site))],
+            *["--host", "127.0.0.1", "--port", self.ports[site]],
             *["--node-config", " ".join(f'{name}="{value}"' for name, value in config.items())],
         )
 

@@ -75,6 +75,8 @@ def test_dask_collections_threads_and_bad_shards(shards, examples, tmp_path):
         fit(str(shards[0]))
     with pytest.raises(ValueError, match="got none"):
         fit([])
+    with pytest.raises(ValueError, match=r"shards: expected each once, .* got '.*' twice"):
+        fit([*shards, f"{shards[0]}"])
     with pytest.raises(KeyError, match="'label'"):
         fit(shards, columns=("features", "label", None))
     with pytest.raises(ValueError, match=r"x\.txt: expected a file that ends in \.npz"):

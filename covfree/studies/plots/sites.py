@@ -35,19 +35,17 @@ def plot_sites(report: SiteReport) -> Figure:
         axes.plot(*places[~bad].T, "o", color=figures.BLUE, alpha=0.6, label="others")
         axes.plot(*places[bad].T, "D", color=figures.VERMILLION, label="not to be believed")
         worst = sorted(np.flatnonzero(bad), key=lambda i: -sites[i][1].score)[:_NAMED]
-        drawn = list[float]()
-        left, right = axes.get_xlim()
+        # A column of names at the right, in the order of the points' heights.
+        gap, height = min(0.24, (_HIGH - _LOW) / max(len(worst), 1)), _LOW - 1
+        room = {i: _HIGH - gap * n for n, i in enumerate(sorted(worst, key=lambda i: -places[i, 1]))}
         for i in sorted(worst, key=lambda i: places[i, 1]):
             name, site = sites[i]
-            # Names of neighbours stand one above the other.
-            height = places[i, 1] if not drawn else max(places[i, 1], drawn[-1] + 0.22)
-            drawn.append(height)
-            beyond = places[i, 0] > (left + right) / 2
+            height = min(max(places[i, 1], height + gap), room[i])
             axes.annotate(
                 f"{name}: {str(site.reason).partition(':')[0]}",
                 places[i],
-                (places[i, 0] + (right - left) * (-0.02 if beyond else 0.02), height),
-                ha="right" if beyond else "left",
+                (1.03, height),
+                textcoords=("axes fraction", "data"),
                 va="center",
                 parse_math=False,
                 arrowprops={"arrowstyle": "-", "linewidth": 0.4, "color": figures.GREY},
