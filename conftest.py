@@ -3,11 +3,8 @@
 import gc
 import importlib.util
 import os
-import shutil
 from collections import Counter
 from importlib.metadata import version
-from pathlib import Path
-from zlib import crc32
 
 import pytest
 
@@ -28,16 +25,6 @@ _FLAGS = (
 for _flag, _value, _end in _FLAGS:
     if _end > _JAXLIB and _flag not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --{_flag}={_value}".strip()
-# Two thirds of the time is compiling: what another process or an earlier run has compiled is read from a
-# folder, one for each set of a processor's features.
-_INFO = Path("/proc/cpuinfo")
-_LINES = _INFO.read_text().splitlines() if _INFO.exists() else []
-_FEATURES = next((line for line in _LINES if line.lower().startswith(("flags", "features"))), "")
-_COMPILED = Path(__file__).parent / "out" / "compiled" / f"{crc32(_FEATURES.encode()):08x}"
-_MOST_BYTES = 2**30
-if _JAXLIB >= (0, 10):
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_COMPILED))
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 # Tracing makes many small objects that live on: Python would look through them all the time.
 gc.set_threshold(100_000, 20, 50)
 # Where an operation was written is no business of a test; to record it takes a twentieth of the time.
@@ -113,9 +100,5 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_configure(config):
-    """Count every run's seconds; clear compiled functions away before their folder grows too large."""
+    """Count every run's seconds."""
     config.pluginmanager.register(_Budget())
-    if hasattr(config, "workerinput") or not _COMPILED.exists():
-        return
-    if sum(entry.stat().st_size for entry in os.scandir(_COMPILED)) > _MOST_BYTES:
-        shutil.rmtree(_COMPILED)

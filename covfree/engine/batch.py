@@ -32,6 +32,7 @@ from covfree.engine.totals import (
     in_memory,
     through,
 )
+from covfree.heads.selected import SelectedHead, taken
 from covfree.methods import Method
 from covfree.methods.message_form import Merge
 from covfree.methods.method import check_method
@@ -61,8 +62,7 @@ def solve_totals(method: Method[H], *totals: Any) -> H:
     check_method(method)
     _check_scale(totals)
     head = head_of(method, totals)
-    # Of the heads of `covfree.select` the one that was taken.
-    return finite(getattr(head, "taken", head))
+    return finite(taken(head) if isinstance(head, SelectedHead) else head)
 
 
 def _check_scale(totals: tuple[Any, ...]) -> None:

@@ -67,9 +67,10 @@ def sent_bytes(
 ) -> SentBytes:
     """Compute the bytes that all clients of a federation send, without making their messages.
 
-    Equal to the sum of `message_bytes` over the clients' messages (float32), unless a transform of the method
-    drops rows. A client without examples sends nothing. Rounds of sums after the message, or in its place,
-    are counted too: in each round of `covfree.refined` a client sends d·q numbers and two more.
+    Equal to the sum of `message_bytes` over the clients' messages (float32); above it if a transform of the
+    method drops rows, or all examples of a row are kept aside (`covfree.select`). A client without examples
+    sends nothing. Rounds of sums after the message, or in its place, are counted too: in each round of
+    `covfree.refined` a client sends d·q numbers and two more.
 
     Args:
         method: the method.

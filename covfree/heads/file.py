@@ -28,6 +28,7 @@ from covfree.heads.file_maps import (
     read_map,
     text_in,
 )
+from covfree.heads.selected import taken
 
 _FORMAT, _VERSION = "covfree.Head", 1
 _SAFETENSORS = ".safetensors"
@@ -111,6 +112,7 @@ def save_head(
     >>> saved.class_names[int(saved.head(jnp.array([0.2, 0.7])).argmax())]
     'dog'
     """
+    head = taken(head)
     inner: Any = head.head if isinstance(head, MappedHead) else head
     inner, term = _without_term(inner)
     kind = next((name for name, make in _HEADS.items() if isinstance(inner, make)), _OWN)

@@ -11,6 +11,7 @@ from covfree.core.types import LinearHead
 from covfree.heads.corrected import CorrectedHead
 from covfree.heads.gaussian import GaussianHead
 from covfree.heads.mapped import MappedHead
+from covfree.heads.selected import taken
 from covfree.heads.student import StudentHead
 
 AnyHead = TypeVar("AnyHead")
@@ -35,7 +36,7 @@ def with_finite_scores(head: AnyHead, absent: float = -1e9) -> AnyHead:
     >>> head(jnp.ones(2)).tolist(), with_finite_scores(head)(jnp.ones(2)).tolist()
     ([1.0, -inf], [1.0, -1000000000.0])
     """
-    inner: Any = head
+    inner: Any = taken(head)
     if isinstance(inner, MappedHead):
         return cast(AnyHead, replace(inner, head=with_finite_scores(inner.head, absent)))
     if isinstance(inner, CorrectedHead):
@@ -44,7 +45,7 @@ def with_finite_scores(head: AnyHead, absent: float = -1e9) -> AnyHead:
     if not isinstance(inner, (LinearHead, GaussianHead, StudentHead)):
         raise TypeError(f"head: expected a linear, Gaussian or Student head, got {type(head).__name__}")
     if inner.present is None:
-        return head
+        return inner
     lowest = max(absent, float(jnp.finfo(inner.bias.dtype).min) / 2)
     present: Any = inner.marks if isinstance(inner, LinearHead) else inner.present
     bias = jnp.where(present > 0, inner.bias, lowest)

@@ -12,6 +12,7 @@ from covfree.core.optional import optional
 from covfree.core.types import LinearHead
 from covfree.heads.corrected import CorrectedHead
 from covfree.heads.gaussian import GaussianHead
+from covfree.heads.selected import taken
 from covfree.heads.student import StudentHead
 
 
@@ -44,7 +45,7 @@ def head_to_onnx(
     h, graph = onnx.helper, _Graph(onnx)
     # Average pooling leaves [n, d, 1, 1].
     flat = graph.node("Flatten", "features", axis=1)
-    scores, dim, classes = _scores(graph, head, flat)
+    scores, dim, classes = _scores(graph, taken(head), flat)
     graph.nodes[-1].output[0] = scores = "scores"
     kind = onnx.TensorProto.FLOAT
     made = h.make_graph(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
 from jaxtyping import Array, Float, Integer
 
+from covfree.core.doors import AnyHead
 from covfree.core.types import AnyArray, Head, is_traced
 
 
@@ -37,7 +38,9 @@ class SelectedHead:
         branches = [lambda x, head=head: scored(head, x).astype(dtype) for head in self.heads]
         return jax.lax.switch(self.index, branches, features)
 
-    @property
-    def taken(self) -> Any:
-        """The one that counts alone, unless ``index`` is traced."""
-        return self if is_traced(self.index) else self.heads[int(np.asarray(self.index))]
+
+def taken(head: AnyHead) -> AnyHead:
+    """Return the head that counts of a `SelectedHead`, unless it is traced; any other head as it is."""
+    if not isinstance(head, SelectedHead) or is_traced(head.index):
+        return head
+    return cast(AnyHead, head.heads[int(np.asarray(head.index))])

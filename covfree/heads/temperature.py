@@ -14,6 +14,7 @@ from covfree.core.compiling import jit
 from covfree.core.types import AnyArray, Head, LinearHead, Scalar, accumulation_dtype
 from covfree.heads.corrected import CorrectedHead
 from covfree.heads.mapped import MappedHead
+from covfree.heads.selected import taken
 from covfree.statistics.groups import as_examples
 
 # The search for β covers this factor below and above 1 / (spread of the scores). At the upper end, gaps of a
@@ -102,6 +103,7 @@ def with_temperature(head: Scaled, temperature: Scalar) -> Scaled:
     >>> with_temperature(LinearHead(jnp.ones((1, 1)), jnp.ones(1)), 0.5).weight
     Array([[2.]], dtype=float32)
     """
+    head = taken(head)
     if isinstance(head, MappedHead):
         return replace(head, head=with_temperature(cast(LinearHead, head.head), temperature))
     if isinstance(head, CorrectedHead):

@@ -8,13 +8,19 @@ from jaxtyping import Array, Bool, Float
 
 from covfree.core.types import AnyArray
 
+# Hashes are compared in so many bits.
+_BITS = 24
+# An even number, as places are odd.
+_LOWER = 0x5BD1E994
+
 
 def kept_aside(features: Float[AnyArray, "examples dim"], share: float) -> Bool[Array, " examples"]:
     """Tell which examples are kept aside: those whose hash is in the lowest ``share`` of all hashes.
 
-    The hash is one of the features' bits, in float32. So an example is on the same side at every client, in
-    every round, part and order, without a key or a memory; so are its copies. Columns of zeros at the end
-    change nothing.
+    The hash is one of the features' bits. So an example is on the same side at every client, in every round,
+    part and order, without a key or a memory; so are its copies. But features that are extracted anew may
+    differ in their last bits, which draws the side again. Columns of zeros at the end change nothing. A
+    feature vector of zeros is not kept.
 
     Args:
         features: the examples.
@@ -25,15 +31,28 @@ def kept_aside(features: Float[AnyArray, "examples dim"], share: float) -> Bool[
     >>> import jax.numpy as jnp
     >>> kept = kept_aside(jnp.arange(1000.0)[:, None], 0.2)
     >>> int(kept.sum())
-    214
+    213
     """
-    features = jax.lax.stop_gradient(jnp.asarray(features)).astype(jnp.float32)
-    # −0 and 0 are one number of two bit patterns.
-    bits = jax.lax.bitcast_convert_type(jnp.where(features == 0, 0, features), jnp.uint32)
+    features = jax.lax.stop_gradient(jnp.asarray(features))
     place = _mixed(jnp.arange(1, features.shape[1] + 1, dtype=jnp.uint32)) | jnp.uint32(1)
-    found = _mixed((_mixed(bits) * place[None, :]).sum(1, dtype=jnp.uint32))
-    # Compared in 24 bits, which a float32 holds exactly.
-    return (found >> 8) < jnp.uint32(round(share * 2**24))
+    upper = features.astype(jnp.float32)
+    words = _mixed(_bits(upper)) * place[None, :]
+    if features.dtype == jnp.float64:
+        # What float32 does not hold of a number; 0 if it holds it.
+        words += _mixed(_bits((features - upper).astype(jnp.float32))) * (place ^ jnp.uint32(_LOWER))[None, :]
+    found = _mixed(words.sum(1, dtype=jnp.uint32))
+    # The hash of zeros is 0: a class whose examples are zeros would be lost.
+    return (found != 0) & ((found >> (32 - _BITS)) < jnp.uint32(threshold(share)))
+
+
+def threshold(share: float) -> int:
+    """Give the hash below which examples are kept, of `_BITS` bits."""
+    return round(share * 2**_BITS)
+
+
+def _bits(numbers: jax.Array) -> jax.Array:
+    # −0 and 0 are one number of two bit patterns.
+    return jax.lax.bitcast_convert_type(jnp.where(numbers == 0, 0, numbers), jnp.uint32)
 
 
 def _mixed(words: jax.Array) -> jax.Array:

@@ -1,6 +1,6 @@
 """A choice among methods: the heads, counts and choice of brute force, wherever the examples are."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -11,6 +11,7 @@ import pytest
 import covfree
 from covfree import rounds as federated
 from covfree.core import gathered
+from covfree.heads.selected import taken
 from covfree.methods.rounds import option
 from covfree.methods.selecting.counting import MOST
 from covfree.statistics.kept import kept_aside
@@ -129,6 +130,8 @@ def test_the_hash_is_uniform_and_tells_nothing():
     np.testing.assert_array_equal(
         kept_aside(np.where(few > 1, 0.0, few), 0.5), kept_aside(np.where(few > 1, -0.0, few), 0.5)
     )
+    zeros, all_but_few = np.zeros((1, 3), np.float32), 0.99
+    assert not kept_aside(zeros, all_but_few)[0]
     half = few.astype(np.float16)
     np.testing.assert_array_equal(kept_aside(half, 0.5), kept_aside(half.astype(np.float32), 0.5))
 
@@ -147,6 +150,43 @@ def test_heads_that_are_not_finite_and_ties():
         fit(covfree.select([lost, lost]))
 
 
+def test_the_hash_sees_all_bits_of_float64():
+    far = 1e9 + np.arange(2000)[:, None] / 2000
+    with jax.enable_x64(True):
+        assert abs(float(np.mean(kept_aside(far, 0.5))) - 0.5) < 0.05
+        few = DATA[0].astype(np.float64)
+        np.testing.assert_array_equal(kept_aside(few, 0.5), kept_aside(DATA[0], 0.5))
+
+
+def test_nothing_is_told_where_nothing_is_kept():
+    """The first is taken, and no error of 0 is claimed."""
+    assert not np.asarray(kept_aside(DATA[0], 1e-6)).any()
+    method = covfree.select(LINEAR, keep=1e-6)
+    record = run(method).history[-1]
+    assert (record["taken"], record["counted"]) == (0, 0)
+    assert np.isnan(record["errors"]).all()
+    chex.assert_trees_all_close(fit(method), fit(LINEAR[0]))
+
+
+class OfOneNumber(NamedTuple):
+    """A head with a leaf that has no axes."""
+
+    weight: jax.Array
+    scale: jax.Array
+
+    def __call__(self, features):
+        return self.scale * (features @ self.weight)
+
+
+def test_heads_hold_what_they_like():
+    def made(covariance, moments):
+        return OfOneNumber(moments.mean.T, jnp.ones(()))
+
+    method = covfree.select([covfree.fedcof(0.1, head=made), covfree.fedncm()])
+    assert fit(method) is not None
+    assert run(method).history[-1]["counted"] > 0
+
+
 def test_numbers_are_swept():
     features = jnp.asarray(DATA[0])
 
@@ -157,12 +197,15 @@ def test_numbers_are_swept():
     np.testing.assert_allclose(swept[1], scores(10.0), rtol=1e-3, atol=1e-3)
 
 
-def test_heads_of_different_kinds_are_traced():
+def test_heads_of_different_kinds_are_traced(tmp_path):
     method = covfree.select([covfree.fedncm(), covfree.fedcof(0.1, head="student")])
     traced, head = jax.jit(lambda x: fit(method, (x, *DATA[1:])))(DATA[0]), fit(method)
     assert isinstance(head, covfree.StudentHead)
     # Under jit, tables of rows have room for all examples.
-    assert isinstance(traced.taken, covfree.StudentHead)
+    assert isinstance(taken(traced), covfree.StudentHead)
+    file = tmp_path / "head.npz"
+    covfree.save_head(traced, file)
+    assert isinstance(covfree.load_head(file).head, covfree.StudentHead)
     scores = jax.jit(lambda head, features: head(features))(traced, DATA[0])
     np.testing.assert_allclose(scores, head(DATA[0]), rtol=1e-3, atol=1e-3)
 
@@ -190,10 +233,15 @@ def test_it_keeps_the_laws_of_methods():
             lambda: covfree.select([covfree.fedcof(feature_map=covfree.relu_features(9)) for _ in range(2)]),
             "without a map of features, got 'fedcof'",
         ),
-        (lambda: covfree.select(LINEAR, keep=1.0), "keep: expected a share above 0 and below 1, got 1.0"),
+        (lambda: covfree.select(LINEAR, keep=1.0), "keep: expected a share that keeps some .* got 1.0"),
+        (lambda: covfree.select(LINEAR, keep=1e-9), "keep: expected a share that keeps some"),
+        (lambda: covfree.select([covfree.select(LINEAR)] * 2), "candidates: expected no choice among others"),
         (lambda: covfree.select(LINEAR, by="loss"), "by: expected"),
     ],
 )
 def test_what_cannot_be_selected(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+    for wrong in (covfree.fedcof(), [covfree.fedcof, covfree.fedcof]):
+        with pytest.raises(TypeError, match="candidates: expected"):
+            covfree.select(wrong)

@@ -112,8 +112,8 @@ def each_head(params: tuple[Any, ...], heads: tuple[Head, ...], maker: Maker) ->
     found: dict[int, Head] = {}
     for group, stacked in zip(maker.groups(params), heads, strict=True):
         for place, who in enumerate(group):
-            one = jax.tree.map(lambda leaf, place=place: leaf[place], stacked)
-            found[who] = stacked if len(group) == 1 else one
+            alone = len(group) == 1
+            found[who] = stacked if alone else jax.tree.map(lambda x, place=place: x[place], stacked)
     return [found[who] for who in range(len(params))]
 
 
@@ -193,9 +193,9 @@ def best(known: Known) -> jax.Array:
 
 
 def report(params: tuple[Any, ...], state: tuple[Any, ...], *, by: By) -> dict[str, Any]:
-    """Report the means over examples, and which head was taken."""
+    """Report the means over examples, NaN of none, and which head was taken."""
     known = state[0]
     if not isinstance(known, Known):
         return {}
-    number = jnp.maximum(known.counted.number, 1)
+    number = jnp.where(known.counted.number > 0, known.counted.number, jnp.nan)
     return {"taken": best(known), by: known.counted.scores / number, "counted": known.counted.number}

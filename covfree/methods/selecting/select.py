@@ -8,16 +8,16 @@ from typing import Any
 
 import jax
 
-from covfree.core.checks import check_choice
+from covfree.core.checks import check_choice, check_share
 from covfree.core.types import H, Message, Rows
 from covfree.methods.message_form import Merge
-from covfree.methods.method import Method, check_method
-from covfree.methods.rounds import Round, bound
+from covfree.methods.method import Method
+from covfree.methods.rounds import Round, bound, option
 from covfree.methods.selecting import counting
 from covfree.methods.selecting.counting import By, Known, Maker, begin
 from covfree.methods.selecting.tracks import Running, Step, Tracks, ask, receive, serve, side_by_side, terms
 from covfree.methods.summaries import Summary
-from covfree.statistics.kept import kept_aside
+from covfree.statistics.kept import kept_aside, threshold
 
 
 def _served(
@@ -105,7 +105,8 @@ def select(candidates: Sequence[Method[H]], *, by: By = "errors", keep: float = 
             λ; some of them `refined` or `corrected`. γ is better left to the automatic rule.
         by: what clients add up: ``"errors"``, or ``"losses"``, −log softmax of the example's class, of at
             most 100, which judges probabilities too.
-        keep: the share of examples that are kept, above 0 and below 1. The head is one of the rest.
+        keep: the share of examples that are kept, above 0 and below 1. The head is one of the rest: a class
+            whose only examples are kept is absent.
 
     Returns:
         The method, whose numbers are a tuple of the candidates' numbers. Its head is that of the candidate
@@ -130,9 +131,9 @@ def select(candidates: Sequence[Method[H]], *, by: By = "errors", keep: float = 
     >>> head.weight.shape
     (8, 3)
     """
+    if isinstance(candidates, Method):
+        raise TypeError(f"candidates: expected several methods, got {candidates.name!r} alone")
     candidates = tuple(candidates)
-    for candidate in candidates:
-        check_method(candidate)
     _check(candidates, keep)
     check_choice("by", by, ("errors", "losses"))
     first, tracks = candidates[0], side_by_side(candidates)
@@ -183,6 +184,10 @@ def _check(candidates: tuple[Method[Any], ...], keep: float) -> None:
         raise ValueError(f"candidates: expected two methods or more, got {len(candidates)}")
     first = candidates[0]
     for each in candidates:
+        if not isinstance(each, Method):
+            raise TypeError(f"candidates: expected methods, as covfree.fedcof() makes them, got {each!r}")
+        if isinstance(option(each.head, "maker"), Maker):
+            raise ValueError(f"candidates: expected no choice among others, got {each.name!r}; name all once")
         if each.sends != first.sends or _message_of(each) != _message_of(first):
             raise ValueError(
                 f"candidates: expected methods whose clients send the same; {first.name!r} sends "
@@ -197,8 +202,8 @@ def _check(candidates: tuple[Method[Any], ...], keep: float) -> None:
         if each.feature_map is not None or each.transforms:
             what = "a map of features" if each.feature_map is not None else "transforms of rows"
             raise ValueError(f"candidates: expected methods without {what}, got {each.name!r}")
-    if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep < 1:
-        raise ValueError(f"keep: expected a share above 0 and below 1, got {keep!r}")
+    if not 0 < threshold(check_share("keep", keep)) < threshold(1):
+        raise ValueError(f"keep: expected a share that keeps some examples and not all, got {keep!r}")
 
 
 def _message_of(method: Method[Any]) -> Any:
