@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -181,12 +181,12 @@ def accuracy(method: Any, message: covfree.Message, data: Data, classes: int) ->
 
 
 def heads(
-    rows: covfree.Rows, sites: np.ndarray, out: dict[str, set[int]], data: Data, classes: int
+    rows: covfree.Rows, sites: np.ndarray, out: Mapping[str, Collection[Any]], data: Data, classes: int
 ) -> Iterator[tuple[str, float]]:
     """Accuracy by method and defence; ``out`` has the sites that a defence leaves out."""
     for defence in DEFENCES:
         gone = list(out.get(defence, ()))
-        count = np.where(np.isin(rows.client, gone), 0, rows.count).astype(np.float32)
+        count = np.where(np.isin(np.asarray(rows.client), gone), 0, rows.count).astype(np.float32)
         kept = replace(rows, count=count)
         if defence in CLIP:
             kept = covfree.clip_sites(kept, num_classes=classes)

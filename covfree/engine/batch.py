@@ -62,7 +62,8 @@ def solve_totals(method: Method[H], *totals: Any) -> H:
     check_method(method)
     _check_scale(totals)
     head = head_of(method, totals)
-    return finite(taken(head) if isinstance(head, SelectedHead) else head)
+    chosen: Any = taken(head) if isinstance(head, SelectedHead) else head
+    return finite(chosen)
 
 
 def _check_scale(totals: tuple[Any, ...]) -> None:

@@ -45,7 +45,7 @@ def with_finite_scores(head: AnyHead, absent: float = -1e9) -> AnyHead:
     if not isinstance(inner, (LinearHead, GaussianHead, StudentHead)):
         raise TypeError(f"head: expected a linear, Gaussian or Student head, got {type(head).__name__}")
     if inner.present is None:
-        return inner
+        return cast(AnyHead, inner)
     lowest = max(absent, float(jnp.finfo(inner.bias.dtype).min) / 2)
     present: Any = inner.marks if isinstance(inner, LinearHead) else inner.present
     bias = jnp.where(present > 0, inner.bias, lowest)
