@@ -36,6 +36,9 @@ FEDERATIONS: tuple[tuple[str, int, int, dict[str, Any]], ...] = (
     ("client level, K = 1,000, n = 100", 1000, 100, {"unit": "client", "weight": 10.0}),
     ("local, K = 1,000, n = 100", 1000, 100, {"noise": "local"}),
 )
+# Again with a public centre and without, both on the model of nine tenths of the training examples: the tenth
+# that is left out is the public part, from which the centre and the clip come.
+CENTRED = FEDERATIONS[4:]
 LARGE = ("client level, K = 10,000, n = 50", 10_000, 50, {"unit": "client", "weight": 5.0})
 METHODS: dict[str, Callable[[], Any]] = {
     "FedNCM": covfree.fedncm,
@@ -72,6 +75,12 @@ def projected(data: Data, number: int) -> Data:
     return data._replace(features=x, test_features=test)
 
 
+def public_part(data: Data) -> tuple[Data, np.ndarray]:
+    """Without every tenth training example; and the features of these."""
+    public = np.arange(len(data.labels)) % 10 == 0
+    return data._replace(features=data.features[~public], labels=data.labels[~public]), data.features[public]
+
+
 def clip_of(data: Data) -> float:
     """The median norm, taken as public: it would come from other data of the same backbone."""
     return float(np.median(np.linalg.norm(data.features, axis=1)))
@@ -84,12 +93,14 @@ def row(data: Data, clients: np.ndarray, epsilon: float | None, names: list[str]
         if epsilon is None:
             # The exact covariance, of which the second moment tells: FedCOF's oracle.
             method = covfree.fedcof_oracle() if name == "FedCOF" else METHODS[name]()
-            head: Any = covfree.fit(method, data.features, data.labels, clients)
+            centre = how.get("centre", np.float32(0))
+            head: Any = covfree.fit(method, data.features - centre, data.labels, clients)
+            found.append(accuracy(head, data._replace(test_features=data.test_features - centre)))
         else:
             number = int(data.labels.max()) + 1
-            made = private(METHODS[name](), epsilon=epsilon, delta=DELTA, clip=clip_of(data), **how)
+            made = private(METHODS[name](), epsilon=epsilon, delta=DELTA, **{"clip": clip_of(data), **how})
             head = made.fit(data.features, data.labels, clients, num_classes=number)
-        found.append(accuracy(head, data))
+            found.append(accuracy(head, data))
     return found
 
 
@@ -130,7 +141,8 @@ def table(results: dict[str, dict[str, list[list[float]]]], names: list[str], ke
 
 def picture(results: dict[str, dict[str, list[list[float]]]], path: Path) -> None:
     """Draw accuracy by ε: one colour a federation, solid FedCOF, dashed FedNCM."""
-    chosen = {name: runs for name, runs in results.items() if "K =" in name and "distributed" not in name}
+    left_out = ("distributed", "centre", "examples of")
+    chosen = {name: runs for name, runs in results.items() if not any(each in name for each in left_out)}
     with figures.style():
         figure = figures.new_figure(figures.PAGE, 3.4)
         figures.set_title(figure, "Caltech-101's model under differential privacy")
@@ -211,6 +223,20 @@ def main() -> None:
                 if arguments.only in name:
                     data, owners = model(real, clients, each, np.random.default_rng(seed))
                     add(name, seed, data, owners, ["FedNCM", "FedCOF"], how)
+            private_part, public = public_part(real)
+            for name, clients, each, how in CENTRED:
+                for kind, centre in (("no centre", 0 * public[0]), ("public centre", public.mean(0))):
+                    if arguments.only in f"{name}, {kind}":
+                        data, owners = model(private_part, clients, each, np.random.default_rng(seed))
+                        clip = float(np.median(np.linalg.norm(public - centre, axis=1)))
+                        add(
+                            f"{name}, {kind}",
+                            seed,
+                            data,
+                            owners,
+                            ["FedNCM", "FedCOF"],
+                            {**how, "centre": centre, "clip": clip},
+                        )
     if all(name in results for name, *_ in FEDERATIONS):
         picture(results, arguments.out)
     print(table(results, ["FedNCM", "FedCOF"], lambda name: "K =" in name))

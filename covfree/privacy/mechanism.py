@@ -24,6 +24,7 @@ from covfree.privacy.accounting import (
     rho_for,
     spent,
 )
+from covfree.privacy.centre import centred, check_centre, moved_back
 from covfree.privacy.discrete import RandomBytes
 from covfree.privacy.projection import public_projection
 from covfree.privacy.server import NoisySums, head_of, nearest_mean, needs_matrix, worth_a_matrix
@@ -33,7 +34,7 @@ from covfree.privacy.uploads import Grid, Kind, Upload, added
 _LOG_DEVIATION: dict[Noise, int] = {"central": 22, "distributed": 18, "local": 18}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Private:
     """A private method: what each party computes, step by step. `private` makes it.
 
@@ -45,11 +46,13 @@ class Private:
         method: the method, with the projection as its feature map.
         promise: what is promised, and to whom.
         grids: the grid of each step, the second's for either choice.
+        centre: the public vector that is subtracted before features are clipped; None for 0.
     """
 
     method: Method[Any]
     promise: Promise
     grids: tuple[dict[Kind, Grid], ...]
+    centre: Float[np.ndarray, " dim"] | None = None
 
     def upload(
         self,
@@ -74,7 +77,9 @@ class Private:
         grid = self._grid(step, kind)
         check(features, labels, num_classes=num_classes)
         plain = grid.upload(
-            self._mapped(features), np.asarray(labels), check_positive("num_classes", num_classes)
+            centred(self.method, self.centre, features),
+            np.asarray(labels),
+            check_positive("num_classes", num_classes),
         )
         return plain if self.promise.noise == "central" else grid.noised(plain, 1, random_bytes)
 
@@ -112,10 +117,12 @@ class Private:
             raise ValueError(f"totals: expected {len(self.grids)}, one for each step, got {len(totals)}")
         known = self._known(totals[0])
         if len(totals) == 1:
-            return nearest_mean(self.method, known)
-        if totals[1].kind == "sums":
-            return nearest_mean(self.method, known.averaged(self._known(totals[1])))
-        return head_of(self.method, known, self._grid(1, "matrix"), totals[1])
+            head = nearest_mean(self.method, known)
+        elif totals[1].kind == "sums":
+            head = nearest_mean(self.method, known.averaged(self._known(totals[1])))
+        else:
+            head = head_of(self.method, known, self._grid(1, "matrix"), totals[1])
+        return moved_back(self.method, self.centre, head)
 
     def fit(
         self,
@@ -144,7 +151,7 @@ class Private:
         present = np.unique(owners[owners >= 0])
         if not present.size or number < 1:
             raise ValueError("clients: expected at least one with examples, got none")
-        mapped = self._mapped(features)
+        mapped = centred(self.method, self.centre, features)
         totals: list[Upload] = []
         kind: Kind | None = "sums"
         while kind is not None:
@@ -160,9 +167,6 @@ class Private:
         honest = self.promise.honest
         if honest is not None and noises < honest:
             raise ValueError(f"clients: expected at least {honest}, as the promise says, got {noises}")
-
-    def _mapped(self, features: AnyArray) -> np.ndarray:
-        return np.asarray(self.method.mapped(features), np.float64)
 
     def _grid(self, step: int, kind: Kind) -> Grid:
         if not 0 <= step < len(self.grids) or kind not in self.grids[step]:
@@ -186,6 +190,7 @@ def private(
     weight: float | None = None,
     projection: int | None = None,
     seed: int = 0,
+    centre: Float[AnyArray, " dim"] | None = None,
 ) -> Private:
     """Make a method private: clip, round to a public grid, sum, and add discrete Gaussian noise.
 
@@ -210,6 +215,9 @@ def private(
             the norm of so many examples of one class, and its second moment to that of twice as many.
         projection: number p of features after a public random projection; None for none.
         seed: public seed of the projection.
+        centre: [dim], subtracted from features before they are clipped, and added back in the head; None for
+            0. It must be public too, such as the mean of public features of the same backbone; ``clip`` then
+            bounds the distance from it. Of a method with a map of its own, the centre of mapped features.
 
     Raises:
         ValueError: if an argument is out of range, or the method's head needs more than these sums.
@@ -259,7 +267,7 @@ def private(
         for name, step in zip(names, grids, strict=False)
     )
     promise = Promise(spent(releases, delta), delta, unit, neighbours, noise, honest, releases)
-    return Private(method, promise, grids)
+    return Private(method, promise, grids, None if centre is None else check_centre(centre))
 
 
 def _sum_of_clients(

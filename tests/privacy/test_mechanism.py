@@ -1,5 +1,6 @@
 """Private methods: the same by hand and simulated, close to the method at large ε, refused where unsound."""
 
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -239,3 +240,57 @@ def test_lists_and_one_client():
 def test_works_with_x64():
     with jax.enable_x64(True):
         assert accuracy(fitted(make(epsilon=20.0))) > 0.5
+
+
+def test_a_centre_is_the_same_as_moving_the_features():
+    centre = np.linspace(0.5, 2.0, DIM).astype(np.float32)
+    for changes in [
+        *({"method": method} for method in METHODS),
+        {"projection": 5},
+        {"unit": "client", "weight": 500.0},
+        {"noise": "local", "epsilon": 0.05},  # the sums twice
+    ]:
+        plain, made = (
+            make(**{"epsilon": 8.0, **changes}),
+            make(**{"epsilon": 8.0, **changes, "centre": centre}),
+        )
+        assert made.promise == plain.promise
+        moved = plain.fit(FEATURES - centre, LABELS, OWNERS, random_bytes=np.random.default_rng(0).bytes)
+        scores = moved(FEATURES - centre)
+        np.testing.assert_allclose(fitted(made)(FEATURES), scores, rtol=1e-3, atol=1e-3)
+    # A map that is not linear: the centre is of what it gives.
+    mapped = replace(METHODS[1], feature_map=covfree.relu_features(8, seed=1))
+    centre = np.asarray(mapped.mapped(FEATURES)).mean(0)
+    head = fitted(make(mapped, epsilon=8.0, centre=centre))
+    moved = make(epsilon=8.0).fit(
+        np.asarray(mapped.mapped(FEATURES)) - centre,
+        LABELS,
+        OWNERS,
+        random_bytes=np.random.default_rng(0).bytes,
+    )
+    scores = moved(np.asarray(mapped.mapped(FEATURES)) - centre)
+    np.testing.assert_allclose(head(FEATURES), scores, rtol=1e-3, atol=1e-3)
+
+
+def test_a_centre_changes_an_lda_head_by_clipping_and_noise_alone():
+    heads = [fitted(make(clip=20.0, epsilon=1e9, centre=c)) for c in (None, np.full(DIM, 3.0))]
+    scores = [np.asarray(head(FEATURES)) for head in heads]
+    np.testing.assert_allclose(*(each - each.mean(1, keepdims=True) for each in scores), rtol=0.01, atol=0.1)
+    far, shift = {"clip": 60.0, "epsilon": 0.5}, np.full(DIM, 20.0, np.float32)
+    noisy = make(METHODS[0], **far).fit(FEATURES + shift, LABELS, OWNERS)
+    centred = make(METHODS[0], clip=CLIP, epsilon=0.5, centre=shift).fit(FEATURES + shift, LABELS, OWNERS)
+    assert accuracy(lambda x: centred(x + shift)) > accuracy(lambda x: noisy(x + shift)) + 0.02
+
+
+@pytest.mark.usefixtures("untyped")
+def test_a_centre_that_does_not_fit_is_refused():
+    for centre, message in [
+        (np.zeros((2, 3)), r"centre: expected numbers of shape \[dim\], got float64 of shape \[2, 3\]"),
+        (["a"], r"centre: expected numbers of shape \[dim\], got <U1"),
+        ([0.0, np.inf], "centre: expected finite numbers, got inf at position 1"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            make(centre=centre)
+    for changes in ({}, {"projection": 5}):
+        with pytest.raises(ValueError, match=r"centre: expected shape \[6\] as the features have, got \[5\]"):
+            fitted(make(centre=np.zeros(5), **changes))

@@ -1,0 +1,73 @@
+"""A public centre: clients subtract it before they clip, and the server adds it back in the head."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from covfree.core.types import AnyArray, Head, LinearHead
+from covfree.heads.mapped import MappedHead
+from covfree.methods import Method
+from covfree.privacy.projection import PublicProjection
+
+
+def check_centre(centre: Any) -> Float[np.ndarray, " dim"]:
+    """Return the centre as a vector of 64-bit floats.
+
+    Raises:
+        ValueError: if it is no vector of finite numbers.
+    """
+    values = np.asarray(centre)
+    if values.ndim != 1 or not values.size or not jnp.issubdtype(values.dtype, jnp.number):
+        raise ValueError(
+            f"centre: expected numbers of shape [dim], got {values.dtype} of shape {list(values.shape)}"
+        )
+    values = values.astype(np.float64)
+    if not np.isfinite(values).all():
+        place = int(np.flatnonzero(~np.isfinite(values))[0])
+        raise ValueError(f"centre: expected finite numbers, got {values[place]} at position {place}")
+    return values
+
+
+def centred(
+    method: Method[Any], centre: Float[np.ndarray, " dim"] | None, features: Float[AnyArray, "examples dim"]
+) -> Float[np.ndarray, "examples mapped"]:
+    """Map features and subtract the centre: what is clipped.
+
+    Raises:
+        ValueError: if the centre has another length than the features (those of a method's own map).
+    """
+    mapped = np.asarray(method.mapped(features), np.float64)
+    if centre is None:
+        return mapped
+    expected = (features if _is_projected(method) else mapped).shape[-1]
+    if len(centre) != expected:
+        raise ValueError(f"centre: expected shape [{expected}] as the features have, got [{len(centre)}]")
+    return mapped - _of_mapped(method, centre)
+
+
+def moved_back(method: Method[Any], centre: Float[np.ndarray, " dim"] | None, head: Head) -> Head:
+    """The head on features, of a head on features − c: scores Wᵀ(x − c) + b have the bias b − Wᵀc."""
+    if centre is None:
+        return head
+    if isinstance(head, MappedHead):
+        return replace(head, head=moved_back(method, centre, head.head))
+    assert isinstance(head, LinearHead)
+    # In float64, so that a large centre costs the bias no more than its last bit.
+    bias = np.asarray(head.bias, np.float64) - _of_mapped(method, centre) @ np.asarray(
+        head.weight, np.float64
+    )
+    return replace(head, bias=jnp.asarray(bias, head.bias.dtype))
+
+
+def _is_projected(method: Method[Any]) -> bool:
+    return isinstance(method.feature_map, PublicProjection)
+
+
+def _of_mapped(method: Method[Any], centre: Float[np.ndarray, " dim"]) -> Float[np.ndarray, " mapped"]:
+    """The centre among mapped features: a projection is linear, so P(x − c) = Px − Pc."""
+    return np.asarray(method.mapped(centre), np.float64) if _is_projected(method) else centre
