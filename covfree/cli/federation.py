@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 import tempfile
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -42,6 +44,8 @@ from covfree.deployment.folder import clock
 from covfree.deployment.site import check_weights, extractor_of
 from covfree.finetune import registry as trained
 from covfree.methods import registry
+from covfree.privacy import Promise
+from covfree.privacy.accounting import UNMASKED
 from covfree.studies.extraction import backbone_of, extract, names_in, read_images
 from covfree.studies.known import JOINT
 from covfree.studies.names import parsed
@@ -53,7 +57,7 @@ app = typer.Typer(
 # A round closed with too few answers, or nothing came for too long.
 _TOO_FEW = 3
 
-Part = TypeVar("Part")
+Part = TypeVar("Part", SecureSums, PrivateSums)
 Shared = Annotated[Path, typer.Argument(help="The shared folder.")]
 Key = Annotated[Path, typer.Option(help="The file of your private key, from covfree federation key.")]
 Poll = Annotated[float, typer.Option(help="Seconds between two looks into the folder.")]
@@ -89,7 +93,7 @@ def new_command(
     weights: WeightsFile = None,
     like: Annotated[
         Path | None,
-        typer.Option(help="Instead of these three: a file of features, made as all sites must make theirs."),
+        typer.Option(help="Instead of these: a file of features, made as all sites must make theirs."),
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds, of an algorithm that takes any number.")] = None,
     deadline: Annotated[float | None, typer.Option(help="Minutes of a round. Without it, all sites.")] = None,
@@ -126,17 +130,22 @@ def new_command(
     if file.exists():
         raise ValueError(f"{file} is there: a federation does not change; take another folder")
     if like is not None:
-        if network is not None or class_names is not None or weights is not None:
-            raise ValueError("--like: expected no --backbone, --weights and --class-names beside it")
-        uses = extractor_in(like)
+        if network is not None or weights is not None:
+            raise ValueError("--like: expected no --backbone and --weights beside it")
+        uses, named = extractor_in(like), list(names_in(class_names) or ())
+        if "class_names" not in uses and not named:
+            raise ValueError(
+                f"--like: expected an array class_names in {like} (covfree extract writes one), or "
+                "--class-names"
+            )
+        if named and uses.setdefault("class_names", named) != named:
+            raise ValueError(f"--class-names: expected those in {like}, got others in {class_names}")
     elif network is None or class_names is None:
         raise ValueError("expected --backbone and --class-names, or --like")
     else:
         extractor = extractor_of(network, weights)
         dim = backbone(backbone_of(network)).num_features
         uses = {"dim": dim, **extractor, "class_names": names_in(class_names)}
-    if "class_names" not in uses:
-        raise ValueError(f"--like: expected class names in {like}, got none")
     names = [each.partition(":")[0].strip() for each in algorithm.split(JOINT)]
     if unknown := [name for name in names if name not in (*registry(), *trained())]:
         known = ", ".join([*registry(), *trained()])
@@ -159,14 +168,17 @@ def new_command(
         judge_sites=judge_sites,
         seed=seed,
         run=secrets.token_hex(8),
-        sums=_numbers("sums", sums if sums is not None or private is None else "", SecureSums),
-        private=_numbers("private", private, PrivateSums),
+        # Private uploads are integers, which need no bound.
+        sums=_numbers("sums", sums, SecureSums, ["bound"])
+        if private is None
+        else _numbers("sums", sums or "", SecureSums),
+        private=_numbers("private", private, PrivateSums, ["epsilon", "delta", "clip"]),
     )
     shared.mkdir(parents=True, exist_ok=True)
     description.save(file)
     say(f"wrote {file}: {', '.join(description.sites)}; {algorithm}; identity {description.identity}")
     if description.promise is not None:
-        say(str(description.promise))
+        say(_promised(description.promise))
 
 
 @app.command("serve")
@@ -258,7 +270,7 @@ def join_command(
     with Client(description, name, state, *examples, uses=own.uses, algorithm=algorithm) as client:
         say(f"site {name}: {len(own.labels):,} examples; federation {description.identity[:12]}…")
         if description.promise is not None:
-            say(str(description.promise))
+            say(_promised(description.promise))
         try:
             content, stopped = join(client, folder, poll=poll, wait=wait and 60 * wait, say=say)
         except TooFew as error:
@@ -307,15 +319,32 @@ def _public_keys(folder: Path, server: str) -> dict[str, str]:
     return keys
 
 
-def _numbers(name: str, text: str | None, kind: type[Part]) -> Part | None:
+def _numbers(name: str, text: str | None, kind: type[Part], needed: Sequence[str] = ()) -> Part | None:
     """A part of the description of a text such as bound=1e7:neighbours=40; None of none."""
     if text is None:
         return None
-    _, own = parsed(f"{name}:{text}" if text else name, f"--{name}: expected such as bound=1e7")
+    names = [each.name for each in fields(kind)]
+    example = ":".join(f"{each}=…" for each in needed or names[:1])
+    _, own = parsed(f"{name}:{text}" if text else name, f"--{name}: expected such as {example}")
+    if unknown := [each for each in own if each not in names]:
+        raise ValueError(f"--{name}: expected names among {_listed(names)}, got {unknown[0]}")
+    if missing := [each for each in needed if each not in own]:
+        raise ValueError(
+            f"--{name}: expected {_listed(missing)}" + (f" beside {_listed([*own])}" if own else "")
+        )
     try:
         return kind(**own)
     except TypeError as error:
         raise ValueError(f"--{name}: {error}, got {text!r}") from error
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def _promised(promise: Promise) -> str:
+    """A promise in words, to those whose server sees no single upload, which it warns of elsewhere."""
+    return str(promise).replace(UNMASKED, "this federation's masks hide single uploads")
 
 
 def _answered(folder: Folder, turn: int, site: str) -> str:

@@ -143,6 +143,11 @@ class Description:
         self.promise  # noqa: B018
         if self.sums is not None:
             try:
+                if self.sums.holders is not None and self.sums.holders > len(self.sites):
+                    raise ValueError(
+                        f"holders: expected at most the number of sites, {len(self.sites)}, got "
+                        f"{self.sums.holders}"
+                    )
                 self.session(0, 1)
                 self.words  # noqa: B018
             except ValueError as error:

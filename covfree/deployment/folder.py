@@ -36,10 +36,13 @@ class Folder:
 
         Raises:
             ValueError: if the description is not sound.
-            OSError: if there is none.
+            FileNotFoundError: if there is none.
         """
         self.path = Path(path)
-        self.description = Description.load(self.path / "federation.json")
+        file = self.path / "federation.json"
+        if not file.exists():
+            raise FileNotFoundError(f"{path}: no {file.name}; covfree federation new writes it")
+        self.description = Description.load(file)
 
     def ask(self, turn: int) -> Path:
         """The file of a round's broadcast."""

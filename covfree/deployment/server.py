@@ -26,6 +26,7 @@ from covfree.rounds.algorithm import Algorithm
 from covfree.rounds.from_method import Sent
 from covfree.rounds.uploads import Parts
 from covfree.secure import STEPS
+from covfree.secure.holders import nothing_left
 
 
 class Server(Machine):
@@ -207,6 +208,9 @@ class Server(Machine):
         if not finite:
             state, turn = self._state, self.turn
             stopped = f"round {turn}: the state is not finite; the result is that of the state before"
+        elif reason := nothing_left(self._algorithm.params, state):
+            state, turn = self._state, self.turn
+            stopped = f"{self.description.named(turn)}: {reason}"
         elif total is not None:
             counted[[self._numbers[site] for site in who]] = when
             items = [*items, [len(table[-1]) for table in Parts.of(total).tables]]

@@ -35,6 +35,10 @@ class Release:
         check_above_zero("rho", self.rho)
 
 
+# What a promise of distributed noise says where nothing is known of masks.
+UNMASKED = "a server that sees single uploads is not bound: secure sums (covfree.secure) must hide them"
+
+
 @dataclass(frozen=True)
 class Promise:
     """What a private method promises, and to whom.
@@ -73,8 +77,7 @@ class Promise:
             "central": "everyone who sees the noisy sums or the head; not the server, which sees each upload",
             "distributed": (
                 "everyone who sees only the sum of uploads, if at least "
-                f"{self.honest} clients add their noise and do not tell it; a server that sees single "
-                "uploads is not bound: secure sums (covfree.secure) must hide them"
+                f"{self.honest} clients add their noise and do not tell it; {UNMASKED}"
             ),
             "local": "everyone, also the server, which sees each client's noisy upload",
         }[self.noise]

@@ -243,8 +243,13 @@ def private(
         raise ValueError(
             f"honest: expected a number with distributed noise alone, got {honest!r} with {noise}"
         )
-    if (unit == "client") != (weight is not None):
-        raise ValueError(f"weight: expected a number with unit='client' alone, got {weight!r} with {unit!r}")
+    if unit == "client" and weight is None:
+        raise ValueError(
+            "weight: expected the most that a client weighs, in examples, with unit='client' (such as a "
+            "tenth of a client's examples), got None"
+        )
+    if unit != "client" and weight is not None:
+        raise ValueError(f"weight: expected None with unit={unit!r}, as it bounds a client's, got {weight!r}")
     if weight is not None:
         check_above_zero("weight", weight)
     least = 1 if honest is None else check_integer("honest", honest, 1)

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 from covfree.core.checks import check_positive
-from covfree.core.types import AnyArray, PRNGKey
+from covfree.core.types import AnyArray, PRNGKey, is_traced
 from covfree.methods.rounds import bound
 from covfree.rounds.algorithm import Algorithm, ClientData, check_algorithm
 
@@ -44,7 +45,8 @@ def common_classes(algorithm: Algorithm, holders: int) -> Algorithm:
         holders: the fewest clients that hold a class, at least 2; more if some of them may be corrupt.
 
     Raises:
-        ValueError: if the algorithm takes any number of rounds, as its uploads are not of single classes.
+        ValueError: if the algorithm takes any number of rounds, as its uploads are not of single classes. A
+            run raises if no class has enough holders.
 
     >>> import covfree
     >>> from covfree.rounds import as_algorithm
@@ -70,6 +72,13 @@ def common_classes(algorithm: Algorithm, holders: int) -> Algorithm:
         same_clients=True,
         report=None if algorithm.report is None else bound(_report, report=algorithm.report),
     )
+
+
+def nothing_left(params: Any, state: Any) -> str:
+    """Say that no class has enough holders; empty if some has, or if holders are not counted."""
+    if not isinstance(state, _State) or state.common is None or np.any(np.asarray(state.common)):
+        return ""
+    return f"no class is held by {int(params.holders)} clients or more: nothing is left to learn"
 
 
 def _init(
@@ -112,6 +121,8 @@ def _server(numbers: _Numbers, state: _State, total: Any, *, server: Callable[..
 
 
 def _result(numbers: _Numbers, state: _State, memory: Any, *, result: Callable[..., Any]) -> Any:
+    if not is_traced(state.common) and (reason := nothing_left(numbers, state)):
+        raise ValueError(f"holders: {reason}")
     return None if state.common is None else result(numbers.own, state.own, memory)
 
 

@@ -18,6 +18,7 @@ from covfree.rounds import cohort
 from covfree.rounds.algorithm import Algorithm, ClientData, check_algorithm
 from covfree.rounds.uploads import is_table
 from covfree.secure.client import Client
+from covfree.secure.holders import nothing_left
 from covfree.secure.messages import Refused, Session
 from covfree.secure.server import Server
 from covfree.secure.words import Encoding, FixedPoint
@@ -144,7 +145,8 @@ def run_securely(
         The algorithm's result, such as a head.
 
     Raises:
-        ValueError: if an upload is no sum, as it holds a table of rows, or a number is above the bound.
+        ValueError: if an upload is no sum, as it holds a table of rows, a number is above the bound, or no
+            class has the holders that `common_classes` asks for.
         Refused: see `secure_sum`.
     """
     check_algorithm(algorithm)
@@ -169,6 +171,8 @@ def run_securely(
             raise ValueError(f"algorithm: expected uploads that are sums, got rows from {algorithm.name!r}")
         summed = secure_sum(uploads, point, name=f"{algorithm.name}, round {turn}", **protocol)
         state, _ = cohort.serve(algorithm, state, summed.total)
+        if reason := nothing_left(algorithm.params, state):
+            raise ValueError(f"holders: {reason}")
     stacked = jax.tree.map(lambda *parts: jnp.stack(parts), *memories.values())
     return algorithm.result(algorithm.params, state, stacked)
 

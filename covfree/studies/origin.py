@@ -50,8 +50,8 @@ def seen_in_training(data: FeatureSet, seed: int, origin: Mapping[str, Any]) -> 
     share = f"{found:,} of {looked_at:,} test examples looked at are among them"
     if (now := _examples(data)) != origin["examples"]:
         return (
-            f"{share}; {data.name} has {now:,} examples, where {origin['dataset']}, to a part of which it "
-            f"was fitted, had {origin['examples']:,}, so no seed gives the same split"
+            f"{share}; it was fitted to a part of {origin['examples']:,} examples, where {data.name} has "
+            f"{now:,}: if it was made with a --test-file, give the same one"
         )
     if seed == origin["seed"]:
         return f"{share}; with --seed {seed} it was fitted to other examples, or to these in another order"

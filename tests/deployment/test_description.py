@@ -7,8 +7,9 @@ import time
 
 import numpy as np
 import pytest
-from machines import Machines, examples, finish
+from machines import SIZES, Machines, examples, finish
 
+from covfree.cli.app import run
 from covfree.deployment import (
     Client,
     Description,
@@ -212,3 +213,73 @@ def test_a_folder_whose_rounds_close_late_and_hold_strangers_files(tmp_path):
             "bytes, got 536870912",
         ):
             assert any(text in line for line in said), (text, said)
+
+
+def test_commands_name_what_is_missing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "keys").mkdir()
+    for name in (*SIZES, "server"):
+        assert run(["federation", "key", f"{name}.key"]) == 0
+        (tmp_path / f"{name}.pub").rename(tmp_path / "keys" / f"{name}.pub")
+    features, labels = examples("oslo")
+    np.savez("bare.npz", features=features, labels=labels)
+    np.savez("named.npz", features=features, labels=labels, class_names=np.array(["cat", "cow", "dog"]))
+    (tmp_path / "classes.txt").write_text("cat\ncow\ndog")
+    (tmp_path / "others.txt").write_text("cat\ndog\ncow")
+    new = [
+        "new",
+        "shared",
+        "--sites",
+        "keys",
+        "--key",
+        "server.key",
+        "--fewest",
+        "3",
+        "--algorithm",
+        "fedcof",
+    ]
+    own = [
+        "--key",
+        "oslo.key",
+        "--features",
+        "bare.npz",
+        "--state",
+        "oslo",
+        "--out",
+        "oslo.npz",
+        "--wait",
+        "0",
+    ]
+    named, private = [*new, "--like", "named.npz"], "epsilon=8:delta=1e-6"
+    for words, text in [
+        (["status", "shared"], "shared: no federation.json; covfree federation new writes it"),
+        (["join", "shared", *own], "shared: no federation.json; covfree federation new writes it"),
+        (
+            [*new, "--like", "bare.npz"],
+            "expected an array class_names in bare.npz (covfree extract writes one), or ",
+        ),
+        ([*named, "--class-names", "others.txt"], "expected those in named.npz, got others in others.txt"),
+        ([*named, "--sums", "holders=3"], "--sums: expected bound beside holders"),
+        (
+            [*named, "--sums", "bound=1e4:holders=9"],
+            "holders: expected at most the number of sites, 3, got 9",
+        ),
+        (
+            [*named, "--sums", "bound=1e4:held=2"],
+            "--sums: expected names among bound, neighbours, threshold and h",
+        ),
+        ([*named, "--private", private], "--private: expected clip beside epsilon and delta"),
+        ([*named, "--private", "delta=1e-6"], "--private: expected epsilon and clip beside delta"),
+        (
+            [*named, "--private", f"{private}:clip=9:unit=client"],
+            "weight: expected the most that a client weighs",
+        ),
+    ]:
+        assert run(["federation", *words]) == 2
+        assert text in capsys.readouterr().err
+    # Class names may stand beside a file without them; what hides uploads is told to the sites.
+    assert run(["federation", *new, "--like", "bare.npz", "--class-names", "classes.txt",
+                "--private", f"{private}:clip=9"]) == 0  # fmt: skip
+    assert run(["federation", "join", "shared", *own, "--only-sums"]) == 3
+    told = "do not tell it; this federation's masks hide single uploads."
+    assert [told in text for text in capsys.readouterr().err.splitlines() if "ε = " in text] == [True, True]

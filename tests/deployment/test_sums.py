@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from machines import MORE, Machines, assert_equal, check_kills, finish, padded
 
-from covfree.deployment import Description, Refused, SecureSums, TooFew
+from covfree.deployment import Description, Folder, Refused, SecureSums, TooFew, serve
 from covfree.deployment.envelope import seal, unseal
 from covfree.deployment.steps import Steps
 from covfree.rounds.uploads import Parts
@@ -181,6 +181,21 @@ def test_too_few_is_named_and_the_step_is_opened_again(tmp_path):
         assert_equal(server.result, of_integers(machines.description, [list(MORE)]))
 
 
+def test_an_announcement_without_a_class_ends_the_federation(tmp_path):
+    with make(tmp_path / "machines", "fedcof:shrinkage=0.1", sums=SecureSums(1e6, holders=5)) as machines:
+        server, clients = machines.server(), machines.clients()
+        for turn in range(4):
+            # One site leaves, so no class has five holders.
+            step(server, clients if turn < 2 else {site: clients[site] for site in MORE if site != "york"})
+        assert server.finished
+        machines.description.save(tmp_path / "federation.json")
+        # Also of a server that begins anew.
+        with pytest.raises(
+            ValueError, match="round 1 of 3, step unmask: no class is held by 5 clients or more"
+        ):
+            serve(machines.server(), Folder(tmp_path), lambda head: b"", say=lambda text: None)
+
+
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
@@ -188,6 +203,7 @@ def test_too_few_is_named_and_the_step_is_opened_again(tmp_path):
         ({"sums": SecureSums(1e6, threshold=1)}, "sums: threshold: expected above half of 4 neighbours"),
         ({"sums": SecureSums(1e6, neighbours=3)}, "sums: neighbours: expected an even number"),
         ({"sums": SecureSums(1e6, holders=1)}, "holders: expected at least 2"),
+        ({"sums": SecureSums(1e6, holders=9)}, "holders: expected at most the number of sites, 5, got 9"),
         ({"algorithm": "fedpft"}, "sums"),
     ],
 )

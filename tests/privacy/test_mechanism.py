@@ -187,8 +187,8 @@ def test_the_promise_is_kept_to_the_digit():
         ({"noise": "none"}, "noise: expected"),
         ({"noise": "distributed"}, "honest: expected a number with distributed noise"),
         ({"honest": 3}, "honest: expected a number with distributed noise"),
-        ({"unit": "client"}, "weight: expected a number with unit='client'"),
-        ({"weight": 3.0}, "weight: expected a number with unit='client'"),
+        ({"unit": "client"}, "weight: expected the most that a client weighs, in examples"),
+        ({"weight": 3.0}, "weight: expected None with unit='example', as it bounds a client's, got 3.0"),
     ],
 )
 @pytest.mark.usefixtures("untyped")

@@ -313,6 +313,13 @@ def test_classes_of_few_clients_are_left_out_of_sums():
         simulated = run(sums, FEATURES, labels, CLIENTS, key=jax.random.key(0)).result
         np.testing.assert_allclose(simulated.weight, plain.weight, rtol=1e-4, atol=1e-5)
         assert set(np.asarray(hidden(FEATURES)).argmax(-1).tolist()) <= {0, 1}
+    many = secure.common_classes(as_algorithm(method, num_classes=4, uploads="sums"), 100)
+    for learn in (lambda: secure.run_securely(many, FEATURES, labels, CLIENTS, 1e6, key=jax.random.key(0)),
+                  lambda: run(many, FEATURES, labels, CLIENTS, key=jax.random.key(0))):  # fmt: skip
+        with pytest.raises(
+            ValueError, match="no class is held by 100 clients or more: nothing is left to learn"
+        ):
+            learn()
     with pytest.raises(ValueError, match="holders: expected at least 2"):
         secure.common_classes(sums, 1)
     model = finetune.linear_model(covfree.LinearHead(jnp.zeros((5, 3)), jnp.zeros(3)))
