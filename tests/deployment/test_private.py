@@ -83,8 +83,9 @@ def test_training_is_private_for_sites_inside_the_masks(tmp_path):
         start = covfree.LinearHead(jnp.zeros((DIM, CLASSES)), jnp.zeros(CLASSES))
         plain = finetune.fedavg(finetune.linear_model(start), 0.1, weighting="uniform")
         simulated = run(plain, features, labels, owners, key=own.key(), rounds=2).result
-        np.testing.assert_allclose(head.weight, simulated.weight, atol=0.01)
-        np.testing.assert_allclose(head.bias, simulated.bias, atol=0.01)
+        # The noise, the system's own, has a standard deviation of 0.004.
+        np.testing.assert_allclose(head.weight, simulated.weight, atol=0.03)
+        np.testing.assert_allclose(head.bias, simulated.bias, atol=0.03)
 
 
 @pytest.mark.parametrize(
