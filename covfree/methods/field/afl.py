@@ -72,4 +72,6 @@ def afl(gamma: Scalar = 1.0, *, ridge: Scalar = 0.0, bias: bool = False) -> Meth
     """
     numbers = AflNumbers(check_strength("gamma", gamma), check_strength("ridge", ridge))
     head = bound(_head, bias=bias)
-    return Method(numbers, "afl", keep_examples(), phases(gram_phase), _system, head, own_solutions(_merge))
+    return Method(
+        numbers, "afl", keep_examples(), phases(gram_phase, fixed=True), _system, head, own_solutions(_merge)
+    )

@@ -110,7 +110,10 @@ def _drawn_head(
 
 
 def _method(name: str, numbers: _Numbers, head: Bound) -> Method[LinearHead]:
-    rounds, message = phases(moments_phase, scatters_phase), class_covariance_matrices(scatters_merge)
+    rounds, message = (
+        phases(moments_phase, scatters_phase, fixed=True),
+        class_covariance_matrices(scatters_merge),
+    )
     return Method(numbers, name, keep_examples(), rounds, _system, head, message)
 
 

@@ -79,7 +79,7 @@ def ccvr(num_samples: int = _SAMPLES, *, l2: Scalar = _L2, seed: Scalar = 0) -> 
         _Numbers(check_seed("seed", seed), check_strength("l2", l2)),
         "ccvr",
         keep_examples(),
-        phases(moments_phase, scatters_phase),
+        phases(moments_phase, scatters_phase, fixed=True),
         None,
         bound(_classes_head, num_samples=num_samples),
         class_covariance_matrices(scatters_merge),
