@@ -11,8 +11,10 @@ import pytest
 import covfree
 from covfree import rounds as federated
 from covfree.core import gathered
+from covfree.engine.totals import serve
 from covfree.heads.selected import taken
-from covfree.methods.rounds import option
+from covfree.methods import registry
+from covfree.methods.rounds import as_total, option
 from covfree.methods.selecting.counting import MOST
 from covfree.statistics.kept import kept_aside
 from covfree.testing import check_method
@@ -245,3 +247,24 @@ def test_what_cannot_be_selected(make, message):
     for wrong in (covfree.fedcof(), [covfree.fedcof, covfree.fedcof]):
         with pytest.raises(TypeError, match="candidates: expected"):
             covfree.select(wrong)
+
+
+def test_fixed_rounds_use_no_number():
+    """Or candidates that differ in it would share the first one's terms."""
+    features, labels, clients = (x[:60] for x in DATA)
+    seen = set()
+    for entry in registry().values():
+        method, state = entry.make(), ()
+        if not {each for each in method.rounds if each.fixed} - seen:
+            continue
+        rows = covfree.summarise(method, features, labels, clients, key=KEY)
+        for each in method.rounds[: method.rounds_over_rows]:
+            own = each.own(method.params)
+            sent = state if each.broadcast is None else each.broadcast(own, state)
+            terms = each.client(own, sent, rows, CLASSES)
+            if each.fixed:
+                lost = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan, dtype=float), own)
+                chex.assert_trees_all_equal(terms, each.client(lost, sent, rows, CLASSES))
+                seen.add(each)
+            state = serve(each, own, state, as_total(terms))
+    assert len(seen) > 15
