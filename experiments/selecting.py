@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -118,7 +119,8 @@ def table(results: dict[str, list[Figures]]) -> str:
         lines.append(f"| {name} | {' | '.join(cells)} |")
     whole = np.mean(gains, 0)
     lines.append(f"| mean | | {' | '.join(f'{each:+.2f}' for each in whole[1:])} |")
-    return "\n".join(lines)
+    # Signs as they are set in text; what is rounded to 0 has none.
+    return re.sub(r"[+-](0\.0\b)", r"\1", "\n".join(lines)).replace("| -", "| −").replace("(-", "(−")
 
 
 def main() -> None:
