@@ -287,6 +287,7 @@ def test_algorithms_give_what_they_give_without_masks():
     for algorithm, rounds in (
         (as_algorithm(covfree.fedcof(0.1), num_classes=3, uploads="sums"), None),
         (as_algorithm(covfree.refined(covfree.fedcof(0.1), 2), num_classes=3, uploads="sums"), None),
+        (as_algorithm(covfree.corrected(covfree.fedcof(0.1), 2), num_classes=3, uploads="sums"), None),
         (finetune.fedavg(model, 0.1, batch_size=8), 2),
     ):
         data = (algorithm, FEATURES, LABELS, CLIENTS)
