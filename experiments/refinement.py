@@ -73,6 +73,7 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--features", type=Path, help=".npz file with features, labels and is_test")
     parser.add_argument("--speech", type=Path, help="folder of recordings digit_speaker_index.wav")
     parser.add_argument("--texts", type=Path, help="folder with data_full.json of CLINC150")
+    parser.add_argument("--sentences", type=Path, help="the same through all-MiniLM-L6-v2: covfree extract's")
 
 
 def datasets(arguments: argparse.Namespace) -> dict[str, Callable[[int], Data]]:
@@ -84,6 +85,8 @@ def datasets(arguments: argparse.Namespace) -> dict[str, Callable[[int], Data]]:
         found["speech"] = cache(lambda seed: speech(arguments.speech))
     if arguments.texts is not None:
         found["texts"] = cache(lambda seed: texts(arguments.texts))
+    if arguments.sentences is not None:
+        found["sentences"] = cache(lambda seed: stored(arguments.sentences))
     return found
 
 

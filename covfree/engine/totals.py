@@ -206,16 +206,17 @@ def with_numbers(rows: Rows, axis_name: AxisName | None = None, few: bool = Fals
 
 
 @jax.tree_util.register_static
-class _Means:
-    """Stands for the rows' means in what a compiled function returns, which would be a copy of them."""
+@dataclass(frozen=True)
+class _Kept:
+    """The structure of a state, and where its leaves are the rows' means, which would be returned as copies."""
 
-
-_MEANS = _Means()
+    structure: Any
+    places: tuple[int, ...]
 
 
 def _in_memory(
     rounds: tuple[Round, ...], params: Any, rows: Rows, how: How, state: tuple[Any, ...] = ()
-) -> tuple[Any, ...]:
+) -> tuple[list[Any], _Kept]:
     # Number clients before the rows are cut, so that parts agree on the numbers.
     rows = numbered(jax.tree.map(on_all_devices, rows), how.axis_name, few=how.few)
     # Not compiled apart, which would give other means back than those of ``rows``.
@@ -228,7 +229,9 @@ def _in_memory(
             state = jax.lax.scan(lambda state, _, once=once: (once(state), None), state, length=number)[0]
         else:
             state = through((each,) * number, params, source, state)
-    return jax.tree.map(lambda x: _MEANS if x is rows.mean else x, state)
+    leaves, structure = jax.tree.flatten(state)
+    places = tuple(place for place, leaf in enumerate(leaves) if leaf is rows.mean)
+    return [leaf for leaf in leaves if leaf is not rows.mean], _Kept(structure, places)
 
 
 def _keeps_form(function: Callable[[Any], Any], state: Any) -> bool:
@@ -261,10 +264,10 @@ def in_memory(
         guarded: whether to look for integers that jax would truncate.
     """
     run = _guarded if guarded else _compiled
-    found = run(rounds=rounds, params=params, rows=rows, how=how, state=state)
-    return jax.tree.map(
-        lambda x: jnp.asarray(rows.mean) if x is _MEANS else x, found, is_leaf=lambda x: x is _MEANS
-    )
+    leaves, kept = run(rounds=rounds, params=params, rows=rows, how=how, state=state)
+    for place in kept.places:
+        leaves.insert(place, jnp.asarray(rows.mean))
+    return jax.tree.unflatten(kept.structure, leaves)
 
 
 def check_over_rows(method: Any) -> None:

@@ -60,8 +60,8 @@ def row_law(rows: Rows, moments: Moments, variance: Scalar) -> RowLaw:
         return jax.tree.map(jnp.add, total, law(part))
 
     # In parts, as the rows' differences from their means would take as much memory as the rows.
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(law, rows))
-    return fold_parts(add, zeros, rows)
+    shapes = jax.eval_shape(lambda rows: jax.tree.leaves(law(rows)), rows)
+    return fold_parts(add, RowLaw(*(jnp.zeros(each.shape, each.dtype) for each in shapes)), rows)
 
 
 def _law_of_part(rows: Rows, *, moments: Moments, variance: Scalar) -> RowLaw:
