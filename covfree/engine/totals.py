@@ -208,7 +208,7 @@ def with_numbers(rows: Rows, axis_name: AxisName | None = None, few: bool = Fals
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class _Kept:
-    """The structure of a state, and where its leaves are the rows' means, which would be returned as copies."""
+    """The structure of a state, and the places of the rows' means in it, of which a copy would be made."""
 
     structure: Any
     places: tuple[int, ...]
