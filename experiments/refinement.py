@@ -90,6 +90,31 @@ def datasets(arguments: argparse.Namespace) -> dict[str, Callable[[int], Data]]:
     return found
 
 
+def kept_runs(
+    arguments: argparse.Namespace,
+    federations: list[Federation],
+    measure: Callable[[Data, np.ndarray], Any],
+) -> dict[str, list[Any]]:
+    """Measure what ``arguments.out``, a JSON file, lacks, and write it there as it goes.
+
+    Clients that a data set brings along are a federation of one seed.
+    """
+    results = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    for name, make in datasets(arguments).items():
+        for seed in range(arguments.seeds):
+            data = make(seed)
+            own = [Federation(None)] if data.clients is not None and seed == 0 else []
+            for federation in (*federations, *own):
+                runs = results.setdefault(f"{name}, {federation.title}", [])
+                if len(runs) <= seed:
+                    runs.append(measure(*federation.spread(data, seed)))
+                    arguments.out.write_text(json.dumps(results) + "\n")
+                    print(name, federation.title, seed, file=sys.stderr, flush=True)
+        # Of so many compiled functions a process has no room for all.
+        jax.clear_caches()
+    return results
+
+
 def measured(data: Data, clients: np.ndarray, seed: int, training: int) -> dict[str, list[Point]]:
     """Of each way its points: rounds, bytes both ways, accuracy in %."""
     train, dim, key = (data.features, data.labels, clients), data.features.shape[1], jax.random.key(seed)

@@ -12,16 +12,14 @@ it goes, goes on where it was stopped, and prints a table.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import jax
 import numpy as np
 from data_sets import Data
-from refinement import add_data_options, datasets
-from student import FEDERATIONS, Federation
+from refinement import add_data_options, kept_runs
+from student import FEDERATIONS
 
 import covfree
 from covfree.statistics.kept import kept_aside
@@ -131,20 +129,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="JSON file")
     arguments = parser.parse_args()
     covfree.limit_lapack_threads()
-    results = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    for name, make in datasets(arguments).items():
-        for seed in range(arguments.seeds):
-            data = make(seed)
-            own = [Federation(None)] if data.clients is not None and seed == 0 else []
-            for federation in (*FEDERATIONS, *own):
-                runs = results.setdefault(f"{name}, {federation.title}", [])
-                if len(runs) <= seed:
-                    runs.append(measured(*federation.spread(data, seed)))
-                    arguments.out.write_text(json.dumps(results) + "\n")
-                    print(name, federation.title, seed, flush=True)
-        # Of so many compiled functions a process has no room for all.
-        jax.clear_caches()
-    print(table(results))
+    print(table(kept_runs(arguments, FEDERATIONS, measured)))
 
 
 if __name__ == "__main__":

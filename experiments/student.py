@@ -11,14 +11,13 @@ was stopped, and prints a table: LDA's accuracy, then what each head gains, with
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 from data_sets import Data
-from refinement import Federation, add_data_options, datasets
+from refinement import Federation, add_data_options, datasets, kept_runs
 
 import covfree
 from covfree.heads import metrics
@@ -119,17 +118,7 @@ def main() -> None:
     if arguments.ranks or arguments.refined:
         (print_ranks if arguments.ranks else print_refined)(arguments)
         return
-    results = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    for seed in range(arguments.seeds):
-        for name, make in datasets(arguments).items():
-            data = make(seed)
-            own = [Federation(None)] if data.clients is not None and seed == 0 else []
-            for federation in (*FEDERATIONS, *own):
-                runs = results.setdefault(f"{name}, {federation.title}", [])
-                if len(runs) <= seed:
-                    runs.append(measured(*federation.spread(data, seed)))
-                    arguments.out.write_text(json.dumps(results) + "\n")
-    print(table(results))
+    print(table(kept_runs(arguments, FEDERATIONS, measured)))
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from covfree.core.forms import zeros_of
 from covfree.core.keys import derive
 from covfree.core.sums import Compensated
 from covfree.core.types import PRNGKey
-from covfree.engine.totals import zeros_of
 from covfree.rounds import cohort
 from covfree.rounds.algorithm import Algorithm
 from covfree.rounds.from_method import Sent

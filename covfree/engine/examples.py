@@ -15,6 +15,7 @@ from jaxtyping import Float, Integer
 from covfree.core.checks import check_example_structure
 from covfree.core.compiling import jit
 from covfree.core.doors import as_int32, consecutive, fits_int32
+from covfree.core.forms import zeros_of
 from covfree.core.gathered import Features, Gathered, blocks, is_large
 from covfree.core.padding import as_arrays, few_sizes, padded_size
 from covfree.core.sums import Compensated
@@ -22,7 +23,7 @@ from covfree.core.types import AnyArray, PRNGKey, Rows, accumulation_dtype, is_t
 from covfree.engine.parts import padded_rows
 from covfree.engine.reading import add_part, ahead
 from covfree.engine.senders import repeated
-from covfree.engine.totals import How, InMemory, with_numbers, zeros_of
+from covfree.engine.totals import How, InMemory, with_numbers
 from covfree.estimators.automatic import SAMPLE, count_keys, projections, sample_numbers
 from covfree.methods import Method
 from covfree.methods.method import check_method

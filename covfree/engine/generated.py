@@ -11,9 +11,10 @@ from jax.tree_util import Partial
 from jaxtyping import Array, Integer
 
 from covfree.core.compiling import jit
+from covfree.core.forms import zeros_of
 from covfree.core.sums import Compensated
 from covfree.core.types import Rows, is_traced
-from covfree.engine.totals import How, through, zeros_of
+from covfree.engine.totals import How, through
 from covfree.methods import Method
 from covfree.methods.rounds import Round, dense
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from covfree.core.forms import Form, forms_of
 from covfree.core.types import Rows
-from covfree.engine.totals import Form, forms_of, through
+from covfree.engine.totals import through
 from covfree.methods.method import Method
 from covfree.methods.rounds import Round, as_total, dense
 

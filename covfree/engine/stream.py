@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 
 from covfree.core.checks import check_positive, check_type
+from covfree.core.forms import Form
 from covfree.core.optional import optional
 from covfree.core.sums import Compensated
 from covfree.core.types import Rows
@@ -21,7 +22,7 @@ from covfree.engine.checkpoint import State, identity_of, load_state, save_state
 from covfree.engine.parts import FolderParts, LostMessage, Parts, TableParts
 from covfree.engine.reading import add_part, ahead
 from covfree.engine.shapes import passed
-from covfree.engine.totals import Form, How, through
+from covfree.engine.totals import How, through
 from covfree.methods import Method
 from covfree.methods.rounds import Round
 from covfree.protocol.checks import Bound, Rules

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
+from covfree.core.forms import zeros_of
 from covfree.core.sums import fold_parts
 from covfree.core.types import Moments, Rows, Scalar
 from covfree.estimators.moments import row_counts, row_labels, valid_rows
@@ -60,8 +61,7 @@ def row_law(rows: Rows, moments: Moments, variance: Scalar) -> RowLaw:
         return jax.tree.map(jnp.add, total, law(part))
 
     # In parts, as the rows' differences from their means would take as much memory as the rows.
-    shapes = jax.eval_shape(lambda rows: jax.tree.leaves(law(rows)), rows)
-    return fold_parts(add, RowLaw(*(jnp.zeros(each.shape, each.dtype) for each in shapes)), rows)
+    return fold_parts(add, zeros_of(law, rows), rows)
 
 
 def _law_of_part(rows: Rows, *, moments: Moments, variance: Scalar) -> RowLaw:

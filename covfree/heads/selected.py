@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import jax
 import numpy as np
@@ -28,14 +28,10 @@ class SelectedHead:
 
     def __call__(self, features: Float[AnyArray, "*batch dim"]) -> Float[Array, "*batch classes"]:
         """Compute the scores of the one that counts."""
-
-        def scored(head: Head, features: Any) -> jax.Array:
-            return head(features)
-
         # All branches must give one type.
         like = jax.eval_shape(lambda x: [head(x) for head in self.heads], features)
         dtype = jax.numpy.result_type(*(each.dtype for each in like))
-        branches = [lambda x, head=head: scored(head, x).astype(dtype) for head in self.heads]
+        branches = [lambda x, head=head: head(x).astype(dtype) for head in self.heads]
         return jax.lax.switch(self.index, branches, features)
 
 

@@ -46,6 +46,12 @@ def moments_of(first: Any) -> Moments:
     return first if isinstance(first, Moments) else first.moments
 
 
+def moments_in(state: Any) -> Moments | None:
+    """Find the first class moments in a server's state; None if it holds none."""
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, Moments))
+    return next((node for node in nodes if isinstance(node, Moments)), None)
+
+
 def from_means(weighting: Weighting) -> Within:
     """FedCOF's estimator: from the spread of the rows' means, K_c − 1 degrees of freedom for each class."""
     weight = bound(_class_weight, weighting=weighting)

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from covfree.core.forms import zeros_of
 from covfree.core.keys import derive
 from covfree.core.sums import Compensated
 from covfree.core.types import PRNGKey
 from covfree.engine.parts import digest
-from covfree.engine.totals import zeros_of
 from covfree.rounds import cohort
 from covfree.rounds.algorithm import Algorithm, ClientData
 from covfree.rounds.checkpoint import Mark

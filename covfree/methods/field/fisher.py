@@ -110,10 +110,8 @@ def _drawn_head(
 
 
 def _method(name: str, numbers: _Numbers, head: Bound) -> Method[LinearHead]:
-    rounds, message = (
-        phases(moments_phase, scatters_phase, fixed=True),
-        class_covariance_matrices(scatters_merge),
-    )
+    rounds = phases(moments_phase, scatters_phase, fixed=True)
+    message = class_covariance_matrices(scatters_merge)
     return Method(numbers, name, keep_examples(), rounds, _system, head, message)
 
 

@@ -19,6 +19,7 @@ from covfree.estimators.moments import centred_means
 from covfree.heads.columns import head_for_present
 from covfree.heads.corrected import CorrectedHead
 from covfree.methods.refine.descent import Descent, begin_descent, descend, last_point
+from covfree.methods.within import moments_in
 from covfree.statistics.softmax import ScaledLosses, SoftmaxSums, scaled_losses, softmax_sums
 
 # Inverse temperatures that are tried, as multiples of 1/(deviation of the scores over classes).
@@ -108,8 +109,8 @@ def _own_head(first: Any, state: tuple[Any, ...], plan: Plan) -> tuple[Any, Head
 def begin(first: Any, state: tuple[Any, ...], *, plan: Plan) -> tuple[Correction]:
     """Start from the head of the method's state."""
     system, start = _own_head(first, state, plan)
-    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, Moments))
-    moments = next(node for node in nodes if isinstance(node, Moments))
+    moments = moments_in(state)
+    assert moments is not None  # or `metric_of` would have raised
     # The automatic shrinkage takes long to compile, so it is not to be there twice.
     metric = factorise(system if plan.covariance == plan.system else plan.covariance(first, *state))
     metric = _usable(metric)

@@ -14,6 +14,7 @@ from covfree.core.sums import fold_parts
 from covfree.core.types import Head, Moments, Rows, accumulation_dtype
 from covfree.heads.selected import SelectedHead
 from covfree.methods.selecting.tracks import Running, aside
+from covfree.methods.within import moments_in
 
 By: TypeAlias = Literal["errors", "losses"]
 # No loss of an example counts more, so that one example does not decide, and sums stay finite.
@@ -99,12 +100,10 @@ def begin(params: tuple[Any, ...], running: Running, maker: Maker) -> tuple[Know
         heads.append(head)
         for place, who in enumerate(group):
             sound[who] = finite[place]
-    nodes = jax.tree.leaves(running, is_leaf=lambda node: isinstance(node, Moments))
-    moments = next((node for node in nodes if isinstance(node, Moments)), None)
     numbers = [leaf for leaf in jax.tree.leaves(heads) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     dtype = accumulation_dtype(numbers[0])
     none = Count(jnp.zeros(len(params), dtype), jnp.zeros((), dtype))
-    return (Known(moments, tuple(heads), jnp.stack(sound), none),)
+    return (Known(moments_in(running), tuple(heads), jnp.stack(sound), none),)
 
 
 def each_head(params: tuple[Any, ...], heads: tuple[Head, ...], maker: Maker) -> list[Head]:
