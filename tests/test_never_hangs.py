@@ -45,6 +45,7 @@ def test_a_batched_call_would_be_seen():
     assert wrong
 
 
+@pytest.mark.slow
 def test_no_method_makes_a_batched_call_under_vmap():
     seen, examples = 0, stress.examples(8)
     for name in ONE_SHOT:

@@ -147,6 +147,7 @@ def doubled(batch):
     return 2 * batch
 
 
+@pytest.mark.slow
 def test_extracted_shards_are_what_fit_reads(cluster, shards, examples, tmp_path, monkeypatch):
     columns = ("features", "labels", "clients")
     twofold = Extractor("twofold", examples.features.shape[1], scaled, weights="1")

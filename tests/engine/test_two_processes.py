@@ -17,6 +17,7 @@ from precision import assert_heads_close
 
 import covfree
 
+pytestmark = pytest.mark.slow
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 SIZES = {"clients": 21, "examples": 9, "classes": 4, "dim": 6}
 METHODS = {

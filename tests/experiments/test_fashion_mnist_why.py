@@ -8,6 +8,8 @@ import pytest
 
 from covfree.data import load_digits
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def federation():

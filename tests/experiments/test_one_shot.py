@@ -13,6 +13,7 @@ import pytest
 from covfree.data import load_digits
 from covfree.data.partitions import dirichlet
 
+pytestmark = pytest.mark.slow
 CLIENTS = 3
 EPOCHS = 30
 
@@ -123,7 +124,6 @@ def test_images_that_cannot_be_made_are_not_black(digits):
         distil(broken, networks, settings, digits.members, key=jax.random.key(0))
 
 
-@pytest.mark.slow
 def test_students_learn_from_the_ensemble_without_data(digits):
     from baselines import co_boosting, dense
     from baselines.distillation import Networks, distil
@@ -164,7 +164,6 @@ def test_students_learn_from_the_ensemble_without_data(digits):
             assert 0 <= float(state.weights.min()) < 1 / CLIENTS < float(state.weights.max()) <= 1
 
 
-@pytest.mark.slow
 def test_the_command_measures_goes_on_and_draws(digits, tmp_path, capsys):
     import fashion_mnist
 

@@ -54,6 +54,7 @@ def test_a_dense_layer_is_a_loop_over_clients():
     np.testing.assert_allclose(done.result.bias, bias)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [RESNET, VIT], ids=lambda spec: spec.name)
 def test_layers_of_a_network_change_by_low_rank_and_nothing_else_does(spec):
     network = backbone(spec)

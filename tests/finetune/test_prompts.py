@@ -181,6 +181,7 @@ def test_pfpt_of_a_small_type(params, data):
     assert done.history[0]["prompts"] >= 1
 
 
+@pytest.mark.slow
 def test_pfpt_keeps_the_laws_of_algorithms(data):
     flat, head = tiny("flat", depth=1), ft.random_head(8, 3, key=KEY)
     model = ft.prompt_model(flat, flat.init(KEY), head, ft.random_prompts(flat, POOL, key=KEY), top=TOP)

@@ -73,6 +73,7 @@ def test_residual_directions_are_a_start_like_any_other():
         chex.assert_trees_all_close(head, exact, rtol=1e-3, atol=1e-4 * scale)
 
 
+@pytest.mark.slow
 def test_student_heads_are_about_the_covariance_that_gives_the_linear_head():
     features = DATA[0].astype(np.float32)
     linear, exact = fit(METHOD), fit(covfree.fedcof_oracle(0.3, head="student"))

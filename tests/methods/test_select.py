@@ -249,6 +249,7 @@ def test_what_cannot_be_selected(make, message):
             covfree.select(wrong)
 
 
+@pytest.mark.slow
 def test_fixed_rounds_use_no_number():
     """Or candidates that differ in it would share the first one's terms."""
     features, labels, clients = (x[:60] for x in DATA)
