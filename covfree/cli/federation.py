@@ -27,6 +27,7 @@ from covfree.deployment import (
     Refused,
     SecureSums,
     Server,
+    Stopped,
     TooFew,
     extractor_in,
     join,
@@ -37,6 +38,7 @@ from covfree.deployment import (
     public_key,
     read_site,
     serve,
+    stopping,
 )
 from covfree.deployment.description import SERVER
 from covfree.deployment.envelope import unseal, write
@@ -54,8 +56,8 @@ from covfree.studies.progress import say
 app = typer.Typer(
     help="A federation between machines that share a folder: docs/deployment.md.", no_args_is_help=True
 )
-# A round closed with too few answers, or nothing came for too long.
-_TOO_FEW = 3
+# There is no head yet; the message says why.
+_NO_HEAD = 3
 
 Part = TypeVar("Part", SecureSums, PrivateSums)
 Shared = Annotated[Path, typer.Argument(help="The shared folder.")]
@@ -192,7 +194,8 @@ def serve_command(
 ) -> None:
     """Run the rounds until there is a head. Killed and started again, it goes on where it was.
 
-    The exit code is 3 if a round closed with too few answers; the same command opens it again.
+    The exit code is 3 if a round closed with too few answers, or covfree federation stop was called; the same
+    command opens it again. Sites are told, and end with exit code 3 too.
 
     Example:
       covfree federation serve shared --key server.key --state server --out head.npz
@@ -204,9 +207,9 @@ def serve_command(
     with Server(own, state, load_key(key), algorithm=algorithm) as server:
         try:
             serve(server, folder, lambda head: _head_file(head, own), poll=poll, say=say)
-        except TooFew as error:
+        except (TooFew, Stopped) as error:
             say(str(error))
-            raise typer.Exit(_TOO_FEW) from None
+            raise typer.Exit(_NO_HEAD) from None
         write(out, _head_file(server.result, own))
     say(f"wrote {out}")
 
@@ -237,7 +240,8 @@ def join_command(
     """Take part: check the folder's description, compute features, answer each round, get the head.
 
     Killed and started again, it goes on where it was. The exit code is 2 if your data or its features are not
-    as the description says, 3 if nothing came for --wait minutes.
+    as the description says, 3 if the server stopped before there was a head, or nothing came for --wait
+    minutes.
 
     Example:
       covfree federation join shared --key berlin.key --images photos --state berlin --out head.npz
@@ -273,11 +277,31 @@ def join_command(
             say(_promised(description.promise))
         try:
             content, stopped = join(client, folder, poll=poll, wait=wait and 60 * wait, say=say)
-        except TooFew as error:
+        except (TooFew, Stopped) as error:
+            if isinstance(error, Stopped):
+                say("the server stopped; the same command goes on once it does")
             say(str(error))
-            raise typer.Exit(_TOO_FEW) from None
+            raise typer.Exit(_NO_HEAD) from None
     write(out, content)
     say(f"wrote {out}" if stopped is None else f"wrote {out}; the federation stopped early: {stopped}")
+
+
+@app.command("stop")
+def stop_command(
+    shared: Shared,
+    key: Annotated[Path, typer.Option(help="The server's private key.")],
+    reason: Annotated[str, typer.Option(help="What the server and all sites are told.")],
+) -> None:
+    """End the server and all sites before there is a head; serve opens the round again.
+
+    Example:
+      covfree federation stop shared --key server.key --reason "oslo has the wrong photos"
+    """
+    folder, private = Folder(shared), load_key(key)
+    if public_key(private) != folder.description.server:
+        raise ValueError(f"--key: expected the server's private key, got another in {key}")
+    write(folder.stop, stopping(folder.description, private, reason))
+    say(f"wrote {folder.stop}")
 
 
 @app.command("status")
@@ -295,16 +319,21 @@ def status_command(shared: Shared) -> None:
         unseal(folder.read(folder.end), {SERVER: own.server})
         print("ended")
         return
+    try:
+        folder.check_stop()
+    except Stopped as error:
+        print(f"stopped: {error}")
+        raise typer.Exit(_NO_HEAD) from None
     opened = folder.asked()
     if opened is None:
         print("no round is open yet")
-        raise typer.Exit(_TOO_FEW)
+        raise typer.Exit(_NO_HEAD)
     turn, expires = opened.about["turn"], opened.about["expires"]
     print(f"{own.named(turn)} is open" + ("" if expires is None else f" until {clock(expires)}"))
     for site in own.sites:
         reason = opened.about["left_out"].get(site)
         print(f"  {site}: {_answered(folder, turn, site) if reason is None else f'left out: {reason}'}")
-    raise typer.Exit(_TOO_FEW)
+    raise typer.Exit(_NO_HEAD)
 
 
 def _public_keys(folder: Path, server: str) -> dict[str, str]:

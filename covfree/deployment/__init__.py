@@ -4,7 +4,9 @@ from covfree.deployment.client import Client as Client
 from covfree.deployment.description import Description as Description
 from covfree.deployment.description import differences as differences
 from covfree.deployment.door import Receipt as Receipt
+from covfree.deployment.door import Stopped as Stopped
 from covfree.deployment.door import TooFew as TooFew
+from covfree.deployment.door import stopping as stopping
 from covfree.deployment.envelope import Refused as Refused
 from covfree.deployment.envelope import load_key as load_key
 from covfree.deployment.envelope import new_key as new_key

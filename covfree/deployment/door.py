@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from covfree.core.types import Message
-from covfree.deployment.description import Description, differences
-from covfree.deployment.envelope import Refused
+from covfree.deployment.description import SERVER, Description, differences
+from covfree.deployment.envelope import Refused, seal, unseal
 from covfree.protocol.checks import Rules
 from covfree.protocol.door import check_messages
 from covfree.rounds.algorithm import Algorithm
@@ -15,6 +15,10 @@ from covfree.rounds.algorithm import Algorithm
 
 class TooFew(RuntimeError):
     """A round closed with fewer answers than the federation asks for; `Server.open` opens it again."""
+
+
+class Stopped(RuntimeError):
+    """The server stopped before there was a result, and left the reason; it may go on where it was."""
 
 
 class Receipt(NamedTuple):
@@ -46,6 +50,26 @@ def check_answer(about: Mapping[str, Any], description: Description) -> None:
     examples, most = about.get("examples"), description.max_examples
     if type(examples) is not int or not 0 <= examples <= most:
         raise Refused(f"examples: expected at most {most}, got {examples!r}", about["sender"])
+
+
+def stopping(description: Description, key: Any, reason: str) -> bytes:
+    """The server's message that the federation stops before its end, and why.
+
+    Args:
+        description: the federation.
+        key: the server's private key.
+        reason: what the server, if it runs, and all sites are told.
+    """
+    about = {"kind": "stop", "sender": SERVER, "federation": description.identity, "reason": reason}
+    return seal(key, about, {})
+
+
+def stop_reason(data: bytes, description: Description) -> str:
+    """Read the message of `stopping`, or raise `Refused` if it is another."""
+    about, _ = unseal(data, {SERVER: description.server})
+    if (about.get("kind"), about.get("federation")) != ("stop", description.identity):
+        raise Refused("message: expected that this federation stops", SERVER)
+    return str(about.get("reason"))
 
 
 class _Messages(Mapping[str, Message]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from os import PathLike
@@ -14,7 +14,7 @@ from typing import Any
 from covfree.core.atomic import is_temporary
 from covfree.deployment.client import Client
 from covfree.deployment.description import SERVER, Description
-from covfree.deployment.door import TooFew
+from covfree.deployment.door import Stopped, TooFew, stop_reason
 from covfree.deployment.envelope import Opened, Refused, unseal, write
 from covfree.deployment.machine import SUFFIX
 from covfree.deployment.server import Server
@@ -27,8 +27,9 @@ class Folder:
     """The layout of a shared folder, in which every file is there as a whole or not at all.
 
     ``federation.json`` is the description; ``asks/`` has the server's broadcasts, one for each round,
-    ``answers/`` a folder for each round with a file of each site, ``end.message`` the last broadcast. What
-    others wrote is read without following links, up to the description's ``max_bytes``.
+    ``answers/`` a folder for each round with a file of each site, ``end.message`` the last broadcast,
+    ``stop.message`` why the server stopped before it. What others wrote is read without following links, up
+    to the description's ``max_bytes``.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
@@ -56,6 +57,17 @@ class Folder:
     def end(self) -> Path:
         """The file of the last broadcast."""
         return self.path / f"end{SUFFIX}"
+
+    def check_stop(self) -> None:
+        """Raise `Stopped` with the reason if the server has stopped."""
+        with suppress(OSError, Refused):
+            reason = stop_reason(self.read(self.stop), self.description)
+            raise Stopped(reason)
+
+    @property
+    def stop(self) -> Path:
+        """The file of `stopping`."""
+        return self.path / f"stop{SUFFIX}"
 
     def put(self, path: Path, data: bytes) -> None:
         """Write a file, unless it holds these bytes already."""
@@ -90,21 +102,10 @@ class Folder:
 
     def asked(self) -> Opened | None:
         """The broadcast of the latest round that the server signed; None if there is none."""
-        for data in self.asks():
-            try:
-                return unseal(data, {SERVER: self.description.server})
-            except Refused:
-                continue
+        for path in reversed(_new(self.path / "asks", {})):
+            with suppress(OSError, Refused):
+                return unseal(self.read(path), {SERVER: self.description.server})
         return None
-
-    def asks(self) -> Iterator[bytes]:
-        """Broadcasts, that of the latest round first; their signatures are not checked."""
-        for path in sorted((self.path / "asks").glob(f"*{SUFFIX}"), reverse=True):
-            if not is_temporary(path.name):
-                try:
-                    yield self.read(path)
-                except (OSError, Refused):
-                    continue
 
 
 def serve(
@@ -124,9 +125,27 @@ def serve(
         poll: seconds between two looks into the folder.
         say: is told what happens, a line at a time.
 
+    Sites that wait are told if the server stops by an error. A process that is killed tells nobody, as it
+    is to be started again.
+
     Raises:
         TooFew: if a round closed with too few answers; another call opens it again.
+        Stopped: if the message of `stopping` came meanwhile.
     """
+    folder.stop.unlink(missing_ok=True)
+    try:
+        _serve(server, folder, file_of, poll, say)
+    except Stopped:
+        raise
+    except Exception as error:
+        with suppress(OSError):
+            folder.put(folder.stop, server.stop(str(error) or type(error).__name__))
+        raise
+
+
+def _serve(
+    server: Server, folder: Folder, file_of: Callable[[Any], bytes], poll: float | int, say: Say
+) -> None:
     seen = dict[str, tuple[int, int, int]]()
     sites, named = server.description.sites, server.description.named
     while not server.finished:
@@ -137,10 +156,13 @@ def serve(
             until = "all sites answer" if server.expires is None else clock(server.expires)
             say(f"{named(turn)} is open until {until}")
             while True:
-                for path in _new(folder, turn, seen):
-                    _take(server, folder, path, say)
+                # A late answer to the round before is told that it is late.
+                for number in (turn - 1, turn):
+                    for path in _new(folder.answers(number), seen):
+                        _take(server, folder, path, say)
                 if not server.missing or server.is_over:
                     break
+                folder.check_stop()
                 time.sleep(poll)
             server.close()
         done = server.history[-1]
@@ -164,24 +186,24 @@ def _closes(server: Server) -> bool:
     return True
 
 
-def _new(folder: Folder, turn: int, seen: dict[str, tuple[int, int, int]]) -> Iterator[Path]:
-    """Files of this round and the one before that were not looked at, or have changed since."""
-    for number in (turn - 1, turn):
-        where = folder.answers(number)
-        if number < 0 or not where.is_dir():
-            continue
-        with os.scandir(where) as entries:
-            for entry in sorted(entries, key=lambda entry: entry.name):
-                if not entry.name.endswith(SUFFIX) or is_temporary(entry.name):
-                    continue
-                try:
-                    status = entry.stat(follow_symlinks=False)
-                except OSError:  # It is gone.
-                    continue
-                mark = status.st_ino, status.st_size, status.st_mtime_ns
-                if seen.get(entry.path) != mark:
-                    seen[entry.path] = mark
-                    yield Path(entry.path)
+def _new(where: Path, seen: dict[str, tuple[int, int, int]]) -> list[Path]:
+    """A folder's files that were not looked at, or have changed since, by their names."""
+    found = list[Path]()
+    if not where.is_dir():
+        return found
+    with os.scandir(where) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            if not entry.name.endswith(SUFFIX) or is_temporary(entry.name):
+                continue
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except OSError:  # It is gone.
+                continue
+            mark = status.st_ino, status.st_size, status.st_mtime_ns
+            if seen.get(entry.path) != mark:
+                seen[entry.path] = mark
+                found.append(Path(entry.path))
+    return found
 
 
 def _take(server: Server, folder: Folder, path: Path, say: Say) -> None:
@@ -219,25 +241,29 @@ def join(
 
     Raises:
         TooFew: if nothing came for so long.
+        Stopped: if the server stopped before there was a result; another call goes on once it does.
     """
-    heard, last, told = time.monotonic(), b"", set[str]()
+    heard, seen, told = time.monotonic(), dict[str, tuple[int, int, int]](), set[str]()
     while True:
         if folder.end.exists():
             try:
                 return client.finish(folder.read(folder.end))
             except (Refused, OSError) as error:
                 _tell(f"{folder.end.name}: {error}", told, say)
-        for data in folder.asks():
-            if data == last:
-                break
+        folder.check_stop()
+        # The latest first: once it is answered, those before it are over.
+        for path in reversed(_new(folder.path / "asks", seen)):
             try:
-                answer = client.answer(data)
+                answer = client.answer(folder.read(path))
             except Refused as error:
                 _tell(f"a broadcast was refused: {error}", told, say)
                 continue
+            except OSError:  # It is looked at again.
+                del seen[str(path)]
+                continue
             folder.put(folder.answers(client.turn) / f"{client.site}{SUFFIX}", answer)
             say(f"{folder.description.named(client.turn)} answered, {len(answer):,} bytes")
-            heard, last = time.monotonic(), data
+            heard = time.monotonic()
             break
         if wait is not None and time.monotonic() - heard > wait:
             raise TooFew(f"expected a broadcast within {wait:g} s, got none")

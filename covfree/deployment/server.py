@@ -16,7 +16,7 @@ import numpy as np
 from covfree.core.atomic import remove_abandoned
 from covfree.core.types import Message
 from covfree.deployment.description import SERVER, Description
-from covfree.deployment.door import Receipt, TooFew, check_answer, judge
+from covfree.deployment.door import Receipt, TooFew, check_answer, judge, stopping
 from covfree.deployment.envelope import Opened, Refused, public_key, seal, unseal, write
 from covfree.deployment.machine import SUFFIX, Machine, unflattened
 from covfree.deployment.steps import Steps, Upload
@@ -278,6 +278,10 @@ class Server(Machine):
         """The last broadcast: it tells sites that all is done, and brings them a file, such as the head's."""
         about = {**self._about("end", None), "stopped": self.stopped, "nonce": ""}
         return seal(self._key, about, {"file": np.frombuffer(content, np.uint8)})
+
+    def stop(self, reason: str) -> bytes:
+        """The message that tells sites that the federation stops before its end, and why."""
+        return stopping(self.description, self._key, reason)
 
     def _about(self, kind: str, expires: float | None) -> dict[str, Any]:
         return {
