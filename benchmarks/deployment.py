@@ -5,14 +5,16 @@ after the other, on folders of their own. They exchange signed bytes, and all th
 disk. Sites have 100 examples of 20 classes and 512 features, and train a head by FedAdam; the third round is
 measured, in which nothing is compiled. 10,000 sites send means of 4 classes of 64 features once.
 
-Then the same rounds in processes over a shared folder: one for the server and one for each of 3 sites; 10
-that share 30 or 300 sites, whose own processes would not fit into memory.
+Then the same rounds in processes over a shared folder, one for the server and one for each site, as the
+commands run them. 30 sites live at once; 300 do not fit into memory. Of 300 each process starts, answers the
+round, and is killed to make room for the next, so that the round has 300 starts in it.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -26,14 +28,14 @@ import jax
 import numpy as np
 from common import machine, write
 
-from covfree.deployment import Client, Description, Folder, Server, load_key, new_key, serve
+from covfree.deployment import Client, Description, Folder, Server, join, load_key, new_key, serve
 from covfree.deployment.envelope import seal, unseal
 from covfree.deployment.steps import Steps
 
 SITES = (3, 30, 300)
 MANY = 10_000
-# Of sites, and seconds between two looks into the folder.
-PROCESSES, POLL = 10, 0.05
+# Processes of sites at once, and seconds between two looks into the folder.
+PLACES, POLL = 30, 0.1
 
 
 def description(
@@ -97,56 +99,85 @@ def rounds(sites: int) -> dict[str, Any]:
         return {"sites": sites, **watch.seconds, "up": last["bytes_up"], "down": last["bytes_down"]}
 
 
-def take_part(folder: Path, names: list[str]) -> None:
-    """Answer all rounds for some sites, as `covfree.deployment.join` does for one."""
+def take_part(folder: Path, name: str) -> None:
+    """A site's process: join the federation until it ends, or somebody kills it."""
     shared = Folder(folder / "shared")
-    with ExitStack() as stack:
-        own, clients = shared.description, list[Client]()
-        for name in names:
-            key, data = load_key(folder / f"{name}.key"), examples(list(own.sites).index(name), 20, 512)
-            clients.append(stack.enter_context(Client(own, name, folder / name, key, *data)))
-        last = -1
-        while not shared.end.exists():
-            asked = next(shared.asks(), None)
-            if asked is None or (turn := unseal(asked, {"server": own.server}).about["turn"]) == last:
-                time.sleep(POLL)
-                continue
-            for client in clients:
-                shared.put(shared.answers(turn) / f"{client.site}.message", client.answer(asked))
-            last = turn
+    own, key = shared.description, load_key(folder / f"{name}.key")
+    with Client(own, name, folder / name, key, *examples(list(own.sites).index(name), 20, 512)) as client:
+        join(client, shared, poll=POLL, say=lambda _: None)
+
+
+class Processes:
+    """Processes of sites, as many at once as there are places; the next starts where one has answered."""
+
+    def __init__(self, folder: Path, names: list[str]) -> None:
+        self.folder, self.waiting, self.alive = folder, names, dict[str, subprocess.Popen[bytes]]()
+        while self.waiting and len(self.alive) < PLACES:
+            self._start()
+
+    def _start(self) -> None:
+        name = self.waiting.pop(0)
+        command = [sys.executable, __file__, "--folder", str(self.folder), "--site", name]
+        # One thread each; what one has compiled, the others take.
+        more = {
+            "OPENBLAS_NUM_THREADS": "1",
+            "JAX_COMPILATION_CACHE_DIR": str(self.folder / "compiled"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        }
+        self.alive[name] = subprocess.Popen(command, env={**os.environ, **more})
+
+    def answered(self, name: str) -> None:
+        """Kill a site that has answered if another waits for its place."""
+        if self.waiting:
+            process = self.alive.pop(name)
+            process.kill()
+            process.wait()
+            self._start()
+
+    def end(self) -> None:
+        """Wait for those that were not killed."""
+        if codes := [code for process in self.alive.values() if (code := process.wait())]:
+            raise RuntimeError(f"processes ended with {codes}")
 
 
 def processes(sites: int) -> dict[str, Any]:
-    """The last of three rounds between processes that share a folder."""
+    """The last round between processes that share a folder: one for the server and one for each site."""
     with tempfile.TemporaryDirectory() as temporary:
-        folder, times = Path(temporary), dict[str, float]()
+        folder, times, load = Path(temporary), dict[str, float](), os.getloadavg()[0]
         (folder / "shared").mkdir()
-        own = description(folder, sites, "fedadam", 20, 512, rounds=3)
+        # Where places are changed, every round has all starts in it, so that one is like all.
+        last = 3 if sites <= PLACES else 1
+        own = description(folder, sites, "fedadam", 20, 512, rounds=last)
         own.save(folder / "shared" / "federation.json")
-        parts = np.array_split(list(own.sites), min(sites, PROCESSES))
-        command = [sys.executable, __file__, "--folder", str(folder), "--sites"]
-        started = [subprocess.Popen([*command, ",".join(part)]) for part in parts]
-        server = Server(own, folder / "server", load_key(folder / "server.key"))
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        with Server(own, folder / "server", load_key(folder / "server.key")) as server:
+            server.open()  # The server compiles before the clock runs.
+            started = Processes(folder, list(own.sites))
 
-        def say(text: str) -> None:
-            if text.startswith("round 3 of 3"):
-                times["opened" if "is open" in text else "closed"] = time.perf_counter()
-            elif len(server.taken) == sites and server.turn == 2:
-                times["all answered"] = time.perf_counter()
+            def say(text: str) -> None:
+                if text.startswith(f"round {last} of {last}"):
+                    which = "opened" if "is open" in text else "closed"
+                    times[which], times[f"{which}, CPU"] = time.perf_counter(), time.process_time()
+                elif text.startswith("site "):
+                    if len(server.taken) == sites:
+                        times["all answered"] = time.perf_counter()
+                    started.answered(text.split()[1])
 
-        with server:
             serve(server, Folder(folder / "shared"), lambda head: b"head", poll=POLL, say=say)
-            last = server.history[-1]
-        if codes := [process.wait() for process in started if process.wait()]:
-            raise RuntimeError(f"processes ended with {codes}")
+            started.end()
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            done = server.history[-1]
         return {
             "sites": sites,
-            "processes": 1 + len(parts),
+            "at once": min(sites, PLACES),
+            "rounds": last,
             "round": times["closed"] - times["opened"],
             "until all answered": times["all answered"] - times["opened"],
-            "up": last["bytes_up"],
-            "down": last["bytes_down"],
-            "load": os.getloadavg()[0],
+            "server, CPU": times["closed, CPU"] - times["opened, CPU"],
+            "sites, CPU of all rounds": sum(after[:2]) - sum(before[:2]),
+            "up": done["bytes_up"],
+            "down": done["bytes_down"],
+            "load": load,
         }
 
 
@@ -181,13 +212,15 @@ def main() -> None:
     """Measure, print, and write the file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--folder", type=Path, help="of a process that is started for some sites")
-    parser.add_argument("--sites", help="their names")
+    parser.add_argument("--folder", type=Path, help="of a process that is started for a site")
+    parser.add_argument("--site", help="its name")
+    parser.add_argument("--processes", type=int, help="measure this number of sites in processes alone")
     chosen = parser.parse_args()
     if chosen.folder is not None:
-        return take_part(chosen.folder, chosen.sites.split(","))
+        return take_part(chosen.folder, chosen.site)
     out, runs = chosen.out, []
-    for run in (*(partial(rounds, n) for n in SITES), many, *(partial(processes, n) for n in SITES)):
+    alone = (*(partial(rounds, n) for n in SITES), many, *(partial(processes, n) for n in SITES))
+    for run in alone if chosen.processes is None else (partial(processes, chosen.processes),):
         runs.append(run())
         print({name: round(value, 4) for name, value in runs[-1].items()}, flush=True)
     if out is not None:
