@@ -32,10 +32,12 @@ from covfree.cli.options import (
 )
 from covfree.core.gathered import Features
 from covfree.data import FeatureSet
+from covfree.engine.batch import state_of
 from covfree.heads import metrics
 from covfree.heads.file import SavedHead
 from covfree.methods import registry
 from covfree.studies.federation import left_out
+from covfree.studies.known import JOINT
 from covfree.studies.origin import origin_of, says_enough, seen_in_training
 from covfree.studies.predictions import scores_of
 from covfree.studies.progress import say
@@ -89,7 +91,8 @@ def fit_command(
     check_file("out", out, ".npz", (dataset, test_file, images, weights))
     if out.exists() and not overwrite:
         raise ValueError(f"--out: {out} is there; --overwrite replaces it, or give another file")
-    (chosen,) = (variant.method for variant in variants_of(method, option="method").values())
+    ((name, variant),) = variants_of(method, option="method").items()
+    chosen = variant.method
     source = source_of(dataset, test_file, images, backbone, weights)
     federation = federation_of(source.outline, clients, partition, alpha)
     assigned(federation, source.outline, seed)
@@ -99,7 +102,11 @@ def fit_command(
         print(f"covfree: {data.name}: {text}", file=sys.stderr)
     train = data.train_features, data.train_labels
     key = jax.random.key(seed)
-    head: Any = covfree.fit(chosen, *train, owners, num_classes=classes, key=key)
+    state = state_of(chosen, *train, owners, classes, key)
+    head: Any = covfree.solve_totals(chosen, *state)
+    told = {} if chosen.report is None else chosen.report(chosen.params, state)
+    if "taken" in told:
+        print(f"covfree: clients took {name.split(JOINT)[int(told['taken'])]}", file=sys.stderr)
     if calibrate:
         kept = np.where(owners >= 0, data.train_labels, -1)
         try:

@@ -172,12 +172,9 @@ def finite(head: AnyHead) -> AnyHead:
 
 def _all_finite(leaves: list[Any]) -> Any:
     """Whether all numbers are finite: on CPUs by NumPy, which compiles nothing, elsewhere on the device."""
-    near = all(not isinstance(leaf, jax.Array) or _is_near(leaf) for leaf in leaves)
+    arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+    near = all(x.is_fully_addressable and next(iter(x.devices())).platform == "cpu" for x in arrays)
     return all(np.isfinite(leaf).all() for leaf in leaves) if near else _finite_on_device(leaves)
-
-
-def _is_near(array: jax.Array) -> bool:
-    return array.is_fully_addressable and next(iter(array.devices())).platform == "cpu"
 
 
 @jit

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from covfree.core.checks import check, check_positive, check_row_structure, num_classes_of
+from covfree.core.checks import check, check_integer, check_row_structure, num_classes_of
 from covfree.core.compiling import jit
 from covfree.core.doors import as_array, as_int32, finite
 from covfree.core.gathered import is_large
@@ -257,9 +257,21 @@ def fit(
     >>> head(features).argmax(-1)
     Array([0, 0, 1, 1], dtype=int32)
     """
+    return solve_totals(method, *state_of(method, features, labels, clients, num_classes, key))
+
+
+def state_of(
+    method: Method[Any],
+    features: Any,
+    labels: Any,
+    clients: Any,
+    num_classes: int | None = None,
+    key: PRNGKey | None = None,
+) -> tuple[Any, ...]:
+    """Check the arguments of `fit`, and run the method's rounds: the state that `fit` solves for the head."""
     check_method(method)
     if num_classes is not None:
-        check_positive("num_classes", num_classes)
+        check_integer("num_classes", num_classes, 1)
     if clients is None:
         raise TypeError("clients: expected integers, one for each example, got None")
     check_key(key)
@@ -289,11 +301,11 @@ def fit(
         source = over_rows(method, features, labels, clients, how, key)
         state = through(method.rounds[:first], method.params, source)
         source = over_examples(method, features, labels, clients, how)
-        return solve_totals(method, *through(method.rounds[first:], method.params, source, state))
+        return through(method.rounds[first:], method.params, source, state)
     features, labels = as_array(features), as_int32("labels", labels)
     rows = summarise(method, features, labels, clients, key=key)
     state = in_memory(method.rounds[:first], method.params, rows, how)
     if first < len(method.rounds):
         examples = examples_of(method, features, jnp.where(as_array(clients >= 0), labels, -1))
         state = in_memory(method.rounds[first:], method.params, examples, how, state)
-    return solve_totals(method, *state)
+    return state

@@ -11,11 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from covfree.core.checks import check_above_zero
 from covfree.core.keys import derive
 from covfree.core.linalg import Scatter
-from covfree.core.types import AnyArray, H, Head, Message, Rows, is_traced
+from covfree.core.types import AnyArray, H, Head, LinearHead, Message, Rows, Scalar, is_traced
+from covfree.heads.temperature import with_temperature
 from covfree.methods.message_form import MessageForm
-from covfree.methods.rounds import Round
+from covfree.methods.rounds import Round, bound
 from covfree.methods.summaries import Summary
 from covfree.statistics.feature_maps import FeatureMap
 from covfree.statistics.transforms import Transform
@@ -195,6 +197,25 @@ class Method(Generic[H]):
             if not callable(transform):
                 raise TypeError(f"transforms: expected transforms of rows, got {transform!r}")
         return replace(self, transforms=(*self.transforms, *transforms))
+
+    def with_temperature(self, temperature: Scalar) -> Method[H]:
+        """Return the method with its head's scores divided by T, as a candidate of `covfree.select`.
+
+        Args:
+            temperature: T above 0; `calibrate_temperature` finds the best one on examples.
+
+        >>> import covfree
+        >>> softer = [covfree.fedcof().with_temperature(T) for T in (0.5, 1.0, 2.0, 4.0)]
+        >>> method = covfree.select(softer, by="losses")
+        """
+        check_above_zero("temperature", temperature)
+        return replace(self, head=bound(_tempered, head=self.head, temperature=temperature))
+
+
+def _tempered(
+    params: Any, system: Any, *state: Any, head: Callable[..., Any], temperature: Scalar
+) -> LinearHead:
+    return with_temperature(head(params, system, *state), temperature)
 
 
 def _settings(feature_map: Any) -> list[str]:

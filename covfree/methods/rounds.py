@@ -123,7 +123,8 @@ def dense(terms: Any) -> Any:
         if isinstance(term, Table):
             raise ValueError(
                 "method: expected one with totals of fixed size, got one that keeps all rows; hold them in "
-                "memory and call solve_rows (or give a Student head a rank=: covfree.student(rank=16))"
+                "memory and call solve_rows, or give each Student head, also among candidates of select, a "
+                "rank: covfree.student(rank=16)"
             )
         return Scatter.from_matrix(symmetric_product(term.value)) if isinstance(term, Factor) else term
 

@@ -32,6 +32,7 @@ class _Solved(NamedTuple):
     rows: int
     client_seconds: float
     server_seconds: float
+    taken: int | None
 
 
 def run_method(
@@ -60,6 +61,7 @@ def run_method(
         client_flops=covfree.client_flops(method, *sizes, dim=dim),
         client_seconds=solved.client_seconds,
         server_seconds=solved.server_seconds,
+        taken=solved.taken,
         figures=measured,
         predictions=counted,
     )
@@ -116,7 +118,9 @@ def _solved(method: Method, task: Task) -> _Solved:
         before = covfree.sent_bytes(own, *sizes, dim=features.shape[1])
         made = covfree.message_bytes(Message(source.rows))
         sent = made._replace(statistics=made.statistics + sent.statistics - before.statistics)
-    return _Solved(head, sent, source.num_rows, seconds["clients"], seconds["server"])
+    told = {} if method.report is None else method.report(method.params, state)
+    taken = int(told["taken"]) if "taken" in told else None
+    return _Solved(head, sent, source.num_rows, seconds["clients"], seconds["server"], taken)
 
 
 def _measured(

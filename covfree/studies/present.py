@@ -34,7 +34,7 @@ def present(
     lost = _left_out(results)
     title = _several(study, lost) if several else _one(study, [run.left_out for run in runs])
     table = accuracy_table(results) if several else report.table(results)
-    below = report.names(results)
+    below = "\n".join(report.notes(results))
     show(form, title, table, report.records(results), content, lost, below)
     for cell, error in study.failed.items():
         say(f"{study.name(cell)}: failed, and is left out: {error}")

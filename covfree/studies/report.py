@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import jax
 import numpy as np
 
 import covfree
+from covfree.studies.known import JOINT
 from covfree.studies.result import Result, Run
 from covfree.studies.table import Cell, Table, as_bytes, as_flops, as_seconds, percent
 
@@ -174,6 +176,7 @@ def _run(run: Run) -> dict[str, Any]:
         "server_seconds": run.server_seconds,
     }
     record |= {name: _finite(figure) for name, figure in run.figures.items()}
+    record |= {} if run.taken is None else {"taken": _taken(run)}
     return record | ({"left_out": run.left_out._asdict()} if any(run.left_out) else {})
 
 
@@ -198,11 +201,25 @@ def _trained_run(run: Run) -> dict[str, Any]:
     }
 
 
-def names(results: Sequence[Result]) -> str:
-    """Say which names `--methods` has for the titles in the table."""
+def notes(results: Sequence[Result]) -> list[str]:
+    """Say what clients chose, and which names `--methods` has for the titles in the table."""
+    lines = []
+    for method in dict.fromkeys(result.method for result in results if JOINT in result.method):
+        runs = [run for result in results if result.method == method for run in result.runs]
+        counts = Counter(map(_taken, runs))
+        shown = [f"{name} {counts[name]}" for name in method.split(JOINT)]
+        lines.append(f"How often clients took each method, of {len(runs)}: {', '.join(shown)}.")
     called = dict.fromkeys((result.method, result.title) for result in results)
-    shown = [f"{name} is {title}" for name, title in called if name != title.lower()]
-    return f"On the command line {'; '.join(shown)}." if shown and not is_trained(results) else ""
+    # The titles of choices are made of names.
+    named = [f"{name} is {title}" for name, title in called if JOINT not in name and name != title.lower()]
+    if named and not is_trained(results):
+        lines.append(f"On the command line {'; '.join(named)}.")
+    return lines
+
+
+def _taken(run: Run) -> str:
+    """Name the method that clients took."""
+    return run.method.split(JOINT)[run.taken or 0]
 
 
 def _more(result: Result) -> list[str]:

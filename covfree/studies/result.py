@@ -54,6 +54,7 @@ class Run:
         rates: the learning rates of the clients and the server.
         tried: the rates that were tried on clients set aside; None without tuning.
         diverged: the round whose state was not finite and was undone; None if there was none.
+        taken: where clients chose among methods (`covfree.select`), the place of the one that they took.
     """
 
     method: str
@@ -75,6 +76,7 @@ class Run:
     rates: tuple[float, float] | None = None
     tried: list[Record] | None = None
     diverged: int | None = None
+    taken: int | None = None
 
     @property
     def evaluated(self) -> list[Record]:
@@ -217,6 +219,8 @@ class RunFile:
         record = {**asdict(run), "sent": run.sent._asdict(), "fingerprint": method}
         for name in ("history", "rates", "tried", "diverged"):
             del record[name]
+        if run.taken is None:
+            del record["taken"]
         if run.predictions is None:
             del record["predictions"]
         else:

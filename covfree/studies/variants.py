@@ -52,15 +52,16 @@ def variants(names: Iterable[str], numbers: Mapping[str, Sequence[Any]] | None =
     found = _single(plain, numbers) if plain or not names else {}
     for name in names:
         if JOINT in name:
-            if name in found:
+            choice = chosen_of(_single(name.split(JOINT), {} if plain else numbers))
+            if choice.keys() & found:
                 raise ValueError(f"methods: expected different names, got {name} twice")
-            found |= chosen_of(_single(name.split(JOINT), {} if plain else numbers), name)
+            found |= choice
     return found
 
 
-def chosen_of(variants: Mapping[str, Variant], name: str | None = None) -> dict[str, Variant]:
-    """Make the method of which clients choose among others, by its name."""
-    name = JOINT.join(variants) if name is None else name
+def chosen_of(variants: Mapping[str, Variant]) -> dict[str, Variant]:
+    """Make the method that clients choose among others, under the names of all."""
+    name = JOINT.join(variants)
     try:
         method = select([each.method for each in variants.values()])
     except ValueError as error:

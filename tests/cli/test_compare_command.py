@@ -608,8 +608,17 @@ def test_what_clients_choose(cli, tmp_path):
     assert chosen["accuracy_mean"] > min(found[name]["accuracy_mean"] for name in own) + 0.02
     # Six clients' counts of three heads, and their numbers of examples.
     assert chosen["bytes_up"] == found["fedncm"]["bytes_up"] + 6 * 4 * 4
-    same = results(cli(*small, "fedncm-or-fedcof", *numbers))["fedncm-or-fedcof"]
-    assert same["accuracy_mean"] == chosen["accuracy_mean"]
+    (run,) = chosen["runs"]
+    assert found[run["taken"]]["accuracy_mean"] == pytest.approx(best, abs=0.02)
+    names = "--methods", "fedncm,fedcof", *numbers, "--select", "--out", str(tmp_path / "runs"), "--resume"
+    shown = " ".join(cli(*small[:-3], *names).out.split())
+    counts = ", ".join(f"{name} {int(name == run['taken'])}" for name in own)
+    assert f"How often clients took each method, of 1: {counts}." in shown
+    (same,) = results(cli(*small, "fedncm-or-fedcof", *numbers)).values()
+    assert (same["method"], same["accuracy_mean"]) == (chosen["method"], chosen["accuracy_mean"])
+    head = tmp_path / "head.npz"
+    fitted = cli("fit", *small[1:5], "--method", "fedncm-or-fedcof", "--out", head)
+    assert "covfree: clients took fedcof\n" in fitted.err
     outcome = cli(*small, "fedncm,fed3r", "--select")
     assert outcome.code == 2
     assert (

@@ -87,6 +87,19 @@ def test_it_is_brute_force(candidates, by, monkeypatch):
     chex.assert_trees_all_close(fit(method), heads[taken], rtol=1e-3, atol=1e-3)
 
 
+def test_temperatures_by_losses():
+    candidates = [covfree.fedcof(0.1).with_temperature(each) for each in (10.0, 1.0)]
+    heads, means, _ = brute_force(candidates, 0.1, "losses")
+    plain = heads[1]
+    chex.assert_trees_all_close(heads[0], covfree.with_temperature(plain, 10.0), rtol=1e-5)
+    done = run(covfree.select(candidates, by="losses"))
+    np.testing.assert_allclose(done.history[-1]["losses"], means, rtol=1e-3, atol=1e-7)
+    assert done.history[-1]["taken"] == np.argmin(means) == 1
+    chex.assert_trees_all_close(done.result, plain, rtol=1e-4)
+    with pytest.raises(TypeError, match="head: expected a linear or corrected head, got StudentHead"):
+        fit(CANDIDATES[3].with_temperature(2.0))
+
+
 def test_messages_of_matrices():
     """Rows of rounds are examples here, in memory, in sums and in parts."""
     candidates = [covfree.fed3r(0.01), covfree.fed3r(1e4), covfree.fedcgs()]

@@ -200,8 +200,13 @@ def _check(candidates: tuple[Method[Any], ...], keep: float) -> None:
                 f"candidates: expected none whose message depends on its numbers, got {each.name!r}"
             )
         if each.feature_map is not None or each.transforms:
-            what = "a map of features" if each.feature_map is not None else "transforms of rows"
-            raise ValueError(f"candidates: expected methods without {what}, got {each.name!r}")
+            what, hint = "transforms of rows", ""
+            if each.feature_map is not None:
+                what, hint = (
+                    "a map of features",
+                    "; map the features once, before all else",
+                )
+            raise ValueError(f"candidates: expected methods without {what}, got {each.name!r}{hint}")
     if not 0 < threshold(check_share("keep", keep)) < threshold(1):
         raise ValueError(f"keep: expected a share that keeps some examples and not all, got {keep!r}")
 

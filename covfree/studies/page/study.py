@@ -50,7 +50,7 @@ def page_of(
     several, down = len(places) > 1, report.is_trained(results) or report.receives(results)
     scored = [[_scored(result, down) for result in group] for group in groups]
     names = place_names(places) if several else [title]
-    notes = _NOTES_OF_TRAINING if report.is_trained(results) else (report.names(results), *_NOTES)
+    notes = _NOTES_OF_TRAINING if report.is_trained(results) else (*report.notes(results), *_NOTES)
     return {
         "title": title,
         "places": [
