@@ -56,8 +56,10 @@ def private_training(
             f"{algorithm.name!r}, whose clients compute more of their examples than gradients"
         )
     training, model = algorithm.params.training, algorithm.params.model
-    if training.epochs is None or training.own_classes:
+    if training.epochs is None:
         raise ValueError("algorithm: expected epochs, as an example is in one step of each, got steps")
+    if training.own_classes:
+        raise ValueError("algorithm: expected a loss over all classes, as those of a client are not hidden")
     if jax.tree.leaves(model.statistics):
         raise ValueError("algorithm: expected a model without running statistics, which tell of a batch")
     part = rho_for(epsilon, delta, real=True) / (most * training.epochs)

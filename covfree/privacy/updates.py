@@ -44,6 +44,11 @@ class PrivateUpdates:
     rounds: int
     promise: Promise
 
+    @property
+    def least(self) -> int:
+        """The fewest clients whose sum may be seen: as many noises are in it as the promise counts on."""
+        return max(2, self.promise.honest or 0)
+
     def encode(self, upload: Any, random_bytes: RandomBytes = os.urandom) -> Words:
         """Clip an upload, round it to the grid, and add one client's share of the noise.
 

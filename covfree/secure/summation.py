@@ -47,7 +47,7 @@ def secure_sum(
     *,
     name: str = "sum",
     threshold: int | None = None,
-    least: int = 2,
+    least: int | None = None,
     neighbours: int | None = None,
     leaves: Mapping[int, str] | None = None,
 ) -> Summed:
@@ -60,7 +60,8 @@ def secure_sum(
         point: how numbers become words: a `FixedPoint`, or of `covfree.privacy.private_updates`.
         name: tells this sum from others, see `Session`.
         threshold: t, see `Session`; by default the least above half of a client's neighbours.
-        least: the fewest clients whose sum may be seen.
+        least: the fewest clients whose sum may be seen; by default as many as ``point`` asks for, 2 or those
+            whose noise the promise counts on.
         neighbours: k, even; None for all other clients.
         leaves: by client, the name in `STEPS` of the first step that it no longer takes.
 
@@ -70,7 +71,8 @@ def secure_sum(
 
     Raises:
         Refused: if too many clients leave.
-        ValueError: if a number is above the bound, or the uploads differ in structure.
+        ValueError: if a number is above the bound, the uploads differ in structure, or ``least`` is below what
+            ``point`` asks for.
 
     >>> import numpy as np
     >>> uploads = {client: {"sum": np.full(2, client), "count": np.array(1)} for client in range(4)}
@@ -81,6 +83,9 @@ def secure_sum(
         raise ValueError(f"point: expected one for {len(uploads)} clients, got one for {point.num_clients}")
     if len({jax.tree.structure(upload) for upload in uploads.values()}) != 1:
         raise ValueError("uploads: expected at least two, of one structure")
+    least = point.least if least is None else least
+    if least < point.least:
+        raise ValueError(f"least: expected at least {point.least} clients, as point asks for, got {least}")
     words = {client: point.encode(upload) for client, upload in uploads.items()}
     degree = len(uploads) - 1 if neighbours is None else neighbours
     keys = {client: _identity() for client in sorted(uploads)}

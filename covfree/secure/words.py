@@ -28,6 +28,11 @@ class Encoding(Protocol):
         ...
 
     @property
+    def least(self) -> int:
+        """The fewest clients whose sum may be seen."""
+        ...
+
+    @property
     def rounds(self) -> int | None:
         """The most rounds that it may be used for; None for any number."""
         ...
@@ -66,6 +71,11 @@ class FixedPoint:
                 f"bound: expected a bound that leaves a bit for fractions, got {self.bound:g} with "
                 f"{self.num_clients} clients"
             )
+
+    @property
+    def least(self) -> int:
+        """2: the sum of one is that client's own."""
+        return 2
 
     @property
     def rounds(self) -> None:

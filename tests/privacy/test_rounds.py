@@ -131,6 +131,16 @@ def test_training_within_masks_is_training_with_the_server_s_noise():
         secure.run_securely(fedavg(), *data, updates(rounds=2), **options)
 
 
+def test_no_sum_is_opened_with_less_noise_than_is_promised():
+    uploads = {client: np.zeros(2, np.float32) for client in range(5)}
+    hidden = updates(honest=4, num_clients=5)
+    assert secure.secure_sum(uploads, hidden, leaves={0: "mask"}).came == [1, 2, 3, 4]
+    with pytest.raises(secure.Refused, match="expected at least 4"):
+        secure.secure_sum(uploads, hidden, leaves={0: "mask", 1: "mask"})
+    with pytest.raises(ValueError, match="least: expected at least 4 clients, as point asks for, got 3"):
+        secure.secure_sum(uploads, hidden, least=3)
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [

@@ -110,6 +110,7 @@ def test_what_cannot_be_promised_is_refused():
     for algorithm, why in (
         (finetune.scaffold(model), "algorithm: expected fedavg, or one that differs from it"),
         (fedavg(steps=3), "algorithm: expected epochs"),
+        (finetune.oll(model, client=0.3, epochs=1), "algorithm: expected a loss over all classes"),
     ):
         with pytest.raises(ValueError, match=why):
             make(algorithm=algorithm)
