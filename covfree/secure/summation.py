@@ -71,8 +71,8 @@ def secure_sum(
 
     Raises:
         Refused: if too many clients leave.
-        ValueError: if a number is above the bound, the uploads differ in structure, or ``least`` is below what
-            ``point`` asks for.
+        ValueError: if a number is above the bound, the uploads differ in structure, or ``least`` is too small
+            for ``point``.
 
     >>> import numpy as np
     >>> uploads = {client: {"sum": np.full(2, client), "count": np.array(1)} for client in range(4)}
