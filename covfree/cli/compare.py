@@ -77,7 +77,7 @@ def compare_command(
     ] = False,
     numbers: Set = None,
     select: Annotated[
-        bool, typer.Option("--select", help="And the one of the methods that clients choose.")
+        bool, typer.Option("--select", help="And the method that clients choose among these.")
     ] = False,
     noise: Annotated[
         str | None,

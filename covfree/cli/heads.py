@@ -65,7 +65,8 @@ def fit_command(
     method: Annotated[
         str,
         typer.Option(
-            help=f"One of {', '.join(registry())}; perhaps with numbers: fedcof:shrinkage=0.1:head=ridge."
+            help=f"One of {', '.join(registry())}; perhaps with numbers: fedcof:shrinkage=0.1:head=ridge. "
+            "Of fedcof-or-fedcof-student clients choose one, by examples that they keep."
         ),
     ] = "fedcof",
     clients: NumClients = None,

@@ -123,7 +123,7 @@ Set = Annotated[
     str | None,
     typer.Option(
         "--set",
-        help="In all methods: shrinkage=auto,0.1:num_subsets=3.",
+        help="In all methods: shrinkage=auto,10%:num_subsets=3.",
     ),
 ]
 

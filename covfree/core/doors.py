@@ -164,8 +164,9 @@ def finite(head: AnyHead) -> AnyHead:
                 f"{list(values.shape)} at {place}; expected finite numbers. Either the features' scale "
                 f"is too large for sums of squares in {values.dtype} (multiply all features by one number, "
                 "the same at all clients), or what clients sent is no sum of squares where one is "
-                "expected, or a covariance is singular, which shrinkage above 0 mends, and for a covariance "
-                "of each class's own also a prior above 0"
+                "expected, or a covariance is singular, which shrinkage above 0 mends (a number or 'auto': "
+                "without a class of two rows a share of the variance is 0), and for a covariance of each "
+                "class's own also a prior above 0"
             )
     return head
 

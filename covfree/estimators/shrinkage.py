@@ -25,18 +25,32 @@ _PLAIN = ("empirical_bayes", "ledoit_wolf", "oas", "pseudo_observations")
 
 
 def as_shrinkage(shrinkage: Scalar | str | Shrinkage) -> Shrinkage:
-    """Convert a number γ (the paper's γI), ``"auto"`` or a rule to a rule."""
+    """Convert a number γ (the paper's γI), ``"auto"``, a share ``"10%"`` (`relative`) or a rule to a rule."""
     if isinstance(shrinkage, Shrinkage):
         return shrinkage
     if isinstance(shrinkage, str):
-        if shrinkage != "auto":
-            hint = f"; the rule is covfree.{shrinkage}()" if shrinkage in _PLAIN else ""
-            raise ValueError(f"shrinkage: expected a number, 'auto' or a rule, got {shrinkage!r}{hint}")
-        return automatic()
+        return _named(shrinkage)
     if callable(shrinkage):
         name = getattr(shrinkage, "__name__", repr(shrinkage))
         raise TypeError(f"shrinkage: expected a number, 'auto' or a rule, got the function {name}; call it")
     return diagonal_loading(check_strength("shrinkage", shrinkage))
+
+
+def _named(text: str) -> Shrinkage:
+    """The rule that a text names, as on the command line."""
+    if text == "auto":
+        return automatic()
+    try:
+        share = float(text.removesuffix("%")) / 100 if text.endswith("%") else None
+    except ValueError:
+        share = None
+    if share is not None:
+        return Shrinkage(check_strength("shrinkage", share), _relative)
+    hint = f"; the rule is covfree.{text}()" if text in _PLAIN else ""
+    raise ValueError(
+        "shrinkage: expected a number, a share of the mean variance such as '10%', 'auto' or a rule, "
+        f"got {text!r}{hint}"
+    )
 
 
 def trace_and_square(covariance: Scatter) -> tuple[Float[Array, ""], Float[Array, ""]]:
@@ -64,7 +78,10 @@ def _relative(strength, covariance, moments, freedom, statistics):
 
 
 def relative(gamma: Scalar) -> Shrinkage:
-    """Shrink to Σ̂ + γ·tr(Σ̂)/d·I: γ is in units of the mean variance, whatever the features' scale."""
+    """Shrink to Σ̂ + γ·tr(Σ̂)/d·I: γ is in units of the mean variance, whatever the features' scale.
+
+    On the command line ``10%`` is γ = 0.1: ``covfree compare --set shrinkage=1%,10%``.
+    """
     return Shrinkage(check_strength("gamma", gamma), _relative)
 
 

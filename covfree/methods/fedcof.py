@@ -100,7 +100,8 @@ def fedcof(
     N − C, Ŵ would then be too small.
 
     Args:
-        shrinkage: a number γ adds γI to the covariance; ``"auto"`` or another rule needs no tuning.
+        shrinkage: a number γ adds γI to the covariance; ``"10%"`` that share of its mean variance;
+            ``"auto"`` or another rule needs no tuning.
             Derivatives take what ``"auto"`` chose as given; pass a number for the whole derivative.
         num_subsets: most random subsets of a client's class. Each sends its mean: more rows, more bytes. None
             for as many as ``subset_size`` allows, so that their number grows with n_kc.

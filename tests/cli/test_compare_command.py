@@ -469,7 +469,7 @@ def test_shrinkage_auto_is_the_default(compare):
 def test_a_number_for_shrinkage_is_gamma(compare):
     """FedCOF's head by the papers' formulas, at the γ that was given; FedNCM takes none."""
     arguments = ("--methods", "fedcof,fedncm", "--seeds", 1, "--format", "json", "--set")
-    small, large = (results(compare(*arguments, f"shrinkage={gamma}")) for gamma in (0.01, 3))
+    small, share, large = (results(compare(*arguments, f"shrinkage={gamma}")) for gamma in (0.01, "10%", 3))
     data, clients = digits(0)
     rows = oracle.client_rows(data.train_features, data.train_labels, clients)
     for found, gamma in ((small, 0.01), (large, 3)):
@@ -482,6 +482,16 @@ def test_a_number_for_shrinkage_is_gamma(compare):
         expected = (predicted == data.test_labels).mean()
         assert abs(found["fedcof"]["accuracy_mean"] - expected) <= 2.5 / len(data.test_labels)
     assert small["fedcof"]["accuracy_mean"] != large["fedcof"]["accuracy_mean"]
+    head = covfree.fit(
+        covfree.fedcof(covfree.relative(0.1)),
+        data.train_features,
+        data.train_labels,
+        clients,
+        num_classes=CLASSES,
+    )
+    accuracy = covfree.evaluate(head, data.test_features, data.test_labels)
+    assert abs(share["fedcof"]["accuracy_mean"] - accuracy) <= 0.5 / len(data.test_labels)
+    assert share["fedcof"]["title"] == "FedCOF (shrinkage=10%)"
     assert small["fedncm"]["accuracy_mean"] == large["fedncm"]["accuracy_mean"]
 
 

@@ -133,7 +133,11 @@ def test_the_unit_of_a_feature_changes_nothing():
         (lambda: covfree.fedcgs(-1.0), ValueError, r"shrinkage: expected a finite number .*got -1\.0"),
         (lambda: covfree.fedcgs("auto"), TypeError, "shrinkage: expected a number, got 'auto'"),
         (lambda: covfree.qda(prior=-1.0), ValueError, r"prior: expected a finite number .*got -1\.0"),
-        (lambda: covfree.qda("best"), ValueError, "shrinkage: expected a number, 'auto' or a rule"),
+        (
+            lambda: covfree.qda("best"),
+            ValueError,
+            "shrinkage: expected a number, a share .* '10%', 'auto' or a rule",
+        ),
         (lambda: covfree.qda(covfree.ledoit_wolf()), ValueError, "shrinkage: the rule looks at single rows"),
         (lambda: covfree.qda(covariance="full"), ValueError, "covariance: expected one of .*got 'full'"),
         (lambda: covfree.naive_bayes(float("nan")), ValueError, "prior: expected .*got nan"),

@@ -101,6 +101,27 @@ def test_student_heads_are_about_the_covariance_that_gives_the_linear_head():
     assert same.mean() > 0.98
 
 
+def test_a_start_without_a_covariance():
+    """One client, no variance: the covariance is what clients answered, and its level elsewhere."""
+    features, labels, clients = DATA
+    one = features, labels, np.zeros_like(clients)
+    heads = [
+        fit(covfree.refined(covfree.fedcof(f"{share}%", head="student"), 1), one) for share in (1e-3, 1e-6)
+    ]
+    chex.assert_trees_all_close(*heads, rtol=1e-2, atol=1e-2)
+    exact = oracle.exact_covariance(*one[:2], CLASSES, 0.0)
+    count, mean = oracle.moments(*one[:2], CLASSES)
+    # The first directions span the centred class means.
+    span = np.linalg.svd((mean - count @ mean / count.sum()).T)[0][:, :3]
+    known = span.T @ exact @ span
+    level = np.trace(known) / 3
+    expected = level * (np.eye(DIM) - span @ span.T) + exact @ span @ np.linalg.inv(known) @ span.T @ exact
+    root = np.asarray(heads[1].root, float)
+    np.testing.assert_allclose(root @ root.T, expected, rtol=1e-3, atol=1e-4 * level)
+    with pytest.raises(ValueError, match="without a class of two rows a share of the variance is 0"):
+        fit(covfree.fedcof("10%", head="student"), one)
+
+
 def test_ridge_heads_are_those_of_the_formulas():
     features, labels, _ = DATA
     method = covfree.fedcof(0.3, head="ridge", scatter="both")

@@ -97,12 +97,15 @@ def known_matrix(search: Search) -> Scatter:
     """Complete what is known of A to a positive definite A′ with A′V = AV and, for the present W, A′W = M.
 
     With Ã = P⁻¹ it is (Ã − ÃV(VᵀÃV)⁻¹VᵀÃ)/α + (AV)G⁻¹(AV)ᵀ, the inverse of the matrix of the last step,
-    αΠPΠᵀ + VG⁻¹Vᵀ. Without a step length α is 1.
+    αΠPΠᵀ + VG⁻¹Vᵀ. Without a step length α is 1. If Ã is 0, as a relative shrinkage leaves it where no class
+    has two rows, tI takes its place, with t = tr(VᵀAV)/q of the q directions that are known.
     """
     start, span, images = search.inverse.scatter, search.span, search.images
     if not span.shape[1]:
         return start
-    matrix = start.dense()
+    matrix, seen = start.dense(), jnp.square(span).sum()
+    level = (span * images).sum() / jnp.where(seen > 0, seen, 1)
+    matrix = jnp.where(jnp.any(matrix != 0), matrix, level * jnp.eye(len(matrix), dtype=matrix.dtype))
 
     def shown(image: jax.Array) -> jax.Array:
         core = product(span.T, image)
