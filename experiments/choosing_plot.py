@@ -1,7 +1,7 @@
 """Accuracy against bytes of all methods on four federations, from what ``covfree compare`` kept.
 
 Run ``python experiments/choosing_plot.py --out docs/figures/choosing.png`` for PNG, PDF and SVG. Labels are
-those of the methods that no other beats at their bytes, and of three that serve as landmarks.
+those of the methods that no other beats at their bytes, and of four that serve as landmarks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PANELS = {
     "methods-text": "CLINC150 (text), 100 clients, α = 0.1",
     "methods-speech": "Spoken digits, 6 speakers",
 }
-LANDMARKS = ("fedncm", "fed3r", "fedcof")
+LANDMARKS = ("fedncm", "fed3r", "fedcof", "fedcof-student")
 
 
 def points_of(file: Path) -> list[Point]:
