@@ -26,6 +26,7 @@ SIZES = {
     "iNaturalist-Users-120K, d = 1280": (54_590, 1_203, 1280),
 }
 DUAL = (300, 10, 10_000)
+EXAMPLES = 1024  # whose scores are timed
 METHODS = {
     "ridge, fixed γ": covfree.fedcof(1.0, head="ridge"),
     "LDA, fixed γ": covfree.fedcof(0.1),
@@ -75,6 +76,13 @@ def measure(num_rows: int, num_classes: int, dim: int) -> dict[str, Any]:
         finished(covfree.solve_rows(method, rows, num_classes=num_classes))
         memory[name] = (peak_memory() - before) / 1e6
     flops = {"XᵀX": 2 * num_rows * dim**2, "Cholesky": dim**3 / 3, "triangular solve": dim**2 * num_classes}
+    student = covfree.solve_rows(METHODS["Student, automatic γ"], rows, num_classes=num_classes)
+    few = jnp.asarray(rows.mean)[:EXAMPLES]
+    seconds["product of examples and rows"] = timed(jax.jit(lambda x, y: product(x, y.T)), few, rows.mean)
+    seconds["Student scores"] = timed(jax.jit(lambda head, x: head(x)), student, few)
+    flops["product of examples and rows"] = 2 * EXAMPLES * num_rows * dim
+    # Beside the product with the rows one triangular solve and one product with the class means.
+    flops["Student scores"] = EXAMPLES * (2 * num_rows * dim + dim**2 + 2 * num_classes * dim)
     return {
         "rows": num_rows,
         "classes": num_classes,
