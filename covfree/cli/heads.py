@@ -166,9 +166,7 @@ def evaluate_command(
     classes = data._replace(class_names=saved.class_names or data.class_names)
     classes = classes._replace(num_classes=saved.num_classes or data.num_classes)
     scores = scores_of(saved.head, part.features)
-    names = metrics.NAMES
-    if part.clients is None:
-        names = tuple(name for name in names if name not in metrics.CLIENT_NAMES)
+    names = tuple(n for n in metrics.NAMES if part.clients is not None or n not in metrics.CLIENT_NAMES)
     figures = metrics.measure(scores, part.labels, names, clients=part.clients)
     by_class = _by_class(scores, part.labels, classes)
     lines = [(_title(name, by_class), _shown(name, figure)) for name, figure in figures.items()]
