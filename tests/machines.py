@@ -1,4 +1,8 @@
-"""A federation of machines in one process: each has a folder of its own, and they share bytes alone."""
+"""A federation of machines in one process: each has a folder of its own, and they share bytes alone.
+
+``python tests/machines.py 50 fedcof-refined 0`` kills the run of an algorithm in each of 50 places;
+0 stands for its own number of rounds, and any difference is an error.
+"""
 
 import dataclasses
 import sys
@@ -187,3 +191,11 @@ def check_kills(folder: Path, points: int, *arguments: Any, **fields: Any) -> No
         expected, lines = run("whole", None)
         for at in np.linspace(1, lines - 30, points).astype(int):
             assert_equal(run(str(at), int(at))[0], expected)
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as temporary:
+        check_kills(Path(temporary), int(sys.argv[1]), sys.argv[2], rounds=int(sys.argv[3]) or None)
+    print(f"{sys.argv[2]}: killed in each of {sys.argv[1]} places, the result is the same to the bit")

@@ -12,13 +12,11 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 import covfree
-from covfree.backbones import BACKBONES, backbone
-from covfree.backbones.hub import find_weights
+from covfree.backbones import backbone
 from covfree.cli.options import (
     NETWORK,
     WeightsFile,
 )
-from covfree.data.image_set import ImageSet
 from covfree.deployment import (
     Client,
     Description,
@@ -31,24 +29,23 @@ from covfree.deployment import (
     TooFew,
     extractor_in,
     join,
-    load_images,
     load_key,
     load_network,
+    load_site,
     new_key,
     public_key,
-    read_site,
     serve,
     stopping,
 )
 from covfree.deployment.description import SERVER
 from covfree.deployment.envelope import unseal, write
 from covfree.deployment.folder import clock
-from covfree.deployment.site import check_weights, extractor_of
+from covfree.deployment.site import extractor_of
 from covfree.finetune import registry as trained
 from covfree.methods import registry
 from covfree.privacy import Promise
 from covfree.privacy.accounting import UNMASKED
-from covfree.studies.extraction import backbone_of, extract, names_in, read_images
+from covfree.studies.extraction import backbone_of, names_in
 from covfree.studies.known import JOINT
 from covfree.studies.names import parsed
 from covfree.studies.progress import say
@@ -221,7 +218,7 @@ def join_command(
     state: Annotated[Path, typer.Option(help="Your own folder, made if it is not there.")],
     out: Annotated[Path, typer.Option(help="The head's file to write, .npz.")],
     site: Annotated[str | None, typer.Option(help="Your name; without it that of the key's file.")] = None,
-    images: Annotated[str | None, typer.Option(help="A folder of images with one folder a class.")] = None,
+    images: Annotated[Path | None, typer.Option(help="A folder of images with one folder a class.")] = None,
     weights: WeightsFile = None,
     features: Annotated[
         Path | None, typer.Option(help="Instead of images: a file of covfree extract.")
@@ -253,23 +250,11 @@ def join_command(
         raise ValueError(f"--identity: expected {identity}, got {description.identity} in {shared}")
     if only_sums and description.sums is None:
         raise ValueError(f"--only-sums: expected a federation with secure sums, got one without in {shared}")
-    if (images is None) == (features is None):
-        raise ValueError("expected --images or --features")
     name = key.stem if site is None else site
-    private, algorithm = load_key(key), None
+    private = load_key(key)
     # Before anything is computed.
     description.check_key(name, private)
-    if description.train != "head":
-        if images is None:
-            raise ValueError("--features: expected --images, as a network is trained")
-        network = load_network(description, weights)
-        algorithm = description.make_algorithm(network)
-        own = load_images(_images(images, description), description, network)
-    else:
-        if images is not None:
-            features = _extracted(images, weights, description, state)
-        assert features is not None
-        own = read_site(features, description)
+    own, algorithm = load_site(description, state, features=features, images=images, weights=weights)
     examples = private, own.features, own.labels
     with Client(description, name, state, *examples, uses=own.uses, algorithm=algorithm) as client:
         say(f"site {name}: {len(own.labels):,} examples; federation {description.identity[:12]}…")
@@ -385,24 +370,6 @@ def _answered(folder: Folder, turn: int, site: str) -> str:
     except Refused as error:
         return f"not sound: {error}"
     return "answered" if about["sender"] == site else f"not its own, but that of {about['sender']}"
-
-
-def _images(images: str, own: Description) -> ImageSet:
-    if not Path(images).is_dir():
-        raise ValueError(f"--images: expected a folder with one folder of images a class, got {images!r}")
-    return read_images(images, pattern=None, splits={}, client_column=None, class_names=own.class_names)
-
-
-def _extracted(images: str, weights: str | None, own: Description, state: Path) -> Path:
-    """Compute features as the description says, once the weights are known to be its own."""
-    check_weights(own, own.extractor.get("backbone"), weights)
-    name = backbone_of(own.extractor["backbone"])
-    data = _images(images, own)
-    state.mkdir(parents=True, exist_ok=True)
-    out = state / "features.npz"
-    found = find_weights(weights, BACKBONES[name])
-    extract(data, name, out, weights=found, dtype=own.extractor["dtype"])
-    return out
 
 
 def _head_file(head: Any, own: Description) -> bytes:

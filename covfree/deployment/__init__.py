@@ -19,5 +19,6 @@ from covfree.deployment.server import Server as Server
 from covfree.deployment.site import extractor_in as extractor_in
 from covfree.deployment.site import load_images as load_images
 from covfree.deployment.site import load_network as load_network
+from covfree.deployment.site import load_site as load_site
 from covfree.deployment.site import read_site as read_site
 from covfree.deployment.sums import SecureSums as SecureSums

@@ -16,6 +16,7 @@ from covfree.data.decode import pixels_of
 from covfree.data.extract import extractor_key
 from covfree.data.image_set import ImageSet
 from covfree.deployment.description import Description, differences
+from covfree.rounds.algorithm import Algorithm
 
 # What a file's key says of its examples, which differs from site to site.
 _OWN = ("images", "texts")
@@ -63,6 +64,53 @@ def read_site(path: str | PathLike[str], description: Description) -> Site:
     labels = np.asarray(arrays["labels"])
     train = ~arrays["is_test"] if "is_test" in arrays else np.ones(len(labels), bool)
     return Site(np.asarray(arrays["features"][train], np.float32), labels[train], uses)
+
+
+def load_site(
+    description: Description,
+    folder: str | PathLike[str],
+    *,
+    features: str | PathLike[str] | None = None,
+    images: str | PathLike[str] | None = None,
+    weights: str | None = None,
+) -> tuple[Site, Algorithm | None]:
+    """Load what a site takes part with, and the algorithm if a network is trained, both for `Client`.
+
+    Args:
+        description: the federation.
+        folder: the site's own, where the features of images are kept.
+        features: a file of ``covfree extract``, for `read_site`.
+        images: instead of it, a folder of images with one folder a class.
+        weights: see `covfree.backbones.hub.find_weights`.
+
+    Raises:
+        ValueError: if not one of both is given, or they or the weights are not as the description says.
+    """
+    from covfree.data.folders import image_folder
+    from covfree.studies.extraction import extract
+
+    if (images is None) == (features is None):
+        raise ValueError("features: expected a file of features or a folder of images, got both or none")
+    if images is None:
+        assert features is not None
+        if description.train != "head":
+            raise ValueError("features: expected images, as a network is trained; got a file of features")
+        return read_site(features, description), None
+    if not Path(images).is_dir():
+        raise ValueError(f"images: expected a folder with one folder of images a class, got {str(images)!r}")
+    if description.train != "head":
+        network = load_network(description, weights)
+        found = image_folder(images, class_names=description.class_names)
+        return load_images(found, description, network), description.make_algorithm(network)
+    # Once the weights are known to be the description's: to compute takes long.
+    name = description.extractor.get("backbone")
+    check_weights(description, name, weights)
+    chosen, file = backbone(str(name)), Path(folder) / "features.npz"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    found = image_folder(images, class_names=description.class_names)
+    known = find_weights(weights, BACKBONES[chosen.name])
+    extract(found, chosen.name, file, weights=known, dtype=description.extractor["dtype"])
+    return read_site(file, description), None
 
 
 def extractor_of(network: str, weights: str | None = None) -> dict[str, Any]:

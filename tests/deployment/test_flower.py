@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -16,11 +17,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from machines import SIZES, Machines, examples
+from machines import SIZES, Machines, assert_equal, examples, leaves
 
 import covfree
 import covfree.rounds
-from covfree.deployment import SecureSums, Server, load_key
+from covfree.deployment import Description, SecureSums, Server, load_key, load_network, load_site, new_key
+from covfree.deployment.site import extractor_of
 
 pytestmark = pytest.mark.skipif(
     not (Path(sys.executable).parent / "flower-superlink").exists(), reason="flwr is not installed"
@@ -28,7 +30,7 @@ pytestmark = pytest.mark.skipif(
 BIN, ROOT = Path(sys.executable).parent, Path(__file__).resolve().parents[2]
 
 
-def write_certificate(folder: Path) -> None:
+def write_certificate(folder: Path, sites: Iterable[str]) -> None:
     """A certificate of this machine's loopback address, which is its own authority."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -50,7 +52,7 @@ def write_certificate(folder: Path) -> None:
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     (folder / "tls.key").write_bytes(private)
-    for site in SIZES:
+    for site in sites:
         own = ec.generate_private_key(ec.SECP384R1())
         openssh = serialization.PrivateFormat.OpenSSH
         private = own.private_bytes(serialization.Encoding.PEM, openssh, serialization.NoEncryption())
@@ -75,10 +77,12 @@ def free_ports(number: int) -> list[str]:
 class Flower:
     """Flower's processes over one folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.alive = folder, dict[str, subprocess.Popen]()
-        self.port, *ports = free_ports(1 + len(SIZES))
-        self.ports = dict(zip(SIZES, ports, strict=True))
+    def __init__(self, folder: Path, nodes: dict[str, dict[str, str]], weights: str = "") -> None:
+        """Make the certificates; each node has a configuration of its own."""
+        write_certificate(folder, nodes)
+        self.folder, self.alive, self.weights = folder, dict[str, subprocess.Popen](), weights
+        self.port, *ports = free_ports(1 + len(nodes))
+        self.ports, self.nodes = dict(zip(nodes, ports, strict=True)), nodes
         (folder / "home").mkdir()
         (folder / "home" / "config.toml").write_text(
             f'[superlink]\ndefault = "tls"\n[superlink.tls]\naddress = "127.0.0.1:{self.port}"\n'
@@ -138,8 +142,8 @@ class Flower:
 
     def supernode(self, site: str) -> None:
         tls = ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "ca.crt", "--ssl-keyfile", "tls.key"]
-        files = {"federation": "federation.json", "key": f"{site}.key", "features": f"{site}.npz"}
-        config = {"site": site, "state": f"{self.folder}/{site}"}
+        files = {"federation": "federation.json", "key": f"{site}.key", "state": site}
+        config = {"site": site, **self.nodes[site]}
         config |= {name: f"{self.folder}/{file}" for name, file in files.items()}
         self.start(
             site,
@@ -153,6 +157,7 @@ class Flower:
     def run(self, name: str) -> subprocess.Popen:
         files = {"federation": "federation.json", "key": "server.key", "state": "server", "out": "head.npz"}
         config = " ".join(f'{key}="{self.folder}/{file}"' for key, file in files.items())
+        config += f' weights="{self.weights}"'
         app = str(ROOT / "examples" / "flower")
         return self.start(name, "flwr", "run", app, "tls", "--stream", "--run-config", config)
 
@@ -160,13 +165,24 @@ class Flower:
         for _ in range(6000):
             if path.exists():
                 return
-            for site in SIZES:
+            for site in self.nodes:
                 # A node that was killed is refused until the SuperLink has missed it for long enough.
                 if site in self.alive and self.alive[site].poll() is not None:
                     self.supernode(site)
             time.sleep(0.1)
         logs = "\n".join(f"{log.name}:\n{log.read_text()}" for log in self.folder.glob("*.log"))
         raise AssertionError(f"{path} did not come\n{logs}")
+
+    def __enter__(self) -> "Flower":
+        self.superlink()
+        for site in self.nodes:
+            self.register(site)
+            self.supernode(site)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in list(self.alive):
+            self.kill(name)
 
 
 @pytest.mark.parametrize(
@@ -186,13 +202,7 @@ def test_rounds_over_flower_give_the_simulation(algorithm, rounds, killed, sums,
     for site in SIZES:
         features, labels = examples(site)
         np.savez(tmp_path / f"{site}.npz", features=features, labels=labels)
-    write_certificate(tmp_path)
-    flower = Flower(tmp_path)
-    try:
-        flower.superlink()
-        for site in SIZES:
-            flower.register(site)
-            flower.supernode(site)
+    with Flower(tmp_path, {site: {"features": f"{tmp_path}/{site}.npz"} for site in SIZES}) as flower:
         flower.run("first")
         if killed:
             # A node is killed in the first round, and the SuperLink, with the server's app, in the second.
@@ -205,9 +215,6 @@ def test_rounds_over_flower_give_the_simulation(algorithm, rounds, killed, sums,
             flower.superlink()
             flower.run("second")
         flower.wait_for(tmp_path / "head.npz")
-    finally:
-        for name in list(flower.alive):
-            flower.kill(name)
     parts = [examples(site) for site in SIZES]
     simulated = covfree.rounds.run(
         own.make_algorithm(),
@@ -223,3 +230,33 @@ def test_rounds_over_flower_give_the_simulation(algorithm, rounds, killed, sums,
     with Server(own, tmp_path / "server", load_key(tmp_path / "server.key")) as server:
         turns = own.num_rounds * len(own.steps)
         assert [len(record["sites"]) for record in server.history] == [len(SIZES)] * turns
+
+
+def test_a_network_trained_over_flower_is_the_simulation_s(tmp_path):
+    """From images, with weights that the environment names: EFFICIENTNET_LITE0=FILE."""
+    weights = os.environ.get("EFFICIENTNET_LITE0") or pytest.skip("EFFICIENTNET_LITE0 names no weights")
+    image, names, sites = pytest.importorskip("PIL.Image"), ("blue", "dark", "grey"), ("berlin", "oslo")
+    rng = np.random.default_rng(0)
+    for site, i in [(site, i) for site in sites for i in range(6)]:
+        path = tmp_path / "photos" / site / names[i % 3] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image.fromarray((rng.integers(0, 60, (64, 64, 3)) + 60 * (i % 3)).astype(np.uint8)).save(path)
+    keys = {name: new_key(tmp_path / f"{name}.key") for name in ("server", *sites)}
+    own = Description(
+        "fedadam", names, 1280, {site: keys[site] for site in sites}, keys["server"],
+        extractor_of("efficientnet-lite0", weights), rounds=2, max_examples=6, train="all",
+    )  # fmt: skip
+    own.save(tmp_path / "federation.json")
+    nodes = {site: {"images": f"{tmp_path}/photos/{site}", "weights": weights} for site in sites}
+    with Flower(tmp_path, nodes, weights) as flower:
+        flower.run("first")
+        flower.wait_for(tmp_path / "head.npz")
+    network = load_network(own, weights)
+    parts = [load_site(own, tmp_path, **nodes[site])[0] for site in sites]
+    features, labels = (np.concatenate([part[i] for part in parts]) for i in range(2))
+    algorithm, clients = own.make_algorithm(network), np.repeat(np.arange(2), 6)
+    expected = covfree.rounds.run(algorithm, features, labels, clients, key=own.key(), rounds=2).result
+    trained = covfree.load_head(tmp_path / "head.npz", network=network).head
+    assert_equal(trained, expected)
+    moved = map(np.array_equal, leaves(trained.feature_map.params), leaves(network.params))
+    assert sum(moved) < 200  # the rest is statistics, which stay

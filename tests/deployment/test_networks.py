@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from backbones import seeded
 from machines import Machines
+from pages import ROOT
 from safetensors.numpy import save_file
 from tiny_networks import RESNET
 
@@ -17,8 +18,8 @@ import covfree.rounds
 from covfree.backbones import BACKBONES, backbone
 from covfree.backbones.weights import tensor_shapes
 from covfree.cli.app import run
-from covfree.data.images import load_images as open_images
-from covfree.deployment import Description, load_images, load_network
+from covfree.deployment import Client, Description, Server, load_key, load_network, load_site, new_key
+from covfree.deployment.site import extractor_of
 
 SIZES = {"berlin": 6, "oslo": 12, "rome": 5}
 NAMES = ("blue", "dark", "grey")
@@ -70,7 +71,7 @@ def test_commands_train_a_network_as_the_simulation_does_to_the_bit(tiny, tmp_pa
         return thread
 
     assert run([*join, "--key", "rome.key", "--features", "x.npz", "--state", "r", "--out", "r.npz"]) == 2
-    assert "--features: expected --images, as a network is trained" in capsys.readouterr().err
+    assert "features: expected images, as a network is trained" in capsys.readouterr().err
     serve = ("serve", "shared", "--key", "server.key", "--state", "server", "--out", "head.npz", *common)
     threads = [start("server", "federation", *serve)]
     for name in SIZES:
@@ -82,7 +83,7 @@ def test_commands_train_a_network_as_the_simulation_does_to_the_bit(tiny, tmp_pa
 
     own = Description.load("shared/federation.json")
     network = load_network(own, tiny)
-    parts = [load_images(open_images(f"photos/{name}"), own, network) for name in SIZES]
+    parts = [load_site(own, name, images=f"photos/{name}", weights=tiny)[0] for name in SIZES]
     assert parts[0].features.shape == (6, 16, 16, 3)
     simulated = covfree.rounds.run(
         own.make_algorithm(network),
@@ -102,6 +103,44 @@ def test_commands_train_a_network_as_the_simulation_does_to_the_bit(tiny, tmp_pa
     for a, b in zip(trained, expected, strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
     assert sum(bool((a != b).any()) for a, b in zip(trained, before, strict=True)) > 5
+
+
+def test_the_site_app_of_flower_answers_with_a_network(tiny, tmp_path, monkeypatch):
+    """The app itself, called as Flower's process calls it; skipped without flwr."""
+    app = pytest.importorskip("flwr.app")
+    identity = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
+    for name in ("_run_id", "_node_id", "_task_id"):  # as a process of Flower has them
+        monkeypatch.setattr(identity, name, 1)
+    draw_photos(tmp_path / "photos")
+    keys = {name: new_key(tmp_path / f"{name}.key") for name in ("berlin", "server")}
+    extractor = extractor_of(RESNET.name, tiny)
+    own = Description(
+        "fedadam", NAMES, RESNET.num_features, {"berlin": keys["berlin"]}, keys["server"], extractor,
+        rounds=1, max_examples=6, train="all",
+    )  # fmt: skip
+    own.save(tmp_path / "federation.json")
+    algorithm = own.make_algorithm(load_network(own, tiny))
+    files = {"federation": "federation.json", "key": "berlin.key", "images": "photos/berlin", "state": "app"}
+    config = {"site": "berlin", "weights": tiny} | {
+        name: str(tmp_path / file) for name, file in files.items()
+    }
+    monkeypatch.syspath_prepend(str(ROOT / "examples" / "flower"))
+    from covfree_flower.client_app import answer
+
+    key = load_key(tmp_path / "server.key")
+    with Server(own, tmp_path / "server", key, algorithm=algorithm) as server:
+        asked = server.open()
+        content = app.RecordDict({"covfree": app.ConfigRecord({"message": asked})})
+        message = app.Message(content, dst_node_id=1, message_type="query.round")
+        context = app.Context(1, 1, config, app.RecordDict(), {})
+        reply = answer(message, context).content["covfree"]["message"]
+        site, same = load_site(own, tmp_path / "own", images=tmp_path / "photos" / "berlin", weights=tiny)
+        private = load_key(tmp_path / "berlin.key"), site.features, site.labels
+        with Client(own, "berlin", tmp_path / "own", *private, algorithm=same) as client:
+            assert client.answer(asked) == reply
+        assert server.take(reply).reason is None
+        server.close()
+        assert server.finished
 
 
 def test_what_no_network_can_be(tmp_path):

@@ -1,9 +1,9 @@
-"""The app of Flower's nodes: answers a round with the site's own file of features."""
+"""The app of Flower's nodes: answers a round with the site's own features, or images of a network."""
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from covfree.deployment import Client, Description, load_key, read_site
+from covfree.deployment import Client, Description, load_key, load_site
 
 app = ClientApp()
 
@@ -13,8 +13,9 @@ def answer(message: Message, context: Context) -> Message:
     """Answer the server's broadcast; all files are named by the node's configuration."""
     config = {name: str(value) for name, value in context.node_config.items()}
     own = Description.load(config["federation"])
-    site = read_site(config["features"], own)
+    given = {name: config[name] for name in ("features", "images", "weights") if name in config}
+    site, algorithm = load_site(own, config["state"], **given)
     arguments = config["site"], config["state"], load_key(config["key"]), site.features, site.labels
-    with Client(own, *arguments, uses=site.uses) as client:
+    with Client(own, *arguments, uses=site.uses, algorithm=algorithm) as client:
         reply = client.answer(message.content["covfree"]["message"])
     return Message(RecordDict({"covfree": ConfigRecord({"message": reply})}), reply_to=message)

@@ -6,7 +6,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from covfree import save_head
-from covfree.deployment import Description, Server, load_key
+from covfree.deployment import Description, Server, load_key, load_network
 
 app = ServerApp()
 
@@ -37,7 +37,9 @@ def main(grid: Grid, context: Context) -> None:
     """Run the rounds that are left; a run that was killed is gone on with by the next."""
     config = {name: str(value) for name, value in context.run_config.items()}
     own = Description.load(config["federation"])
-    with Server(own, config["state"], load_key(config["key"])) as server:
+    network = None if own.train == "head" else load_network(own, config["weights"] or None)
+    algorithm = own.make_algorithm(network)
+    with Server(own, config["state"], load_key(config["key"]), algorithm=algorithm) as server:
         while not server.finished:
             start = time.monotonic()
             ask(grid, server)
