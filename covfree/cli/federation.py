@@ -37,8 +37,7 @@ from covfree.deployment import (
     serve,
     stopping,
 )
-from covfree.deployment.description import SERVER
-from covfree.deployment.envelope import unseal, write
+from covfree.deployment.envelope import SERVER, unseal, write
 from covfree.deployment.folder import clock
 from covfree.deployment.site import extractor_of
 from covfree.finetune import registry as trained

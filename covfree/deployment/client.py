@@ -14,9 +14,10 @@ import numpy as np
 from covfree import secure
 from covfree.core.checks import check
 from covfree.core.types import AnyArray
-from covfree.deployment.description import SERVER, Description, differences
+from covfree.deployment.description import Description
+from covfree.deployment.differences import differences
 from covfree.deployment.door import check_federation
-from covfree.deployment.envelope import Opened, Refused, seal, unseal, write
+from covfree.deployment.envelope import SERVER, Opened, Refused, seal, unseal, write
 from covfree.deployment.machine import SUFFIX, Machine, unflattened
 from covfree.deployment.steps import Upload
 from covfree.deployment.sums import answer

@@ -6,8 +6,7 @@ import dataclasses
 import hashlib
 import json
 import math
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
@@ -19,7 +18,7 @@ import numpy as np
 
 from covfree.core.atomic import replacing
 from covfree.core.checks import check_choice, check_positive, check_type
-from covfree.deployment.envelope import public_key
+from covfree.deployment.envelope import check_keys, check_own
 from covfree.deployment.named import algorithm_named, method_named
 from covfree.deployment.private import Exact, PrivateSums
 from covfree.deployment.sums import SecureSums
@@ -31,10 +30,6 @@ from covfree.secure import STEPS, FixedPoint, Session, common_classes
 from covfree.secure.words import Encoding
 
 _VERSION = 1
-_KEY = re.compile("[0-9a-f]{64}")
-# A site's name is that of files too.
-_NAME = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-SERVER = "server"
 _PARTS: dict[str, Any] = {"sums": SecureSums, "private": PrivateSums}
 
 
@@ -109,23 +104,19 @@ class Description:
                 raise ValueError(f"{name}: expected a number above 0 or None, got {value!r}")
         if type(self.seed) is not int or not 0 <= self.seed < 2**32:
             raise ValueError(f"seed: expected an integer from 0 to 2**32 - 1, got {self.seed!r}")
-        for name in self.sites:
-            if not _NAME.fullmatch(name) or name == SERVER:
-                raise ValueError(
-                    f"sites: expected names of letters, digits, dots and dashes, none of them {SERVER!r}; "
-                    f"got {name!r}"
-                )
-        keys = [*self.sites.values(), self.server]
-        for key in keys:
-            if not isinstance(key, str) or not _KEY.fullmatch(key):
-                raise ValueError(f"sites: expected public keys of 64 hexadecimal digits, got {key!r}")
-        if len(set(keys)) < len(keys):
-            raise ValueError("sites: expected another public key for each site and the server, got one twice")
+        check_keys(self.sites, self.server)
         if not names or not self.fewest <= len(self.sites):
             raise ValueError(
                 f"fewest: expected at most the {len(self.sites)} sites, and one class; got {self.fewest}"
             )
         check_choice("train", self.train, ("head", "backbone", "all"))
+        if self.private is not None:
+            if self.sums is None:
+                raise ValueError(
+                    "private: expected sums too, as they hide uploads with little noise; got None"
+                )
+            if self.sums.holders is not None:
+                raise ValueError(f"holders: expected None, as noise hides each site, got {self.sums.holders}")
         made = self._made(None)
         if self.train != "head" and "preprocessing" not in self.extractor:
             raise ValueError(f"train: expected 'head' without a network in extractor, got {self.train!r}")
@@ -188,26 +179,15 @@ class Description:
         return FixedPoint(self.sums.bound, len(self.sites))
 
     def session(self, number: int, size: int) -> Session:
-        """The one session of a round: its name is that of no other, so no site takes part in it twice.
+        """The one session of a round; see `SecureSums.session`.
 
         Args:
             number: the round, from 0.
             size: the number of words of an upload.
         """
-        own = self.sums
-        assert own is not None
+        assert self.sums is not None
         name = f"{self.identity}, round {number}"
-        degree = len(self.sites) - 1 if own.neighbours is None else own.neighbours
-        return Session(
-            name,
-            {n: bytes.fromhex(key) for n, key in enumerate(self.sites.values())},
-            size,
-            degree // 2 + 1 if own.threshold is None else own.threshold,
-            max(2, self.fewest),
-            own.neighbours,
-            # The graph's seed: only who wrote the description could have chosen it.
-            int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big"),
-        )
+        return self.sums.session(name, [*self.sites.values()], size, self.fewest)
 
     @property
     def agreed(self) -> dict[str, Any]:
@@ -253,21 +233,19 @@ class Description:
     @property
     def private_method(self) -> Private | None:
         """The private method of a federation that adds noise to its sums; None for others."""
-        private = self._private
-        method = None if private is None else method_named(self.algorithm)
-        if private is None or method is None:
+        method = None if self.private is None else method_named(self.algorithm)
+        if self.private is None or method is None:
             return None
         if self.train != "head":
             raise ValueError(f"private: expected train='head' of a method, got {self.train!r}")
-        return private.method(method, self.fewest, self.seed)
+        return self.private.method(method, self.fewest, self.seed)
 
     @cached_property
     def private_updates(self) -> PrivateUpdates | None:
         """The noise of a federation that trains in rounds; None for others."""
-        private = self._private
-        if private is None or method_named(self.algorithm) is not None:
+        if self.private is None or method_named(self.algorithm) is not None:
             return None
-        return private.updates(self.fewest, self.rounds or 1, len(self.sites))
+        return self.private.updates(self.fewest, self.rounds or 1, len(self.sites))
 
     @property
     def promise(self) -> Promise | None:
@@ -275,26 +253,9 @@ class Description:
         made = self.private_method or self.private_updates
         return None if made is None else made.promise
 
-    @property
-    def _private(self) -> PrivateSums | None:
-        if self.private is None:
-            return None
-        if self.sums is None:
-            raise ValueError("private: expected sums too, as they hide uploads with little noise; got None")
-        if self.sums.holders is not None:
-            raise ValueError(f"holders: expected None, as noise hides each site, got {self.sums.holders}")
-        return self.private
-
     def check_key(self, site: str, key: Any) -> None:
         """Raise unless a private key is that of a site."""
-        if site not in self.sites:
-            raise ValueError(f"site: expected one of {', '.join(self.sites)}, got {site!r}")
-        if public_key(key) != self.sites[site]:
-            # Both files hold 64 digits, and are easily taken for each other.
-            what = (
-                "its public key" if bytes.fromhex(self.sites[site]) == key.private_bytes_raw() else "another"
-            )
-            raise ValueError(f"key: expected the private key of {site!r} in the description, got {what}")
+        check_own(self.sites, site, key)
 
     def key(self) -> jax.Array:
         """The key of all random draws, as `covfree.rounds.run` takes it."""
@@ -333,57 +294,3 @@ class Description:
 
     def _json(self) -> str:
         return json.dumps(self._fields(), sort_keys=True, separators=(",", ":"))
-
-
-def differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """Name what differs between what a federation agreed on and what a site uses.
-
-    >>> agreed = {"dim": 2, "weights": "81b6ae", "class_names": ["cat", "cow", "dog"]}
-    >>> differences(agreed, {"dim": 2, "weights": "5793ff", "class_names": ["cow", "cat", "dog"]})
-    ['weights: expected 81b6ae, got 5793ff', 'class_names: classes 0 and 1 are swapped']
-    """
-    # As JSON holds them: tuples become lists.
-    wanted, own = (json.loads(json.dumps(dict(each))) for each in (expected, found))
-    classes = [each.pop("class_names", None) for each in (wanted, own)]
-    left, right = dict(_entries(wanted)), dict(_entries(own))
-    texts = [
-        f"{name}: expected {_shown(left.get(name))}, got {_shown(right.get(name))}"
-        for name in {**left, **right}
-        if left.get(name) != right.get(name)
-    ]
-    return texts + _renumbered(*classes)
-
-
-def _entries(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, entry in value.items():
-        if isinstance(entry, dict):
-            yield from _entries(entry, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", entry
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "none"
-    # Of a SHA-256 the first digits tell enough.
-    return f"{value[:12]}…" if isinstance(value, str) and _KEY.fullmatch(value) else str(value)
-
-
-def _renumbered(wanted: Any, own: Any) -> list[str]:
-    if wanted == own:
-        return []
-    if not isinstance(own, list) or not all(isinstance(name, str) for name in own):
-        return [f"class_names: expected {len(wanted)} names, got {own if own is None else 'something else'}"]
-    if missing := [name for name in wanted if name not in own]:
-        return [f"class_names: expected {', '.join(map(repr, missing[:3]))} among them, got none such"]
-    if len(own) != len(wanted):
-        return [f"class_names: expected {len(wanted)} names, got {len(own)}"]
-    place = {name: c for c, name in enumerate(own)}
-    moved = [c for c, name in enumerate(wanted) if place[name] != c]
-    swapped = [
-        (c, place[wanted[c]]) for c in moved if own[c] == wanted[place[wanted[c]]] and c < place[wanted[c]]
-    ]
-    if 2 * len(swapped) == len(moved) <= 6:
-        return [f"class_names: classes {a} and {b} are swapped" for a, b in swapped]
-    shown = ", ".join(f"class {c} is {own[c]!r}, expected {wanted[c]!r}" for c in moved[:3])
-    return [f"class_names: {shown}" + f" ({len(moved)} classes are renumbered)" * (len(moved) > 3)]

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from covfree.core.types import Message
-from covfree.deployment.description import SERVER, Description, differences
-from covfree.deployment.envelope import Refused, seal, unseal
+from covfree.deployment.description import Description
+from covfree.deployment.differences import differences
+from covfree.deployment.envelope import SERVER, Refused, seal, unseal
 from covfree.protocol.checks import Rules
 from covfree.protocol.door import check_messages
 from covfree.rounds.algorithm import Algorithm

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -19,6 +20,10 @@ from covfree.protocol.tensors import DTYPES, check_places, read_exactly, read_he
 # What is signed begins with this, so that a signature of something else is none of a message.
 _MAGIC = b"covfree federation 1\n"
 _SIGNATURE = 64
+_KEY = re.compile("[0-9a-f]{64}")
+# A site's name is that of files too.
+_NAME = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+SERVER = "server"
 
 
 class Refused(ValueError):
@@ -80,6 +85,32 @@ def load_key(path: str | PathLike[str]) -> Any:
 def public_key(key: Any) -> str:
     """The public key of a private one, in 64 hexadecimal digits."""
     return key.public_key().public_bytes_raw().hex()
+
+
+def check_keys(sites: Mapping[str, str], server: str) -> None:
+    """Raise unless sites have sound names, and they and the server a public key each, of their own."""
+    for name in sites:
+        if not _NAME.fullmatch(name) or name == SERVER:
+            raise ValueError(
+                f"sites: expected names of letters, digits, dots and dashes, none of them {SERVER!r}; "
+                f"got {name!r}"
+            )
+    keys = [*sites.values(), server]
+    for key in keys:
+        if not isinstance(key, str) or not _KEY.fullmatch(key):
+            raise ValueError(f"sites: expected public keys of 64 hexadecimal digits, got {key!r}")
+    if len(set(keys)) < len(keys):
+        raise ValueError("sites: expected another public key for each site and the server, got one twice")
+
+
+def check_own(sites: Mapping[str, str], site: str, key: Any) -> None:
+    """Raise unless a private key is that of a site."""
+    if site not in sites:
+        raise ValueError(f"site: expected one of {', '.join(sites)}, got {site!r}")
+    if public_key(key) != sites[site]:
+        # Both files hold 64 digits, and are easily taken for each other.
+        what = "its public key" if bytes.fromhex(sites[site]) == key.private_bytes_raw() else "another"
+        raise ValueError(f"key: expected the private key of {site!r} in the description, got {what}")
 
 
 def seal(key: Any, about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:

@@ -13,9 +13,9 @@ from typing import Any
 
 from covfree.core.atomic import is_temporary
 from covfree.deployment.client import Client
-from covfree.deployment.description import SERVER, Description
+from covfree.deployment.description import Description
 from covfree.deployment.door import Stopped, TooFew, stop_reason
-from covfree.deployment.envelope import Opened, Refused, unseal, write
+from covfree.deployment.envelope import SERVER, Opened, Refused, unseal, write
 from covfree.deployment.machine import SUFFIX
 from covfree.deployment.server import Server
 from covfree.protocol.files import open_regular, shown

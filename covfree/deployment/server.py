@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import secrets
 import time
 from collections.abc import Callable
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from covfree.core.atomic import remove_abandoned
 from covfree.core.types import Message
-from covfree.deployment.description import SERVER, Description
+from covfree.deployment.description import Description
 from covfree.deployment.door import Receipt, TooFew, check_answer, judge, stopping
-from covfree.deployment.envelope import Opened, Refused, public_key, seal, unseal, write
-from covfree.deployment.machine import SUFFIX, Machine, unflattened
+from covfree.deployment.envelope import SERVER, Opened, Refused, public_key, seal, unseal, write
+from covfree.deployment.machine import SUFFIX
+from covfree.deployment.standing import Standing
 from covfree.deployment.steps import Steps, Upload
 from covfree.deployment.sums import Sums
 from covfree.protocol.door import reason_of
@@ -29,21 +27,13 @@ from covfree.secure import STEPS
 from covfree.secure.holders import nothing_left
 
 
-class Server(Machine):
+class Server(Standing):
     """The server's side of a federation; see `docs/deployment.md`.
 
     `open` gives the bytes that all sites get, `take` takes the bytes that a site answers, `close` computes
     the next state; when all rounds are done, `finished` is true and `result` is the head. Every call returns
     after what it did is on the disk: killed at any point and made anew with the same folder, the server goes
     on, and the result is the same to the bit.
-
-    Attributes:
-        turn: the round that is open or to be opened, from 0; with secure sums, the step of a round, see
-            `Description.place`.
-        history: a record of each closed round: who counted, who was set aside at its end and why, how many
-            sites were judged by their class means, bytes.
-        stopped: why the federation ended before its last round; None if it did not.
-        taken: the sites whose answers to the open round were taken, and how many examples each has.
     """
 
     def __init__(
@@ -69,36 +59,7 @@ class Server(Machine):
         """
         if public_key(key) != description.server:
             raise ValueError("key: expected the private key of the description's server, got another")
-        self._numbers = {site: number for number, site in enumerate(description.sites)}
         super().__init__(description, folder, key, algorithm, now)
-
-    @property
-    def finished(self) -> bool:
-        """Whether all rounds are done."""
-        return self.stopped is not None or self.turn >= self._turns
-
-    @property
-    def expires(self) -> float | None:
-        """When the open round closes, in seconds since 1970; None if none is open, or without deadline."""
-        return None if self._asked is None else self._asked["expires"]
-
-    @property
-    def left_out(self) -> dict[str, str]:
-        """Why sites were set aside as a round closed, by name; their later uploads do not count either."""
-        return {site: reason for record in self.history for site, reason in record["rejected"].items()}
-
-    @property
-    def missing(self) -> list[str]:
-        """The sites whose answers to the open round may still come."""
-        gone = {*self.taken, *self.left_out}
-        # In a secure sum, those that answered the step before go on.
-        there = self.history[-1]["sites"] if self._step in STEPS[1:] else self._numbers
-        return [site for site in there if site not in gone]
-
-    @property
-    def result(self) -> Any:
-        """The algorithm's result so far, such as a head; None if there is none yet."""
-        return self._steps.result(self._state)
 
     def open(self) -> bytes:
         """Open the round, or give its broadcast again while it is open.
@@ -264,16 +225,6 @@ class Server(Machine):
             self._sums = sums
         return self._sums
 
-    @property
-    def _step(self) -> str:
-        return self.description.place(self.turn)[1]
-
-    @property
-    def _same(self) -> set[str]:
-        """The sites that must take part in this round, if all rounds need those of the first."""
-        later = self._step in STEPS and self.turn >= len(STEPS)
-        return set(self.history[2]["sites"]) if later and self._algorithm.same_clients else set()
-
     def end(self, content: bytes) -> bytes:
         """The last broadcast: it tells sites that all is done, and brings them a file, such as the head's."""
         about = {**self._about("end", None), "stopped": self.stopped, "nonce": ""}
@@ -282,23 +233,6 @@ class Server(Machine):
     def stop(self, reason: str) -> bytes:
         """The message that tells sites that the federation stops before its end, and why."""
         return stopping(self.description, self._key, reason)
-
-    def _about(self, kind: str, expires: float | None) -> dict[str, Any]:
-        return {
-            "kind": kind,
-            "sender": SERVER,
-            "federation": self.description.identity,
-            "agreed": self.description.agreed,
-            "turn": self.turn,
-            "nonce": secrets.token_hex(16),
-            "expires": expires,
-            # Of the state from which the broadcast was made; see `Steps.skeleton`.
-            "items": self._items,
-            "left_out": self.left_out,
-        }
-
-    def _file(self, sender: str, turn: int | None = None) -> Path:
-        return self._folder / f"round-{self.turn if turn is None else turn:05d}" / f"{sender}{SUFFIX}"
 
     def _read(self, site: str) -> Upload:
         """Read an answer to the open round that was taken."""
@@ -309,11 +243,6 @@ class Server(Machine):
         if self._form is None:
             self._form = self._steps.form(self._state)
         return self._form
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the open round is past its deadline."""
-        return self.expires is not None and self._now() > self.expires
 
     def _check(self, opened: Opened, site: str, data: bytes) -> None:
         """Raise unless a signed message is an answer to the open round, the first of its site."""
@@ -358,31 +287,3 @@ class Server(Machine):
         with (self._folder / "aside.jsonl").open("a", encoding="utf-8") as file:
             file.write(f"{json.dumps(line)}\n")
         return Receipt(site, reason)
-
-    def _load(self) -> None:
-        """Read what an earlier server left: the state after closed rounds, and answers to the open one."""
-        self._sums: Sums | None = None
-        self._turns = (self._algorithm.rounds or self.description.num_rounds) * len(self.description.steps)
-        self.turn, self.stopped, self._items = 0, None, list[list[int]]()
-        self.history = list[dict[str, Any]]()
-        # The last round in which each site's upload counted, by which it knows what to remember.
-        self._counted = np.full(len(self._numbers), -1, np.int32)
-        self._form: Parts | None = None
-        self._state, _ = self._steps.start()
-        path, own = self._folder / f"state{SUFFIX}", {SERVER: self.description.server}
-        if path.exists():
-            about, arrays = unseal(path.read_bytes(), own)
-            self.turn, self.stopped = about["turn"], about["stopped"]
-            self.history, self._items = about["history"], about["items"]
-            self._counted = arrays["counted"]
-            self._state = unflattened(self._steps.skeleton(self._items), arrays, "state")
-        self._asked: dict[str, Any] | None = None
-        self.taken: dict[str, int] = {}
-        asked = self._file(SERVER)
-        if self.finished or not asked.exists():
-            return
-        remove_abandoned(asked.parent)
-        self._asked = unseal(asked.read_bytes(), own).about
-        for site in self._numbers:
-            if (file := self._file(site)).exists():
-                self.taken[site] = unseal(file.read_bytes(), self.description.sites).about["examples"]

@@ -15,7 +15,8 @@ from covfree.core.array_file import names_in, read_npz
 from covfree.data.decode import pixels_of
 from covfree.data.extract import extractor_key
 from covfree.data.image_set import ImageSet
-from covfree.deployment.description import Description, differences
+from covfree.deployment.description import Description
+from covfree.deployment.differences import differences
 from covfree.rounds.algorithm import Algorithm
 
 # What a file's key says of its examples, which differs from site to site.

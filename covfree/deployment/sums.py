@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +66,27 @@ class SecureSums:
         for name in ("neighbours", "threshold", "holders"):
             if getattr(self, name) is not None:
                 check_positive(name, getattr(self, name))
+
+    def session(self, name: str, keys: Collection[str], size: int, fewest: int) -> Session:
+        """The one session of a round.
+
+        Args:
+            name: the round's, which is that of no other, so that no site takes part in it twice.
+            keys: the sites' public keys, in the order of their numbers.
+            size: the number of words of an upload.
+            fewest: the fewest sites whose answers close the round.
+        """
+        degree = len(keys) - 1 if self.neighbours is None else self.neighbours
+        return Session(
+            name,
+            {number: bytes.fromhex(key) for number, key in enumerate(keys)},
+            size,
+            degree // 2 + 1 if self.threshold is None else self.threshold,
+            max(2, fewest),
+            self.neighbours,
+            # The graph's seed: only who wrote the description could have chosen it.
+            int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big"),
+        )
 
 
 class Sums:

@@ -1,0 +1,64 @@
+"""What differs between what a federation agreed on and what a site uses, by name."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_SHA_256 = re.compile("[0-9a-f]{64}")
+
+
+def differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """Name what differs between what a federation agreed on and what a site uses.
+
+    >>> agreed = {"dim": 2, "weights": "81b6ae", "class_names": ["cat", "cow", "dog"]}
+    >>> differences(agreed, {"dim": 2, "weights": "5793ff", "class_names": ["cow", "cat", "dog"]})
+    ['weights: expected 81b6ae, got 5793ff', 'class_names: classes 0 and 1 are swapped']
+    """
+    # As JSON holds them: tuples become lists.
+    wanted, own = (json.loads(json.dumps(dict(each))) for each in (expected, found))
+    classes = [each.pop("class_names", None) for each in (wanted, own)]
+    left, right = dict(_entries(wanted)), dict(_entries(own))
+    texts = [
+        f"{name}: expected {_shown(left.get(name))}, got {_shown(right.get(name))}"
+        for name in {**left, **right}
+        if left.get(name) != right.get(name)
+    ]
+    return texts + _renumbered(*classes)
+
+
+def _entries(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, entry in value.items():
+        if isinstance(entry, dict):
+            yield from _entries(entry, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", entry
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "none"
+    # Of a SHA-256 the first digits tell enough.
+    return f"{value[:12]}…" if isinstance(value, str) and _SHA_256.fullmatch(value) else str(value)
+
+
+def _renumbered(wanted: Any, own: Any) -> list[str]:
+    if wanted == own:
+        return []
+    if not isinstance(own, list) or not all(isinstance(name, str) for name in own):
+        return [f"class_names: expected {len(wanted)} names, got {own if own is None else 'something else'}"]
+    if missing := [name for name in wanted if name not in own]:
+        return [f"class_names: expected {', '.join(map(repr, missing[:3]))} among them, got none such"]
+    if len(own) != len(wanted):
+        return [f"class_names: expected {len(wanted)} names, got {len(own)}"]
+    place = {name: c for c, name in enumerate(own)}
+    moved = [c for c, name in enumerate(wanted) if place[name] != c]
+    swapped = [
+        (c, place[wanted[c]]) for c in moved if own[c] == wanted[place[wanted[c]]] and c < place[wanted[c]]
+    ]
+    if 2 * len(swapped) == len(moved) <= 6:
+        return [f"class_names: classes {a} and {b} are swapped" for a, b in swapped]
+    shown = ", ".join(f"class {c} is {own[c]!r}, expected {wanted[c]!r}" for c in moved[:3])
+    return [f"class_names: {shown}" + f" ({len(moved)} classes are renumbered)" * (len(moved) > 3)]

@@ -1,0 +1,118 @@
+"""Where a federation stands, on the server's disk: rounds that are closed, and answers to the open one."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from covfree.core.atomic import remove_abandoned
+from covfree.deployment.envelope import SERVER, unseal
+from covfree.deployment.machine import SUFFIX, Machine, unflattened
+from covfree.deployment.sums import Sums
+from covfree.rounds.uploads import Parts
+from covfree.secure import STEPS
+
+
+class Standing(Machine):
+    """What the server knows, made anew of its folder.
+
+    Attributes:
+        turn: the round that is open or to be opened, from 0; with secure sums, the step of a round, see
+            `Description.place`.
+        history: a record of each closed round: who counted, who was set aside at its end and why, how many
+            sites were judged by their class means, bytes.
+        stopped: why the federation ended before its last round; None if it did not.
+        taken: the sites whose answers to the open round were taken, and how many examples each has.
+    """
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are done."""
+        return self.stopped is not None or self.turn >= self._turns
+
+    @property
+    def expires(self) -> float | None:
+        """When the open round closes, in seconds since 1970; None if none is open, or without deadline."""
+        return None if self._asked is None else self._asked["expires"]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the open round is past its deadline."""
+        return self.expires is not None and self._now() > self.expires
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Why sites were set aside as a round closed, by name; their later uploads do not count either."""
+        return {site: reason for record in self.history for site, reason in record["rejected"].items()}
+
+    @property
+    def missing(self) -> list[str]:
+        """The sites whose answers to the open round may still come."""
+        gone = {*self.taken, *self.left_out}
+        # In a secure sum, those that answered the step before go on.
+        there = self.history[-1]["sites"] if self._step in STEPS[1:] else self._numbers
+        return [site for site in there if site not in gone]
+
+    @property
+    def result(self) -> Any:
+        """The algorithm's result so far, such as a head; None if there is none yet."""
+        return self._steps.result(self._state)
+
+    @property
+    def _step(self) -> str:
+        return self.description.place(self.turn)[1]
+
+    @property
+    def _same(self) -> set[str]:
+        """The sites that must take part in this round, if all rounds need those of the first."""
+        later = self._step in STEPS and self.turn >= len(STEPS)
+        return set(self.history[2]["sites"]) if later and self._algorithm.same_clients else set()
+
+    def _about(self, kind: str, expires: float | None) -> dict[str, Any]:
+        return {
+            "kind": kind,
+            "sender": SERVER,
+            "federation": self.description.identity,
+            "agreed": self.description.agreed,
+            "turn": self.turn,
+            "nonce": secrets.token_hex(16),
+            "expires": expires,
+            # Of the state from which the broadcast was made; see `Steps.skeleton`.
+            "items": self._items,
+            "left_out": self.left_out,
+        }
+
+    def _file(self, sender: str, turn: int | None = None) -> Path:
+        return self._folder / f"round-{self.turn if turn is None else turn:05d}" / f"{sender}{SUFFIX}"
+
+    def _load(self) -> None:
+        """Read what an earlier server left: the state after closed rounds, and answers to the open one."""
+        self._numbers = {site: number for number, site in enumerate(self.description.sites)}
+        self._sums: Sums | None = None
+        self._turns = (self._algorithm.rounds or self.description.num_rounds) * len(self.description.steps)
+        self.turn, self.stopped, self._items = 0, None, list[list[int]]()
+        self.history = list[dict[str, Any]]()
+        # The last round in which each site's upload counted, by which it knows what to remember.
+        self._counted = np.full(len(self._numbers), -1, np.int32)
+        self._form: Parts | None = None
+        self._state, _ = self._steps.start()
+        path, own = self._folder / f"state{SUFFIX}", {SERVER: self.description.server}
+        if path.exists():
+            about, arrays = unseal(path.read_bytes(), own)
+            self.turn, self.stopped = about["turn"], about["stopped"]
+            self.history, self._items = about["history"], about["items"]
+            self._counted = arrays["counted"]
+            self._state = unflattened(self._steps.skeleton(self._items), arrays, "state")
+        self._asked: dict[str, Any] | None = None
+        self.taken: dict[str, int] = {}
+        asked = self._file(SERVER)
+        if self.finished or not asked.exists():
+            return
+        remove_abandoned(asked.parent)
+        self._asked = unseal(asked.read_bytes(), own).about
+        for site in self._numbers:
+            if (file := self._file(site)).exists():
+                self.taken[site] = unseal(file.read_bytes(), self.description.sites).about["examples"]
