@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from covfree.core.json_lines import JsonLines
 from covfree.engine.bytes import SentBytes
-from covfree.methods import Method
 from covfree.studies.federation import Federation, LeftOut
 from covfree.studies.predictions import Predictions
 from covfree.studies.table import Cell, Table, percent
@@ -236,22 +231,3 @@ def _from_record(record: dict[str, Any]) -> tuple[Run, str]:
     predictions = Predictions(**counts) if counts else None
     parts = {"sent": sent, "federation": federation, "left_out": left_out, "predictions": predictions}
     return Run(**record, **parts), fingerprint
-
-
-def fingerprint(method: Method) -> str:
-    """Return a digest of a method's functions and numbers, which is the same in every process.
-
-    >>> import covfree
-    >>> fingerprint(covfree.fed3r(1.0)) == fingerprint(covfree.fed3r(1.0))
-    True
-    >>> fingerprint(covfree.fed3r(1.0)) == fingerprint(covfree.fed3r(2.0))
-    False
-    """
-    leaves, structure = jax.tree.flatten(method)
-    # The text of a function contains its memory address.
-    digest = hashlib.sha256(re.sub(r" at 0x[0-9a-f]+", "", str(structure)).encode())
-    for leaf in leaves:
-        is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        array = np.asarray(jax.random.key_data(leaf) if is_key else leaf)
-        digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
-    return digest.hexdigest()[:16]

@@ -17,10 +17,11 @@ from covfree.core.gathered import is_large
 from covfree.data import FeatureSet
 from covfree.methods import Method
 from covfree.studies.federation import Federation, left_out, several
+from covfree.studies.fingerprint import fingerprint
 from covfree.studies.known import is_own
 from covfree.studies.one_shot import run_method
 from covfree.studies.progress import Lines, Listener
-from covfree.studies.result import Run, RunFile, fingerprint, place_names
+from covfree.studies.result import Run, RunFile, place_names
 from covfree.studies.run_folder import RUNS, check_data, check_settings, holds_trainings, write_settings
 from covfree.studies.source import contents_of
 from covfree.studies.task import Task, clients_of, task_of

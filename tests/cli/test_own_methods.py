@@ -26,6 +26,16 @@ def needs(number):
     return covfree.fedcof(number)
 
 
+def spread(power=1.0):
+    def head(covariance, moments):
+        return covfree.LinearHead(POWER * power * moments.mean.T, moments.mean[:, 0])
+
+    return covfree.fedcof(0.5, head=head)
+
+
+POWER = 1.0
+
+
 def broken():
     def head(covariance, moments):
         raise RuntimeError("no head")
@@ -38,7 +48,7 @@ NUMBERS = [1]
 # What is asked for, and what the line must say.
 BAD = {
     "mine.py": "expected a function of the file, such as mine.py:my_method, got 'mine.py'",
-    "mine.py:other": "a function of mine.py: cautious, in_a_unit, no_method, needs, broken; got 'other'",
+    "mine.py:other": "a function of mine.py: cautious, in_a_unit, no_method, needs, spread, broken; got 'other'",
     "mine.py:no_method": "mine.py:no_method: expected the function to return a method, got a list",
     "mine.py:needs": "mine.py:needs: expected a default for every argument, got none for number",
     "mine.py:NUMBERS": "mine.py:NUMBERS: expected a function that returns a method, got a list",
@@ -67,6 +77,17 @@ def test_a_file_s_function_is_compared_like_covfree_s_methods(cli, folder):
     assert own["accuracy_mean"] != other["accuracy_mean"]
     again = cli(*SMALL, "--methods", ways, "--seeds", "1", "--format", "json", "--out", "kept", "--resume")
     assert json.loads(again.out)["results"] == json.loads(result.out)["results"]
+
+
+def test_a_file_that_was_changed_holds_other_methods(cli, folder):
+    """Or --resume would show the old function's figures."""
+    ways = *SMALL, "--methods", "mine.py:spread", "--seeds", "1", "--out", "kept"
+    assert cli(*ways).code == 0
+    assert cli(*ways, "--resume").code == 0
+    (folder / "mine.py").write_text(FILE.replace("POWER = 1.0", "POWER = 2.0"))
+    result = cli(*ways, "--resume")
+    assert result.is_one_line
+    assert "holds runs of another method named 'mine.py:spread', with other numbers or of another" in result.err
 
 
 @pytest.mark.slow

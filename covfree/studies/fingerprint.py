@@ -1,0 +1,72 @@
+"""What tells a method from another by the same name: its functions, its numbers, and a user's own code."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from functools import partial
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from covfree.methods import Method
+
+
+def fingerprint(method: Method) -> str:
+    """Return a digest of a method's functions and numbers, which is the same in every process.
+
+    Functions that are not covfree's count with the text of their file, so that another text is another
+    method; those without a file, of a notebook, with their compiled code.
+
+    >>> import covfree
+    >>> fingerprint(covfree.fed3r(1.0)) == fingerprint(covfree.fed3r(1.0))
+    True
+    >>> fingerprint(covfree.fed3r(1.0)) == fingerprint(covfree.fed3r(2.0))
+    False
+    """
+    leaves, structure = jax.tree.flatten(method)
+    # The text of a function contains its memory address.
+    digest = hashlib.sha256(re.sub(r" at 0x[0-9a-f]+", "", str(structure)).encode())
+    for leaf in leaves:
+        is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        array = np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+        digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
+    for text in dict.fromkeys(_own_code(method, set())):
+        digest.update(text)
+    return digest.hexdigest()[:16]
+
+
+def _own_code(part: Any, seen: set[int]) -> Iterator[bytes]:
+    """Yield the code of the functions in a method's parts that are not covfree's, and what they enclose."""
+    if isinstance(part, FunctionType):
+        if id(part) in seen:
+            return
+        seen.add(id(part))
+        enclosed = [cell.cell_contents for cell in part.__closure__ or ()]
+        if part.__module__.partition(".")[0] not in ("covfree", "jax"):
+            file = Path(part.__code__.co_filename)
+            yield file.read_bytes() if file.is_file() else _code(part.__code__)
+            yield repr([each for each in enclosed if isinstance(each, bool | int | float | str)]).encode()
+        yield from _own_code(enclosed, seen)
+    elif isinstance(part, partial):
+        yield from _own_code((part.func, part.args, part.keywords), seen)
+    elif is_dataclass(part):
+        yield from _own_code([getattr(part, own.name) for own in fields(part)], seen)
+    elif isinstance(part, dict):
+        yield from _own_code(list(part.values()), seen)
+    elif isinstance(part, list | tuple):
+        for each in part:
+            yield from _own_code(each, seen)
+
+
+def _code(code: CodeType) -> bytes:
+    inner = [each for each in code.co_consts if isinstance(each, CodeType)]
+    plain = [each for each in code.co_consts if not isinstance(each, CodeType)]
+    own = code.co_code + repr((plain, code.co_names)).encode()
+    return own + b"".join(map(_code, inner))
