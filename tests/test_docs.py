@@ -85,6 +85,7 @@ def test_every_program_is_run_by_a_test():
         "deployment.md": 1,
         "from-pytorch.md": 2,
         "scale.md": 2,
+        "your-own.md": 1,
     }
 
 

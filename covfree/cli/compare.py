@@ -39,7 +39,7 @@ from covfree.studies import Federation, Study, federations
 from covfree.studies.known import is_own
 from covfree.studies.pooled import POOLED, TITLE
 from covfree.studies.present import present
-from covfree.studies.progress import Progress
+from covfree.studies.progress import Progress, say
 from covfree.studies.run_folder import make_folder
 from covfree.studies.source import Source, sources_of
 from covfree.studies.variants import Variant, chosen_of, with_noise
@@ -173,6 +173,7 @@ def _check_contracts(chosen: Mapping[str, Variant]) -> None:
                 check_method(variant.method)
             except AssertionError as error:
                 raise ValueError(f"--check: {name}: {error}") from error
+            say(f"{name} keeps all laws")
 
 
 def _values(name: str, text: str | None, kind: Callable[[str], T], expected: str) -> list[T]:
