@@ -198,8 +198,10 @@ class Study:
                         own = isinstance(way, Variant) and is_own(cell.method)
                         if cell.method not in prints or not (own or isinstance(error, _FAILURES)):
                             raise
+                        # jax explains itself at length, for each seed anew.
+                        said = str(error).partition("\n")[0]
                         kind = "" if isinstance(error, _FAILURES) else f"{type(error).__name__}: "
-                        self.failed[cell] = f"{kind}{error}"
+                        self.failed[cell] = f"{kind}{said}"
                         continue
                     if kept is not None and cell.method in prints:
                         kept.add(run, prints[cell.method])

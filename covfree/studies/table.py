@@ -157,7 +157,8 @@ def show(
     elif form == "markdown":
         print(title.replace("\n", "\n\n"), as_markdown(table), sep="\n\n")
     elif form == "latex":
-        print("\n".join(f"% {line}" for line in title.splitlines()), as_latex(table), sep="\n")
+        notes = [*title.splitlines(), r"\usepackage{booktabs} brings the rules"]
+        print("\n".join(f"% {line}" for line in notes), as_latex(table), sep="\n")
     else:
         from rich.console import Console, ConsoleDimensions
         from rich.text import Text

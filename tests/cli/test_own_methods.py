@@ -39,7 +39,7 @@ POWER = 1.0
 
 def broken():
     def head(covariance, moments):
-        raise RuntimeError("no head")
+        raise RuntimeError("no head\\nat length")
 
     return covfree.fedcof(0.5, head=head)
 
@@ -130,7 +130,7 @@ def test_a_package_names_its_methods(cli, folder):
 def test_a_method_that_breaks_does_not_end_the_table_and_a_head_is_fitted_by_one_s_own(cli, folder):
     result = cli(*SMALL, "--methods", "mine.py:broken,fedncm", "--seeds", "1", "--format", "csv")
     assert result.code == 1
-    assert "mine.py:broken, seed 0: failed, and is left out: RuntimeError: no head" in result.err
+    assert "mine.py:broken, seed 0: failed, and is left out: RuntimeError: no head\n" in result.err
     assert [line.partition(",")[0] for line in result.out.splitlines()] == ["method", "fedncm"]
     assert (
         cli("fit", "--method", "mine.py:cautious:shrinkage=2", "--clients", "6", "--out", "head.npz").code
