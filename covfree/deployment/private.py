@@ -196,6 +196,7 @@ class Exact:
 
     num_clients: int = 2**63
     rounds: int | None = None
+    least: int = 2
 
     def encode(self, upload: Any) -> Words:
         """The words of a list of integers."""

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from covfree.studies import Study
+from covfree.studies.fingerprint import fingerprint
 from covfree.studies.progress import Listener
-from covfree.studies.result import RunFile, fingerprint
+from covfree.studies.result import RunFile
 from experiments.tables import arrivals, measures, one_shot, personal, prompts, trained
 from experiments.tables.data import Data, Found, NotAtHand
 from experiments.tables.identities import Identities

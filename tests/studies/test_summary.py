@@ -7,7 +7,7 @@ import covfree
 from covfree import studies
 from covfree.studies import Federation, Run
 from covfree.studies.federation import LeftOut
-from covfree.studies.result import fingerprint
+from covfree.studies.fingerprint import fingerprint
 
 
 def fake(method, seed, accuracy, dataset="digits", federation=None):

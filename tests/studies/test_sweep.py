@@ -12,8 +12,9 @@ from covfree.data import FeatureSet, load_digits
 from covfree.data.partitions import PARTITIONERS
 from covfree.studies import Study, timing
 from covfree.studies.federation import left_out
+from covfree.studies.fingerprint import fingerprint
 from covfree.studies.progress import Lines, Listener
-from covfree.studies.result import RunFile, fingerprint
+from covfree.studies.result import RunFile
 from covfree.studies.source import law_of
 
 METHODS = {"ncm": covfree.fedncm(), "cof": covfree.fedcof(0.1)}
