@@ -61,7 +61,10 @@ def costs(clients: int, neighbours: int, threshold: int, size: int) -> dict[str,
         server.take_upload(of_client(number, parties[number].mask, server.shares_for(number), words))
         sent[number] += 8 * size
     for number in came:
-        opened = of_client(number, parties[number].unmask, came)
+        server.take_agreed(of_client(number, parties[number].agree, came))
+        sent[number] += 64
+    for number in came:
+        opened = of_client(number, parties[number].unmask, server.agreed)
         sent[number] += 33 * (len(opened.seeds) + len(opened.keys))
         server.take_opened(opened)
     total = server.total()

@@ -34,12 +34,14 @@ class _Kept(NamedTuple):
         after: what it remembers if it did.
         turn: the turn of that upload; −1 before the first.
         secret: its client in a secure sum that goes on; empty if there is none.
+        came: the numbers of the sites in the last secure sum that it agreed to.
     """
 
     before: Any
     after: Any
     turn: int = -1
     secret: bytes = b""
+    came: Any = ()
 
 
 class Client(Machine):
@@ -118,6 +120,8 @@ class Client(Machine):
         turn, expires = about["turn"], about["expires"]
         if (reason := about["left_out"].get(self.site)) is not None:
             raise Refused(f"left out by the server: {reason}", SERVER)
+        if type(turn) is not int or not 0 <= turn < self._turns:
+            raise Refused(f"turn: expected one of the {self._turns} of this federation, got {turn!r}", SERVER)
         if turn < self.turn:
             raise Refused(f"replayed: it opens round {turn}, but round {self.turn} was answered", SERVER)
         if turn == self.turn and self._asked["nonce"] == about["nonce"]:
@@ -154,11 +158,14 @@ class Client(Machine):
             raise Refused("counted: expected a turn for each site", SERVER)
         old = self._kept
         before = old.after if counted[self._number] == old.turn >= 0 else old.before
+        number, _ = self.description.place(turn)
+        # A server that took the state of an earlier round would see that round's statistics twice.
+        if len(about["items"]) != number:
+            raise Refused(f"items: expected those of {number} rounds, got {len(about['items'])}", SERVER)
         state = self._steps.skeleton(about["items"])
         sent = unflattened(self._steps.sent_form(state), arrays, "sent")
-        number, _ = self.description.place(turn)
         own, after = self._steps.upload(self._number, number, sent, before, self._features, self._labels)
-        return own, _Kept(before, after, turn)
+        return own, old._replace(before=before, after=after, turn=turn)
 
     def _step(self, turn: int, about: Mapping[str, Any], arrays: Mapping[str, Any]) -> tuple[Any, _Kept]:
         """Answer a step of a secure sum, once: what the site keeps tells which steps it has answered."""
@@ -191,12 +198,21 @@ class Client(Machine):
             return found
 
         try:
+            if step == "agree":
+                kept = self._same_came(kept, arrays)
             content = answer(step, client, self._number, arrays, words)
         except secure.Refused as error:
             # Nobody may try what this site would answer: it has no further part in this round.
             self._keep(self._asked, self._answer, kept._replace(secret=b""))
             raise Refused(f"{self.description.named(turn)}: {error}", SERVER) from error
         return content, kept._replace(secret=b"" if step == STEPS[-1] else client.saved())
+
+    def _same_came(self, kept: _Kept, arrays: Mapping[str, Any]) -> _Kept:
+        """Raise if all rounds need the same sites, and this round's sum is of others than the last."""
+        came = tuple(np.ravel(arrays.get("came", ())).tolist())
+        if kept.came and kept.came != came and self._algorithm.same_clients:
+            raise secure.Refused(f"came: expected the sites of the sum before, {kept.came}, got {came}")
+        return kept._replace(came=came)
 
     def _keep(self, reply: Mapping[str, Any], answer: bytes, kept: _Kept) -> None:
         """Put on the disk what the site has answered and what it remembers: one file, replaced as a whole."""
@@ -206,6 +222,7 @@ class Client(Machine):
             for i, leaf in enumerate(jax.tree.leaves(tree))
         }
         arrays |= {"answer": np.frombuffer(answer, np.uint8), "secret": np.frombuffer(kept.secret, np.uint8)}
+        arrays["came"] = np.asarray(kept.came, np.int32)
         about = {**reply, "kind": "kept", "computed": kept.turn}
         write(self._path, seal(self._key, about, arrays))
         self.turn, self._answer, self._asked, self._kept = reply["turn"], answer, dict(reply), kept
@@ -250,5 +267,6 @@ class Client(Machine):
             return
         about, arrays = unseal(self._path.read_bytes(), self.description.sites)
         before, after = (unflattened(memory, arrays, name) for name in ("before", "after"))
-        self._kept = _Kept(before, after, about["computed"], arrays["secret"].tobytes())
+        came = tuple(arrays["came"].tolist())
+        self._kept = _Kept(before, after, about["computed"], arrays["secret"].tobytes(), came)
         self.turn, self._asked, self._answer = about["turn"], about, arrays["answer"].tobytes()

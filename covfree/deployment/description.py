@@ -61,7 +61,7 @@ class Description:
         judge_sites: whether to leave out sites whose class means fail `covfree.diagnose_sites`.
         seed: of all random draws.
         sums: how single uploads are hidden from the server, which then sees their sum alone: all uploads are
-            sums, and each round takes the four steps of `covfree.secure`. None for uploads that it sees.
+            sums, and each round takes the steps of `covfree.secure`. None for uploads that it sees.
         private: what is promised to those whose data it is, as sites add noise to their sums, or to their
             updates in training; it needs ``sums``. None for sums without noise.
         run: tells this federation from others with the same settings, such as the date or a random text.
@@ -115,6 +115,11 @@ class Description:
                 raise ValueError(
                     "private: expected sums too, as they hide uploads with little noise; got None"
                 )
+            if self.sums.neighbours not in (None, len(self.sites) - 1):
+                raise ValueError(
+                    "neighbours: expected None with private, as only sites that all share masks with each "
+                    f"other are sure that no sum of fewer is opened, got {self.sums.neighbours}"
+                )
             if self.sums.holders is not None:
                 raise ValueError(f"holders: expected None, as noise hides each site, got {self.sums.holders}")
         made = self._made(None)
@@ -126,7 +131,7 @@ class Description:
         if self.rounds is not None:
             check_positive("rounds", self.rounds)
         check_type("judge_sites", self.judge_sites, bool)
-        if self.judge_sites and not sends_messages(made):
+        if self.judge_sites and (self.sums is not None or not sends_messages(made)):
             raise ValueError(
                 f"judge_sites: expected an algorithm whose sites send class means, as all of them do in the "
                 f"first round of fedcof; got {self.algorithm!r}, whose sites send sums alone"

@@ -40,6 +40,7 @@ class Machine:
         """Take the folder, and raise if another process holds it or it is of another federation."""
         self.description, self._key, self._now = description, key, now
         self._algorithm = description.make_algorithm() if algorithm is None else algorithm
+        self._turns = (self._algorithm.rounds or description.num_rounds) * len(description.steps)
         self._steps: Steps | PrivateSteps
         if (made := description.private_method) is not None:
             self._steps = PrivateSteps(made, len(description.class_names), description.dim)

@@ -206,8 +206,9 @@ class Server(Standing):
         if self._step != STEPS[-1]:
             return None, [], self.turn
         sums = self.description.words.decode(self._round_sums().total(), form.sums)
-        came = self.history[-1]["sites"]
-        return Parts(sums, [], form.structure).upload(), came, self.turn - 1
+        masked = self.turn - len(STEPS) + 1 + STEPS.index("mask")
+        came = self.history[masked]["sites"]
+        return Parts(sums, [], form.structure).upload(), came, masked
 
     def _round_sums(self) -> Sums:
         """The secure sum of this round, as far as the answers on the disk bring it."""

@@ -69,7 +69,11 @@ class Standing(Machine):
     def _same(self) -> set[str]:
         """The sites that must take part in this round, if all rounds need those of the first."""
         later = self._step in STEPS and self.turn >= len(STEPS)
-        return set(self.history[2]["sites"]) if later and self._algorithm.same_clients else set()
+        return (
+            set(self.history[STEPS.index("mask")]["sites"])
+            if later and self._algorithm.same_clients
+            else set()
+        )
 
     def _about(self, kind: str, expires: float | None) -> dict[str, Any]:
         return {
@@ -92,7 +96,6 @@ class Standing(Machine):
         """Read what an earlier server left: the state after closed rounds, and answers to the open one."""
         self._numbers = {site: number for number, site in enumerate(self.description.sites)}
         self._sums: Sums | None = None
-        self._turns = (self._algorithm.rounds or self.description.num_rounds) * len(self.description.steps)
         self.turn, self.stopped, self._items = 0, None, list[list[int]]()
         self.history = list[dict[str, Any]]()
         # The last round in which each site's upload counted, by which it knows what to remember.

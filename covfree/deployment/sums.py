@@ -11,13 +11,13 @@ import numpy as np
 
 from covfree import secure
 from covfree.core.checks import check_positive
-from covfree.secure import Advert, Opened, Sealed, Session
+from covfree.secure import STEPS, Advert, Agreed, Opened, Sealed, Session
 from covfree.secure.shamir import SHARE
 from covfree.secure.words import Words
 
 Arrays = Mapping[str, np.ndarray]
-# An advert's two keys, commitment and signature; a box of two shares and the cipher's tag.
-_ADVERT, _BOX = (32, 64, 96, 160), 2 * SHARE + 16
+# An advert's two keys, commitment and signature; a box of two shares and the cipher's tag; a signature.
+_ADVERT, _BOX, _SIGNATURE = (32, 64, 96, 160), 2 * SHARE + 16, 64
 
 
 def answer(
@@ -35,7 +35,9 @@ def answer(
     if step == "mask":
         own = [box for box in _boxes_of(asked) if box.receiver == number]
         return {"words": client.mask(own, words()).words}
-    opened = client.unmask(_numbers(asked, "came"))
+    if step == "agree":
+        return _agreed([client.agree(_numbers(asked, "came"))])
+    opened = client.unmask(_agreed_of(asked))
     return _opened(opened.seeds, "seed") | _opened(opened.keys, "key")
 
 
@@ -108,7 +110,9 @@ class Sums:
             return _boxes(
                 [box for site in sorted(self._server.shared) for box in self._server.shares_for(site)]
             )
-        return {"came": np.array(self._server.came(), np.int32)} if step == "unmask" else {}
+        if step == "agree":
+            return {"came": np.array(self._server.came(), np.int32)}
+        return _agreed(self._server.agreed) if step == "unmask" else {}
 
     def take(self, step: str, site: int, arrays: Arrays) -> None:
         """Take a site's answer.
@@ -125,6 +129,11 @@ class Sums:
             self._server.take_shares(site, _boxes_of(arrays))
         elif step == "mask":
             self._server.take_upload(secure.Masked(site, arrays.get("words", np.zeros(0))))
+        elif step == "agree":
+            agreed = _agreed_of(arrays)
+            if [each.sender for each in agreed] != [site]:
+                raise secure.Refused(f"agreed: expected one signature, of client {site}")
+            self._server.take_agreed(agreed[0])
         else:
             self._server.take_opened(Opened(site, _shares_of(arrays, "seed"), _shares_of(arrays, "key")))
 
@@ -133,8 +142,10 @@ class Sums:
         own = self.session
         if len(sites) < own.least:
             return f"answers of {own.least} sites at least, got {len(sites)}"
+        if step in STEPS[2:] and len(sites) < own.quorum:
+            return f"answers of {own.quorum} sites at least, which are to agree on the sum, got {len(sites)}"
         masked = list(sites)
-        if step in ("mask", "unmask"):
+        if step in STEPS[2:]:
             came = sites if step == "mask" else self._server.came()
             # The masks of a site that left are to be taken off too, where a neighbour's upload has them.
             left = self._server.shared.difference(came)
@@ -195,6 +206,16 @@ def _boxes(boxes: list[Sealed]) -> dict[str, np.ndarray]:
 def _boxes_of(arrays: Arrays) -> list[Sealed]:
     places, rows = _table(arrays, "box", _BOX, "sender", "receiver")
     return [Sealed(sender, receiver, row) for (sender, receiver), row in zip(places, rows, strict=True)]
+
+
+def _agreed(agreed: Collection[Agreed]) -> dict[str, np.ndarray]:
+    senders = np.array([own.sender for own in agreed], np.int32)
+    return {"sender": senders, "agreed": _rows([own.signature for own in agreed], _SIGNATURE)}
+
+
+def _agreed_of(arrays: Arrays) -> list[Agreed]:
+    senders, rows = _table(arrays, "agreed", _SIGNATURE, "sender")
+    return [Agreed(sender, row) for (sender,), row in zip(senders, rows, strict=True)]
 
 
 def _opened(shares: Mapping[int, bytes], name: str) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def run(
         )
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
         checkpoint = Checkpoint(checkpoint)
-    rounds = _number_of_rounds(algorithm, rounds)
+    rounds = number_of_rounds(algorithm, rounds)
     key = _as_key(key)
     federation = Federation.of(
         features, labels, clients, whole=algorithm.whole, num_classes=algorithm.num_classes
@@ -192,7 +192,8 @@ def _as_key(key: Any) -> PRNGKey:
     return jax.random.wrap_key_data(jnp.asarray(key))
 
 
-def _number_of_rounds(algorithm: Algorithm, rounds: int | None) -> int:
+def number_of_rounds(algorithm: Algorithm, rounds: int | None) -> int:
+    """Return how many rounds to run, or raise unless the algorithm takes so many."""
     if algorithm.rounds is None:
         if rounds is None:
             raise TypeError(f"rounds: expected how many, as {algorithm.name!r} takes any number; got None")

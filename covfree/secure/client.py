@@ -12,8 +12,11 @@ import numpy as np
 
 from covfree.core.optional import optional
 from covfree.secure import shamir
-from covfree.secure.messages import Advert, Masked, Opened, Refused, Sealed, Session
+from covfree.secure.messages import Advert, Agreed, Masked, Opened, Refused, Sealed, Session
 from covfree.secure.words import Words, mask
+
+# The steps of a secure sum: a client that leaves before one sends nothing from it on.
+STEPS = ("advertise", "share", "mask", "agree", "unmask")
 
 
 class Client:
@@ -42,6 +45,7 @@ class Client:
         self._seed, self._step = secrets.token_bytes(32), 0
         self._adverts: dict[int, Advert] = {}
         self._shares: dict[int, tuple[bytes, bytes]] = {}
+        self._came: list[int] = []
 
     def advertise(self) -> Advert:
         """Step 1: public keys for this session, signed."""
@@ -107,14 +111,14 @@ class Client:
             total = total + pair if self._number < other else total - pair
         return Masked(self._number, total)
 
-    def unmask(self, came: Collection[int]) -> Opened:
-        """Step 4: shares of the seeds of those whose uploads came, and of the others' masking keys.
+    def agree(self, came: Collection[int]) -> Agreed:
+        """Step 4: sign the numbers of those whose uploads came, which the server tells all alike.
 
         Args:
             came: the numbers of all clients whose uploads the server has.
 
         Raises:
-            Refused: if they are too few, have this client not among them, or it was asked before.
+            Refused: if they are too few, or this client is not among them.
         """
         self._take(4)
         clients = set(came)
@@ -127,6 +131,27 @@ class Client:
         self._need(len(clients & set(self._shares)), "neighbours whose uploads came")
         if strange := clients & set(self._session.neighbours_of(self._number)) - set(self._shares):
             raise Refused(f"came: expected neighbours that had shared, got {sorted(strange)} too")
+        self._came = sorted(clients)
+        return Agreed(self._number, self._identity.sign(self._session.came_label(clients)))
+
+    def unmask(self, agreed: Iterable[Agreed]) -> Opened:
+        """Step 5: shares of the seeds of those whose uploads came, and of the others' masking keys.
+
+        Args:
+            agreed: the signatures of clients that agreed in step 4.
+
+        Raises:
+            Refused: if fewer than `Session.quorum` have signed what this client has: the server has told
+                them otherwise.
+        """
+        self._take(5)
+        clients = set(self._came)
+        signers = {own.sender for own in agreed if signed_came(self._session, clients, own)}
+        if len(signers) < self._session.quorum:
+            raise Refused(
+                f"agreed: expected at least {self._session.quorum} clients that were told of the same "
+                f"uploads, got {len(signers)}"
+            )
         seeds = {other: own for other, (own, _) in self._shares.items() if other in clients}
         keys = {other: own for other, (_, own) in self._shares.items() if other not in clients}
         self._seed, self._shares = b"", {}
@@ -137,14 +162,14 @@ class Client:
         keys = (self._sealing.private_bytes_raw(), self._masking.private_bytes_raw(), self._seed)
         adverts = [[own.sender, *(part.hex() for part in own[1:])] for own in self._adverts.values()]
         shares = [[number, *(part.hex() for part in own)] for number, own in self._shares.items()]
-        parts = [self._step, [key.hex() for key in keys], adverts, shares]
+        parts = [self._step, [key.hex() for key in keys], adverts, shares, self._came]
         return json.dumps(parts).encode()
 
     @classmethod
     def restored(cls, session: Session, number: int, identity: Any, saved: bytes) -> Client:
         """The client that `saved` gave, of the same session, number and identity."""
         client = cls(session, number, identity)
-        client._step, keys, adverts, shares = json.loads(saved)
+        client._step, keys, adverts, shares, client._came = json.loads(saved)
         sealing, masking, client._seed = map(bytes.fromhex, keys)
         client._sealing, client._masking = _private_key(sealing), _private_key(masking)
         for sender, *parts in adverts:
@@ -155,9 +180,8 @@ class Client:
 
     def _take(self, step: int) -> None:
         if self._step != step - 1:
-            names = ("advertise", "share", "mask", "unmask")
-            after = names[self._step - 1] if self._step else "the start"
-            raise Refused(f"{names[step - 1]}: expected once, in its order; the last step was {after}")
+            after = STEPS[self._step - 1] if self._step else "the start"
+            raise Refused(f"{STEPS[step - 1]}: expected once, in its order; the last step was {after}")
         self._step = step
 
     def _need(self, count: int, what: str) -> None:
@@ -211,16 +235,27 @@ def check_advert(session: Session, advert: Advert) -> None:
     Raises:
         Refused: if not.
     """
+    if advert.sender not in session.identities:
+        raise Refused(f"advert: expected one of the session's clients, got {advert.sender}")
+    content = _signed(session, advert.sender, advert.sealing, advert.masking, advert.commitment)
+    if not _verified(session, advert.sender, advert.signature, content):
+        raise Refused(f"advert: the signature of client {advert.sender} is wrong")
+
+
+def signed_came(session: Session, came: Collection[int], agreed: Agreed) -> bool:
+    """Whether one of those whose uploads came has signed that they are those."""
+    content = session.came_label(came)
+    return agreed.sender in came and _verified(session, agreed.sender, agreed.signature, content)
+
+
+def _verified(session: Session, client: int, signature: bytes, content: bytes) -> bool:
     keys = optional("cryptography.hazmat.primitives.asymmetric.ed25519", "secure")
     invalid = optional("cryptography.exceptions", "secure").InvalidSignature
-    public = session.identities.get(advert.sender)
-    if public is None:
-        raise Refused(f"advert: expected one of the session's clients, got {advert.sender}")
     try:
-        signed = _signed(session, advert.sender, advert.sealing, advert.masking, advert.commitment)
-        keys.Ed25519PublicKey.from_public_bytes(public).verify(advert.signature, signed)
+        keys.Ed25519PublicKey.from_public_bytes(session.identities[client]).verify(signature, content)
     except invalid:
-        raise Refused(f"advert: the signature of client {advert.sender} is wrong") from None
+        return False
+    return True
 
 
 def _signed(session: Session, number: int, *parts: bytes) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -53,6 +54,16 @@ class Session:
         if not 2 <= self.least <= others + 1:
             raise ValueError(f"least: expected from 2 to {others + 1} clients, got {self.least}")
 
+    @property
+    def quorum(self) -> int:
+        """How many clients must agree on whose uploads came: ⌈n·t / k⌉ of n, so above half.
+
+        Two sets of so many overlap, and a client agrees once: a server cannot have two answers.
+        """
+        others = len(self.identities) - 1
+        degree = others if self.neighbours is None else self.neighbours
+        return -(-(others + 1) * self.threshold // degree)
+
     def neighbours_of(self, client: int) -> list[int]:
         """The numbers of a client's neighbours, by a graph in which all have k: a ring in a random order.
 
@@ -71,9 +82,14 @@ class Session:
         present = set(there)
         return [n for n in clients if len(present.intersection(self.neighbours_of(n))) < self.threshold]
 
+    def came_label(self, came: Iterable[int]) -> bytes:
+        """Bytes that say whose uploads came, for a client to sign."""
+        numbers = ",".join(map(str, sorted(came)))
+        return self.label("came", 0, 0) + b"\0" + hashlib.sha256(numbers.encode()).digest()
+
     def label(self, purpose: str, first: int, second: int) -> bytes:
         """Bytes that bind a key to this session, its purpose and a pair of clients, whose order matters."""
-        return "\0".join(("covfree secure sum 1", self.name, purpose, str(first), str(second))).encode()
+        return "\0".join(("covfree secure sum 2", self.name, purpose, str(first), str(second))).encode()
 
 
 class Advert(NamedTuple):
@@ -107,6 +123,13 @@ class Masked(NamedTuple):
 
     sender: int
     words: np.ndarray
+
+
+class Agreed(NamedTuple):
+    """A client's signature of the numbers of those whose uploads came."""
+
+    sender: int
+    signature: bytes
 
 
 class Opened(NamedTuple):

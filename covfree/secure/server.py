@@ -10,8 +10,8 @@ import numpy as np
 
 from covfree.core.optional import optional
 from covfree.secure import shamir
-from covfree.secure.client import check_advert, pair_key
-from covfree.secure.messages import Advert, Masked, Opened, Refused, Sealed, Session
+from covfree.secure.client import check_advert, pair_key, signed_came
+from covfree.secure.messages import Advert, Agreed, Masked, Opened, Refused, Sealed, Session
 from covfree.secure.words import Words, mask
 
 
@@ -31,6 +31,7 @@ class Server:
         self._boxes: defaultdict[int, list[Sealed]] = defaultdict(list)
         self._uploads: set[int] = set()
         self._total = np.zeros(session.size, np.uint64)
+        self._agreed: dict[int, Agreed] = {}
         self._opened: dict[int, Opened] = {}
 
     def take_advert(self, advert: Advert) -> None:
@@ -92,9 +93,22 @@ class Server:
             raise Refused(f"expected at least {self._session.least} uploads, got {len(self._uploads)}")
         return sorted(self._uploads)
 
+    def take_agreed(self, agreed: Agreed) -> None:
+        """Step 4: take a client's signature of `came`."""
+        self._known(agreed.sender, self._uploads, "sent its upload")
+        self._once(agreed.sender, self._agreed)
+        if not signed_came(self._session, self._uploads, agreed):
+            raise Refused(f"agreed: the signature of client {agreed.sender} is wrong")
+        self._agreed[agreed.sender] = agreed
+
+    @property
+    def agreed(self) -> list[Agreed]:
+        """All signatures that were taken, for step 5."""
+        return list(self._agreed.values())
+
     def take_opened(self, opened: Opened) -> None:
-        """Step 4: take a client's shares of its neighbours' secrets."""
-        self._known(opened.sender, self._uploads, "sent its upload")
+        """Step 5: take a client's shares of its neighbours' secrets."""
+        self._known(opened.sender, self._agreed, "agreed")
         self._once(opened.sender, self._opened)
         self._opened[opened.sender] = opened
 

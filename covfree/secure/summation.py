@@ -16,17 +16,16 @@ from covfree.core.optional import optional
 from covfree.core.types import AnyArray, PRNGKey
 from covfree.rounds import cohort
 from covfree.rounds.algorithm import Algorithm, ClientData, check_algorithm
+from covfree.rounds.data import Federation
+from covfree.rounds.run import number_of_rounds
 from covfree.rounds.uploads import is_table
-from covfree.secure.client import Client
+from covfree.secure.client import STEPS, Client
 from covfree.secure.holders import nothing_left
 from covfree.secure.messages import Refused, Session
 from covfree.secure.server import Server
 from covfree.secure.words import Encoding, FixedPoint
 
 T = TypeVar("T")
-
-# The steps of a secure sum: a client that leaves before one sends nothing from it on.
-STEPS = ("advertise", "share", "mask", "unmask")
 
 
 class Summed(NamedTuple):
@@ -71,8 +70,8 @@ def secure_sum(
 
     Raises:
         Refused: if too many clients leave.
-        ValueError: if a number is above the bound, the uploads differ in structure, or ``least`` is too small
-            for ``point``.
+        ValueError: if a number is above the bound, the uploads differ in structure, shapes or data types, or
+            ``least`` is too small for ``point``.
 
     >>> import numpy as np
     >>> uploads = {client: {"sum": np.full(2, client), "count": np.array(1)} for client in range(4)}
@@ -81,12 +80,19 @@ def secure_sum(
     """
     if len(uploads) > point.num_clients:
         raise ValueError(f"point: expected one for {len(uploads)} clients, got one for {point.num_clients}")
-    if len({jax.tree.structure(upload) for upload in uploads.values()}) != 1:
-        raise ValueError("uploads: expected at least two, of one structure")
+    forms = {_form(upload) for upload in uploads.values()}
+    if len(uploads) < 2 or len(forms) != 1:
+        got = f"{len(uploads)} of {len(forms)} structures"
+        raise ValueError(
+            f"uploads: expected at least two, of one structure, shapes and data types, got {got}"
+        )
     least = point.least if least is None else least
     if least < point.least:
         raise ValueError(f"least: expected at least {point.least} clients, as point asks for, got {least}")
     words = {client: point.encode(upload) for client, upload in uploads.items()}
+    for client, step in (leaves or {}).items():
+        if client not in uploads or step not in STEPS:
+            raise ValueError(f"leaves: expected clients' steps, among {STEPS}, got {client!r}: {step!r}")
     degree = len(uploads) - 1 if neighbours is None else neighbours
     keys = {client: _identity() for client in sorted(uploads)}
     session = Session(
@@ -116,7 +122,12 @@ def secure_sum(
     for each in masked.values():
         server.take_upload(each)
     came = server.came()
-    for opened in _each(here("unmask", came), lambda client: clients[client].unmask(came)).values():
+    agreed = _each(here("agree", came), lambda client: clients[client].agree(came))
+    for each in agreed.values():
+        server.take_agreed(each)
+    for opened in _each(
+        here("unmask", agreed), lambda client: clients[client].unmask(server.agreed)
+    ).values():
         server.take_opened(opened)
     return Summed(point.decode(server.total(), like), came)
 
@@ -138,7 +149,7 @@ def run_securely(
         algorithm: e.g. ``covfree.rounds.as_algorithm(method, num_classes=C, uploads="sums")``, or one of
             `covfree.finetune`.
         features: [examples, dim].
-        labels: [examples] classes.
+        labels: [examples] classes; below 0 is padding.
         clients: [examples] whose each example is, from 0; below 0 for nobody's.
         bound: see `FixedPoint`: the largest absolute value of a number in an upload. Or how uploads become
             words, such as `covfree.privacy.private_updates`, by which each client adds noise.
@@ -150,16 +161,16 @@ def run_securely(
         The algorithm's result, such as a head.
 
     Raises:
-        ValueError: if an upload is no sum, as it holds a table of rows, a number is above the bound, or no
-            class has the holders that `common_classes` asks for.
+        TypeError: if an argument has a wrong type.
+        ValueError: if an argument is out of its range, an upload is no sum, as it holds a table of rows, a
+            number is above the bound, or no class has the holders that `common_classes` asks for.
         Refused: see `secure_sum`.
     """
     check_algorithm(algorithm)
-    number = algorithm.rounds if rounds is None else rounds
-    if number is None:
-        raise ValueError(f"rounds: expected a number, as {algorithm.name} may run any, got None")
-    owners = np.asarray(clients)
-    data = _own_data(np.asarray(features), np.asarray(labels), owners)
+    number = number_of_rounds(algorithm, rounds)
+    data = _own_data(
+        Federation.of(features, labels, clients, whole=algorithm.whole, num_classes=algorithm.num_classes)
+    )
     point = bound if isinstance(bound, Encoding) else FixedPoint(bound, len(data))
     if point.rounds is not None and number > point.rounds:
         raise ValueError(f"rounds: expected at most {point.rounds}, as is promised, got {number}")
@@ -182,23 +193,31 @@ def run_securely(
     return algorithm.result(algorithm.params, state, stacked)
 
 
+def _form(upload: Any) -> Any:
+    """What is the same in all uploads: the structure, shapes and data types."""
+    leaves, structure = jax.tree.flatten(upload)
+    return structure, *((np.shape(leaf), str(np.asarray(leaf).dtype)) for leaf in leaves)
+
+
 def _answer(algorithm: Algorithm, sent: Any, data: ClientData, memory: Any, key: PRNGKey) -> tuple[Any, Any]:
     upload, memory, _ = algorithm.client(algorithm.params, sent, data, memory, key)
     return upload, memory
 
 
-def _own_data(features: np.ndarray, labels: np.ndarray, owners: np.ndarray) -> dict[int, ClientData]:
+def _own_data(federation: Federation) -> dict[int, ClientData]:
     """Each client's data, padded to one size, so that one compilation serves all."""
-    places = {int(client): np.flatnonzero(owners == client) for client in np.unique(owners[owners >= 0])}
-    longest = max(map(len, places.values()))
+    features, labels, order = jax.tree.map(np.asarray, federation.examples)
+    longest = int(federation.size.max(initial=0))
     index = np.arange(longest, dtype=np.int32)
 
-    def own(client: int, mine: np.ndarray) -> ClientData:
-        padded = np.pad(mine, (0, longest - len(mine)), mode="edge")
-        used = np.where(index < len(mine), index, -1)
-        return ClientData(features[padded], labels[padded], used, np.asarray(client, np.int32))
+    def own(client: int) -> ClientData:
+        start, size = federation.start[client], federation.size[client]
+        padded = order[start + np.minimum(index, size - 1)]
+        used = np.where(index < size, index, -1)
+        taken = jax.tree.map(lambda x: x[padded], features)
+        return ClientData(taken, labels[padded], used, np.asarray(client, np.int32))
 
-    return {client: own(client, mine) for client, mine in places.items()}
+    return {client: own(client) for client in np.flatnonzero(federation.size).tolist()}
 
 
 def _each(clients: Iterable[int], step: Callable[[int], T]) -> dict[int, T]:

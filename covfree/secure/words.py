@@ -51,7 +51,8 @@ class FixedPoint:
     """How an upload's numbers become words: x is rounded to a multiple of 2^−bits, and −1 is 2⁶⁴ − 1.
 
     Sums of at most ``num_clients`` uploads do not wrap: each word is below bound·2^bits + ½ ≤ 2⁶² / K in
-    absolute value, so their sum is below 2⁶³. A number of a sum is off by at most K·2^−(bits + 1).
+    absolute value, so their sum is below 2⁶³. A number of a sum is off by at most K·2^−(bits + 1), and by
+    float64's rounding, 2^−53 of itself.
 
     Attributes:
         bound: the largest absolute value of a number in an upload.
@@ -94,9 +95,10 @@ class FixedPoint:
             upload: a pytree of arrays of numbers, whose order of leaves all clients share.
 
         Raises:
-            ValueError: if a number is not finite or above the bound: clip first.
+            TypeError: if an array holds no real numbers.
+            ValueError: if a number is not finite or above the bound (clip first), or an integer above 2⁵³.
         """
-        leaves = [np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(upload)]
+        leaves = [_numbers(np.asarray(leaf)) for leaf in jax.tree.leaves(upload)]
         numbers = np.concatenate([np.zeros(0), *leaves])
         if not np.all(np.abs(numbers) <= self.bound):
             worst = numbers[np.argmax(np.where(np.isfinite(numbers), np.abs(numbers), np.inf))]
@@ -110,6 +112,9 @@ class FixedPoint:
         Args:
             total: the sum, modulo 2⁶⁴, of words by `encode`.
             like: an upload, or anything with its structure, shapes and data types.
+
+        Raises:
+            ValueError: if a sum is beyond the range of its data type.
         """
         numbers = np.ldexp(total.view(np.int64).astype(np.float64), -self.bits)
         return shaped(numbers, like)
@@ -126,8 +131,22 @@ def shaped(numbers: Float[np.ndarray, " words"], like: Any) -> Any:
     return jax.tree.unflatten(structure, made)
 
 
+def _numbers(leaf: np.ndarray) -> np.ndarray:
+    """An array's numbers in float64, which holds each of them."""
+    whole, real = (jnp.issubdtype(leaf.dtype, kind) for kind in (jnp.integer, jnp.floating))
+    if not whole and not real:
+        raise TypeError(f"upload: expected integers or floats, which add up, got {leaf.dtype}")
+    if whole and (np.abs(leaf.astype(np.float64)) >= 2.0**53).any():
+        raise ValueError("upload: expected integers below 2**53, got one above")
+    return leaf.astype(np.float64).ravel()
+
+
 def _like(numbers: np.ndarray, leaf: Any) -> Any:
-    whole = numbers if jnp.issubdtype(leaf.dtype, jnp.inexact) else np.rint(numbers)
+    exact = not jnp.issubdtype(leaf.dtype, jnp.inexact)
+    whole, limits = (np.rint(numbers), jnp.iinfo) if exact else (numbers, jnp.finfo)
+    least, most = float(limits(leaf.dtype).min), float(limits(leaf.dtype).max)
+    if numbers.size and not (least <= whole.min() and whole.max() <= most):
+        raise ValueError(f"total: expected sums within {leaf.dtype}, got {whole.min():g} to {whole.max():g}")
     array = whole.reshape(np.shape(leaf)).astype(leaf.dtype)
     return jnp.asarray(array) if isinstance(leaf, jax.Array) else array
 

@@ -31,7 +31,7 @@ def test_the_head_is_of_sums_with_the_noise_of_those_that_came(algorithm, rounds
         assert made.promise.epsilon <= 300
         assert (made.promise.noise, made.promise.honest) == ("distributed", 4)
         # One leaves before its first upload: the noise is that of the others.
-        for turn in range(4):
+        for turn in range(5):
             asked = server.open()
             for site, client in clients.items():
                 if turn < 2 or site != "wien":
@@ -92,10 +92,12 @@ def test_training_is_private_for_sites_inside_the_masks(tmp_path):
     ("fields", "why"),
     [
         ({"sums": None}, "private: expected sums too"),
+        ({"sums": SecureSums(neighbours=2)}, "neighbours: expected None with private"),
         ({"sums": SecureSums(holders=3)}, "holders: expected None, as noise hides each site"),
         ({"algorithm": "fedadam", "rounds": 2}, "private: expected unit=client"),
         ({"promise": PrivateSums(1.0, 1e-5, clip=6.0, honest=5)}, "honest: expected at most the fewest"),
         ({"promise": PrivateSums(-1.0, 1e-5, clip=6.0)}, "epsilon"),
+        ({"judge_sites": True}, "judge_sites: expected an algorithm whose sites send class means"),
         ({"algorithm": "qda-means"}, "method: expected one whose head"),
     ],
 )

@@ -54,16 +54,34 @@ def test_the_result_is_that_of_integers_whoever_leaves(algorithm, rounds, at, ho
     there = [site for site in MORE if site != "oslo"]
     with make(tmp_path, algorithm, rounds=rounds, sums=SecureSums(1e6, holders=holders)) as machines:
         server, clients = machines.server(), machines.clients()
-        for turn in range(4):
+        for turn in range(5):
             step(server, {site: clients[site] for site in (there if turn >= at else MORE)})
         if algorithm.startswith("fedcof"):
             # Its later rounds need all whose counts are in the first, and nobody else.
             late = server.take(clients["oslo"].answer(server.open()))
             assert "need the sites of the first" in (late.reason or "")
             clients.pop("oslo")
+            for site in clients:
+                server.take(clients[site].answer(server.open()))
+            server.close()
+            for _ in range(2):
+                step(server, clients)
+            # Nor does a site agree to a sum of fewer, which the first would show to be without one of them.
+            about, arrays = unseal(server.open(), {"server": machines.description.server})
+            machines.kill("york")
+            shutil.copytree(tmp_path / "york", tmp_path / "kept")
+            fewer = {**arrays, "came": arrays["came"][1:]}
+            with pytest.raises(
+                Refused, match=r"came: expected the sites of the sum before, \(0, 2, 3, 4\), got"
+            ):
+                machines.client("york").answer(seal(machines.key("server"), about, fewer))
+            machines.kill("york")
+            shutil.rmtree(tmp_path / "york")
+            (tmp_path / "kept").rename(tmp_path / "york")
+            clients["york"] = machines.client("york")
         result = finish(server, clients)
         number = server.description.num_rounds
-        assert [each["round"] for each in server.history] == list(range(4 * number))
+        assert [each["round"] for each in server.history] == list(range(5 * number))
         came = [there if at < 3 else list(MORE), *[list(clients)] * (number - 1)]
         assert_equal(result, of_integers(server.description, came))
         if holders is not None:
@@ -104,9 +122,16 @@ def test_a_site_answers_nobody_who_asks_for_less(tmp_path):
             rome.answer(lie(asked[0], nonce="0" * 32))
         late = machines.client("wien")
         shown = machines.server().open()
-        for other in (7, 6):  # a step of the next round, in which this site has no part yet
+        for other in (4, 3):  # this site has not masked anything yet
             with pytest.raises(Refused, match="expected to have answered the step before"):
                 late.answer(lie(shown, turn=other))
+        for other in (5, 10, -1, "2"):  # rounds that nobody promised
+            with pytest.raises(
+                Refused, match=f"turn: expected one of the 5 of this federation, got {other!r}"
+            ):
+                late.answer(lie(shown, turn=other))
+        with pytest.raises(Refused, match="items: expected those of 0 rounds, got 1"):
+            late.answer(lie(shown, items=[[]]))
         about, arrays = unseal(shown, {"server": own.server})
         size = about["words"]
         for changes, why in (
@@ -141,7 +166,7 @@ def test_a_site_answers_nobody_who_asks_for_less(tmp_path):
         for came, why in (
             ([1, 3, 4], "expected this client, 0"),
             ([0, 1], "at least 3 clients, got 2"),
-            ([0, 2, 3, 4], "expected neighbours that had shared"),
+            ([0, 1, 3, 4], ""),
             ([0, 1, 3, 9], "clients of the session"),
         ):
             # Each lie is told to a berlin that has heard no other.
@@ -149,13 +174,15 @@ def test_a_site_answers_nobody_who_asks_for_less(tmp_path):
             shutil.rmtree(tmp_path / "berlin")
             shutil.copytree(tmp_path / "kept", tmp_path / "berlin")
             berlin = machines.client("berlin")
-            if why == "expected neighbours that had shared":
+            if not why:
                 # rome did share; its upload did not come: only its key may be opened.
-                opened = unseal(
-                    berlin.answer(lie(asks, arrays={"came": np.array(came, np.int32)})), own.sites
-                )
-                assert set(opened.arrays["seed_of"].tolist()) == {2, 3, 4}
-                assert set(opened.arrays["key_of"].tolist()) == {1}
+                assert server.take(berlin.answer(asks)).reason is None
+                for site in ("oslo", "wien", "york"):
+                    assert server.take(machines.client(site).answer(asks)).reason is None
+                server.close()
+                opened = unseal(berlin.answer(server.open()), own.sites)
+                assert set(opened.arrays["seed_of"].tolist()) == {1, 3, 4}
+                assert set(opened.arrays["key_of"].tolist()) == {2}
                 continue
             with pytest.raises(Refused, match=why):
                 berlin.answer(lie(asks, arrays={"came": np.array(came, np.int32)}))
@@ -178,13 +205,14 @@ def test_too_few_is_named_and_the_step_is_opened_again(tmp_path):
             assert server.take(clients[site].answer(again)).reason is None
         server.close()
         step(server, clients)
+        step(server, clients)
         assert_equal(server.result, of_integers(machines.description, [list(MORE)]))
 
 
 def test_an_announcement_without_a_class_ends_the_federation(tmp_path):
     with make(tmp_path / "machines", "fedcof:shrinkage=0.1", sums=SecureSums(1e6, holders=5)) as machines:
         server, clients = machines.server(), machines.clients()
-        for turn in range(4):
+        for turn in range(5):
             # One site leaves, so no class has five holders.
             step(server, clients if turn < 2 else {site: clients[site] for site in MORE if site != "york"})
         assert server.finished
@@ -205,6 +233,7 @@ def test_an_announcement_without_a_class_ends_the_federation(tmp_path):
         ({"sums": SecureSums(1e6, holders=1)}, "holders: expected at least 2"),
         ({"sums": SecureSums(1e6, holders=9)}, "holders: expected at most the number of sites, 5, got 9"),
         ({"algorithm": "fedpft"}, "sums"),
+        ({"algorithm": "fedcof", "judge_sites": True}, "judge_sites: expected an algorithm whose sites send"),
     ],
 )
 def test_descriptions_that_hide_nothing_are_errors(fields, why, tmp_path):

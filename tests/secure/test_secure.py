@@ -55,18 +55,24 @@ def masked(server, clients, among=range(6)):
 def stayed(leaves: dict[int, str]) -> list[int] | None:
     """Whose sum is known if clients leave before these steps; None for nobody's. t = 3 of 5 neighbours."""
     steps = (*secure.STEPS, "never")
-    there = [[n for n in range(6) if steps.index(leaves[n]) > at] for at in range(4)]
+    there = [[n for n in range(6) if steps.index(leaves[n]) > at] for at in range(5)]
     # From the second step on, each needs three others of those in the step before.
-    return there[2] if len(there[3]) >= 4 else None
+    return there[2] if len(there[4]) >= 4 else None
 
 
-@pytest.mark.parametrize("first", [*secure.STEPS, "never"])
-def test_every_pattern_of_leaving(first):
-    ways = combinations_with_replacement((*secure.STEPS, "never"), 5)
+def opened(server, clients, among=None):
+    """What clients open after all whose uploads came have agreed on them."""
+    came = server.came()
+    for number in came:
+        server.take_agreed(clients[number].agree(came))
+    return {number: clients[number].unmask(server.agreed) for number in among or came}
+
+
+def test_every_pattern_of_leaving():
     point = FixedPoint(1e6, 6)
     uploads = {n: {"a": rng.normal(size=3) * 1e5, "n": np.array(n)} for n in range(6)}
-    for others in ways:
-        leaves = dict(zip(rng.permutation(6).tolist(), (first, *others), strict=True))
+    for steps in combinations_with_replacement((*secure.STEPS, "never"), 6):
+        leaves = dict(zip(rng.permutation(6).tolist(), steps, strict=True))
         came = stayed(leaves)
         gone = {n: step for n, step in leaves.items() if step != "never"}
         if came is None:
@@ -95,8 +101,8 @@ def test_the_sum_is_modulo_2_to_the_64_and_the_graph_may_be_sparse():
     for n in came:
         server.take_upload(clients[n].mask(server.shares_for(n), uploads[n]))
     assert server.came() == came
-    for n in came:
-        server.take_opened(clients[n].unmask(came))
+    for each in opened(server, clients).values():
+        server.take_opened(each)
     np.testing.assert_array_equal(server.total(), sum(uploads[n] for n in came))
 
 
@@ -108,16 +114,21 @@ def test_a_client_opens_nothing_that_would_show_its_upload():
         (4, [0, 1, 2, 3], "expected this client, 4"),
         (3, [2, 3], "at least 3 clients, got 2"),
         (2, [*came, 77], "clients of the session"),
-        (5, came, "unmask: expected once, in its order; the last step was share"),
+        (5, came, "agree: expected once, in its order; the last step was share"),
     ):
         with pytest.raises(Refused, match=why):
-            clients[number].unmask(asked)
-    opened = clients[0].unmask(came)
-    assert (set(opened.seeds), set(opened.keys)) == ({1, 2, 3, 4}, {5})
+            clients[number].agree(asked)
+    server, clients = masked(*shared(*parties()), among=range(5))
+    own = opened(server, clients, [0])[0]
+    assert (set(own.seeds), set(own.keys)) == ({1, 2, 3, 4}, {5})
     # Nor does it say anything after an answer or a refusal.
-    for number in (0, 2):
-        with pytest.raises(Refused, match="unmask: expected once"):
-            clients[number].unmask(came)
+    with pytest.raises(Refused, match="unmask: expected once"):
+        clients[0].unmask(server.agreed)
+    forged = server.agreed[0]._replace(sender=1)
+    with pytest.raises(Refused, match="agreed: expected at least 4 clients that were told of the same"):
+        clients[1].unmask([*server.agreed[:1], forged, forged, *server.agreed[2:4]])
+    with pytest.raises(Refused, match="unmask: expected once"):
+        clients[1].unmask(server.agreed)
     # Nor does it send its upload again, under the same masks.
     with pytest.raises(Refused, match="mask: expected once"):
         clients[1].mask([], UPLOADS[1] + np.uint64(1))
@@ -165,20 +176,19 @@ def test_keys_are_those_of_the_session_s_clients():
 def test_a_client_that_lies_stops_the_sum_and_learns_nothing():
     server, clients = masked(*shared(*parties()), among=range(5))
     came = server.came()
-    opened = [clients[n].unmask(came) for n in came]
-    lie = opened[0]._replace(seeds={n: bytes(33) for n in opened[0].seeds})
-    for each in (lie, *opened[1:]):
+    given = [*opened(server, clients).values()]
+    lie = given[0]._replace(seeds={n: bytes(33) for n in given[0].seeds})
+    for each in (lie, *given[1:]):
         server.take_opened(each)
     with pytest.raises(Refused, match="shares: those of client"):
         server.total()
     with pytest.raises(Refused, match="got another"):
-        server.take_opened(opened[0])
+        server.take_opened(given[0])
     # Shares of other secrets fit together, but neither the commitment nor the public key.
     for kind, owner, why in (("seeds", 0, "its commitment"), ("keys", 5, "its public key")):
         other, clients = masked(*shared(*parties()), among=range(5))
         forged = shamir.split(bytes(range(32)), 3, range(6))
-        for n in came:
-            own = clients[n].unmask(came)
+        for n, own in opened(other, clients).items():
             shares = getattr(own, kind)
             if owner in shares:
                 own = own._replace(**{kind: {**shares, owner: forged[n]}})
@@ -189,8 +199,23 @@ def test_a_client_that_lies_stops_the_sum_and_learns_nothing():
         server.take_upload(secure.Masked(1, UPLOADS[1]))
     with pytest.raises(Refused, match="had shared, got 9"):
         server.take_upload(secure.Masked(9, UPLOADS[1]))
-    with pytest.raises(Refused, match="sent its upload, got 5"):
+    with pytest.raises(Refused, match="had agreed, got 5"):
         server.take_opened(secure.Opened(5, {}, {}))
+    other, clients = masked(*shared(*parties()), among=range(5))
+    with pytest.raises(Refused, match="sent its upload, got 5"):
+        other.take_agreed(secure.Agreed(5, bytes(64)))
+    with pytest.raises(Refused, match="the signature of client 1 is wrong"):
+        other.take_agreed(secure.Agreed(1, clients[0].agree(came).signature))
+
+
+def test_a_server_that_lies_to_each_client_opens_no_part_of_the_sum():
+    # Told of different uploads, clients would open the key of 5 too, whose upload came.
+    _, clients = masked(*shared(*parties()))
+    told = {n: [0, 1, 2, 3, 4] if n < 3 else [0, 1, 2, 3, 4, 5] for n in clients}
+    agreed = [clients[n].agree(told[n]) for n in clients if n in told[n]]
+    for n in clients:
+        with pytest.raises(Refused, match="expected at least 4 clients that were told of the same"):
+            clients[n].unmask(agreed)
 
 
 def test_a_masked_upload_has_the_bits_of_coins():
@@ -269,6 +294,19 @@ def test_the_largest_uploads_do_not_wrap():
     for wrong in (np.nan, np.inf, -10.1):
         with pytest.raises(ValueError, match="upload: expected numbers of at most 10, got"):
             point.encode([1.0, wrong])
+    wide = FixedPoint(2.0**54, 2)
+    for array in (np.full(2, 2**30, np.int32), np.full(2, 200, np.uint8), np.full(2, 6e4, np.float16)):
+        with pytest.raises(ValueError, match=f"total: expected sums within {array.dtype}, got"):
+            secure.secure_sum({k: array for k in range(2)}, wide)
+    for array, why in ((np.ones(2, bool), "got bool"), (np.full(2, 2**53 + 1), "below 2")):
+        with pytest.raises((TypeError, ValueError), match=f"upload: expected integers .*{why}"):
+            wide.encode(array)
+    for uploads in ({0: np.ones(2)}, {0: np.ones(2), 1: np.ones(3)}, {0: np.ones(2), 1: np.ones(2, int)}):
+        with pytest.raises(ValueError, match="uploads: expected at least two, of one structure, shapes and"):
+            secure.secure_sum(uploads, wide)
+    for leaves in ({7: "mask"}, {0: "sleep"}):
+        with pytest.raises(ValueError, match="leaves: expected clients' steps"):
+            secure.secure_sum({0: numbers, 1: numbers}, point, leaves=leaves)
     for bad in ({"bound": 0.0}, {"bound": np.inf}, {"bound": 2.0**60}, {"num_clients": 0}):
         with pytest.raises(ValueError, match=r"bound: |num_clients: "):
             FixedPoint(**({"bound": 1.0, "num_clients": 4} | bad))
@@ -295,6 +333,18 @@ def test_algorithms_give_what_they_give_without_masks():
         hidden = secure.run_securely(*data, 1e6, key=jax.random.key(0), rounds=rounds)
         for one, other in zip(jax.tree.leaves(hidden), jax.tree.leaves(plain), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    # Padding takes no part, and labels are checked, as in memory.
+    some = (as_algorithm(covfree.fedncm(), num_classes=3, uploads="sums"), FEATURES)
+    padded = np.where(np.arange(80) % 3 == 0, -1, LABELS)
+    hidden = secure.run_securely(*some, padded, CLIENTS, 1e6, key=jax.random.key(0))
+    np.testing.assert_allclose(
+        hidden.weight, run(*some, padded, CLIENTS, key=jax.random.key(0)).result.weight
+    )
+    for wrong in ((LABELS + 5, CLIENTS), (LABELS[:-1], CLIENTS), (LABELS, np.full(80, -1))):
+        with pytest.raises(ValueError, match=r"labels|clients"):
+            secure.run_securely(*some, *wrong, 1e6, key=jax.random.key(0))
+    with pytest.raises(ValueError, match="uploads: expected at least two"):
+        secure.run_securely(*some, LABELS, np.zeros(80, int), 1e6, key=jax.random.key(0))
     rows = as_algorithm(covfree.fedcof(0.1), num_classes=3)
     with pytest.raises(ValueError, match="expected uploads that are sums"):
         secure.run_securely(rows, FEATURES, LABELS, CLIENTS, 1e6, key=jax.random.key(0))
