@@ -66,7 +66,7 @@ def _run(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
 def _convolved(
     x: jax.Array, kernel: jax.Array, *, window_strides: Any, preferred_element_type: Any, **settings: Any
 ) -> jax.Array:
-    # A type equal to the images' changes nothing, but keeps `convolve` from its fast forms.
+    # Drop `preferred_element_type` if it is x's own: it changes no result, but would rule out the fast forms.
     if preferred_element_type is not None and preferred_element_type != x.dtype:
         settings["preferred_element_type"] = preferred_element_type
     return convolve(x, kernel, window_strides, **settings)

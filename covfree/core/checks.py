@@ -58,7 +58,7 @@ def check(features: Any, labels: Any, clients: Any = None, *, num_classes: int |
     if is_traced(features, labels, clients):
         return
     most = _INT32_MAX if num_classes is None else min(num_classes - 1, _INT32_MAX)
-    # Checked where the features are, on the device or the host; the row is looked for only if one is wrong.
+    # Check where the features are, on the device or the host; look for the bad row only if the check fails.
     look = _on_device if isinstance(features, jax.Array) else _on_host
     if look(features, labels, clients, most):
         return

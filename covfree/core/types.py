@@ -230,7 +230,7 @@ class Message:
         solved: whether the means in ``rows`` are columns of the client's own ridge solution, as in AFL's
             messages. False in what `collect` returns.
         sends: what kind of message it is, ``method.sends``; None if it was made by hand.
-        class_names: the names of the classes that labels number; None if the sender did not say.
+        class_names: the name of each class, in the order of the labels; None if the sender did not say.
         extractor: what made the features, `Extractor.fingerprint`; None if the sender did not say.
     """
 

@@ -18,7 +18,7 @@ from covfree.data.dataset import StrPath
 
 
 class LabelledSet:
-    """The base of `ImageSet` and `TextSet`, which declare these attributes as fields; checks them."""
+    """Base class of `ImageSet` and `TextSet`: it checks these attributes, which they declare as fields."""
 
     name: str
     ids: tuple[str, ...]

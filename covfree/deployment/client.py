@@ -97,7 +97,7 @@ class Client(Machine):
             got = f"{features.dtype}{list(features.shape)}"
             raise ValueError(f"features: expected {like.dtype}[n, {str([*like.shape[1:]])[1:]}, got {got}")
         labels = np.asarray(labels)
-        # Images have no value that is not sound.
+        # Every value of an image (uint8) is valid, so only the labels are checked.
         values = features if description.train == "head" else np.zeros((len(features), 1), np.float32)
         check(values, labels, num_classes=len(description.class_names))
         if (count := int((labels >= 0).sum())) > description.max_examples:

@@ -199,7 +199,7 @@ class Steps:
         whole = [[*map(jnp.asarray, own), jnp.ones(len(own[0]), bool)] for own in columns]
         upload = Parts(total.value, whole, form.structure).upload()
         if isinstance(upload, Sent):
-            # Whose rows these are is said by the signature, not by the sender's array.
+            # The signature says whose rows these are; the sender's own array of clients is not trusted.
             owner = [np.full(len(tables[n][0][0]), n, np.int32) for n in sorted(tables)]
             items = replace(upload.rows.items, client=jnp.asarray(np.concatenate(owner)))
             upload = upload._replace(rows=replace(upload.rows, items=items))

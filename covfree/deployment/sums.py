@@ -48,10 +48,11 @@ class SecureSums:
     Attributes:
         bound: the largest absolute value of a number in an upload; see `covfree.secure.FixedPoint`. None for
             private sums alone, which are integers.
-        neighbours: with how many others each site shares masks, even; None for all.
-        threshold: how many neighbours must stay to the end; None for the least above half.
-        holders: the fewest sites whose class may be summed, see `covfree.secure.common_classes`, of a method;
-            None sums every class.
+        neighbours: the number of other sites with which each site shares masks, an even number; None for all.
+        threshold: how many of a site's neighbours must stay to the end; None for the smallest number above
+        half.
+        holders: for a method, how many sites must at least hold a class for it to be summed; see
+        `covfree.secure.common_classes`. None sums every class.
 
     Raises:
         ValueError: if a number is of another type.
@@ -73,7 +74,7 @@ class SecureSums:
         """The one session of a round.
 
         Args:
-            name: the round's, which is that of no other, so that no site takes part in it twice.
+            name: the round's name. No other round has it, so that no site takes part in a round twice.
             keys: the sites' public keys, in the order of their numbers.
             size: the number of words of an upload.
             fewest: the fewest sites whose answers close the round.

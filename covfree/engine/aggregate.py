@@ -90,7 +90,7 @@ class Aggregate(Generic[H]):
         return f"Aggregate of {self.method.name!r}: {self.num_examples} examples, {rows} rows"
 
     def __reduce__(self) -> Any:
-        # What waits is larger than what it is merged to.
+        # Merge the waiting rows first: they take more space than the rows into which they are merged.
         own = compacted(self)
         return Aggregate, (
             own.method,

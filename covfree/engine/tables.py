@@ -156,7 +156,7 @@ def rows_of(table: Table, layout: Layout, dtype: np.dtype) -> Rows:
     covariance = None
     if table.squares is not None:
         degrees = np.maximum(table.count - 1, 1).reshape(-1, *(1 for _ in table.squares.shape[1:]))
-        # The variance of one direction is the mean of all features'.
+        # A spherical covariance is one number: the mean of the features' variances.
         size = table.mean.shape[1] if layout.squares == "spherical" else 1
         covariance = (table.squares / (degrees * size)).astype(dtype)
     count = summable(table.count, count_sum(table.count))

@@ -108,7 +108,7 @@ class How(NamedTuple):
         num_classes: C.
         whole: whether the rows must not be cut into parts, see `Method.whole_clients`.
         axis_name: under ``shard_map``, the mesh axes over which rows are sharded.
-        few: whether all clients' numbers are below `SAMPLE`, as `numbered` would make them.
+        few: whether all clients' numbers are below `SAMPLE` already, so that `numbered` keeps them.
     """
 
     num_classes: int

@@ -139,7 +139,7 @@ def _merge(
 
 
 def with_student(method: Method[Any], choice: Student) -> Method[StudentHead]:
-    """Give a method of FedCOF's kind with an LDA head a Student head about the same covariance."""
+    """Replace the LDA head of a FedCOF-like method by a Student head with the same shared covariance."""
 
     def clients(examples: bool) -> tuple[Any, ...]:
         if choice.rank is None:

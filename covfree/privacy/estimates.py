@@ -136,7 +136,7 @@ def shrunk_means(
     noise = jnp.square(jnp.asarray(sum_deviation, counts.dtype) / counts)
     found = jnp.square(moved).sum(1) / dim - noise
     spread = jnp.zeros((), counts.dtype)
-    for _ in range(2):  # the weights are those of the estimate's own variance
+    for _ in range(2):  # the weights depend on the estimate itself: so two passes
         weight = 1 / jnp.square(1 + spread / noise) / jnp.square(noise / noise.min())
         spread = (weight * found).sum() / weight.sum()
         spread = jnp.maximum(spread, noise.min() * jnp.sqrt(2 / jnp.asarray(number * dim, counts.dtype)))

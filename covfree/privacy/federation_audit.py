@@ -232,7 +232,7 @@ def _attacked(name: str, seen: _Seen, world: _World, difference: float, rng: np.
 
 
 def _scored(seen: _Seen, world: _World, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Scores of members and of others, as many as there are up to a limit, for sums drawn at random."""
+    """Yield the attack's scores of members and non-members, a limited number of each, of random sums."""
     pairs = np.unique(np.c_[seen.sender, world.labels], axis=0)
     for sender, label in rng.permutation(pairs)[:_MOST_SUMS]:
         own = np.flatnonzero((seen.sender == sender) & (world.labels == label))

@@ -269,7 +269,7 @@ def on_grid(
 
 
 def dim_of_triangle(size: int) -> int:
-    """D of a triangle with d·(d + 1)/2 entries."""
+    """Return d, the dimension of a symmetric matrix with ``size`` = d·(d + 1)/2 entries in a triangle."""
     dim = (math.isqrt(8 * size + 1) - 1) // 2
     if dim * (dim + 1) // 2 != size:
         raise ValueError(f"values: expected d·(d + 1)/2 numbers, got {size}")

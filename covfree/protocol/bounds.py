@@ -84,11 +84,11 @@ class _Range(NamedTuple):
 
 
 def _range(values: Iterable[float], least: float) -> _Range | None:
-    """Derive an upper bound from the median and the spread of the logarithms; None if values are too few.
+    """Derive an upper bound from the values' logarithms; None if there are too few values.
 
-    The spread is 1.48 times the median distance from the median, or 1/0.67 times the distance of the upper
-    quartile if that is more, as clients' sizes have long tails. The bound is at least ``least`` times the
-    median.
+    The bound lies above the median of the logarithms, by a multiple of their spread. The spread is 1.48 times
+    the median distance from the median. If the distance of the upper quartile divided by 0.67 is more, it is
+    that: clients' sizes have long tails. The bound is at least ``least`` times the median.
     """
     logs = np.log([value for value in values if value > 0])
     if len(logs) < _FEWEST:

@@ -256,7 +256,10 @@ def has_bounded_norms(letter: Letter) -> None:
 
 
 def max_norm_of(rules: Rules) -> int | float | None:
-    """The given bound on norms; if it is to be derived, that of the method's map of features, or None."""
+    """Return the bound on feature norms: the given one, or if "derived" that of the method's feature map.
+
+    None if there is none.
+    """
     if rules.max_norm != "derived":
         return rules.max_norm
     return None if rules.method is None else getattr(rules.method.feature_map, "max_norm", None)

@@ -17,7 +17,7 @@ _LEVEL = 0.01
 _SHARE = 0.3
 # A moved class must fit its new place: at most this many times the median distance.
 _FIT = 3.0
-# Least examples of each of two classes that have changed places: single ones may be mistaken for each other.
+# At least so many examples must each of two swapped classes have: the means of fewer may be mistaken.
 _PAIR = 3
 
 
@@ -26,10 +26,11 @@ class Labels(NamedTuple):
 
     Attributes:
         agreement: slope β of the site's centred class means on the others'; NaN with fewer than two classes.
-        error: its standard error by the model.
-        moved: share of examples in classes that lie at another class.
-        score: above 1, labels are wrong.
-        places: for each site, pairs (class, the others' class at which it lies) of classes that moved.
+        error: the standard error of ``agreement`` by the model.
+        moved: the share of the site's examples whose class lies where the others have another class.
+        score: ``moved`` over its limit, at least 1.5 if two classes are swapped. Above 1 the labels are
+        wrong.
+        places: for each site, a dictionary from each class that moved to the others' class where it lies.
         known: for each site, the number of its classes that were compared.
         num_classes: C.
     """

@@ -13,15 +13,18 @@ from covfree.protocol.labels import Labels, label_test
 from covfree.protocol.messages import check_class_names
 from covfree.protocol.sites_model import Means, deviation, fit_model
 
-# Robust standard deviations: a normal law exceeds 5 once in 3.5 million, so 1 % a federation at 35,000 sites.
+# In robust standard deviations. A normal variable exceeds 5 with probability 1/3.5 million: in a federation
+# of 35,000 honest sites, one does with probability 1 %.
 _DEVIATIONS = 5.0
-# With fewer sites a majority cannot be told from a minority: two of four may agree.
+# Fewer sites have no clear majority: of four, two may agree against the other two.
 FEWEST = 5
-# Lower bounds of the standard deviations. So a site passes in any federation if its norm is off by a factor
-# below 2.5, its count by one below 4, its distance by one below e^(5/8), and its agreement by less than ½.
+# Lower bounds of the standard deviations. With them a site passes in any federation if its norm is off by a
+# factor below 2.5, its count by a factor below 4, its distance by a factor below e^(5/8), and its agreement
+# by less than ½.
 _NORM, _COUNT, _SPREAD, _AGREEMENT = np.log(2.5) / 5, np.log(4) / 5, 0.125, 0.1
 _ROUNDS = 8
-# A mean of fewer examples is far from normal and weighs little: only norm and count of the site are tested.
+# The mean of fewer examples is far from normal and weighs little: then only the site's norm and count are
+# tested.
 _EXAMPLES = 8
 
 

@@ -78,7 +78,7 @@ class Session:
         return sorted(int(order[(place + step) % len(numbers)]) for step in steps)
 
     def lacking(self, clients: Iterable[int], there: Collection[int]) -> list[int]:
-        """Those of some clients that have fewer neighbours among those that are there than the threshold."""
+        """Return those of ``clients`` that have fewer than ``threshold`` neighbours in ``there``."""
         present = set(there)
         return [n for n in clients if len(present.intersection(self.neighbours_of(n))) < self.threshold]
 

@@ -35,7 +35,7 @@ class BucketFeatures:
 
     @property
     def num_features(self) -> int:
-        """D, ⌈d·L/G⌉ tables of 2ᴳ entries."""
+        """D = ⌈d·L/G⌉·2ᴳ, the number of mapped features: 2ᴳ entries in each of ⌈d·L/G⌉ tables."""
         return -(-math.prod(self.thresholds.shape) // self.group_size) * 2**self.group_size
 
     @at_once

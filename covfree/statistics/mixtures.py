@@ -240,7 +240,7 @@ def _fit_groups(
     num_components: int,
     covariance: Structure,
 ) -> Mixture:
-    """A mixture of each group, stacked: each gathers its examples, some groups at a time."""
+    """Fit a mixture to each group, and stack them. Groups are mapped over in batches, to bound memory."""
     order = jnp.argsort(group)
     within = jnp.arange(group_size, dtype=jnp.int32)
     key = derive(key, "mixtures")

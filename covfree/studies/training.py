@@ -111,7 +111,7 @@ class Training:
 
     @property
     def start(self) -> From:
-        """What it starts from."""
+        """What training starts from: the fields of `From`."""
         return From(*(getattr(self, name) for name in From._fields))
 
     @property

@@ -31,7 +31,7 @@ def fair_numbers(rank: Any, senders: Any) -> Any:
 
 
 def _group_numbers(rank: Any, start: Any, end: Any, senders: Any, xp: Any) -> Any:
-    """Give a sample's numbers to the first of each group, to as many as ranks are drawn between its ends."""
+    """Number each group: if k drawn ranks lie in its ranks start … end − 1, its first k clients are sampled."""
     size = xp.maximum(senders, SAMPLE)
     length, more = size // SAMPLE, size % SAMPLE
     stretch = np.arange(SAMPLE, dtype=np.int32)
@@ -101,7 +101,7 @@ def sample_numbers(keys: Any, projected: Any, senders: Any, xp: Any) -> Any:
     share = (1 / members.astype(projected.dtype))[:, None]
     away = projected - _sums(projected, group, xp)[group] * share
     spread = _sums(abs(away), group, xp)[group] * share
-    # At least 16 bits in all: in few dimensions, several of each.
+    # The columns have at least 16 bits together: with fewer than 16 columns, each has several.
     cells = 2 ** -(-BITS // away.shape[1])
     cell = xp.floor((away / xp.where(spread > 0, spread, 1) + 4) * (cells / 8))
     cell = xp.clip(xp.nan_to_num(cell), 0, cells - 1).astype(np.uint32)

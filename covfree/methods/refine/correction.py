@@ -111,7 +111,7 @@ def begin(first: Any, state: tuple[Any, ...], *, plan: Plan) -> tuple[Correction
     system, start = _own_head(first, state, plan)
     moments = moments_in(state)
     assert moments is not None  # or `metric_of` would have raised
-    # The automatic shrinkage takes long to compile, so it is not to be there twice.
+    # If the covariance is the head's own system, reuse it: the automatic shrinkage takes long to compile.
     metric = factorise(system if plan.covariance == plan.system else plan.covariance(first, *state))
     metric = _usable(metric)
     dim, num_classes = moments.total.shape[1], moments.count.shape[0]

@@ -78,7 +78,7 @@ def descend(
     change = slope - descent.slope
     # Of a convex loss; what is not clearly above 0 is rounding.
     turned = jnp.sum(move * change)
-    # The bias apart: the unit of the features moves the two parts' lengths against each other.
+    # Take weights and bias separately: then the products of norms do not depend on the features' unit.
     size = sum(
         jnp.sqrt(jnp.sum(jnp.square(move[part]))) * jnp.sqrt(jnp.sum(jnp.square(change[part])))
         for part in (slice(None, -1), slice(-1, None))

@@ -98,7 +98,7 @@ def terms(
     steps: tuple[Step, ...],
     share: float,
 ) -> tuple[Any, ...]:
-    """Make the terms of all tracks, of the rows that are not kept aside; of all rows if ``share`` is 0."""
+    """Compute every track's terms from the rows that are not kept aside (all rows if ``share`` is 0)."""
     if share:
         rows = _labelled(rows, ~kept_aside(rows.mean, share))
     own = [(step.each, params[step.who]) for step in steps if step.each is not None]

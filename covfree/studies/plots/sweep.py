@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PANELS = 3  # beside each other on a page
-_TICKS = 7  # most whose numbers fit below a panel
+_TICKS = 7  # the most tick labels that fit below a panel
 _DASHES = ("-", "--", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (3, 1)), (0, (9, 1, 3, 1)))
 _WORDS = {"alpha": "alpha of the partition", "clients": "number of clients"}
 # A curve is left out of the axes if it lies below all others by more than this many times their spread.
