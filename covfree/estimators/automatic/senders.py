@@ -31,7 +31,7 @@ def fair_numbers(rank: Any, senders: Any) -> Any:
 
 
 def _group_numbers(rank: Any, start: Any, end: Any, senders: Any, xp: Any) -> Any:
-    """Number each group: if k drawn ranks lie in its ranks start … end − 1, its first k clients are sampled."""
+    """Number each group: if k drawn ranks lie in start … end − 1, its first k clients are sampled."""
     size = xp.maximum(senders, SAMPLE)
     length, more = size // SAMPLE, size % SAMPLE
     stretch = np.arange(SAMPLE, dtype=np.int32)
